@@ -1,4 +1,4 @@
-//! `NodeMetrics` as clients that nobody here wrote see them: kubectl through a real API server's aggregation layer.
+//! `NodeMetrics` through kubectl and a real API server's aggregation layer.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -18,7 +18,7 @@ use api_support::aggregation::plane;
 use api_support::{ControlPlane, Controller, Process, free_port, names};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
     let listen = format!("0.0.0.0:{port}");
@@ -29,7 +29,7 @@ fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
 }
 
 fn until_available(plane: &ControlPlane) {
-    plane.until("the API is available", SOON, |plane| {
+    plane.until("the API is available", TIMEOUT, |plane| {
         let service = plane.get("apiservice", "v1alpha1.metrics.plimsoll.dev");
         let conditions = service["status"]["conditions"]
             .as_array()
@@ -39,13 +39,13 @@ fn until_available(plane: &ControlPlane) {
             .iter()
             .any(|c| c["type"] == "Available" && c["status"] == "True")
     });
-    // kubectl asks for what there is before it asks for anything.
-    plane.until("the API is discovered", SOON, |plane| {
+    // kubectl needs discovery before anything else.
+    plane.until("the API is discovered", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "nm"], "").is_ok()
     });
 }
 
-/// The status of an agent that keeps these rules.
+/// Agent status with these rule states.
 fn status(states: &[(&str, &str)]) -> Value {
     let rule = |(id, state): &(&str, &str)| json!({"id": id, "state": state, "mark": 80.0});
     json!({
@@ -59,7 +59,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn kubectl_gets_explains_describes_pages_selects_and_watches() {
+fn kubectl_can_get_explain_describe_page_select_and_watch() {
     let port = free_port();
     let Some(plane) = plane(&[port]) else { return };
     plane.nodes(&names(3));
@@ -83,7 +83,7 @@ fn prints_a_table(plane: &ControlPlane) {
     assert_eq!(words(lines[0]), header);
     assert_eq!(lines.len(), 4, "{table}");
     let unknown = "<unknown>";
-    // Nothing has been measured: nothing is zero, and no node is missing.
+    // Nothing was measured: no value is zero, and no node is missing.
     assert_eq!(
         words(lines[1])[..8],
         [
@@ -177,7 +177,7 @@ fn prints_objects(plane: &ControlPlane) {
     assert_eq!(raw["metadata"]["remainingItemCount"], 1);
 }
 
-fn hears_agents(plane: &ControlPlane) {
+fn shows_heartbeats(plane: &ControlPlane) {
     plane.apply(&[
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "plimsoll-node-lease"}}),
         json!({
@@ -216,16 +216,16 @@ fn hears_agents(plane: &ControlPlane) {
         plane.get("nm", "node00")["status"]["timestamp"],
         "2026-01-02T03:04:05Z"
     );
-    // It is renewed no more: the figures stay, and it is said what they are.
+    // Renewals stop: the figures stay, and the status says so.
     plane.kubectl(&[
         "wait",
         "--for=condition=Healthy=False",
         "nm/node00",
         "--timeout=60s",
     ]);
-    let silent = row();
+    let unresponsive = row();
     assert_eq!(
-        (words(&silent)[2], words(&silent)[7]),
+        (words(&unresponsive)[2], words(&unresponsive)[7]),
         ("73%", "AgentSilent")
     );
 }
@@ -286,7 +286,7 @@ fn refuses(plane: &ControlPlane) {
     );
 }
 
-/// A kubectl that prints lines as they come.
+/// A kubectl that prints lines as they arrive.
 fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<String>) {
     let mut child = Command::new(plane.tool("kubectl"))
         .arg("--kubeconfig")
@@ -296,28 +296,28 @@ fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<Str
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, told) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         lines
             .map_while(Result::ok)
-            .try_for_each(|line| tell.send(line))
+            .try_for_each(|line| sender.send(line))
     });
-    (Process(child), told)
+    (Process(child), lines)
 }
 
-fn line(told: &mpsc::Receiver<String>, holds: impl Fn(&str) -> bool) -> String {
+fn line(lines: &mpsc::Receiver<String>, condition: impl Fn(&str) -> bool) -> String {
     loop {
-        let line = told.recv_timeout(SOON).expect("kubectl prints a line");
-        if holds(&line) {
+        let line = lines.recv_timeout(TIMEOUT).expect("kubectl prints a line");
+        if condition(&line) {
             return line;
         }
     }
 }
 
 fn follows(plane: &ControlPlane) {
-    let (_kubectl, told) = printing(plane, &["get", "nm", "--watch"]);
-    line(&told, |line| line.starts_with("node02"));
-    plane.until("the node has a watermark", SOON, |plane| {
+    let (_kubectl, lines) = printing(plane, &["get", "nm", "--watch"]);
+    line(&lines, |line| line.starts_with("node02"));
+    plane.until("the node has a watermark", TIMEOUT, |plane| {
         !plane.get("nwm", "node01").is_null()
     });
     plane.report(
@@ -328,7 +328,7 @@ fn follows(plane: &ControlPlane) {
             ("q/io", "Normal"),
         ]),
     );
-    let changed = line(&told, |line| line.starts_with("node01"));
+    let changed = line(&lines, |line| line.starts_with("node01"));
     assert_eq!(words(&changed)[6..8], ["1", "NoReport"]);
     let metric = plane.get("nm", "node01");
     assert_eq!(
@@ -342,19 +342,20 @@ fn follows(plane: &ControlPlane) {
     );
     plane.kubectl(&["delete", "node", "node02"]);
     assert!(waiting.0.wait().unwrap().success());
-    plane.until("it is not listed", SOON, |plane| {
+    plane.until("it is not listed", TIMEOUT, |plane| {
         plane.list("nm").len() == 2
     });
     plane.nodes(&["node03".to_owned()]);
-    line(&told, |line| line.starts_with("node03"));
+    line(&lines, |line| line.starts_with("node03"));
 }
 
 fn follows_raw(plane: &ControlPlane) {
-    // As informers do since 1.35: all that is there, a bookmark that says so, and what happens then.
+    // Like informers since 1.35: initial objects, a bookmark, then events.
     let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let path = format!("/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?{query}");
-    let (_kubectl, told) = printing(plane, &["get", "--raw", &path]);
-    let event = || -> Value { serde_json::from_str(&told.recv_timeout(SOON).unwrap()).unwrap() };
+    let (_kubectl, lines) = printing(plane, &["get", "--raw", &path]);
+    let event =
+        || -> Value { serde_json::from_str(&lines.recv_timeout(TIMEOUT).unwrap()).unwrap() };
     for name in ["node00", "node01", "node03"] {
         let event = event();
         assert_eq!(
@@ -383,7 +384,7 @@ fn follows_raw(plane: &ControlPlane) {
         .parse()
         .unwrap();
     assert_eq!(next, version.parse::<u64>().unwrap() + 1);
-    // What is too long ago, or yet to come, is told within the stream: client libraries list again only then.
+    // Versions too old or in the future are an error within the stream: client libraries list again only then.
     for version in ["17", "99999999999999999"] {
         let path = format!(
             "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1&resourceVersion={version}"
@@ -396,8 +397,13 @@ fn follows_raw(plane: &ControlPlane) {
     }
 }
 
+fn is_ready(controller: &Controller) -> bool {
+    let answer = controller.http("/readyz");
+    answer.is_some_and(|(code, _)| code == 200)
+}
+
 #[test]
-fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
+fn a_failover_is_a_pause_and_versions_never_go_back() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports) else { return };
     plane.nodes(&names(2));
@@ -432,11 +438,12 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
             .parse()
             .ok()
     };
-    plane.until("a replica leads", SOON, |_| {
-        controllers.iter().any(Controller::leads)
+    // An API server serves a new CRD a moment after it lists it: a standby that is not ready takes over late.
+    plane.until("a replica leads and both are ready", TIMEOUT, |_| {
+        controllers.iter().any(Controller::leads) && controllers.iter().all(is_ready)
     });
-    // Both replicas answer, the one that doesn't lead by asking the one that does: each of these picks one at random.
-    plane.until("both replicas answer", SOON, |_| {
+    // Both replicas must answer, the standby by forwarding: each request picks a replica at random.
+    plane.until("both replicas answer", TIMEOUT, |_| {
         (0..12).all(|_| versions().is_some())
     });
     let before = versions().unwrap();
@@ -457,5 +464,5 @@ fn a_failover_is_seen_as_a_pause_and_no_version_goes_back() {
             "{name} lacks a right:\n{log}"
         );
     }
-    eprintln!("a client saw the failover for {paused:?}");
+    eprintln!("a client was paused by the failover for {paused:?}");
 }

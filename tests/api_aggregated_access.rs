@@ -1,4 +1,4 @@
-//! Who may read `NodeMetrics` past the API server, on the controller's own port.
+//! Access to `NodeMetrics` on the controller's own port, without the API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -19,10 +19,10 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 
-/// Somebody who connects to the controller's port.
+/// A client of the controller's port.
 struct Caller {
     client: Client,
     headers: Vec<(&'static str, &'static str)>,
@@ -41,7 +41,7 @@ impl Caller {
         self
     }
 
-    fn who_claims_to_be_admin(self) -> Self {
+    fn claiming_to_be_admin(self) -> Self {
         self.with("X-Remote-User", "admin")
             .with("X-Remote-Group", "system:masters")
     }
@@ -71,7 +71,7 @@ impl Caller {
 }
 
 #[tokio::test]
-async fn only_those_who_prove_who_they_are_and_may_read_do() {
+async fn only_authenticated_and_authorized_clients_can_read() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -79,24 +79,28 @@ async fn only_those_who_prove_who_they_are_and_may_read_do() {
     let port = free_port();
     let listen = format!("127.0.0.1:{port}");
     let controller = plane.controller("controller", &["--metrics-api-listen", &listen]);
-    plane.until("it leads", SOON, |_| controller.leads());
-    let stranger = || Caller::new(port, None);
-    let begun = now();
-    while stranger()
+    plane.until("it leads", TIMEOUT, |_| controller.leads());
+    let anonymous = || Caller::new(port, None);
+    let started = now();
+    while anonymous()
         .with("Authorization", "Bearer admin")
         .try_code()
         .await
         != Some(200)
     {
-        assert!(begun.elapsed() < SOON, "{}", plane.log_of("controller"));
+        assert!(
+            started.elapsed() < TIMEOUT,
+            "{}",
+            plane.log_of("controller")
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    refuses_whoever_proves_nothing(port, &plane.front_proxy()).await;
-    believes_the_front_proxy(port, &plane.front_proxy()).await;
-    lets_the_front_proxy_in_through_a_crowd(&controller, port, &plane.front_proxy()).await;
-    lets_the_front_proxy_in_through_a_flood(&controller, port, &plane.front_proxy()).await;
-    asks_what_tokens_may(&plane, port).await;
-    tells_strangers_what_is_the_same_for_all(&stranger()).await;
+    refuses_unauthenticated_clients(port, &plane.front_proxy()).await;
+    trusts_the_front_proxy(port, &plane.front_proxy()).await;
+    front_proxy_connects_among_idle_connections(&controller, port, &plane.front_proxy()).await;
+    front_proxy_connects_during_a_flood(&controller, port, &plane.front_proxy()).await;
+    authorizes_token_users(&plane, port).await;
+    serves_public_documents_to_anonymous_clients(&anonymous()).await;
     let refused = r#"plimsoll_controller_metrics_api_answers_total{verb="list",code="401"}"#;
     assert!(controller.metric(refused) >= 7.0);
 }
@@ -112,11 +116,11 @@ impl Caller {
     }
 }
 
-async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
-    let nobody = Caller::new(port, None);
-    assert_eq!(nobody.code(LIST).await, 401);
+async fn refuses_unauthenticated_clients(port: u16, proxy: &FrontProxy) {
+    let anonymous = Caller::new(port, None);
+    assert_eq!(anonymous.code(LIST).await, 401);
     let (_, _, text) = Caller::new(port, None)
-        .who_claims_to_be_admin()
+        .claiming_to_be_admin()
         .ask("GET", LIST)
         .await;
     let status: Value = serde_json::from_str(&text).unwrap();
@@ -124,20 +128,20 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
         (&status["kind"], &status["code"]),
         (&"Status".into(), &401.into())
     );
-    // The right name, but of an authority that only looks the same.
+    // The right name, but of another CA with the same subject.
     let forged = FrontProxy::forged().issue("front-proxy-client");
     assert_eq!(
         Caller::new(port, Some(forged))
-            .who_claims_to_be_admin()
+            .claiming_to_be_admin()
             .code(LIST)
             .await,
         401
     );
-    // The right authority, but a name that may not speak for others.
+    // The right CA, but a name that is not allowed.
     let other = proxy.issue("somebody-else");
     assert_eq!(
         Caller::new(port, Some(other))
-            .who_claims_to_be_admin()
+            .claiming_to_be_admin()
             .code(LIST)
             .await,
         401
@@ -156,7 +160,7 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
             .await,
         401
     );
-    // Nobody is a replica because they say so.
+    // The header alone does not make a replica.
     assert_eq!(
         Caller::new(port, None)
             .with("x-plimsoll-forwarded", "1")
@@ -174,50 +178,47 @@ async fn refuses_whoever_proves_nothing(port: u16, proxy: &FrontProxy) {
     );
 }
 
-async fn believes_the_front_proxy(port: u16, proxy: &FrontProxy) {
+async fn trusts_the_front_proxy(port: u16, proxy: &FrontProxy) {
     let api_server = || Caller::new(port, Some((proxy.certificate.clone(), proxy.key.clone())));
-    let masters = api_server().who_claims_to_be_admin();
+    let masters = api_server().claiming_to_be_admin();
     let (code, _, text) = masters.ask("GET", LIST).await;
     assert_eq!(code, 200, "{text}");
     assert!(text.contains(r#""name":"node00""#), "{text}");
-    let nobody = api_server().with("X-Remote-User", "nobody");
-    let (code, _, text) = nobody.ask("GET", LIST).await;
+    let user = api_server().with("X-Remote-User", "nobody");
+    let (code, _, text) = user.ask("GET", LIST).await;
     assert_eq!(code, 403);
     assert!(
         text.contains(r#"User \"nobody\" cannot list resource \"nodemetrics\""#),
         "{text}"
     );
-    // For nobody it asks nothing.
+    // Without a user the request is unauthenticated.
     assert_eq!(api_server().code(LIST).await, 401);
     let protobuf = masters.with("Accept", "application/vnd.kubernetes.protobuf");
     let (code, _, text) = protobuf.ask("GET", LIST).await;
     assert_eq!(code, 406);
     assert!(text.contains("application/json"), "{text}");
-    let (code, _, text) = api_server()
-        .who_claims_to_be_admin()
-        .ask("POST", LIST)
-        .await;
+    let (code, _, text) = api_server().claiming_to_be_admin().ask("POST", LIST).await;
     assert_eq!(code, 405);
     assert!(text.contains("only get, list and watch"), "{text}");
 }
 
-async fn lets_the_front_proxy_in_through_a_crowd(
+async fn front_proxy_connects_among_idle_connections(
     controller: &Controller,
     port: u16,
     proxy: &FrontProxy,
 ) {
     let before = controller.resident_kb();
-    // They say nothing. Each would be let wait for 5 s: there is no such time for those who have a certificate.
+    // Idle connections. Each could stay for the handshake timeout of 5 s: a real API server must not wait that long.
     let connect = |_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     let crowd: Vec<std::net::TcpStream> = (0..600).map(connect).collect();
     let certificate = (proxy.certificate.clone(), proxy.key.clone());
-    let caller = Caller::new(port, Some(certificate)).who_claims_to_be_admin();
-    let begun = now();
+    let caller = Caller::new(port, Some(certificate)).claiming_to_be_admin();
+    let started = now();
     assert_eq!(caller.code(LIST).await, 200);
     assert!(
-        begun.elapsed() < Duration::from_secs(4),
+        started.elapsed() < Duration::from_secs(4),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     let grown = controller.resident_kb().saturating_sub(before);
     assert!(
@@ -227,8 +228,8 @@ async fn lets_the_front_proxy_in_through_a_crowd(
     );
 }
 
-/// Connections come and go, more of them than there is room for, for as long as it is asked.
-async fn lets_the_front_proxy_in_through_a_flood(
+/// Connections come and go in larger numbers than the limit.
+async fn front_proxy_connects_during_a_flood(
     controller: &Controller,
     port: u16,
     proxy: &FrontProxy,
@@ -241,14 +242,14 @@ async fn lets_the_front_proxy_in_through_a_flood(
                 if crowd.len() > 500 {
                     crowd.pop_front();
                 }
-                // A thousand a second: each closed one takes a port for a minute.
+                // A thousand per second: each closed one occupies a port for a minute.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         })
     });
     for _ in 0..10 {
         let certificate = (proxy.certificate.clone(), proxy.key.clone());
-        let caller = Caller::new(port, Some(certificate)).who_claims_to_be_admin();
+        let caller = Caller::new(port, Some(certificate)).claiming_to_be_admin();
         let asked = tokio::time::timeout(Duration::from_secs(5), caller.try_code()).await;
         assert_eq!(asked, Ok(Some(200)), "an API server got in");
     }
@@ -259,7 +260,7 @@ async fn lets_the_front_proxy_in_through_a_flood(
     assert!(controller.metric(cut) > 256.0);
 }
 
-async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {
+async fn authorizes_token_users(plane: &ControlPlane, port: u16) {
     let ann = Caller::new(port, None).with("Authorization", "Bearer ann");
     assert_eq!(ann.code(LIST).await, 403);
     plane.apply(&[json!({
@@ -277,16 +278,22 @@ async fn asks_what_tokens_may(plane: &ControlPlane, port: u16) {
         "--user=ann",
     ]);
     let one = format!("{LIST}/node00");
-    let begun = now();
+    let started = now();
     while ann.code(&one).await != 200 {
-        assert!(begun.elapsed() < SOON, "ann may read node00 by now");
+        assert!(started.elapsed() < TIMEOUT, "ann still cannot read node00");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(ann.code(&format!("{LIST}/node01")).await, 403);
     assert_eq!(ann.code(LIST).await, 403);
 }
 
-async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
+async fn serves_public_documents_to_anonymous_clients(anonymous: &Caller) {
+    // An API server serves a new CRD a moment after it lists it, so the controller's first watch may fail with 404.
+    let started = now();
+    while anonymous.code("/readyz").await != 200 {
+        assert!(started.elapsed() < TIMEOUT, "the controller is not ready");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     for path in [
         "/healthz",
         "/livez",
@@ -297,11 +304,11 @@ async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
         "/openapi/v2",
         "/openapi/v3",
     ] {
-        let (code, _, text) = stranger.ask("GET", path).await;
+        let (code, _, text) = anonymous.ask("GET", path).await;
         assert_eq!(code, 200, "{path}: {text}");
         assert!(!text.contains("node00"), "{path}");
     }
-    let (_, headers, text) = stranger
+    let (_, headers, text) = anonymous
         .ask("GET", "/apis/metrics.plimsoll.dev/v1alpha1")
         .await;
     let resources: Value = serde_json::from_str(&text).unwrap();
@@ -310,12 +317,12 @@ async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
         json!(["get", "list", "watch"])
     );
     assert_eq!(headers["vary"], "Accept");
-    // As the aggregation layer asks, and asks again.
+    // Like the aggregation layer: first request, then a conditional one.
     let mut request = Request::get("/apis").header(
         "Accept",
         "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",
     );
-    let answer = stranger
+    let answer = anonymous
         .client
         .send(request.body(Body::empty()).unwrap())
         .await
@@ -329,7 +336,7 @@ async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
         "Accept",
         "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
     );
-    let again = stranger
+    let again = anonymous
         .client
         .send(
             request
@@ -340,6 +347,6 @@ async fn tells_strangers_what_is_the_same_for_all(stranger: &Caller) {
         .await
         .unwrap();
     assert_eq!(again.status(), 304);
-    assert_eq!(stranger.code("/apis/metrics.plimsoll.dev/v2").await, 404);
-    assert_eq!(stranger.code("/").await, 404);
+    assert_eq!(anonymous.code("/apis/metrics.plimsoll.dev/v2").await, 404);
+    assert_eq!(anonymous.code("/").await, 404);
 }

@@ -1,4 +1,4 @@
-//! What clients see of a controller that ends, stands still or computes: watches end in order, discovery does not wait.
+//! Shutdown, suspension and load of a controller as clients see it: watches end cleanly, discovery never waits.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -27,11 +27,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 const WATCH: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?watch=1";
 
-/// A controller, and a client that asks it directly.
+/// A controller with a direct client.
 struct Replica {
     controller: Controller,
     client: Client,
@@ -73,21 +73,23 @@ impl Replica {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        timeout(SOON, listed).await.expect("it answers")
+        timeout(TIMEOUT, listed).await.expect("it answers")
     }
 
-    /// A watch that has told of the first node.
+    /// A watch that has sent the first node.
     async fn watch(&self) -> Pin<Box<Body>> {
         let request = Request::get(WATCH).body(Body::empty()).unwrap();
         let answer = self.client.send(request).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
         let mut body = Box::pin(answer.into_body());
-        let mut told = Vec::new();
-        while !told.ends_with(b"\n") {
-            let frame = timeout(SOON, body.frame()).await.expect("it begins");
-            told.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
+        let mut received = Vec::new();
+        while !received.ends_with(b"\n") {
+            let frame = timeout(TIMEOUT, body.frame())
+                .await
+                .expect("the watch starts");
+            received.extend_from_slice(frame.unwrap().unwrap().data_ref().unwrap());
         }
-        let event: Value = serde_json::from_slice(&told).unwrap();
+        let event: Value = serde_json::from_slice(&received).unwrap();
         assert_eq!(event["object"]["metadata"]["name"], "node00");
         body
     }
@@ -97,40 +99,48 @@ impl Replica {
     }
 }
 
-/// It has its last chunk: what is cut off is an error.
-async fn ends_in_order(watch: Pin<Box<Body>>) {
-    let rest = timeout(SOON, watch.collect())
+/// A clean end has the last chunk; a broken connection is an error.
+async fn ends_cleanly(watch: Pin<Box<Body>>) {
+    let rest = timeout(TIMEOUT, watch.collect())
         .await
         .expect("the watch ends");
-    let rest = rest.expect("it ends in order").to_bytes();
+    let rest = rest.expect("it ends cleanly").to_bytes();
     assert!(
         rest.is_empty() || rest.ends_with(b"\n"),
-        "it ends within an event: {rest:?}"
+        "it ended within an event: {rest:?}"
     );
 }
 
-/// Two replicas that serve one node, the one that leads first.
+/// Two replicas that serve one node, the leader first.
 async fn replicas() -> Option<(ControlPlane, Replica, Replica)> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
     plane.nodes(&["node00".to_owned()]);
     let leader = Replica::start(&plane, "leader");
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(&plane, "standby");
     leader.version().await;
     standby.version().await;
+    // An API server serves a new CRD a moment after it lists it: a standby that is not ready takes over late.
+    plane.until("both are ready", TIMEOUT, |_| {
+        let ready = |replica: &Replica| {
+            let answer = replica.controller.http("/readyz");
+            answer.is_some_and(|(code, _)| code == 200)
+        };
+        ready(&leader) && ready(&standby)
+    });
     Some((plane, leader, standby))
 }
 
 #[tokio::test]
-async fn watches_end_in_order_with_the_replica_that_serves_them() {
+async fn watches_end_cleanly_when_their_replica_shuts_down() {
     let Some((plane, mut leader, mut standby)) = replicas().await else {
         return;
     };
     let (own, passed_on) = (leader.watch().await, standby.watch().await);
     standby.signal(Signal::SIGTERM);
-    ends_in_order(passed_on).await;
+    ends_cleanly(passed_on).await;
     leader.signal(Signal::SIGTERM);
-    ends_in_order(own).await;
+    ends_cleanly(own).await;
     for (name, replica) in [("leader", &mut leader), ("standby", &mut standby)] {
         let status = replica.controller.process.0.wait().unwrap();
         assert!(status.success(), "{status:?}\n{}", plane.log_of(name));
@@ -138,25 +148,27 @@ async fn watches_end_in_order_with_the_replica_that_serves_them() {
 }
 
 #[tokio::test]
-async fn watches_that_are_passed_on_end_when_their_leader_stands_still() {
+async fn forwarded_watches_end_when_the_leader_is_suspended() {
     let Some((plane, leader, standby)) = replicas().await else {
         return;
     };
     let before = standby.version().await;
     let watch = standby.watch().await;
     leader.signal(Signal::SIGSTOP);
-    ends_in_order(watch).await;
+    ends_cleanly(watch).await;
     let after = standby.version().await;
     assert!(after > before, "{after} after {before}");
     leader.signal(Signal::SIGCONT);
-    // From its first answer on it passes on what the new one says.
+    // From its first answer on it forwards to the new leader.
     assert!(leader.version().await >= after);
-    plane.until("it leads no more", SOON, |_| !leader.controller.leads());
+    plane.until("it lost leadership", TIMEOUT, |_| {
+        !leader.controller.leads()
+    });
     assert!(standby.controller.leads());
 }
 
 #[tokio::test]
-async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader() {
+async fn a_list_without_a_leader_waits_for_the_next_one() {
     let Some((_plane, mut leader, standby)) = replicas().await else {
         return;
     };
@@ -164,12 +176,14 @@ async fn a_list_that_is_asked_for_while_nobody_leads_waits_for_the_next_leader()
     leader.controller.process.0.kill().unwrap();
     leader.controller.process.0.wait().unwrap();
     let request = Request::get(LIST).body(Body::empty()).unwrap();
-    let answer = timeout(SOON, standby.client.send(request)).await.unwrap();
+    let answer = timeout(TIMEOUT, standby.client.send(request))
+        .await
+        .unwrap();
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
     assert!(standby.version().await > before);
 }
 
-/// Until this replica serves at all.
+/// Waits until this replica answers at all.
 async fn until_serving(replica: &Replica) {
     let answers = async {
         loop {
@@ -180,11 +194,11 @@ async fn until_serving(replica: &Replica) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(SOON, answers).await.expect("it serves");
+    timeout(TIMEOUT, answers).await.expect("it serves");
 }
 
 #[tokio::test]
-async fn a_list_that_a_standby_is_asked_for_while_the_leader_warms_up_waits_for_that() {
+async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -200,27 +214,27 @@ async fn a_list_that_a_standby_is_asked_for_while_the_leader_warms_up_waits_for_
     let (token, port) = (token(&plane, "node00"), free_port());
     let reports = format!("127.0.0.1:{port}");
     let leader = Replica::start_with(&plane, "leader", &["--report-listen", &reports]);
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(&plane, "standby");
     until_serving(&standby).await;
     let request = Request::get(LIST).body(Body::empty()).unwrap();
     let mut asked = Box::pin(standby.client.send(request));
-    // Nothing has come of the agent, which lives.
+    // No report of the live agent has arrived.
     let early = timeout(Duration::from_secs(2), &mut asked).await;
     let answer = if let Ok(answer) = early {
         answer
     } else {
         let agent = Reporter::new(&trust(&plane), port);
-        let told = agent.report(&token, &report("node00", 1, 2000));
-        assert_eq!(told.code, 200, "{}", told.body);
-        timeout(SOON, asked).await.expect("it answers")
+        let acknowledged = agent.report(&token, &report("node00", 1, 2000));
+        assert_eq!(acknowledged.code, 200, "{}", acknowledged.body);
+        timeout(TIMEOUT, asked).await.expect("it answers")
     };
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
 }
 
-struct Nobody;
+struct IgnoreAll;
 
-impl Observer for Nobody {
+impl Observer for IgnoreAll {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
     fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
@@ -231,7 +245,7 @@ impl Observer for Nobody {
 }
 
 #[tokio::test]
-async fn discovery_answers_while_the_controller_computes() {
+async fn discovery_answers_while_the_controller_is_busy() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -248,7 +262,7 @@ async fn discovery_answers_while_the_controller_computes() {
         },
         reports: None,
     };
-    let (_standing, elected) = watch::channel(Standing::default());
+    let (_leadership, elected) = watch::channel(Standing::default());
     let rules = tokio::sync::mpsc::channel(1).0;
     let started = metrics_api::start(
         server,
@@ -256,10 +270,10 @@ async fn discovery_answers_while_the_controller_computes() {
         options,
         rules,
         elected,
-        Arc::new(Nobody),
+        Arc::new(IgnoreAll),
     );
     let (_feed, serving) = started.unwrap();
-    // From here to the end the thread that the controller has, which is this one, does nothing but wait for kubectl.
+    // From here on this thread, the controller's only one, does nothing but wait for kubectl.
     let address = format!("--server=https://127.0.0.1:{port}");
     let ask = [
         "get",
@@ -268,7 +282,7 @@ async fn discovery_answers_while_the_controller_computes() {
         "--insecure-skip-tls-verify",
         &address,
     ];
-    plane.until("discovery answers", SOON, |plane| {
+    plane.until("discovery answers", TIMEOUT, |plane| {
         let answer = plane.try_kubectl(&[&ask[..], &["--request-timeout=2s"]].concat(), "");
         answer.is_ok_and(|groups| groups.contains("metrics.plimsoll.dev"))
     });

@@ -1,4 +1,4 @@
-//! `NodeMetrics` as kube's watcher, which nobody here wrote, sees them: through failovers and a restart of the API server.
+//! `NodeMetrics` through kube's watcher, across failovers and a restart of the API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,14 +24,14 @@ use plimsoll::crd::NodeMetric;
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-/// A watcher that is refused again and again waits for up to 30 s.
-const SOON: Duration = Duration::from_mins(4);
+/// A watcher that is refused repeatedly waits for up to 30 s.
+const TIMEOUT: Duration = Duration::from_mins(4);
 const LEASES: &str = "plimsoll-node-lease";
 const NODES: [&str; 3] = ["node00", "node01", "node02"];
 
-/// What a watcher has told, each of it checked as it came.
+/// Events of a watcher, each checked as it arrives.
 #[derive(Default)]
-struct Told {
+struct Observed {
     versions: BTreeMap<String, u64>,
     /// CPU in use, in millicores.
     used: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ struct Told {
     lists: usize,
 }
 
-impl Told {
+impl Observed {
     fn event(&mut self, event: Event<NodeMetric>) {
         match event {
             Event::Init => self.listed.clear(),
@@ -66,25 +66,25 @@ impl Told {
             "{name}: {version} after {before:?}"
         );
         let used = metric.status.usage.node.cpu.clone();
-        let used = used.expect("what was measured stays known").0;
+        let used = used.expect("a measured value stays").0;
         assert_ne!(used, "0m", "{name} was never idle");
         self.used.insert(name, used);
     }
 }
 
-/// A watcher on a thread of its own, for as long as the test lasts.
-fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Told>> {
-    let told = Arc::new(Mutex::new(Told::default()));
-    let tell = Arc::clone(&told);
+/// A watcher on its own thread, until the test ends.
+fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Observed>> {
+    let observed = Arc::new(Mutex::new(Observed::default()));
+    let sink = Arc::clone(&observed);
     let following = async move {
         let client = connect(Some(&kubeconfig)).await.unwrap();
         let mut events = watcher(Api::<NodeMetric>::all(client), config)
             .default_backoff()
             .boxed();
         while let Some(event) = events.next().await {
-            // What fails is tried again; what is told has to be right.
+            // Errors are retried; events must be correct.
             if let Ok(event) = event {
-                tell.lock().unwrap().event(event);
+                sink.lock().unwrap().event(event);
             }
         }
     };
@@ -92,11 +92,11 @@ fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Told>> {
         let runtime = Builder::new_current_thread().enable_all().build();
         runtime.unwrap().block_on(following);
     });
-    told
+    observed
 }
 
-/// Says what the agents would: CPU in use, in percent of 8.
-fn beat(plane: &ControlPlane, percent: u32) {
+/// Writes heartbeats like the agents': CPU in percent of 8.
+fn write_heartbeats(plane: &ControlPlane, percent: u32) {
     let lease = |name: &&str| {
         json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -114,16 +114,25 @@ fn beat(plane: &ControlPlane, percent: u32) {
     plane.apply(&leases);
 }
 
-/// Waits until all watchers have been told of this.
-fn until_told(plane: &ControlPlane, watchers: &[Arc<Mutex<Told>>], percent: u32, when: &str) {
+/// Waits until all watchers have received this.
+fn until_received(
+    plane: &ControlPlane,
+    watchers: &[Arc<Mutex<Observed>>],
+    percent: u32,
+    when: &str,
+) {
     let used = format!("{}m", percent * 80);
-    let waited = plane.until("all watchers are told", SOON, |_| {
-        watchers.iter().all(|told| {
-            let told = told.lock().expect("a watcher was told nothing wrong");
-            NODES.iter().all(|node| told.used.get(*node) == Some(&used))
+    let waited = plane.until("all watchers are up to date", TIMEOUT, |_| {
+        watchers.iter().all(|observed| {
+            let observed = observed
+                .lock()
+                .expect("all events of the watcher are correct");
+            NODES
+                .iter()
+                .all(|node| observed.used.get(*node) == Some(&used))
         })
     });
-    eprintln!("{when}: told after {waited:?}");
+    eprintln!("{when}: received after {waited:?}");
 }
 
 struct Replica {
@@ -141,19 +150,19 @@ fn start(plane: &ControlPlane, name: &str, port: u16) -> Controller {
 }
 
 /// A control plane with two replicas that serve the load of all nodes.
-fn scene() -> Option<(ControlPlane, [Replica; 2])> {
+fn start_all() -> Option<(ControlPlane, [Replica; 2])> {
     let ports = [free_port(), free_port()];
     let plane = aggregation::plane(&ports)?;
     plane.nodes(&NODES.map(str::to_owned));
     plane.apply(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})]);
-    beat(&plane, 10);
+    write_heartbeats(&plane, 10);
     let replicas = [("first", ports[0]), ("second", ports[1])];
     let replicas = replicas.map(|(name, port)| Replica {
         name,
         port,
         controller: start(&plane, name, port),
     });
-    plane.until("the load is served", SOON, |plane| {
+    plane.until("the load is served", TIMEOUT, |plane| {
         let path = "jsonpath={.items[*].status.usage.node.cpu}";
         let used = plane.try_kubectl(&["get", "nm", "-o", path], "");
         used.is_ok_and(|used| used == "800m 800m 800m")
@@ -161,8 +170,8 @@ fn scene() -> Option<(ControlPlane, [Replica; 2])> {
     Some((plane, replicas))
 }
 
-/// Kills the replica that leads, and starts it again, as the kubelet does.
-fn without_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: impl FnOnce()) {
+/// Kills the leader, and restarts it as the kubelet would.
+fn kill_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: impl FnOnce()) {
     let leader = replicas
         .iter_mut()
         .find(|replica| replica.controller.leads());
@@ -171,7 +180,7 @@ fn without_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: 
     leader.controller.process.0.wait().unwrap();
     leader.controller = start(plane, leader.name, leader.port);
     meanwhile();
-    plane.until("one leads and both know all", SOON, |_| {
+    plane.until("one leads and both are ready", TIMEOUT, |_| {
         let ready = |replica: &Replica| {
             let answer = replica.controller.http("/readyz");
             answer.is_some_and(|(code, _)| code == 200)
@@ -182,8 +191,8 @@ fn without_leader(plane: &ControlPlane, replicas: &mut [Replica; 2], meanwhile: 
 }
 
 #[test]
-fn a_watcher_stays_right_over_failovers_and_a_restart_of_the_api_server() {
-    let Some((mut plane, mut replicas)) = scene() else {
+fn a_watcher_is_correct_across_failovers_and_an_api_server_restart() {
+    let Some((mut plane, mut replicas)) = start_all() else {
         return;
     };
     let watchers = [
@@ -192,25 +201,25 @@ fn a_watcher_stays_right_over_failovers_and_a_restart_of_the_api_server() {
         Config::default().streaming_lists(),
     ]
     .map(|config| follow(plane.kubeconfig.clone(), config));
-    until_told(&plane, &watchers, 10, "at first");
-    beat(&plane, 20);
-    until_told(&plane, &watchers, 20, "a heartbeat");
+    until_received(&plane, &watchers, 10, "at first");
+    write_heartbeats(&plane, 20);
+    until_received(&plane, &watchers, 20, "a heartbeat");
     for percent in [30, 40] {
-        without_leader(&plane, &mut replicas, || {
-            beat(&plane, percent);
-            until_told(&plane, &watchers, percent, "after the leader was killed");
+        kill_leader(&plane, &mut replicas, || {
+            write_heartbeats(&plane, percent);
+            until_received(&plane, &watchers, percent, "after the leader was killed");
         });
     }
     plane.stop();
     plane.start_again();
-    plane.until("Leases can be written", SOON, |plane| {
+    plane.until("Leases can be written", TIMEOUT, |plane| {
         let leases = ["get", "leases", "-n", LEASES];
         plane.try_kubectl(&leases, "").is_ok()
     });
-    beat(&plane, 50);
-    until_told(&plane, &watchers, 50, "after the API server was restarted");
-    for told in &watchers {
-        let lists = told.lock().unwrap().lists;
+    write_heartbeats(&plane, 50);
+    until_received(&plane, &watchers, 50, "after the API server was restarted");
+    for observed in &watchers {
+        let lists = observed.lock().unwrap().lists;
         assert!(lists >= 3, "each failover shows as a new list: {lists}");
     }
 }

@@ -1,4 +1,4 @@
-//! A certificate in files that another program replaces, as cert-manager does: clients notice nothing of it.
+//! Certificates in files that another program renews, such as cert-manager: clients notice nothing.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -30,10 +30,10 @@ use rustls::ClientConfig;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
-/// Where the chart has the agents find the authorities.
+/// Name of the agents' CA bundle in the chart.
 const BUNDLE: &str = "plimsoll-report-ca";
 const ENDS: &str = "plimsoll_controller_certificate_expiration_timestamp_seconds";
 const ERRORS: &str = "plimsoll_controller_certificate_errors_total";
@@ -43,7 +43,7 @@ struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate, its key, and when it ends, in seconds since 1970.
+/// A certificate, its key, and its expiry in seconds since 1970.
 struct Pair {
     certificate: String,
     key: String,
@@ -62,7 +62,8 @@ impl Authority {
         }
     }
 
-    /// One for replicas, as the chart asks for it. It lasts so many seconds: its successor waits for a tenth of what is left.
+    /// A replica's certificate like that of the chart, with this lifetime; its successor waits for a tenth of what
+    /// remains.
     fn issue(&self, seconds: i64) -> Pair {
         let names = ["plimsoll-metrics", "plimsoll-report"];
         let names = names.map(|name| format!("{name}.default.svc")).to_vec();
@@ -89,7 +90,7 @@ fn wall() -> OffsetDateTime {
     std::time::SystemTime::now().into()
 }
 
-/// The folder in which a kubelet mounts the Secret for one pod: each version in a folder, and a link that is replaced.
+/// A Secret as the kubelet mounts it: one folder per version, and a symlink that is replaced.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -119,10 +120,10 @@ impl Mounted {
     }
 }
 
-/// Where a replica listens.
+/// Ports of a replica.
 #[derive(Clone, Copy)]
 struct Ports {
-    /// For API servers, if at all.
+    /// For API servers, if any.
     api: Option<u16>,
     /// For agents.
     reports: u16,
@@ -136,8 +137,8 @@ impl Ports {
         }
     }
 
-    /// There is no aggregated API.
-    fn of_agents_alone() -> Self {
+    /// Without the aggregated API.
+    fn without_api() -> Self {
         Self {
             api: None,
             reports: free_port(),
@@ -145,7 +146,7 @@ impl Ports {
     }
 }
 
-/// A replica with its files.
+/// A replica with its certificate files.
 struct Replica {
     controller: Controller,
     mounted: Mounted,
@@ -154,7 +155,7 @@ struct Replica {
 }
 
 impl Replica {
-    /// With the rights that the chart gives it where cert-manager makes certificates.
+    /// With the rights that the chart grants when cert-manager issues certificates.
     fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: Ports) -> Self {
         let mounted = Mounted::new(plane.kubeconfig.with_file_name(format!("{name}-tls")));
         Self {
@@ -176,7 +177,7 @@ impl Replica {
         ends == pair.ends
     }
 
-    /// Whether an agent that finds these authorities in its files believes it.
+    /// Whether an agent with these authorities trusts it.
     fn is_believed(&self, trust: &Arc<ClientConfig>) -> bool {
         let connected = reporter::connect(Arc::clone(trust), self.ports.reports);
         reporter::runtime().block_on(connected).is_some()
@@ -208,7 +209,7 @@ fn run(
     plane.controller_by(kubeconfig, name, &args)
 }
 
-/// The authorities by which API servers know the replicas.
+/// The authorities published to API servers.
 fn known_to_servers(plane: &ControlPlane) -> String {
     let bundle = plane.get("apiservice", API_SERVICE)["spec"]["caBundle"].clone();
     let bytes = serde_json::from_value::<ByteString>(bundle);
@@ -218,7 +219,7 @@ fn known_to_servers(plane: &ControlPlane) -> String {
     )
 }
 
-/// Those by which agents do.
+/// The authorities published to agents.
 fn known_to_agents(plane: &ControlPlane) -> String {
     let bundle = plane.get("configmap", BUNDLE);
     let pem = bundle["data"]["ca.crt"].as_str();
@@ -237,13 +238,13 @@ fn holds(bundle: &str, authorities: &[&str]) -> bool {
         .all(|authority| bundle.contains(&base64(authority)))
 }
 
-/// Whether both API servers and agents know all these authorities.
+/// Whether all these authorities are published to both API servers and agents.
 fn are_all_known(plane: &ControlPlane, authorities: &[&str]) -> bool {
     let bundles = [known_to_servers(plane), known_to_agents(plane)];
     bundles.iter().all(|bundle| holds(bundle, authorities))
 }
 
-/// Lists all the time, as a client does that does not try again, and counts.
+/// Lists continuously without retries, and counts answers.
 #[derive(Default)]
 struct Traffic {
     ends: AtomicBool,
@@ -251,7 +252,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn flow(&self, plane: &ControlPlane) -> Vec<String> {
+    fn run(&self, plane: &ControlPlane) -> Vec<String> {
         let mut failures = Vec::new();
         while !self.ends.load(Ordering::Relaxed) {
             match plane.try_kubectl(&["get", "--raw", LIST], "") {
@@ -265,10 +266,10 @@ impl Traffic {
         failures
     }
 
-    /// Waits for so many more answers.
-    fn goes_on(&self, plane: &ControlPlane, answers: usize) {
+    /// Waits for this many more answers.
+    fn wait_for(&self, plane: &ControlPlane, answers: usize) {
         let wanted = self.answers.load(Ordering::Relaxed) + answers;
-        plane.until("requests are answered", SOON, |_| {
+        plane.until("requests are answered", TIMEOUT, |_| {
             self.answers.load(Ordering::Relaxed) >= wanted
         });
     }
@@ -284,25 +285,28 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let (tell, told) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         lines
             .map_while(Result::ok)
-            .try_for_each(|line| tell.send(line))
+            .try_for_each(|line| sender.send(line))
     });
-    (Process(child), told)
+    (Process(child), lines)
 }
 
-/// Waits for a line with this part. A machine that stands still may have leadership change since there were `changes`: then
-/// a watch ends, as ever.
-fn hears(plane: &ControlPlane, told: &mpsc::Receiver<String>, part: &str, changes: usize) {
-    let mut heard = String::new();
-    while !heard.contains(part) {
-        match told.recv_timeout(SOON) {
-            Ok(line) => heard = line,
+/// Waits for a line that contains `part`. On a slow machine leadership may change after there were `changes`, which
+/// ends a watch.
+fn expect_line(plane: &ControlPlane, lines: &mpsc::Receiver<String>, part: &str, changes: usize) {
+    let mut last_line = String::new();
+    while !last_line.contains(part) {
+        match lines.recv_timeout(TIMEOUT) {
+            Ok(line) => last_line = line,
             Err(error) => {
                 let logs = logs(plane);
-                assert!(changes_in(&logs) > changes, "{error} after {heard}\n{logs}");
+                assert!(
+                    changes_in(&logs) > changes,
+                    "{error} after {last_line}\n{logs}"
+                );
                 return;
             }
         }
@@ -313,7 +317,7 @@ fn logs(plane: &ControlPlane) -> String {
     plane.log_of("one") + &plane.log_of("two")
 }
 
-/// How often leadership changed.
+/// Number of leadership changes.
 fn changes_in(logs: &str) -> usize {
     logs.matches("leadership changed").count()
 }
@@ -327,16 +331,16 @@ fn is_available(plane: &ControlPlane) -> bool {
         .any(|c| c["type"] == "Available" && c["status"] == "True")
 }
 
-/// A control plane that finds replicas at these ports, and with which kubeconfig they come.
+/// A control plane that reaches replicas at these ports, and their kubeconfig.
 fn plane(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf)> {
     let plane = aggregation::plane(&ports)?;
     plane.nodes(&["node00".to_owned()]);
-    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=true");
+    let kubeconfig = kubeconfig_with_rights(&plane, "--set=metricsAPI.enabled=true");
     Some((plane, kubeconfig))
 }
 
-/// The kubeconfig of a controller that has the rights of one that makes no certificates.
-fn with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
+/// The kubeconfig of a controller that issues no certificates.
+fn kubeconfig_with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
     plane.apply(&[lease_namespace()]);
     plane.install(&[
         value,
@@ -345,7 +349,7 @@ fn with_rights(plane: &ControlPlane, value: &str) -> PathBuf {
     ])
 }
 
-/// Two replicas with the rights that the chart gives them, the one that leads first.
+/// Two replicas with the chart's rights, the leader first.
 fn replicas(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf, [Replica; 2])> {
     let (plane, kubeconfig) = plane(ports)?;
     let replicas = start_both(&plane, &kubeconfig, ports.map(Ports::with_api));
@@ -354,9 +358,9 @@ fn replicas(ports: [u16; 2]) -> Option<(ControlPlane, PathBuf, [Replica; 2])> {
 
 fn start_both(plane: &ControlPlane, kubeconfig: &Path, ports: [Ports; 2]) -> [Replica; 2] {
     let leader = Replica::start(plane, kubeconfig, "one", ports[0]);
-    plane.until("it leads", SOON, |_| leader.controller.leads());
+    plane.until("it leads", TIMEOUT, |_| leader.controller.leads());
     let standby = Replica::start(plane, kubeconfig, "two", ports[1]);
-    plane.until("the other one is there", SOON, |_| {
+    plane.until("the other one is there", TIMEOUT, |_| {
         standby.controller.http("/metrics").is_some()
     });
     [leader, standby]
@@ -370,41 +374,41 @@ fn is_ready(replica: &Replica) -> bool {
 }
 
 #[test]
-fn certificates_and_their_authority_are_replaced_under_traffic_without_a_failed_request() {
+fn certificates_and_authorities_rotate_without_a_failed_request() {
     let Some((plane, kubeconfig, mut replicas)) = replicas([free_port(), free_port()]) else {
         return;
     };
-    says_what_is_missing(&plane, &replicas);
+    reports_missing_files(&plane, &replicas);
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let first = old.issue(180);
     publish(&replicas, &first, &old);
-    plane.until("the API is available", SOON, is_available);
-    plane.until("both have it", SOON, |_| replicas.iter().all(is_ready));
-    plane.until("the authority is told", SOON, |plane| {
+    plane.until("the API is available", TIMEOUT, is_available);
+    plane.until("both are ready", TIMEOUT, |_| replicas.iter().all(is_ready));
+    plane.until("the authority is published", TIMEOUT, |plane| {
         are_all_known(plane, &[&old.pem])
     });
     let changes = changes_in(&logs(&plane));
-    let (watching, told) = watch(&plane);
-    hears(&plane, &told, "node00", changes);
+    let (watching, lines) = watch(&plane);
+    expect_line(&plane, &lines, "node00", changes);
     let traffic = Traffic::default();
     let (failures, last) = thread::scope(|scope| {
-        let flowing = scope.spawn(|| traffic.flow(&plane));
-        traffic.goes_on(&plane, 5);
-        let second = replaces_it(&plane, &replicas, [&old, &new], &first);
-        traffic.goes_on(&plane, 5);
-        holds_what_was_good(&plane, &replicas, &second, &new);
+        let traffic_thread = scope.spawn(|| traffic.run(&plane));
+        traffic.wait_for(&plane, 5);
+        let second = rotates_authority(&plane, &replicas, [&old, &new], &first);
+        traffic.wait_for(&plane, 5);
+        keeps_last_valid(&plane, &replicas, &second, &new);
         publish(&replicas, &second, &new);
-        traffic.goes_on(&plane, 10);
+        traffic.wait_for(&plane, 10);
         traffic.ends.store(true, Ordering::Relaxed);
-        (flowing.join().unwrap(), second)
+        (traffic_thread.join().unwrap(), second)
     });
     assert_eq!(failures, Vec::<String>::new());
     plane.kubectl(&["label", "node", "node00", "rotated=yes"]);
-    hears(&plane, &told, "rotated", changes);
+    expect_line(&plane, &lines, "rotated", changes);
     drop(watching);
-    starts_again(&plane, &kubeconfig, &mut replicas, &last);
+    restarts_leader(&plane, &kubeconfig, &mut replicas, &last);
     let secrets = plane.kubectl(&["get", "secrets", "-o", "name"]);
-    assert_eq!(secrets, "", "no Secret is made, nor could one be read");
+    assert_eq!(secrets, "", "no Secret is created or readable");
 }
 
 fn publish(replicas: &[Replica], pair: &Pair, authority: &Authority) {
@@ -414,31 +418,31 @@ fn publish(replicas: &[Replica], pair: &Pair, authority: &Authority) {
 }
 
 fn serve(plane: &ControlPlane, replicas: &[Replica], pair: &Pair) {
-    plane.until("all serve the certificate", SOON, |_| {
+    plane.until("all serve the certificate", TIMEOUT, |_| {
         replicas.iter().all(|replica| replica.serves(pair))
     });
 }
 
-fn says_what_is_missing(plane: &ControlPlane, replicas: &[Replica]) {
+fn reports_missing_files(plane: &ControlPlane, replicas: &[Replica]) {
     for replica in replicas {
-        plane.until("it says what it lacks", SOON, |_| {
+        plane.until("the missing file is reported", TIMEOUT, |_| {
             let (code, text) = replica.controller.http("/readyz").unwrap();
             code == 503 && text.contains("tls.crt: No such file or directory")
         });
     }
 }
 
-/// By one of another authority, while everybody knows both.
-fn replaces_it(
+/// Rotates to another authority, while both are published.
+fn rotates_authority(
     plane: &ControlPlane,
     replicas: &[Replica],
     [old, new]: [&Authority; 2],
     first: &Pair,
 ) -> Pair {
     let second = new.issue(7200);
-    // The standby first: whoever does not lead has it known, too.
+    // The standby first: it publishes its authority as well.
     replicas[1].publish(&second, new);
-    plane.until("both authorities are told", SOON, |plane| {
+    plane.until("both authorities are published", TIMEOUT, |plane| {
         are_all_known(plane, &[&old.pem, &new.pem])
     });
     assert!(replicas[0].serves(first));
@@ -448,7 +452,7 @@ fn replaces_it(
     second
 }
 
-fn holds_what_was_good(
+fn keeps_last_valid(
     plane: &ControlPlane,
     replicas: &[Replica],
     good: &Pair,
@@ -462,21 +466,28 @@ fn holds_what_was_good(
         mounted.publish(&good.certificate, &other.key, &authority.pem);
     }
     for (replica, before) in replicas.iter().zip(before) {
-        plane.until("it says what is wrong", SOON, |plane| {
+        plane.until("the key mismatch is reported", TIMEOUT, |plane| {
             let log = plane.log_of(&replica.name);
-            log.contains("is not that of the certificate in")
+            log.contains("does not match the certificate in")
                 && replica.controller.metric(ERRORS) > before
         });
         assert!(replica.serves(good));
     }
 }
 
-/// The leader, under a certificate that it finds at its start; the other one leads on.
-fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica; 2], last: &Pair) {
+/// Restarts the leader with a certificate already in place; the standby takes over.
+fn restarts_leader(
+    plane: &ControlPlane,
+    kubeconfig: &Path,
+    replicas: &mut [Replica; 2],
+    last: &Pair,
+) {
     let [leader, standby] = replicas;
     drop(leader.controller.process.0.kill());
     drop(leader.controller.process.0.wait());
-    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| {
+        standby.controller.leads()
+    });
     leader.controller = run(
         plane,
         kubeconfig,
@@ -484,72 +495,72 @@ fn starts_again(plane: &ControlPlane, kubeconfig: &Path, replicas: &mut [Replica
         leader.ports,
         Some(&leader.mounted),
     );
-    plane.until("it serves again", SOON, |_| {
+    plane.until("it serves again", TIMEOUT, |_| {
         leader.controller.http("/metrics").is_some() && leader.serves(last) && is_ready(leader)
     });
-    plane.until("NodeMetrics are there", SOON, |plane| {
+    plane.until("NodeMetrics are there", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
     });
 }
 
 #[test]
-fn an_installation_goes_over_to_files_one_replica_after_the_other() {
+fn an_installation_can_switch_to_files_one_replica_at_a_time() {
     let ports = [free_port(), free_port()];
     let Some((plane, _)) = plane(ports) else {
         return;
     };
-    // With the rights that it has where it makes its certificates itself.
+    // First with the rights of replicas that issue their own certificates.
     let listens = ports.map(Ports::with_api);
     let mut before = run(&plane, &plane.kubeconfig, "before", listens[0], None);
-    plane.until("the API is available", SOON, is_available);
+    plane.until("the API is available", TIMEOUT, is_available);
     let own = plane.get("secret", "plimsoll-metrics-ca")["data"]["ca.crt"].clone();
     let own: ByteString = serde_json::from_value(own).unwrap();
     let own = String::from_utf8(own.0).unwrap();
-    plane.until("its authority is told", SOON, |plane| {
+    plane.until("its authority is published", TIMEOUT, |plane| {
         are_all_known(plane, &[&own])
     });
     let authority = Authority::new("new");
     let after = Replica::start(&plane, &plane.kubeconfig, "after", listens[1]);
     after.publish(&authority.issue(7200), &authority);
-    plane.until("both authorities are told", SOON, |plane| {
+    plane.until("both authorities are published", TIMEOUT, |plane| {
         are_all_known(plane, &[&own, &authority.pem])
     });
     assert!(before.http("/livez").is_some() && !after.controller.leads());
     drop(before.process.0.kill());
     drop(before.process.0.wait());
-    plane.until("the other one leads", SOON, |_| after.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| after.controller.leads());
     assert!(are_all_known(&plane, &[&own, &authority.pem]));
     plane.kubectl(&[
         "delete",
         "endpointslice",
         &format!("plimsoll-metrics-{}", ports[0]),
     ]);
-    plane.until("NodeMetrics are there", SOON, |plane| {
+    plane.until("NodeMetrics are there", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
     });
 }
 
 #[test]
-fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a_rotation() {
+fn without_the_api_the_agents_config_map_survives_a_rotation() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
-    let kubeconfig = with_rights(&plane, "--set=metricsAPI.enabled=false");
-    let ports = [Ports::of_agents_alone(), Ports::of_agents_alone()];
+    let kubeconfig = kubeconfig_with_rights(&plane, "--set=metricsAPI.enabled=false");
+    let ports = [Ports::without_api(), Ports::without_api()];
     let mut replicas = start_both(&plane, &kubeconfig, ports);
-    says_what_is_missing(&plane, &replicas);
+    reports_missing_files(&plane, &replicas);
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let first = old.issue(180);
     publish(&replicas, &first, &old);
-    plane.until("both are ready", SOON, |_| replicas.iter().all(is_ready));
+    plane.until("both are ready", TIMEOUT, |_| replicas.iter().all(is_ready));
     let before = reporter::trust(&plane);
     let are_known = |plane: &ControlPlane| holds(&known_to_agents(plane), &[&old.pem, &new.pem]);
     assert!(!are_known(&plane));
 
     let second = new.issue(7200);
-    // The standby publishes its own, too.
+    // The standby publishes its authority as well.
     replicas[1].publish(&second, &new);
-    plane.until("both authorities are told", SOON, are_known);
+    plane.until("both authorities are published", TIMEOUT, are_known);
     assert!(replicas[0].serves(&first) && replicas[0].is_believed(&before));
     let both = reporter::trust(&plane);
     replicas[0].publish(&second, &new);
@@ -562,7 +573,9 @@ fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a
     let [leader, standby] = &mut replicas;
     drop(leader.controller.process.0.kill());
     drop(leader.controller.process.0.wait());
-    plane.until("the other one leads", SOON, |_| standby.controller.leads());
+    plane.until("the other one leads", TIMEOUT, |_| {
+        standby.controller.leads()
+    });
     assert!(are_known(&plane), "for an hour");
     assert!(standby.is_believed(&both) && is_ready(standby));
     let service = plane.get("apiservice", API_SERVICE);
@@ -571,7 +584,7 @@ fn where_agents_alone_are_served_their_config_map_carries_the_authorities_over_a
 }
 
 #[test]
-fn a_certificate_needs_its_key_and_its_authorities() {
+fn a_certificate_file_needs_its_key_and_authorities() {
     let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     for args in [
         &["--tls-cert-file=a", "--metrics-api-listen=127.0.0.1:0"][..],

@@ -1,4 +1,4 @@
-//! Agents that report to controllers directly, over a real API server: honest ones, and others.
+//! Direct reports of honest and malicious agents to controllers, with a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -28,7 +28,7 @@ use rustls::ClientConfig;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A control plane with nodes, whose aggregation layer reaches controllers at these ports.
 fn plane(ports: &[u16]) -> Option<ControlPlane> {
@@ -38,7 +38,7 @@ fn plane(ports: &[u16]) -> Option<ControlPlane> {
     Some(plane)
 }
 
-/// A controller that serves `NodeMetrics` at the first port and takes reports at the second.
+/// A controller that serves `NodeMetrics` at the first port, and takes reports at the second.
 fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: [u16; 2]) -> Controller {
     let [metrics, reports] = ports;
     let (metrics, reports) = (format!("0.0.0.0:{metrics}"), format!("127.0.0.1:{reports}"));
@@ -54,18 +54,18 @@ fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: [u16; 2]) -
 }
 
 fn until_leads(plane: &ControlPlane, controller: &Controller) {
-    plane.until("it leads", SOON, |_| controller.leads());
+    plane.until("it leads", TIMEOUT, |_| controller.leads());
 }
 
 fn until_served(plane: &ControlPlane) {
-    plane.until("NodeMetrics are served", SOON * 2, |plane| {
+    plane.until("NodeMetrics are served", TIMEOUT * 2, |plane| {
         let served = plane.try_kubectl(&["get", "nm"], "").is_ok();
         if !served {
-            // Whoever asked before there was a replica asks again after a minute, or when something has changed.
+            // An API server that found no replica retries after a minute, or when the APIService changes.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
-            let look = plane.try_kubectl(&["annotate", "--overwrite", service, &changed], "");
-            assert!(look.is_ok(), "{look:?}");
+            let annotated = plane.try_kubectl(&["annotate", "--overwrite", service, &changed], "");
+            assert!(annotated.is_ok(), "{annotated:?}");
         }
         served
     });
@@ -75,25 +75,26 @@ fn counts(controller: &Controller) -> BTreeMap<String, u64> {
     counted(&controller.http("/metrics").unwrap().1)
 }
 
-/// Reports until it is taken: again where it came too soon, or nodes were not known yet. What is answered.
-fn taken(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
+/// Sends a report until it is accepted, and returns the answer. Retries if it was too early, or nodes were not listed
+/// yet.
+fn until_accepted(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
     let body = RefCell::new(Value::Null);
-    plane.until("the report is taken", SOON, |_| {
+    plane.until("the report is taken", TIMEOUT, |_| {
         let answer = agent.report(token, report);
-        let is_taken = answer.code == 200;
+        let is_accepted = answer.code == 200;
         assert!(
-            is_taken || [429, 503].contains(&answer.code),
+            is_accepted || [429, 503].contains(&answer.code),
             "{}",
             answer.body
         );
-        assert_ne!(is_taken, answer.headers.contains_key("retry-after"));
+        assert_ne!(is_accepted, answer.headers.contains_key("retry-after"));
         body.replace(answer.body);
-        is_taken
+        is_accepted
     });
     body.into_inner()
 }
 
-/// The row that kubectl prints; empty where it can't: another replica is asked the next time.
+/// The row printed by kubectl; empty if it fails: the next request may reach another replica.
 fn row(plane: &ControlPlane, node: &str) -> Vec<String> {
     let row = plane.try_kubectl(&["get", "nm", node, "--no-headers"], "");
     let row = row.unwrap_or_default();
@@ -104,15 +105,15 @@ fn shows(plane: &ControlPlane, node: &str, cpu: &str) -> bool {
     row(plane, node).get(1).is_some_and(|shown| shown == cpu)
 }
 
-/// Two replicas that know all, one of which leads, and an agent's ways to both.
+/// Two ready replicas, and an agent's connections to both.
 struct Pair {
     leader: Controller,
     standby: Controller,
     to_leader: Reporter,
     to_standby: Reporter,
-    /// Where the leader serves `NodeMetrics`.
+    /// API port of the leader.
     port: u16,
-    /// Ends last.
+    /// Dropped last.
     plane: ControlPlane,
 }
 
@@ -123,10 +124,11 @@ impl Pair {
         let leader = start(&plane, &plane.kubeconfig, "leader", ports[0]);
         until_leads(&plane, &leader);
         let standby = start(&plane, &plane.kubeconfig, "standby", ports[1]);
-        plane.until("the standby is ready", SOON, |_| {
+        plane.until("the standby is ready", TIMEOUT, |_| {
             standby.http("/readyz").is_some_and(|(code, _)| code == 200)
         });
-        // An API server looks anew each minute who serves, at one of the two addresses: it has to have found out before one is dead.
+        // An API server checks availability once a minute, at one of the two addresses: it must have succeeded before
+        // one replica is killed.
         until_served(&plane);
         let trust = trust(&plane);
         let [to_leader, to_standby] = ports.map(|[_, reports]| Reporter::new(&trust, reports));
@@ -142,7 +144,7 @@ impl Pair {
 }
 
 #[test]
-fn what_an_agent_reports_is_what_kubectl_shows() {
+fn kubectl_shows_what_an_agent_reports() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {
         return;
@@ -151,14 +153,14 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
     until_leads(&plane, &controller);
     let (trust, token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    let said = taken(&plane, &agent, &token, &report("node00", 1, 2000));
-    assert_eq!(said["leading"], true);
-    // A busy machine asks for reports more seldom.
-    let seconds = said["nextIntervalSeconds"].as_u64().unwrap();
-    assert!((10..=60).contains(&seconds), "{said}");
-    assert!(said["epoch"].is_u64(), "{said}");
+    let acknowledged = until_accepted(&plane, &agent, &token, &report("node00", 1, 2000));
+    assert_eq!(acknowledged["leading"], true);
+    // A busy controller asks for reports less often.
+    let seconds = acknowledged["nextIntervalSeconds"].as_u64().unwrap();
+    assert!((10..=60).contains(&seconds), "{acknowledged}");
+    assert!(acknowledged["epoch"].is_u64(), "{acknowledged}");
     until_served(&plane);
-    plane.until("the report is shown", SOON, |plane| {
+    plane.until("the report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "2000m")
     });
     let row = row(&plane, "node00").join(" ");
@@ -178,29 +180,29 @@ fn what_an_agent_reports_is_what_kubectl_shows() {
         assert_eq!(status[part], sent[part], "{part}");
     }
     assert_eq!(status["conditions"][0]["reason"], "AgentReporting");
-    // A replay is answered as the first was, and changes nothing.
+    // A replay is answered like the original, and changes nothing.
     let answer = agent.report(&token, &report("node00", 1, 2000));
-    // When the next is wanted may have changed meanwhile: see above.
-    let [now, before] = [&answer.body, &said].map(|it| (&it["epoch"], &it["leading"]));
+    // The requested interval may have changed meanwhile.
+    let [now, before] = [&answer.body, &acknowledged].map(|it| (&it["epoch"], &it["leading"]));
     assert_eq!((answer.code, now), (200, before), "{}", answer.body);
-    // What is older, or says otherwise, is not acknowledged.
+    // Older or conflicting reports are not acknowledged.
     for (sequence, millicores) in [(1, 7000), (0, 7000)] {
         let answer = agent.report(&token, &report("node00", sequence, millicores));
         assert_eq!(answer.code, 409, "{}", answer.body);
     }
-    taken(&plane, &agent, &token, &report("node00", 2, 4000));
-    plane.until("the next report is shown", SOON, |plane| {
+    until_accepted(&plane, &agent, &token, &report("node00", 2, 4000));
+    plane.until("the next report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "4000m")
     });
     let counts = counts(&controller);
     let counted = ["stored", "replayed", "superseded"].map(|result| counts[result]);
     assert_eq!(counted, [2, 1, 2]);
-    // Those that have not reported are there, and nothing is made up for them.
+    // Nodes without reports are listed, with no invented values.
     assert_eq!(crate::row(&plane, "node01")[7], "NoReport");
 }
 
 #[test]
-fn a_report_of_another_boot_than_its_nodes_or_of_an_agent_from_the_future_is_refused() {
+fn reports_of_another_boot_or_from_the_future_are_refused() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {
         return;
@@ -216,7 +218,7 @@ fn a_report_of_another_boot_than_its_nodes_or_of_an_agent_from_the_future_is_ref
         report["uptimeMillis"] = json!(started + 60_000);
         report
     };
-    taken(&plane, &agent, &token, &sent(1, "boot", 5000));
+    until_accepted(&plane, &agent, &token, &sent(1, "boot", 5000));
     let later = 5000 + 3_600_000;
     let answer = agent.report(&token, &sent(2, "boot", later));
     assert_eq!(answer.code, 409, "{}", answer.body);
@@ -230,17 +232,17 @@ fn a_report_of_another_boot_than_its_nodes_or_of_an_agent_from_the_future_is_ref
         "-p",
         &info,
     ]);
-    plane.until("the boot before is refused", SOON, |_| {
+    plane.until("the previous boot is refused", TIMEOUT, |_| {
         agent.report(&token, &sent(2, "boot", 5000)).code == 409
     });
-    taken(&plane, &agent, &token, &sent(1, "next", later));
+    until_accepted(&plane, &agent, &token, &sent(1, "next", later));
     let counts = counts(&controller);
     assert_eq!(counts["started_ahead"], 1);
     assert_eq!(counts["other_boot"], 1);
 }
 
 #[test]
-fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
+fn a_new_leader_shows_earlier_reports_at_once() {
     let Some(pair) = Pair::start() else { return };
     let Pair {
         plane,
@@ -252,29 +254,30 @@ fn every_replica_keeps_the_reports_so_that_a_new_leader_shows_them_at_once() {
     } = &pair;
     let token = token(plane, "node00");
     let report = report("node00", 1, 2000);
-    let said = taken(plane, to_leader, &token, &report);
-    assert_eq!(said["leading"], true);
-    let first = said["epoch"].as_u64().unwrap();
-    let said = taken(plane, to_standby, &token, &report);
+    let acknowledged = until_accepted(plane, to_leader, &token, &report);
+    assert_eq!(acknowledged["leading"], true);
+    let first = acknowledged["epoch"].as_u64().unwrap();
+    let acknowledged = until_accepted(plane, to_standby, &token, &report);
     assert_eq!(
-        (&said["epoch"], &said["leading"]),
+        (&acknowledged["epoch"], &acknowledged["leading"]),
         (&json!(null), &json!(false))
     );
     leader.signal(Signal::SIGKILL);
     until_leads(plane, standby);
     until_served(plane);
-    plane.until(
-        "the new leader shows what it was told before",
-        SOON,
-        |plane| shows(plane, "node00", "2000m"),
+    plane.until("the new leader shows earlier reports", TIMEOUT, |plane| {
+        shows(plane, "node00", "2000m")
+    });
+    let acknowledged = to_standby.report(&token, &report).body;
+    assert_eq!(acknowledged["leading"], true);
+    assert!(
+        acknowledged["epoch"].as_u64().unwrap() > first,
+        "{acknowledged}"
     );
-    let said = to_standby.report(&token, &report).body;
-    assert_eq!(said["leading"], true);
-    assert!(said["epoch"].as_u64().unwrap() > first, "{said}");
 }
 
 #[test]
-fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
+fn reports_to_a_standby_are_relayed_to_the_leader() {
     let Some(pair) = Pair::start() else { return };
     let Pair {
         plane,
@@ -284,25 +287,25 @@ fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
         ..
     } = &pair;
     let tokens = ["node00", "node01"].map(|node| token(plane, node));
-    // One that the leader heard before, and one of which it never did.
-    taken(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
-    plane.until("the report is shown", SOON, |plane| {
+    // One node that reported to the leader before, and one that never did.
+    until_accepted(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
+    plane.until("the report is shown", TIMEOUT, |plane| {
         shows(plane, "node00", "2000m")
     });
     for (node, token, sequence) in [("node00", &tokens[0], 2), ("node01", &tokens[1], 1)] {
-        let said = taken(plane, to_standby, token, &report(node, sequence, 3000));
-        assert_eq!(said["leading"], false);
+        let acknowledged = until_accepted(plane, to_standby, token, &report(node, sequence, 3000));
+        assert_eq!(acknowledged["leading"], false);
     }
     for node in ["node00", "node01"] {
         plane.until(
-            "the leader shows what the standby was told",
-            SOON,
+            "the leader shows the report of the standby",
+            TIMEOUT,
             |plane| shows(plane, node, "3000m"),
         );
     }
     assert!(leader.leads() && counts(leader)["relayed"] >= 2);
-    assert!(plane.log_of("standby").contains("passing them on"));
-    // Nobody else passes on what no agent told: neither strangers nor API servers.
+    assert!(plane.log_of("standby").contains("relaying them"));
+    // Only replicas can relay reports: neither unknown clients nor API servers.
     let forged = json!([{"ageMillis": 0, "report": report("node02", 1, 9000)}]);
     let api_server = plane.front_proxy().issue("front-proxy-client");
     for certificate in [None, Some(api_server)] {
@@ -312,7 +315,7 @@ fn what_agents_tell_a_standby_alone_the_leader_shows_too() {
     assert_eq!(row(plane, "node02")[7], "NoReport");
 }
 
-/// How a controller answers somebody who has this certificate, and says to be a replica that passes reports on.
+/// How a controller answers a client with this certificate that claims to be a relaying replica.
 fn relayed(port: u16, certificate: Option<(String, String)>, reports: &Value) -> u16 {
     let request = Request::post("/v1/relay").header("x-plimsoll-forwarded", "1");
     let request = request.body(kube::client::Body::from(reports.to_string().into_bytes()));
@@ -324,7 +327,7 @@ fn relayed(port: u16, certificate: Option<(String, String)>, reports: &Value) ->
 }
 
 #[test]
-fn whoever_is_not_the_nodes_agent_is_refused_and_counted() {
+fn only_the_nodes_agent_can_report() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {
         return;
@@ -333,12 +336,12 @@ fn whoever_is_not_the_nodes_agent_is_refused_and_counted() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     refuses_tokens(&plane, &agent, &honest, &controller);
     refuses_requests(&agent, &honest, &controller);
-    taken(&plane, &agent, &honest, &report("node00", 2, 3000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 2, 3000));
     assert_eq!(counts(&controller)["stored"], 2);
-    // The API server was asked of the one token whose key is not known, and of no other.
+    // Only the one token with an unknown key was reviewed by the API server.
     assert!(controller.metric("plimsoll_controller_report_token_reviews_total") < 1.5);
 }
 
@@ -386,8 +389,8 @@ fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controll
         assert_eq!(answer.body["kind"], "Status", "{result}");
         let message = answer.body["message"].as_str().unwrap();
         let by_the_clock = ["token_expired", "token_not_yet"].contains(&result);
-        let tells_so = message.contains("the clock of the controller");
-        assert_eq!(tells_so, by_the_clock, "{message}");
+        let names_the_cause = message.contains("the clock of the controller");
+        assert_eq!(names_the_cause, by_the_clock, "{message}");
         assert_eq!(
             answer.headers.contains_key("www-authenticate"),
             code == 401,
@@ -444,7 +447,7 @@ fn refuses_requests(agent: &Reporter, honest: &str, controller: &Controller) {
         assert_eq!(answer.code, code, "{result}: {}", answer.body);
         assert_eq!(counts(controller)[result], before + 1, "{result}");
     }
-    // One that promises a body and never sends it.
+    // A body that is announced but never sent.
     let never = http_body_util::StreamBody::new(futures::stream::pending());
     let slow = post(honest).header("content-length", "100");
     let slow = slow
@@ -455,12 +458,12 @@ fn refuses_requests(agent: &Reporter, honest: &str, controller: &Controller) {
 }
 
 #[test]
-fn where_the_keys_cant_be_read_the_api_server_is_asked_of_tokens() {
+fn without_the_keys_tokens_are_reviewed_by_the_api_server() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {
         return;
     };
-    // Everything but the paths that are no resources: the keys are one of them.
+    // All rights except non-resource paths such as the keys.
     let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
     plane.apply(&[
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "all"}, "rules": all}),
@@ -479,14 +482,14 @@ fn where_the_keys_cant_be_read_the_api_server_is_asked_of_tokens() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     assert_eq!(agent.report(&honest, &report("node00", 1, 2000)).code, 200);
     let reviews = "plimsoll_controller_report_token_reviews_total{result=\"ok\"}";
     assert!((controller.metric(reviews) - 1.0).abs() < 0.1, "once");
     assert!(
         controller.metric("plimsoll_controller_report_key_reads_total{result=\"error\"}") > 0.5
     );
-    // Nor does anything but a good token do there.
+    // Invalid tokens are refused there as well.
     let other = token(&plane, "node01");
     assert_eq!(agent.report(&other, &report("node00", 2, 1)).code, 403);
     let for_another = plane.kubectl(&["create", "token", "plimsoll-agent"]);
@@ -497,14 +500,14 @@ fn where_the_keys_cant_be_read_the_api_server_is_asked_of_tokens() {
     );
 }
 
-/// Connections that say nothing.
-fn crowd(port: u16, count: usize) -> Vec<TcpStream> {
+/// Idle connections.
+fn idle_connections(port: u16, count: usize) -> Vec<TcpStream> {
     let connect = |_| TcpStream::connect(("127.0.0.1", port)).ok();
     (0..count).filter_map(connect).collect()
 }
 
-/// Some that begin, and never end: a preface, and half a frame. It returns when all were hung up on.
-fn half_said(trust: &Arc<ClientConfig>, port: u16) {
+/// Incomplete HTTP/2 preambles. Returns when all were disconnected.
+fn incomplete_preambles(trust: &Arc<ClientConfig>, port: u16) {
     let one = || async {
         let mut stream = connect(Arc::clone(trust), port).await?;
         let half = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00";
@@ -516,7 +519,7 @@ fn half_said(trust: &Arc<ClientConfig>, port: u16) {
 }
 
 #[test]
-fn ten_thousand_connections_neither_fill_memory_nor_keep_an_honest_agent_out() {
+fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {
         return;
@@ -527,32 +530,32 @@ fn ten_thousand_connections_neither_fill_memory_nor_keep_an_honest_agent_out() {
     until_leads(&plane, &controller);
     let (trust, honest) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
     let before = controller.resident_kb();
     let count = usize::try_from(hard)
         .unwrap_or(usize::MAX)
         .saturating_sub(1000)
         .min(10_000);
-    let silent = thread::spawn(move || crowd(ports[1], count));
-    // One that is connected reports all the while, and one that connects anew gets in.
+    let idle = thread::spawn(move || idle_connections(ports[1], count));
+    // A connected agent can report all the time, and a new connection is accepted.
     let mut sequence = 2;
-    while !silent.is_finished() {
-        taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+    while !idle.is_finished() {
+        until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
         sequence += 1;
         thread::park_timeout(Duration::from_millis(100));
     }
-    let crowd = silent.join().unwrap();
-    gets_in(&plane, &trust, ports[1]);
-    taken(&plane, &agent, &honest, &report("node00", sequence, 2000));
+    let idle_connections = idle.join().unwrap();
+    connects(&plane, &trust, ports[1]);
+    until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
     let grown = controller.resident_kb().saturating_sub(before);
-    println!("{} connections: {grown} kB more", crowd.len());
+    println!("{} connections: {grown} kB more", idle_connections.len());
     assert!(
         grown < 48 << 10,
         "{grown} kB for {} connections",
-        crowd.len()
+        idle_connections.len()
     );
-    half_said(&trust, ports[1]);
-    plane.until("those who say nothing are cut", SOON, |_| {
+    incomplete_preambles(&trust, ports[1]);
+    plane.until("idle connections are closed", TIMEOUT, |_| {
         controller.metric("plimsoll_controller_report_connections{state=\"new\"}") < 0.5
     });
     for reason in ["too_many_new", "no_handshake", "too_slow"] {
@@ -560,14 +563,14 @@ fn ten_thousand_connections_neither_fill_memory_nor_keep_an_honest_agent_out() {
             format!("plimsoll_controller_report_connections_cut_total{{reason=\"{reason}\"}}");
         assert!(controller.metric(&name) > 0.5, "{reason}");
     }
-    drop(crowd);
+    drop(idle_connections);
 }
 
-/// It may have to try again: there are many at the door.
-fn gets_in(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
+/// It may have to retry during the flood.
+fn connects(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
     let token = token(plane, "node01");
     let report = report("node01", 1, 1000).to_string();
-    plane.until("an honest agent gets in", SOON, |_| {
+    plane.until("an honest agent gets in", TIMEOUT, |_| {
         let agent = Reporter::dial(trust, port);
         let request = || post(&token).body(whole(report.clone())).unwrap();
         let answer = agent.map(|agent| agent.send(request()));

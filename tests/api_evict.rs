@@ -22,8 +22,8 @@ use plimsoll::cluster::client::connect;
 use plimsoll::crd::eviction::{Answer, Delay, api_path};
 use serde_json::{Value, json};
 
-/// Time enough on the busiest machine.
-const SOON: Duration = Duration::from_mins(4);
+/// Enough for a very slow machine.
+const TIMEOUT: Duration = Duration::from_mins(4);
 const AGENT: &str = "plimsoll-agent";
 const GRACE: i64 = 7;
 
@@ -46,7 +46,7 @@ impl Scene {
         let plane = aggregation::plane(ports)?;
         plane.install_chart();
         plane.nodes(&names(3));
-        // The admission policy takes no eviction by a controller whose token is bound to no pod.
+        // The admission policy accepts evictions only from controllers whose token is bound to a pod.
         plane.create(&[json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "controller"},
             "spec": {
@@ -88,7 +88,7 @@ impl Scene {
         ]);
     }
 
-    /// A controller with budgets of ten minutes, longer than any test: 100 where nothing else is said.
+    /// A controller with budgets per ten minutes, longer than any test; 100 by default.
     fn controller(&self, name: &str, ports: [u16; 2], budgets: &[(&str, u16)]) -> Controller {
         let [metrics, reports] = ports;
         let mut args = vec![
@@ -108,8 +108,9 @@ impl Scene {
 
     /// Waits until the controller leads, and the nodes have their rules.
     fn until_leads(&self, controller: &Controller) {
-        self.plane.until("it leads", SOON, |_| controller.leads());
-        self.plane.until("the nodes have rules", SOON, |plane| {
+        self.plane
+            .until("it leads", TIMEOUT, |_| controller.leads());
+        self.plane.until("the nodes have rules", TIMEOUT, |plane| {
             names(3).iter().all(|node| has_rules(plane, node))
         });
     }
@@ -153,11 +154,11 @@ impl Scene {
             plane: &self.plane,
             node: node.to_owned(),
             token: token(&self.plane, node),
-            way: Reporter::new(&trust(&self.plane), port),
+            connection: Reporter::new(&trust(&self.plane), port),
         }
     }
 
-    fn is_ending(&self, target: &Target) -> bool {
+    fn is_terminating(&self, target: &Target) -> bool {
         let pod = self.plane.get("pod", &target.name);
         pod["metadata"]["deletionTimestamp"].is_string()
     }
@@ -171,19 +172,19 @@ fn has_rules(plane: &ControlPlane, node: &str) -> bool {
         && spec["podPolicies"].is_array()
 }
 
-/// The agent of a node, as a controller sees it.
+/// The agent of a node as the controller sees it.
 struct Agent<'a> {
     plane: &'a ControlPlane,
     node: String,
     token: String,
-    way: Reporter,
+    connection: Reporter,
 }
 
-/// No two requests of these tests are the same.
+/// Makes every request of these tests unique.
 static SEQUENCE: AtomicU64 = AtomicU64::new(1);
 
 impl Agent<'_> {
-    /// As an agent asks that enforces what its node was given.
+    /// A request of an agent with current rules.
     fn request(&self, target: &Target) -> Value {
         json!({
             "bootID": format!("boot-of-{}", self.node), "sequence": SEQUENCE.fetch_add(1, Ordering::Relaxed),
@@ -197,7 +198,7 @@ impl Agent<'_> {
             .header("authorization", format!("Bearer {}", self.token))
             .header("content-type", "application/json")
             .body(whole(body.to_string()));
-        self.way.send(request.unwrap()).unwrap()
+        self.connection.send(request.unwrap()).unwrap()
     }
 
     fn ask(&self, body: &Value) -> Answer {
@@ -206,15 +207,15 @@ impl Agent<'_> {
         serde_json::from_value(answer.body).unwrap()
     }
 
-    /// Asks, each time anew, until there is an answer that says something about the eviction: on a busy machine a leader
-    /// may not know enough yet.
+    /// Repeats with new requests until there is an answer about the eviction itself: on a slow machine the leader may
+    /// not be ready yet.
     fn settle(&self, target: &Target) -> Answer {
         self.settle_as(|| self.request(target))
     }
 
     fn settle_as(&self, request: impl Fn() -> Value) -> Answer {
         let last = RefCell::new(None);
-        self.plane.until("the leader knows enough", SOON, |_| {
+        self.plane.until("the leader knows enough", TIMEOUT, |_| {
             let answer = self.ask(&request());
             let is_early = matches!(
                 &answer,
@@ -247,7 +248,7 @@ fn refused(answer: &Answer, expected: &str) {
 }
 
 #[test]
-fn the_leader_evicts_pods_of_the_agents_own_node_and_no_more_than_the_budgets_allow() {
+fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     let ports = [free_port(), free_port()];
     let Some(scene) = Scene::start(&ports[..1]) else {
         return;
@@ -262,7 +263,7 @@ fn the_leader_evicts_pods_of_the_agents_own_node_and_no_more_than_the_budgets_al
         scene.agent("node00", ports[1]),
         scene.agent("node01", ports[1]),
     );
-    refuses_what_agents_must_not(&scene, &first, &mine[0], &others[0]);
+    refuses_forbidden_requests(&scene, &first, &mine[0], &others[0]);
 
     let request = RefCell::new(Value::Null);
     let accepted = first.settle_as(|| {
@@ -272,7 +273,7 @@ fn the_leader_evicts_pods_of_the_agents_own_node_and_no_more_than_the_budgets_al
     assert_eq!(accepted, Answer::Accepted);
     let pod = scene.plane.get("pod", "a");
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], GRACE);
-    // The same request again is the same eviction.
+    // The same request is the same eviction.
     assert_eq!(first.ask(&request.borrow()), Answer::Accepted);
     let why = "the owner's budget of evictions, 1 in 10m, is spent".to_owned();
     assert_eq!(first.settle(&sibling), Answer::Budget { why });
@@ -283,17 +284,17 @@ fn the_leader_evicts_pods_of_the_agents_own_node_and_no_more_than_the_budgets_al
     let fleet = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&second.settle(&others[1]), fleet);
     for spared in [&mine[2], &others[1], &sibling] {
-        assert!(!scene.is_ending(spared), "{spared:?}");
+        assert!(!scene.is_terminating(spared), "{spared:?}");
     }
     counts_answers(&scene, &controller);
-    // All that was allowed was done: nothing comes back before its ten minutes are over.
+    // Budgets do not recover before their ten minutes are over.
     let Answer::Wait { wait, .. } = second.settle(&others[1]) else {
-        panic!("the budget is not spent any more");
+        panic!("the budget has recovered too early");
     };
     assert!(wait > Duration::from_mins(1), "{wait:?}");
 }
 
-fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, other: &Target) {
+fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other: &Target) {
     let with = |target: &Target, field: &str, value: &str| {
         let mut request = agent.request(target);
         request[field] = value.into();
@@ -317,10 +318,10 @@ fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, othe
         .plane
         .kubectl(&["label", "pod", "protected", "app=web", "--overwrite"]);
     let Answer::Wait { by, why, .. } = agent.ask(&with(own, "hash", "0123456789abcdef")) else {
-        panic!("it evicts for rules that the node was not given");
+        panic!("evicted for rules that the node does not have");
     };
     assert_eq!(by, Delay::Leader);
-    assert!(why.contains("other rules"), "{why}");
+    assert!(why.contains("rules have changed"), "{why}");
     let stop = format!("--namespace={LEASES}");
     let annotate = |value: &str| {
         scene.plane.kubectl(&[
@@ -331,20 +332,20 @@ fn refuses_what_agents_must_not(scene: &Scene, agent: &Agent, own: &Target, othe
             value,
         ]);
     };
-    // As the chart's hook makes it.
+    // Like the chart's hook.
     scene
         .plane
         .kubectl(&["create", &stop, "configmap", "plimsoll-stop"]);
     annotate("plimsoll.dev/stop=no pod is to be evicted");
     let Answer::Wait { why, .. } = agent.ask(&agent.request(own)) else {
-        panic!("it evicts although everything is stopped");
+        panic!("evicted despite the emergency stop");
     };
     assert!(why.contains("emergency stop"), "{why}");
     annotate("plimsoll.dev/stop=false");
     let bad = agent.post(&with(own, "name", "../nodes"));
     assert_eq!(bad.code, 400, "{}", bad.body);
     for target in [own, other, &protected] {
-        assert!(!scene.is_ending(target), "{target:?}");
+        assert!(!scene.is_terminating(target), "{target:?}");
     }
 }
 
@@ -364,13 +365,15 @@ fn counts_answers(scene: &Scene, controller: &Controller) {
         let series = format!("plimsoll_controller_eviction_answers_total{{result=\"{result}\"}}");
         assert!(controller.metric(&series) > 0.5, "{result}");
     }
-    scene.plane.until("all evictions are counted", SOON, |_| {
-        controller.metric("plimsoll_controller_evictions{state=\"ending\"}") > 2.5
-    });
+    scene
+        .plane
+        .until("all evictions are counted", TIMEOUT, |_| {
+            controller.metric("plimsoll_controller_evictions{state=\"ending\"}") > 2.5
+        });
 }
 
 #[test]
-fn what_the_api_server_says_is_what_the_agent_is_answered() {
+fn the_agent_gets_the_api_servers_answer() {
     let ports = [free_port(), free_port()];
     let Some(scene) = Scene::start(&ports[..1]) else {
         return;
@@ -399,17 +402,17 @@ fn what_the_api_server_says_is_what_the_agent_is_answered() {
     scene.until_leads(&controller);
     let agent = scene.agent("node00", ports[1]);
     let Answer::Budget { why } = agent.settle(&pod) else {
-        panic!("it was evicted against its disruption budget");
+        panic!("evicted against its disruption budget");
     };
     assert!(why.contains("all needs 1 healthy pods"), "{why}");
-    // What was not done costs no budget of ours.
+    // A refused eviction costs no budget of ours.
     scene.plane.kubectl(&["delete", "pdb", "all"]);
     assert_eq!(agent.settle(&other), Answer::Accepted);
     let spent = "the node's budget of evictions, 1 in 10m, is spent";
     waits_for_budget(&agent.settle(&pod), spent);
 }
 
-/// Sends a request through the API server with an API token that is bound to a node; `None`: of the administrator.
+/// Sends a request through the API server with a token bound to a node. `None`: the administrator's.
 fn through_api_server(
     scene: &Scene,
     node: Option<&str>,
@@ -438,16 +441,16 @@ fn through_api_server(
 }
 
 #[test]
-fn agents_that_cannot_reach_the_leader_ask_through_the_api_server() {
+fn agents_without_a_route_to_the_leader_use_the_api_server() {
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
-    // API servers reach the standby alone: what it is asked it passes on.
+    // API servers reach only the standby, which forwards to the leader.
     let Some(scene) = Scene::start(&ports[1][..1]) else {
         return;
     };
     let leader = scene.controller("leader", ports[0], &[]);
     scene.until_leads(&leader);
     let standby = scene.controller("standby", ports[1], &[]);
-    scene.plane.until("the standby is ready", SOON, |_| {
+    scene.plane.until("the standby is ready", TIMEOUT, |_| {
         standby.http("/readyz").is_some_and(|(code, _)| code == 200)
     });
     let [first, second] = ["a", "b"].map(|name| scene.pod(name, "node00", name));
@@ -461,12 +464,12 @@ fn agents_that_cannot_reach_the_leader_ask_through_the_api_server() {
 
     let own = api_path("node00");
     let request = RefCell::new(Value::Null);
-    scene.plane.until("it is evicted", SOON, |_| {
+    scene.plane.until("it is evicted", TIMEOUT, |_| {
         request.replace(to_leader.request(&first));
         through_api_server(&scene, Some("node00"), &own, &request.borrow()) == Ok(Answer::Accepted)
     });
-    assert!(scene.is_ending(&first));
-    // By whatever way it comes, a request is the same one. (A connection without reports is cut after a while.)
+    assert!(scene.is_terminating(&first));
+    // The same request by another route is the same request. (A connection without reports is closed after a while.)
     let to_leader = scene.agent("node00", ports[0][1]);
     assert_eq!(to_leader.ask(&request.borrow()), Answer::Accepted);
     let body = to_leader.request(&second);
@@ -476,11 +479,11 @@ fn agents_that_cannot_reach_the_leader_ask_through_the_api_server() {
         Err(403)
     );
     assert_eq!(through_api_server(&scene, None, &own, &body), Err(403));
-    assert!(!scene.is_ending(&second));
+    assert!(!scene.is_terminating(&second));
 }
 
 #[test]
-fn whoever_leads_next_counts_what_was_evicted_before() {
+fn the_next_leader_counts_earlier_evictions() {
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
     let Some(scene) = Scene::start(&[]) else {
         return;
@@ -494,19 +497,19 @@ fn whoever_leads_next_counts_what_was_evicted_before() {
     for target in &pods[..2] {
         assert_eq!(agent.settle(target), Answer::Accepted);
     }
-    // One of them is long gone when the next one begins to lead.
+    // One of them is gone when the next leader starts.
     scene
         .plane
         .kubectl(&["delete", "pod", "a", "--grace-period=0", "--force"]);
     leader.signal(Signal::SIGKILL);
     scene
         .plane
-        .until("the standby leads", SOON, |_| standby.leads());
+        .until("the standby leads", TIMEOUT, |_| standby.leads());
     let agent = scene.agent("node00", ports[1][1]);
     assert_eq!(agent.settle(&pods[2]), Answer::Accepted);
     let spent = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&agent.settle(&pods[3]), spent);
-    // Another client makes nonsense of the record: the leader knows better.
+    // Another client overwrites the record: the leader's ledger is authoritative.
     let nonsense = json!({"data": {"evictions.json": "nonsense"}}).to_string();
     let patch = [
         "patch",
@@ -518,11 +521,11 @@ fn whoever_leads_next_counts_what_was_evicted_before() {
     ];
     scene.plane.kubectl(&patch);
     waits_for_budget(&agent.settle(&pods[3]), spent);
-    assert!(!scene.is_ending(&pods[3]));
+    assert!(!scene.is_terminating(&pods[3]));
 }
 
 #[test]
-fn a_zone_and_a_namespace_have_budgets_whichever_nodes_spend_them() {
+fn zone_and_namespace_budgets_are_shared_between_nodes() {
     let ports = [free_port(), free_port()];
     let Some(scene) = Scene::start(&ports[..1]) else {
         return;
@@ -550,7 +553,7 @@ fn a_zone_and_a_namespace_have_budgets_whichever_nodes_spend_them() {
 }
 
 #[test]
-fn without_budgets_and_without_the_aggregated_api_all_else_is_checked() {
+fn without_budgets_and_aggregated_api_the_other_checks_apply() {
     let Some(scene) = Scene::start(&[]) else {
         return;
     };
@@ -576,5 +579,5 @@ fn without_budgets_and_without_the_aggregated_api_all_else_is_checked() {
     }
     let other = scene.pod("other", "node01", "r");
     refused(&agent.settle(&other), "it is not on this node any more");
-    assert!(!scene.is_ending(&other));
+    assert!(!scene.is_terminating(&other));
 }

@@ -1,5 +1,5 @@
-//! How an agent has pods evicted: against a real API server, and one that misbehaves. Whoever is asked posts Evictions as the
-//! controller's leader does.
+//! Evictions of an agent, against a real API server and a faulty one. The fake leader posts Evictions like the
+//! controller.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 const NODE: &str = "node00";
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn policy() -> PolicySet {
     let action = Action {
@@ -80,7 +80,7 @@ fn policy() -> PolicySet {
 /// The grace period of the rule's action.
 const GRACE: Duration = Duration::from_secs(7);
 
-/// Evicts whatever it is asked for.
+/// Evicts whatever is requested.
 struct Leader(Client);
 
 impl Requester for Leader {
@@ -89,15 +89,15 @@ impl Requester for Leader {
     }
 }
 
-/// Has a new task evict through the proxy.
+/// Starts a task that evicts through the proxy.
 fn evictions(
     proxy: &Proxy,
     in_force: &watch::Sender<InForce>,
-    standing: &watch::Sender<Standing>,
+    taint_state: &watch::Sender<Standing>,
 ) -> Evictions {
-    let (in_force, standing) = (in_force.subscribe(), standing.subscribe());
+    let (in_force, taint_state) = (in_force.subscribe(), taint_state.subscribe());
     let leader = Leader(proxy.client());
-    let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, standing);
+    let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, taint_state);
     tokio::spawn(evictor.with_call_timeout(Duration::ZERO).run());
     evictions
 }
@@ -116,8 +116,8 @@ struct Scene {
     pods: Api<Pod>,
     evictions: Evictions,
     in_force: watch::Sender<InForce>,
-    /// What the task that keeps the taint says of the Node.
-    standing: watch::Sender<Standing>,
+    /// State of the Node's taint.
+    taint_state: watch::Sender<Standing>,
 }
 
 impl Scene {
@@ -127,23 +127,23 @@ impl Scene {
         let client = connect(Some(&plane.kubeconfig)).await.unwrap();
         let proxy = Proxy::start(client.clone()).await;
         let (in_force, _) = watch::channel(in_force(policy()));
-        let (standing, _) = watch::channel(Standing::default());
+        let (taint_state, _) = watch::channel(Standing::default());
         Some(Self {
             plane,
-            evictions: evictions(&proxy, &in_force, &standing),
+            evictions: evictions(&proxy, &in_force, &taint_state),
             proxy,
             pods: Api::<Pod>::namespaced(client as Client, "default"),
             in_force,
-            standing,
+            taint_state,
         })
     }
 
-    /// From now on evicts one that knows nothing of what was refused before.
-    fn forget(&mut self) {
-        self.evictions = evictions(&self.proxy, &self.in_force, &self.standing);
+    /// Restarts the eviction task without its memory of refusals.
+    fn restart_task(&mut self) {
+        self.evictions = evictions(&self.proxy, &self.in_force, &self.taint_state);
     }
 
-    /// A pod that a `ReplicaSet` owns, running and ready; what `change` makes of it.
+    /// A running and ready pod of a `ReplicaSet`, modified by `change`.
     async fn pod(&self, name: &str, change: impl FnOnce(&mut Value)) -> Pod {
         let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
         let mut pod = json!({
@@ -162,7 +162,7 @@ impl Scene {
             .unwrap()
     }
 
-    /// A budget over the pods of this label that allows no disruption now.
+    /// A disruption budget for pods with this label that allows no disruption.
     fn budget(&self, name: &str, app: &str) {
         let spec = json!({"minAvailable": 1, "selector": {"matchLabels": {"app": app}}});
         self.plane.create(&[json!({
@@ -204,17 +204,17 @@ impl Scene {
     }
 
     async fn next(&mut self) -> Outcome {
-        let begun = clock::boot_time();
+        let started = clock::boot_time();
         loop {
             if let Some(outcome) = self.evictions.poll() {
                 return outcome;
             }
-            assert!(clock::boot_time().since(begun) < SOON, "nothing came of it");
+            assert!(clock::boot_time().since(started) < TIMEOUT, "no outcome");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// What came of it, and after how long it may be tried again.
+    /// The refusal, and the delay until the next attempt.
     async fn refusal(&mut self) -> (Refusal, Duration) {
         let outcome = self.next().await;
         let Fate::Refused { until, why } = outcome.fate else {
@@ -223,28 +223,28 @@ impl Scene {
         (why, until.since(outcome.at))
     }
 
-    /// The pod as it is, and whether it is being terminated.
+    /// Whether the pod is terminating.
     async fn is_terminating(&self, pod: &Pod) -> bool {
         let name = pod.metadata.name.as_deref().unwrap();
         let pod = self.pods.get(name).await.unwrap();
         pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// The evictions that were asked for since the last call.
+    /// The evictions posted since the last call.
     fn posts(&self) -> usize {
         let seen = self.proxy.take_seen();
         seen.iter().filter(|(method, _)| method == "POST").count()
     }
 }
 
-/// So much, or up to a quarter more by chance; a second has passed since, perhaps.
+/// Whether the delay is this long, or up to a quarter more by jitter; up to a second may have passed.
 fn near(pause: Duration, seconds: u64) -> bool {
     let least = Duration::from_secs(seconds);
     pause <= least * 5 / 4 && pause + Duration::from_secs(1) >= least
 }
 
 #[tokio::test]
-async fn a_pod_is_evicted_with_the_grace_of_the_action_and_only_if_it_is_that_very_pod() {
+async fn a_pod_is_evicted_with_the_actions_grace_and_a_uid_precondition() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -272,7 +272,7 @@ async fn a_pod_is_evicted_with_the_grace_of_the_action_and_only_if_it_is_that_ve
         "another pod has its name"
     );
     assert!(!scene.is_terminating(&other).await);
-    // Also where it takes the place in between: the request names the UID.
+    // If the pod is replaced in between, the UID precondition fails.
     let stale = Target {
         namespace: "default".to_owned(),
         name: "web".to_owned(),
@@ -285,7 +285,7 @@ async fn a_pod_is_evicted_with_the_grace_of_the_action_and_only_if_it_is_that_ve
 }
 
 #[tokio::test]
-async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_away() {
+async fn evictions_wait_for_the_taint() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -312,29 +312,29 @@ async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_awa
         let marks = method == "PATCH" && path.contains("/nodes/");
         marks.then(|| Fault::Answer(403, None, denied.to_owned()))
     });
-    tokio::spawn(taint::run(client, wants, seen, scene.standing.clone()));
+    tokio::spawn(taint::run(client, wants, seen, scene.taint_state.clone()));
     scene.ask_by(&pod, Duration::from_secs(3));
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Open(_)), "{why:?}");
     assert!(why.to_string().contains(denied), "{why}");
-    assert_eq!(pause, Duration::ZERO, "the next evaluation decides anew");
+    assert_eq!(pause, Duration::ZERO, "the next evaluation decides again");
     assert_eq!(scene.posts(), 0);
     assert!(!scene.is_terminating(&pod).await);
-    // As soon as it stands, in the same evaluation.
-    scene.ask_by(&pod, SOON);
+    // Once the taint is set, within the same evaluation.
+    scene.ask_by(&pod, TIMEOUT);
     scene.proxy.judge(|_, _| None);
     assert_eq!(scene.next().await.fate, Fate::Accepted);
     let seen = scene.proxy.take_seen();
     let place = |method: &str| seen.iter().position(|(it, _)| it == method);
     assert!(place("PATCH") < place("POST"), "{seen:?}");
-    // A softened node is waited for likewise, and no longer than until it is closed softly.
+    // The same for the PreferNoSchedule fallback, which is waited for no longer than until that taint is set.
     let soft = scene.pod("soft", |_| {}).await;
     Arc::make_mut(&mut closing.rules[0].action).scheduling = Some(TaintEffect::PreferNoSchedule);
     scene.in_force.send_replace(in_force(closing));
     wanted.send_modify(|wanted| wanted.scheduling = Scheduling::Enabled);
-    let mut standing = scene.standing.subscribe();
-    standing
-        .wait_for(|standing| standing.effect.is_none())
+    let mut taint_state = scene.taint_state.subscribe();
+    taint_state
+        .wait_for(|taint_state| taint_state.effect.is_none())
         .await
         .unwrap();
     scene.ask_by(&soft, Duration::from_millis(200));
@@ -351,7 +351,7 @@ async fn nothing_is_evicted_before_the_taint_stands_that_keeps_its_successor_awa
 }
 
 #[tokio::test]
-async fn a_budget_is_kept_named_and_asked_again_ever_more_seldom() {
+async fn disruption_budgets_are_respected_named_and_retried_with_backoff() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -365,11 +365,11 @@ async fn a_budget_is_kept_named_and_asked_again_ever_more_seldom() {
         assert!(near(pause, expected), "{pause:?}");
     }
     assert!(!scene.is_terminating(&pod).await);
-    // Others are not held up by it.
+    // Other pods are not delayed by it.
     let other = scene.pod("other", |_| {}).await;
     scene.ask(&other);
     assert_eq!(scene.next().await.fate, Fate::Accepted);
-    // Two budgets over one pod: no API server can handle that.
+    // Two budgets for one pod: the API server refuses that.
     scene.budget("second-budget", "web");
     scene.ask(&pod);
     let (why, pause) = scene.refusal().await;
@@ -379,7 +379,7 @@ async fn a_budget_is_kept_named_and_asked_again_ever_more_seldom() {
 }
 
 #[tokio::test]
-async fn what_changed_since_the_decision_is_seen_before_anything_is_sent() {
+async fn changes_since_the_decision_prevent_the_eviction() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -418,7 +418,7 @@ async fn what_changed_since_the_decision_is_seen_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_busy_server_is_left_alone_as_long_as_it_asks_and_what_is_late_is_dropped() {
+async fn retry_after_is_respected_and_late_evictions_are_dropped() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -439,7 +439,7 @@ async fn a_busy_server_is_left_alone_as_long_as_it_asks_and_what_is_late_is_drop
     assert!(matches!(why, Refusal::Wait { .. }), "{why:?}");
     assert!(
         scene.proxy.take_seen().is_empty(),
-        "nothing is sent meanwhile"
+        "no request is sent meanwhile"
     );
     tokio::time::sleep(pause).await;
     scene.ask_by(&pod, Duration::ZERO);
@@ -451,7 +451,7 @@ async fn a_busy_server_is_left_alone_as_long_as_it_asks_and_what_is_late_is_drop
 }
 
 #[tokio::test]
-async fn where_the_answer_is_lost_the_pod_tells_what_became_of_it() {
+async fn after_a_lost_answer_the_pod_tells_the_outcome() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -465,7 +465,7 @@ async fn where_the_answer_is_lost_the_pod_tells_what_became_of_it() {
     assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
     assert_eq!(scene.next().await.fate, Fate::Accepted);
     assert_eq!(scene.posts(), 1);
-    // Never carried out; nobody answers for a while.
+    // Never carried out, and the answers are lost for a while.
     let other = scene.pod("other", |_| {}).await;
     let gets = AtomicUsize::new(0);
     scene.proxy.judge(move |method, _| match method {
@@ -477,13 +477,13 @@ async fn where_the_answer_is_lost_the_pod_tells_what_became_of_it() {
     assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Unanswered(_)), "{why:?}");
-    assert_eq!(pause, Duration::ZERO, "it was waited for long enough");
+    assert_eq!(pause, Duration::ZERO, "no further delay");
     assert_eq!(scene.posts(), 1);
     assert!(!scene.is_terminating(&other).await);
 }
 
 #[tokio::test]
-async fn whatever_becomes_of_the_call_what_is_told_is_what_became_of_the_pod() {
+async fn the_reported_outcome_is_that_of_the_pod_after_any_fault() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -492,9 +492,9 @@ async fn whatever_becomes_of_the_call_what_is_told_is_what_became_of_the_pod() {
     let other = || Fault::Answer(200, None, r#"{"result": "ok"}"#.to_owned());
     for (index, (what, fault)) in of_calls().into_iter().enumerate() {
         let pod = scene.pod(&format!("web-{index}"), |_| {}).await;
-        scene.forget();
+        scene.restart_task();
         scene.posts();
-        // Each look at the pod that follows fares badly once, too.
+        // The following reads of the pod fail once as well.
         let left = std::sync::Mutex::new(vec![other(), gone(), boom(), fault.clone()]);
         scene.proxy.judge(move |method, _| {
             let mut left = left.lock().unwrap();
@@ -526,7 +526,7 @@ async fn whatever_becomes_of_the_call_what_is_told_is_what_became_of_the_pod() {
 }
 
 #[tokio::test]
-async fn a_denial_is_told_and_an_api_server_that_is_away_is_sent_nothing() {
+async fn a_denial_is_reported_and_an_unreachable_api_server_gets_no_requests() {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
@@ -546,11 +546,7 @@ async fn a_denial_is_told_and_an_api_server_that_is_away_is_sent_nothing() {
         scene.ask(&pod);
         let (why, pause) = scene.refusal().await;
         assert!(matches!(why, Refusal::Away(_)), "{why:?}");
-        assert_eq!(
-            pause,
-            Duration::ZERO,
-            "it is decided anew at the next evaluation"
-        );
+        assert_eq!(pause, Duration::ZERO, "the next evaluation decides again");
     }
     assert_eq!(scene.posts(), 0);
     assert!(!scene.is_terminating(&pod).await);

@@ -387,7 +387,8 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
         let answer = answer_of_leader(&plane, &thief, pod, rule).await;
         assert_eq!(answer, json!({"result": "refused", "why": why}), "{pod}");
     }
-    let not_its_agent = |node| format!("only the agent of node {node:?} may have pods of it");
+    let not_its_agent =
+        |node| format!("only the agent of node {node:?} may request evictions of its pods");
     let unbound = Actor::by(&plane.as_account(AGENT, &[])).await;
     let admin = Actor::by(&plane.kubeconfig).await;
     let controller = Actor::by(&kubeconfig).await;

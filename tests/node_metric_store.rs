@@ -1,4 +1,4 @@
-//! What clients may rely on: versions never go back, a watch misses nothing and repeats nothing, pages are of one list.
+//! Guarantees to clients: versions never go back, a watch neither misses nor repeats events, pages belong to one list.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -26,17 +26,17 @@ fn content(value: u32) -> Content {
     }
 }
 
-/// What happens to one replica, or to the Lease.
+/// An event of a replica or of the Lease.
 #[derive(Clone, Debug)]
 enum Step {
     Apply(usize, u32),
     Delete(usize),
-    /// This replica wins the election, after so many other writes to etcd.
+    /// This replica wins the election, after this many other writes to etcd.
     Acquire(usize, u64),
-    /// A leader renews: etcd moves on.
+    /// The leader renews its Lease: etcd advances.
     Renew,
     Follow(usize),
-    /// The process begins anew, with the objects it finds.
+    /// The process restarts with the current objects.
     Crash(usize),
 }
 
@@ -51,7 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Three replicas that see the same objects, one election, one etcd.
+/// Three replicas with the same objects, one election, one etcd.
 struct Cluster {
     revision: u64,
     objects: BTreeMap<&'static str, u32>,
@@ -129,7 +129,7 @@ fn values(objects: &[Object]) -> BTreeMap<String, String> {
     pairs.collect()
 }
 
-/// A client that lists once, and then only follows events, as informers do.
+/// A client that lists once and then follows events, like informers.
 #[derive(Default)]
 struct Client {
     seen: BTreeMap<String, String>,
@@ -146,7 +146,7 @@ impl Client {
         self.seen = values(&objects);
     }
 
-    /// Goes on from where it was, with any replica that leads; lists again only where it is told to.
+    /// Continues with any leader; lists again only when required.
     fn follow(&mut self, store: &Store) {
         let Some(version) = self.version else {
             return self.list(store);
@@ -181,7 +181,7 @@ impl Client {
 
 proptest! {
     #[test]
-    fn a_client_never_goes_back_and_never_misses_anything(
+    fn a_client_never_goes_back_and_misses_nothing(
         steps in vec((step(), any::<bool>()), 1..120),
         events in 1..20_usize,
     ) {
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn a_list_in_pages_is_the_list_as_it_was_when_its_first_page_was_taken(
+    fn all_pages_show_the_list_at_the_first_page(
         before in vec(step(), 0..30),
         between in vec(vec(step(), 0..6), 5),
         limit in 1..3_usize,
@@ -246,7 +246,7 @@ proptest! {
         let known = |version: &u64| store.events(version.to_string().parse().unwrap(), 0).is_ok();
         let oldest = (number(first)..=number(now)).find(known).unwrap();
         prop_assert!(number(now) - oldest <= events as u64);
-        // 2000 bytes hold few of them, but the newest is always there.
+        // 2000 bytes hold few events, but the newest is always there.
         prop_assert!(number(now) - oldest <= 25);
     }
 }
@@ -256,7 +256,7 @@ fn version(text: &str) -> Version {
 }
 
 #[test]
-fn a_version_is_the_epoch_shifted_and_then_a_sequence() {
+fn a_version_is_the_shifted_epoch_plus_a_sequence() {
     let mut store = Store::new(Limits::default());
     assert_eq!(store.version(), Err(NotLeading));
     store.apply("a", content(1));
@@ -273,7 +273,7 @@ fn a_version_is_the_epoch_shifted_and_then_a_sequence() {
     store.delete("a");
     let events = store.events(version("5242881"), 10).unwrap();
     assert_eq!(events.len(), 2);
-    // What is gone has a version of its own: clients go on from there.
+    // A deletion has its own version: clients continue from there.
     assert_eq!(events[1].kind, EventKind::Deleted);
     assert_eq!(events[1].object.version, version("5242883"));
     assert_eq!(
@@ -283,7 +283,7 @@ fn a_version_is_the_epoch_shifted_and_then_a_sequence() {
 }
 
 #[test]
-fn versions_that_were_never_given_are_refused_rather_than_waited_for() {
+fn versions_that_were_never_issued_are_refused() {
     let mut store = Store::new(Limits::default());
     store.lead(5);
     store.apply("a", content(1));
@@ -315,7 +315,7 @@ fn versions_that_were_never_given_are_refused_rather_than_waited_for() {
 }
 
 #[test]
-fn an_etcd_that_went_back_does_not_take_versions_with_it() {
+fn versions_do_not_go_back_with_a_restored_etcd() {
     let mut store = Store::new(Limits::default());
     store.lead(5);
     store.apply("a", content(1));
@@ -331,7 +331,7 @@ fn an_etcd_that_went_back_does_not_take_versions_with_it() {
 }
 
 #[test]
-fn filters_take_by_label_and_name() {
+fn filters_select_by_label_and_name() {
     let mut store = Store::new(Limits::default());
     for (index, name) in NAMES.into_iter().enumerate() {
         store.apply(name, content(u32::try_from(index).unwrap()));

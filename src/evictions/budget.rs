@@ -1,16 +1,16 @@
-//! How many evictions are allowed in how long, and of what.
+//! Eviction budgets: how many evictions are allowed per window, and for which scope.
 
 use std::fmt;
 use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// No budget allows more: what is counted fits into one object of the API server.
+/// Upper bound of any budget, so that the record fits into one API object.
 pub const MAX_EVICTIONS: u16 = 1000;
-/// No budget counts for longer.
+/// Longest window of any budget.
 pub const MAX_WINDOW: Duration = Duration::from_hours(1);
 
-/// At most so many evictions in any time of this length.
+/// At most `evictions` in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// From 0, which allows none, to [`MAX_EVICTIONS`].
@@ -26,23 +26,23 @@ impl fmt::Display for Budget {
     }
 }
 
-/// What a budget is of, the broadest first.
+/// The set of evictions that a budget limits, broadest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// All nodes.
     Fleet,
-    /// The nodes of one `topology.kubernetes.io/zone`; a node without one is in none.
+    /// The nodes of one `topology.kubernetes.io/zone`. A node without the label belongs to no zone.
     Zone,
     /// One node.
     Node,
     /// The pods of one namespace.
     Namespace,
-    /// The pods of one controller, as their ownerReferences name it: of a Deployment that is the `ReplicaSet`.
+    /// The pods of one controller, taken from their ownerReferences: for a Deployment that is the `ReplicaSet`.
     Owner,
 }
 
 impl Scope {
-    /// All, the broadest first.
+    /// All scopes, broadest first.
     pub const ALL: [Self; 5] = [
         Self::Fleet,
         Self::Zone,
@@ -51,7 +51,7 @@ impl Scope {
         Self::Owner,
     ];
 
-    /// One word for it.
+    /// The scope as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fleet => "fleet",
@@ -66,20 +66,20 @@ impl Scope {
 /// One budget of each scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budgets {
-    /// Of all nodes together.
+    /// For all nodes together.
     pub fleet: Budget,
-    /// Of each zone.
+    /// For each zone.
     pub zone: Budget,
-    /// Of each node.
+    /// For each node.
     pub node: Budget,
-    /// Of each namespace.
+    /// For each namespace.
     pub namespace: Budget,
-    /// Of each controller of pods.
+    /// For each controller of pods.
     pub owner: Budget,
 }
 
 impl Budgets {
-    /// That of a scope.
+    /// The budget of a scope.
     pub const fn of(&self, scope: Scope) -> Budget {
         match scope {
             Scope::Fleet => self.fleet,
@@ -90,7 +90,7 @@ impl Budgets {
         }
     }
 
-    /// How long an eviction counts for the budget that remembers longest.
+    /// The longest window of all budgets.
     pub fn longest(&self) -> Duration {
         let windows = Scope::ALL.map(|scope| self.of(scope).window);
         windows.into_iter().max().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! One request: what speaks against it, the budgets, and the Eviction.
+//! Handles one eviction request: checks, budgets, and the Eviction call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use super::ledger::{Granted, Place, Settled, Victim};
+use super::ledger::{BudgetKey, Granted, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::recorder::{Change, Settlement, SharedLedger};
 use super::refusal::Refusal;
@@ -24,39 +24,39 @@ use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 
-/// How far a request has come before the API server is asked.
+/// Result of the checks that run before the API server is asked to evict.
 enum Prepared {
     /// The pod may be evicted.
     Reserved { grace: Duration, granted: Granted },
-    /// It was, by an earlier request.
+    /// An earlier request has evicted it already.
     Done(Answer),
 }
 
-/// Decides about requests, and posts Evictions.
+/// Decides on requests, and posts Evictions.
 pub struct Handler {
     pub(super) client: Client,
     pub(super) leadership: watch::Receiver<Standing>,
     pub(super) lease_namespace: String,
     pub(super) rules: mpsc::Sender<RuleQuery>,
-    /// The ledger, and the way to change it; `None`: there are no budgets.
+    /// The ledger, and the channel for changes to it. `None`: no budgets.
     pub(super) budgets: Option<(SharedLedger, mpsc::Sender<Change>)>,
     pub(super) metrics: EvictionMetrics,
 }
 
 impl Handler {
-    /// Whether this replica may act for the cluster now.
+    /// Whether this replica is the leader now.
     pub fn leads(&self) -> bool {
         self.leadership.borrow().term(clock::now()).is_some()
     }
 
-    /// Evicts the pod, unless something speaks against it, or nothing is known by `deadline`.
+    /// Evicts the pod, unless a check fails or `deadline` passes before all checks are done.
     pub async fn evict(
         &self,
         node: &Arc<str>,
         request: &EvictionRequest,
         deadline: BootTime,
     ) -> Answer {
-        let begun = clock::now();
+        let started = clock::now();
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
@@ -65,7 +65,7 @@ impl Handler {
                 (refusal.label, refusal.answer)
             }
         };
-        self.metrics.answered(result, clock::now().since(begun));
+        self.metrics.answered(result, clock::now().since(started));
         answer
     }
 
@@ -82,8 +82,8 @@ impl Handler {
             Prepared::Reserved { grace, granted } => (grace, granted),
             Prepared::Done(answer) => return Ok(answer),
         };
-        if let Err(refusal) = self.is_still_wanted(deadline).await {
-            self.settle(uid, returned(granted)).await;
+        if let Err(refusal) = self.recheck(deadline).await {
+            self.settle(uid, release(granted)).await;
             return Err(refusal);
         }
         let answer = eviction::evict(&self.client, &request.target, grace).await;
@@ -93,8 +93,8 @@ impl Handler {
         Ok(answer)
     }
 
-    /// Right before the Eviction: the emergency stop, the deadline, and whether this replica still leads.
-    async fn is_still_wanted(&self, deadline: BootTime) -> Result<(), Refusal> {
+    /// Last checks right before the Eviction: emergency stop, deadline, leadership.
+    async fn recheck(&self, deadline: BootTime) -> Result<(), Refusal> {
         if self.is_stopped().await? {
             return Err(Refusal::later("stopped", "an emergency stop is in force"));
         }
@@ -107,20 +107,20 @@ impl Handler {
         Ok(())
     }
 
-    /// All that can speak against it, in the order of what it costs, and a reservation.
+    /// Runs all checks, cheapest first, and makes a reservation.
     async fn prepare(
         &self,
         node: &Arc<str>,
         request: &EvictionRequest,
     ) -> Result<Prepared, Refusal> {
         let target = &request.target;
-        let here = Place {
+        let key = BudgetKey {
             node,
             namespace: &target.namespace,
             zone: None,
             owner: None,
         };
-        self.within_budgets(&target.uid, &here)?;
+        self.within_budgets(&target.uid, &key)?;
         let pod = eviction::look::<PodObject>(&self.client, target).await;
         let pod = pod.map_err(|error| unread("the pod", &error))?;
         let pod = pod.ok_or_else(Refusal::gone)?;
@@ -141,7 +141,7 @@ impl Handler {
         Ok(Prepared::Reserved { grace, granted })
     }
 
-    /// Whether an emergency stop is in force, as the API server says now.
+    /// Reads the emergency stop from the API server.
     async fn is_stopped(&self) -> Result<bool, Refusal> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.lease_namespace);
         let object = found(call(api.get_metadata(emergency_stop::OBJECT)).await);
@@ -172,25 +172,26 @@ impl Handler {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(Denial::NotReady)) | Err(_) => Err(not_ready()),
             Ok(Err(Denial::OtherRules)) => {
-                let why = "the controller has given the node other rules since: the agent asks again when it has them";
+                let why =
+                    "the node's rules have changed: the agent retries when it has the new ones";
                 Err(Refusal::later("other_rules", why))
             }
             Ok(Err(Denial::Objection(objection))) => Err(Refusal::objection(&objection)),
         }
     }
 
-    /// Whether the budgets allow one more there, or this one already.
-    fn within_budgets(&self, uid: &str, place: &Place<'_>) -> Result<(), Refusal> {
+    /// Whether the budgets allow one more eviction, or contain this one already.
+    fn within_budgets(&self, uid: &str, key: &BudgetKey<'_>) -> Result<(), Refusal> {
         let Some((ledger, _)) = &self.budgets else {
             return Ok(());
         };
         let verdict = ledger.read(|ledger| {
-            if ledger.is_unsettled(place.node, uid) {
-                let why = "it is not known yet what became of another eviction on the node";
+            if ledger.is_unsettled(key.node, uid) {
+                let why = "the outcome of another eviction on the node is not known yet";
                 return Err(Refusal::later("unsettled", why));
             }
-            match ledger.spent(place, clock::now()) {
-                Some(spent) if !ledger.knows(uid) => Err(Refusal::spent(&spent)),
+            match ledger.spent(key, clock::now()) {
+                Some(spent) if !ledger.contains(uid) => Err(Refusal::spent(&spent)),
                 _ => Ok(()),
             }
         });
@@ -198,12 +199,13 @@ impl Handler {
     }
 
     fn is_ours(&self, uid: &str) -> bool {
-        let knows = |ledger: &SharedLedger| ledger.read(|ledger| ledger.knows(uid)) == Some(true);
+        let contains =
+            |ledger: &SharedLedger| ledger.read(|ledger| ledger.contains(uid)) == Some(true);
         let budgets = self.budgets.as_ref();
-        budgets.is_some_and(|(ledger, _)| knows(ledger))
+        budgets.is_some_and(|(ledger, _)| contains(ledger))
     }
 
-    /// Writes down that the pod is to be evicted; an eviction that is not on record is not posted.
+    /// Records the reservation. An eviction that is not on record is never posted.
     async fn reserve(&self, victim: Victim) -> Result<Granted, Refusal> {
         let Some((_, changes)) = &self.budgets else {
             return Ok(Granted::New);
@@ -219,7 +221,7 @@ impl Handler {
         }
     }
 
-    /// Has the ledger follow the answer; done when it has.
+    /// Applies the outcome to the ledger, and waits until that is done.
     async fn settle(&self, uid: &str, settled: Settlement) {
         let Some((_, changes)) = &self.budgets else {
             return;
@@ -227,14 +229,14 @@ impl Handler {
         let (done, is_done) = oneshot::channel();
         let uid = uid.to_owned();
         let change = Change::Settle { uid, settled, done };
-        // The recorder ends with this process.
+        // The recorder runs until the process exits.
         if changes.send(change).await.is_ok() {
             is_done.await.ok();
         }
     }
 }
 
-/// What an answer says of a reservation; `None`: nothing is certain, and looks at the pod settle it.
+/// Outcome of a reservation according to the answer. `None`: unclear, polling the pod will settle it.
 const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
     match answer {
         Answer::Accepted | Answer::Terminating => Some(Settlement::Known(Settled::Confirmed)),
@@ -242,12 +244,12 @@ const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
         | Answer::Budget { .. }
         | Answer::ManyBudgets { .. }
         | Answer::Refused { .. }
-        | Answer::Away { .. } => Some(returned(granted)),
+        | Answer::Away { .. } => Some(release(granted)),
         Answer::Wait { .. } | Answer::Unknown { .. } => None,
     }
 }
 
-const fn returned(granted: Granted) -> Settlement {
+const fn release(granted: Granted) -> Settlement {
     match granted {
         Granted::New => Settlement::Known(Settled::Returned),
         Granted::Again => Settlement::RefusedAgain,
@@ -255,21 +257,21 @@ const fn returned(granted: Granted) -> Settlement {
 }
 
 fn not_ready() -> Refusal {
-    let why = "the replica that leads has still to read what counts";
+    let why = "the leader has not read the eviction record yet";
     Refusal::later("not_ready", why)
 }
 
 fn unrecorded() -> Refusal {
-    let why = "the controller can't record the eviction: its log says why";
+    let why = "the controller cannot record the eviction: see its log";
     Refusal::later("unrecorded", why)
 }
 
 fn unread(what: &str, error: &CallError) -> Refusal {
-    let why = format!("{what} can't be read: {}", error.words());
+    let why = format!("failed to read {what}: {}", error.words());
     Refusal::later("unread", why)
 }
 
-/// The word by which an answer of the API server is counted.
+/// Metric label for an answer of the API server.
 const fn label(answer: &Answer) -> &'static str {
     match answer {
         Answer::Accepted => "accepted",
@@ -299,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_pod_its_controller_counts_and_no_other_owner() {
+    fn only_the_controller_of_a_pod_counts_as_owner() {
         let pod = |owners: serde_json::Value| -> PodObject {
             serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": owners}}))
                 .unwrap()

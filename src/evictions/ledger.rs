@@ -1,9 +1,9 @@
-//! Which evictions count, and whether one more is allowed. Pure.
+//! Which evictions count against the budgets, and whether one more is allowed. Pure.
 //!
-//! An eviction is reserved before it is posted, and counts from then on: until it is certain
-//! that nothing came of it, or else for the budget's window from when the pod was seen ending, and as long as the pod is
-//! ending. So in no time of a window's length do more pods begin to end than the budget allows, however late what is
-//! allowed is done, and however late it is seen.
+//! An eviction is reserved before it is posted, and counts from then on: either until it is certain that the pod was
+//! not evicted, or for the budget's window after the pod was first seen terminating, and at least while it is
+//! terminating. So no window ever sees more pods start to terminate than the budget allows, however late an allowed
+//! eviction is carried out or observed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,41 +15,42 @@ use super::record::{FirstSeen, Record, Recorded};
 use crate::engine::time::BootTime;
 use crate::ordered;
 
-/// What is allowed has to be done by then: a pod that is looked at later and does not end was not evicted.
-pub const RESERVED: Duration = Duration::from_secs(30);
-/// A pod that does not come to its end counts no longer than this, or its budget's window.
-pub const MAX_ENDING: Duration = Duration::from_mins(10);
-/// How often a pod is looked at that is to end, and one that is ending.
+/// An allowed eviction must be carried out within this time. If a later poll finds the pod running, it was not
+/// evicted.
+pub const RESERVATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// A pod that never finishes terminating counts for at most this long, or for its budget's window if that is longer.
+pub const MAX_TERMINATING: Duration = Duration::from_mins(10);
+/// Poll intervals for pods with a reservation, and for terminating pods.
 const POLL_RESERVED: Duration = Duration::from_secs(2);
 const POLL_ENDING: Duration = Duration::from_secs(10);
-/// No agent is asked to come back sooner, or later.
+/// Bounds of the retry delay given to agents.
 const MIN_WAIT: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_mins(5);
 
-/// A pod that is to be evicted, and what its eviction counts for.
+/// A pod to evict, with the attributes that budgets count by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Victim {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its node.
+    /// Node of the pod.
     pub node: String,
-    /// The node's zone, if it has one.
+    /// Zone of the node, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
-    /// Kind and name of its controller, if it has one.
+    /// Kind and name of the pod's controller, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
 
 impl Victim {
-    /// What its eviction counts for.
-    pub fn place(&self) -> Place<'_> {
-        Place {
+    /// The attributes that its eviction counts for.
+    pub fn budget_key(&self) -> BudgetKey<'_> {
+        BudgetKey {
             node: &self.node,
             namespace: &self.namespace,
             zone: self.zone.as_deref(),
@@ -58,21 +59,21 @@ impl Victim {
     }
 }
 
-/// What an eviction counts for. A zone or owner that is not known is none.
+/// The attributes that an eviction counts for. An unknown zone or owner counts for no budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
-    /// The node.
+pub struct BudgetKey<'a> {
+    /// Node of the pod.
     pub node: &'a str,
-    /// The namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// The node's zone.
+    /// Zone of the node.
     pub zone: Option<&'a str>,
     /// Kind and name of the pod's controller.
     pub owner: Option<&'a str>,
 }
 
-impl Place<'_> {
-    fn shares(&self, scope: Scope, other: &Place<'_>) -> bool {
+impl BudgetKey<'_> {
+    fn shares(&self, scope: Scope, other: &BudgetKey<'_>) -> bool {
         let same_namespace = self.namespace == other.namespace;
         match scope {
             Scope::Fleet => true,
@@ -84,12 +85,12 @@ impl Place<'_> {
     }
 }
 
-/// How far an eviction is.
+/// Progress of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It is allowed.
+    /// Allowed, not confirmed yet.
     Reserved,
-    /// The pod is ending.
+    /// The pod is terminating.
     Ending,
     /// The pod is gone.
     Ended,
@@ -99,80 +100,80 @@ pub enum Stage {
 struct Entry {
     victim: Victim,
     stage: Stage,
-    /// When it was reserved first.
+    /// When it was first reserved.
     reserved: BootTime,
-    /// When it was reserved last, or else when the pod was first seen ending.
+    /// When it was last reserved, or when the pod was first seen terminating.
     since: BootTime,
-    /// When a look at the pod was begun last.
-    looked: BootTime,
+    /// When the last poll of the pod started.
+    last_polled: BootTime,
 }
 
 impl Entry {
-    /// How much longer it counts for a budget of this window, as far as that is known; `None`: it does not count.
+    /// Remaining time for which it counts against a budget of this window. `None`: it does not count.
     fn counts(&self, window: Duration, now: BootTime) -> Option<Duration> {
         let age = now.since(self.since);
         let left = |of: Duration| of.checked_sub(age).filter(|left| !left.is_zero());
         match self.stage {
-            Stage::Reserved => Some(RESERVED.saturating_sub(age)),
-            Stage::Ending => left(window.max(MAX_ENDING))
+            Stage::Reserved => Some(RESERVATION_TIMEOUT.saturating_sub(age)),
+            Stage::Ending => left(window.max(MAX_TERMINATING))
                 .map(|at_most| left(window).unwrap_or_else(|| POLL_ENDING.min(at_most))),
             Stage::Ended => left(window),
         }
     }
 }
 
-/// That an eviction is allowed.
+/// Kind of a granted reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {
-    /// And was not before.
+    /// A new reservation.
     New,
-    /// As it was before: it counts once.
+    /// A repeated request for an existing reservation. It counts once.
     Again,
 }
 
-/// A budget that allows no more now.
+/// A budget that allows no more evictions now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spent {
-    /// Which.
+    /// Scope of the budget.
     pub scope: Scope,
-    /// How much it is.
+    /// The budget.
     pub budget: Budget,
     /// When it may allow one more.
     pub retry_after: Duration,
 }
 
-/// What is to be seen of a pod.
+/// Observed state of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// It was not asked to end.
+pub enum PodState {
+    /// Running, without a deletion timestamp.
     Running,
-    /// It was.
-    Ending,
-    /// It is no more.
+    /// It has a deletion timestamp.
+    Terminating,
+    /// It does not exist any more.
     Gone,
 }
 
-/// What became of a reservation.
+/// Outcome of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// The pod was evicted.
     Confirmed,
-    /// It was not: a disruption budget forbade it, or whoever asked did not go on.
+    /// The pod was not evicted: refused by a disruption budget, or the request was abandoned.
     Returned,
 }
 
-/// All evictions that count.
+/// All evictions that count against the budgets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     budgets: Budgets,
     entries: BTreeMap<String, Entry>,
-    /// Until then all is as if it were spent.
-    shut: BootTime,
+    /// Until then, every budget is treated as spent.
+    closed_until: BootTime,
 }
 
 impl Ledger {
-    /// As whoever led before has recorded it. What was allowed but not confirmed may be done any time now; what was
-    /// confirmed counts from when this replica first saw that it was, which is later than it happened.
+    /// Continues from the record of the previous leader. Reservations may still be carried out at any time. Confirmed
+    /// evictions count from when this replica first saw the confirmation, which is never earlier than the eviction.
     pub fn resume(budgets: Budgets, record: Record, first_seen: &FirstSeen, now: BootTime) -> Self {
         let entry = |recorded: Recorded| {
             let confirmed = first_seen.confirmed(&recorded).unwrap_or(now);
@@ -186,32 +187,32 @@ impl Ledger {
                 stage,
                 reserved: since,
                 since,
-                looked: BootTime::default(),
+                last_polled: BootTime::default(),
             };
             (entry.victim.uid.clone(), entry)
         };
         let ledger = Self {
             budgets,
             entries: record.evictions.into_iter().map(entry).collect(),
-            shut: BootTime::default(),
+            closed_until: BootTime::default(),
         };
         if record.shut {
-            ledger.shut(now)
+            ledger.close(now)
         } else {
             ledger
         }
     }
 
-    /// Where it is not known what was allowed: as if it were as much as is ever allowed.
+    /// For an unknown history: treats every budget as spent for the longest window.
     #[must_use]
-    pub fn shut(self, now: BootTime) -> Self {
+    pub fn close(self, now: BootTime) -> Self {
         Self {
-            shut: now + self.budgets.longest().max(RESERVED),
+            closed_until: now + self.budgets.longest().max(RESERVATION_TIMEOUT),
             ..self
         }
     }
 
-    /// What the next one to lead has to know.
+    /// The record for the next leader.
     pub fn record(&self, epoch: u64, now: BootTime) -> Record {
         let recorded = |entry: &Entry| Recorded {
             victim: entry.victim.clone(),
@@ -219,35 +220,35 @@ impl Ledger {
         };
         Record {
             epoch,
-            shut: !self.shut.since(now).is_zero(),
+            shut: !self.closed_until.since(now).is_zero(),
             evictions: self.entries.values().map(recorded).collect(),
         }
     }
 
-    /// Whether this pod's eviction is allowed already.
-    pub fn knows(&self, uid: &str) -> bool {
+    /// Whether the pod's eviction is in the ledger.
+    pub fn contains(&self, uid: &str) -> bool {
         self.entries.contains_key(uid)
     }
 
-    /// The broadest budget that does not allow one more there.
-    pub fn spent(&self, place: &Place<'_>, now: BootTime) -> Option<Spent> {
-        let shut = self.shut.since(now);
-        if !shut.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
-            return Some(self.full(shut.max(POLL_ENDING)));
+    /// The broadest budget that does not allow one more.
+    pub fn spent(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
+        let closed_for = self.closed_until.since(now);
+        if !closed_for.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
+            return Some(self.full(closed_for.max(POLL_ENDING)));
         }
-        let of = |scope| self.spent_of(scope, place, now);
+        let of = |scope| self.spent_in(scope, key, now);
         Scope::ALL.into_iter().find_map(of)
     }
 
-    fn spent_of(&self, scope: Scope, place: &Place<'_>, now: BootTime) -> Option<Spent> {
+    fn spent_in(&self, scope: Scope, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
         let budget = self.budgets.of(scope);
         let sharing = self.entries.values();
-        let sharing = sharing.filter(|entry| place.shares(scope, &entry.victim.place()));
+        let sharing = sharing.filter(|entry| key.shares(scope, &entry.victim.budget_key()));
         let counting = sharing.filter_map(|entry| entry.counts(budget.window, now));
         let mut left: Vec<Duration> = counting.collect();
         let too_many = left.len().checked_sub(budget.evictions.into())?;
         ordered::sort(&mut left);
-        // A budget of none has no such time.
+        // A budget of 0 never recovers.
         let wait = left.get(too_many).copied().unwrap_or(MAX_WAIT);
         Some(Spent {
             scope,
@@ -256,7 +257,7 @@ impl Ledger {
         })
     }
 
-    /// More are not remembered, whatever the budgets are.
+    /// The record is full, whatever the budgets allow.
     fn full(&self, wait: Duration) -> Spent {
         Spent {
             scope: Scope::Fleet,
@@ -265,76 +266,77 @@ impl Ledger {
         }
     }
 
-    /// Allows an eviction, if all budgets do. Asked again it is the same one, and may be done for another [`RESERVED`].
+    /// Reserves an eviction if all budgets allow it. A repeated request renews the reservation for another
+    /// [`RESERVATION_TIMEOUT`].
     ///
     /// # Errors
-    /// A budget is spent.
-    pub fn ask(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Spent> {
-        if let Some(known) = self.entries.get_mut(&victim.uid) {
-            if known.stage == Stage::Reserved {
-                known.since = now;
+    /// The budget that is spent.
+    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Spent> {
+        if let Some(entry) = self.entries.get_mut(&victim.uid) {
+            if entry.stage == Stage::Reserved {
+                entry.since = now;
             }
             return Ok(Granted::Again);
         }
-        if let Some(spent) = self.spent(&victim.place(), now) {
+        if let Some(spent) = self.spent(&victim.budget_key(), now) {
             return Err(spent);
         }
         let entry = Entry {
             stage: Stage::Reserved,
             reserved: now,
             since: now,
-            looked: now,
+            last_polled: now,
             victim,
         };
         self.entries.insert(entry.victim.uid.clone(), entry);
         Ok(Granted::New)
     }
 
-    /// The pods to look at now, `max` of them: first those that were not looked at for longest.
-    pub fn due(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
+    /// At most `max` pods to poll now, least recently polled first.
+    pub fn due_for_poll(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
         let is_due = |entry: &&mut Entry| {
             let pause = match entry.stage {
                 Stage::Reserved => POLL_RESERVED,
                 Stage::Ending => POLL_ENDING,
                 Stage::Ended => return false,
             };
-            now.since(entry.looked) >= pause
+            now.since(entry.last_polled) >= pause
         };
         let mut due: Vec<&mut Entry> = self.entries.values_mut().filter(is_due).collect();
-        ordered::sort_by(&mut due, |a, b| a.looked.cmp(&b.looked));
+        ordered::sort_by(&mut due, |a, b| a.last_polled.cmp(&b.last_polled));
         let take = |entry: &mut Entry| {
-            entry.looked = now;
+            entry.last_polled = now;
             entry.victim.clone()
         };
         due.into_iter().take(max).map(take).collect()
     }
 
-    /// Takes in a look at a pod that was begun then.
-    pub fn look(
+    /// Applies the result of a poll that started at `started`.
+    pub fn observe(
         &mut self,
         uid: &str,
-        seen: Seen,
-        begun: BootTime,
+        seen: PodState,
+        started: BootTime,
         now: BootTime,
     ) -> Option<Settled> {
         let entry = self.entries.get_mut(uid)?;
         match (entry.stage, seen) {
-            (Stage::Reserved, Seen::Running) => {
-                if begun.since(entry.since) < RESERVED {
+            (Stage::Reserved, PodState::Running) => {
+                if started.since(entry.since) < RESERVATION_TIMEOUT {
                     return None;
                 }
                 self.entries.remove(uid);
                 Some(Settled::Returned)
             }
-            (Stage::Reserved, Seen::Ending | Seen::Gone) => {
+            (Stage::Reserved, PodState::Terminating | PodState::Gone) => {
                 entry.since = now;
                 entry.stage = Stage::Ending;
-                if seen == Seen::Gone {
+                if seen == PodState::Gone {
                     entry.stage = Stage::Ended;
                 }
                 Some(Settled::Confirmed)
             }
-            (Stage::Ending, Seen::Gone) => {
+            (Stage::Ending, PodState::Gone) => {
                 entry.stage = Stage::Ended;
                 None
             }
@@ -342,13 +344,13 @@ impl Ledger {
         }
     }
 
-    /// Whether another pod of the node may still be evicted: it is reserved, and nothing is known of it yet.
+    /// Whether another pod of the node has a reservation with an unknown outcome.
     pub fn is_unsettled(&self, node: &str, uid: &str) -> bool {
         let mut others = self.entries.values().filter(|it| it.victim.uid != uid);
         others.any(|it| it.stage == Stage::Reserved && it.victim.node == node)
     }
 
-    /// The reservation is on record only now: its Eviction follows.
+    /// Restarts the reservation's timeout once it is on record, right before the Eviction is posted.
     pub fn renew(&mut self, uid: &str, now: BootTime) {
         let reserved = self.entries.get_mut(uid);
         if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
@@ -356,8 +358,8 @@ impl Ledger {
         }
     }
 
-    /// The API server has refused a pod that was reserved before: that may still be carried out, for no longer than without
-    /// this request.
+    /// The API server refused a pod that had an earlier reservation. That one may still be carried out, within its
+    /// original timeout.
     pub fn refused_again(&mut self, uid: &str) {
         let reserved = self.entries.get_mut(uid);
         if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
@@ -365,7 +367,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in what the API server answered to the Eviction of a reserved pod; whether it was still reserved.
+    /// Applies the API server's answer to a reservation. Returns whether it was still open.
     pub fn settle(&mut self, uid: &str, settled: Settled, now: BootTime) -> bool {
         let Some(entry) = self.entries.get_mut(uid) else {
             return false;
@@ -380,14 +382,14 @@ impl Ledger {
         true
     }
 
-    /// Forgets what counts for no budget any more.
-    pub fn forget(&mut self, now: BootTime) {
+    /// Removes entries that count for no budget any more.
+    pub fn prune(&mut self, now: BootTime) {
         let longest = self.budgets.longest();
         self.entries
             .retain(|_, entry| entry.counts(longest, now).is_some());
     }
 
-    /// How many evictions are at each stage.
+    /// Number of evictions at each stage.
     pub fn stages(&self) -> [(Stage, usize); 3] {
         [Stage::Reserved, Stage::Ending, Stage::Ended].map(|stage| {
             let at = self.entries.values().filter(|entry| entry.stage == stage);
@@ -395,7 +397,7 @@ impl Ledger {
         })
     }
 
-    /// How many evictions count for the fleet's budget.
+    /// Number of evictions that count for the fleet budget.
     pub fn fleet(&self, now: BootTime) -> usize {
         let window = self.budgets.fleet.window;
         let counting = self.entries.values();

@@ -1,4 +1,4 @@
-//! Figures on evictions for Prometheus.
+//! Prometheus metrics about evictions.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ struct StateLabels {
     state: &'static str,
 }
 
-/// The figures; a clone is the same figures.
+/// The metrics. Clones share the same values.
 #[derive(Clone, Debug)]
 pub struct EvictionMetrics {
     answers: Family<ResultLabels, Counter>,
@@ -44,7 +44,8 @@ impl Default for EvictionMetrics {
 }
 
 impl EvictionMetrics {
-    /// Makes them known, and counts from 0: a counter that appears with its first count has not grown, to Prometheus.
+    /// Registers the metrics. Counters start at 0: Prometheus misses the first increment of a series that appears with
+    /// it.
     pub fn register(&self, registry: &mut Registry) {
         for result in Scope::ALL.map(Scope::name).into_iter().chain(["accepted"]) {
             drop(self.answers.get_or_create(&ResultLabels { result }));
@@ -52,23 +53,23 @@ impl EvictionMetrics {
         for result in ["confirmed", "returned"] {
             drop(self.settled.get_or_create(&ResultLabels { result }));
         }
-        let help = "Answers to agents that ask for an eviction: accepted, what else the API server said, or why it was not asked: the budget that is spent, or what is wrong with the request";
+        let help = "Answers to eviction requests of agents: accepted, another answer of the API server, or why it was not asked: the budget that is spent, or what is wrong with the request";
         registry.register("eviction_answers", help, self.answers.clone());
         let help = "Time from an agent's request for an eviction to its answer";
         let seconds = self.seconds.clone();
         registry.register_with_unit("eviction_answer", help, Unit::Seconds, seconds);
-        let help = "Evictions that were allowed, by what came of them: confirmed, or returned to the budgets";
+        let help = "Allowed evictions by outcome: confirmed, or returned to the budgets";
         registry.register("eviction_settled", help, self.settled.clone());
-        let help =
-            "Evictions that count, by how far they are: reserved, ending or ended; of the leader";
+        let help = "Evictions that count against the budgets, by stage: reserved, ending or ended; leader only";
         registry.register("evictions", help, self.stages.clone());
-        let help = "Evictions that count for the fleet's budget; of the leader";
+        let help = "Evictions that count against the fleet's budget; leader only";
         registry.register("eviction_fleet_used", help, self.fleet.clone());
-        let help = "Times the record of evictions could not be written or read: nothing is allowed meanwhile";
+        let help =
+            "Failed reads or writes of the eviction record: no eviction is allowed meanwhile";
         registry.register("eviction_record_errors", help, self.unrecorded.clone());
     }
 
-    /// One series of each family: for the documentation.
+    /// Creates one series of each family, for the documentation.
     pub fn example(&self) {
         with_one_series(&self.stages);
     }
@@ -90,7 +91,7 @@ impl EvictionMetrics {
         self.unrecorded.inc();
     }
 
-    /// What counts; `None`: this replica does not count.
+    /// Sets the gauges from the ledger. `None`: this replica does not lead.
     pub(super) fn counts(&self, ledger: Option<&Ledger>, now: BootTime) {
         let Some(ledger) = ledger else {
             self.stages.clear();

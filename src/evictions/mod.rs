@@ -39,69 +39,69 @@ use refusal::Refusal;
 
 pub use metrics::EvictionMetrics;
 
-/// So many requests wait to be taken up; agents of further ones ask again.
+/// Limit of queued requests. Agents retry those beyond it.
 const MAX_WAITING: usize = 256;
 
-/// How the leader evicts.
+/// Settings of evictions by the leader.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The namespace of the record.
+    /// Namespace of the record.
     pub namespace: String,
-    /// The `ConfigMap` with the evictions that count.
+    /// Name of the `ConfigMap` that records the evictions that count.
     pub record: String,
-    /// How many are allowed; `None`: any number.
+    /// Budgets. `None`: unlimited.
     pub budgets: Option<Budgets>,
-    /// The namespace of the emergency stop, which is that of the agents' Leases.
+    /// Namespace of the emergency stop, which is that of the agents' Leases.
     pub lease_namespace: String,
-    /// The figures for Prometheus.
+    /// Prometheus metrics.
     pub metrics: EvictionMetrics,
 }
 
-/// Whether the rules that the controller has given `node` allow an eviction.
+/// Query to the reconciler: do the rules of `node` allow this eviction?
 #[derive(Debug)]
 pub struct RuleQuery {
-    /// The node, as its agent's token says.
+    /// The node, from the agent's token.
     pub node: Arc<str>,
     /// `spec.hash` of the `NodeWatermark` that the agent enforces.
     pub hash: String,
-    /// The rule that asks for it.
+    /// The rule that requests the eviction.
     pub rule: RuleId,
     /// The pod as the API server has it.
     pub pod: Box<PodObject>,
-    /// Where the answer goes.
+    /// Channel for the answer.
     pub reply: oneshot::Sender<Result<Permit, Denial>>,
 }
 
-/// That a node's rules allow an eviction.
+/// The node's rules allow the eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
-    /// From the first signal to the kill.
+    /// Grace period of the eviction.
     pub grace: Duration,
-    /// The zone of the node, if it is in one.
+    /// Zone of the node, if any.
     pub zone: Option<String>,
 }
 
-/// That they do not.
+/// The node's rules do not allow the eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denial {
     /// The controller has not read all policies and nodes yet, or does not lead.
     NotReady,
-    /// The agent enforces other rules than the controller has given its node last.
+    /// The agent enforces other rules than the controller last assigned to its node.
     OtherRules,
     /// The pod must not be evicted for this rule.
     Objection(Objection),
 }
 
-/// What a request is answered.
+/// Reply to an eviction request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// By the leader.
+    /// The leader's answer.
     Answer(Answer),
-    /// This replica does not lead; the one that does, if that is known, is there.
+    /// This replica does not lead. Carries the leader's address, if known.
     NotLeading(Option<IpAddr>),
 }
 
-/// Where requests go; a clone is the same place.
+/// Handle for eviction requests. Clones share the same queue.
 #[derive(Clone, Debug)]
 pub struct Evictions {
     requests: mpsc::Sender<Pending>,
@@ -110,7 +110,7 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// Evicts a pod of `node`, whose agent asks for it, unless something speaks against it.
+    /// Requests the eviction of a pod of `node` on behalf of its agent.
     pub async fn evict(&self, node: Arc<str>, request: EvictionRequest) -> Reply {
         let (reply, answer) = oneshot::channel();
         let pending = Pending {
@@ -119,7 +119,7 @@ impl Evictions {
             reply,
         };
         if self.requests.try_send(pending).is_err() {
-            let refusal = Refusal::later("busy", "too many evictions are asked for at once");
+            let refusal = Refusal::later("busy", "too many eviction requests at once");
             self.metrics.answered(refusal.label, Duration::ZERO);
             return Reply::Answer(refusal.answer);
         }
@@ -133,7 +133,7 @@ impl Evictions {
 
 #[cfg(test)]
 impl Evictions {
-    /// Of a replica that never leads.
+    /// For a replica that never leads.
     pub fn unconnected() -> Self {
         Self {
             requests: mpsc::channel(1).0,
@@ -157,8 +157,8 @@ impl Options {
     }
 }
 
-/// Where requests go, and what has to be awaited for them to be carried out. `rules` is where the controller answers what it has
-/// given a node.
+/// Returns the handle for requests, and the future that carries them out. `rules` reaches the reconciler that knows
+/// each node's rules.
 pub fn start(
     client: Client,
     options: Options,

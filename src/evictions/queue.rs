@@ -1,4 +1,4 @@
-//! Requests of all nodes: one at a time of each, and each done once however often it comes.
+//! Queue of eviction requests: one at a time per node, and each carried out once, however often it is repeated.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::cluster::clock;
 use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
-/// So many are carried out at a time; others wait.
-const MAX_AT_ONCE: usize = 64;
+/// Limit of requests in progress at a time; others wait.
+const MAX_CONCURRENT: usize = 64;
 
-/// No more requests of one node are taken in so long; an agent has no more pods to ask for at a time.
+/// Rate limit per node. An agent never has more pods to evict in that time.
 const WINDOW: Duration = Duration::from_secs(10);
 const MAX_IN_WINDOW: u32 = 64;
-/// A request does not come again after so long.
-const REMEMBERED: Duration = Duration::from_mins(10);
+/// A request is not repeated after this time.
+const HISTORY: Duration = Duration::from_mins(10);
 
-/// A request, and where its answer goes; `None`: this replica does not lead.
+/// A request with the channel for its answer; `None` is sent if this replica does not lead.
 #[derive(Debug)]
 pub struct Pending {
-    /// The node whose agent asks.
+    /// The node whose agent sent it.
     pub node: Arc<str>,
-    /// What it asks for.
+    /// The request.
     pub request: EvictionRequest,
-    /// The answer.
+    /// Channel for the answer.
     pub reply: oneshot::Sender<Option<Answer>>,
 }
 
@@ -39,26 +39,26 @@ type Reply = oneshot::Sender<Option<Answer>>;
 
 /// The last request of a node.
 #[derive(Debug)]
-struct Last {
+struct LastRequest {
     key: Key,
     state: State,
-    /// When the window began, and how many requests were taken in it.
+    /// Start of the rate limit window, and the number of requests in it.
     window: (BootTime, u32),
 }
 
 #[derive(Debug)]
 enum State {
-    /// It is being carried out; these wait for the answer.
+    /// In progress, with the channels waiting for the answer.
     Running(Vec<Reply>),
     Done(Answer),
 }
 
-impl Last {
+impl LastRequest {
     const fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
 
-    /// The same request again: it gets the same answer.
+    /// Handles a repeated request: it gets the same answer.
     fn again(&mut self, reply: Reply) -> Step {
         match &mut self.state {
             State::Running(replies) => {
@@ -69,11 +69,11 @@ impl Last {
         }
     }
 
-    /// Why another request of the node is not carried out.
+    /// Why another request of the node is refused.
     fn refusal_of(&self, key: &Key) -> Option<Refusal> {
         if self.is_running() {
-            // Its agent was restarted meanwhile, most likely.
-            let why = "another eviction of the same node is under way";
+            // Most likely the agent was restarted.
+            let why = "another eviction of the same node is in progress";
             return Some(Refusal::later("running", why));
         }
         let is_older = self.key.boot_id == key.boot_id && self.key > *key;
@@ -81,24 +81,24 @@ impl Last {
     }
 }
 
-/// What is to be done with a request.
+/// What to do with a request.
 #[derive(Debug)]
 enum Step {
-    /// It is new: carry it out.
+    /// New: carry it out.
     Run,
-    /// Answer it so.
+    /// Answer it.
     Answer(Reply, Answer),
     /// Refuse it.
     Refuse(Reply, Refusal),
-    /// It is answered with the one that is under way.
+    /// Already in progress: it gets the same answer.
     Join,
 }
 
 /// The last request of each node.
 #[derive(Debug, Default)]
-struct Lasts(HashMap<Arc<str>, Last>);
+struct LastRequests(HashMap<Arc<str>, LastRequest>);
 
-impl Lasts {
+impl LastRequests {
     fn take(&mut self, node: &Arc<str>, key: &Key, reply: Reply, now: BootTime) -> Step {
         let mut window = (now, 0);
         if let Some(last) = self.0.get_mut(node) {
@@ -113,10 +113,10 @@ impl Lasts {
             }
         }
         if window.1 >= MAX_IN_WINDOW {
-            let why = "the node's agent asks for too many evictions";
+            let why = "the node's agent requests too many evictions";
             return Step::Refuse(reply, Refusal::later("too_many", why));
         }
-        let last = Last {
+        let last = LastRequest {
             key: key.clone(),
             state: State::Running(vec![reply]),
             window: (window.0, window.1 + 1),
@@ -126,20 +126,20 @@ impl Lasts {
         Step::Run
     }
 
-    /// Nodes come and go.
+    /// Removes nodes without recent requests.
     fn forget_old(&mut self, now: BootTime) {
-        let is_recent = |last: &Last| now.since(last.window.0) < REMEMBERED;
+        let is_recent = |last: &LastRequest| now.since(last.window.0) < HISTORY;
         self.0
             .retain(|_, last| is_recent(last) || last.is_running());
     }
 
-    /// The next leader knows nothing of requests that were answered here.
+    /// Forgets answered requests: the next leader does not know them.
     fn forget_answered(&mut self) {
         self.0.retain(|_, last| last.is_running());
     }
 
-    /// Takes in the answer, and returns who waits for it.
-    fn done(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
+    /// Stores the answer, and returns the channels waiting for it.
+    fn finish(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
         let Some(last) = self.0.get_mut(node) else {
             return Vec::new();
         };
@@ -150,29 +150,30 @@ impl Lasts {
     }
 }
 
-/// Carries requests out.
+/// Carries out requests.
 pub struct Queue {
     handler: Arc<Handler>,
     pending: mpsc::Receiver<Pending>,
-    lasts: Lasts,
-    /// Accepted, and not begun: at most one of each node.
+    last_requests: LastRequests,
+    /// Accepted but not started, at most one per node.
     waiting: VecDeque<(Arc<str>, EvictionRequest, BootTime)>,
     running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
 }
 
 impl Queue {
-    /// Those that come by `pending`.
+    /// Takes requests from `pending`.
     pub fn new(handler: Handler, pending: mpsc::Receiver<Pending>) -> Self {
         Self {
             handler: Arc::new(handler),
             pending,
-            lasts: Lasts::default(),
+            last_requests: LastRequests::default(),
             waiting: VecDeque::new(),
             running: FuturesUnordered::new(),
         }
     }
 
-    /// Runs until no listener is left. What was begun is finished, also where the connection of its agent is gone.
+    /// Runs until all senders are dropped. A request that was started is finished even if the agent's connection is
+    /// gone.
     pub async fn run(mut self) {
         loop {
             tokio::select! {
@@ -180,9 +181,9 @@ impl Queue {
                     Some(pending) => self.take(pending),
                     None => return,
                 },
-                Some((node, answer)) = self.running.next() => self.done(&node, &answer),
+                Some((node, answer)) = self.running.next() => self.finish(&node, &answer),
             }
-            self.begin();
+            self.start_waiting();
         }
     }
 
@@ -193,12 +194,12 @@ impl Queue {
             reply,
         } = pending;
         if !self.handler.leads() {
-            self.lasts.forget_answered();
+            self.last_requests.forget_answered();
             reply.send(None).ok();
             return;
         }
         let now = clock::now();
-        match self.lasts.take(&node, &request.key, reply, now) {
+        match self.last_requests.take(&node, &request.key, reply, now) {
             Step::Run => self
                 .waiting
                 .push_back((node, request, now + ANSWER_TIMEOUT)),
@@ -211,15 +212,15 @@ impl Queue {
         }
     }
 
-    /// Begins what waits, as many as may run at a time. What came too long ago is not done any more: its agent has given up.
-    fn begin(&mut self) {
-        while self.running.len() < MAX_AT_ONCE
+    /// Starts waiting requests up to the limit. Those that waited too long are dropped: their agent has timed out.
+    fn start_waiting(&mut self) {
+        while self.running.len() < MAX_CONCURRENT
             && let Some((node, request, deadline)) = self.waiting.pop_front()
         {
             if clock::now() >= deadline {
                 let late = Refusal::late();
                 self.handler.metrics.answered(late.label, ANSWER_TIMEOUT);
-                self.done(&node, &late.answer);
+                self.finish(&node, &late.answer);
                 continue;
             }
             let handler = Arc::clone(&self.handler);
@@ -231,8 +232,8 @@ impl Queue {
         }
     }
 
-    fn done(&mut self, node: &str, answer: &Answer) {
-        for reply in self.lasts.done(node, answer) {
+    fn finish(&mut self, node: &str, answer: &Answer) {
+        for reply in self.last_requests.finish(node, answer) {
             // The connection may be gone.
             reply.send(Some(answer.clone())).ok();
         }
@@ -250,34 +251,37 @@ mod tests {
         }
     }
 
-    fn take(lasts: &mut Lasts, key: &Key) -> (Step, oneshot::Receiver<Option<Answer>>) {
-        take_at(lasts, key, 0)
+    fn take(
+        last_requests: &mut LastRequests,
+        key: &Key,
+    ) -> (Step, oneshot::Receiver<Option<Answer>>) {
+        take_at(last_requests, key, 0)
     }
 
     fn take_at(
-        lasts: &mut Lasts,
+        last_requests: &mut LastRequests,
         key: &Key,
         second: u64,
     ) -> (Step, oneshot::Receiver<Option<Answer>>) {
         let (reply, answer) = oneshot::channel();
         let now = BootTime::default() + Duration::from_secs(100 + second);
-        (lasts.take(&Arc::from("n"), key, reply, now), answer)
+        (last_requests.take(&Arc::from("n"), key, reply, now), answer)
     }
 
     #[test]
-    fn a_request_that_comes_again_is_answered_the_same_and_done_once() {
-        let mut lasts = Lasts::default();
-        let (first, _answer) = take(&mut lasts, &key("b", 1));
+    fn a_repeated_request_gets_the_same_answer_and_runs_once() {
+        let mut last_requests = LastRequests::default();
+        let (first, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(matches!(first, Step::Run), "{first:?}");
-        let (again, _answer) = take(&mut lasts, &key("b", 1));
+        let (again, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(matches!(again, Step::Join), "{again:?}");
-        let (other, _answer) = take(&mut lasts, &key("b", 2));
+        let (other, _answer) = take(&mut last_requests, &key("b", 2));
         assert!(
             matches!(&other, Step::Refuse(_, refusal) if refusal.label == "running"),
             "{other:?}"
         );
-        assert_eq!(lasts.done("n", &Answer::Accepted).len(), 2);
-        let (late, _answer) = take(&mut lasts, &key("b", 1));
+        assert_eq!(last_requests.finish("n", &Answer::Accepted).len(), 2);
+        let (late, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(
             matches!(late, Step::Answer(_, Answer::Accepted)),
             "{late:?}"
@@ -285,31 +289,31 @@ mod tests {
     }
 
     #[test]
-    fn a_thief_of_a_token_does_not_keep_the_leader_busy() {
-        let mut lasts = Lasts::default();
-        let runs = |lasts: &mut Lasts, sequence, second| {
-            let (step, _answer) = take_at(lasts, &key("b", sequence), second);
+    fn a_stolen_token_cannot_flood_the_leader() {
+        let mut last_requests = LastRequests::default();
+        let runs = |last_requests: &mut LastRequests, sequence, second| {
+            let (step, _answer) = take_at(last_requests, &key("b", sequence), second);
             let runs = matches!(step, Step::Run);
-            drop(lasts.done("n", &Answer::Gone));
+            drop(last_requests.finish("n", &Answer::Gone));
             runs
         };
-        let taken = (0..1000).filter(|sequence| runs(&mut lasts, *sequence, 0));
+        let taken = (0..1000).filter(|sequence| runs(&mut last_requests, *sequence, 0));
         assert_eq!(taken.count(), 64);
-        assert!(!runs(&mut lasts, 2000, 9));
-        assert!(runs(&mut lasts, 2001, 10), "another window");
+        assert!(!runs(&mut last_requests, 2000, 9));
+        assert!(runs(&mut last_requests, 2001, 10), "another window");
     }
 
     #[test]
-    fn what_is_older_than_the_last_of_the_boot_is_refused_and_a_new_boot_begins_again() {
-        let mut lasts = Lasts::default();
-        drop(take(&mut lasts, &key("b", 7)));
-        drop(lasts.done("n", &Answer::Gone));
-        let (old, _answer) = take(&mut lasts, &key("b", 6));
+    fn older_requests_of_a_boot_are_refused_and_a_new_boot_starts_over() {
+        let mut last_requests = LastRequests::default();
+        drop(take(&mut last_requests, &key("b", 7)));
+        drop(last_requests.finish("n", &Answer::Gone));
+        let (old, _answer) = take(&mut last_requests, &key("b", 6));
         assert!(
             matches!(&old, Step::Refuse(_, refusal) if refusal.label == "outdated"),
             "{old:?}"
         );
-        let (booted, _answer) = take(&mut lasts, &key("a", 1));
+        let (booted, _answer) = take(&mut last_requests, &key("a", 1));
         assert!(matches!(booted, Step::Run), "{booted:?}");
     }
 }

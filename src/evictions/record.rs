@@ -1,4 +1,5 @@
-//! What outlives a leader: the evictions that count, in a `ConfigMap` that is written before any of them is allowed.
+//! The record that survives a failover: evictions that count, in a `ConfigMap` that is written before any of them is
+//! posted.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +8,31 @@ use serde::{Deserialize, Serialize};
 use super::ledger::Victim;
 use crate::engine::time::BootTime;
 
-/// The evictions that count. No times: clocks of machines are never compared.
+/// The evictions that count. It has no times: clocks of different machines are never compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// The term of the leader that wrote it. A replica that finds a later one than its own leads no more.
+    /// Term of the leader that wrote it. A replica that finds a later term than its own has lost leadership.
     pub epoch: u64,
-    /// It is not known what was allowed before: nothing is, for as long as anything can count.
+    /// The history is unknown: nothing is allowed for as long as anything could count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shut: bool,
-    /// Those that are allowed, or were done a while ago.
+    /// Evictions that are reserved or confirmed.
     pub evictions: Vec<Recorded>,
 }
 
-/// One of them.
+/// A recorded eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Recorded {
     /// The pod.
     pub victim: Victim,
-    /// It was seen ending.
+    /// It was seen terminating.
     pub confirmed: bool,
 }
 
 impl Record {
-    /// As it is kept.
+    /// Parses the stored form.
     ///
     /// # Errors
     /// It is not a record.
@@ -39,20 +40,20 @@ impl Record {
         serde_json::from_str(text)
     }
 
-    /// As it is kept.
+    /// The stored form.
     pub fn write(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// When this replica first saw, by its own clock, that evictions were confirmed. A standby follows the record for this:
-/// what it saw a minute ago happened at least a minute ago.
+/// When this replica first saw each confirmation, by its own clock. A standby follows the record for this: what it saw
+/// a minute ago happened at least a minute ago.
 #[derive(Clone, Debug, Default)]
 pub struct FirstSeen(BTreeMap<String, BootTime>);
 
 impl FirstSeen {
-    /// Takes in the record as it is now.
-    pub fn take(&mut self, record: &Record, now: BootTime) {
+    /// Updates from the current record.
+    pub fn update(&mut self, record: &Record, now: BootTime) {
         let before = std::mem::take(&mut self.0);
         let confirmed = record.evictions.iter().filter(|it| it.confirmed);
         let since = |uid: &String| before.get(uid).copied().unwrap_or(now);
@@ -60,7 +61,7 @@ impl FirstSeen {
         self.0 = uids.map(|uid| (uid.clone(), since(&uid))).collect();
     }
 
-    /// When that was; `None`: it is new.
+    /// When the confirmation was first seen. `None`: just now.
     pub fn confirmed(&self, recorded: &Recorded) -> Option<BootTime> {
         self.0.get(&recorded.victim.uid).copied()
     }

@@ -1,5 +1,5 @@
-//! Records what counts against the budgets before an Eviction is posted; the next leader begins with the record. It is written by
-//! its version, so that a replica that no longer leads can reserve nothing.
+//! Records evictions before they are posted, so that the next leader can continue from the record. Writes are
+//! conditional on the record's version, so that a replica that lost leadership can reserve nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{Granted, Ledger, Seen, Settled, Spent, Victim};
+use super::ledger::{Granted, Ledger, PodState, Settled, Spent, Victim};
 use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
 use crate::cluster::client::{CallError, call, describe, found, stored};
@@ -30,21 +30,21 @@ use crate::crd::pod_facts::PodObject;
 use crate::engine::time::BootTime;
 
 const FIELD: &str = "evictions.json";
-/// How often is looked what is due.
+/// Interval of periodic work.
 const TICK: Duration = Duration::from_secs(1);
-/// So many pods are looked at at a time.
-const MAX_LOOKS: usize = 64;
-/// So many questions are answered with one write.
-const MAX_AT_ONCE: usize = 256;
-/// A write that came after another client's is tried so often: people rarely write there.
-const TRIES: usize = 3;
+/// Limit of concurrent pod polls.
+const MAX_CONCURRENT_POLLS: usize = 64;
+/// Limit of reservations per write.
+const MAX_BATCH: usize = 256;
+/// Attempts after a write conflict. Other clients rarely write this object.
+const MAX_ATTEMPTS: usize = 3;
 
-/// Why nothing can be allowed.
+/// Why no eviction can be allowed.
 #[derive(Debug, Error)]
 pub enum RecordError {
     /// The record can't be read or written.
-    #[error("failed to keep the ConfigMap {0}: {words}", words = .1.words())]
-    Keep(String, CallError),
+    #[error("failed to read or write the ConfigMap {0}: {words}", words = .1.words())]
+    Access(String, CallError),
     /// Another replica leads.
     #[error("another replica leads after term {0}")]
     Deposed(u64),
@@ -55,37 +55,37 @@ pub enum RecordError {
 
 /// A change of the ledger.
 pub enum Change {
-    /// A pod is to be evicted.
+    /// Reserves an eviction.
     Reserve {
         /// The pod.
         victim: Victim,
-        /// Whether the budgets allow it; dropped where it can't be recorded.
+        /// Result of the reservation; dropped if it can't be recorded.
         reply: oneshot::Sender<Result<Granted, Spent>>,
     },
-    /// The API server has answered what became of it.
+    /// Settles a reservation by the API server's answer.
     Settle {
-        /// The pod's UID.
+        /// UID of the pod.
         uid: String,
-        /// What became of it.
+        /// The outcome.
         settled: Settlement,
-        /// It is in the ledger.
+        /// Signals that the ledger is updated.
         done: oneshot::Sender<()>,
     },
 }
 
-/// What the API server's answer says of a reservation.
+/// Effect of the API server's answer on a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settlement {
-    /// The pod is being terminated, or is not.
+    /// The outcome is certain.
     Known(Settled),
-    /// It is not by this request; an earlier one of the same pod may still be carried out.
+    /// This request was refused, but an earlier one for the same pod may still be carried out.
     RefusedAgain,
 }
 
-/// A pod to reserve an eviction for, and where the answer goes.
+/// A pod to reserve an eviction for, and the channel for the result.
 type Reservation = (Victim, oneshot::Sender<Result<Granted, Spent>>);
 
-/// The ledger as others read it; `None`: this replica does not lead, or has not read the record yet.
+/// The ledger, shared with the handler. `None`: this replica does not lead, or has not read the record yet.
 #[derive(Clone, Default)]
 pub struct SharedLedger(Arc<Mutex<Option<Ledger>>>);
 
@@ -94,7 +94,7 @@ impl SharedLedger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads it.
+    /// Reads the ledger.
     pub fn read<T>(&self, read: impl FnOnce(&Ledger) -> T) -> Option<T> {
         self.lock().as_ref().map(read)
     }
@@ -104,46 +104,46 @@ impl SharedLedger {
     }
 }
 
-/// Where the record is, and what it counts for.
+/// Where the record is, and the budgets that it counts for.
 #[derive(Clone)]
 pub struct Location {
-    /// The namespace of the `ConfigMap`.
+    /// Namespace of the `ConfigMap`.
     pub namespace: String,
-    /// Its name.
+    /// Name of the `ConfigMap`.
     pub name: String,
     /// The budgets.
     pub budgets: Budgets,
 }
 
-/// A pod that was looked at from then on, and what was to be seen.
-type Look = (String, BootTime, Result<Seen, CallError>);
+/// UID of a polled pod, when the poll started, and its result.
+type PollResult = (String, BootTime, Result<PodState, CallError>);
 
-/// Records it.
+/// Keeps the ledger and its record in step.
 pub struct Recorder {
     client: Client,
     records: Api<ConfigMap>,
     location: Location,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     ledger: SharedLedger,
     changes: mpsc::Receiver<Change>,
     metrics: EvictionMetrics,
     first_seen: FirstSeen,
-    looks: FuturesUnordered<BoxFuture<'static, Look>>,
-    /// The term in which the ledger was opened.
+    polls: FuturesUnordered<BoxFuture<'static, PollResult>>,
+    /// Term in which the ledger was opened.
     epoch: Option<u64>,
-    /// The record as it was written last, and its version; `None`: there is none.
+    /// The record as last written, and its version. `None`: it does not exist.
     written: Record,
     version: Option<String>,
-    /// What went wrong last, so that it is logged once.
-    wrong: String,
+    /// The last error, so that it is logged once.
+    last_error: String,
 }
 
 impl Recorder {
-    /// Begins with nothing.
+    /// Starts without a ledger.
     pub fn new(
         client: Client,
         location: Location,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         ledger: SharedLedger,
         changes: mpsc::Receiver<Change>,
         metrics: EvictionMetrics,
@@ -152,52 +152,52 @@ impl Recorder {
             records: Api::namespaced(client.clone(), &location.namespace),
             client,
             location,
-            standing,
+            leadership,
             ledger,
             changes,
             metrics,
             first_seen: FirstSeen::default(),
-            looks: FuturesUnordered::new(),
+            polls: FuturesUnordered::new(),
             epoch: None,
             written: Record::default(),
             version: None,
-            wrong: String::new(),
+            last_error: String::new(),
         }
     }
 
-    /// Runs for as long as the ledger can be changed.
+    /// Runs until all senders of changes are dropped.
     pub async fn run(mut self) {
         let followed = watch_object(self.records.clone(), &self.location.name).default_backoff();
         let mut followed = followed.boxed();
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut standing = self.standing.clone();
+        let mut leadership = self.leadership.clone();
         loop {
             tokio::select! {
                 change = self.changes.recv() => match change {
-                    Some(change) => self.take(change).await,
+                    Some(change) => self.apply(change).await,
                     None => return,
                 },
                 Some(record) = followed.next() => self.follow(record.ok().flatten().as_ref()),
-                Some(look) = self.looks.next() => self.looked(look),
-                changed = standing.changed() => match changed {
-                    Ok(()) => self.turn().await,
+                Some(result) = self.polls.next() => self.polled(result),
+                changed = leadership.changed() => match changed {
+                    Ok(()) => self.reconcile().await,
                     Err(_) => return,
                 },
-                _ = tick.tick() => self.turn().await,
+                _ = tick.tick() => self.reconcile().await,
             }
         }
     }
 
-    /// Takes in the record as an API server shows it.
+    /// Follows the record as a standby.
     fn follow(&mut self, map: Option<&ConfigMap>) {
         if let Some(Ok(record)) = map.map(read) {
-            self.first_seen.take(&record, clock::now());
+            self.first_seen.update(&record, clock::now());
         }
     }
 
-    /// Leads, or ceases to, and does what is due.
-    async fn turn(&mut self) {
+    /// Opens or closes the ledger with leadership, and does periodic work.
+    async fn reconcile(&mut self) {
         let epoch = self.term();
         if self.epoch != epoch {
             self.close();
@@ -210,77 +210,77 @@ impl Recorder {
         } else {
             self.settle(epoch).await
         };
-        self.note(outcome);
+        self.log_outcome(outcome);
         let now = clock::now();
         let ledger = self.ledger.lock();
         self.metrics.counts(ledger.as_ref(), now);
     }
 
     fn term(&self) -> Option<u64> {
-        let term = self.standing.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::now());
         term.map(|term| term.epoch)
     }
 
     fn close(&mut self) {
         self.epoch = None;
         *self.ledger.lock() = None;
-        self.looks.clear();
+        self.polls.clear();
         self.metrics.counts(None, clock::now());
     }
 
-    fn note(&mut self, outcome: Result<(), RecordError>) {
+    fn log_outcome(&mut self, outcome: Result<(), RecordError>) {
         let why = outcome
             .err()
             .map_or_else(String::new, |error| describe(&error));
         if !why.is_empty() {
             self.metrics.unrecorded();
         }
-        if why != self.wrong && !why.is_empty() {
+        if why != self.last_error && !why.is_empty() {
             tracing::error!(why, "no pod is evicted");
         }
-        self.wrong = why;
+        self.last_error = why;
     }
 
-    /// Begins a term with what the last leader has recorded.
+    /// Starts a term from the previous leader's record.
     async fn open(&mut self, epoch: u64) -> Result<(), RecordError> {
         let record = self.read(epoch).await?;
         let now = clock::now();
         let ledger = if let Ok(record) = record {
-            self.first_seen.take(&record, now);
+            self.first_seen.update(&record, now);
             Ledger::resume(self.location.budgets, record, &self.first_seen, now)
         } else {
             let nothing = Record::default();
-            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).shut(now)
+            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).close(now)
         };
-        // By the version that was read: where the last leader has recorded more since, that is read first.
+        // Conditional on the version just read: if the previous leader has written since, that is read first.
         let stored = self.store(&ledger.record(epoch, now)).await;
-        stored.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
+        stored.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
         let counting = self.written.evictions.len();
         tracing::info!(
             epoch,
             counting,
-            "evicting pods for agents, as far as the budgets allow"
+            "ready to evict pods for agents, within the budgets"
         );
         *self.ledger.lock() = Some(ledger);
         self.epoch = Some(epoch);
         Ok(())
     }
 
-    /// Looks at pods, and records what was settled since.
+    /// Polls pods, and records what was settled since.
     async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
         let now = clock::now();
-        let free = MAX_LOOKS.saturating_sub(self.looks.len());
+        let free = MAX_CONCURRENT_POLLS.saturating_sub(self.polls.len());
         let due = self.ledger.change(|ledger| {
-            ledger.forget(now);
-            ledger.due(now, free)
+            ledger.prune(now);
+            ledger.due_for_poll(now, free)
         });
         for victim in due.unwrap_or_default() {
             let client = self.client.clone();
-            let look = async move {
-                let seen = look(&client, &victim).await;
-                (victim.uid, now, seen)
+            let poll = async move {
+                let state = poll(&client, &victim).await;
+                (victim.uid, now, state)
             };
-            self.looks.push(look.boxed());
+            self.polls.push(poll.boxed());
         }
         match self.ledger.read(|ledger| ledger.record(epoch, now)) {
             Some(record) if record != self.written => self.write(epoch, &record).await,
@@ -288,24 +288,24 @@ impl Recorder {
         }
     }
 
-    fn looked(&mut self, (uid, begun, seen): Look) {
-        // What can't be seen now is looked at again.
-        let Ok(seen) = seen else {
+    fn polled(&mut self, (uid, started, state): PollResult) {
+        // A failed poll is repeated.
+        let Ok(state) = state else {
             return;
         };
         let now = clock::now();
         let settled = self
             .ledger
-            .change(|ledger| ledger.look(&uid, seen, begun, now));
+            .change(|ledger| ledger.observe(&uid, state, started, now));
         if let Some(settled) = settled.flatten() {
             self.metrics.settled(settled);
         }
     }
 
-    /// Makes this change and those that came meanwhile, with one write.
-    async fn take(&mut self, change: Change) {
+    /// Applies this change and all others that are queued, with one write.
+    async fn apply(&mut self, change: Change) {
         let mut changes = vec![change];
-        while changes.len() < MAX_AT_ONCE
+        while changes.len() < MAX_BATCH
             && let Ok(more) = self.changes.try_recv()
         {
             changes.push(more);
@@ -317,7 +317,7 @@ impl Recorder {
             Change::Reserve { victim, reply } => Some((victim, reply)),
             Change::Settle { uid, settled, done } => {
                 self.settled(&uid, settled);
-                // The handler waits, so that its node's next request finds this.
+                // The handler waits for this, so that the node's next request sees the change.
                 done.send(()).ok();
                 None
             }
@@ -328,7 +328,7 @@ impl Recorder {
         }
     }
 
-    /// The next look at what is due records it.
+    /// The next periodic write records it.
     fn settled(&self, uid: &str, settlement: Settlement) {
         let Settlement::Known(settled) = settlement else {
             self.ledger.change(|ledger| ledger.refused_again(uid));
@@ -351,7 +351,7 @@ impl Recorder {
         let reserved: Vec<String> = reservations.iter().map(|(it, _)| it.uid.clone()).collect();
         let (replies, answers): (Vec<_>, Vec<_>) = reservations
             .into_iter()
-            .map(|(victim, reply)| (reply, ledger.ask(victim, now)))
+            .map(|(victim, reply)| (reply, ledger.reserve(victim, now)))
             .unzip();
         let record = ledger.record(epoch, now);
         let outcome = if record == self.written {
@@ -360,7 +360,7 @@ impl Recorder {
             self.write(epoch, &record).await
         };
         let recorded = outcome.is_ok();
-        self.note(outcome);
+        self.log_outcome(outcome);
         if !recorded {
             return;
         }
@@ -369,15 +369,16 @@ impl Recorder {
         }
         *self.ledger.lock() = Some(ledger);
         for (reply, answer) in replies.into_iter().zip(answers) {
-            // Asked again it is the same reservation.
+            // A repeated request renews the same reservation.
             reply.send(answer).ok();
         }
     }
 
-    /// Reads the record, and its version; within, an error says that another client wrote it, and what was in it is lost.
+    /// Reads the record and its version. The inner error means that another client overwrote it, and its content is
+    /// lost.
     async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, RecordError> {
         let map = found(call(self.records.get(&self.location.name)).await);
-        let map = map.map_err(|error| RecordError::Keep(self.location.name.clone(), error))?;
+        let map = map.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
         self.version = map
             .as_ref()
             .and_then(|map| map.metadata.resource_version.clone());
@@ -387,31 +388,31 @@ impl Recorder {
             Ok(_) => {}
             Err(error) => {
                 let name = &self.location.name;
-                tracing::error!(%error, "the ConfigMap {name} is not as we wrote it, and is written again");
+                tracing::error!(%error, "the ConfigMap {name} was changed by another client, and is rewritten");
             }
         }
         Ok(record)
     }
 
-    /// Writes it in our term, unless another replica has begun to lead.
+    /// Writes the record in our term, unless another replica leads.
     async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), RecordError> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             match self.store(record).await {
                 Ok(()) => return Ok(()),
-                // Another client has changed, made or deleted it: what counts is here, if we still lead.
+                // Another client changed, created or deleted it. The ledger is authoritative while we lead.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {
                     drop(self.read(epoch).await?);
                     if self.term() != Some(epoch) {
                         return Err(RecordError::Deposed(epoch));
                     }
                 }
-                Err(error) => return Err(RecordError::Keep(self.location.name.clone(), error)),
+                Err(error) => return Err(RecordError::Access(self.location.name.clone(), error)),
             }
         }
         Err(RecordError::Contested(self.location.name.clone()))
     }
 
-    /// Writes it over the version that was read or written last.
+    /// Writes it, conditional on the version last read or written.
     async fn store(&mut self, record: &Record) -> Result<(), CallError> {
         let version = self.version.as_deref();
         let map = put(&self.records, &self.location.name, version, record).await?;
@@ -421,7 +422,7 @@ impl Recorder {
     }
 }
 
-/// Writes it over this version, or where there is none yet.
+/// Writes it conditional on this version, or on its absence.
 async fn put(
     records: &Api<ConfigMap>,
     name: &str,
@@ -435,7 +436,8 @@ async fn put(
         }));
         return call(stored(records.patch(name, &PatchParams::default(), &patch))).await;
     }
-    // Applied, which a role can allow for one name; as a manager of its own, so that whoever made it first is not overwritten (409).
+    // Server-side apply can be granted for a single name. A field manager per term turns a concurrent creation into a
+    // conflict (409).
     let manager = format!("plimsoll-evictions-{}", record.epoch);
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {FIELD: text},
@@ -444,8 +446,8 @@ async fn put(
     call(stored(records.patch(name, &params, &Patch::Apply(&map)))).await
 }
 
-/// Whether a pod runs, ends or is gone.
-async fn look(client: &Client, victim: &Victim) -> Result<Seen, CallError> {
+/// State of a pod.
+async fn poll(client: &Client, victim: &Victim) -> Result<PodState, CallError> {
     let target = Target {
         namespace: victim.namespace.clone(),
         name: victim.name.clone(),
@@ -453,13 +455,13 @@ async fn look(client: &Client, victim: &Victim) -> Result<Seen, CallError> {
     };
     let pod = eviction::look::<PodObject>(client, &target).await?;
     Ok(match pod {
-        None => Seen::Gone,
-        Some(pod) if pod.metadata.deletion_timestamp.is_some() => Seen::Ending,
-        Some(_) => Seen::Running,
+        None => PodState::Gone,
+        Some(pod) if pod.metadata.deletion_timestamp.is_some() => PodState::Terminating,
+        Some(_) => PodState::Running,
     })
 }
 
-/// What a `ConfigMap` holds; a new one nothing.
+/// Parses the record of a `ConfigMap`. A new one is empty.
 fn read(map: &ConfigMap) -> serde_json::Result<Record> {
     let text = map.data.as_ref().and_then(|data| data.get(FIELD));
     text.map_or_else(|| Ok(Record::default()), |text| Record::read(text))

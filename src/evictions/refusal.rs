@@ -6,20 +6,20 @@ use super::budget::Scope;
 use super::ledger::Spent;
 use crate::crd::eviction::{Answer, Delay, Objection};
 
-/// The leader can know soon what it does not know now.
+/// Retry delay when the leader will soon know more.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Why a pod is not evicted; the API server was not asked to.
+/// Why a pod is not evicted, without asking the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The word by which it is counted.
+    /// Metric label.
     pub label: &'static str,
-    /// What the agent is answered.
+    /// Answer to the agent.
     pub answer: Answer,
 }
 
 impl Refusal {
-    /// Not now, for a reason that is not about the pod.
+    /// To be retried, for a reason that is not about the pod.
     pub fn later(label: &'static str, why: impl Into<String>) -> Self {
         let answer = Answer::Wait {
             wait: RETRY,
@@ -33,20 +33,17 @@ impl Refusal {
         Self { label, answer }
     }
 
-    /// There was no time left to find out, and the agent no longer waits.
+    /// The checks took too long, and the agent has timed out.
     pub fn late() -> Self {
-        Self::later(
-            "late",
-            "it could not be found out in time whether the pod may be evicted",
-        )
+        Self::later("late", "the eviction could not be checked in time")
     }
 
-    /// The pod is gone, or another has its name.
+    /// The pod is gone, or another one has its name.
     pub fn gone() -> Self {
         Self::of_pod("gone", Answer::Gone)
     }
 
-    /// It must not be evicted.
+    /// The pod must not be evicted.
     pub fn objection(objection: &Objection) -> Self {
         let label = match objection {
             Objection::Terminating => return Self::of_pod("terminating", Answer::Terminating),
@@ -59,13 +56,13 @@ impl Refusal {
         Self::of_pod(label, Answer::Refused { why })
     }
 
-    /// A request that is older than one that came before.
+    /// A request older than the last one.
     pub fn outdated() -> Self {
         let why = "the node's agent has sent a later request since".to_owned();
         Self::of_pod("outdated", Answer::Refused { why })
     }
 
-    /// A budget is spent. The message does not change from one time to the next.
+    /// A budget is spent. The message is stable between attempts.
     pub fn spent(spent: &Spent) -> Self {
         let whose = match spent.scope {
             Scope::Fleet => "the fleet's budget of evictions",
@@ -76,7 +73,7 @@ impl Refusal {
         };
         let why = format!("{whose}, {}, is spent", spent.budget);
         let answer = match spent.scope {
-            // Another pod of the node may be of neither.
+            // Another pod of the node may belong to neither.
             Scope::Namespace | Scope::Owner => Answer::Budget { why },
             Scope::Fleet | Scope::Zone | Scope::Node => Answer::Wait {
                 wait: spent.retry_after,

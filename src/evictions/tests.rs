@@ -1,4 +1,4 @@
-//! Requests to the leader's answers, with an API server played here.
+//! Requests to the leader and its answers, with a fake API server.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,27 +19,27 @@ use crate::cluster::clock;
 use crate::cluster::election::Term;
 use crate::crd::eviction::{Delay, Key, Target};
 
-/// Time enough on the busiest machine.
-const SOON: Duration = Duration::from_mins(2);
+/// Enough for a very slow machine.
+const TIMEOUT: Duration = Duration::from_mins(2);
 /// The budgets' window, longer than any test.
 const WINDOW: Duration = Duration::from_hours(1);
 
-/// The answer to a POST of an Eviction; `None`: the connection breaks.
+/// Answer to the POST of an Eviction. `None`: the connection breaks.
 type Posted = Option<(u16, &'static str)>;
 
 /// Code and body.
 type Found = (u16, String);
 
-/// What the API server has, and does.
+/// State and behaviour of the fake API server.
 #[derive(Default)]
 struct ApiServer {
     answer: Posted,
-    /// The pods that were to be evicted.
+    /// The pods whose eviction was posted.
     posted: Vec<String>,
-    /// Whether all pods are being terminated.
-    ends: bool,
+    /// Whether all pods are terminating.
+    terminates: bool,
     is_stopped: bool,
-    /// Whether the emergency stop is created when an eviction is recorded.
+    /// Whether an emergency stop is created when an eviction is recorded.
     stops_when_recorded: bool,
     record: String,
 }
@@ -78,21 +78,21 @@ impl ApiServer {
     }
 
     fn pod(&self, name: &str) -> Value {
-        let deleted = self.ends.then_some("2026-01-01T00:00:00Z");
+        let deleted = self.terminates.then_some("2026-01-01T00:00:00Z");
         json!({"metadata": {
             "name": name, "namespace": "shop", "uid": name, "resourceVersion": "1", "deletionTimestamp": deleted,
         }})
     }
 }
 
-/// A leader, for whose nodes every eviction is wanted.
+/// A leader whose rules allow every eviction.
 struct Leader {
     api_server: Arc<Mutex<ApiServer>>,
     evictions: Evictions,
 }
 
 impl Leader {
-    /// With a budget of one eviction for the fleet, and of many for all else.
+    /// With a fleet budget of one eviction, and large budgets otherwise.
     fn start(api_server: ApiServer) -> Self {
         let api_server = Arc::new(Mutex::new(api_server));
         let of = |evictions| Budget {
@@ -135,7 +135,7 @@ impl Leader {
         self.api_server.lock().unwrap()
     }
 
-    /// The answer to the agent of a node, once the leader has read its record, and in time on a busy machine.
+    /// Asks until the leader has read its record and answers in time.
     async fn ask(&self, node: &str, pod: &str) -> Answer {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -153,17 +153,17 @@ impl Leader {
                 hash: "h".to_owned(),
             };
             let Reply::Answer(answer) = self.evictions.evict(Arc::from(node), request).await else {
-                panic!("it leads");
+                panic!("not leading");
             };
             let why = answer.why().unwrap_or_default();
-            if !why.contains("has still to read") && !why.contains("in time") {
+            if !why.contains("has not read") && !why.contains("in time") {
                 return answer;
             }
             sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Whether the record has this pod, and says that it was seen ending.
+    /// Whether the record has this pod, with this confirmation.
     fn is_recorded(&self, pod: &str, confirmed: bool) -> bool {
         let record: Value = serde_json::from_str(&self.api_server().record).unwrap();
         let evictions = record["evictions"].as_array().unwrap();
@@ -178,7 +178,7 @@ fn client(api_server: &Arc<Mutex<ApiServer>>) -> Client {
         let api_server = Arc::clone(&api_server);
         async move {
             let (request, body) = request.into_parts();
-            // The watch of the record shows nothing.
+            // Watches of the record show nothing.
             if request
                 .uri
                 .query()
@@ -201,25 +201,25 @@ fn client(api_server: &Arc<Mutex<ApiServer>>) -> Client {
     Client::new(service_fn(answer), "default")
 }
 
-async fn until(mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(mut condition: impl AsyncFnMut() -> bool) {
     let wait = async {
-        while !holds().await {
+        while !condition().await {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(SOON, wait).await.unwrap();
+    timeout(TIMEOUT, wait).await.unwrap();
 }
 
 fn is_unsettled(answer: &Answer) -> bool {
-    matches!(answer, Answer::Wait { by: Delay::Leader, why, .. } if why.contains("not known yet what became"))
+    matches!(answer, Answer::Wait { by: Delay::Leader, why, .. } if why.contains("is not known yet"))
 }
 
 fn is_spent(answer: &Answer) -> bool {
     matches!(answer, Answer::Wait { by: Delay::Budget, why, .. } if why.contains("the fleet's budget"))
 }
 
-/// An eviction of which the API server's answer says nothing certain counts, until the pod is seen ending, and after.
-async fn counts(answer: Posted) {
+/// An eviction with an unclear answer counts, until the pod is seen terminating and afterwards.
+async fn assert_counts(answer: Posted) {
     let leader = Leader::start(ApiServer {
         answer,
         ..ApiServer::default()
@@ -237,19 +237,19 @@ async fn counts(answer: Posted) {
         "{answer:?}: {unclear:?}"
     );
     assert!(leader.is_recorded("first", false), "{answer:?}");
-    let beside = leader.ask("node-a", "second").await;
-    assert!(is_unsettled(&beside), "{answer:?}: {beside:?}");
-    let elsewhere = leader.ask("node-b", "third").await;
-    assert!(is_spent(&elsewhere), "{answer:?}: {elsewhere:?}");
+    let same_node = leader.ask("node-a", "second").await;
+    assert!(is_unsettled(&same_node), "{answer:?}: {same_node:?}");
+    let other_node = leader.ask("node-b", "third").await;
+    assert!(is_spent(&other_node), "{answer:?}: {other_node:?}");
 
-    leader.api_server().ends = true;
-    until(async || is_spent(&leader.ask("node-a", "second").await)).await;
-    until(async || leader.is_recorded("first", true)).await;
+    leader.api_server().terminates = true;
+    wait_until(async || is_spent(&leader.ask("node-a", "second").await)).await;
+    wait_until(async || leader.is_recorded("first", true)).await;
     assert_eq!(leader.api_server().posted, ["first"], "{answer:?}");
 }
 
 #[tokio::test]
-async fn an_eviction_whose_answer_is_unclear_counts_until_a_look_at_the_pod_settles_it() {
+async fn an_eviction_with_an_unclear_answer_counts_until_a_poll_settles_it() {
     let answers = [
         None,
         Some((200, "<html>Welcome</html>")),
@@ -257,11 +257,11 @@ async fn an_eviction_whose_answer_is_unclear_counts_until_a_look_at_the_pod_sett
         Some((503, "the server is overloaded")),
         Some((504, "gateway timeout")),
     ];
-    join_all(answers.map(counts)).await;
+    join_all(answers.map(assert_counts)).await;
 }
 
 #[tokio::test]
-async fn an_emergency_stop_right_before_the_eviction_prevents_it_and_costs_no_budget() {
+async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
     let success = r#"{"kind": "Status", "apiVersion": "v1", "status": "Success"}"#;
     let leader = Leader::start(ApiServer {
         answer: Some((201, success)),
@@ -269,7 +269,7 @@ async fn an_emergency_stop_right_before_the_eviction_prevents_it_and_costs_no_bu
         ..ApiServer::default()
     });
     let Answer::Wait { by, why, .. } = leader.ask("node-a", "first").await else {
-        panic!("it evicts although everything is stopped");
+        panic!("evicted despite the emergency stop");
     };
     assert_eq!(
         (by, &*why),

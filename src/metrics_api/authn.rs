@@ -1,5 +1,5 @@
-//! Who asks. An API server that passes a request on says for whom, and is believed when its certificate is of the
-//! authority that the cluster names for that, and its name one of those allowed. Anybody else brings a token.
+//! Authentication. The API server passes requests on with the user in headers, which are trusted only with a client
+//! certificate from the cluster's front-proxy CA and an allowed common name. Other clients need a bearer token.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,19 @@ use crate::cluster::reviews::{Bounds, Reviews};
 use super::front_proxy::Trust;
 use super::status::Refusal;
 
-/// A longer token is none.
-const LONGEST_TOKEN: usize = 16 << 10;
+/// Longer tokens are ignored.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// Who asks.
+/// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// Their name.
+    /// User name.
     pub name: String,
-    /// Their UID, where there is one.
+    /// UID, if any.
     pub uid: Option<String>,
-    /// Their groups.
+    /// Groups.
     pub groups: Vec<String>,
-    /// What else is said of them.
+    /// Extra fields.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -45,17 +45,17 @@ impl From<UserInfo> for User {
     }
 }
 
-/// Finds out who asks.
+/// Authenticates requests.
 pub struct Authenticator {
     client: Client,
-    /// `None`: not known yet.
+    /// `None`: not loaded yet.
     trust: watch::Receiver<Option<Trust>>,
-    /// Whose a token is; `None`: nobody's.
+    /// Results of token reviews. `None`: not a valid token.
     tokens: Reviews<Option<User>>,
 }
 
 impl Authenticator {
-    /// By what the cluster trusts, as it is at the time.
+    /// Uses the current front-proxy configuration of the cluster.
     pub fn new(client: Client, trust: watch::Receiver<Option<Trust>>) -> Self {
         Self {
             client,
@@ -64,32 +64,32 @@ impl Authenticator {
         }
     }
 
-    /// Whether these certificates make a front proxy.
+    /// Whether these certificates belong to a front proxy.
     pub fn is_proxy(&self, certificates: &[CertificateDer<'static>]) -> bool {
         let trust = self.trust.borrow();
         let trust = trust.as_ref();
         trust.is_some_and(|trust| trust.is_proxy(certificates, clock::wall()))
     }
 
-    /// Who sent these headers with these certificates.
+    /// The user of a request with these headers and client certificates.
     ///
     /// # Errors
-    /// It is not known.
+    /// The user can't be authenticated.
     pub async fn identify(
         &self,
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
     ) -> Result<User, Refusal> {
-        let passed_on = {
+        let forwarded_user = {
             let trust = self.trust.borrow();
             if trust.is_none() && !certificates.is_empty() {
-                return Err(Refusal::unknown("which API servers to believe"));
+                return Err(Refusal::unknown("which front proxies to trust"));
             }
             let is_proxy = |trust: &&Trust| trust.is_proxy(certificates, clock::wall());
             let trust = trust.as_ref().filter(is_proxy);
             trust.and_then(|trust| trust.user(headers))
         };
-        match (passed_on, bearer(headers)) {
+        match (forwarded_user, bearer(headers)) {
             (Some(user), _) => Ok(user),
             (None, Some(token)) => {
                 let review = review(&self.client, token, None);
@@ -101,10 +101,10 @@ impl Authenticator {
     }
 }
 
-/// Whose token this is; `None`: nobody's, or not one for this audience. Without one it is for the API server's own.
+/// Reviews a token. `None`: invalid, or for another audience. `audience` defaults to that of the API server.
 ///
 /// # Errors
-/// The API server does not say.
+/// The API server does not answer.
 pub async fn review(
     client: &Client,
     token: &str,
@@ -121,7 +121,7 @@ pub async fn review(
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
         tracing::warn!(why = error.words(), "failed to review a token");
-        Refusal::unknown("whose token this is")
+        Refusal::unknown("to review the token")
     })?;
     let status = answer.status.unwrap_or_default();
     let audiences = status.audiences.unwrap_or_default();
@@ -130,13 +130,14 @@ pub async fn review(
     Ok(status.user.filter(|_| is_good).map(User::from))
 }
 
-/// The token in these headers.
+/// The bearer token of a request.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     let token = token.trim();
-    let fits =
-        scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
+    let fits = scheme.eq_ignore_ascii_case("bearer")
+        && !token.is_empty()
+        && token.len() <= MAX_TOKEN_BYTES;
     fits.then_some(token)
 }
 
@@ -147,15 +148,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nobody_is_refused_for_who_they_are_before_it_is_known_whom_to_believe() {
+    async fn a_certificate_is_answered_503_until_the_front_proxy_ca_is_loaded() {
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
         let (trust, trusted) = watch::channel(None);
         let authenticator = Authenticator::new(Client::try_from(config).unwrap(), trusted);
         let (headers, certificate) = (HeaderMap::new(), [CertificateDer::from(vec![0; 8])]);
         let early = authenticator.identify(&headers, &certificate).await;
         assert_eq!(early.unwrap_err().code, 503);
-        let stranger = authenticator.identify(&headers, &[]).await;
-        assert_eq!(stranger.unwrap_err().code, 401);
+        let anonymous = authenticator.identify(&headers, &[]).await;
+        assert_eq!(anonymous.unwrap_err().code, 401);
         trust.send_replace(Some(Trust::default()));
         let late = authenticator.identify(&headers, &certificate).await;
         assert_eq!(late.unwrap_err().code, 401);

@@ -1,7 +1,7 @@
-//! The certificate authorities of the release, and when there has to be a new one. Pure but for the making of keys.
+//! The certificate authorities of the release, and their rotation. Pure, except for key generation.
 //!
-//! All replicas share them in a Secret, so that any replica's certificate is believed by whoever believes the newest
-//! bundle. A new authority is told of for a day before anything is signed with it.
+//! All replicas share them in a Secret, so that a client with the newest bundle trusts every replica. A new authority
+//! is published for a day before it signs anything.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use thiserror::Error;
 
 use super::certificates::Pair;
 
-/// An authority lasts so long, and is followed by a new one after two thirds of it.
+/// Lifetime of an authority. It is replaced after two thirds of that.
 const AUTHORITY_HOURS: i64 = 24 * 365;
-/// A certificate lasts so long, and is replaced after two thirds of it.
+/// Lifetime of a certificate. It is replaced after two thirds of that.
 const CERTIFICATE_HOURS: i64 = 24 * 30;
-const LASTING_HOURS: i64 = CERTIFICATE_HOURS * 2 / 3;
-/// So long has a new authority to be known before it signs, and so far do clocks of machines differ at most.
-const KNOWN_HOURS: i64 = 24;
+const RENEW_AFTER_HOURS: i64 = CERTIFICATE_HOURS * 2 / 3;
+/// How long a new authority is published before it signs, and the tolerated clock skew.
+const PUBLISH_HOURS: i64 = 24;
 const SKEW_HOURS: i64 = 1;
 
 /// Why there is no certificate.
@@ -31,10 +31,10 @@ pub enum CertificateError {
     /// The key or certificate can't be made or read.
     #[error("failed to make a certificate")]
     Make(#[from] rcgen::Error),
-    /// What the Secret holds is not ours.
+    /// The Secret has unexpected content.
     #[error("failed to read the certificate authorities")]
     Read(#[from] serde_json::Error),
-    /// There is none that may sign.
+    /// No authority is valid.
     #[error("failed to find a certificate authority that is still valid")]
     None,
 }
@@ -43,7 +43,7 @@ pub enum CertificateError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Authority {
-    /// When it was made.
+    /// Time of creation.
     made: Timestamp,
     /// In PEM.
     certificate: String,
@@ -66,8 +66,8 @@ impl Authority {
         now < later(self.made, AUTHORITY_HOURS)
     }
 
-    /// Nobody takes it yet: who made it had a clock that was ahead.
-    fn is_early(&self, now: Timestamp) -> bool {
+    /// It was created by a machine whose clock is ahead: clients don't accept it yet.
+    fn is_from_future(&self, now: Timestamp) -> bool {
         now < later(self.made, -SKEW_HOURS)
     }
 }
@@ -110,33 +110,33 @@ fn later(timestamp: Timestamp, hours: i64) -> Timestamp {
 #[serde(transparent)]
 pub struct Authorities(Vec<Authority>);
 
-/// A certificate that we made.
+/// A certificate that we issued.
 pub struct Certified {
-    /// It, with its key.
+    /// The certificate with its key.
     pub pair: Arc<Pair>,
     /// The authority that signed it, in PEM.
     pub signer: String,
-    /// From when on it should be replaced.
-    pub replace: Timestamp,
-    /// When it is good no more.
-    pub ends: Timestamp,
+    /// When it should be replaced.
+    pub renew_at: Timestamp,
+    /// When it expires.
+    pub expires: Timestamp,
 }
 
 impl Authorities {
-    /// As the Secret has them.
+    /// Parses the content of the Secret.
     pub fn read(json: &[u8]) -> Result<Self, CertificateError> {
         Ok(serde_json::from_slice(json)?)
     }
 
-    /// As the Secret has them.
+    /// The content of the Secret.
     pub fn write(&self) -> Result<Vec<u8>, CertificateError> {
         Ok(serde_json::to_vec(self)?)
     }
 
-    /// The same with a new one, and without those that ended, where that is due.
+    /// If a new authority is due: all valid ones and a new one.
     pub fn renewed(&self, now: Timestamp) -> Result<Option<Self>, CertificateError> {
         let fresh = |authority: &Authority| {
-            !authority.is_early(now) && now < later(authority.made, AUTHORITY_HOURS * 2 / 3)
+            !authority.is_from_future(now) && now < later(authority.made, AUTHORITY_HOURS * 2 / 3)
         };
         if self.0.last().is_some_and(fresh) {
             return Ok(None);
@@ -147,7 +147,7 @@ impl Authorities {
         Ok(Some(Self(all)))
     }
 
-    /// The certificates of all, in PEM.
+    /// The valid certificates in PEM.
     pub fn bundle(&self, now: Timestamp) -> String {
         let valid = self.0.iter().filter(|authority| authority.is_valid(now));
         valid
@@ -155,27 +155,29 @@ impl Authorities {
             .collect()
     }
 
-    /// The newest that everybody knows; the newest of all where none is known for long enough, also an early one where there
-    /// is no other: it may be this clock that is wrong.
+    /// The newest authority that was published for long enough. Otherwise the newest one; one from the future only if
+    /// there is no other, because this machine's clock may be the wrong one.
     fn signer(&self, now: Timestamp) -> Option<&Authority> {
         let newest_first = self.0.iter().rev();
         let mut valid = newest_first.filter(|authority| authority.is_valid(now));
         let any = valid.clone().next();
-        let newest = valid.clone().find(|authority| !authority.is_early(now));
+        let newest = valid
+            .clone()
+            .find(|authority| !authority.is_from_future(now));
         valid
-            .find(|authority| now >= later(authority.made, KNOWN_HOURS))
+            .find(|authority| now >= later(authority.made, PUBLISH_HOURS))
             .or(newest)
             .or(any)
     }
 
-    /// Whether a certificate is signed as a new one would be.
+    /// Whether a certificate needs no replacement.
     pub fn is_current(&self, certified: &Certified, now: Timestamp) -> bool {
         let signer = self.signer(now).map(|signer| &signer.certificate);
-        let begins = later(certified.replace, -LASTING_HOURS - SKEW_HOURS);
-        signer == Some(&certified.signer) && (begins..certified.replace).contains(&now)
+        let valid_from = later(certified.renew_at, -RENEW_AFTER_HOURS - SKEW_HOURS);
+        signer == Some(&certified.signer) && (valid_from..certified.renew_at).contains(&now)
     }
 
-    /// A new certificate for a server of these names, and for a client.
+    /// Issues a certificate for servers of these names and for clients.
     pub fn certify(&self, names: &[String], now: Timestamp) -> Result<Certified, CertificateError> {
         let signer = self.signer(now).ok_or(CertificateError::None)?;
         let issuer = Issuer::new(authority(signer.made), KeyPair::from_pem(&signer.key)?);
@@ -196,13 +198,13 @@ impl Authorities {
                 key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             }),
             signer: signer.certificate.clone(),
-            replace: later(now, LASTING_HOURS),
-            ends: later(now, CERTIFICATE_HOURS),
+            renew_at: later(now, RENEW_AFTER_HOURS),
+            expires: later(now, CERTIFICATE_HOURS),
         })
     }
 }
 
-/// The name that replicas know each other by.
+/// Common name of the replicas' certificates.
 pub const REPLICA: &str = "plimsoll-controller";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Whether they may: asked of the API server, for a while.
+//! Authorization by cached `SubjectAccessReviews`.
 //!
-//! The API server has asked itself before it passes a request on; those who come directly have not been asked of.
+//! Requests passed on by the API server were authorized there already; this is for direct clients.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -15,29 +15,29 @@ use crate::crd::node_metric::{GROUP, PLURAL, VERSION};
 use super::authn::User;
 use super::status::Refusal;
 
-/// Its members may do everything; the API server says so too, but can't always be asked.
+/// Its members may do everything, also while the API server can't be asked.
 const MASTERS: &str = "system:masters";
 
-/// What is to be done.
+/// The access to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deed<'a> {
+pub struct Access<'a> {
     /// `get`, `list` or `watch`.
     pub verb: &'static str,
-    /// To one object.
+    /// One object; `None`: all.
     pub name: Option<&'a str>,
 }
 
-/// Yes, or no and why.
+/// Allowed, or denied with a reason.
 type Answer = Result<(), Option<String>>;
 
-/// Finds out whether somebody may do something.
+/// Authorizes requests.
 pub struct Authorizer {
     client: Client,
     answers: Reviews<Answer>,
 }
 
 impl Authorizer {
-    /// By the API server.
+    /// Asks the API server behind `client`.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -45,17 +45,20 @@ impl Authorizer {
         }
     }
 
+    /// Checks an access.
+    ///
     /// # Errors
-    /// They may not, or it is not known.
-    pub async fn allow(&self, user: &User, deed: Deed<'_>) -> Result<(), Refusal> {
+    /// It is denied, or the API server does not answer.
+    pub async fn allow(&self, user: &User, access: Access<'_>) -> Result<(), Refusal> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
-        let spec = question(user, deed);
+        let spec = question(user, access);
         let question = serde_json::to_vec(&spec).unwrap_or_default();
         let review = review(&self.client, spec);
         let answer = self.answers.answer(&question, review).await?;
-        answer.map_err(|why| Refusal::forbidden(&user.name, deed.verb, deed.name, why.as_deref()))
+        answer
+            .map_err(|why| Refusal::forbidden(&user.name, access.verb, access.name, why.as_deref()))
     }
 }
 
@@ -68,7 +71,7 @@ async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
         tracing::warn!(why = error.words(), "failed to review an access");
-        Refusal::unknown("whether this is allowed")
+        Refusal::unknown("to review the access")
     })?;
     let status = answer.status.unwrap_or_default();
     Ok(if status.allowed {
@@ -78,7 +81,7 @@ async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer
     })
 }
 
-fn question(user: &User, deed: Deed<'_>) -> SubjectAccessReviewSpec {
+fn question(user: &User, access: Access<'_>) -> SubjectAccessReviewSpec {
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: user.uid.clone(),
@@ -88,8 +91,8 @@ fn question(user: &User, deed: Deed<'_>) -> SubjectAccessReviewSpec {
             group: Some(GROUP.to_owned()),
             version: Some(VERSION.to_owned()),
             resource: Some(PLURAL.to_owned()),
-            verb: Some(deed.verb.to_owned()),
-            name: deed.name.map(str::to_owned),
+            verb: Some(access.verb.to_owned()),
+            name: access.name.map(str::to_owned),
             ..ResourceAttributes::default()
         }),
         ..SubjectAccessReviewSpec::default()

@@ -1,4 +1,4 @@
-//! What a replica serves with, and knows others by. Pure.
+//! TLS configuration of a replica. Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use rustls::{
 };
 use thiserror::Error;
 
-/// Why nothing can be served with a certificate.
+/// Why the TLS configuration is unusable.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// The TLS library refuses it.
+    /// The TLS library rejects the certificate or key.
     #[error("failed to use the certificate")]
     Certificate(#[from] rustls::Error),
-    /// They can't be used to verify replicas.
+    /// The authorities can't be used to verify replicas.
     #[error("failed to use the certificate authorities")]
     Authorities(#[from] VerifierBuilderError),
-    /// No certificate can bear our name.
+    /// Our name is not a valid DNS name.
     #[error("failed to use our own name")]
     Name(#[from] InvalidDnsNameError),
 }
@@ -36,31 +36,31 @@ pub enum TlsError {
 /// A certificate with its key.
 #[derive(Debug)]
 pub struct Pair {
-    /// The certificate, then those between it and its authority.
+    /// The certificate, followed by its intermediates.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Its key.
+    /// Private key.
     pub key: PrivateKeyDer<'static>,
 }
 
-/// What this replica serves and calls others with.
+/// TLS configuration for serving and for calling other replicas.
 #[derive(Clone)]
 pub struct Tls {
-    /// For those who connect to us. It takes any certificate, or none: who they are is judged for each request.
+    /// For clients of the API. It accepts any client certificate, or none: identity is checked per request.
     pub server: Arc<ServerConfig>,
     /// For agents that report.
     pub reports: Arc<ServerConfig>,
-    /// For connecting to the leader.
+    /// For connections to the leader.
     pub client: Arc<ClientConfig>,
-    /// Knows replicas by their certificates, which bear this name.
+    /// Verifies other replicas by their certificates.
     replicas: Arc<dyn ClientCertVerifier>,
     name: ServerName<'static>,
 }
 
 impl Tls {
-    /// By this pair, where replicas bear `name` and are of the authorities `roots`.
+    /// For this certificate, where replicas have the name `name` and are signed by `roots`.
     ///
     /// # Errors
-    /// The TLS library refuses something of it.
+    /// The TLS library rejects something.
     pub fn new(
         pair: &Pair,
         roots: &[CertificateDer<'static>],
@@ -68,13 +68,13 @@ impl Tls {
     ) -> Result<Self, TlsError> {
         let provider = provider();
         let roots = store(roots);
-        let anybody = Arc::new(Anybody(Arc::clone(&provider)));
+        let any_client = Arc::new(AnyClientCertificate(Arc::clone(&provider)));
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(Arc::clone(&roots))
             .with_client_auth_cert(pair.chain.clone(), pair.key.clone_key())?;
         Ok(Self {
-            server: Arc::new(server(pair, &provider, anybody, b"http/1.1")?),
+            server: Arc::new(server(pair, &provider, any_client, b"http/1.1")?),
             reports: Arc::new(server(pair, &provider, Arc::new(NoClientAuth), b"h2")?),
             client: Arc::new(client),
             replicas: WebPkiClientVerifier::builder_with_provider(roots, provider).build()?,
@@ -82,8 +82,7 @@ impl Tls {
         })
     }
 
-    /// Whether these certificates make a replica of this release: of our authority, which may sign for others too, and of
-    /// our name.
+    /// Whether these certificates belong to a replica of this release: signed by our authority, with our name.
     pub fn is_replica(&self, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
         let is_ours = |certificate| {
             ParsedCertificate::try_from(certificate)
@@ -94,7 +93,7 @@ impl Tls {
     }
 }
 
-/// Whether these certificates, the client's first, are good at `now` by the authorities of `verifier`.
+/// Whether these certificates, the client's first, are valid at `now` for the authorities of `verifier`.
 pub fn is_signed(
     verifier: &dyn ClientCertVerifier,
     certificates: &[CertificateDer<'static>],
@@ -108,25 +107,25 @@ pub fn is_signed(
         .is_ok()
 }
 
-/// The same time, as TLS has it.
+/// Converts to the TLS library's type.
 pub fn unix(time: Timestamp) -> UnixTime {
     let since = u64::try_from(time.as_second()).unwrap_or(0);
     UnixTime::since_unix_epoch(Duration::from_secs(since))
 }
 
-/// The cryptography of all of it.
+/// The crypto provider.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Authorities to verify by. One that can't be is as if it were not there.
+/// Root store of these certificates. Invalid ones are skipped.
 pub fn store(roots: &[CertificateDer<'static>]) -> Arc<RootCertStore> {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(roots.iter().cloned());
     Arc::new(store)
 }
 
-/// What is served with: certificates that clients show are judged by `clients`, and one protocol is spoken.
+/// Server configuration with this client verifier and one ALPN protocol.
 fn server(
     pair: &Pair,
     provider: &Arc<CryptoProvider>,
@@ -138,19 +137,19 @@ fn server(
         .with_client_cert_verifier(clients)
         .with_single_cert(pair.chain.clone(), pair.key.clone_key())?;
     server.alpn_protocols = vec![protocol.to_vec()];
-    // Resumed sessions would carry the identity of a certificate that may have ended; and agents connect once, and when
-    // they do so again it is to another replica most often.
+    // A resumed session would carry an identity whose certificate may have expired. Agents rarely reconnect to the
+    // same replica anyway.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(server)
 }
 
-/// Asks for a certificate, and takes any whose key the client has. What it is worth is judged by each request: a
-/// handshake that failed because an authority rotated would take discovery with it.
+/// Requests a client certificate, and accepts any whose key the client has. It is verified per request: a handshake
+/// that fails while an authority rotates would break discovery.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyClientCertificate(Arc<CryptoProvider>);
 
-impl ClientCertVerifier for Anybody {
+impl ClientCertVerifier for AnyClientCertificate {
     fn client_auth_mandatory(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! From what is known of a node to its `NodeMetric`. Pure.
+//! Builds the `NodeMetric` of a node from all sources. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,29 +17,29 @@ use crate::engine::policy::NodeFacts;
 use super::store::Content;
 use super::table;
 
-/// A Node, as far as it is used.
+/// The fields of a Node that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeKnown {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.creationTimestamp`.
     pub created: Option<Time>,
-    /// `status.nodeInfo.bootID`, which its kubelet writes; empty: it did not.
+    /// `status.nodeInfo.bootID`, set by the kubelet; may be empty.
     pub boot_id: String,
     /// Labels and capacity.
     pub facts: NodeFacts,
 }
 
-/// A Node, with what its object says however loaded it is: made once, not with each report.
+/// The parts of a node's object that do not depend on its load; built once, not per report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
     /// `metadata.uid` of the Node.
     pub uid: String,
     created: Option<Time>,
-    /// Capacity; the labels are beside.
+    /// Capacity. The labels are kept separately.
     facts: NodeFacts,
     labels: Arc<BTreeMap<String, String>>,
-    /// As [`Content`] has it.
+    /// As in [`Content`].
     metadata: Arc<str>,
 }
 
@@ -47,7 +47,7 @@ impl Frame {
     /// Of this Node. The UID and age of the object are the same after every failover.
     ///
     /// # Errors
-    /// It can't be written as JSON.
+    /// It can't be encoded as JSON.
     pub fn of(name: &str, node: NodeKnown) -> serde_json::Result<Self> {
         let NodeKnown {
             uid,
@@ -77,7 +77,7 @@ impl Frame {
     }
 }
 
-/// What an agent said of its rules, and of itself, in the `NodeWatermark`.
+/// What the agent wrote about its rules and itself to the `NodeWatermark`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RulesKnown {
     counts: RuleCounts,
@@ -87,7 +87,7 @@ pub struct RulesKnown {
 }
 
 impl RulesKnown {
-    /// Of a status; `None`: no agent wrote one.
+    /// From a status. `None`: no agent wrote one.
     pub fn of(status: &NodeWatermarkStatus) -> Option<Self> {
         let agent = status.agent.as_ref()?;
         let count = |is: fn(&str) -> bool| {
@@ -113,54 +113,54 @@ impl RulesKnown {
     }
 }
 
-/// What an agent's Lease says.
+/// Content of an agent's Lease.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heartbeat {
-    /// When it was renewed, by the node's clock.
+    /// Renewal time, by the node's clock.
     pub time: Option<Time>,
     /// The node's load.
     pub summary: Summary,
 }
 
-/// What is known of an agent.
+/// Health of an agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing.
+    /// Never seen.
     #[default]
     Unknown,
-    /// It reports.
+    /// Reports in time.
     Reporting,
-    /// It did, but has not for longer than its grace.
+    /// Has not reported for longer than its grace period.
     Silent,
 }
 
-/// All that is known of one node's load and agent.
+/// All that is known about a node's load and agent.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// What its agent wrote of its rules.
+    /// From the `NodeWatermark`.
     pub rules: Option<RulesKnown>,
-    /// What its agent's Lease says.
+    /// From the Lease.
     pub heartbeat: Option<Heartbeat>,
-    /// When that was seen, by this replica's clock.
-    pub beaten: Option<Timestamp>,
-    /// What its agent reported, unless that is so old that the heartbeat says more.
+    /// When the heartbeat was seen, by this replica's clock.
+    pub heartbeat_at: Option<Timestamp>,
+    /// The last report, unless it is stale and the heartbeat is newer.
     pub report: Option<Arc<NodeMetricStatus>>,
-    /// When that came, by this replica's clock.
+    /// When the report was received, by this replica's clock.
     pub reported: Option<Timestamp>,
-    /// How its agent is.
+    /// Health of the agent.
     pub health: Health,
-    /// Since when, as far as this replica knows.
+    /// Since when the agent has this health, as far as this replica knows.
     pub since: Option<Timestamp>,
 }
 
-/// The object of a node, as the store keeps it.
+/// The object of a node, as kept in the store.
 ///
 /// # Errors
-/// It can't be written as JSON.
+/// It can't be encoded as JSON.
 pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Content> {
     let (mut status, heard) = match &known.report {
         Some(report) => (NodeMetricStatus::clone(report), known.reported),
-        None => (by_heartbeat(node, known), known.beaten),
+        None => (by_heartbeat(node, known), known.heartbeat_at),
     };
     status.conditions = vec![healthy(node, known)];
     Ok(Content {
@@ -171,7 +171,7 @@ pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Co
     })
 }
 
-/// What the Lease and the `NodeWatermark` of an agent say that does not report.
+/// Status from the Lease and the `NodeWatermark`, for an agent that does not report.
 fn by_heartbeat(node: &Frame, known: &Known) -> NodeMetricStatus {
     let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
     let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
@@ -197,7 +197,7 @@ fn capacity(facts: &NodeFacts) -> Amounts {
     }
 }
 
-/// From the percentages of a heartbeat, which has them to a tenth: amounts of what the Node says it has.
+/// Usage from the percentages of a heartbeat (one decimal) and the Node's capacity.
 fn used(facts: &NodeFacts, summary: &Summary) -> Amounts {
     let part = |of: f64, percent: Option<Percent>| {
         percent
@@ -226,7 +226,7 @@ fn healthy(node: &Frame, known: &Known) -> Condition {
         Health::Unknown => (
             "Unknown",
             reason::NO_REPORT,
-            "no measurement of this node has arrived: no agent holds its Lease, or reports",
+            "no measurement of this node was received: no agent renews its Lease or reports",
         ),
         Health::Reporting if known.report.is_some() => (
             "True",
@@ -236,15 +236,15 @@ fn healthy(node: &Frame, known: &Known) -> Condition {
         Health::Reporting => (
             "True",
             reason::REPORTING,
-            "the agent renews its Lease, whose summary the figures are from: it does not report to the controller",
+            "the agent renews its Lease but does not report to the controller: the figures are from the summary in the Lease",
         ),
         Health::Silent => (
             "False",
             reason::SILENT,
-            "the agent has neither reported nor renewed its Lease for too long; the figures are its last",
+            "the agent has neither reported nor renewed its Lease for too long; the figures are the last it sent",
         ),
     };
-    // Where nothing ever was heard, it was so since the node is there.
+    // If no agent was ever seen, the condition dates from the Node's creation.
     let since = known.since.map(Time).or_else(|| node.created.clone());
     Condition {
         type_: HEALTHY.to_owned(),
@@ -256,12 +256,12 @@ fn healthy(node: &Frame, known: &Known) -> Condition {
     }
 }
 
-/// Of the Node's, so that it is stable, and other than that.
+/// Derived from the Node's name, so that it is stable.
 fn own_uid(node: &str) -> String {
     let digest = digest(&SHA256, format!("NodeMetric of {node}").as_bytes());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest.as_ref()[..16]);
-    // Version 8, "of one's own making", of RFC 9562.
+    // Version 8 of RFC 9562: custom.
     bytes[6] = bytes[6] & 0x0f | 0x80;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let hex = format!("{:032x}", u128::from_be_bytes(bytes));

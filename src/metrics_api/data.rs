@@ -1,4 +1,4 @@
-//! The store as all tasks of the process share it, fenced by the leader's deadline.
+//! The store, shared by all tasks of the process and fenced by the leader's deadline.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,13 @@ use super::store::{Limits, Store};
 /// The shared store.
 pub struct Data {
     store: Mutex<Store>,
-    standing: watch::Receiver<Standing>,
-    moved: watch::Sender<u64>,
-    /// The bytes of parts of answers that are not sent.
+    leadership: watch::Receiver<Standing>,
+    changes: watch::Sender<u64>,
+    /// Bytes of response parts that are not sent yet.
     unsent: Arc<AtomicUsize>,
 }
 
-/// A part of an answer, which counts until it is sent.
+/// A part of a response; its size counts until it is sent.
 struct Part {
     text: String,
     unsent: Arc<AtomicUsize>,
@@ -39,50 +39,50 @@ impl Drop for Part {
 }
 
 impl Data {
-    /// An empty one.
-    pub fn new(limits: Limits, standing: watch::Receiver<Standing>) -> Self {
+    /// An empty store.
+    pub fn new(limits: Limits, leadership: watch::Receiver<Standing>) -> Self {
         Self {
             store: Mutex::new(Store::new(limits)),
-            standing,
-            moved: watch::Sender::new(0),
+            leadership,
+            changes: watch::Sender::new(0),
             unsent: Arc::default(),
         }
     }
 
-    /// The bytes that are there for answers under way alone: contents that were replaced meanwhile, and what is not sent.
+    /// Bytes held only by responses in progress: replaced contents, and unsent parts.
     pub fn pinned(&self) -> usize {
         let stale = self.change(|store| store.stale());
         stale + self.unsent.load(Ordering::Relaxed)
     }
 
-    /// A part of an answer.
+    /// A response part.
     pub fn part(&self, text: String) -> Bytes {
         self.unsent.fetch_add(text.len(), Ordering::Relaxed);
         let unsent = Arc::clone(&self.unsent);
         Bytes::from_owner(Part { text, unsent })
     }
 
-    /// Reads; `None`: this replica may not answer for the cluster, or not any more.
+    /// Reads the store. `None`: this replica is not the leader, or no longer.
     pub fn read<T>(&self, read: impl FnOnce(&Store) -> T) -> Option<T> {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        // Looked at after the lock was waited for: a process that was stopped in between is late.
-        let term = self.standing.borrow().term(clock::now())?;
+        // Checked after the lock is acquired: the process may have been suspended while it waited.
+        let term = self.leadership.borrow().term(clock::now())?;
         (store.term() == Some(term.epoch)).then(|| read(&store))
     }
 
-    /// Changes objects. Watches see it after [`Self::wake`].
+    /// Changes objects. Watches are notified by [`Self::notify_watches`].
     pub fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         change(&mut self.store.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lets watches look.
-    pub fn wake(&self) {
-        self.moved
+    /// Notifies watches.
+    pub fn notify_watches(&self) {
+        self.changes
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Changes whenever watches should look.
-    pub fn moved(&self) -> watch::Receiver<u64> {
-        self.moved.subscribe()
+    /// Changes whenever watches are notified.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 }

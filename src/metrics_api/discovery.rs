@@ -1,4 +1,4 @@
-//! What is served, for clients that ask before they do: the old documents and the aggregated one.
+//! Discovery documents: the unaggregated ones and the aggregated one.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=API
 
 const SINGULAR: &str = "nodemetric";
 const CATEGORY: &str = "plimsoll";
-/// No `delete`, so that the garbage collector never lists us; nothing that a quota could count.
+/// Without `delete` the garbage collector never lists us, and there is nothing that a quota could count.
 pub const VERBS: [&str; 3] = ["get", "list", "watch"];
 
 fn versions() -> Value {
@@ -55,7 +55,7 @@ pub fn resources() -> Value {
     })
 }
 
-/// `APIGroupDiscoveryList`, at `/apis` for those who ask for it.
+/// `APIGroupDiscoveryList`, at `/apis` for clients that accept it.
 pub fn aggregated() -> Value {
     json!({
         "kind": "APIGroupDiscoveryList",

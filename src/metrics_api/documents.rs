@@ -1,7 +1,7 @@
-//! What is the same for everybody and never changes: discovery and `OpenAPI`, written once.
+//! Static documents: discovery and `OpenAPI`, encoded once.
 //!
-//! No identity is asked for: it is what the source of this program says anyway, and namespaces of the whole cluster
-//! can't be deleted while an API group can't be discovered.
+//! They need no authentication: they are public in the source code anyway, and a namespace of the cluster can't be
+//! deleted while an API group can't be discovered.
 
 use hyper::body::Bytes;
 use ring::digest::{SHA512, digest};
@@ -14,14 +14,14 @@ use super::{discovery, negotiate, openapi};
 
 const JSON: &str = "application/json";
 
-/// One document.
+/// A static document.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// Its text.
+    /// Content.
     pub body: Bytes,
-    /// Its media type.
+    /// Media type.
     pub media: &'static str,
-    /// Identifies the text.
+    /// `ETag` of the content.
     pub etag: String,
 }
 
@@ -46,7 +46,7 @@ fn hex(bytes: &[u8]) -> String {
     digits.collect()
 }
 
-/// All documents.
+/// All documents by path.
 pub struct Documents {
     plain: Vec<(String, Document)>,
     aggregated: Document,
@@ -78,10 +78,10 @@ impl Default for Documents {
 }
 
 impl Documents {
-    /// The document at a path; `None`: there is none.
+    /// The document at a path. `None`: there is none.
     ///
     /// # Errors
-    /// It is not to be had in a form that the client takes.
+    /// The client does not accept its media type.
     pub fn at(&self, path: &str, accept: &str) -> Option<Result<&Document, Refusal>> {
         let path = path.strip_suffix('/').unwrap_or(path);
         let (_, document) = self.plain.iter().find(|(known, _)| known == path)?;

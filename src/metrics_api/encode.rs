@@ -1,4 +1,4 @@
-//! Objects, lists and events as they go over the wire.
+//! Encodes objects, lists and events.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -10,21 +10,21 @@ use super::options::Include;
 use super::store::{Object, Page, Version};
 use super::table;
 
-/// So many objects are written at a time: some 70 kB, which memory that was used before has room for.
+/// Objects encoded at a time: about 70 kB, so that buffers can be reused.
 const CHUNK: usize = 16;
-/// What an object takes beside what it says: also in a line of a watch, and as a row.
-const FRAME: usize = 384;
+/// Bytes of an object besides its content, in a watch line or a table row as well.
+const OBJECT_OVERHEAD: usize = 384;
 /// The annotation of the bookmark that ends the initial objects of a watch.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// How answers are written.
+/// Encoding of responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
     /// The form.
     pub form: Form,
-    /// What rows of a Table carry.
+    /// What table rows include.
     pub include: Include,
-    /// When ages are told by.
+    /// Time from which ages are computed.
     pub now: Timestamp,
 }
 
@@ -58,8 +58,8 @@ fn metadata(object: &Object, api_version: &str, text: &mut String) {
 }
 
 impl Writer {
-    /// The bytes that objects take, about.
-    fn room<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> usize {
+    /// Estimated size of encoded objects in bytes.
+    fn size_hint<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> usize {
         let whole = match self.form {
             Form::Plain => true,
             Form::Metadata => false,
@@ -68,7 +68,7 @@ impl Writer {
         let contents = objects.map(|object| &object.content);
         let sizes = contents.map(|content| {
             let status = if whole { content.status.len() } else { 0 };
-            content.metadata.len() + status + FRAME
+            content.metadata.len() + status + OBJECT_OVERHEAD
         });
         sizes.sum()
     }
@@ -93,9 +93,9 @@ impl Writer {
         }
     }
 
-    /// One object by itself. In a Table `columns` says whether they are defined in it.
+    /// A single object. `columns`: include the column definitions in a Table.
     pub fn object(&self, object: &Object, columns: bool) -> String {
-        let mut text = String::with_capacity(self.room(std::iter::once(object)));
+        let mut text = String::with_capacity(self.size_hint(std::iter::once(object)));
         self.write(object, columns, &mut text);
         text
     }
@@ -110,11 +110,11 @@ impl Writer {
         text.push_str("]}");
     }
 
-    /// Lines of a watch, each of an object and what happened to it. Where `columns` says so they are defined in the first
-    /// one of a Table.
-    pub fn lines(&self, told: &[(&str, Object)], mut columns: bool) -> String {
-        let mut text = String::with_capacity(self.room(told.iter().map(|(_, object)| object)));
-        for (kind, object) in told {
+    /// Watch events, one per line. `columns`: include the column definitions in the first one of a Table.
+    pub fn lines(&self, events: &[(&str, Object)], mut columns: bool) -> String {
+        let mut text =
+            String::with_capacity(self.size_hint(events.iter().map(|(_, object)| object)));
+        for (kind, object) in events {
             text.extend([r#"{"type":""#, kind, r#"","object":"#]);
             self.write(object, std::mem::take(&mut columns), &mut text);
             text.push_str("}\n");
@@ -138,7 +138,7 @@ impl Writer {
         )
     }
 
-    /// A page of a list, in parts. `counts`: how many objects are left is told.
+    /// A page of a list, in parts. `counts`: include the number of remaining items.
     pub fn list(self, page: Page, counts: bool) -> impl Iterator<Item = String> + Send {
         let mut metadata = json!({"resourceVersion": page.version.to_string()});
         if let Some((token, more)) = page.next {
@@ -153,7 +153,7 @@ impl Writer {
         let chunks = std::iter::from_fn(move || {
             let some = objects.as_slice();
             let some = &some[..some.len().min(CHUNK)];
-            let mut text = String::with_capacity(self.room(some.iter()));
+            let mut text = String::with_capacity(self.size_hint(some.iter()));
             for object in objects.by_ref().take(CHUNK) {
                 text.push_str(comma);
                 self.item(&object, &mut text);
@@ -166,7 +166,7 @@ impl Writer {
             .chain(["]}\n".to_owned()])
     }
 
-    /// What a bookmark carries: the version up to which all is told.
+    /// A bookmark object: all events up to this version were sent.
     pub fn bookmark(&self, version: Version, ends_initial: bool) -> String {
         let mut object = match self.form {
             Form::Plain => json!({"kind": KIND, "apiVersion": API_VERSION}),
@@ -191,7 +191,7 @@ impl Writer {
     }
 }
 
-/// One line of a watch.
+/// A watch event.
 pub fn event(kind: &str, object: &str) -> String {
     format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
 }

@@ -1,5 +1,5 @@
-//! Requests of agents to evict pods that come through the API server, where agents can't reach the listener of reports. A standby
-//! passes them on to the leader.
+//! Eviction requests that arrive through the API server, from agents that can't reach the report listener. A standby
+//! forwards them to the leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use super::reports::{NODE_NAME, Reports};
 use super::server::{Answer, Api, JSON, body_of, whole};
 use super::status::Refusal;
 
-/// A request has to be here by then.
+/// Time limit for reading the body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The node whose agent asks for an eviction at this path.
+/// The node in the path of an eviction request.
 pub fn node_of(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/apis/")?.strip_prefix(API_VERSION)?;
     let rest = rest.strip_prefix('/')?.strip_prefix(PLURAL)?;
@@ -31,38 +31,38 @@ pub fn node_of(path: &str) -> Option<&str> {
 }
 
 impl Api {
-    /// Answers a request of the agent of `node`.
+    /// Handles a request of the agent of `node`.
     pub(super) async fn evict(
         &self,
         reports: &Reports,
         node: Arc<str>,
         request: Request<Incoming>,
         certificates: &[CertificateDer<'static>],
-        is_passed_on: bool,
+        is_forwarded: bool,
     ) -> Result<Answer, Refusal> {
         if *request.method() != Method::POST {
             return Err(Refusal::method());
         }
-        // The replica that passed it on has asked who it is.
-        if !is_passed_on {
+        // The forwarding replica has authenticated it already.
+        if !is_forwarded {
             let agents = reports.agents();
             self.is_agent_of(&node, agents, &request, certificates)
                 .await?;
         }
         let body = body_of(request, MAX_BYTES, BODY_TIMEOUT).await;
-        let broken = || Refusal::bad_request("the request is too long, or broke off");
+        let broken = || Refusal::bad_request("the request is too long or incomplete");
         let body = body.ok_or_else(broken)?;
         let request = EvictionRequest::parse(&body);
         let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
         match reports.evictions().evict(Arc::clone(&node), request).await {
             Reply::Answer(answer) => Ok(answered(&answer)),
-            // What was passed on is not passed on again.
-            Reply::NotLeading(_) if is_passed_on => Ok(answered(&leaderless())),
-            Reply::NotLeading(_) => Ok(self.pass_to_leader(&node, body).await),
+            // Never forward twice.
+            Reply::NotLeading(_) if is_forwarded => Ok(answered(&leaderless())),
+            Reply::NotLeading(_) => Ok(self.forward_to_leader(&node, body).await),
         }
     }
 
-    /// The user has to be the agents' account, with a token that is bound to a pod on that very node.
+    /// Requires the agents' `ServiceAccount`, with a token bound to a pod on that node.
     async fn is_agent_of(
         &self,
         node: &str,
@@ -78,13 +78,14 @@ impl Api {
         if user.name == agents && of.is_some_and(|name| *name == *node) {
             return Ok(());
         }
-        let message = format!("only the agent of node {node:?} may have pods of it evicted");
+        let message = format!("only the agent of node {node:?} may request evictions of its pods");
         Err(Refusal::new(403, "Forbidden", message))
     }
 
-    /// The leader's answer. Where the request has left and there is none, the pod says what became of it.
-    async fn pass_to_leader(&self, node: &str, body: Bytes) -> Answer {
-        let leader = self.standing.borrow().leader();
+    /// The leader's answer. If the request may have arrived but was not answered, the state of the pod tells the
+    /// outcome.
+    async fn forward_to_leader(&self, node: &str, body: Bytes) -> Answer {
+        let leader = self.leadership.borrow().leader();
         let tls = self.tls.borrow().clone();
         let (Some(leader), Some(tls)) = (leader, tls) else {
             return answered(&leaderless());
@@ -100,9 +101,9 @@ impl Api {
     }
 }
 
-/// What an answer means that is none of [`Api::evict`]. A leader of another version does not know the path.
+/// Converts an error response of the leader. A leader of another version may not know the path.
 fn not_evicted(status: StatusCode) -> eviction::Answer {
-    let why = format!("the leader answers {status}");
+    let why = format!("the leader answered {status}");
     if status.is_client_error() {
         wait(why)
     } else {
@@ -127,7 +128,7 @@ const fn unknown(why: String) -> eviction::Answer {
 }
 
 fn answered(answer: &eviction::Answer) -> Answer {
-    // All of them can be written as JSON.
+    // Serialization can't fail.
     let answer = serde_json::to_vec(answer).unwrap_or_default();
     whole(StatusCode::OK, JSON, answer.into())
 }
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leader_that_refuses_a_request_has_evicted_nothing() {
+    fn a_client_error_of_the_leader_means_no_eviction() {
         let waits = |status| matches!(not_evicted(status), eviction::Answer::Wait { .. });
         assert!(waits(StatusCode::NOT_FOUND) && waits(StatusCode::FORBIDDEN));
         assert!(!waits(StatusCode::INTERNAL_SERVER_ERROR) && !waits(StatusCode::BAD_GATEWAY));

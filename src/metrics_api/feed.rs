@@ -1,4 +1,4 @@
-//! What the controller sees of the cluster, on its way into the store.
+//! Feeds the store with what the controller observes in the cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::engine::time::BootTime;
 
 use super::compose::{Frame, Health, Heartbeat, Known, NodeKnown, RulesKnown, content};
 use super::data::Data;
-use super::reports::warm_up::{Heard, WarmUp};
+use super::reports::warm_up::{Progress, WarmUp};
 use super::reports::{Reports, Told, is_fresh};
 
-/// Takes what is known of nodes. A node that is there has an object, whatever is known of it.
+/// Applies observations of nodes to the store. Every existing Node has an object, whatever else is known about it.
 pub struct Feed {
     data: Arc<Data>,
     nodes: BTreeMap<String, Entry>,
     changed: bool,
     /// Where agents report.
     reports: Option<Reports>,
-    /// The term of this replica, warmed up or not.
+    /// Current term of this replica, warmed up or not.
     term: Option<u64>,
-    /// Begins when all Nodes are known.
+    /// Starts when all Nodes are known.
     warm_up: WarmUp,
     /// All Nodes are known.
     is_open: bool,
@@ -32,19 +32,19 @@ pub struct Feed {
     leases: bool,
 }
 
-/// One node, or what is told of it before it is there.
+/// One node. An entry may exist before its Node.
 #[derive(Default)]
 struct Entry {
-    /// The Node; `None`: there is none.
+    /// The Node. `None`: it does not exist.
     node: Option<Frame>,
     known: Known,
-    /// Its agent was told of as silent.
+    /// Its agent is unresponsive.
     silent: bool,
-    /// When its agent reported last, and when it was to do so again.
+    /// When its agent last reported, and the interval to its next report.
     reported: Option<(BootTime, Duration)>,
 }
 
-/// On both clocks of this replica.
+/// Both clocks of this replica.
 #[derive(Clone, Copy)]
 struct Now {
     boot: BootTime,
@@ -60,7 +60,7 @@ impl Now {
     }
 }
 
-/// Whether that is something new.
+/// Replaces a value. Returns whether it changed.
 fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
     let is_new = *known != now;
     *known = now;
@@ -68,12 +68,12 @@ fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
 }
 
 impl Entry {
-    /// Notes what its agent's health is, and since when; whether that is something new.
-    fn judge(&mut self, now: Timestamp) -> bool {
-        let heard = self.known.heartbeat.is_some() || self.known.report.is_some();
-        // Who has left is not silent, nor is whoever comes next.
-        self.silent &= heard;
-        let health = match (heard, self.silent) {
+    /// Updates the agent's health and its start time. Returns whether it changed.
+    fn update_health(&mut self, now: Timestamp) -> bool {
+        let is_known = self.known.heartbeat.is_some() || self.known.report.is_some();
+        // An agent that was removed is not unresponsive, and neither is its successor.
+        self.silent &= is_known;
+        let health = match (is_known, self.silent) {
             (false, _) => Health::Unknown,
             (true, true) => Health::Silent,
             (true, false) => Health::Reporting,
@@ -85,9 +85,10 @@ impl Entry {
         is_new
     }
 
-    /// A heartbeat takes the place of a report that is too old, and with the Lease an agent gives all back. Whether that
-    /// is something new. It is as old as it says only where it was `listed`, and not seen to be renewed.
-    fn hear(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
+    /// Applies a heartbeat, which replaces a stale report. An agent without a Lease was removed. Returns whether
+    /// anything changed. The renewal time of the Lease is only used if it was `listed`; otherwise the heartbeat was
+    /// observed just now.
+    fn observe_heartbeat(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
         let fresh = |(at, interval)| is_fresh(at, interval, now.boot);
         let is_stale = !self.reported.is_some_and(fresh);
         let mut is_new = false;
@@ -101,13 +102,13 @@ impl Entry {
             None => None,
         };
         if set(&mut self.known.heartbeat, heartbeat) {
-            self.known.beaten = since;
+            self.known.heartbeat_at = since;
             is_new = true;
         }
         is_new
     }
 
-    /// Whether there was one.
+    /// Returns whether there was a report.
     fn forget_report(&mut self) -> bool {
         self.reported = None;
         self.known.report.take().is_some()
@@ -115,7 +116,7 @@ impl Entry {
 }
 
 impl Feed {
-    /// Into this store, from these reports.
+    /// Writes to `data`, and takes reports from `reports`.
     pub fn new(data: Arc<Data>, reports: Option<Reports>) -> Self {
         let warm_up = reports
             .as_ref()
@@ -150,10 +151,10 @@ impl Feed {
         self.leases = true;
     }
 
-    /// A Node as it is now; `None`: it is gone.
+    /// A Node was created, changed or (`None`) deleted.
     pub fn node(&mut self, name: &str, node: Option<NodeKnown>) {
         if self.is_another(name, node.as_ref()) {
-            // Nobody saw it go.
+            // The deletion was missed.
             self.node(name, None);
         }
         if let Some(reports) = &self.reports {
@@ -161,11 +162,11 @@ impl Feed {
         }
         match node.map(|node| Frame::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),
-            Err(error) => not_written(name, &error),
+            Err(error) => log_encode_error(name, &error),
         }
     }
 
-    /// Whether this is not the Node that is known by its name.
+    /// Whether this is a different Node of the same name.
     fn is_another(&self, name: &str, node: Option<&NodeKnown>) -> bool {
         let known = self.nodes.get(name).and_then(|entry| entry.node.as_ref());
         known
@@ -173,36 +174,38 @@ impl Feed {
             .is_some_and(|(known, node)| known.uid != node.uid)
     }
 
-    /// The status of a `NodeWatermark` as it is now; `None`: it is gone.
+    /// The status of a `NodeWatermark` changed. `None`: it was deleted.
     pub fn watermark(&mut self, name: &str, status: Option<&NodeWatermarkStatus>) {
         let rules = status.and_then(RulesKnown::of);
         self.change(name, |entry| set(&mut entry.known.rules, rules));
     }
 
-    /// What an agent's Lease says now; `None`: nobody holds it.
+    /// An agent's Lease changed. `None`: it has no holder.
     pub fn heartbeat(&mut self, name: &str, heartbeat: Option<Heartbeat>) {
         let (listed, now) = (!self.leases, Now::read());
-        self.change(name, |entry| entry.hear(heartbeat, listed, now));
+        self.change(name, |entry| {
+            entry.observe_heartbeat(heartbeat, listed, now)
+        });
     }
 
-    /// What an agent reported.
-    pub fn report(&mut self, told: Told) {
+    /// An agent reported.
+    pub fn report(&mut self, report: Told) {
         let Told {
             node,
             at,
             interval,
             status,
-        } = told;
-        let came = clock::wall() - clock::now().since(at);
+        } = report;
+        let received_at = clock::wall() - clock::now().since(at);
         self.change(&node, |entry| {
             entry.reported = Some((at, interval));
             entry.known.report = Some(status);
-            entry.known.reported = Some(came);
+            entry.known.reported = Some(received_at);
             true
         });
     }
 
-    /// An agent fell silent, or is heard again.
+    /// An agent became unresponsive, or responsive again.
     pub fn silent(&mut self, name: &str, silent: bool) {
         self.change(name, |entry| {
             entry.silent = silent;
@@ -210,7 +213,7 @@ impl Feed {
         });
     }
 
-    /// Changes an entry, and where `change` says that it is something new, or its agent's health is, its object.
+    /// Applies a change to an entry, and updates its object if `change` returns true or the agent's health changed.
     fn change(&mut self, name: &str, change: impl FnOnce(&mut Entry) -> bool) {
         if !self.nodes.contains_key(name) {
             self.nodes.insert(name.to_owned(), Entry::default());
@@ -220,7 +223,7 @@ impl Feed {
         };
         let was_there = entry.node.is_some();
         let is_new = change(entry);
-        let is_judged_anew = entry.judge(clock::wall());
+        let health_changed = entry.update_health(clock::wall());
         let Some(node) = &entry.node else {
             entry.forget_report();
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
@@ -232,23 +235,23 @@ impl Feed {
             }
             return;
         };
-        if !is_new && !is_judged_anew {
+        if !is_new && !health_changed {
             return;
         }
         self.changed = true;
         match content(name, node, &entry.known) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
-            Err(error) => not_written(name, &error),
+            Err(error) => log_encode_error(name, &error),
         }
     }
 
-    /// The term in which this replica knows all and leads; `None`: it doesn't. Nothing is told during the warm-up.
+    /// Updates the term. `None`: this replica does not lead. Nothing is served during the warm-up.
     pub fn lead(&mut self, epoch: Option<u64>) {
-        // In each term every agent counts as heard until it was not for its grace.
+        // In a new term, every agent is considered live until its grace period has passed.
         if std::mem::replace(&mut self.term, epoch) != epoch {
-            self.forget_silences();
+            self.reset_health();
         }
-        // Also while another replica leads: this one has all reports when it is its turn.
+        // A standby warms up too, so that it has all reports when it takes over.
         let is_warm = self.is_warm();
         let epoch = epoch.filter(|_| is_warm);
         let before = self.data.change(|store| store.term());
@@ -262,7 +265,7 @@ impl Feed {
         self.changed = true;
     }
 
-    fn forget_silences(&mut self) {
+    fn reset_health(&mut self) {
         let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
         let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
         for name in silent {
@@ -276,30 +279,30 @@ impl Feed {
         }
         let (nodes, leases) = (&self.nodes, self.leases);
         self.warm_up.is_over(clock::now(), || {
-            let there = nodes.values().filter(|entry| entry.node.is_some());
-            let living = there.filter(|entry| entry.known.heartbeat.is_some());
+            let existing = nodes.values().filter(|entry| entry.node.is_some());
+            let live = existing.filter(|entry| entry.known.heartbeat.is_some());
             let (mut all, mut reported) = (0, 0);
-            for entry in living {
+            for entry in live {
                 all += 1;
                 reported += usize::from(entry.reported.is_some());
             }
-            Heard {
-                living: leases.then_some(all),
+            Progress {
+                live: leases.then_some(all),
                 reported,
             }
         })
     }
 
-    /// Lets watches see what changed.
+    /// Notifies watches of changes.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.changed) {
-            self.data.wake();
+            self.data.notify_watches();
         }
     }
 }
 
-fn not_written(name: &str, error: &serde_json::Error) {
-    tracing::error!(name, %error, "failed to write a NodeMetric as JSON");
+fn log_encode_error(name: &str, error: &serde_json::Error) {
+    tracing::error!(name, %error, "failed to encode a NodeMetric as JSON");
 }
 
 #[cfg(test)]

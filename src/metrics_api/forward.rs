@@ -1,4 +1,4 @@
-//! A standby passes requests for data on to the leader, who knows it by its certificate.
+//! A standby forwards data requests to the leader, which recognizes it by its certificate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,51 +19,52 @@ use tokio_rustls::TlsConnector;
 
 use super::server::Answer;
 
-/// The leader has to be reached by then.
+/// Time limit for connecting to the leader.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Its first words have to be here so long after, where it has nothing to do for them.
+/// Time limit for the response headers, for requests that need no waiting.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// No more of an answer is read than its client takes, but for this.
+/// Buffer between the leader's response and the client.
 const BUFFER: usize = 64 << 10;
-/// Marks what was passed on, so that it is not passed on again.
-const MARK: &str = "x-plimsoll-forwarded";
+/// Header of forwarded requests, so that they are never forwarded twice.
+const FORWARDED_HEADER: &str = "x-plimsoll-forwarded";
 
-/// Why the leader's answer is not to be had.
+/// Why there is no answer of the leader.
 #[derive(Debug, Error)]
 pub enum ForwardError {
-    /// It can't be reached in time.
+    /// No connection in time.
     #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Unreachable,
     /// No answer in time.
     #[error("no answer in time")]
     TimedOut,
-    /// The connection failed, or the handshake.
+    /// The connection or the handshake failed.
     #[error("failed to connect")]
     Connect(#[from] std::io::Error),
-    /// The name can't be in a certificate.
+    /// Our name is not a valid DNS name.
     #[error("failed to use our own name")]
     Name(#[from] rustls::pki_types::InvalidDnsNameError),
     /// The request failed.
-    #[error("failed to ask")]
+    #[error("failed to send the request")]
     Http(#[from] hyper::Error),
-    /// It can't be written.
-    #[error("failed to write the request")]
+    /// The request can't be built.
+    #[error("failed to build the request")]
     Request(#[from] hyper::http::Error),
 }
 
 impl ForwardError {
-    /// Whether the leader may have taken the request.
+    /// Whether the leader may have received the request.
     pub const fn may_have_arrived(&self) -> bool {
         matches!(self, Self::TimedOut | Self::Http(_))
     }
 }
 
-/// Whether a request says that it was passed on.
+/// Whether a request was forwarded.
 pub fn is_forwarded(headers: &HeaderMap) -> bool {
-    headers.contains_key(MARK)
+    headers.contains_key(FORWARDED_HEADER)
 }
 
-/// The leader's answer to a GET, or to a POST of `body`, within `limit`. Its own body comes as it is read.
+/// Sends a GET, or a POST of `body`, to the leader; `limit` bounds the time to the response headers. The body is
+/// streamed.
 pub async fn pass(
     leader: SocketAddr,
     tls: Arc<ClientConfig>,
@@ -79,14 +80,14 @@ pub async fn pass(
         Some(_) => Request::post(path),
         None => Request::get(path),
     };
-    let mut request = request.header(HOST, name).header(MARK, "1");
+    let mut request = request.header(HOST, name).header(FORWARDED_HEADER, "1");
     if !accept.is_empty() {
         request = request.header(ACCEPT, accept);
     }
     let request = request.body(Full::new(body.unwrap_or_default()))?;
     let answer = timeout(limit, sender.send_request(request)).await;
     let (mut parts, body) = answer.map_err(|_| ForwardError::TimedOut)??.into_parts();
-    // They are of that connection.
+    // Hop-by-hop headers.
     for name in ["connection", "transfer-encoding", "content-length"] {
         parts.headers.remove(name);
     }
@@ -105,7 +106,7 @@ async fn connect(
     let mut http = http1::Builder::new();
     http.max_buf_size(BUFFER);
     let (sender, connection) = http.handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer's body, or when the client that reads it is gone.
+    // It ends with the response body, or when the client disconnects.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }

@@ -1,4 +1,4 @@
-//! Which clients may say for whom they ask: `kube-system/extension-apiserver-authentication`, followed as it changes.
+//! Which clients may pass on other users' requests: follows `kube-system/extension-apiserver-authentication`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,30 +31,30 @@ const NAME: &str = "extension-apiserver-authentication";
 const CANT_WATCH: &str = "failed to watch kube-system/extension-apiserver-authentication; bind the controller to the Role \
                           extension-apiserver-authentication-reader";
 
-/// Why nobody is believed.
+/// Why no front proxy is trusted.
 #[derive(Debug, Error)]
 pub enum TrustError {
-    /// The `ConfigMap` names no authority: the API server runs without an aggregation layer.
+    /// The `ConfigMap` has no CA: the API server runs without an aggregation layer.
     #[error(
         "{NAMESPACE}/{NAME} has no requestheader-client-ca-file: start kube-apiserver with --requestheader-client-ca-file"
     )]
     NoAuthority,
-    /// The authority is not in PEM.
+    /// The CA is not valid PEM.
     #[error("failed to read requestheader-client-ca-file of {NAMESPACE}/{NAME}")]
     Pem(#[source] rustls::pki_types::pem::Error),
-    /// No certificate in it can be an authority.
+    /// No certificate in it can be used as a CA.
     #[error("failed to use requestheader-client-ca-file of {NAMESPACE}/{NAME}")]
     Authority(#[source] rustls::server::VerifierBuilderError),
-    /// A list is not one.
+    /// A value is not a list of strings.
     #[error("failed to read {0} of {NAMESPACE}/{NAME}: not a list of strings in JSON")]
     List(&'static str, #[source] serde_json::Error),
 }
 
-/// Whom to believe, and in which headers they say it. By default nobody.
+/// Which front proxies are trusted, and their header names. The default trusts none.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
     authority: Option<Arc<dyn ClientCertVerifier>>,
-    /// Common names; empty: every certificate of the authority.
+    /// Common names. Empty: any certificate of the CA.
     allowed: Vec<String>,
     username: Vec<String>,
     uid: Vec<String>,
@@ -63,7 +63,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// As the `ConfigMap` has it.
+    /// From the data of the `ConfigMap`.
     pub fn of(data: &BTreeMap<String, String>) -> Result<Self, TrustError> {
         let list = |key: &'static str| {
             let text = data.get(key).map_or("[]", String::as_str);
@@ -75,7 +75,7 @@ impl Trust {
             .ok_or(TrustError::NoAuthority)?;
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-            // One that can't be used is as if it were not there; where none is left, the builder says so.
+            // Unusable certificates are skipped; the builder fails if none is left.
             let (_, _) = roots.add_parsable_certificates([certificate.map_err(TrustError::Pem)?]);
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -91,8 +91,8 @@ impl Trust {
         })
     }
 
-    /// Whether these certificates, the client's first, are of the authority and of an allowed name. Without a
-    /// certificate nobody is, whatever names are allowed.
+    /// Whether these certificates, the client's first, are from the CA and have an allowed name. A certificate is
+    /// required even if every name is allowed.
     pub fn is_proxy(&self, certificates: &[CertificateDer<'static>], now: Timestamp) -> bool {
         let (Some(authority), [client, ..]) = (&self.authority, certificates) else {
             return false;
@@ -102,7 +102,7 @@ impl Trust {
                 || common_name(client).is_some_and(|name| self.allowed.contains(&name)))
     }
 
-    /// The user that a front proxy asks for; `None`: it names nobody.
+    /// The user that a front proxy passes on. `None`: it names none.
     pub fn user(&self, headers: &HeaderMap) -> Option<User> {
         let first = |names: &[String]| {
             let mut values = names
@@ -114,7 +114,7 @@ impl Trust {
         let groups = groups
             .filter_map(|value| value.to_str().ok())
             .map(str::to_owned);
-        // The same names may be listed twice, in two spellings.
+        // The same header may be configured twice with different case.
         let groups: BTreeSet<String> = groups.collect();
         Some(User {
             name: first(&self.username)?,
@@ -141,13 +141,13 @@ impl Trust {
     }
 }
 
-/// The common name of a certificate's subject: the last, as Go has it, where there are several.
+/// The common name of a certificate's subject; the last one, as in Go, if there are several.
 pub(crate) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     last_common_name(certificate.subject())
 }
 
-/// The same of a subject without its outer header.
+/// The same for a subject without its outer header.
 pub(crate) fn last_common_name(subject: &[u8]) -> Option<String> {
     const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
     let mut found = None;
@@ -168,7 +168,7 @@ pub(crate) fn last_common_name(subject: &[u8]) -> Option<String> {
     read.ok().and(found)
 }
 
-/// With the outer header that the subject comes without.
+/// Adds the outer header that the subject lacks.
 fn sequence(content: &[u8]) -> Option<Vec<u8>> {
     const SEQUENCE: u8 = 0x30;
     let [.., high, low] = u32::try_from(content.len()).ok()?.to_be_bytes();
@@ -182,13 +182,13 @@ fn sequence(content: &[u8]) -> Option<Vec<u8>> {
     Some(whole)
 }
 
-/// Follows the `ConfigMap` for ever. What can't be read leaves what was known before.
+/// Follows the `ConfigMap` forever. Invalid content leaves the last valid configuration in place.
 pub async fn follow(
     client: Client,
     trust: watch::Sender<Option<Trust>>,
     observer: Arc<dyn Observer>,
 ) {
-    observer.believes(Err("not read yet"));
+    observer.believes(Err("not loaded yet"));
     let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let mut changes = watch_object(api, NAME).default_backoff().boxed();
     while let Some(change) = changes.next().await {
@@ -209,16 +209,16 @@ pub async fn follow(
     }
 }
 
-/// What it says; `None`: nothing that could be used.
+/// The configuration. `None`: unusable.
 fn read(map: Option<ConfigMap>) -> Option<Trust> {
     let Some(map) = map else {
         let why = "there is no kube-system/extension-apiserver-authentication: start kube-apiserver with --requestheader-client-ca-file";
-        tracing::error!(why, "no API server is believed");
+        tracing::error!(why, "no front proxy is trusted");
         return Some(Trust::default());
     };
     let trust = Trust::of(&map.data.unwrap_or_default());
     let told =
-        |error: &TrustError| tracing::error!(why = describe(error), "no API server is believed");
+        |error: &TrustError| tracing::error!(why = describe(error), "no front proxy is trusted");
     trust.inspect_err(told).ok()
 }
 

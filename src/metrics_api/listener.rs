@@ -1,5 +1,6 @@
-//! Connections. Strangers are few and leave soon; API servers and replicas, who show certificates, always get in. Who reads
-//! too slowly leaves, and where answers under way take too much memory the slowest does.
+//! Connections of the API listener. Unknown clients are limited in number and time; API servers and replicas, which
+//! show certificates, always get in. Slow readers are disconnected, and so is the slowest one when responses in
+//! progress take too much memory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -21,70 +22,74 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::certificates::Tls;
-use super::patience::Patience;
-use super::readers::{Reader, Readers};
-use super::reports::Newcomers;
+use super::client_lag::{ClientLag, ClientLags};
+use super::reports::NewConnections;
 use super::server::Api;
-use super::watch::MOST;
+use super::watch::MAX_DURATION;
+use super::write_timeout::WriteTimeout;
 use crate::serve::{self, ServeError};
 
-/// The handshake has to be done by then.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// The next request has to begin, and its headers to be there, by then; API servers keep connections for 90 s.
-const HEADERS: Duration = Duration::from_secs(100);
-/// A client that takes nothing for so long is cut: a watcher that doesn't read.
-const TAKES: Duration = Duration::from_secs(30);
-/// No connection lasts longer.
-const LIFE: Duration = MOST.saturating_add(Duration::from_mins(5));
-/// When this replica ends, what is under way has to be answered by then.
-const DRAIN: Duration = Duration::from_secs(5);
-/// Connections whose client is not known; one more, and the oldest goes.
-const MOST_STRANGERS: usize = 256;
-/// None goes sooner: however many connect, an API server has that long to show its certificate.
+/// Time limit for the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for the next request's headers. API servers keep connections for 90 s.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(100);
+/// Time limit for a client that reads nothing, such as a stuck watcher.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum lifetime of a connection.
+const MAX_AGE: Duration = MAX_DURATION.saturating_add(Duration::from_mins(5));
+/// Time limit for requests in progress at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of connections from unknown clients. A new one replaces the oldest.
+const MAX_UNKNOWN: usize = 256;
+/// Minimum time that a connection is kept: in a flood of connections an API server has that long to show its
+/// certificate.
 const MIN_STAY: Duration = Duration::from_millis(250);
-/// Connections of API servers and replicas.
-const MOST_KNOWN: usize = 2048;
+/// Limit of connections from API servers and replicas.
+const MAX_KNOWN: usize = 2048;
 const BUFFER: usize = 32 << 10;
-/// What the kernel keeps for a client that does not take it: half of it is the kernel's own.
+/// Kernel buffer for unread data; half of it is used by the kernel itself.
 const SEND_BUFFER: u32 = 256 << 10;
-/// What answers under way may take of memory beside the objects themselves.
+/// Memory limit for responses in progress, besides the objects themselves.
 const MAX_PINNED: usize = 64 << 20;
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often that is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Connections of API servers and replicas, oldest first.
-struct Room {
-    inside: Mutex<VecDeque<AbortHandle>>,
-    most: usize,
+struct KnownConnections {
+    connections: Mutex<VecDeque<AbortHandle>>,
+    max: usize,
 }
 
-impl Room {
-    const fn new(most: usize) -> Self {
+impl KnownConnections {
+    const fn new(max: usize) -> Self {
         Self {
-            inside: Mutex::new(VecDeque::new()),
-            most,
+            connections: Mutex::new(VecDeque::new()),
+            max,
         }
     }
 
-    /// Lets one in; where there is no room, the oldest has to leave.
+    /// Adds a connection. If there are too many, the oldest is closed.
     fn enter(&self, one: AbortHandle) {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        inside.retain(|other| !other.is_finished());
-        if inside.len() >= self.most
-            && let Some(oldest) = inside.pop_front()
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|other| !other.is_finished());
+        if connections.len() >= self.max
+            && let Some(oldest) = connections.pop_front()
         {
             oldest.abort();
         }
-        inside.push_back(one);
+        connections.push_back(one);
     }
 }
 
-/// Listens on an address, by a socket whose connections have little room for what is not taken.
+/// Listens on an address, with small send buffers.
 pub fn open(address: SocketAddr) -> Result<TcpListener, ServeError> {
     serve::listen_by(address, |socket| socket.set_send_buffer_size(SEND_BUFFER))
 }
 
-/// The next connection; those that ended leave meanwhile. Nothing is lost where that is waited for no longer.
+/// Accepts the next connection, and reaps finished ones meanwhile. Cancel safe.
 pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> TcpStream {
     loop {
         tokio::select! {
@@ -94,40 +99,40 @@ pub async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) -> Tc
     }
 }
 
-/// Speaks TLS with whoever connected; `None`: that does not, or is too slow.
-pub async fn shake_hands(
+/// TLS handshake. `None`: it failed or timed out.
+pub async fn handshake(
     stream: TcpStream,
     config: Arc<ServerConfig>,
 ) -> Option<TlsStream<TcpStream>> {
     drop(stream.set_nodelay(true));
-    let shaken = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
-    shaken.ok()?.ok()
+    let stream = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await;
+    stream.ok()?.ok()
 }
 
-/// Takes connections until `stop` is true, and lets those that are there end then; all end with it.
+/// Accepts connections until `stop` is true, and then drains them. Dropping the future closes them all.
 pub async fn listen(
     listener: TcpListener,
     api: Arc<Api>,
     tls: watch::Receiver<Option<Tls>>,
     stop: watch::Receiver<bool>,
 ) {
-    let rooms = Arc::new(Rooms::default());
+    let all = Arc::new(Connections::default());
     let mut connections = JoinSet::new();
     tokio::select! {
-        () = take(&listener, &api, tls, stop, &rooms, &mut connections) => {}
-        () = bound(&api, &rooms.readers) => {}
+        () = accept_all(&listener, &api, tls, stop, &all, &mut connections) => {}
+        () = limit_memory(&api, &all.lags) => {}
     }
     drop(listener);
     let ended = async { while connections.join_next().await.is_some() {} };
-    drop(timeout(DRAIN, ended).await);
+    drop(timeout(DRAIN_TIMEOUT, ended).await);
 }
 
-async fn take(
+async fn accept_all(
     listener: &TcpListener,
     api: &Arc<Api>,
     tls: watch::Receiver<Option<Tls>>,
     mut stop: watch::Receiver<bool>,
-    rooms: &Arc<Rooms>,
+    all: &Arc<Connections>,
     connections: &mut JoinSet<()>,
 ) {
     loop {
@@ -138,65 +143,65 @@ async fn take(
         let Some(tls) = tls.borrow().clone() else {
             continue;
         };
-        if rooms.strangers.make_room().await {
+        if all.unknown.evict_oldest().await {
             api.observer.cut("too_many_new");
         }
-        let connection = Connection::new(api, rooms, stop.clone());
-        let served = async move { drop(timeout(LIFE, connection.serve(stream, tls)).await) };
-        rooms.strangers.enter(|| connections.spawn(served));
+        let connection = Connection::new(api, all, stop.clone());
+        let served = async move { drop(timeout(MAX_AGE, connection.serve(stream, tls)).await) };
+        all.unknown.enter(|| connections.spawn(served));
     }
 }
 
-/// Keeps what answers under way take within its bound, for ever.
-async fn bound(api: &Api, readers: &Readers) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Enforces the memory limit for responses in progress, forever.
+async fn limit_memory(api: &Api, lags: &ClientLags) {
+    let mut ticks = interval(CHECK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         let pinned = api.data.pinned();
         api.observer.pinned(pinned);
-        if pinned > MAX_PINNED && readers.cut_slowest(Instant::now()) {
+        if pinned > MAX_PINNED && lags.cut_slowest(Instant::now()) {
             api.observer.cut("pinned");
         }
     }
 }
 
-/// Who is connected.
-struct Rooms {
-    strangers: Newcomers,
-    known: Room,
-    readers: Readers,
+/// All open connections.
+struct Connections {
+    unknown: NewConnections,
+    known: KnownConnections,
+    lags: ClientLags,
 }
 
-impl Default for Rooms {
+impl Default for Connections {
     fn default() -> Self {
         Self {
-            strangers: Newcomers::new(MOST_STRANGERS, MIN_STAY),
-            known: Room::new(MOST_KNOWN),
-            readers: Readers::default(),
+            unknown: NewConnections::new(MAX_UNKNOWN, MIN_STAY),
+            known: KnownConnections::new(MAX_KNOWN),
+            lags: ClientLags::default(),
         }
     }
 }
 
 struct Connection {
     api: Arc<Api>,
-    rooms: Arc<Rooms>,
-    reader: Arc<Reader>,
+    all: Arc<Connections>,
+    lag: Arc<ClientLag>,
     stop: watch::Receiver<bool>,
 }
 
 impl Connection {
-    fn new(api: &Arc<Api>, rooms: &Arc<Rooms>, stop: watch::Receiver<bool>) -> Self {
+    fn new(api: &Arc<Api>, all: &Arc<Connections>, stop: watch::Receiver<bool>) -> Self {
         Self {
             api: Arc::clone(api),
-            rooms: Arc::clone(rooms),
-            reader: rooms.readers.enter(),
+            all: Arc::clone(all),
+            lag: all.lags.add(),
             stop,
         }
     }
 
     async fn serve(self, stream: TcpStream, tls: Tls) {
-        let Some(stream) = shake_hands(stream, tls.server).await else {
+        let Some(stream) = handshake(stream, tls.server).await else {
             return;
         };
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -205,7 +210,7 @@ impl Connection {
         self.answer(stream, certificates).await;
     }
 
-    /// Answers requests of a client with these certificates.
+    /// Serves requests of a client with these certificates.
     async fn answer<S>(mut self, stream: S, certificates: Arc<[CertificateDer<'static>]>)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -215,33 +220,34 @@ impl Connection {
             let (api, certificates) = (Arc::clone(&api), Arc::clone(&certificates));
             async move { Ok::<_, Infallible>(api.answer(request, &certificates).await) }
         });
-        let stream = Patience::new(stream, TAKES, Arc::clone(&self.reader));
+        let stream = WriteTimeout::new(stream, WRITE_TIMEOUT, Arc::clone(&self.lag));
         let stream = TokioIo::new(stream);
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
-        http.header_read_timeout(HEADERS).max_buf_size(BUFFER);
+        http.header_read_timeout(HEADER_TIMEOUT)
+            .max_buf_size(BUFFER);
         let connection = http.serve_connection(stream, answer);
         tokio::pin!(connection);
         tokio::select! {
-            // A peer that goes away early is no concern of ours.
+            // Clients may disconnect at any time.
             _ = &mut connection => {
-                if self.reader.was_too_slow() {
+                if self.lag.was_too_slow() {
                     self.api.observer.cut("too_slow");
                 }
                 return;
             }
-            () = self.reader.cut() => return,
+            () = self.lag.cut() => return,
             _ = self.stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
         }
         drop(connection.await);
     }
 
-    /// From the strangers to those who are known.
+    /// Moves a connection from the unknown clients to the known ones.
     fn admit(&self, certificates: &[CertificateDer<'static>]) {
-        if self.api.knows(certificates)
-            && let Some(one) = tokio::task::try_id().and_then(|id| self.rooms.strangers.leave(id))
+        if self.api.is_known_client(certificates)
+            && let Some(one) = tokio::task::try_id().and_then(|id| self.all.unknown.leave(id))
         {
-            self.rooms.known.enter(one);
+            self.all.known.enter(one);
         }
     }
 }

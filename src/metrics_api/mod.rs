@@ -1,12 +1,14 @@
 //! `metrics.plimsoll.dev/v1alpha1`: the `NodeMetrics` of all nodes, served from memory as an aggregated API.
 //!
-//! Every replica answers what is always the same (discovery, `OpenAPI`, health); objects come from the replica that
-//! leads, to which the others pass requests on. [`store::Store`] and all that shapes questions and answers is pure.
+//! Every replica answers static requests (discovery, `OpenAPI`, health). Objects come from the leader, to which the
+//! other replicas forward requests. [`store::Store`] and all parsing and encoding is pure.
 
 pub mod authn;
 mod authorities;
 mod authz;
+mod certificate_manager;
 mod certificates;
+mod client_lag;
 pub mod compose;
 pub mod data;
 mod discovery;
@@ -16,13 +18,11 @@ mod evict;
 mod feed;
 mod forward;
 pub(crate) mod front_proxy;
-mod keeper;
+mod in_flight;
 mod listener;
 pub mod negotiate;
 mod openapi;
 pub mod options;
-mod patience;
-mod readers;
 mod readiness;
 mod relay;
 pub mod reports;
@@ -31,47 +31,48 @@ mod serving;
 mod status;
 pub mod store;
 pub mod table;
-mod under_way;
 mod watch;
+mod write_timeout;
 
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
 
+pub use certificate_manager::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use feed::Feed;
-pub use keeper::{CertificatePlace, Place, ReportPlace, TlsFiles};
 pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
 
-/// How it is served.
+/// Settings of the API.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where; `None`: agents are served alone, at the address of reports.
+    /// Listen address. `None`: the aggregated API is disabled, and agents are served at the address of reports.
     pub listen: Option<SocketAddr>,
-    /// Its Service and Secret, and those of reports.
+    /// Names of the objects involved.
     pub place: Place,
-    /// How agents' reports are taken; `None`: not at all.
+    /// Settings of the report listener. `None`: disabled.
     pub reports: Option<reports::Options>,
 }
 
-/// Who is told how it goes, and knows how the rest of the replica goes.
+/// Receives metrics and states from the API, and reports the readiness of the rest of the replica.
 pub trait Observer: Send + Sync {
-    /// A request was answered with this code: `get`, `list`, `watch`, `discovery`, `health`, `eviction`, `relay` or `other`.
+    /// A request was answered with this code. `what` is `get`, `list`, `watch`, `discovery`, `health`, `eviction`,
+    /// `relay` or `other`.
     fn answered(&self, what: &'static str, code: u16);
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);
-    /// All was looked at: until when the certificate is good that is served, and whether nothing is wrong.
+    /// The certificates were reconciled: expiry of the one in use, and whether there was no error.
     fn kept(&self, ends: Option<Timestamp>, ok: bool);
-    /// Whether it is known which API servers to believe, or why not.
+    /// Whether the front-proxy configuration is loaded, or why not.
     fn believes(&self, outcome: Result<(), &str>);
-    /// So many bytes are there for answers under way alone.
+    /// Bytes held only by responses in progress.
     fn pinned(&self, bytes: usize) {
         let _ = bytes;
     }
-    /// A connection was cut: `too_many_new`, `too_slow`, or `pinned`.
+    /// A connection was closed: `too_many_new`, `too_slow`, or `pinned`.
     fn cut(&self, reason: &'static str) {
         let _ = reason;
     }
-    /// What this replica lacks to lead at once; `Ok`: nothing.
+    /// `Err`: what this replica lacks to be able to lead.
     fn lacks(&self) -> Result<(), String>;
 }

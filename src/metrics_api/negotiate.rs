@@ -1,8 +1,8 @@
-//! In which form an answer is wanted: the `Accept` header.
+//! Content negotiation by the `Accept` header.
 
 use crate::ordered;
 
-/// A form of objects and lists. All are JSON.
+/// A form of objects and lists, always as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// The objects themselves.
@@ -32,7 +32,7 @@ impl<'a> Clause<'a> {
         found.map(|(_, value)| *value)
     }
 
-    /// How much it is wanted, in thousandths.
+    /// The weight `q`, in thousandths.
     fn weight(&self) -> u32 {
         let weight = self.get("q").and_then(|text| text.parse::<f64>().ok());
         let thousandths = weight.unwrap_or(1.0).clamp(0.0, 1.0) * 1000.0;
@@ -64,7 +64,7 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// The clauses, most wanted first; without a header anything is.
+/// The clauses by descending weight. Without a header, anything is accepted.
 fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let accept = if accept.trim().is_empty() {
         "*/*"
@@ -77,19 +77,19 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// The form of objects that is wanted most and that we have; `None`: there is none, such as only protobuf.
+/// The preferred form among those that we support. `None`: there is none, e.g. only protobuf.
 pub fn form(accept: &str) -> Option<Form> {
     clauses(accept).iter().find_map(Clause::form)
 }
 
-/// Whether plain JSON will do.
+/// Whether plain JSON is accepted.
 pub fn takes_json(accept: &str) -> bool {
     clauses(accept)
         .iter()
         .any(|clause| clause.is_json() && clause.get("as").is_none())
 }
 
-/// Whether discovery is wanted in its aggregated form, rather than in the old one.
+/// Whether aggregated discovery is preferred to the unaggregated form.
 pub fn aggregated(accept: &str) -> bool {
     let wanted = clauses(accept).iter().find_map(|clause| {
         let aggregated = clause.get("as") == Some("APIGroupDiscoveryList")
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_form_that_we_have_is_taken() {
+    fn the_first_supported_form_is_chosen() {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
         assert_eq!(form(kubectl), Some(Form::Table("meta.k8s.io/v1")));
         let old = "application/json;as=Table;v=v1beta1;g=meta.k8s.io, application/json";
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_not_to_be_had() {
+    fn only_json_is_supported() {
         for accept in [
             "application/vnd.kubernetes.protobuf",
             "application/yaml",
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_is_aggregated_for_those_who_know_it() {
+    fn discovery_is_aggregated_for_clients_that_support_it() {
         let aggregator = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
         assert!(aggregated(aggregator));
         assert!(!aggregated("application/json"));

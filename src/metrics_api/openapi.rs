@@ -1,4 +1,4 @@
-//! The `OpenAPI` documents, made from the type: `kubectl explain` and clients that validate read them.
+//! The `OpenAPI` documents, generated from the type, for `kubectl explain` and validating clients.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::crd::node_metric::{GROUP, KIND, PLURAL, VERSION};
 use crate::crd::{NodeMetric, inlined_schema};
 
-/// Where the document of version 3 is, below `/openapi/v3/`.
+/// Path of the version 3 document, below `/openapi/v3/`.
 pub const V3_PATH: &str = "apis/metrics.plimsoll.dev/v1alpha1";
 
 const OBJECT: &str = "dev.plimsoll.metrics.v1alpha1.NodeMetric";
@@ -18,13 +18,13 @@ fn kinds(kind: &str) -> Value {
     json!([{"group": GROUP, "version": VERSION, "kind": kind}])
 }
 
-/// The schemas by name. `reference` makes a schema that stands for a named one.
+/// All schemas by name. `reference` builds a reference to a named schema.
 fn schemas(reference: impl Fn(&str) -> Value) -> Value {
     let mut object = NodeMetric::schema();
     let said = object["properties"]["metadata"]["description"].clone();
     let mut metadata = reference(OBJECT_META);
     if metadata.get("$ref").is_some() {
-        // A reference may have no siblings in version 3.0.
+        // In version 3.0 a reference can't have siblings.
         metadata = json!({"allOf": [metadata], "default": {}});
     }
     metadata["description"] = said;
@@ -60,7 +60,7 @@ fn operation(action: &str, kind: &str, summary: &str, ok: &Value) -> Value {
     })
 }
 
-/// The paths; `answer` says how a named schema is an answer, `name` how a path parameter is declared.
+/// The paths. `answer` builds a response from a schema name, `name` declares the path parameter.
 fn paths(answer: impl Fn(&str) -> Value, name: &Value) -> Value {
     let base = format!("/apis/{GROUP}/{VERSION}/{PLURAL}");
     let list = operation(
@@ -85,7 +85,7 @@ fn info() -> Value {
     json!({"title": "Plimsoll", "version": env!("CARGO_PKG_VERSION")})
 }
 
-/// The document of version 3.
+/// The version 3 document.
 pub fn v3() -> Value {
     let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let mut schemas = schemas(reference);
@@ -109,12 +109,12 @@ pub fn v3() -> Value {
     })
 }
 
-/// Which documents of version 3 there are. `hash` changes with the document.
+/// The index of version 3 documents. `hash` changes with the document.
 pub fn v3_index(hash: &str) -> Value {
     json!({"paths": {V3_PATH: {"serverRelativeURL": format!("/openapi/v3/{V3_PATH}?hash={hash}")}}})
 }
 
-/// The document of version 2. It is merged with those of others: what is Kubernetes' own is left to Kubernetes.
+/// The version 2 document. The API server merges it with others; Kubernetes' own types are left to Kubernetes.
 pub fn v2() -> Value {
     let reference = |name: &str| {
         if name == OBJECT {

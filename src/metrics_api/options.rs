@@ -1,4 +1,4 @@
-//! What a request for objects asks: the query parameters of the API conventions.
+//! Query parameters of the Kubernetes API conventions.
 
 pub(crate) mod selector;
 
@@ -9,17 +9,17 @@ use crate::engine::selector::Selector;
 use super::status::Refusal;
 use super::store::{Freshness, Object, Version};
 
-/// Which objects.
+/// Selection of objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// By their labels.
+    /// By labels.
     pub labels: Selector,
-    /// By their names: each with whether it has to be the name, or must not be.
+    /// By name: equal (`true`) or not equal.
     pub names: Vec<(String, bool)>,
 }
 
 impl Filter {
-    /// Whether the object is meant.
+    /// Whether it selects the object.
     pub fn takes(&self, object: &Object) -> bool {
         let named = self
             .names
@@ -28,29 +28,29 @@ impl Filter {
         named && self.labels.matches(&*object.content.labels)
     }
 
-    /// The only name that it can take, if it says so.
+    /// The single name that it can select, if it has one.
     pub fn only(&self) -> Option<&str> {
         let found = self.names.iter().find(|(_, is)| *is);
         found.map(|(name, _)| name.as_str())
     }
 
-    /// Whether it takes everything.
+    /// Whether it selects all objects.
     pub fn is_all(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Where the next page of a list begins: what `continue` carries.
+/// A `continue` token: where the next page of a list starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Of which version the list is.
+    /// Version of the list.
     pub version: Version,
-    /// The last name of the page before.
+    /// Last name of the previous page.
     pub start: String,
 }
 
 impl Token {
-    /// As `continue` has it.
+    /// The encoded token.
     pub fn text(&self) -> String {
         format!("{}.{}", self.version, self.start)
     }
@@ -64,7 +64,7 @@ impl Token {
     }
 }
 
-/// What a Table's rows carry of their objects.
+/// What table rows include of their objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Include {
     /// Nothing.
@@ -72,46 +72,46 @@ pub enum Include {
     /// `PartialObjectMetadata`.
     #[default]
     Metadata,
-    /// All of it.
+    /// The whole object.
     Object,
 }
 
-/// Where a watch begins.
+/// Where a watch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// With all objects as they are, if the present version is not older than this.
+    /// With the current objects, at this version or newer.
     Initial(Option<Version>),
-    /// With what happens from now on.
+    /// With the next event.
     Now,
-    /// With what happened after this version.
+    /// After this version.
     Version(Version),
 }
 
-/// A watch.
+/// Options of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watch {
     /// From when.
     pub since: Since,
-    /// A bookmark ends the initial objects, and says that they were all.
+    /// Whether a bookmark marks the end of the initial objects.
     pub marks_initial: bool,
-    /// Bookmarks now and then.
+    /// Whether regular bookmarks are sent.
     pub bookmarks: bool,
-    /// For how long; `None`: as long as we like.
+    /// Duration. `None`: our choice.
     pub timeout: Option<Duration>,
 }
 
-/// A list.
+/// Options of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
-    /// Of which version.
+    /// Required version.
     pub freshness: Freshness,
-    /// At most so many objects.
+    /// Page size.
     pub limit: Option<usize>,
-    /// Where it goes on.
+    /// Start of this page.
     pub token: Option<Token>,
 }
 
-/// What is asked.
+/// List or watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// A list.
@@ -120,14 +120,14 @@ pub enum Ask {
     Watch(Watch),
 }
 
-/// All parameters.
+/// All options of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// A list or a watch.
+    /// List or watch.
     pub ask: Ask,
-    /// Of which objects.
+    /// Which objects.
     pub filter: Filter,
-    /// What a Table carries.
+    /// What table rows include.
     pub include: Include,
 }
 
@@ -146,10 +146,10 @@ struct Raw {
 }
 
 impl Options {
-    /// Of the query of a request.
+    /// Parses the query of a request.
     ///
     /// # Errors
-    /// A parameter can't be read, or doesn't go with another.
+    /// A parameter is invalid, or conflicts with another.
     pub fn of(query: &str) -> Result<Self, Refusal> {
         let mut raw = Raw::default();
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -197,7 +197,7 @@ impl Raw {
                 let included = include(value);
                 self.include = included.ok_or_else(|| bad("None, Metadata or Object"))?;
             }
-            // As API servers do: `pretty`, and what is yet to be invented.
+            // Unknown parameters such as `pretty` are ignored, as API servers do.
             _ => {}
         }
         Ok(())
@@ -211,7 +211,7 @@ impl Raw {
         let version = self.version.parse().map(Some);
         version.map_err(|()| {
             Refusal::bad_request(format!(
-                "resourceVersion {:?} is not one of ours",
+                "resourceVersion {:?} was not issued by this API",
                 self.version
             ))
         })
@@ -245,7 +245,7 @@ impl Raw {
         };
         let token = self.token.as_deref().map(|token| {
             Token::read(token).ok_or_else(|| {
-                Refusal::bad_request(format!("continue {token:?} is not one of ours"))
+                Refusal::bad_request(format!("continue {token:?} was not issued by this API"))
             })
         });
         Ok(List {
@@ -291,7 +291,7 @@ impl Raw {
 
 fn unsupported(matching: &str) -> Refusal {
     Refusal::invalid(&format!(
-        "resourceVersionMatch {matching:?} is not supported; write NotOlderThan, or Exact for a list"
+        "resourceVersionMatch {matching:?} is not supported; use NotOlderThan, or Exact for a list"
     ))
 }
 

@@ -1,7 +1,8 @@
-//! Whether this replica is to be an endpoint of its Services.
+//! Whether this replica should be an endpoint of its Services.
 //!
-//! Every replica answers discovery, whatever else it lacks, and while nobody does no namespace of the cluster can be
-//! deleted. Where others do, one that lacks something is not to take their place: a roll-out goes on when it is ready.
+//! A replica can answer discovery whatever else it lacks, and without discovery no namespace of the cluster can be
+//! deleted. But while other replicas answer, an incomplete one should not replace them: a roll-out waits until it is
+//! ready.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -15,22 +16,22 @@ use tokio::time::sleep;
 use crate::cluster::client::call;
 
 use super::Observer;
-use super::keeper::API_SERVICE;
+use super::certificate_manager::API_SERVICE;
 
-/// A replica that starts has all by then, as a rule.
-const USUAL: Duration = Duration::from_secs(10);
-/// How often one that does not have it looks whether others answer.
-const LOOK: Duration = Duration::from_secs(2);
+/// A replica is normally complete within this time after its start.
+const STARTUP_GRACE: Duration = Duration::from_secs(10);
+/// How often an incomplete replica checks whether others answer.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the kubelet is told.
+/// State of the readiness probe.
 pub struct Readiness {
     observer: Arc<dyn Observer>,
-    /// Once ready it stays so for as long as it answers at all: what all replicas lack must not take discovery away.
+    /// Once ready, it stays ready: a problem common to all replicas must not take discovery down.
     ready: AtomicBool,
 }
 
 impl Readiness {
-    /// Not ready yet.
+    /// Starts not ready.
     pub fn new(observer: Arc<dyn Observer>) -> Self {
         Self {
             observer,
@@ -38,8 +39,10 @@ impl Readiness {
         }
     }
 
+    /// Result of the readiness probe.
+    ///
     /// # Errors
-    /// What it lacks, while it is not to be found.
+    /// What the replica lacks.
     pub fn verdict(&self) -> Result<(), String> {
         if !self.ready.load(Ordering::Relaxed) {
             self.observer.lacks()?;
@@ -52,24 +55,27 @@ impl Readiness {
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// Makes it ready, whatever it lacks, where nobody else answers.
+    /// Becomes ready in any case if no other replica answers.
     pub async fn follow(&self, client: Client) {
-        let mut pause = USUAL;
+        let mut pause = STARTUP_GRACE;
         loop {
             sleep(pause).await;
-            pause = LOOK;
+            pause = CHECK_INTERVAL;
             let Err(lacks) = self.verdict() else {
                 return pending().await;
             };
             if is_missing(&client).await {
-                tracing::warn!(lacks, "ready for discovery alone: nobody else answers it");
+                tracing::warn!(
+                    lacks,
+                    "ready for discovery only: no other replica serves it"
+                );
                 self.become_ready();
             }
         }
     }
 }
 
-/// Whether API servers find nobody who answers for the API.
+/// Whether the API server finds no replica that answers.
 async fn is_missing(client: &Client) -> bool {
     let api: Api<APIService> = Api::all(client.clone());
     let service = call(api.get_opt(API_SERVICE)).await.ok().flatten();
@@ -109,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_ready_when_it_has_all_and_stays_so_whatever_it_lacks_then() {
+    fn a_replica_stays_ready_once_it_was_complete() {
         let replica = Arc::new(Replica(Mutex::new(Some("Node: not listed yet"))));
         let readiness = Readiness::new(Arc::clone(&replica) as _);
         assert_eq!(readiness.verdict(), Err("Node: not listed yet".to_owned()));
@@ -120,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers_where_api_servers_say_so_and_not_where_it_is_not_known() {
+    fn only_an_explicitly_unavailable_api_counts_as_missing() {
         let service = |status| {
             let service = json!({"metadata": {"name": API_SERVICE}, "status": status});
             serde_json::from_value::<APIService>(service).unwrap()

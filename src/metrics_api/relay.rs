@@ -1,5 +1,5 @@
-//! A replica that leads and is cut from agents hears of them by way of those that they still reach: each asks it whose
-//! reports it misses, and passes on what they told.
+//! A leader that agents can't reach gets their reports from the other replicas: each asks the leader which reports it
+//! is missing, and relays those that it has.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -24,119 +24,119 @@ use super::server::{Answer, Api, JSON, body_of, whole};
 use super::status::Refusal;
 
 /// How often the leader is asked.
-const LOOK: Duration = Duration::from_secs(1);
-/// So much goes at a time, since who takes it does nothing else meanwhile...
-const MOST_BYTES: usize = 1 << 20;
-/// ...and so often in a row.
-const MOST_PASSES: u32 = 16;
-/// All nodes of a cluster of 15 000, with the longest names that Nodes have.
-const LONGEST_ANSWER: usize = 8 << 20;
-/// Either body has to be here by then.
-const BODY: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Size limit of a batch, because the leader parses it in one go.
+const MAX_BATCH_BYTES: usize = 1 << 20;
+/// Limit of batches in a row.
+const MAX_BATCHES: u32 = 16;
+/// Enough for all nodes of a cluster of 15,000, with names of maximum length.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// Time limit for request and response bodies.
+const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why nothing was passed on.
+/// Why nothing was relayed.
 #[derive(Debug, Error)]
 enum RelayError {
-    /// The leader can't be asked.
+    /// The leader can't be reached.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// It refuses, as one of an earlier version does.
-    #[error("the leader answers {0}")]
+    /// The leader refuses, e.g. because of an earlier version.
+    #[error("the leader answered {0}")]
     Refused(StatusCode),
-    /// Its answer broke off, or is too long.
-    #[error("failed to read what the leader misses")]
+    /// The answer is too long or incomplete.
+    #[error("failed to read the list of missing reports")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Its answer took too long.
-    #[error("no answer within {} s", BODY.as_secs())]
+    /// The answer took too long.
+    #[error("no answer within {} s", BODY_TIMEOUT.as_secs())]
     TimedOut,
-    /// Its answer is none of ours.
-    #[error("failed to understand what the leader misses")]
+    /// The answer can't be parsed.
+    #[error("failed to parse the list of missing reports")]
     Answer(#[from] serde_json::Error),
 }
 
-/// Takes what another replica passes on, and answers what is missed here.
+/// Stores relayed reports, and answers which reports are missing here.
 pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answer, Refusal> {
     if *request.method() != Method::POST {
-        let message = "reports are passed on by POST";
+        let message = "reports are relayed by POST";
         return Err(Refusal::new(405, "MethodNotAllowed", message));
     }
-    let broken = || Refusal::bad_request("what is passed on is too long, or broke off");
-    let body = body_of(request, MOST_BYTES, BODY).await;
-    let missed = reports.take_relayed(&body.ok_or_else(broken)?);
+    let broken = || Refusal::bad_request("the request is too long or incomplete");
+    let body = body_of(request, MAX_BATCH_BYTES, BODY_TIMEOUT).await;
+    let missed = reports.store_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
     let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
     Ok(whole(StatusCode::OK, JSON, answer.into()))
 }
 
-/// How the leader is reached, and known.
+/// Relays reports to the leader.
 pub struct Relay {
-    /// Who leads.
-    pub standing: watch::Receiver<Standing>,
-    /// By what replicas know each other.
+    /// Leadership.
+    pub leadership: watch::Receiver<Standing>,
+    /// TLS configuration for calls to replicas.
     pub tls: watch::Receiver<Option<Tls>>,
-    /// Our name in our certificate.
+    /// The name in our certificate.
     pub server_name: String,
-    /// What agents report; `None`: they don't.
+    /// Reports received here. `None`: reports are disabled.
     pub reports: Option<Reports>,
 }
 
 impl Relay {
-    /// Of the replica that serves this.
+    /// Of the replica that serves this API.
     pub fn of(api: &Api) -> Self {
         Self {
-            standing: api.standing.clone(),
+            leadership: api.leadership.clone(),
             tls: api.tls.clone(),
             server_name: api.server_name.clone(),
             reports: api.reports.clone(),
         }
     }
 
-    /// Passes on for ever, while another replica leads, what it misses.
+    /// Runs forever; relays missing reports while another replica leads.
     pub async fn run(self) {
         let Some(reports) = &self.reports else {
             return pending().await;
         };
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut helps = false;
+        let mut ticks = interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_relaying = false;
         loop {
-            looks.tick().await;
-            let standing = *self.standing.borrow();
-            let leader = standing
+            ticks.tick().await;
+            let leadership = *self.leadership.borrow();
+            let leader = leadership
                 .leader()
-                .filter(|_| standing.term(clock::now()).is_none());
-            let Some(leader) = leader.filter(|_| reports.hears()) else {
+                .filter(|_| leadership.term(clock::now()).is_none());
+            let Some(leader) = leader.filter(|_| reports.has_reporting_nodes()) else {
                 continue;
             };
-            match self.pass_on(leader, reports).await {
-                Ok(0) => helps = false,
+            match self.relay(leader, reports).await {
+                Ok(0) => is_relaying = false,
                 Ok(count) => {
-                    if !std::mem::replace(&mut helps, true) {
-                        tracing::info!(%leader, count, "the leader misses reports of agents that reach this replica: passing them on");
+                    if !std::mem::replace(&mut is_relaying, true) {
+                        tracing::info!(%leader, count, "the leader is missing reports of agents that reach this replica: relaying them");
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(%leader, why = describe(&error), "failed to pass reports on");
+                    tracing::debug!(%leader, why = describe(&error), "failed to relay reports");
                 }
             }
         }
     }
 
-    /// How many reports that were.
-    async fn pass_on(&self, leader: SocketAddr, reports: &Reports) -> Result<usize, RelayError> {
-        let (mut body, mut passed) = (b"[]".to_vec(), 0);
-        for _ in 0..MOST_PASSES {
-            let missed = self.ask(leader, body).await?;
-            let (next, count) = reports.relay(&missed, MOST_BYTES);
+    /// Relays one batch, and returns its size.
+    async fn relay(&self, leader: SocketAddr, reports: &Reports) -> Result<usize, RelayError> {
+        let (mut body, mut relayed) = (b"[]".to_vec(), 0);
+        for _ in 0..MAX_BATCHES {
+            let missed = self.missing(leader, body).await?;
+            let (next, count) = reports.relay(&missed, MAX_BATCH_BYTES);
             if count == 0 {
                 break;
             }
-            (body, passed) = (next, passed + count);
+            (body, relayed) = (next, relayed + count);
         }
-        Ok(passed)
+        Ok(relayed)
     }
 
-    async fn ask(&self, leader: SocketAddr, body: Vec<u8>) -> Result<Vec<Missed>, RelayError> {
+    async fn missing(&self, leader: SocketAddr, body: Vec<u8>) -> Result<Vec<Missed>, RelayError> {
         let tls = self.tls.borrow().clone();
         let Some(Tls { client, .. }) = tls else {
             return Ok(Vec::new());
@@ -147,8 +147,8 @@ impl Relay {
         if answer.status() != StatusCode::OK {
             return Err(RelayError::Refused(answer.status()));
         }
-        let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect();
-        let body = timeout(BODY, body)
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect();
+        let body = timeout(BODY_TIMEOUT, body)
             .await
             .map_err(|_| RelayError::TimedOut)?;
         let body = body.map_err(RelayError::Body)?;

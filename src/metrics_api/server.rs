@@ -1,4 +1,4 @@
-//! Requests to answers.
+//! Request handling of the API.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -26,13 +26,14 @@ use crate::crd::report::RELAY_PATH;
 
 use super::Observer;
 use super::authn::{Authenticator, User};
-use super::authz::{Authorizer, Deed};
+use super::authz::{Access, Authorizer};
 use super::certificates::Tls;
 use super::data::Data;
 use super::documents::{Document, Documents};
 use super::encode::Writer;
 use super::evict;
 use super::forward::{self, ANSWER_TIMEOUT};
+use super::in_flight::{InFlight, InFlightSlot};
 use super::negotiate;
 use super::options::{Ask, Filter, List, Options};
 use super::readiness::Readiness;
@@ -40,54 +41,53 @@ use super::relay;
 use super::reports::Reports;
 use super::status::Refusal;
 use super::store::Unavailable;
-use super::under_way::{Turn, UnderWay};
 use super::watch;
 
-/// Requests for data wait so long for a replica to lead: longer than a failover takes, shorter than API servers wait.
-const LEADERLESS: Duration = Duration::from_secs(20);
-/// Where this replica is to end they wait so long for the next one to lead: within the time that their connections have.
-const LAST: Duration = Duration::from_secs(4);
-/// At least so often they look.
-const LOOK: Duration = Duration::from_secs(1);
-/// So many may wait; others are refused, and come back later.
-pub const MOST_WAITING: usize = 256;
+/// How long data requests wait for a leader: longer than a failover takes, shorter than API servers wait.
+const LEADER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The same while this replica shuts down: within the time that connections have.
+const SHUTDOWN_LEADER_TIMEOUT: Duration = Duration::from_secs(4);
+/// How often waiting requests check for a leader.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Limit of waiting requests. Others are refused with a retry delay.
+pub const MAX_WAITING: usize = 256;
 
-/// What is sent.
+/// A response.
 pub type Answer = Response<Body>;
-/// Its body.
+/// Body of a response.
 pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// Answers requests.
+/// Handles requests.
 pub struct Api {
     /// The objects.
     pub data: Arc<Data>,
-    /// What never changes.
+    /// Static documents.
     pub documents: Documents,
-    /// Who asks.
+    /// Authentication.
     pub authenticator: Authenticator,
-    /// Whether they may.
+    /// Authorization.
     pub authorizer: Authorizer,
-    /// Who leads.
-    pub standing: channel::Receiver<Standing>,
-    /// How the leader is reached, and known.
+    /// Leadership.
+    pub leadership: channel::Receiver<Standing>,
+    /// TLS configuration for calls to the leader.
     pub tls: channel::Receiver<Option<Tls>>,
-    /// Our name in our certificate.
+    /// The name in our certificate.
     pub server_name: String,
-    /// Whether this replica is about to end.
+    /// Whether this replica shuts down.
     pub stop: channel::Receiver<bool>,
-    /// For requests that may wait for a replica to lead.
-    pub room: Semaphore,
-    /// The lists and watches of each user.
-    pub under_way: Arc<UnderWay>,
-    /// Whether this replica is to be found.
+    /// Limits requests that wait for a leader.
+    pub waiting: Semaphore,
+    /// Limits lists and watches per user.
+    pub in_flight: Arc<InFlight>,
+    /// Readiness of this replica.
     pub readiness: Arc<Readiness>,
-    /// Who is told of each answer.
+    /// Receives metrics of each response.
     pub observer: Arc<dyn Observer>,
-    /// What agents report, and how pods are evicted for them; `None`: agents can't reach us.
+    /// Reports and evictions. `None`: disabled.
     pub reports: Option<Reports>,
 }
 
-/// What a path means.
+/// Meaning of a path.
 enum Target<'a> {
     All,
     One(&'a str),
@@ -105,7 +105,7 @@ fn target(path: &str) -> Option<Target<'_>> {
 }
 
 impl Api {
-    /// Answers one request of a client with these certificates.
+    /// Handles a request of a client with these certificates.
     pub async fn answer(
         &self,
         request: Request<Incoming>,
@@ -138,9 +138,9 @@ impl Api {
                 _ => Err(Refusal::method()),
             };
         }
-        let is_passed_on =
+        let is_forwarded =
             forward::is_forwarded(request.headers()) && self.is_replica(certificates);
-        if let (RELAY_PATH, true, Some(reports)) = (path, is_passed_on, &self.reports) {
+        if let (RELAY_PATH, true, Some(reports)) = (path, is_forwarded, &self.reports) {
             *what = "relay";
             return relay::take(reports, request).await;
         }
@@ -148,87 +148,87 @@ impl Api {
             *what = "eviction";
             let node = Arc::from(node);
             return self
-                .evict(reports, node, request, certificates, is_passed_on)
+                .evict(reports, node, request, certificates, is_forwarded)
                 .await;
         }
         let target = target(path).ok_or_else(Refusal::no_path)?;
-        let asked = Asked::of(&target, &request, &accept)?;
-        *what = asked.verb();
-        if is_passed_on {
-            // The replica that passed it on asked who and whether.
-            return self.serve(&asked);
+        let parsed = ApiRequest::of(&target, &request, &accept)?;
+        *what = parsed.verb();
+        if is_forwarded {
+            // The forwarding replica has authenticated and authorized it already.
+            return self.serve(&parsed);
         }
         let user = tokio::select! {
-            user = self.may(request.headers(), certificates, &asked) => user?,
-            () = self.cut_off() => return Err(Refusal::unknown("who asks, or whether they may")),
+            user = self.authorize(request.headers(), certificates, &parsed) => user?,
+            () = self.disconnected() => return Err(Refusal::unknown("to authenticate or authorize the request")),
         };
-        if matches!(asked.what, What::Get(_)) {
-            return self.serve_soon(&asked, &request, &accept).await;
+        if matches!(parsed.what, Operation::Get(_)) {
+            return self.serve_or_wait(&parsed, &request, &accept).await;
         }
-        let turn = self.under_way.begin(&user.name);
-        let turn = turn.ok_or_else(|| Refusal::too_many_under_way(&user.name))?;
-        let answer = self.serve_soon(&asked, &request, &accept).await?;
-        Ok(answer.map(|body| during(body, turn)))
+        let slot = self.in_flight.begin(&user.name);
+        let slot = slot.ok_or_else(|| Refusal::too_many_in_flight(&user.name))?;
+        let answer = self.serve_or_wait(&parsed, &request, &accept).await?;
+        Ok(answer.map(|body| hold_slot(body, slot)))
     }
 
-    async fn serve_soon(
+    async fn serve_or_wait(
         &self,
-        asked: &Asked,
+        parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
     ) -> Result<Answer, Refusal> {
-        let Ok(_room) = self.room.try_acquire() else {
-            return self.serve_or_pass_on(asked, request, accept).await;
+        let Ok(_permit) = self.waiting.try_acquire() else {
+            return self.serve_or_forward(parsed, request, accept).await;
         };
-        // A client that is refused comes back later and later; one that waits is answered as soon as a replica leads.
-        let answer = self.serve_when_led(asked, request, accept);
-        let answer = timeout(LEADERLESS, answer).await;
+        // A refused client backs off longer and longer; one that waits is answered as soon as there is a leader.
+        let answer = self.wait_for_leader(parsed, request, accept);
+        let answer = timeout(LEADER_TIMEOUT, answer).await;
         answer.unwrap_or_else(|_| Err(Refusal::not_leading()))
     }
 
-    async fn serve_when_led(
+    async fn wait_for_leader(
         &self,
-        asked: &Asked,
+        parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
     ) -> Result<Answer, Refusal> {
-        let (mut standing, mut moved) = (self.standing.clone(), self.data.moved());
-        standing.mark_unchanged();
+        let (mut leadership, mut changes) = (self.leadership.clone(), self.data.changes());
+        leadership.mark_unchanged();
         let over = async {
             self.stopped().await;
-            sleep(LAST).await;
+            sleep(SHUTDOWN_LEADER_TIMEOUT).await;
         };
         tokio::pin!(over);
         loop {
-            let answer = self.serve_or_pass_on(asked, request, accept).await;
-            // Whoever can't see who leads has nothing to wait for: the client may find a replica that can.
-            if !is_not_leading(&answer) || self.standing.borrow().is_blind() {
+            let answer = self.serve_or_forward(parsed, request, accept).await;
+            // Without a view of leadership there is nothing to wait for: the client may reach a replica that has one.
+            if !is_not_leading(&answer) || self.leadership.borrow().is_blind() {
                 return answer;
             }
             tokio::select! {
-                _ = standing.changed() => {}
-                _ = moved.changed() => {}
-                () = sleep(LOOK) => {}
+                _ = leadership.changed() => {}
+                _ = changes.changed() => {}
+                () = sleep(RECHECK_INTERVAL) => {}
                 () = &mut over => return answer,
             }
         }
     }
 
-    async fn serve_or_pass_on(
+    async fn serve_or_forward(
         &self,
-        asked: &Asked,
+        parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
     ) -> Result<Answer, Refusal> {
-        let answer = self.serve(asked);
+        let answer = self.serve(parsed);
         if is_not_leading(&answer) {
-            return self.pass_on(request, accept, asked.verb()).await;
+            return self.forward(request, accept, parsed.verb()).await;
         }
         answer
     }
 
-    /// Whether these certificates are those of an API server, or of another replica.
-    pub fn knows(&self, certificates: &[CertificateDer<'static>]) -> bool {
+    /// Whether these certificates belong to an API server or a replica.
+    pub fn is_known_client(&self, certificates: &[CertificateDer<'static>]) -> bool {
         self.authenticator.is_proxy(certificates) || self.is_replica(certificates)
     }
 
@@ -239,37 +239,37 @@ impl Api {
             .is_some_and(|tls| tls.is_replica(certificates, clock::wall()))
     }
 
-    async fn may(
+    async fn authorize(
         &self,
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
-        asked: &Asked,
+        parsed: &ApiRequest,
     ) -> Result<User, Refusal> {
         let user = self.authenticator.identify(headers, certificates).await?;
-        let deed = Deed {
-            verb: asked.verb(),
-            name: asked.name(),
+        let access = Access {
+            verb: parsed.verb(),
+            name: parsed.name(),
         };
-        self.authorizer.allow(&user, deed).await?;
+        self.authorizer.allow(&user, access).await?;
         Ok(user)
     }
 
-    /// When the API server has not answered this replica for so long that nothing is to be awaited from it.
-    fn cut_off(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut standing = self.standing.clone();
+    /// Completes when the API server has been unreachable for so long that requests to it are hopeless.
+    fn disconnected(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut leadership = self.leadership.clone();
         async move {
-            drop(standing.wait_for(Standing::is_blind).await);
-            sleep(LOOK).await;
+            drop(leadership.wait_for(Standing::is_blind).await);
+            sleep(RECHECK_INTERVAL).await;
         }
     }
 
-    async fn pass_on(
+    async fn forward(
         &self,
         request: &Request<Incoming>,
         accept: &str,
         verb: &str,
     ) -> Result<Answer, Refusal> {
-        let leader = self.standing.borrow().leader();
+        let leader = self.leadership.borrow().leader();
         let tls = self.tls.borrow().clone();
         let (Some(leader), Some(tls)) = (leader, tls) else {
             return Err(Refusal::not_leading());
@@ -278,7 +278,7 @@ impl Api {
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
-        let passed = forward::pass(
+        let forwarded = forward::pass(
             leader,
             tls.client,
             &self.server_name,
@@ -287,37 +287,37 @@ impl Api {
             None,
             ANSWER_TIMEOUT,
         );
-        let passed = tokio::select! {
-            passed = passed => passed,
-            // It may have been stopped where it stands: the next leader is asked at once.
-            () = self.leads_no_more(leader, false) => return Err(Refusal::not_leading()),
+        let forwarded = tokio::select! {
+            forwarded = forwarded => forwarded,
+            // The leader may be suspended: the next one is asked as soon as it leads.
+            () = self.leadership_lost(leader, false) => return Err(Refusal::not_leading()),
         };
-        let answer = passed.map_err(|error| {
-            tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to pass a request on");
+        let answer = forwarded.map_err(|error| {
+            tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to forward a request");
             Refusal::not_leading()
         })?;
         if matches!(
             answer.status(),
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::UNAUTHORIZED
         ) {
-            // It leads no more, is still to hear of most nodes, or of our authority: that is waited for here as it is there.
+            // It lost leadership, is warming up, or does not trust our authority yet: the client waits as it would
+            // there.
             return Err(Refusal::not_leading());
         }
-        Ok(answer.map(|body| until(body, self.leads_no_more(leader, verb == "watch"))))
+        Ok(answer.map(|body| until(body, self.leadership_lost(leader, verb == "watch"))))
     }
 
-    /// When nothing is to be awaited from this leader any more: it may have been stopped where it stands, and would keep
-    /// a watch open that tells nothing.
-    fn leads_no_more(
+    /// Completes when this leader has lost leadership: it may be suspended, and a forwarded watch would hang.
+    fn leadership_lost(
         &self,
         leader: SocketAddr,
         watches: bool,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let mut standing = self.standing.clone();
+        let mut leadership = self.leadership.clone();
         let stopped = self.stopped();
         async move {
             tokio::select! {
-                _ = standing.wait_for(|standing| standing.leader() != Some(leader)) => {}
+                _ = leadership.wait_for(|leadership| leadership.leader() != Some(leader)) => {}
                 () = stopped, if watches => {}
             }
         }
@@ -328,10 +328,10 @@ impl Api {
         async move { drop(stop.wait_for(|stop| *stop).await) }
     }
 
-    fn serve(&self, asked: &Asked) -> Result<Answer, Refusal> {
-        let Asked { what, writer, .. } = asked;
+    fn serve(&self, parsed: &ApiRequest) -> Result<Answer, Refusal> {
+        let ApiRequest { what, writer, .. } = parsed;
         match what {
-            What::Get(name) => {
+            Operation::Get(name) => {
                 let found = self.data.read(|store| store.get(name)).and_then(Result::ok);
                 let object = found.ok_or_else(Refusal::not_leading)?;
                 let object = object.ok_or_else(|| Refusal::no_object(name))?;
@@ -341,12 +341,12 @@ impl Api {
                     writer.object(&object, true).into(),
                 ))
             }
-            What::Options(options) => match &options.ask {
+            Operation::Options(options) => match &options.ask {
                 Ask::List(list) => self.list(list, &options.filter, *writer),
                 Ask::Watch(watch) => {
                     let (data, filter) = (Arc::clone(&self.data), options.filter.clone());
                     let lines = watch::stream(data, *watch, filter, *writer)?;
-                    // A part is whole events.
+                    // Every part consists of whole events.
                     Ok(streamed(lines.take_until(self.stopped())))
                 }
             },
@@ -376,18 +376,18 @@ fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
 
 pub(super) const JSON: &str = "application/json";
 
-/// What is asked for.
-struct Asked {
-    what: What,
+/// A parsed request.
+struct ApiRequest {
+    what: Operation,
     writer: Writer,
 }
 
-enum What {
+enum Operation {
     Get(String),
     Options(Options),
 }
 
-impl Asked {
+impl ApiRequest {
     fn of(target: &Target<'_>, request: &Request<Incoming>, accept: &str) -> Result<Self, Refusal> {
         if *request.method() != Method::GET {
             return Err(Refusal::method());
@@ -400,30 +400,30 @@ impl Asked {
             now: clock::wall(),
         };
         let what = match (target, &options.ask) {
-            (Target::One(name), Ask::List(_)) => What::Get((*name).to_owned()),
+            (Target::One(name), Ask::List(_)) => Operation::Get((*name).to_owned()),
             (Target::One(name), Ask::Watch(_)) => {
                 options.filter.names.push(((*name).to_owned(), true));
-                What::Options(options)
+                Operation::Options(options)
             }
-            (Target::All, _) => What::Options(options),
+            (Target::All, _) => Operation::Options(options),
         };
         Ok(Self { what, writer })
     }
 
     const fn verb(&self) -> &'static str {
         match &self.what {
-            What::Get(_) => "get",
-            What::Options(Options {
+            Operation::Get(_) => "get",
+            Operation::Options(Options {
                 ask: Ask::List(_), ..
             }) => "list",
-            What::Options(_) => "watch",
+            Operation::Options(_) => "watch",
         }
     }
 
     fn name(&self) -> Option<&str> {
         match &self.what {
-            What::Get(name) => Some(name),
-            What::Options(options) => options.filter.only(),
+            Operation::Get(name) => Some(name),
+            Operation::Options(options) => options.filter.only(),
         }
     }
 }
@@ -471,7 +471,7 @@ fn refused(refusal: &Refusal) -> Answer {
     answer
 }
 
-/// The body of a request; `None`: it is too long, broke off, or was not here in time.
+/// Reads a request body. `None`: it is too long, incomplete or late.
 pub(super) async fn body_of(
     request: Request<Incoming>,
     max: usize,
@@ -499,16 +499,16 @@ fn streamed(parts: impl futures::Stream<Item = Bytes> + Send + 'static) -> Answe
     answer
 }
 
-/// The body, with what is held until it is sent.
-fn during(body: Body, turn: Turn) -> Body {
+/// Holds the slot until the body is sent.
+fn hold_slot(body: Body, slot: InFlightSlot) -> Body {
     let frames = BodyStream::new(body).map(move |frame| {
-        let _held = &turn;
+        let _held = &slot;
         frame
     });
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// The body up to then.
+/// Ends the body at that point.
 fn until(body: Body, over: impl Future<Output = ()> + Send + 'static) -> Body {
     StreamBody::new(BodyStream::new(body).take_until(over)).boxed_unsync()
 }

@@ -1,5 +1,5 @@
-//! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, and discovery must
-//! not wait for what the controller computes.
+//! Serves on a thread of its own: the deletion of every namespace in the cluster waits for discovery, so discovery
+//! must not wait for the controller's computations.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -21,28 +21,28 @@ use crate::serve::ServeError;
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
+use super::certificate_manager::CertificateManager;
 use super::certificates::Tls;
 use super::data::Data;
 use super::documents::Documents;
 use super::feed::Feed;
 use super::front_proxy;
-use super::keeper::Keeper;
+use super::in_flight::{InFlight, MAX_PER_USER};
 use super::listener;
 use super::readiness::Readiness;
 use super::relay::Relay;
 use super::reports;
-use super::server::{Api, MOST_WAITING};
+use super::server::{Api, MAX_WAITING};
 use super::store::Limits;
-use super::under_way::{MAX_OF_A_USER, UnderWay};
 use super::{Observer, Options};
 
-/// Why nothing is served.
+/// Why the API did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The address can't be listened on.
     #[error(transparent)]
     Listen(#[from] ServeError),
-    /// The system refuses a thread, or what it needs.
+    /// The thread or its runtime can't be created.
     #[error("failed to start the thread of the metrics API")]
     Thread(#[from] io::Error),
     /// There is no client for the API server.
@@ -50,34 +50,34 @@ pub enum StartError {
     Client(#[from] ClientError),
 }
 
-/// The thread that serves. It ends when this is dropped; [`Self::end`] waits for that.
+/// Handle of the serving thread. Dropping it stops the thread; [`Self::end`] waits for that.
 pub struct Serving {
     stop: watch::Sender<bool>,
     ended: oneshot::Receiver<Result<(), StartError>>,
 }
 
 impl Serving {
-    /// Waits for it to end by itself, which it should not.
+    /// Waits until the thread ends by itself, which it should not.
     ///
     /// # Errors
-    /// It could not begin.
+    /// It failed to start.
     pub async fn ended(&mut self) -> Result<(), StartError> {
-        // Nothing is told by a thread that panicked.
+        // A thread that panicked sends no result.
         (&mut self.ended).await.unwrap_or(Ok(()))
     }
 
-    /// Ends it in order: watches between two events, so that clients go on where they are, and the rest as it is answered.
+    /// Graceful shutdown: watches end between two events so that clients can resume, and other requests are finished.
     ///
     /// # Errors
-    /// It could not begin.
+    /// It failed to start.
     pub async fn end(mut self) -> Result<(), StartError> {
         self.stop.send_replace(true);
         self.ended().await
     }
 }
 
-/// Listens, and says how the store is fed. `requests` is told of what is asked of the API server; `rules` is asked which rules a
-/// node has been given.
+/// Listens, and returns the feed of the store. `requests` observes requests to the API server; `rules` reaches the
+/// reconciler that knows each node's rules.
 ///
 /// # Errors
 /// The address can't be listened on, or there is no thread.
@@ -86,25 +86,26 @@ pub fn start(
     requests: Arc<dyn requests::Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     observer: Arc<dyn Observer>,
 ) -> Result<(Feed, Serving), StartError> {
     let listener = options.listen.map(bind).transpose()?;
-    let data = Arc::new(Data::new(Limits::default(), standing.clone()));
-    let (tls, kept) = watch::channel(None);
-    let (reports, taking) = match options.reports {
+    let data = Arc::new(Data::new(Limits::default(), leadership.clone()));
+    let (tls_sender, tls) = watch::channel(None);
+    let (reports, listening) = match options.reports {
         Some(options) => {
-            let (requests, standing) = (Arc::clone(&requests), standing.clone());
-            let started = reports::start(&server, requests, options, rules, standing, kept.clone());
+            let (requests, leadership) = (Arc::clone(&requests), leadership.clone());
+            let started =
+                reports::start(&server, requests, options, rules, leadership, tls.clone());
             or_never(Some(started?))
         }
         None => or_never(None),
     };
     let feed = Feed::new(Arc::clone(&data), reports.clone());
     let (stop, stopped) = watch::channel(false);
-    let (tell, ended) = oneshot::channel();
+    let (ended_sender, ended) = oneshot::channel();
     let serving = async move {
-        // Both belong to this thread.
+        // Both belong to this thread's runtime.
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let has_api = listener.is_some();
         let client = server.client(requests)?;
@@ -115,31 +116,32 @@ pub fn start(
             documents: Documents::default(),
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client.clone()),
-            standing: standing.clone(),
-            tls: kept.clone(),
+            leadership: leadership.clone(),
+            tls: tls.clone(),
             server_name: options.place.server_name(),
             stop: stopped.clone(),
-            room: Semaphore::new(MOST_WAITING),
-            under_way: Arc::new(UnderWay::new(MAX_OF_A_USER)),
+            waiting: Semaphore::new(MAX_WAITING),
+            in_flight: Arc::new(InFlight::new(MAX_PER_USER)),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             reports,
         };
         let relay = Relay::of(&api);
-        let told = Arc::clone(&observer);
-        let keeper = Keeper::new(client.clone(), options.place, standing, tls, told);
+        let sink = Arc::clone(&observer);
+        let manager =
+            CertificateManager::new(client.clone(), options.place, leadership, tls_sender, sink);
         tokio::select! {
-            () = serve_api(listener, Arc::new(api), kept, stopped) => {}
+            () = serve_api(listener, Arc::new(api), tls, stopped) => {}
             () = only(has_api, readiness.follow(client.clone())) => {}
             () = only(has_api, front_proxy::follow(client, trust, observer)) => {}
-            () = keeper.keep() => {}
-            () = taking => {}
+            () = manager.run() => {}
+            () = listening => {}
             () = only(has_api, relay.run()) => {}
         }
         Ok(())
     };
     let thread = thread::Builder::new().name("metrics-api".to_owned());
-    thread.spawn(move || drop(tell.send(block_on(serving))))?;
+    thread.spawn(move || drop(ended_sender.send(block_on(serving))))?;
     Ok((feed, Serving { stop, ended }))
 }
 
@@ -147,7 +149,7 @@ fn bind(listen: SocketAddr) -> Result<std::net::TcpListener, StartError> {
     Ok(listener::open(listen)?.into_std()?)
 }
 
-/// What the aggregated API needs is left out where there is none.
+/// Runs a part that only the aggregated API needs.
 async fn only(has_api: bool, part: impl Future<Output = ()>) {
     if has_api {
         part.await;
@@ -156,7 +158,7 @@ async fn only(has_api: bool, part: impl Future<Output = ()>) {
     }
 }
 
-/// Until `stop` is true, also where nothing is listened on.
+/// Runs until `stop` is true, with or without a listener.
 async fn serve_api(
     listener: Option<TcpListener>,
     api: Arc<Api>,
@@ -169,12 +171,12 @@ async fn serve_api(
     }
 }
 
-/// What was started, and what has to be awaited for it to go on: for ever, where there is nothing.
+/// The future that was started, or one that never completes.
 fn or_never<T>(
     started: Option<(T, BoxFuture<'static, ()>)>,
 ) -> (Option<T>, BoxFuture<'static, ()>) {
     match started {
-        Some((part, goes_on)) => (Some(part), goes_on),
+        Some((part, future)) => (Some(part), future),
         None => (None, pending().boxed()),
     }
 }

@@ -1,35 +1,35 @@
-//! What a request is refused with: a `Status` of `meta/v1`.
+//! Error responses: a `Status` of `meta/v1`.
 
 use serde_json::{Value, json};
 
 use crate::crd::node_metric::{GROUP, PLURAL};
 
+use super::in_flight::MAX_PER_USER;
 use super::store::{Unavailable, Version};
-use super::under_way::MAX_OF_A_USER;
 
-/// Why nobody answers who leads.
+/// Why there is no data without a leader.
 const NOT_LEADING: &str = "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is \
                            elected within 10 s, and after a start of all replicas hears of them within 20";
 
-/// A refusal.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The HTTP code.
+    /// HTTP status code.
     pub code: u16,
-    /// The machine's word for it.
+    /// Machine-readable reason.
     pub reason: &'static str,
-    /// For people.
+    /// Message for humans.
     pub message: String,
-    /// Seconds after which the request may do.
+    /// Retry delay in seconds.
     pub retry_after: Option<u32>,
-    /// The name of the object that it is about.
+    /// Name of the object.
     name: Option<String>,
-    /// A cause that clients look for.
+    /// Machine-readable cause.
     cause: Option<(&'static str, &'static str)>,
 }
 
 impl Refusal {
-    /// One that the others don't describe.
+    /// A refusal without further details.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -41,7 +41,7 @@ impl Refusal {
         }
     }
 
-    /// The same, to be tried again after so many seconds.
+    /// Adds a retry delay in seconds.
     #[must_use]
     pub fn after(self, seconds: u32) -> Self {
         Self {
@@ -50,20 +50,20 @@ impl Refusal {
         }
     }
 
-    /// This user has as many lists and watches under way as one may have.
-    pub fn too_many_under_way(user: &str) -> Self {
+    /// The user has reached the limit of lists and watches.
+    pub fn too_many_in_flight(user: &str) -> Self {
         let message = format!(
-            "User {user:?} has {MAX_OF_A_USER} lists and watches of {PLURAL} under way: end some, or wait"
+            "User {user:?} has {MAX_PER_USER} lists and watches of {PLURAL} in progress: close some, or wait"
         );
         Self::new(429, "TooManyRequests", message).after(5)
     }
 
-    /// The request makes no sense.
+    /// The request is invalid.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
 
-    /// A parameter is not allowed with the others. Clients take another way upon it.
+    /// A parameter conflicts with others. Clients fall back to another way.
     pub fn invalid(what: &str) -> Self {
         Self::new(
             422,
@@ -72,12 +72,12 @@ impl Refusal {
         )
     }
 
-    /// It is not known who asks.
+    /// The client is not authenticated.
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// Who asks may not.
+    /// The user lacks the right.
     pub fn forbidden(user: &str, verb: &str, name: Option<&str>, why: Option<&str>) -> Self {
         let named = name.map_or_else(String::new, |name| format!(" \"{name}\""));
         let mut message = format!(
@@ -93,7 +93,7 @@ impl Refusal {
         }
     }
 
-    /// There is no such object.
+    /// The object does not exist.
     pub fn no_object(name: &str) -> Self {
         let message = format!("{PLURAL}.{GROUP} \"{name}\" not found");
         Self {
@@ -102,7 +102,7 @@ impl Refusal {
         }
     }
 
-    /// There is no such path.
+    /// The path does not exist.
     pub fn no_path() -> Self {
         Self::new(
             404,
@@ -111,16 +111,16 @@ impl Refusal {
         )
     }
 
-    /// There is no way to write.
+    /// The API is read-only.
     pub fn method() -> Self {
         Self::new(
             405,
             "MethodNotAllowed",
-            "nodemetrics are measured, not written: only get, list and watch are served",
+            "nodemetrics are read-only: only get, list and watch are served",
         )
     }
 
-    /// The client understands nothing that we speak.
+    /// The client accepts no supported media type.
     pub fn not_acceptable() -> Self {
         Self::new(
             406,
@@ -129,12 +129,12 @@ impl Refusal {
         )
     }
 
-    /// What was asked for is too long ago.
+    /// The requested version is too old.
     pub fn expired() -> Self {
         Self::new(410, "Expired", "too old resource version: list again")
     }
 
-    /// The version is not there yet.
+    /// The requested version is in the future.
     pub fn too_large(now: Version) -> Self {
         Self {
             cause: Some(("ResourceVersionTooLarge", "Too large resource version")),
@@ -147,17 +147,17 @@ impl Refusal {
         }
     }
 
-    /// Another replica leads, or none does yet.
+    /// This replica does not lead, or there is no leader.
     pub fn not_leading() -> Self {
         Self::new(503, "ServiceUnavailable", NOT_LEADING).after(1)
     }
 
-    /// Whether it is that.
+    /// Whether it is [`Self::not_leading`].
     pub fn is_not_leading(&self) -> bool {
         self.message == NOT_LEADING
     }
 
-    /// The API server doesn't tell who asks, or whether they may.
+    /// The API server did not answer a review.
     pub fn unknown(what: &str) -> Self {
         Self::new(
             503,
@@ -167,7 +167,7 @@ impl Refusal {
         .after(1)
     }
 
-    /// As the API has it.
+    /// The `Status` object.
     pub fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status",

@@ -1,8 +1,9 @@
-//! The objects, their versions, and what happened to them. Pure.
+//! The objects, their versions, and recent events. Pure.
 //!
-//! Every replica keeps the objects; only in a term of leadership do they have versions. A version is the resourceVersion
-//! of the write that won the election, shifted, plus a sequence: it grows over restarts and failovers, because etcd's
-//! revisions do. Each event grows it by exactly one, so that a version finds its event in the ring by subtraction.
+//! Every replica keeps the objects, but they have versions only during a term of leadership. A version is the
+//! resourceVersion of the Lease write that won the election, shifted, plus a sequence: it grows over restarts and
+//! failovers, because etcd's revisions do. Each event increases it by exactly one, so that the position of a version
+//! in the ring is a subtraction.
 
 mod ring;
 
@@ -20,8 +21,8 @@ use super::options::{Filter, Token};
 use ring::Ring;
 pub use ring::{Event, EventKind, Limits};
 
-/// A term has room for so many events (as a power of two) before its versions meet those of the etcd revision that
-/// follows its first one. The leader's own renewals move etcd on once a second: safe below a million events a second.
+/// Bits of the sequence. Its versions must stay below those of the next etcd revision's term. The leader's renewals
+/// advance etcd once a second, so this is safe below a million events per second.
 const SEQUENCE_BITS: u32 = 20;
 
 /// A `resourceVersion`. Never 0, which means "any" in the API.
@@ -29,7 +30,7 @@ const SEQUENCE_BITS: u32 = 20;
 pub struct Version(NonZeroU64);
 
 impl Version {
-    /// The first of the term that this write of the Lease began.
+    /// The first version of the term started by this Lease write.
     fn first(epoch: u64) -> Self {
         let shifted = epoch.checked_shl(SEQUENCE_BITS).unwrap_or(u64::MAX);
         Self(NonZeroU64::MIN.saturating_add(shifted))
@@ -39,7 +40,7 @@ impl Version {
         Self(self.0.saturating_add(1))
     }
 
-    /// How many events lie between; zero where `earlier` is later.
+    /// Number of events after `earlier`; zero if `earlier` is later.
     fn since(self, earlier: Self) -> usize {
         usize::try_from(self.0.get().saturating_sub(earlier.0.get())).unwrap_or(usize::MAX)
     }
@@ -64,28 +65,28 @@ impl FromStr for Version {
     }
 }
 
-/// What an object says, its version aside: written as JSON once, however often it is read. What does not change with
-/// its load is shared by all that it ever said.
+/// Content of an object except its version, encoded as JSON once. The parts that do not depend on the load are shared
+/// between versions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Content {
-    /// Its labels.
+    /// Labels.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// The fields of `metadata` without the braces and the version; at least one.
+    /// The fields of `metadata` without braces and version; at least one.
     pub metadata: Arc<str>,
-    /// `status`; as it is kept often, with no room to grow.
+    /// `status`, without spare capacity because many are kept.
     pub status: Box<str>,
-    /// Its row in a Table.
+    /// Row in a Table.
     pub cells: Vec<Cell>,
 }
 
 impl Content {
-    /// The bytes of what its load changes, about.
+    /// Approximate size of the parts that depend on the load.
     fn load(&self) -> usize {
-        // A cell takes so much beside its text.
+        // Approximate size of a cell besides its text.
         self.status.len() + 48 * self.cells.len()
     }
 
-    /// The bytes of what it may share, about.
+    /// Approximate size of the shareable parts.
     fn frame(&self) -> usize {
         let labels = self
             .labels
@@ -95,12 +96,12 @@ impl Content {
     }
 }
 
-/// A content whose bytes count for as long as anything holds it.
+/// A content whose size counts as long as anything references it.
 #[derive(Debug)]
 pub struct Counted {
     content: Content,
     bytes: usize,
-    /// Those of all contents of the store that are held.
+    /// Total size of all referenced contents.
     held: Arc<AtomicUsize>,
 }
 
@@ -136,29 +137,29 @@ impl Drop for Counted {
     }
 }
 
-/// An object of one version.
+/// An object at a version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Its name.
+    /// Name.
     pub name: Arc<str>,
-    /// Its version.
+    /// Version.
     pub version: Version,
-    /// What it says.
+    /// Content.
     pub content: Arc<Counted>,
 }
 
-/// This replica may not answer for the cluster.
+/// This replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotLeading;
 
-/// Why a list or watch can't be had from a version.
+/// Why a list or watch can't start from a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// Another replica leads, or none.
+    /// This replica does not lead.
     NotLeading,
-    /// What happened since is not known any more, or never was: the version is of another term.
+    /// The events since are not known any more, or the version is of another term.
     Expired,
-    /// The version is yet to come; this is the present one.
+    /// The version is in the future; this is the current one.
     Future(Version),
 }
 
@@ -168,44 +169,44 @@ impl From<NotLeading> for Unavailable {
     }
 }
 
-/// One page of a list.
+/// A page of a list.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// The version that all pages of the list are of.
+    /// The version of all pages of the list.
     pub version: Version,
-    /// The objects, in order of name.
+    /// The objects in order of name.
     pub objects: Vec<Object>,
-    /// Where the next page begins, and how many objects it and those after it have.
+    /// Start of the next page, and the number of remaining objects.
     pub next: Option<(Token, usize)>,
 }
 
-/// Which version a list has to be of.
+/// Required version of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// Any: the newest is as good as any.
+    /// Any version.
     Any,
     /// This or a later one.
     NotOlderThan(Version),
-    /// This one.
+    /// Exactly this one.
     Exact(Version),
 }
 
-/// All objects.
+/// All objects, with recent events.
 #[derive(Debug)]
 pub struct Store {
     contents: BTreeMap<Arc<str>, (Option<Version>, Arc<Counted>)>,
-    /// The bytes of all contents that anything holds: an answer under way too.
+    /// Total size of all referenced contents, including those in responses in progress.
     held: Arc<AtomicUsize>,
-    /// The bytes of those that objects have now.
+    /// Total size of the current contents.
     current: usize,
     ring: Ring,
-    /// The last version that was given away, in any term.
+    /// The last version that was issued in any term.
     last: Option<Version>,
     leading: Option<u64>,
 }
 
 impl Store {
-    /// An empty one, of a replica that doesn't lead.
+    /// An empty store, not leading.
     pub fn new(limits: Limits) -> Self {
         Self {
             contents: BTreeMap::new(),
@@ -217,29 +218,30 @@ impl Store {
         }
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.contents.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.contents.is_empty()
     }
 
-    /// The bytes of contents that neither an object has now nor an event tells of: answers under way alone hold them.
+    /// Size of contents that are neither current nor in the ring: only responses in progress reference them.
     pub fn stale(&self) -> usize {
         let held = self.held.load(Ordering::Relaxed);
         held.saturating_sub(self.current + self.ring.replaced())
     }
 
-    /// Begins a term; `epoch` is the resourceVersion of the write that won it. All objects get its first version.
+    /// Starts a term; `epoch` is the resourceVersion of the Lease write that won it. All objects get its first
+    /// version.
     pub fn lead(&mut self, epoch: u64) {
         if self.leading == Some(epoch) {
             return;
         }
         let first = Version::first(epoch);
-        // An etcd that was restored from a backup goes back; we do not.
+        // An etcd restored from a backup goes back; our versions must not.
         let first = self.last.map_or(first, |last| first.max(last.next()));
         self.leading = Some(epoch);
         self.last = Some(first);
@@ -249,18 +251,18 @@ impl Store {
         }
     }
 
-    /// Ends the term: nothing is served, and no version given, until the next one.
+    /// Ends the term: nothing is served, and no version issued, until the next one.
     pub fn follow(&mut self) {
         self.leading = None;
         self.ring.clear();
     }
 
-    /// The term that is on.
+    /// The current term.
     pub const fn term(&self) -> Option<u64> {
         self.leading
     }
 
-    /// The present version.
+    /// The current version.
     pub fn version(&self) -> Result<Version, NotLeading> {
         self.leading.and(self.last).ok_or(NotLeading)
     }
@@ -272,7 +274,7 @@ impl Store {
         Some(next)
     }
 
-    /// An object as it is now. What says the same as before is no event.
+    /// Creates or updates an object. Identical content is no event.
     pub fn apply(&mut self, name: &str, content: Content) {
         let before = self.contents.get_key_value(name);
         if before.is_some_and(|(_, (_, before))| before.content == content) {
@@ -313,7 +315,7 @@ impl Store {
         });
     }
 
-    /// An object is gone.
+    /// Deletes an object.
     pub fn delete(&mut self, name: &str) {
         let Some((name, (before, content))) = self.contents.remove_entry(name) else {
             return;
@@ -336,14 +338,14 @@ impl Store {
         });
     }
 
-    /// One object.
+    /// Gets an object.
     pub fn get(&self, name: &str) -> Result<Option<Object>, NotLeading> {
         self.version()?;
         let found = self.contents.get_key_value(name);
         Ok(found.and_then(|(name, (version, content))| object(name, *version, content)))
     }
 
-    /// A page of the objects that the filter takes.
+    /// A page of the objects selected by the filter.
     pub fn list(
         &self,
         filter: &Filter,
@@ -381,7 +383,7 @@ impl Store {
         })
     }
 
-    /// The objects as they were before these events, after this name.
+    /// The objects after this name as they were before these events.
     fn at<'a>(
         &'a self,
         undone: &'a BTreeMap<Arc<str>, Option<Object>>,
@@ -403,7 +405,7 @@ impl Store {
         })
     }
 
-    /// At most `most` events after this version, oldest first; none: it is the present one.
+    /// At most `most` events after this version, oldest first; empty if it is the current one.
     pub fn events(&self, after: Version, most: usize) -> Result<Vec<Arc<Event>>, Unavailable> {
         self.version()?;
         Ok(self.ring.after(after)?.take(most).cloned().collect())

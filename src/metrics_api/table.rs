@@ -1,4 +1,4 @@
-//! What `kubectl get` prints.
+//! Table output for `kubectl get`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
@@ -20,14 +20,14 @@ pub enum Cell {
     Text(String),
     /// A whole number.
     Number(i64),
-    /// The time since then, when it is printed.
+    /// The time since then, computed when it is printed.
     Since(Timestamp),
-    /// It is not known.
+    /// Unknown.
     Unknown,
 }
 
 impl Cell {
-    /// As it is printed at `now`.
+    /// The value as printed at `now`.
     pub fn value(&self, now: Timestamp) -> Value {
         match self {
             Self::Text(text) => json!(text),
@@ -42,7 +42,7 @@ impl Cell {
     }
 }
 
-/// Name, type, and what it says. Those after AGE are printed by `-o wide` only.
+/// Name, type and description. Columns after AGE are printed by `-o wide` only.
 const COLUMNS: [(&str, &str, &str); 12] = [
     ("Name", "string", "Name of the Node."),
     ("CPU", "string", "CPUs in use, in millicores."),
@@ -56,25 +56,25 @@ const COLUMNS: [(&str, &str, &str); 12] = [
     (
         "Pressure",
         "string",
-        "The resource that work waited for most in the last 10 s, and for how much of them.",
+        "The resource with the highest pressure in the last 10 s, and the share of time that tasks waited for it.",
     ),
     (
         "Breached",
         "string",
-        "Rules that are over their marks, Preview included.",
+        "Rules that are over their thresholds, including Preview.",
     ),
     (
         "Agent",
         "string",
-        "Healthy, AgentSilent (the figures are its last), or NoReport.",
+        "Healthy, AgentSilent (the figures are the last it sent), or NoReport.",
     ),
     ("Age", "string", "Age of the Node object."),
     (
         "Reported",
         "string",
-        "Time since these figures arrived, which no clock of a node has a part in.",
+        "Time since these figures were received, independent of the node's clock.",
     ),
-    ("Window", "string", "What CPU is the average over."),
+    ("Window", "string", "Averaging window of CPU."),
     ("Version", "string", "Version of the agent."),
 ];
 const NARROW: usize = 9;
@@ -95,11 +95,11 @@ pub fn columns() -> Value {
         .collect()
 }
 
-/// The row of the object of this name, whose Node is there, and whose figures are known, since then.
+/// The row of an object. `created` is that of the Node, `received_at` when the figures were received.
 pub fn row(
     name: &str,
     created: Option<&Time>,
-    heard: Option<Timestamp>,
+    received_at: Option<Timestamp>,
     status: &NodeMetricStatus,
 ) -> Vec<Cell> {
     let used = &status.usage.node;
@@ -118,13 +118,13 @@ pub fn row(
             .map_or(Cell::Unknown, |rules| Cell::Number(rules.breached)),
         Cell::Text(health(status)),
         created.map_or(Cell::Unknown, |time| Cell::Since(time.0)),
-        heard.map_or(Cell::Unknown, Cell::Since),
+        received_at.map_or(Cell::Unknown, Cell::Since),
         Cell::text(status.window.clone()),
         Cell::text(agent.map(|agent| agent.version.clone())),
     ]
 }
 
-/// Use of CPU and of memory, in percent of the node's.
+/// CPU and memory usage in percent of the node's capacity.
 pub fn used_percent(status: &NodeMetricStatus) -> [Option<f64>; 2] {
     let (used, all) = (&status.usage.node, &status.capacity);
     let part = |used: &Option<Text>, all: &Option<Text>| {
@@ -135,7 +135,7 @@ pub fn used_percent(status: &NodeMetricStatus) -> [Option<f64>; 2] {
     [part(&used.cpu, &all.cpu), part(&used.memory, &all.memory)]
 }
 
-/// An amount of CPU, rounded up as `kubectl top` does.
+/// An amount of CPU, rounded up as in `kubectl top`.
 pub fn millicores(amount: Option<&Text>) -> Option<MilliCpu> {
     quantity(amount)?.as_milli_cpu()
 }
@@ -145,7 +145,7 @@ pub fn bytes(amount: Option<&Text>) -> Option<Bytes> {
     quantity(amount)?.as_bytes()
 }
 
-/// Whole mebibytes, rounded down as `kubectl top` does.
+/// Whole mebibytes, rounded down as in `kubectl top`.
 pub fn mebibytes(amount: Bytes) -> String {
     format!("{}Mi", amount.0 >> 20)
 }
@@ -179,7 +179,7 @@ fn health(status: &NodeMetricStatus) -> String {
     }
 }
 
-/// A time in seconds as kubectl writes ages (`k8s.io/apimachinery/pkg/util/duration.HumanDuration`).
+/// An age in seconds as kubectl writes it (`k8s.io/apimachinery/pkg/util/duration.HumanDuration`).
 pub fn age(seconds: i64) -> String {
     let two = |large: i64, unit: &str, small: i64, rest: &str| match small {
         0 => format!("{large}{unit}"),
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_written_as_kubectl_writes_them() {
+    fn ages_are_formatted_as_kubectl_does() {
         let day = 86400;
         for (seconds, text) in [
             (-5, "<invalid>"),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_written_as_kubectl_top_writes_them() {
+    fn amounts_are_formatted_as_kubectl_top_does() {
         let amount = |text: &str| Text(text.to_owned());
         let cpu = |text| millicores(Some(&amount(text))).map(|cpu| cpu.to_string());
         let memory = |text| bytes(Some(&amount(text))).map(mebibytes);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_is_known_and_nothing_else() {
+    fn a_row_shows_unknown_values_as_unknown() {
         let status: NodeMetricStatus = serde_json::from_value(json!({
             "timestamp": "2026-01-01T00:00:00Z", "window": "10s",
             "capacity": {"cpu": "8", "memory": "16Gi"},
@@ -264,15 +264,15 @@ mod tests {
         .unwrap();
         let now = "2026-01-01T01:00:30Z".parse().unwrap();
         let created = Time("2026-01-01T00:00:00Z".parse().unwrap());
-        let heard = "2026-01-01T01:00:00Z".parse().unwrap();
-        let printed = |created, heard, status| {
-            row("n1", created, heard, status)
+        let received_at = "2026-01-01T01:00:00Z".parse().unwrap();
+        let printed = |created, received_at, status| {
+            row("n1", created, received_at, status)
                 .iter()
                 .map(|cell| cell.value(now))
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            printed(Some(&created), Some(heard), &status),
+            printed(Some(&created), Some(received_at), &status),
             json!([
                 "n1",
                 "1200m",

@@ -1,4 +1,4 @@
-//! Watches: each reads the store's ring at its own pace, and keeps nothing but its place in it.
+//! Watches: each reads the store's ring at its own pace, and holds only its position in it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,53 +18,53 @@ use super::options::{Filter, Since, Watch};
 use super::status::Refusal;
 use super::store::{Event, EventKind, Freshness, Object, Unavailable, Version};
 
-/// Events that are read from the store at a time: what waits for a watcher that doesn't read, some 70 kB.
+/// Events read from the store at a time: about 70 kB that wait for a slow watcher.
 const BATCH: usize = 16;
-/// Between bookmarks, and so long before the end comes the last.
-const BOOKMARK: Duration = Duration::from_mins(1);
-const LAST_BOOKMARK: Duration = Duration::from_secs(2);
-/// A watch without a timeout of its own lasts from here on ...
-const LEAST: Duration = Duration::from_mins(30);
-/// ... to twice as long: not all that begin together end together.
-pub const MOST: Duration = Duration::from_hours(1);
+/// Interval of bookmarks, and how long before the end the last one is sent.
+const BOOKMARK_INTERVAL: Duration = Duration::from_mins(1);
+const FINAL_BOOKMARK_LEAD: Duration = Duration::from_secs(2);
+/// A watch without a timeout lasts from this time ...
+const MIN_DURATION: Duration = Duration::from_mins(30);
+/// ... to this, chosen at random so that watches that start together do not end together.
+pub const MAX_DURATION: Duration = Duration::from_hours(1);
 
 struct Watcher {
     data: Arc<Data>,
-    moved: watch::Receiver<u64>,
+    changes: watch::Receiver<u64>,
     writer: Writer,
     filter: Filter,
-    asked: Watch,
-    /// Objects that are yet to be told of, from before the cursor.
+    options: Watch,
+    /// Initial objects that are not sent yet, from before the cursor.
     initial: VecDeque<Object>,
-    /// All up to here is told once `initial` is.
+    /// Everything up to this version is sent once `initial` is empty.
     cursor: Version,
     initial_mark: bool,
     columns: bool,
     bookmark: Instant,
     last_bookmark: Instant,
     end: Instant,
-    over: bool,
+    done: bool,
 }
 
-/// What is sent, until the watch is over.
+/// Streams a watch.
 ///
 /// # Errors
-/// This replica doesn't lead. All that goes wrong later is told within the stream.
+/// This replica does not lead. Later errors are sent within the stream.
 pub fn stream(
     data: Arc<Data>,
-    asked: Watch,
+    options: Watch,
     filter: Filter,
     writer: Writer,
 ) -> Result<impl Stream<Item = Bytes> + Send, Refusal> {
-    let moved = data.moved();
-    let (first, watcher) = match begin(&data, &asked, &filter) {
-        Ok(begun) => {
-            let watcher = Watcher::new(begun, data, moved, asked, filter, writer);
-            // An empty first part: the headers go out at once.
+    let changes = data.changes();
+    let (first, watcher) = match initial_state(&data, &options, &filter) {
+        Ok(state) => {
+            let watcher = Watcher::new(state, data, changes, options, filter, writer);
+            // An empty first part sends the headers immediately.
             (Bytes::new(), Some(watcher))
         }
         Err(Unavailable::NotLeading) => return Err(Refusal::not_leading()),
-        // Whatever the version was, the client lists again.
+        // For any such version, the client lists again.
         Err(Unavailable::Expired | Unavailable::Future(_)) => (error(&Refusal::expired()), None),
     };
     let rest = stream::unfold(watcher, |watcher| async move {
@@ -75,11 +75,15 @@ pub fn stream(
     Ok(futures::StreamExt::chain(stream::iter([first]), rest))
 }
 
-/// The objects that a watch begins with, and the version up to which it knows all then.
-type Begun = (VecDeque<Object>, Version);
+/// The initial objects of a watch, and the version that they are up to date with.
+type InitialState = (VecDeque<Object>, Version);
 
-fn begin(data: &Data, asked: &Watch, filter: &Filter) -> Result<Begun, Unavailable> {
-    let begun = data.read(|store| match asked.since {
+fn initial_state(
+    data: &Data,
+    options: &Watch,
+    filter: &Filter,
+) -> Result<InitialState, Unavailable> {
+    let state = data.read(|store| match options.since {
         Since::Now => Ok((VecDeque::new(), store.version()?)),
         Since::Version(version) => {
             store.events(version, 0)?;
@@ -91,7 +95,7 @@ fn begin(data: &Data, asked: &Watch, filter: &Filter) -> Result<Begun, Unavailab
             Ok((page.objects.into(), page.version))
         }
     });
-    begun.unwrap_or(Err(Unavailable::NotLeading))
+    state.unwrap_or(Err(Unavailable::NotLeading))
 }
 
 fn error(refusal: &Refusal) -> Bytes {
@@ -100,61 +104,63 @@ fn error(refusal: &Refusal) -> Bytes {
 
 impl Watcher {
     fn new(
-        (initial, cursor): Begun,
+        (initial, cursor): InitialState,
         data: Arc<Data>,
-        moved: watch::Receiver<u64>,
-        asked: Watch,
+        changes: watch::Receiver<u64>,
+        options: Watch,
         filter: Filter,
         writer: Writer,
     ) -> Self {
         let now = Instant::now();
-        let lasts = asked
+        let duration = options
             .timeout
-            .unwrap_or_else(|| LEAST.mul_f64(1.0 + fastrand::f64()));
-        let end = now + lasts.min(MOST);
-        let last_bookmark = end.checked_sub(LAST_BOOKMARK).filter(|last| *last > now);
+            .unwrap_or_else(|| MIN_DURATION.mul_f64(1.0 + fastrand::f64()));
+        let end = now + duration.min(MAX_DURATION);
+        let last_bookmark = end
+            .checked_sub(FINAL_BOOKMARK_LEAD)
+            .filter(|last| *last > now);
         Self {
             data,
-            moved,
+            changes,
             writer,
             filter,
-            asked,
+            options,
             initial,
             cursor,
-            initial_mark: asked.marks_initial,
+            initial_mark: options.marks_initial,
             columns: matches!(writer.form, Form::Table(_)),
-            bookmark: now + BOOKMARK,
+            bookmark: now + BOOKMARK_INTERVAL,
             last_bookmark: last_bookmark.unwrap_or(end),
             end,
-            over: false,
+            done: false,
         }
     }
 
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if self.over {
+            if self.done {
                 return None;
             }
             self.writer.now = clock::wall();
-            if let Some(told) = self.tell() {
-                return Some(told);
+            if let Some(events) = self.next_events() {
+                return Some(events);
             }
-            if self.over {
+            if self.done {
                 return None;
             }
             tokio::select! {
                 biased;
                 () = sleep_until(self.end) => return None,
-                () = sleep_until(self.bookmark.min(self.last_bookmark)), if self.asked.bookmarks => {
-                    return Some(self.mark());
+                () = sleep_until(self.bookmark.min(self.last_bookmark)), if self.options.bookmarks => {
+                    return Some(self.bookmark_event());
                 }
-                changed = self.moved.changed() => if changed.is_err() { return None },
+                changed = self.changes.changed() => if changed.is_err() { return None },
             }
         }
     }
 
-    /// What there is to tell now.
-    fn tell(&mut self) -> Option<Bytes> {
+    /// The events to send now.
+    fn next_events(&mut self) -> Option<Bytes> {
         if !self.initial.is_empty() {
             let batch = self.initial.drain(..self.initial.len().min(BATCH));
             let batch: Vec<_> = batch.map(|object| ("ADDED", object)).collect();
@@ -163,32 +169,36 @@ impl Watcher {
         if std::mem::take(&mut self.initial_mark) {
             return Some(event("BOOKMARK", &self.writer.bookmark(self.cursor, true)).into());
         }
-        self.moved.mark_unchanged();
+        self.changes.mark_unchanged();
         loop {
             let cursor = self.cursor;
             let events = match self.data.read(|store| store.events(cursor, BATCH)) {
                 Some(Ok(events)) => events,
                 Some(Err(Unavailable::Expired)) => {
-                    // It lagged behind for longer than the ring reaches, or another term began.
-                    self.over = true;
+                    // It lagged behind further than the ring reaches, or a new term started.
+                    self.done = true;
                     return Some(error(&Refusal::expired()));
                 }
-                // Not the leader any more: the client asks again, and finds who is.
+                // This replica lost leadership: the client asks again and finds the leader.
                 Some(Err(_)) | None => {
-                    self.over = true;
+                    self.done = true;
                     return None;
                 }
             };
             self.cursor = events.last()?.object.version;
-            let told: Vec<_> = events.iter().filter_map(|event| self.told(event)).collect();
-            if !told.is_empty() {
-                return Some(self.lines(&told));
+            let events: Vec<_> = events
+                .iter()
+                .filter_map(|event| self.visible(event))
+                .collect();
+            if !events.is_empty() {
+                return Some(self.lines(&events));
             }
         }
     }
 
-    /// An event as the filter shows it: what comes into its view is new, what leaves it is gone.
-    fn told(&self, event: &Event) -> Option<(&'static str, Object)> {
+    /// An event as seen through the filter: objects that start to match are added, those that stop matching are
+    /// deleted.
+    fn visible(&self, event: &Event) -> Option<(&'static str, Object)> {
         let was = event
             .before
             .as_ref()
@@ -201,7 +211,7 @@ impl Watcher {
             (false, false) => return None,
         };
         if kind == "DELETED" && event.kind != EventKind::Deleted {
-            // As it was when it was last in view, with the version of the event.
+            // The last matching object, with the version of the event.
             let before = event.before.clone()?;
             let gone = Object {
                 version: event.object.version,
@@ -212,14 +222,14 @@ impl Watcher {
         Some((kind, event.object.clone()))
     }
 
-    fn lines(&mut self, told: &[(&str, Object)]) -> Bytes {
+    fn lines(&mut self, events: &[(&str, Object)]) -> Bytes {
         let columns = std::mem::take(&mut self.columns);
-        self.data.part(self.writer.lines(told, columns))
+        self.data.part(self.writer.lines(events, columns))
     }
 
-    fn mark(&mut self) -> Bytes {
+    fn bookmark_event(&mut self) -> Bytes {
         let now = Instant::now();
-        self.bookmark = now + BOOKMARK;
+        self.bookmark = now + BOOKMARK_INTERVAL;
         if now >= self.last_bookmark {
             self.last_bookmark = self.end;
             self.bookmark = self.end;

@@ -1,5 +1,5 @@
-//! The two text formats of `/metrics`: `OpenMetrics`, which the registry writes, and the older one of Prometheus, which is what a
-//! client that asks for neither expects.
+//! The two text formats of `/metrics`: `OpenMetrics`, which the registry writes, and the older Prometheus format,
+//! which is the default for clients.
 
 use hyper::HeaderMap;
 use hyper::header::ACCEPT;
@@ -14,12 +14,12 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The one that the client prefers, by the weights (`q`) of its `Accept`; without one, that of Prometheus.
+    /// The format that the client prefers by the weights (`q`) of its `Accept` header; Prometheus by default.
     pub(super) fn accepted(headers: &HeaderMap) -> Self {
         let accept = headers.get_all(ACCEPT).iter();
         let ranges = accept.filter_map(|value| value.to_str().ok());
         let ranges = ranges.flat_map(|value| value.split(',')).filter_map(range);
-        // Of equal weights the first.
+        // The first one wins among equal weights.
         let best = ranges.reduce(|best, next| if next.1 > best.1 { next } else { best });
         match best {
             Some((format, weight)) if weight > 0.0 => format,
@@ -34,7 +34,7 @@ impl Format {
         }
     }
 
-    /// Metrics that are written as `OpenMetrics`, in this format.
+    /// Converts `OpenMetrics` text to this format.
     pub(super) fn of(self, open_metrics: String) -> String {
         match self {
             Self::OpenMetrics => open_metrics,
@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// A format that a media range names, and its weight.
+/// The format of a media range, and its weight.
 fn range(range: &str) -> Option<(Format, f32)> {
     let mut parts = range.split(';').map(str::trim);
     let format = match parts.next()? {
@@ -55,12 +55,13 @@ fn range(range: &str) -> Option<(Format, f32)> {
     Some((format, weight.unwrap_or(1.0)))
 }
 
-/// There a counter's family has the name of its series, units and the end have no lines, and `info` and `unknown` are other types.
+/// In the Prometheus format a counter family has the name of its series, there are no UNIT and EOF lines, and the
+/// types `info` and `unknown` do not exist.
 fn prometheus(open_metrics: &str) -> String {
     let mut help = None;
     let lines = open_metrics.lines().filter_map(|line| {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // Its name is known with the type, in the next line.
+            // The name depends on the type, which follows in the next line.
             help = rest.split_once(' ');
             return None;
         }
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_written_by_its_whole_name() {
+    fn a_counter_family_has_the_name_of_its_series() {
         let open_metrics = "# HELP evictions Pods evicted.\n# TYPE evictions counter\nevictions_total{result=\"ok\"} 3\n\
             # HELP tick_seconds A tick.\n# TYPE tick_seconds histogram\n# UNIT tick_seconds seconds\ntick_seconds_sum 0.5\n\
             # TYPE build info\nbuild_info{version=\"1\"} 1\n# EOF\n";

@@ -1,4 +1,4 @@
-//! What the process serves over HTTP: `/livez`, `/readyz` and `/metrics`, and JSON documents of its own.
+//! HTTP server of the process: `/livez`, `/readyz`, `/metrics`, and JSON documents.
 
 mod exposition;
 
@@ -27,21 +27,21 @@ use tokio::time::sleep;
 
 use self::exposition::Format;
 
-/// So many connections at a time. The next takes the place of the oldest, so that those who never ask keep no probe out.
-const MOST_CONNECTIONS: usize = 32;
+/// Limit of connections. A new one replaces the oldest, so that idle connections can't lock out probes.
+const MAX_CONNECTIONS: usize = 32;
 
-/// The pause after a connection could not be accepted.
+/// Delay after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// What is served.
+/// Content to serve.
 pub trait Source: Send + Sync + 'static {
-    /// Why the process should be restarted; `Ok`: it should not.
+    /// `Err`: why the process should be restarted.
     fn livez(&self) -> Result<(), String>;
-    /// What it still waits for before it is of use; `Ok`: nothing.
+    /// `Err`: what the process waits for before it is ready.
     fn readyz(&self) -> Result<(), String>;
-    /// In the text format of `OpenMetrics`.
+    /// Metrics in the `OpenMetrics` text format.
     fn metrics(&self) -> String;
-    /// What else is served, by path. `local`: the client connected over loopback.
+    /// Another document by path. `local`: the client connected over loopback.
     fn document(&self, path: &str, local: bool) -> Option<Document> {
         let _ = (path, local);
         None
@@ -55,22 +55,22 @@ pub trait Source: Send + Sync + 'static {
 /// A JSON document of a [`Source`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
-    /// As it is now.
+    /// The document.
     Json(String),
-    /// It is not there yet, and why.
+    /// Not available yet, and why.
     Missing(String),
-    /// It is not for this client, and for whom it is.
+    /// Not allowed for this client, and who may read it.
     Forbidden(String),
 }
 
-/// The label of a family that counts by result.
+/// Label of metric families that count by result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct ResultLabels {
-    /// The result, in a word.
+    /// The result as one word.
     pub result: &'static str,
 }
 
-/// Gives a family of metrics one series, of empty labels: for the documentation.
+/// Creates one series with empty labels, for the documentation.
 pub fn with_one_series<S, M>(family: &Family<S, M>)
 where
     S: Clone + Default + Eq + Hash,
@@ -79,34 +79,34 @@ where
     drop(family.get_or_create(&S::default()));
 }
 
-/// Why nothing is served.
+/// Why the server did not start.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The address can't be listened on.
     #[error("failed to listen on {address}")]
     Listen {
-        /// Which address.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// Connections that wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: u32 = 1024;
 
-/// Listens on an address; on `[::]` for clients of IPv4 too, and for those alone where the machine has no IPv6.
+/// Listens on an address. `[::]` accepts IPv4 clients as well, and falls back to `0.0.0.0` on machines without IPv6.
 ///
 /// # Errors
-/// What the kernel says of it.
+/// The kernel refuses.
 pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
     listen_by(address, |_| Ok(()))
 }
 
-/// As [`listen`] does, by a socket with more settings.
+/// Like [`listen`], with more socket options.
 ///
 /// # Errors
-/// What the kernel says of it.
+/// The kernel refuses.
 pub fn listen_by(
     address: SocketAddr,
     set: impl Fn(&TcpSocket) -> io::Result<()>,
@@ -117,8 +117,8 @@ pub fn listen_by(
         socket.listen(BACKLOG)
     };
     let opened = open(address).or_else(|error| {
-        let instead = without_ipv6(address, &error).ok_or(error)?;
-        open(instead)
+        let fallback = without_ipv6(address, &error).ok_or(error)?;
+        open(fallback)
     });
     opened.map_err(|source| ServeError::Listen { address, source })
 }
@@ -128,7 +128,7 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // The default is the administrator's: net.ipv6.bindv6only.
+            // The default depends on net.ipv6.bindv6only.
             set_ipv6_v6only(&socket, false)?;
             socket
         }
@@ -138,7 +138,7 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// What to listen on instead of all addresses, where the machine has none of IPv6.
+/// The fallback for `[::]` on machines without IPv6.
 fn without_ipv6(address: SocketAddr, error: &io::Error) -> Option<SocketAddr> {
     let is_missing = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
         .map(|errno| Some(errno as i32))
@@ -147,12 +147,12 @@ fn without_ipv6(address: SocketAddr, error: &io::Error) -> Option<SocketAddr> {
         .then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
 }
 
-/// The next connection, waited for with a pause after each failure.
+/// Accepts the next connection; pauses after failures.
 pub async fn accept(listener: &TcpListener) -> TcpStream {
     accepted(|| listener.accept()).await
 }
 
-/// Out of descriptors, a call fails at once, and so would the next.
+/// Without free file descriptors accept fails immediately, and would be retried in a busy loop.
 async fn accepted<T, F>(mut accept: impl FnMut() -> F) -> T
 where
     F: Future<Output = io::Result<(T, SocketAddr)>>,
@@ -165,26 +165,26 @@ where
     }
 }
 
-/// Answers for ever.
+/// Serves forever.
 pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
     let mut connections = VecDeque::new();
     loop {
         let stream = accept(&listener).await;
         let connection = tokio::spawn(serve_one(stream, Arc::clone(&source)));
         connections.push_back(connection.abort_handle());
-        make_room(&mut connections).await;
+        evict_oldest(&mut connections).await;
     }
 }
 
-async fn make_room(connections: &mut VecDeque<AbortHandle>) {
+async fn evict_oldest(connections: &mut VecDeque<AbortHandle>) {
     connections.retain(|connection| !connection.is_finished());
-    if connections.len() <= MOST_CONNECTIONS {
+    if connections.len() <= MAX_CONNECTIONS {
         return;
     }
     if let Some(oldest) = connections.pop_front() {
         oldest.abort();
     }
-    // However many come at once: who has asked is answered before all who came later are let in.
+    // Gives the connections accepted so far a chance to be answered before more are accepted.
     yield_now().await;
 }
 
@@ -196,18 +196,21 @@ async fn serve_one(stream: TcpStream, source: Arc<dyn Source>) {
     });
     let mut http = http1::Builder::new();
     http.keep_alive(false);
-    // A peer that goes away early is no concern of ours.
+    // Clients may disconnect at any time.
     drop(http.serve_connection(TokioIo::new(stream), answer).await);
 }
 
-/// Also where a socket of IPv6 tells of an IPv4 client.
+/// Handles IPv4 clients of IPv6 sockets.
 const fn is_loopback(peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback()
 }
 
 fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "only GET is allowed\n".to_owned(),
+        );
     }
     match request.uri().path() {
         "/livez" => verdict(source.livez()),

@@ -8,12 +8,12 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Long enough for any machine.
-const LONG: Duration = Duration::from_mins(1);
+/// Enough for a very slow machine.
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-struct Well;
+struct Healthy;
 
-impl Source for Well {
+impl Source for Healthy {
     fn livez(&self) -> Result<(), String> {
         Ok(())
     }
@@ -27,21 +27,21 @@ impl Source for Well {
     }
 }
 
-/// What comes until the connection is closed.
+/// Reads until the connection is closed.
 async fn read(stream: &mut TcpStream) -> String {
     let mut text = String::new();
-    let read = timeout(LONG, stream.read_to_string(&mut text)).await;
-    read.expect("nobody closes the connection").unwrap();
+    let read = timeout(TIMEOUT, stream.read_to_string(&mut text)).await;
+    read.expect("the connection was not closed").unwrap();
     text
 }
 
-async fn ask(stream: &mut TcpStream) -> String {
+async fn get_livez(stream: &mut TcpStream) -> String {
     let request = b"GET /livez HTTP/1.1\r\nhost: it\r\n\r\n";
     stream.write_all(request).await.unwrap();
     read(stream).await
 }
 
-/// One that has a document for local clients alone.
+/// Has a document for local clients only.
 struct Private;
 
 impl Source for Private {
@@ -68,7 +68,7 @@ impl Source for Private {
 }
 
 #[tokio::test]
-async fn a_client_that_connects_over_loopback_is_known_from_others() {
+async fn loopback_clients_are_recognized() {
     let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(serve(listener, Arc::new(Private)));
@@ -93,39 +93,39 @@ async fn a_client_that_connects_over_loopback_is_known_from_others() {
 }
 
 #[tokio::test]
-async fn those_who_connect_and_never_ask_keep_no_probe_out() {
+async fn idle_connections_do_not_lock_out_probes() {
     let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let connect = async || TcpStream::connect(address).await.unwrap();
-    let serving = tokio::spawn(serve(listener, Arc::new(Well)));
+    let serving = tokio::spawn(serve(listener, Arc::new(Healthy)));
     let mut idle = Vec::new();
-    for _ in 0..3 * MOST_CONNECTIONS {
+    for _ in 0..3 * MAX_CONNECTIONS {
         idle.push(connect().await);
     }
-    let answer = ask(&mut connect().await).await;
+    let answer = get_livez(&mut connect().await).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(read(&mut idle[0]).await, "", "it was closed");
-    // Who came late still may ask.
-    let answer = ask(idle.last_mut().unwrap()).await;
+    // A late connection still works.
+    let answer = get_livez(idle.last_mut().unwrap()).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     serving.abort();
 }
 
 #[tokio::test]
-async fn without_descriptors_a_listener_waits_between_its_tries() {
-    let mut tries = 0;
+async fn a_listener_pauses_between_attempts_without_file_descriptors() {
+    let mut attempts = 0;
     let out_of_descriptors = || {
-        tries += 1;
+        attempts += 1;
         let failed = io::Error::from(Errno::EMFILE);
         ready(Err::<(TcpStream, SocketAddr), _>(failed))
     };
     let waited = timeout(ACCEPT_RETRY * 4, accepted(out_of_descriptors)).await;
     assert!(waited.is_err());
-    assert!((1..=5).contains(&tries), "{tries}");
+    assert!((1..=5).contains(&attempts), "{attempts}");
 }
 
 #[tokio::test]
-async fn a_listener_goes_on_once_there_are_descriptors_again() {
+async fn a_listener_recovers_when_file_descriptors_are_available() {
     let mut left = 2;
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
     let accept = || {
@@ -133,21 +133,21 @@ async fn a_listener_goes_on_once_there_are_descriptors_again() {
         ready(if left > 0 {
             Err(io::Error::from(Errno::EMFILE))
         } else {
-            Ok(("a connection", peer))
+            Ok(("connection", peer))
         })
     };
-    assert_eq!(timeout(LONG, accepted(accept)).await, Ok("a connection"));
+    assert_eq!(timeout(TIMEOUT, accepted(accept)).await, Ok("connection"));
 }
 
-/// Whether a client at this address of the machine gets in.
+/// Whether a client can connect to this local address.
 async fn gets_in(listener: &TcpListener, client: IpAddr) -> bool {
     let port = listener.local_addr().unwrap().port();
     let connected = TcpStream::connect((client, port)).await;
-    connected.is_ok() && timeout(LONG, listener.accept()).await.is_ok()
+    connected.is_ok() && timeout(TIMEOUT, listener.accept()).await.is_ok()
 }
 
 #[tokio::test]
-async fn all_addresses_are_those_of_both_families() {
+async fn the_unspecified_address_accepts_both_families() {
     let listener = listen("[::]:0".parse().unwrap()).unwrap();
     assert!(gets_in(&listener, Ipv4Addr::LOCALHOST.into()).await);
     if listener.local_addr().unwrap().is_ipv6() {
@@ -158,14 +158,14 @@ async fn all_addresses_are_those_of_both_families() {
 }
 
 #[test]
-fn where_there_is_no_ipv6_all_addresses_are_those_of_ipv4() {
-    let instead = |address: &str, errno: Errno| {
-        let instead = without_ipv6(address.parse().unwrap(), &errno.into());
-        instead.map(|address| address.to_string())
+fn without_ipv6_the_unspecified_address_is_ipv4() {
+    let fallback = |address: &str, errno: Errno| {
+        let fallback = without_ipv6(address.parse().unwrap(), &errno.into());
+        fallback.map(|address| address.to_string())
     };
     let all = Some("0.0.0.0:8080".to_owned());
-    assert_eq!(instead("[::]:8080", Errno::EAFNOSUPPORT), all);
-    assert_eq!(instead("[::]:8080", Errno::EADDRNOTAVAIL), all);
-    assert_eq!(instead("[::]:8080", Errno::EADDRINUSE), None);
-    assert_eq!(instead("[::1]:8080", Errno::EAFNOSUPPORT), None);
+    assert_eq!(fallback("[::]:8080", Errno::EAFNOSUPPORT), all);
+    assert_eq!(fallback("[::]:8080", Errno::EADDRNOTAVAIL), all);
+    assert_eq!(fallback("[::]:8080", Errno::EADDRINUSE), None);
+    assert_eq!(fallback("[::1]:8080", Errno::EAFNOSUPPORT), None);
 }

@@ -1,4 +1,4 @@
-//! An API server that passes requests on to others, and how it reaches those of a test.
+//! An API server with the aggregation layer, and the objects by which it reaches a test's servers.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::ControlPlane;
 
-/// What proves that a request comes from the API server.
+/// The front-proxy CA and client certificate of the API server.
 pub struct FrontProxy {
     pub authority: String,
     pub authority_key: String,
@@ -47,7 +47,7 @@ impl FrontProxy {
         }
     }
 
-    /// A certificate, and its key, of this authority for a client of this name.
+    /// Issues a client certificate of this CA with its key.
     pub fn issue(&self, name: &str) -> (String, String) {
         let issuer = Issuer::new(
             authority(AUTHORITY),
@@ -61,7 +61,7 @@ impl FrontProxy {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// One that nobody knows, whose certificates look the same.
+    /// An unknown CA with the same subject.
     pub fn forged() -> Self {
         Self::make()
     }
@@ -78,7 +78,7 @@ impl FrontProxy {
     }
 }
 
-/// What an API server has to be told; keys are made the first time.
+/// Flags of the API server; keys are created the first time.
 pub fn flags(dir: &Path) -> Vec<String> {
     let path = |name: &str| dir.join(name).display().to_string();
     if !dir.join("front-proxy-ca.crt").exists() {
@@ -103,12 +103,13 @@ pub fn flags(dir: &Path) -> Vec<String> {
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         "--requestheader-group-headers=X-Remote-Group".to_owned(),
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
-        // There is no kube-proxy: endpoints are dialled.
+        // There is no kube-proxy: dial endpoints.
         "--enable-aggregator-routing=true".to_owned(),
     ]
 }
 
-/// A control plane whose aggregation layer reaches controllers at these ports. `None`, said: not on this machine.
+/// A control plane whose aggregation layer reaches controllers at these ports. Prints a message and returns `None` if
+/// this machine can't run it.
 pub fn plane(ports: &[u16]) -> Option<ControlPlane> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
     let Some(address) = address() else {
@@ -121,7 +122,7 @@ pub fn plane(ports: &[u16]) -> Option<ControlPlane> {
     Some(plane)
 }
 
-/// An address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
+/// A non-loopback address of this machine, as endpoints require. Nothing is sent.
 pub fn address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("198.51.100.1:9").ok()?;
@@ -129,7 +130,7 @@ pub fn address() -> Option<IpAddr> {
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-/// The Service, its endpoints at these ports of this machine, and the `APIService`.
+/// The Service with endpoints at these ports of this machine, and the `APIService`.
 pub fn objects(namespace: &str, service: &str, address: IpAddr, ports: &[u16]) -> Vec<Value> {
     let mut objects = vec![
         json!({
@@ -152,7 +153,7 @@ pub fn objects(namespace: &str, service: &str, address: IpAddr, ports: &[u16]) -
             .iter()
             .map(|port| slice(namespace, service, address, *port)),
     );
-    // By these an API server before 1.34 finds what it dials.
+    // API servers before 1.34 use Endpoints.
     let subset = |port: &u16| {
         json!({
             "addresses": [{"ip": address.to_string()}],

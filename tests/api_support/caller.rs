@@ -1,10 +1,10 @@
-//! Somebody who connects to the controller's port for `NodeMetrics`, as an API server does or otherwise.
+//! A client of the controller's API port.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use k8s_openapi::ByteString;
 use kube::{Client, Config};
 
-/// With this certificate and its key, or without any; whatever the controller shows for its own is taken.
+/// With this certificate and key, or without. Accepts any server certificate.
 pub fn client(port: u16, certificate: Option<(String, String)>) -> Client {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
     config.accept_invalid_certs = true;

@@ -1,4 +1,4 @@
-//! A proxy before an API server that does to requests what networks and servers do.
+//! A proxy in front of an API server that injects faults.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,33 +20,33 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// What an API server says within a watch from too old a version on.
+/// Watch error for a version that is too old.
 pub const EXPIRED: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}}"#;
-/// What it says within a watch that it can't go on with.
+/// Watch error that ends the stream.
 pub const BROKEN: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"broken"}}"#;
 
-/// What befalls a request.
+/// A fault of a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// This answer, with a `Retry-After` in seconds; the request is not passed on.
+    /// This answer, with a `Retry-After` in seconds; the request is not forwarded.
     Answer(u16, Option<u64>, String),
-    /// The connection is cut before the request is passed on.
+    /// The connection is closed before the request is forwarded.
     CutBefore,
-    /// The request is carried out, and the connection cut before the answer.
+    /// The request is carried out, and the connection closed before the answer.
     CutAfter,
-    /// The request is carried out, and the connection cut in the middle of the first thing that is answered.
+    /// The request is carried out, and the connection closed in the middle of the first frame.
     CutWithin,
-    /// The request is carried out, and there never is an answer.
+    /// The request is carried out, but never answered.
     NeverAnswer,
 }
 
-/// What servers and networks do to a call that has an answer, each in words.
+/// Faults of calls that expect an answer, with descriptions.
 pub fn of_calls() -> Vec<(&'static str, Fault)> {
     let refused = |code: u16| {
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "a fault"});
         Fault::Answer(code, None, body.to_string())
     };
-    // As flow control answers: a header, and plain text.
+    // As in flow control: a header, and plain text.
     let busy = "Too many requests, please try again later.".to_owned();
     vec![
         ("401", refused(401)),
@@ -57,7 +57,7 @@ pub fn of_calls() -> Vec<(&'static str, Fault)> {
         ("429", Fault::Answer(429, Some(1), busy)),
         ("500", refused(500)),
         (
-            "an answer that makes no sense",
+            "an invalid answer",
             Fault::Answer(200, None, "not json".to_owned()),
         ),
         (
@@ -71,7 +71,7 @@ pub fn of_calls() -> Vec<(&'static str, Fault)> {
     ]
 }
 
-/// What befalls requests, by what they are for: of each sort the first has the first, and so on; `None`: it fares well.
+/// Queues of faults by kind of request. `None`: no fault.
 #[derive(Clone, Default)]
 pub struct Ordeal(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
 
@@ -91,7 +91,7 @@ impl Ordeal {
         left.entry(sort.into()).or_default().extend(faults);
     }
 
-    /// What nobody has met yet, by sort.
+    /// Faults that were not injected yet, by kind.
     pub fn left(&self) -> BTreeMap<String, usize> {
         let left = self.0.lock().unwrap();
         let left = left.iter().map(|(sort, left)| (sort.clone(), left.len()));
@@ -99,13 +99,13 @@ impl Ordeal {
     }
 }
 
-/// A request that arrived: method and path with the query.
+/// A request that arrived: method, and path with query.
 pub type Seen = (String, String);
 
 type Answer = Response<UnsyncBoxBody<Bytes, Cut>>;
 type Judge = Box<dyn Fn(&str, &str) -> Option<Fault> + Send>;
 
-/// The proxy; ends with the runtime.
+/// The proxy; stops with the runtime.
 pub struct Proxy {
     pub address: SocketAddr,
     judge: Arc<Mutex<Judge>>,
@@ -114,7 +114,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Before the server that `client` speaks to.
+    /// In front of the server of `client`.
     pub async fn start(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -145,7 +145,7 @@ impl Proxy {
         proxy
     }
 
-    /// Before the cluster of a kubeconfig, on a thread of its own: for tests that block theirs.
+    /// In front of the cluster of a kubeconfig, on a thread of its own: for blocking tests.
     pub fn beside(kubeconfig: &Path) -> Self {
         let kubeconfig = kubeconfig.to_owned();
         let (tell, told) = mpsc::channel();
@@ -163,17 +163,17 @@ impl Proxy {
         told.recv().unwrap()
     }
 
-    /// From now on requests fare as `judge` says, by method and path; `None`: well.
+    /// Sets the faults of requests, by method and path. `None`: no fault.
     pub fn judge(&self, judge: impl Fn(&str, &str) -> Option<Fault> + Send + 'static) {
         *self.judge.lock().unwrap() = Box::new(judge);
     }
 
-    /// Cuts every answer that is still on its way: watches, that is.
+    /// Closes all responses in progress, such as watches.
     pub fn cut(&self) {
         self.cut.send_replace(());
     }
 
-    /// A kubeconfig by which the proxy is the cluster.
+    /// A kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> serde_json::Value {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
@@ -183,12 +183,12 @@ impl Proxy {
         })
     }
 
-    /// What arrived since the last call.
+    /// The requests since the last call.
     pub fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 
-    /// A client through the proxy, as the product makes them. Needs a runtime around it.
+    /// A client through the proxy, built like the product's. Needs a runtime.
     pub fn client(&self) -> Client {
         let mut config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
         config.default_retry = false;
@@ -239,7 +239,7 @@ async fn pass(
     }
 }
 
-/// A body as it comes, until it ends or is cut.
+/// Forwards a body until it ends or is cut.
 fn passed_on(body: kube::client::Body, mut cuts: watch::Receiver<()>) -> UnsyncBoxBody<Bytes, Cut> {
     cuts.mark_unchanged();
     let frames = stream::unfold(Some((body, cuts)), |state| async {
@@ -255,7 +255,7 @@ fn passed_on(body: kube::client::Body, mut cuts: watch::Receiver<()>) -> UnsyncB
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Half of the first frame, and then a cut.
+/// Half of the first frame, and then an error.
 fn halved(mut body: UnsyncBoxBody<Bytes, Cut>) -> UnsyncBoxBody<Bytes, Cut> {
     let half = async move {
         let frame = body.frame().await.ok_or(Cut)??;
@@ -263,7 +263,7 @@ fn halved(mut body: UnsyncBoxBody<Bytes, Cut>) -> UnsyncBoxBody<Bytes, Cut> {
         Ok(Frame::data(data.slice(..data.len() / 2)))
     };
     let cut = async {
-        // What was sent is to arrive.
+        // Let the data arrive first.
         tokio::time::sleep(Duration::from_millis(50)).await;
         Err(Cut)
     };
@@ -279,7 +279,7 @@ fn answer(code: u16, wait: Option<u64>, body: String) -> Answer {
     answer.body(body.boxed_unsync()).unwrap()
 }
 
-/// The connection is cut.
+/// The connection is closed.
 #[derive(Debug)]
 struct Cut;
 

@@ -1,5 +1,5 @@
-//! The controller's leader, as far as agents ask it to evict: by the connection of their reports, or through the API server. It
-//! posts what the node's rules allow, and knows no budgets.
+//! A fake leader for agents' eviction requests, by the connection of their reports or through the API server. It posts
+//! what the node's rules allow, without budgets.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -26,33 +26,33 @@ use super::{ControlPlane, aggregation, now};
 /// The Service that agents report to, and its namespace.
 const SERVICE: &str = "plimsoll-report";
 const NAMESPACE: &str = "default";
-/// What API servers ask of those they pass requests on to.
+/// API group served to the aggregation layer.
 const GROUP_VERSION: &str = "/apis/metrics.plimsoll.dev/v1alpha1";
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub path: String,
-    /// User and node, as the API server passed it on for them.
+    /// User and node, if the API server forwarded it.
     pub user: Option<(String, String)>,
     pub request: EvictionRequest,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is carried out and answered.
     Answered,
-    /// It is carried out, and the answer lost.
+    /// It is carried out, but the answer is lost.
     Lost,
-    /// It is not looked at.
+    /// It is refused.
     Refused,
 }
 
 type Judge = Box<dyn Fn(&str) -> Fate + Send>;
 
-/// Carries requests out, each once.
+/// Carries out requests, each once.
 #[derive(Clone)]
 pub(super) struct Evicting {
     kubeconfig: PathBuf,
@@ -63,7 +63,7 @@ pub(super) struct Evicting {
 }
 
 impl Evicting {
-    /// Answers a request to evict, or that of an API server for what is served here.
+    /// Answers an eviction request, or a discovery request of the API server.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -124,7 +124,7 @@ impl Evicting {
     }
 }
 
-/// For whom the API server has passed it on.
+/// The user and node for which the API server forwarded it.
 fn passed_on(request: &Request<Incoming>) -> Option<(String, String)> {
     let header = |name: &str| {
         let value = request.headers().get(name)?.to_str().ok()?;
@@ -161,7 +161,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// One that evicts pods of this node. `None`, said: not on this machine.
+    /// Evicts pods of this node. Prints a message and returns `None` if this machine can't run it.
     pub fn start(plane: &ControlPlane, node: &str) -> Option<Self> {
         let Some(address) = aggregation::address() else {
             eprintln!(
@@ -195,30 +195,30 @@ impl Leader {
         }
     }
 
-    /// One whom agents with [these arguments](Self::args) find.
+    /// Published for agents with [these arguments](Self::args).
     pub fn published(plane: &ControlPlane, node: &str) -> Option<Self> {
         let leader = Self::start(plane, node)?;
         leader.publish(plane);
         Some(leader)
     }
 
-    /// The arguments of an agent that reports to it.
+    /// Arguments of an agent that reports to it.
     pub fn args(&self) -> [&str; 8] {
         arguments(NAMESPACE, SERVICE, self.credentials.path())
     }
 
-    /// Agents find it.
+    /// Publishes its address to agents.
     pub fn publish(&self, plane: &ControlPlane) {
         self.publish_port(plane, self.receiver.address.port());
     }
 
-    /// Agents look for it at this port.
+    /// Publishes this port to agents.
     pub fn publish_port(&self, plane: &ControlPlane, port: u16) {
         let address = SocketAddr::new(self.receiver.address.ip(), port);
         plane.apply(&[slice(NAMESPACE, SERVICE, SERVICE, address, true)]);
     }
 
-    /// The API server passes requests on to it, as one of this namespace.
+    /// Registers it with the API server, as a server in this namespace.
     pub fn serve_through_api_server(&self, plane: &ControlPlane, namespace: &str) {
         let (ip, port) = (self.receiver.address.ip(), self.receiver.address.port());
         let mut objects = aggregation::objects(namespace, "plimsoll-metrics", ip, &[port]);
@@ -226,8 +226,8 @@ impl Leader {
         let service = services.find(|object| object["kind"] == "APIService");
         service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
         plane.apply(&objects);
-        plane.until("the API server passes requests on", SOON, |plane| {
-            // One that found no server looks again when something has changed.
+        plane.until("the API server passes requests on", TIMEOUT, |plane| {
+            // An API server that found no server retries when something changes.
             let changed = format!("looked={:?}", now());
             let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
             plane.kubectl(&["annotate", "--overwrite", service, &changed]);
@@ -237,22 +237,22 @@ impl Leader {
         });
     }
 
-    /// Whether an agent reports to it, so that it can ask by the same connection.
+    /// Whether an agent reports to it, so that requests can use the same connection.
     pub fn is_reported_to(&self) -> bool {
         !self.receiver.seen().is_empty()
     }
 
-    /// From now on requests fare as `judge` says, by their path.
+    /// Sets what happens to requests, by their path.
     pub fn judge(&self, judge: impl Fn(&str) -> Fate + Send + 'static) {
         *self.evicting.judge.lock().unwrap() = Box::new(judge);
     }
 
-    /// All requests that came.
+    /// All received requests.
     pub fn asked(&self) -> Vec<Asked> {
         self.evicting.asked.lock().unwrap().clone()
     }
 
-    /// The pods that were evicted, in this order.
+    /// The evicted pods in order.
     pub fn evicted(&self) -> Vec<String> {
         let answers = self.evicting.answers.lock().unwrap().clone();
         let accepted = answers
@@ -269,7 +269,7 @@ impl Leader {
 }
 
 impl Asked {
-    /// Whether it came by the connection of reports.
+    /// Whether it arrived by the connection of reports.
     pub fn is_direct(&self) -> bool {
         self.path == PATH
     }

@@ -1,4 +1,4 @@
-//! An API server (etcd and kube-apiserver, from the test cluster's binaries) and controllers against it.
+//! An API server (etcd and kube-apiserver, from the test cluster's binaries), and controllers for it.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod aggregation;
@@ -21,7 +21,7 @@ use plimsoll::crd::KubernetesVersion;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Ends its process.
+/// Kills its process on drop.
 pub struct Process(pub Child);
 
 impl Drop for Process {
@@ -31,16 +31,16 @@ impl Drop for Process {
     }
 }
 
-/// A control plane; ends with the value.
+/// A control plane; stopped on drop.
 pub struct ControlPlane {
     pub kubeconfig: PathBuf,
     kubectl: PathBuf,
     dir: TempDir,
     etcd: Option<Process>,
     apiserver: Option<Process>,
-    /// Where the binaries are, and the ports of etcd and the API server.
+    /// Folder of the binaries, and the ports of etcd and the API server.
     own: (PathBuf, u16, u16),
-    /// More flags of the API server.
+    /// Additional flags of the API server.
     flags: &'static [&'static str],
 }
 
@@ -48,8 +48,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A port that nobody listens on, and that nobody else is given while this process lives: none of those that the kernel
-/// gives to connections, which would have it back before it is listened on.
+/// A free port, unique in this process. Outside the kernel's ephemeral range, so that no outgoing connection takes it
+/// before it is listened on.
 pub fn free_port() -> u16 {
     let count = PORTS.end - PORTS.start;
     let start = u16::try_from(process::id() % u32::from(count)).unwrap();
@@ -68,17 +68,17 @@ pub fn free_port() -> u16 {
     ports.find(is_ours).expect("a free port")
 }
 
-/// Those that tests listen on; so much lower than the first that the kernel gives to connections.
+/// Ports for tests, below the kernel's ephemeral range.
 const PORTS: Range<u16> = 12_000..30_000;
 
-/// Where agents have their Leases.
+/// Namespace of the agents' Leases.
 pub const LEASES: &str = "plimsoll-node-lease";
 
 pub fn lease_namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}})
 }
 
-/// Names for so many nodes, in order.
+/// Names for this number of nodes, in order.
 pub fn names(count: usize) -> Vec<String> {
     (0..count).map(|index| format!("node{index:02}")).collect()
 }
@@ -93,7 +93,7 @@ pub fn policy(kind: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// Says past the test harness, which swallows the output of tests that pass.
+/// Writes past the test harness, which captures the output of passing tests.
 fn say(text: &str) {
     std::io::stderr().lock().write_all(text.as_bytes()).unwrap();
 }
@@ -109,12 +109,13 @@ pub fn now() -> Instant {
 }
 
 impl ControlPlane {
-    /// The one of `PLIMSOLL_E2E_KUBECONFIG`, or one of our own; `None`, said loudly, where there is neither.
+    /// The cluster of `PLIMSOLL_E2E_KUBECONFIG`, or a new one. Prints a message and returns `None` if neither is
+    /// possible.
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// The same, with more flags for the API server, if it is our own.
+    /// With additional flags for a new API server.
     pub fn start_with(flags: &'static [&'static str]) -> Option<Self> {
         let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| root().join("target/e2e/bin"));
         let kubectl = bin.join("kubectl");
@@ -165,7 +166,7 @@ impl ControlPlane {
         Some(plane)
     }
 
-    /// Installs our definitions, those for its version.
+    /// Installs our CRDs for its version.
     pub fn install_definitions(&self) {
         let definitions = self
             .version()
@@ -185,20 +186,20 @@ impl ControlPlane {
         );
     }
 
-    /// As `v1.34.4`.
+    /// For example `v1.34.4`.
     fn version(&self) -> String {
         let version = self.kubectl(&["get", "--raw", "/version"]);
         let version: Value = serde_json::from_str(&version).unwrap();
         version["gitVersion"].as_str().unwrap().to_owned()
     }
 
-    /// Installs the chart in the namespace default as Helm would, and says by which kubeconfig its controller is known: it has
-    /// the rights that the chart gives it, and no others.
+    /// Installs the chart in namespace default as Helm would, and returns the kubeconfig of its controller, with
+    /// exactly the chart's rights.
     pub fn install_chart(&self) -> PathBuf {
         self.install(&[])
     }
 
-    /// The same, with more arguments of `helm template`: values, or which templates alone.
+    /// The same with more arguments of `helm template`, such as values or templates to show.
     pub fn install(&self, args: &[&str]) -> PathBuf {
         let rendered = Command::new(self.tool("helm"))
             .args([
@@ -209,7 +210,7 @@ impl ControlPlane {
             ])
             .arg(self.version())
             .arg(root().join("charts/plimsoll"))
-            // It creates the tokens that kubelets would.
+            // The tests create tokens instead of kubelets.
             .arg("--set=tokens.creators={admin}")
             .args(args)
             .output()
@@ -231,17 +232,17 @@ impl ControlPlane {
         self.file(&name, &kubeconfig.to_string())
     }
 
-    /// Where the API server, if it is ours, has what is in its name: its front proxy's authority, key and certificate.
+    /// The front-proxy CA, key and certificate of our own API server.
     pub fn front_proxy(&self) -> aggregation::FrontProxy {
         aggregation::FrontProxy::of(self.dir.path())
     }
 
-    /// The folder with Helm and kubectl.
+    /// Path of Helm or kubectl.
     pub fn tool(&self, name: &str) -> PathBuf {
         self.own.0.join(name)
     }
 
-    /// Whether the API server is ours, so that it may be stopped.
+    /// Whether the API server is our own, and may be stopped.
     pub fn is_own(&self) -> bool {
         self.etcd.is_some()
     }
@@ -251,7 +252,7 @@ impl ControlPlane {
         self.apiserver = None;
     }
 
-    /// Starts it again.
+    /// Restarts it.
     pub fn start_again(&mut self) {
         let (bin, etcd, port) = &self.own;
         let flags = self.flags;
@@ -261,7 +262,7 @@ impl ControlPlane {
         });
     }
 
-    /// Runs kubectl with an input.
+    /// Runs kubectl with this input.
     pub fn try_kubectl(&self, args: &[&str], input: &str) -> Result<String, String> {
         let mut child = Command::new(&self.kubectl)
             .arg("--kubeconfig")
@@ -300,7 +301,7 @@ impl ControlPlane {
             .unwrap();
     }
 
-    /// `kubectl create` of many objects: one request each and no more.
+    /// `kubectl create` of many objects: a single request each.
     pub fn create(&self, objects: &[Value]) {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         self.try_kubectl(&["create", "-f", "-"], &list.to_string())
@@ -338,7 +339,7 @@ impl ControlPlane {
         }
     }
 
-    /// What an agent would report.
+    /// Writes an agent's status.
     pub fn report(&self, node: &str, status: &Value) {
         let patch = json!({"status": status}).to_string();
         self.kubectl(&[
@@ -352,24 +353,29 @@ impl ControlPlane {
         ]);
     }
 
-    /// What an agent would report that keeps what it is to keep.
+    /// Writes the status of an agent that enforces the current rules.
     pub fn keeps(&self, node: &str, mut status: Value) {
         status["observedHash"] = self.get("nwm", node)["spec"]["hash"].clone();
         self.report(node, &status);
     }
 
-    /// Waits for something to hold.
-    pub fn until(&self, what: &str, most: Duration, holds: impl Fn(&Self) -> bool) -> Duration {
-        let begun = now();
-        while !holds(self) {
+    /// Waits until the condition holds, with a deadline.
+    pub fn until(
+        &self,
+        what: &str,
+        timeout: Duration,
+        condition: impl Fn(&Self) -> bool,
+    ) -> Duration {
+        let started = now();
+        while !condition(self) {
             assert!(
-                begun.elapsed() < most,
-                "not within {most:?}: {what}\n{}",
+                started.elapsed() < timeout,
+                "not within {timeout:?}: {what}\n{}",
                 self.logs()
             );
             std::thread::park_timeout(Duration::from_millis(150));
         }
-        begun.elapsed()
+        started.elapsed()
     }
 
     fn logs(&self) -> String {
@@ -394,26 +400,26 @@ impl ControlPlane {
         self.controller_by(&self.kubeconfig, name, args)
     }
 
-    /// A file of the plane's own folder.
+    /// Creates a file in the control plane's folder.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         fs::write(&path, text).unwrap();
         path
     }
 
-    /// What a process has logged.
+    /// The log of a process.
     pub fn log_of(&self, name: &str) -> String {
         fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
     }
 
-    /// Starts a controller that has this kubeconfig.
+    /// Starts a controller with this kubeconfig.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, args: &[&str]) -> Controller {
         let mut program = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         program.env("RUST_LOG", "plimsoll=debug,info");
         self.controller_of(program, kubeconfig, name, args)
     }
 
-    /// Starts a controller of this program, as it is set up.
+    /// Starts a controller from this command.
     pub fn controller_of(
         &self,
         mut program: Command,
@@ -436,7 +442,7 @@ impl ControlPlane {
         }
     }
 
-    /// Has promtool judge what a scraper without wishes gets, as `curl .../metrics | promtool check metrics` does.
+    /// Checks metrics in the default format with `promtool check metrics`.
     pub fn promtool_passes(&self, metrics: &str) {
         let mut promtool = Command::new(self.kubectl.with_file_name("promtool"))
             .args(["check", "metrics"])
@@ -448,12 +454,12 @@ impl ControlPlane {
         let mut stdin = promtool.stdin.take().unwrap();
         stdin.write_all(metrics.as_bytes()).unwrap();
         drop(stdin);
-        let said = promtool.wait_with_output().unwrap();
-        assert!(said.status.success(), "{said:?}");
+        let output = promtool.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
         assert!(metrics.lines().count() > 20, "{metrics}");
     }
 
-    /// The processes of etcd and the API server, where they are ours.
+    /// The processes of our own etcd and API server.
     pub fn processes(&self) -> Vec<u32> {
         let own = [&self.etcd, &self.apiserver].into_iter().flatten();
         own.map(|process| process.0.id()).collect()
@@ -467,7 +473,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// GETs a path of its own server: code and body.
+    /// Gets a path from its HTTP server: code and body.
     pub fn http(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -1,5 +1,5 @@
-//! A replica of the controller, as far as agents report to it and ask it to evict: TLS and HTTP/2, and whatever answers a test
-//! wants.
+//! A fake replica that receives agents' reports and eviction requests over TLS and HTTP/2, with any answers that a
+//! test wants.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::fs;
@@ -66,7 +66,7 @@ impl Authority {
     }
 }
 
-/// A report that came.
+/// A received report.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub at: Instant,
@@ -75,16 +75,16 @@ pub struct Seen {
     pub report: Report,
 }
 
-/// What becomes of a report.
+/// Reaction to a report.
 #[derive(Clone, Debug)]
 pub enum Act {
     /// This answer, with a `Retry-After` in seconds.
     Answer(u16, Option<u64>, String),
-    /// There never is one.
+    /// No answer.
     Hang,
 }
 
-/// The answer of a replica of this term.
+/// The answer of a replica in this term.
 pub fn acknowledge(epoch: u64, leading: bool) -> Act {
     let answer = json!({"epoch": epoch, "leading": leading, "nextIntervalSeconds": 10});
     Act::Answer(200, None, answer.to_string())
@@ -95,11 +95,11 @@ type Judge = Box<dyn Fn(&Seen) -> Act + Send>;
 #[derive(Default)]
 struct Counts {
     connections: AtomicUsize,
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     most_under_way: AtomicUsize,
 }
 
-/// The replica, on a thread of its own; it ends with the process.
+/// The replica, on a thread of its own until the process exits.
 #[derive(Clone)]
 pub struct Receiver {
     pub address: SocketAddr,
@@ -110,13 +110,13 @@ pub struct Receiver {
     evicting: Arc<OnceLock<Evicting>>,
 }
 
-/// There is no answer: the stream is reset.
+/// No answer: the stream is reset.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer is lost")]
 pub struct Lost;
 
 impl Receiver {
-    /// One that stands by, on this address of the machine.
+    /// A standby on this local address.
     pub fn start(address: IpAddr, authority: &Authority, name: &str) -> Self {
         let judge: Judge = Box::new(|_| acknowledge(1, false));
         let receiver = Self {
@@ -127,13 +127,13 @@ impl Receiver {
             tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
             evicting: Arc::default(),
         };
-        let (tell, told) = mpsc::channel();
+        let (sender, told) = mpsc::channel();
         let serving = receiver.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build();
-            runtime.unwrap().block_on(serving.serve(&tell));
+            runtime.unwrap().block_on(serving.serve(&sender));
         });
         Self {
             address: told.recv().unwrap(),
@@ -141,9 +141,9 @@ impl Receiver {
         }
     }
 
-    async fn serve(self, tell: &mpsc::Sender<SocketAddr>) {
+    async fn serve(self, sender: &mpsc::Sender<SocketAddr>) {
         let listener = TcpListener::bind(self.address).await.unwrap();
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             self.counts.connections.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Receiver {
             .to_str()
             .unwrap()
             .to_owned();
-        let under_way = UnderWay::begin(&self.counts);
+        let in_flight = InFlight::begin(&self.counts);
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let seen = Seen {
             at: now(),
@@ -193,7 +193,7 @@ impl Receiver {
             std::future::pending::<()>().await;
             unreachable!();
         };
-        drop(under_way);
+        drop(in_flight);
         let mut answer = Response::builder().status(code);
         if let Some(wait) = wait {
             answer = answer.header("retry-after", wait.to_string());
@@ -201,27 +201,27 @@ impl Receiver {
         Ok(answer.body(Full::new(Bytes::from(body))).unwrap())
     }
 
-    /// From now on reports fare as `judge` says.
+    /// Sets the reaction to reports.
     pub fn judge(&self, judge: impl Fn(&Seen) -> Act + Send + 'static) {
         *self.judge.lock().unwrap() = Box::new(judge);
     }
 
-    /// From now on this is the answer to all.
+    /// Sets one answer for all.
     pub fn says(&self, act: Act) {
         self.judge(move |_| act.clone());
     }
 
-    /// From now on it shows a certificate for this name, to those who connect.
+    /// Changes its certificate to one for this name.
     pub fn shows(&self, authority: &Authority, name: &str) {
         *self.tls.lock().unwrap() = Arc::new(authority.serve_as(name));
     }
 
-    /// From now on it takes requests to evict, too.
+    /// Takes eviction requests from now on.
     pub(super) fn evicts(&self, evicting: Evicting) {
         assert!(self.evicting.set(evicting).is_ok(), "it evicts already");
     }
 
-    /// All reports that came.
+    /// All received reports.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
@@ -230,30 +230,30 @@ impl Receiver {
         self.counts.connections.load(Ordering::Relaxed)
     }
 
-    /// How many reports were under way at a time.
+    /// The most reports in progress at a time.
     pub fn most_under_way(&self) -> usize {
         self.counts.most_under_way.load(Ordering::Relaxed)
     }
 }
 
-/// A report that is not answered yet; it ends with its stream.
-struct UnderWay<'a>(&'a Counts);
+/// A report without an answer yet; ends with its stream.
+struct InFlight<'a>(&'a Counts);
 
-impl<'a> UnderWay<'a> {
+impl<'a> InFlight<'a> {
     fn begin(counts: &'a Counts) -> Self {
-        let now = counts.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         counts.most_under_way.fetch_max(now, Ordering::Relaxed);
         Self(counts)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Puts files into a folder as the kubelet does: a folder for each version, and a link that is replaced.
+/// Writes files like the kubelet: one folder per version, and a symlink that is replaced.
 pub fn publish(folder: &Path, files: &[(&str, &str)]) {
     let version = fs::read_dir(folder).unwrap().count();
     let data = folder.join(format!("..version-{version}"));
@@ -270,7 +270,7 @@ pub fn publish(folder: &Path, files: &[(&str, &str)]) {
     fs::rename(next, link).unwrap();
 }
 
-/// The arguments of an agent that reports to the replicas of this Service.
+/// Arguments of an agent that reports to the replicas of this Service.
 pub fn arguments<'a>(namespace: &'a str, service: &'a str, credentials: &'a Path) -> [&'a str; 8] {
     [
         "--namespace",
@@ -284,7 +284,7 @@ pub fn arguments<'a>(namespace: &'a str, service: &'a str, credentials: &'a Path
     ]
 }
 
-/// The slice of a Service whose ready replicas these are; all of them have to be at one address.
+/// An `EndpointSlice` with these ready replicas, all at one address.
 pub fn slice(
     namespace: &str,
     service: &str,

@@ -1,4 +1,4 @@
-//! Agents that report to a controller, honest ones and others.
+//! Agents that report to a controller, honest and malicious.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
@@ -32,10 +32,10 @@ use tokio_rustls::client::TlsStream;
 
 use super::ControlPlane;
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 pub const ACCOUNT: &str = "plimsoll-agent";
 
-/// What a body is sent as.
+/// Body type of requests.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// An answer: code, headers, body.
@@ -45,9 +45,9 @@ pub struct Answer {
     pub body: Value,
 }
 
-/// What agents know: by which authorities they know controllers.
+/// TLS configuration of agents, with the published authorities.
 pub fn trust(plane: &ControlPlane) -> Arc<ClientConfig> {
-    plane.until("the authorities are told", SOON, |plane| {
+    plane.until("the authorities are published", TIMEOUT, |plane| {
         plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].is_string()
     });
     let bundle = plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].clone();
@@ -65,13 +65,13 @@ pub fn trust(plane: &ControlPlane) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// The `ServiceAccount` of agents, in the namespace `default`.
+/// The agents' `ServiceAccount`, in namespace `default`.
 pub fn account(plane: &ControlPlane) {
     let metadata = json!({"name": ACCOUNT, "namespace": "default"});
     plane.apply(&[json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})]);
 }
 
-/// The token of the agent on a node, as the kubelet gets it.
+/// The token of the agent on a node, as created by the kubelet.
 pub fn token(plane: &ControlPlane, node: &str) -> String {
     let bound = format!("--bound-object-name={node}");
     let args = [
@@ -85,7 +85,7 @@ pub fn token(plane: &ControlPlane, node: &str) -> String {
     plane.kubectl(&args).trim().to_owned()
 }
 
-/// TLS to a controller, by the name of its Service; `None`: it hung up.
+/// TLS to a controller with the name of its Service. `None`: disconnected.
 pub async fn connect(trust: Arc<ClientConfig>, port: u16) -> Option<TlsStream<TcpStream>> {
     let stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     stream.set_nodelay(true).ok()?;
@@ -98,10 +98,10 @@ pub fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// An answer, or why there is none.
+/// An answer, or an error.
 pub type Answered = Result<Answer, hyper::Error>;
 
-/// One connection, kept on a thread of its own: it answers pings whatever the test waits for.
+/// One connection, on a thread of its own that answers pings while the test waits.
 pub struct Reporter(UnboundedSender<(Request<Body>, Sender<Answered>)>);
 
 impl Reporter {
@@ -109,7 +109,7 @@ impl Reporter {
         Self::dial(trust, port).unwrap()
     }
 
-    /// `None`: the controller hung up.
+    /// `None`: the controller disconnected.
     pub fn dial(trust: &Arc<ClientConfig>, port: u16) -> Option<Self> {
         let trust = Arc::clone(trust);
         let (ask, mut asked) = unbounded_channel::<(Request<Body>, Sender<Answered>)>();
@@ -128,7 +128,7 @@ impl Reporter {
         connects.recv().ok().map(|()| Self(ask))
     }
 
-    /// Sends anything.
+    /// Sends any request.
     pub fn send(&self, request: Request<Body>) -> Answered {
         let (answer, answers) = channel();
         self.0.send((request, answer)).unwrap();
@@ -142,7 +142,7 @@ impl Reporter {
     }
 }
 
-/// Sends one request by a connection.
+/// Sends one request on a connection.
 pub async fn send(sender: &mut SendRequest<Body>, request: Request<Body>) -> Answered {
     let (parts, body) = sender.send_request(request).await?.into_parts();
     let body = body.collect().await?.to_bytes();
@@ -153,7 +153,7 @@ pub async fn send(sender: &mut SendRequest<Body>, request: Request<Body>) -> Ans
     })
 }
 
-/// The head of a report.
+/// The request headers of a report.
 pub fn post(token: &str) -> hyper::http::request::Builder {
     Request::post("https://plimsoll-report.default.svc/v1/report")
         .header("authorization", format!("Bearer {token}"))
@@ -164,14 +164,14 @@ pub fn whole(body: impl Into<Bytes>) -> Body {
     Full::new(body.into()).boxed_unsync()
 }
 
-/// A body whose length is not told before.
+/// A body without a known length.
 pub fn in_parts(parts: usize, bytes: usize) -> Body {
     let part = Bytes::from(vec![b' '; bytes]);
     let parts = (0..parts).map(move |_| Ok(Frame::data(part.clone())));
     StreamBody::new(stream::iter(parts)).boxed_unsync()
 }
 
-/// What an agent reports that uses so many millicores. No number is whole: kubectl writes 1.0 as 1.
+/// A report with this CPU usage in millicores. No number is whole, because kubectl writes 1.0 as 1.
 pub fn report(node: &str, sequence: u64, millicores: u32) -> Value {
     let window = json!({"avg": 40.5, "p50": 38.5, "p90": 60.5, "p95": 66.5, "p99": 71.5, "max": 80.5, "coverage": 0.95});
     json!({
@@ -192,7 +192,7 @@ pub fn report(node: &str, sequence: u64, millicores: u32) -> Value {
     })
 }
 
-/// Signs tokens as the API server does, whose key it has.
+/// Signs tokens with the API server's key.
 pub struct Forger {
     pair: EcdsaKeyPair,
     header: Value,
@@ -204,7 +204,7 @@ fn part(text: &str) -> Value {
 }
 
 impl Forger {
-    /// From an honest token.
+    /// Based on an honest token.
     pub fn new(plane: &ControlPlane, honest: &str) -> Self {
         let path = plane.kubeconfig.with_file_name("sa.key");
         let key = PrivatePkcs8KeyDer::from_pem_slice(&fs::read(path).unwrap()).unwrap();
@@ -218,7 +218,7 @@ impl Forger {
         }
     }
 
-    /// A token that says these things otherwise, by JSON pointer: of the header below `/header`, else of the claims.
+    /// A token with these changes, by JSON pointer: in the header below `/header`, otherwise in the claims.
     pub fn token(&self, changes: &[(&str, Value)]) -> String {
         let mut token = json!({"header": self.header, "claims": self.claims});
         for (path, value) in changes {
@@ -231,7 +231,7 @@ impl Forger {
     }
 }
 
-/// How many reports were answered how, as a controller counts them.
+/// Number of reports by result, from a controller's metrics.
 pub fn counted(metrics: &str) -> BTreeMap<String, u64> {
     let start = "plimsoll_controller_reports_total{result=\"";
     let lines = metrics.lines().filter_map(|line| line.strip_prefix(start));

@@ -28,7 +28,7 @@ fn empty(budgets: Budgets) -> Ledger {
     Ledger::resume(budgets, Record::default(), &FirstSeen::default(), at(0))
 }
 
-/// The pod of this number: each its own but for what the numbers share.
+/// Pods that differ in everything except what their numbers share.
 fn victim(number: usize) -> Victim {
     Victim {
         uid: format!("u{number}"),
@@ -40,7 +40,7 @@ fn victim(number: usize) -> Victim {
     }
 }
 
-fn alike() -> Victim {
+fn base_victim() -> Victim {
     Victim {
         uid: "first".to_owned(),
         namespace: "shop".to_owned(),
@@ -54,7 +54,7 @@ fn alike() -> Victim {
 type Change = fn(&mut Victim);
 
 #[test]
-fn each_budget_counts_what_shares_its_scope_and_nothing_else() {
+fn each_budget_counts_only_evictions_in_its_scope() {
     let changes: [(Scope, Change); 4] = [
         (Scope::Zone, |it| it.zone = Some("y".to_owned())),
         (Scope::Node, |it| it.node = "other".to_owned()),
@@ -71,122 +71,140 @@ fn each_budget_counts_what_shares_its_scope_and_nothing_else() {
             Scope::Owner => budgets.owner.evictions = 1,
         }
         let mut ledger = empty(budgets);
-        assert_eq!(ledger.ask(alike(), at(0)), Ok(Granted::New));
+        assert_eq!(ledger.reserve(base_victim(), at(0)), Ok(Granted::New));
         ledger
     };
     let second = || Victim {
         uid: "second".to_owned(),
-        ..alike()
+        ..base_victim()
     };
     for scope in Scope::ALL {
-        let spent = of(scope).ask(second(), at(0)).unwrap_err();
+        let spent = of(scope).reserve(second(), at(0)).unwrap_err();
         assert_eq!(spent.scope, scope);
     }
     for (scope, change) in changes {
         let mut other = second();
         change(&mut other);
-        assert_eq!(of(scope).ask(other, at(0)), Ok(Granted::New), "{scope:?}");
+        assert_eq!(
+            of(scope).reserve(other, at(0)),
+            Ok(Granted::New),
+            "{scope:?}"
+        );
     }
-    // An owner of that name in another namespace is another.
+    // The same owner name in another namespace is a different owner.
     let mut elsewhere = second();
     elsewhere.namespace = "other".to_owned();
-    assert_eq!(of(Scope::Owner).ask(elsewhere, at(0)), Ok(Granted::New));
+    assert_eq!(of(Scope::Owner).reserve(elsewhere, at(0)), Ok(Granted::New));
 }
 
 #[test]
-fn a_reservation_is_given_back_only_when_a_look_begun_after_its_time_shows_the_pod_as_it_was() {
+fn a_reservation_is_returned_only_by_a_poll_after_its_timeout() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
     });
-    assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
-    assert_eq!(ledger.look("u1", Seen::Running, at(29), at(31)), None);
-    assert!(
-        ledger.ask(victim(2), at(31)).is_err(),
-        "a look was too early"
+    assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
+    assert_eq!(
+        ledger.observe("u1", PodState::Running, at(29), at(31)),
+        None
     );
-    assert_eq!(ledger.ask(victim(1), at(32)), Ok(Granted::Again));
-    assert_eq!(ledger.look("u1", Seen::Running, at(61), at(61)), None);
-    let settled = ledger.look("u1", Seen::Running, at(62), at(63));
+    assert!(
+        ledger.reserve(victim(2), at(31)).is_err(),
+        "the poll was too early"
+    );
+    assert_eq!(ledger.reserve(victim(1), at(32)), Ok(Granted::Again));
+    assert_eq!(
+        ledger.observe("u1", PodState::Running, at(61), at(61)),
+        None
+    );
+    let settled = ledger.observe("u1", PodState::Running, at(62), at(63));
     assert_eq!(settled, Some(Settled::Returned));
-    assert_eq!(ledger.ask(victim(2), at(63)), Ok(Granted::New));
+    assert_eq!(ledger.reserve(victim(2), at(63)), Ok(Granted::New));
 }
 
 #[test]
-fn the_answer_of_the_api_server_settles_a_reservation_at_once() {
+fn the_api_servers_answer_settles_a_reservation_at_once() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
     });
-    assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
+    assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
     assert!(ledger.settle("u1", Settled::Returned, at(0)));
-    assert_eq!(ledger.ask(victim(2), at(0)), Ok(Granted::New));
+    assert_eq!(ledger.reserve(victim(2), at(0)), Ok(Granted::New));
     assert!(ledger.settle("u2", Settled::Confirmed, at(1)));
     assert!(
         !ledger.settle("u2", Settled::Returned, at(2)),
-        "what was done stays done"
+        "a confirmed eviction stays confirmed"
     );
-    assert!(ledger.ask(victim(3), at(60)).is_err());
-    assert_eq!(ledger.look("u2", Seen::Gone, at(3), at(3)), None);
-    assert_eq!(ledger.ask(victim(3), at(61)), Ok(Granted::New));
+    assert!(ledger.reserve(victim(3), at(60)).is_err());
+    assert_eq!(ledger.observe("u2", PodState::Gone, at(3), at(3)), None);
+    assert_eq!(ledger.reserve(victim(3), at(61)), Ok(Granted::New));
     assert!(!ledger.settle("u9", Settled::Confirmed, at(61)), "unknown");
 }
 
 #[test]
-fn an_eviction_counts_for_its_window_from_when_it_was_seen_and_while_the_pod_ends() {
+fn an_eviction_counts_for_its_window_and_while_the_pod_terminates() {
     let mut ledger = empty(Budgets {
         fleet: budget(1, 60),
         ..generous()
     });
-    assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
-    let settled = ledger.look("u1", Seen::Ending, at(4), at(5));
+    assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
+    let settled = ledger.observe("u1", PodState::Terminating, at(4), at(5));
     assert_eq!(settled, Some(Settled::Confirmed));
-    let spent = ledger.ask(victim(2), at(20)).unwrap_err();
+    let spent = ledger.reserve(victim(2), at(20)).unwrap_err();
     assert_eq!(spent.retry_after, Duration::from_secs(45));
     assert!(
-        ledger.ask(victim(2), at(100)).is_err(),
-        "it is still ending"
+        ledger.reserve(victim(2), at(100)).is_err(),
+        "it is still terminating"
     );
     let mut lingers = ledger.clone();
-    assert_eq!(ledger.look("u1", Seen::Gone, at(100), at(101)), None);
-    assert_eq!(ledger.ask(victim(2), at(101)), Ok(Granted::New));
-    // One that never comes to its end does not hold all others back for ever.
-    assert!(lingers.ask(victim(2), at(604)).is_err());
-    assert_eq!(lingers.ask(victim(2), at(605)), Ok(Granted::New));
-    lingers.forget(at(4000));
-    assert!(!lingers.knows("u1"));
+    assert_eq!(ledger.observe("u1", PodState::Gone, at(100), at(101)), None);
+    assert_eq!(ledger.reserve(victim(2), at(101)), Ok(Granted::New));
+    // A pod that never finishes terminating must not block all others forever.
+    assert!(lingers.reserve(victim(2), at(604)).is_err());
+    assert_eq!(lingers.reserve(victim(2), at(605)), Ok(Granted::New));
+    lingers.prune(at(4000));
+    assert!(!lingers.contains("u1"));
 }
 
 #[test]
-fn where_it_is_not_known_what_was_allowed_nothing_is_for_the_longest_window() {
+fn an_unknown_history_blocks_evictions_for_the_longest_window() {
     let budgets = Budgets {
         owner: budget(100, 300),
         ..generous()
     };
-    let mut ledger = empty(budgets).shut(at(0));
-    let spent = ledger.ask(victim(1), at(200)).unwrap_err();
+    let mut ledger = empty(budgets).close(at(0));
+    let spent = ledger.reserve(victim(1), at(200)).unwrap_err();
     assert_eq!(spent.retry_after, Duration::from_secs(100));
-    // The next one to lead knows no more than this one.
+    // The next leader knows no more than this one.
     let resumed = |ledger: &Ledger, now| {
         Ledger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
     };
-    assert!(resumed(&ledger, at(200)).ask(victim(1), at(400)).is_err());
-    assert_eq!(ledger.ask(victim(1), at(300)), Ok(Granted::New));
-    assert!(resumed(&ledger, at(300)).ask(victim(2), at(300)).is_ok());
+    assert!(
+        resumed(&ledger, at(200))
+            .reserve(victim(1), at(400))
+            .is_err()
+    );
+    assert_eq!(ledger.reserve(victim(1), at(300)), Ok(Granted::New));
+    assert!(
+        resumed(&ledger, at(300))
+            .reserve(victim(2), at(300))
+            .is_ok()
+    );
 }
 
 #[test]
-fn a_budget_of_none_allows_none() {
+fn a_budget_of_zero_allows_no_eviction() {
     let mut ledger = empty(Budgets {
         node: budget(0, 60),
         ..generous()
     });
-    let spent = ledger.ask(victim(1), at(0)).unwrap_err();
+    let spent = ledger.reserve(victim(1), at(0)).unwrap_err();
     assert_eq!((spent.scope, spent.retry_after), (Scope::Node, MAX_WAIT));
 }
 
 #[test]
-fn no_more_are_remembered_than_fit_into_the_record() {
+fn the_ledger_never_outgrows_its_record() {
     let most = budget(MAX_EVICTIONS, 1);
     let mut ledger = empty(Budgets {
         fleet: most,
@@ -196,72 +214,72 @@ fn no_more_are_remembered_than_fit_into_the_record() {
         owner: budget(MAX_EVICTIONS, 3600),
     });
     for number in 0..usize::from(MAX_EVICTIONS) {
-        assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
+        assert_eq!(ledger.reserve(victim(number), at(0)), Ok(Granted::New));
     }
-    assert!(ledger.ask(victim(9999), at(0)).is_err());
+    assert!(ledger.reserve(victim(9999), at(0)).is_err());
     assert!(ledger.record(1, at(0)).write().len() < 900 << 10);
 }
 
 #[test]
-fn pods_are_looked_at_while_something_is_to_be_seen_of_them() {
+fn pods_are_polled_until_they_are_gone() {
     let mut ledger = empty(generous());
-    assert_eq!(ledger.ask(victim(1), at(0)), Ok(Granted::New));
-    let due = |ledger: &mut Ledger, seconds| ledger.due(at(seconds), 9).len();
+    assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
+    let due = |ledger: &mut Ledger, seconds| ledger.due_for_poll(at(seconds), 9).len();
     assert_eq!([due(&mut ledger, 1), due(&mut ledger, 2)], [0, 1]);
-    assert_eq!(due(&mut ledger, 3), 0, "it was looked at");
-    ledger.look("u1", Seen::Ending, at(4), at(4));
+    assert_eq!(due(&mut ledger, 3), 0, "it was just polled");
+    ledger.observe("u1", PodState::Terminating, at(4), at(4));
     assert_eq!([due(&mut ledger, 5), due(&mut ledger, 14)], [0, 1]);
-    ledger.look("u1", Seen::Gone, at(14), at(14));
+    ledger.observe("u1", PodState::Gone, at(14), at(14));
     assert_eq!(due(&mut ledger, 99), 0);
 }
 
 #[test]
-fn no_pod_is_looked_at_twice_before_another_was_once() {
+fn every_pod_is_polled_once_before_any_is_polled_twice() {
     let mut ledger = empty(generous());
     for number in 1..=5 {
-        assert_eq!(ledger.ask(victim(number), at(0)), Ok(Granted::New));
+        assert_eq!(ledger.reserve(victim(number), at(0)), Ok(Granted::New));
     }
-    let mut looked: Vec<_> = (0..3)
-        .flat_map(|turn| ledger.due(at(2 + 2 * turn), 2))
+    let mut polled: Vec<_> = (0..3)
+        .flat_map(|turn| ledger.due_for_poll(at(2 + 2 * turn), 2))
         .map(|victim| victim.uid)
         .collect();
-    assert_eq!(looked.len(), 6);
-    ordered::sort(&mut looked);
-    looked.dedup();
-    assert_eq!(looked.len(), 5);
+    assert_eq!(polled.len(), 6);
+    ordered::sort(&mut polled);
+    polled.dedup();
+    assert_eq!(polled.len(), 5);
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Ask(usize),
-    /// The API server does what was allowed.
+    Reserve(usize),
+    /// The API server carries out an allowed eviction.
     Evict(usize),
-    /// The pod comes to its end.
+    /// The pod finishes terminating.
     End(usize),
-    /// A look at a pod begins, or its outcome arrives, or both at once.
-    Look(usize),
-    Hear(usize),
-    See(usize),
-    /// The record is written where something was settled, and the standby sees it.
+    /// A poll starts, its result arrives, or both at once.
+    Poll(usize),
+    Result(usize),
+    PollNow(usize),
+    /// The record is written after something was settled; the standby reads it.
     Write,
     Watch,
     Wait(u64),
-    /// The standby leads, and another begins to follow, which may know nothing.
+    /// The standby takes over. `false`: it has never seen the record before.
     FailOver(bool),
 }
 
-/// Where pods follow each other; few, so that much happens in each.
-const PLACES: usize = 7;
+/// Slots in which pods follow each other; few, so that much happens in each.
+const SLOTS: usize = 7;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let pod = || 0..PLACES;
+    let pod = || 0..SLOTS;
     let step = prop_oneof![
-        6 => pod().prop_map(Step::Ask),
+        6 => pod().prop_map(Step::Reserve),
         6 => pod().prop_map(Step::Evict),
         4 => pod().prop_map(Step::End),
-        4 => pod().prop_map(Step::Look),
-        4 => pod().prop_map(Step::Hear),
-        4 => pod().prop_map(Step::See),
+        4 => pod().prop_map(Step::Poll),
+        4 => pod().prop_map(Step::Result),
+        4 => pod().prop_map(Step::PollNow),
         2 => Just(Step::Write),
         2 => Just(Step::Watch),
         4 => select(vec![1, 2, 5, 9, 14, 29, 30, 61]).prop_map(Step::Wait),
@@ -270,42 +288,42 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..400)
 }
 
-/// One of the pods that follow each other in a place.
+/// One pod in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Pod {
-    seen: Seen,
+    state: PodState,
     allowed: Option<BootTime>,
-    look: Option<(BootTime, Seen)>,
+    poll: Option<(BootTime, PodState)>,
 }
 
 const NEW: Pod = Pod {
-    seen: Seen::Running,
+    state: PodState::Running,
     allowed: None,
-    look: None,
+    poll: None,
 };
 
 /// Leader, record, standby and pods.
-struct World {
+struct Model {
     budgets: Budgets,
     now: BootTime,
     ledger: Ledger,
     record: Record,
     standby: FirstSeen,
-    /// By place: the last one is there, those before are gone.
+    /// By slot: the last one exists, those before are gone.
     pods: Vec<Vec<Pod>>,
-    /// When each began to end.
+    /// When each pod started to terminate.
     evicted: Vec<(Victim, BootTime)>,
 }
 
-/// The one of a place, and of those that follow each other there.
-fn one_of(place: usize, index: usize) -> Victim {
+/// A pod of a slot, by its position there.
+fn one_of(slot: usize, index: usize) -> Victim {
     Victim {
-        uid: format!("u{place}-{index}"),
-        ..victim(place)
+        uid: format!("u{slot}-{index}"),
+        ..victim(slot)
     }
 }
 
-impl World {
+impl Model {
     fn new(budgets: Budgets) -> Self {
         Self {
             budgets,
@@ -313,7 +331,7 @@ impl World {
             ledger: empty(budgets),
             record: Record::default(),
             standby: FirstSeen::default(),
-            pods: vec![vec![NEW]; PLACES],
+            pods: vec![vec![NEW]; SLOTS],
             evicted: Vec::new(),
         }
     }
@@ -324,58 +342,58 @@ impl World {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Ask(place) => self.ask(place),
-            Step::Evict(place) => self.evict(place),
-            Step::End(place) => {
-                let last = self.pods[place].last_mut().unwrap();
-                if last.seen == Seen::Ending {
-                    last.seen = Seen::Gone;
-                    self.pods[place].push(NEW);
+            Step::Reserve(slot) => self.reserve(slot),
+            Step::Evict(slot) => self.evict(slot),
+            Step::End(slot) => {
+                let last = self.pods[slot].last_mut().unwrap();
+                if last.state == PodState::Terminating {
+                    last.state = PodState::Gone;
+                    self.pods[slot].push(NEW);
                 }
             }
-            Step::Look(place) => {
-                for pod in &mut self.pods[place] {
-                    pod.look = Some((self.now, pod.seen));
+            Step::Poll(slot) => {
+                for pod in &mut self.pods[slot] {
+                    pod.poll = Some((self.now, pod.state));
                 }
             }
-            Step::Hear(place) => self.hear(place),
-            Step::See(place) => {
-                self.step(Step::Look(place));
-                self.step(Step::Hear(place));
+            Step::Result(slot) => self.poll_result(slot),
+            Step::PollNow(slot) => {
+                self.step(Step::Poll(slot));
+                self.step(Step::Result(slot));
             }
             Step::Write => self.write(),
-            Step::Watch => self.standby.take(&self.record, self.now),
+            Step::Watch => self.standby.update(&self.record, self.now),
             Step::Wait(seconds) => self.now = self.now + Duration::from_secs(seconds),
             Step::FailOver(knows) => self.fail_over(knows),
         }
     }
 
-    fn ask(&mut self, place: usize) {
-        self.ledger.forget(self.now);
-        let index = self.pods[place].len() - 1;
-        let last = self.pods[place].last().unwrap();
-        let may = last.seen == Seen::Running;
-        if may && self.ledger.ask(one_of(place, index), self.now).is_ok() {
+    fn reserve(&mut self, slot: usize) {
+        self.ledger.prune(self.now);
+        let index = self.pods[slot].len() - 1;
+        let last = self.pods[slot].last().unwrap();
+        let may = last.state == PodState::Running;
+        if may && self.ledger.reserve(one_of(slot, index), self.now).is_ok() {
             self.write();
-            self.pods[place][index].allowed = Some(self.now);
+            self.pods[slot][index].allowed = Some(self.now);
         }
     }
 
-    fn evict(&mut self, place: usize) {
-        let index = self.pods[place].len() - 1;
-        let last = self.pods[place].last_mut().unwrap();
-        let since = last.allowed.filter(|_| last.seen == Seen::Running);
-        if since.is_some_and(|since| self.now.since(since) < RESERVED) {
-            last.seen = Seen::Ending;
-            self.evicted.push((one_of(place, index), self.now));
+    fn evict(&mut self, slot: usize) {
+        let index = self.pods[slot].len() - 1;
+        let last = self.pods[slot].last_mut().unwrap();
+        let since = last.allowed.filter(|_| last.state == PodState::Running);
+        if since.is_some_and(|since| self.now.since(since) < RESERVATION_TIMEOUT) {
+            last.state = PodState::Terminating;
+            self.evicted.push((one_of(slot, index), self.now));
         }
     }
 
-    fn hear(&mut self, place: usize) {
-        for (index, pod) in self.pods[place].iter_mut().enumerate() {
-            if let Some((begun, seen)) = pod.look.take() {
-                let uid = one_of(place, index).uid;
-                self.ledger.look(&uid, seen, begun, self.now);
+    fn poll_result(&mut self, slot: usize) {
+        for (index, pod) in self.pods[slot].iter_mut().enumerate() {
+            if let Some((started, state)) = pod.poll.take() {
+                let uid = one_of(slot, index).uid;
+                self.ledger.observe(&uid, state, started, self.now);
             }
         }
     }
@@ -386,18 +404,20 @@ impl World {
         }
         let record = self.record.clone();
         self.ledger = Ledger::resume(self.budgets, record, &self.standby, self.now);
-        // Looks of the one that led before reach nobody.
+        // Polls of the previous leader are lost.
         for pod in self.pods.iter_mut().flatten() {
-            pod.look = None;
+            pod.poll = None;
         }
     }
 
-    /// The most pods that began to end in any time of the budget's window, of those that share the scope with one.
+    /// The most pods that started to terminate within one budget window, among those that share the scope with any one
+    /// of them.
     fn most(&self, scope: Scope) -> usize {
         let window = self.budgets.of(scope).window;
         let of = |(first, from): &(Victim, BootTime)| {
             let beside = self.evicted.iter().filter(|(other, at)| {
-                let shares = first.uid == other.uid || first.place().shares(scope, &other.place());
+                let shares =
+                    first.uid == other.uid || first.budget_key().shares(scope, &other.budget_key());
                 shares && at >= from && at.since(*from) < window
             });
             beside.count()
@@ -408,7 +428,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn no_budget_is_ever_exceeded_whatever_the_order_and_who_leads(
+    fn no_budget_is_exceeded_in_any_order_or_failover(
         steps in steps(),
         [fleet, zone, node, namespace, owner] in proptest::array::uniform5(1..4_u16),
         windows in proptest::array::uniform5(select(vec![10, 60, 90])),
@@ -420,27 +440,27 @@ proptest! {
             namespace: budget(namespace, windows[3]),
             owner: budget(owner, windows[4]),
         };
-        let mut world = World::new(budgets);
+        let mut model = Model::new(budgets);
         for step in steps {
-            world.step(step);
+            model.step(step);
             let changes = matches!(step, Step::Evict(_));
             for scope in Scope::ALL.into_iter().filter(|_| changes) {
-                let most = world.most(scope);
+                let most = model.most(scope);
                 let allowed = usize::from(budgets.of(scope).evictions);
                 prop_assert!(most <= allowed, "{scope:?}: {most} of {allowed}");
             }
         }
-        // And whatever happened, the budget is whole again when all is over.
-        for pod in 0..PLACES {
-            world.step(Step::End(pod));
+        // Afterwards the budgets recover completely.
+        for pod in 0..SLOTS {
+            model.step(Step::End(pod));
         }
         for round in 0..3 {
-            world.step(Step::Wait(61));
-            for pod in 0..PLACES {
-                world.step(Step::See(pod));
+            model.step(Step::Wait(61));
+            for pod in 0..SLOTS {
+                model.step(Step::PollNow(pod));
             }
-            world.ledger.forget(world.now);
-            prop_assert!(round < 2 || world.ledger.fleet(world.now) == 0, "{:?}", world.ledger);
+            model.ledger.prune(model.now);
+            prop_assert!(round < 2 || model.ledger.fleet(model.now) == 0, "{:?}", model.ledger);
         }
     }
 }

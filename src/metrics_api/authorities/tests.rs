@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::*;
 
-fn begun() -> Timestamp {
+fn start() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().unwrap()
 }
 
-/// Whether a client that has this bundle takes the certificate for the server.
-fn believes(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
+/// Whether a client with this bundle accepts the server's certificate.
+fn accepts(bundle: &str, certified: &Certified, now: Timestamp) -> bool {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
@@ -35,17 +35,17 @@ fn names() -> [String; 1] {
 }
 
 #[test]
-fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day() {
+fn a_client_with_a_day_old_bundle_trusts_every_certificate_for_years() {
     let mut authorities = Authorities::default();
     let mut certified: Option<Certified> = None;
     let mut bundles = Vec::new();
     let mut made = 0;
     for hour in (0..3 * AUTHORITY_HOURS).step_by(6) {
-        let now = later(begun(), hour);
+        let now = later(start(), hour);
         if let Some(renewed) = authorities.renewed(now).unwrap() {
             made += 1;
-            assert!(renewed.0.len() <= 2, "those that ended are gone");
-            // As it comes back from the Secret.
+            assert!(renewed.0.len() <= 2, "expired ones are removed");
+            // Round trip through the Secret.
             authorities = Authorities::read(&renewed.write().unwrap()).unwrap();
             assert_eq!(authorities, renewed);
         }
@@ -58,54 +58,54 @@ fn over_three_years_every_certificate_is_believed_by_whoever_looked_within_a_day
         bundles.push(authorities.bundle(now));
         let a_day_ago = &bundles[bundles.len().saturating_sub(4)];
         assert!(
-            believes(a_day_ago, certified.as_ref().unwrap(), now),
+            accepts(a_day_ago, certified.as_ref().unwrap(), now),
             "after {hour} h"
         );
     }
-    assert_eq!(made, 5, "one every eight months");
+    assert_eq!(made, 5, "a new one every eight months");
 }
 
 #[test]
-fn a_certificate_is_for_its_names_and_of_its_authority_only() {
-    let authorities = Authorities::default().renewed(begun()).unwrap().unwrap();
-    let others = Authorities::default().renewed(begun()).unwrap().unwrap();
-    let certified = authorities.certify(&names(), begun()).unwrap();
-    assert!(believes(&authorities.bundle(begun()), &certified, begun()));
-    assert!(!believes(&others.bundle(begun()), &certified, begun()));
+fn a_certificate_is_valid_only_for_its_names_and_authority() {
+    let authorities = Authorities::default().renewed(start()).unwrap().unwrap();
+    let others = Authorities::default().renewed(start()).unwrap().unwrap();
+    let certified = authorities.certify(&names(), start()).unwrap();
+    assert!(accepts(&authorities.bundle(start()), &certified, start()));
+    assert!(!accepts(&others.bundle(start()), &certified, start()));
     let other = authorities
-        .certify(&["other.plimsoll.svc".to_owned()], begun())
+        .certify(&["other.plimsoll.svc".to_owned()], start())
         .unwrap();
-    assert!(!believes(&authorities.bundle(begun()), &other, begun()));
-    let late = later(begun(), CERTIFICATE_HOURS + 1);
-    assert!(!believes(&authorities.bundle(late), &certified, late));
+    assert!(!accepts(&authorities.bundle(start()), &other, start()));
+    let late = later(start(), CERTIFICATE_HOURS + 1);
+    assert!(!accepts(&authorities.bundle(late), &certified, late));
     assert!(matches!(
-        Authorities::default().certify(&names(), begun()),
+        Authorities::default().certify(&names(), start()),
         Err(CertificateError::None)
     ));
 }
 
 #[test]
-fn what_was_made_while_a_clock_was_ahead_is_replaced_once_it_is_right() {
-    let ahead = later(begun(), 3);
+fn authorities_and_certificates_from_the_future_are_replaced() {
+    let ahead = later(start(), 3);
     let made_ahead = Authorities::default().renewed(ahead).unwrap().unwrap();
     let early = made_ahead.certify(&names(), ahead).unwrap();
     assert!(made_ahead.is_current(&early, ahead));
     assert!(
-        made_ahead.certify(&names(), begun()).is_ok(),
-        "a replica whose own clock is behind serves all the same"
+        made_ahead.certify(&names(), start()).is_ok(),
+        "a replica whose clock is behind still serves"
     );
-    let mended = made_ahead.renewed(begun()).unwrap().expect("a new one");
-    assert!(!mended.is_current(&early, begun()));
-    let certified = mended.certify(&names(), begun()).unwrap();
-    assert!(believes(&mended.bundle(begun()), &certified, begun()));
-    assert!(mended.is_current(&certified, begun()));
-    assert!(mended.renewed(begun()).unwrap().is_none());
+    let repaired = made_ahead.renewed(start()).unwrap().expect("a new one");
+    assert!(!repaired.is_current(&early, start()));
+    let certified = repaired.certify(&names(), start()).unwrap();
+    assert!(accepts(&repaired.bundle(start()), &certified, start()));
+    assert!(repaired.is_current(&certified, start()));
+    assert!(repaired.renewed(start()).unwrap().is_none());
     assert!(
-        mended.renewed(ahead).unwrap().is_none(),
-        "no two replicas replace each other's"
+        repaired.renewed(ahead).unwrap().is_none(),
+        "replicas do not replace each other's authorities"
     );
 
-    let good = Authorities::default().renewed(begun()).unwrap().unwrap();
+    let good = Authorities::default().renewed(start()).unwrap().unwrap();
     let early = good.certify(&names(), ahead).unwrap();
-    assert!(!good.is_current(&early, begun()), "the certificate alone");
+    assert!(!good.is_current(&early, start()), "the certificate only");
 }

@@ -18,38 +18,38 @@ use super::*;
 struct Replica {
     feed: Feed,
     data: Arc<Data>,
-    standing: watch::Sender<Standing>,
+    leadership: watch::Sender<Standing>,
 }
 
 impl Replica {
     fn new() -> Self {
-        let (standing, seen) = watch::channel(Standing::default());
+        let (leadership, seen) = watch::channel(Standing::default());
         let data = Arc::new(Data::new(Limits::default(), seen));
         let feed = Feed::new(Arc::clone(&data), None);
         let mut replica = Self {
             feed,
             data,
-            standing,
+            leadership,
         };
         replica.lead(1);
         replica
     }
 
-    /// One that knows the Node `n1`, of 8 CPUs.
+    /// With Node `n1`, of 8 CPUs.
     fn of_a_node() -> Self {
         let mut replica = Self::new();
         replica.feed.node("n1", Some(node(8)));
         replica
     }
 
-    /// The agent of `n1` renews its Lease, with this summary.
-    fn beats(&mut self, summary: &str) {
+    /// The agent of `n1` renews its Lease with this summary.
+    fn renew_lease(&mut self, summary: &str) {
         self.feed.heartbeat("n1", Some(heartbeat(summary)));
     }
 
     fn lead(&mut self, epoch: u64) {
         let until = clock::now() + std::time::Duration::from_hours(1);
-        self.standing
+        self.leadership
             .send_replace(Standing::new(Some(Term { epoch, until }), None));
         self.feed.lead(Some(epoch));
     }
@@ -64,7 +64,7 @@ impl Replica {
         })
     }
 
-    /// Since when the figures of `n1` are known, as `kubectl get -o wide` has it.
+    /// When the figures of `n1` were received, as shown by `kubectl get -o wide`.
     fn reported(&self) -> Timestamp {
         let found = self.data.read(|store| store.get("n1"));
         let cell = found.unwrap().unwrap().unwrap().content.cells[9].clone();
@@ -101,10 +101,10 @@ fn heartbeat(text: &str) -> Heartbeat {
 }
 
 #[test]
-fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
+fn a_node_has_an_object_from_creation_to_deletion() {
     let mut replica = Replica::new();
-    // What is told of a node that is not there yet is kept for it.
-    replica.beats("seq=1 cpu=50.0 mem=25.0");
+    // What arrives before the Node is kept for it.
+    replica.renew_lease("seq=1 cpu=50.0 mem=25.0");
     assert!(replica.get("n1").is_null());
     replica.feed.node("n1", Some(node(8)));
     let usage = &replica.get("n1")["status"]["usage"];
@@ -120,12 +120,12 @@ fn a_node_is_there_from_its_beginning_to_its_end_whatever_is_known_of_it() {
 }
 
 #[test]
-fn nothing_is_kept_of_nodes_that_are_gone() {
+fn deleted_nodes_leave_no_entries() {
     let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     replica.feed.node("n1", None);
-    // What is told of it afterwards, in whatever order, leaves nothing behind.
-    replica.beats("seq=1");
+    // Late updates leave no entry behind, in any order.
+    replica.renew_lease("seq=1");
     replica.feed.silent("n1", true);
     replica.feed.heartbeat("n1", None);
     replica.feed.watermark("n1", None);
@@ -134,7 +134,7 @@ fn nothing_is_kept_of_nodes_that_are_gone() {
 }
 
 #[test]
-fn a_node_that_another_took_the_place_of_unseen_leaves_it_no_report() {
+fn a_replaced_node_does_not_inherit_the_report() {
     let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     replica.feed.node("n1", Some(node(16)));
@@ -149,10 +149,10 @@ fn a_node_that_another_took_the_place_of_unseen_leaves_it_no_report() {
 }
 
 #[test]
-fn nothing_is_zero_that_is_not_known() {
+fn unknown_values_are_absent_and_not_zero() {
     let mut replica = Replica::new();
     replica.feed.node("n1", Some(node(0)));
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     let status = &replica.get("n1")["status"];
     assert!(status["usage"].is_null(), "{status}");
     assert_eq!(status["capacity"], json!({"memory": "16777216Ki"}));
@@ -160,21 +160,21 @@ fn nothing_is_zero_that_is_not_known() {
 }
 
 #[test]
-fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
+fn an_unresponsive_agents_node_keeps_its_last_figures() {
     let mut replica = Replica::of_a_node();
     let condition = |replica: &Replica| replica.get("n1")["status"]["conditions"][0].clone();
     assert_eq!(
         condition(&replica)["lastTransitionTime"],
         "2026-01-01T00:00:00Z"
     );
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
     );
     let since = condition(&replica)["lastTransitionTime"].clone();
     assert_ne!(since, "2026-01-01T00:00:00Z");
-    replica.beats("seq=2 cpu=60.0");
+    replica.renew_lease("seq=2 cpu=60.0");
     assert_eq!(condition(&replica)["lastTransitionTime"], since);
     replica.feed.silent("n1", true);
     assert_eq!(
@@ -182,10 +182,10 @@ fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
         (json!("False"), json!("AgentSilent"))
     );
     assert_eq!(replica.get("n1")["status"]["usage"]["node"]["cpu"], "4800m");
-    // An agent that gave its Lease back is not silent, but gone; and the next one is heard.
+    // An agent that released its Lease is removed, not unresponsive; the next one is live.
     replica.feed.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
@@ -193,9 +193,9 @@ fn a_silent_agents_node_keeps_its_last_figures_and_says_since_when() {
 }
 
 #[test]
-fn in_a_new_term_every_agent_counts_as_heard() {
+fn every_agent_is_considered_live_in_a_new_term() {
     let mut replica = Replica::of_a_node();
-    replica.beats("seq=1 cpu=50.0");
+    replica.renew_lease("seq=1 cpu=50.0");
     replica.feed.silent("n1", true);
     replica.lead(2);
     assert_eq!(
@@ -204,7 +204,7 @@ fn in_a_new_term_every_agent_counts_as_heard() {
     );
 }
 
-/// A report that came just now, and is followed by the next within this time.
+/// A report received now, with the next one due within `interval`.
 fn report(pods: i64, interval: Duration) -> Told {
     let status = json!({
         "timestamp": "2026-01-01T10:00:00Z",
@@ -221,7 +221,7 @@ fn report(pods: i64, interval: Duration) -> Told {
 }
 
 #[test]
-fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
+fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
     let mut replica = Replica::of_a_node();
     let summary = |seq: u32| Some(heartbeat(&format!("seq={seq} cpu=50.0 mem=25.0")));
     let message = |replica: &Replica| {
@@ -231,7 +231,7 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
     let cpu = |replica: &Replica| replica.get("n1")["status"]["usage"]["node"]["cpu"].clone();
     replica.feed.heartbeat("n1", summary(1));
     assert_eq!(cpu(&replica), "4000m");
-    assert!(message(&replica).contains("it does not report"));
+    assert!(message(&replica).contains("does not report"));
     let hour = Duration::from_hours(1);
     replica.feed.report(report(3, hour));
     assert_eq!(cpu(&replica), "1500m");
@@ -245,10 +245,10 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
         (json!("True"), json!("AgentReporting"))
     );
     assert_eq!(message(&replica), "the agent reports to the controller");
-    // A heartbeat does not take the place of a report that is young.
+    // A heartbeat does not replace a fresh report.
     replica.feed.heartbeat("n1", summary(2));
     assert_eq!(cpu(&replica), "1500m");
-    // One that is too old stays as long as there is nothing newer...
+    // A stale report stays until there is something newer.
     replica.feed.report(report(3, Duration::ZERO));
     replica.feed.heartbeat("n1", summary(2));
     assert_eq!(cpu(&replica), "1500m");
@@ -257,22 +257,22 @@ fn a_report_says_more_than_a_heartbeat_until_it_is_too_old() {
         replica.healthy("n1"),
         (json!("False"), json!("AgentSilent"))
     );
-    assert_eq!(cpu(&replica), "1500m", "its last figures");
+    assert_eq!(cpu(&replica), "1500m", "the last figures");
     replica.feed.silent("n1", false);
-    // ...and no longer.
+    // Now a heartbeat replaces it.
     replica.feed.heartbeat("n1", summary(3));
     assert_eq!(cpu(&replica), "4000m");
     assert!(replica.get("n1")["status"]["pods"].is_null());
 }
 
 #[test]
-fn figures_are_as_old_as_their_arrival_whatever_the_clock_of_the_node_says() {
-    let begun = clock::wall();
+fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
+    let started = clock::wall();
     for off in [
         -SignedDuration::from_hours(1),
         SignedDuration::from_hours(1),
     ] {
-        let said = begun + off;
+        let said = started + off;
         let beat = |sequence: u32| {
             let time = Some(Time(said));
             let summary = Summary::parse(&format!("seq={sequence} cpu=50.0"));
@@ -280,25 +280,25 @@ fn figures_are_as_old_as_their_arrival_whatever_the_clock_of_the_node_says() {
         };
         let mut replica = Replica::of_a_node();
         replica.feed.heartbeat("n1", beat(1));
-        // Nobody saw when that came: it is as old as it says, but not from the future.
-        assert_eq!(replica.reported().min(begun), said.min(begun));
+        // Nobody saw it arrive: it is as old as it says, but not from the future.
+        assert_eq!(replica.reported().min(started), said.min(started));
         assert!(replica.reported() <= clock::wall());
         replica.feed.heartbeat("n1", beat(2));
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall()).contains(&replica.reported()));
         let mut report = report(3, Duration::from_hours(1));
         Arc::make_mut(&mut report.status).timestamp = Some(Time(said));
         replica.feed.report(report);
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
-        // Whoever comes when all Leases are known comes now.
+        assert!((started..=clock::wall()).contains(&replica.reported()));
+        // What arrives after all Leases are listed is dated now.
         let mut replica = Replica::of_a_node();
         replica.feed.leases_known();
         replica.feed.heartbeat("n1", beat(1));
-        assert!((begun..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall()).contains(&replica.reported()));
     }
 }
 
 #[test]
-fn what_no_report_changes_is_kept_once() {
+fn static_parts_of_an_object_are_shared_between_reports() {
     let mut replica = Replica::of_a_node();
     let hour = Duration::from_hours(1);
     let [before, after] = [3, 4].map(|pods| {
@@ -313,7 +313,7 @@ fn what_no_report_changes_is_kept_once() {
 }
 
 #[test]
-fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_is_not() {
+fn an_agent_without_a_lease_is_live_until_it_releases_one() {
     let mut replica = Replica::of_a_node();
     replica.feed.report(report(3, Duration::from_hours(1)));
     assert_eq!(
@@ -326,7 +326,7 @@ fn an_agent_that_reports_and_holds_no_lease_is_there_and_one_that_gave_it_back_i
 }
 
 #[test]
-fn an_agent_that_falls_silent_while_the_replica_warms_up_is_shown_so_afterwards() {
+fn an_agent_that_fails_during_the_warm_up_is_shown_as_silent() {
     let mut replica = Replica::new();
     replica.feed.node("n", Some(node(4)));
     replica.feed.heartbeat("n", Some(heartbeat("cpu=1.0")));
@@ -335,12 +335,12 @@ fn an_agent_that_falls_silent_while_the_replica_warms_up_is_shown_so_afterwards(
     assert_eq!(
         replica.data.change(|store| store.term()),
         None,
-        "it warms up"
+        "warming up"
     );
     replica.feed.silent("n", true);
     replica.feed.warm_up = WarmUp::none();
     replica.lead(2);
     assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));
     replica.lead(3);
-    assert_eq!(replica.healthy("n").0, json!("True"), "heard anew");
+    assert_eq!(replica.healthy("n").0, json!("True"), "live again");
 }

@@ -31,7 +31,7 @@ impl Authority {
             .distinguished_name
             .push(DnType::OrganizationName, "o".repeat(60));
         params.distinguished_name.push(DnType::CommonName, name);
-        // Until 2030; the tests say which time it is.
+        // Valid until 2030; the tests set the time themselves.
         params.not_after = rcgen::date_time_ymd(2030, 1, 1);
         params.not_before = rcgen::date_time_ymd(2020, 1, 1);
         let key = KeyPair::generate().unwrap();
@@ -75,7 +75,7 @@ fn today() -> Timestamp {
 }
 
 #[test]
-fn a_front_proxy_has_a_certificate_of_the_authority_and_an_allowed_name() {
+fn a_front_proxy_needs_a_certificate_of_the_ca_and_an_allowed_name() {
     let (ours, other) = (Authority::new(), Authority::new());
     let named = trust(&[&ours], &["proxy"]);
     assert!(named.is_proxy(&ours.issue("proxy"), today()));
@@ -88,7 +88,7 @@ fn a_front_proxy_has_a_certificate_of_the_authority_and_an_allowed_name() {
 }
 
 #[test]
-fn where_every_name_is_allowed_a_certificate_is_still_needed() {
+fn a_certificate_is_needed_even_if_every_name_is_allowed() {
     let (ours, other) = (Authority::new(), Authority::new());
     let any = trust(&[&ours], &[]);
     assert!(any.is_proxy(&ours.issue("anybody"), today()));
@@ -98,7 +98,7 @@ fn where_every_name_is_allowed_a_certificate_is_still_needed() {
 }
 
 #[test]
-fn while_authorities_rotate_both_are_believed() {
+fn both_cas_are_trusted_during_a_rotation() {
     let (old, new) = (Authority::new(), Authority::new());
     let both = trust(&[&old, &new], &["proxy"]);
     assert!(both.is_proxy(&old.issue("proxy"), today()));
@@ -108,7 +108,7 @@ fn while_authorities_rotate_both_are_believed() {
 }
 
 #[test]
-fn the_user_is_as_the_headers_say() {
+fn the_user_is_read_from_the_headers() {
     let trust = trust(&[&Authority::new()], &[]);
     let mut headers = HeaderMap::new();
     assert_eq!(trust.user(&headers), None);
@@ -147,7 +147,7 @@ fn the_user_is_as_the_headers_say() {
 }
 
 #[test]
-fn what_is_no_trust_is_an_error_with_a_cure() {
+fn an_invalid_configuration_is_an_error_that_says_what_to_do() {
     let error = Trust::of(&BTreeMap::new()).unwrap_err().to_string();
     assert!(error.contains("--requestheader-client-ca-file"), "{error}");
     let garbage = BTreeMap::from([(

@@ -20,21 +20,21 @@ use crate::metrics_api::certificates::Pair;
 use crate::metrics_api::data::Data;
 use crate::metrics_api::documents::Documents;
 use crate::metrics_api::front_proxy::Trust;
+use crate::metrics_api::in_flight::InFlight;
 use crate::metrics_api::readiness::Readiness;
 use crate::metrics_api::store::{Content, Limits};
-use crate::metrics_api::under_way::UnderWay;
 
 use super::*;
 
 const NODES: usize = 5000;
-/// What a node's status takes, as that of a full report.
+/// Size of a node's status with a full report.
 const STATUS: usize = 3500;
-const LONG: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// What is observed of answers.
+/// Records calls of the observer.
 #[derive(Default)]
 struct Observed {
-    most_pinned: AtomicUsize,
+    max_pinned: AtomicUsize,
     slowest_cut: AtomicUsize,
     new_cut: AtomicUsize,
 }
@@ -48,7 +48,7 @@ impl Observer for Observed {
         Ok(())
     }
     fn pinned(&self, bytes: usize) {
-        self.most_pinned.fetch_max(bytes, Ordering::Relaxed);
+        self.max_pinned.fetch_max(bytes, Ordering::Relaxed);
     }
     fn cut(&self, reason: &'static str) {
         match reason {
@@ -59,7 +59,7 @@ impl Observer for Observed {
     }
 }
 
-/// A leader that serves an API server, but for the handshake.
+/// A leader that serves an API server, without the TLS handshake.
 struct Leader {
     api: Arc<Api>,
     data: Arc<Data>,
@@ -67,12 +67,12 @@ struct Leader {
     address: SocketAddr,
     serving: JoinHandle<()>,
     stop: watch::Sender<bool>,
-    _standing: watch::Sender<Standing>,
+    _leadership: watch::Sender<Standing>,
     _trust: watch::Sender<Option<Trust>>,
     _tls: watch::Sender<Option<Tls>>,
 }
 
-/// An authority that API servers' certificates are of, and one of those.
+/// A front-proxy CA, and an API server's certificate of it.
 fn front_proxy() -> (Trust, Arc<[CertificateDer<'static>]>) {
     let keys = [KeyPair::generate().unwrap(), KeyPair::generate().unwrap()];
     let mut params = CertificateParams::default();
@@ -90,33 +90,33 @@ fn front_proxy() -> (Trust, Arc<[CertificateDer<'static>]>) {
     (trust.unwrap(), [certificate.unwrap().der().clone()].into())
 }
 
-/// Takes connections as [`listen`] does, of clients that have shown these certificates.
+/// Accepts connections as [`listen`] does, from clients with these certificates.
 async fn serve(
     listener: TcpListener,
     api: Arc<Api>,
     certificates: Arc<[CertificateDer<'static>]>,
     stop: watch::Receiver<bool>,
 ) {
-    let rooms = Arc::new(Rooms::default());
+    let all = Arc::new(Connections::default());
     let mut connections = JoinSet::new();
     let take = async {
         loop {
             let stream = accept(&listener, &mut connections).await;
-            let connection = Connection::new(&api, &rooms, stop.clone());
+            let connection = Connection::new(&api, &all, stop.clone());
             connections.spawn(connection.answer(stream, Arc::clone(&certificates)));
         }
     };
     tokio::select! {
         () = take => {}
-        () = bound(&api, &rooms.readers) => {}
+        () = limit_memory(&api, &all.lags) => {}
     }
 }
 
 impl Leader {
-    /// Of 5000 nodes, where a user may have so many lists and watches.
-    fn start(of_a_user: usize) -> Self {
+    /// With 5000 nodes, and this limit of lists and watches per user.
+    fn start(per_user: usize) -> Self {
         let until = clock::now() + Duration::from_hours(1);
-        let (standing, elected) =
+        let (leadership, elected) =
             watch::channel(Standing::new(Some(Term { epoch: 1, until }), None));
         let data = Arc::new(Data::new(Limits::default(), elected.clone()));
         data.change(|store| store.lead(1));
@@ -132,12 +132,12 @@ impl Leader {
             documents: Documents::default(),
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client),
-            standing: elected,
+            leadership: elected,
             tls: kept,
             server_name: String::new(),
             stop: stopped.clone(),
-            room: Semaphore::new(NODES),
-            under_way: Arc::new(UnderWay::new(of_a_user)),
+            waiting: Semaphore::new(NODES),
+            in_flight: Arc::new(InFlight::new(per_user)),
             readiness: Arc::new(Readiness::new(Arc::clone(&observed) as _)),
             observer: Arc::clone(&observed) as _,
             reports: None,
@@ -152,7 +152,7 @@ impl Leader {
             address,
             serving,
             stop,
-            _standing: standing,
+            _leadership: leadership,
             _trust: trust,
             _tls: tls,
         };
@@ -160,7 +160,7 @@ impl Leader {
         leader
     }
 
-    /// All nodes report: figures that no report before had.
+    /// All nodes report new figures.
     fn report(&self, round: usize) {
         self.data.change(|store| {
             for node in 0..NODES {
@@ -173,13 +173,13 @@ impl Leader {
                 store.apply(&name, content);
             }
         });
-        self.data.wake();
+        self.data.notify_watches();
     }
 
-    /// Asks in the name of a user, by a connection of its own.
+    /// Sends a request of a user on its own connection.
     async fn ask(&self, user: &str, query: &str) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
-        // What is not read waits in the leader, and not in the kernel.
+        // Unread data must wait in the leader, not in the kernel.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
         let request = format!(
@@ -190,21 +190,21 @@ impl Leader {
         stream
     }
 
-    /// The code of the answer.
+    /// Status code of the answer.
     async fn code(&self, user: &str, query: &str) -> (u16, TcpStream) {
         let mut stream = self.ask(user, query).await;
         let mut line = [0; 12];
-        let read = timeout(LONG, stream.read_exact(&mut line)).await;
+        let read = timeout(TIMEOUT, stream.read_exact(&mut line)).await;
         read.unwrap().unwrap();
         let line = String::from_utf8(line.to_vec()).unwrap();
         (line.rsplit_once(' ').unwrap().1.parse().unwrap(), stream)
     }
 
-    /// The rounds of a whole list, as somebody reads it who reads at once.
+    /// The rounds in a complete list, read at full speed.
     async fn listed(&self) -> Vec<Value> {
         let mut stream = self.ask("other", "").await;
         let mut answer = Vec::new();
-        let read = timeout(LONG, stream.read_to_end(&mut answer)).await;
+        let read = timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
         read.unwrap().unwrap();
         let (_, body) = std::str::from_utf8(&answer)
             .unwrap()
@@ -216,7 +216,7 @@ impl Leader {
     }
 }
 
-/// The content of a chunked body.
+/// Decodes a chunked body.
 fn joined(mut body: &str) -> String {
     let mut content = String::new();
     while let Some((length, rest)) = body.split_once("\r\n") {
@@ -227,7 +227,7 @@ fn joined(mut body: &str) -> String {
     content
 }
 
-/// Reads little and seldom, but enough not to be cut for that, until it is cut; true where it was.
+/// Reads slowly, but enough not to be cut for that. Returns whether it was cut.
 fn reads_slowly(mut stream: TcpStream) -> JoinHandle<bool> {
     tokio::spawn(async move {
         let mut part = [0; 4 << 10];
@@ -240,7 +240,7 @@ fn reads_slowly(mut stream: TcpStream) -> JoinHandle<bool> {
     })
 }
 
-/// Follows what happens from now on: the newest round of which it has seen an event.
+/// Watches from now on, and tracks the newest round seen.
 async fn follows(leader: &Leader) -> Arc<AtomicUsize> {
     let (code, mut stream) = leader.code("follower", "?watch=1&resourceVersion=").await;
     assert_eq!(code, 200);
@@ -264,29 +264,29 @@ async fn follows(leader: &Leader) -> Arc<AtomicUsize> {
     seen
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
+async fn until(what: &str, condition: impl Fn() -> bool) {
     let waited = async {
-        while !holds() {
-            sleep(LOOK).await;
+        while !condition() {
+            sleep(CHECK_INTERVAL).await;
         }
     };
-    timeout(LONG, waited).await.expect(what);
+    timeout(TIMEOUT, waited).await.expect(what);
 }
 
 #[tokio::test]
-async fn the_kernel_keeps_little_for_a_client_that_takes_nothing() {
+async fn the_kernel_buffers_little_for_a_client_that_does_not_read() {
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await;
     let (stream, _) = listener.accept().await.unwrap();
     let (part, mut taken) = (vec![0; 1 << 16], 0);
-    while timeout(LOOK, stream.writable()).await.is_ok() {
+    while timeout(CHECK_INTERVAL, stream.writable()).await.is_ok() {
         taken += stream.try_write(&part).unwrap_or(0);
     }
     assert!(taken < 1 << 20, "{taken} bytes");
 }
 
 #[tokio::test]
-async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and_others_go_on() {
+async fn fifty_slow_readers_of_5000_nodes_stay_within_the_memory_limit() {
     const ROUNDS: usize = 10;
     let leader = Leader::start(100);
     let follower = follows(&leader).await;
@@ -298,36 +298,36 @@ async fn fifty_slow_readers_of_5000_nodes_take_no_more_memory_than_is_theirs_and
             assert_eq!(code, 200);
             slow.push(reads_slowly(stream));
         }
-        // What they are sent is replaced meanwhile, at once where it would take 10 s.
+        // The objects that they are being sent are replaced immediately, which would normally take 10 s.
         leader.report(round);
-        until("the watch goes on", || {
+        until("the watch continues", || {
             follower.load(Ordering::Relaxed) == round
         })
         .await;
-        sleep(2 * LOOK).await;
-        until("all is within its bound", || {
+        sleep(2 * CHECK_INTERVAL).await;
+        until("memory is within its limit", || {
             leader.data.pinned() <= MAX_PINNED
         })
         .await;
     }
     let round = NODES * STATUS;
-    // All of them, each with what it began with, would take ten times what a list does.
-    let most = leader.observed.most_pinned.load(Ordering::Relaxed);
-    assert!(most > MAX_PINNED, "{most} bytes: nobody had to be cut");
+    // Without the limit, fifty different snapshots would take ten times the size of a list.
+    let most = leader.observed.max_pinned.load(Ordering::Relaxed);
+    assert!(most > MAX_PINNED, "{most} bytes: the limit was not reached");
     assert!(most < MAX_PINNED + 2 * round, "{most} bytes were pinned");
     let cut = leader.observed.slowest_cut.load(Ordering::Relaxed);
     assert!((1..slow.len()).contains(&cut), "{cut} were cut");
-    // Others list as ever.
+    // Other clients can still list.
     assert_eq!(leader.listed().await, vec![ROUNDS; NODES]);
-    // Nothing is left of whoever has gone.
+    // Disconnected clients hold no memory.
     for reader in slow {
         reader.abort();
     }
-    until("all is released", || leader.data.pinned() == 0).await;
+    until("all memory is released", || leader.data.pinned() == 0).await;
     leader.serving.abort();
 }
 
-/// What a replica serves with.
+/// TLS configuration of a replica.
 fn tls() -> Tls {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::default().self_signed(&key).unwrap();
@@ -340,47 +340,47 @@ fn tls() -> Tls {
 }
 
 #[tokio::test]
-async fn however_many_connect_each_has_time_for_its_handshake() {
+async fn every_connection_has_time_for_its_handshake_in_a_flood() {
     let leader = Leader::start(1);
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let (_tls, kept) = watch::channel(Some(tls()));
     let stop = leader.stop.subscribe();
     let listening = tokio::spawn(listen(listener, Arc::clone(&leader.api), kept, stop));
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut first = TcpStream::connect(address).await.unwrap();
     let mut flood = Vec::new();
-    for _ in 0..2 * MOST_STRANGERS {
+    for _ in 0..2 * MAX_UNKNOWN {
         flood.push(TcpStream::connect(address).await.unwrap());
     }
-    // It is the oldest of too many, and would have to go by its own slowness after 5 s.
+    // It is the oldest of too many; its own handshake timeout would be 5 s.
     let read = timeout(Duration::from_secs(4), first.read(&mut [0])).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
-    assert!(begun.elapsed() >= MIN_STAY, "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= MIN_STAY, "{:?}", started.elapsed());
     assert!(leader.observed.new_cut.load(Ordering::Relaxed) > 0);
     listening.abort();
     leader.serving.abort();
 }
 
 #[tokio::test]
-async fn a_user_has_no_more_lists_and_watches_than_its_share_and_others_have_theirs() {
+async fn lists_and_watches_are_limited_per_user() {
     let leader = Leader::start(2);
     let (first, _first) = leader.code("ann", "?watch=1").await;
     let (second, second_stream) = leader.code("ann", "?watch=1").await;
     let (third, _) = leader.code("ann", "?watch=1").await;
     let (list, _) = leader.code("ann", "").await;
     assert_eq!([first, second, third, list], [200, 200, 429, 429]);
-    // One object is no matter, and others have their own.
+    // Getting single objects is not limited, and other users have their own limit.
     assert_eq!(leader.code("ann", "/node0001").await.0, 200);
     assert_eq!(leader.code("bob", "?watch=1").await.0, 200);
     drop(second_stream);
     let again = async {
         while leader.code("ann", "?watch=1").await.0 != 200 {
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
     };
-    timeout(LONG, again)
+    timeout(TIMEOUT, again)
         .await
-        .expect("who ends one may begin another");
+        .expect("a slot is free after a watch has ended");
     leader.serving.abort();
 }

@@ -1,12 +1,12 @@
-//! Selectors as they stand in a query: `app=web,tier in (a,b),!old` and `metadata.name=n1`.
+//! Selectors in queries: `app=web,tier in (a,b),!old` and `metadata.name=n1`.
 
 use crate::engine::selector::{Requirement, Selector};
 use crate::ordered;
 
-/// A selector over labels.
+/// Parses a label selector.
 ///
 /// # Errors
-/// In words, which part can't be read.
+/// A message that names the invalid part.
 pub(crate) fn labels(text: &str) -> Result<Selector, String> {
     let parts = split(text).map(|part| {
         requirement(part).ok_or_else(|| {
@@ -20,10 +20,10 @@ pub(crate) fn labels(text: &str) -> Result<Selector, String> {
     Ok(Selector { requirements })
 }
 
-/// A selector over fields: names, each with whether it is wanted.
+/// Parses a field selector into names, each to be equal or not.
 ///
 /// # Errors
-/// In words, which field is not known.
+/// A message that names the unsupported field.
 pub(crate) fn names(text: &str) -> Result<Vec<(String, bool)>, String> {
     let parts = text
         .split(',')
@@ -44,7 +44,7 @@ pub(crate) fn names(text: &str) -> Result<Vec<(String, bool)>, String> {
         .collect()
 }
 
-/// The parts between commas outside parentheses.
+/// Splits at commas outside parentheses.
 fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_i32;
     let parts = text.split(move |letter| {
@@ -87,7 +87,7 @@ fn requirement(part: &str) -> Option<Requirement> {
     }
 }
 
-/// Left side, right side, and whether they have to be equal.
+/// Left side, right side, and whether they must be equal.
 fn comparison(part: &str) -> Option<(&str, &str, bool)> {
     let (left, right, is) = if let Some((left, right)) = part.split_once("!=") {
         (left, right, false)

@@ -36,7 +36,7 @@ fn selectors_are_read_as_kubectl_writes_them() {
 }
 
 #[test]
-fn what_is_no_selector_is_refused_in_words() {
+fn an_invalid_selector_is_refused_with_an_explanation() {
     for query in [
         "labelSelector=a+b",
         "labelSelector=a+in+b",
@@ -56,7 +56,7 @@ fn what_is_no_selector_is_refused_in_words() {
 }
 
 #[test]
-fn parameters_that_do_not_go_together_are_refused_so_that_clients_fall_back() {
+fn conflicting_parameters_are_refused_so_that_clients_fall_back() {
     for query in [
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
         "resourceVersionMatch=Exact",
@@ -82,7 +82,7 @@ fn parameters_that_do_not_go_together_are_refused_so_that_clients_fall_back() {
 }
 
 #[test]
-fn a_watch_begins_with_what_is_there_unless_it_says_from_when() {
+fn a_watch_starts_with_all_objects_unless_it_has_a_version() {
     let watch = |query| match options(query).ask {
         Ask::Watch(watch) => watch,
         Ask::List(list) => panic!("{list:?}"),
@@ -105,13 +105,13 @@ fn a_watch_begins_with_what_is_there_unless_it_says_from_when() {
 }
 
 #[test]
-fn a_token_comes_back_as_it_was_given() {
+fn a_token_survives_a_round_trip() {
     let token = Token {
         version: "123".parse().unwrap(),
         start: "worker-1.example.com".to_owned(),
     };
     let Ask::List(list) = options(&format!("limit=5&continue={}", token.text())).ask else {
-        panic!("a list");
+        panic!("not a list");
     };
     assert_eq!(list.token, Some(token));
     assert_eq!(list.limit, Some(5));

@@ -1,7 +1,7 @@
-//! Which node a token speaks for.
+//! Maps tokens to nodes.
 //!
-//! Tokens are verified here, by the keys that the cluster publishes, so that thousands of agents that connect at once ask
-//! the API server for nothing. It is asked only of tokens whose key is not known here, few at a time and so often a second.
+//! Tokens are verified locally with the cluster's published keys, so that thousands of agents can connect at once
+//! without asking the API server. Only tokens with an unknown key are reviewed by the API server, at a limited rate.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,39 +18,39 @@ use crate::cluster::reviews::{Bounds, Reviews};
 use crate::crd::report::AUDIENCE;
 use crate::engine::time::BootTime;
 
-/// What a review says of the node that a token is bound to.
+/// Extra field of a token review with the node that the token is bound to.
 pub const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// Tokens of so many agents are kept; each has two for a moment when the kubelet renews it.
-const MOST_TOKENS: usize = 1 << 15;
-/// A review is good for so long, at most.
-const REVIEWED: Duration = Duration::from_mins(2);
-/// So many reviews are asked for in a second, and so many at once after a quiet time.
-const REVIEWS_A_SECOND: f64 = 50.0;
+/// Cache size. Each agent has two tokens for a moment when the kubelet renews one.
+const MAX_TOKENS: usize = 1 << 15;
+/// Maximum time for which a review is cached.
+const REVIEW_TTL: Duration = Duration::from_mins(2);
+/// Rate limit of reviews, which is also the burst.
+const REVIEWS_PER_SECOND: f64 = 50.0;
 
-/// Why it is not known for which node somebody speaks.
+/// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Denied {
-    /// The token is not believed.
+    /// The token is invalid.
     #[error(transparent)]
     Bad(#[from] BadToken),
-    /// It is of a `ServiceAccount` that is not the agents'.
+    /// It belongs to another `ServiceAccount`.
     #[error("the token is not of the agents' ServiceAccount")]
     Account,
     /// It is not bound to a node.
-    #[error("the token is bound to no node")]
+    #[error("the token is not bound to a node")]
     NoNode,
-    /// The API server, which would have to be asked, does not answer, or was asked too often.
-    #[error("failed to ask the API server whose token this is")]
+    /// The API server must be asked, but does not answer, or the rate limit is exceeded.
+    #[error("failed to have the token reviewed by the API server")]
     Unknown,
 }
 
-/// Knows nodes by tokens.
+/// Authenticates agents.
 pub struct Identity {
     client: Client,
-    /// The name of the agents' `ServiceAccount`, as a user.
+    /// User name of the agents' `ServiceAccount`.
     pub agents: String,
     keys: Arc<KeyRing>,
-    /// The nodes of good tokens, each for as long as its token is valid.
+    /// Nodes of verified tokens, until the tokens expire.
     good: Reviews<Arc<str>>,
     reviews: Reviews<Option<User>>,
     budget: Mutex<Budget>,
@@ -58,28 +58,28 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Agents are this user.
+    /// `agents` is the agents' user name.
     pub fn new(client: Client, agents: String, metrics: ReportMetrics) -> Self {
         let bounds = |lasts| Bounds {
             lasts,
-            most_kept: MOST_TOKENS,
+            most_kept: MAX_TOKENS,
             ..Bounds::default()
         };
         Self {
             keys: Arc::new(KeyRing::new(client.clone(), metrics.clone())),
             client,
             agents,
-            good: Reviews::new(bounds(REVIEWED)),
-            reviews: Reviews::new(bounds(REVIEWED)),
+            good: Reviews::new(bounds(REVIEW_TTL)),
+            reviews: Reviews::new(bounds(REVIEW_TTL)),
             budget: Mutex::default(),
             metrics,
         }
     }
 
-    /// The node that the bearer of a token may report for.
+    /// The node that the bearer may report for.
     ///
     /// # Errors
-    /// None, or it can't be found out.
+    /// The token is not accepted, or can't be checked.
     pub async fn node(&self, text: &str) -> Result<Arc<str>, Denied> {
         if let Some(node) = self.good.kept(text.as_bytes()) {
             return Ok(node);
@@ -91,10 +91,10 @@ impl Identity {
         let node = match self.keys.verify(&token).await {
             Ok(()) => self.node_of(&token.claims.sub, token.claims.node()),
             Err(Unverified::Forged) => Err(BadToken::Signature.into()),
-            // What says itself that it is nobody's of ours is not worth a question.
+            // A token that does not even claim to be the agents' is not worth a review.
             Err(Unverified::UnknownKey) if token.claims.sub != self.agents => Err(Denied::Account),
             Err(Unverified::UnknownKey) => {
-                lasts = lasts.min(REVIEWED);
+                lasts = lasts.min(REVIEW_TTL);
                 self.review(text).await
             }
         }?;
@@ -129,7 +129,7 @@ impl Identity {
     }
 }
 
-/// How many questions may be asked now: a token bucket.
+/// Token bucket for reviews.
 #[derive(Debug)]
 struct Budget {
     left: f64,
@@ -139,17 +139,17 @@ struct Budget {
 impl Default for Budget {
     fn default() -> Self {
         Self {
-            left: REVIEWS_A_SECOND,
+            left: REVIEWS_PER_SECOND,
             at: BootTime::default(),
         }
     }
 }
 
 impl Budget {
-    /// Whether one more may be asked.
+    /// Takes a token from the bucket, if there is one.
     fn spend(&mut self, now: BootTime) -> bool {
-        let earned = now.since(self.at).as_secs_f64() * REVIEWS_A_SECOND;
-        self.left = (self.left + earned).min(REVIEWS_A_SECOND);
+        let earned = now.since(self.at).as_secs_f64() * REVIEWS_PER_SECOND;
+        self.left = (self.left + earned).min(REVIEWS_PER_SECOND);
         self.at = now;
         let may = self.left >= 1.0;
         if may {
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reviews_are_asked_for_at_a_bounded_rate() {
+    fn reviews_are_rate_limited() {
         let at = |millis| BootTime::default() + Duration::from_millis(millis);
         let mut budget = Budget::default();
         let asked =

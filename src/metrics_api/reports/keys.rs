@@ -1,4 +1,4 @@
-//! The keys that the cluster publishes, read when they are needed, and not too often.
+//! The cluster's published token keys, loaded on demand and at a limited rate.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::engine::time::BootTime;
 
-/// Keys are read again after so long: one that was withdrawn verifies nothing more.
-const OLD: Duration = Duration::from_mins(5);
-/// They are not read more often, whatever keys tokens name.
-const PAUSE: Duration = Duration::from_secs(10);
+/// Keys are reloaded after this time, so that withdrawn keys stop being accepted.
+const MAX_AGE: Duration = Duration::from_mins(5);
+/// Minimum interval between loads, whatever keys the tokens name.
+const MIN_RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The keys, as last read.
+/// The published keys as last loaded.
 pub struct KeyRing {
     client: Client,
     known: RwLock<(Arc<Keys>, BootTime)>,
-    /// When it was last tried to read them. Locked while that is done.
+    /// Time of the last attempt. Locked during an attempt.
     tried: Arc<Mutex<Tried>>,
     metrics: ReportMetrics,
 }
@@ -37,7 +37,7 @@ struct Configuration {
 }
 
 impl KeyRing {
-    /// None yet.
+    /// Starts without keys.
     pub fn new(client: Client, metrics: ReportMetrics) -> Self {
         Self {
             client,
@@ -47,39 +47,40 @@ impl KeyRing {
         }
     }
 
-    /// Whether the cluster signed a token. Where its key is not known, keys are read first if they were not just before.
+    /// Whether the cluster signed a token. If its key is unknown, the keys are reloaded first, unless that was just
+    /// tried.
     pub async fn verify(self: &Arc<Self>, token: &Token<'_>) -> Result<(), Unverified> {
         let (keys, read) = self.known();
         let verified = keys.verify(token);
         if verified == Err(Unverified::UnknownKey) {
-            // Of several at a time one reads, and the others wait for it.
+            // Of concurrent callers one loads the keys, and the others wait.
             let tried = Arc::clone(&self.tried).lock_owned().await;
             self.read(tried).await;
             return self.known().0.verify(token);
         }
-        if clock::now().since(read) >= OLD {
-            self.read_aside();
+        if clock::now().since(read) >= MAX_AGE {
+            self.reload_in_background();
         }
         verified
     }
 
-    /// Reads them while nobody waits for that: an API server that is away keeps no agent out whose key is known.
-    fn read_aside(self: &Arc<Self>) {
+    /// Reloads the keys in the background: agents with a known key don't depend on the API server.
+    fn reload_in_background(self: &Arc<Self>) {
         if let Ok(tried) = Arc::clone(&self.tried).try_lock_owned() {
             drop(self.begin(tried));
         }
     }
 
-    /// Reads them, unless that was tried just before.
+    /// Loads the keys, unless that was just tried.
     async fn read(self: &Arc<Self>, tried: OwnedMutexGuard<Tried>) {
         if let Some(reading) = self.begin(tried) {
             drop(reading.await);
         }
     }
 
-    /// In a task of its own: an agent that waits for it no longer does not end it.
+    /// In a task of its own, so that it continues if the waiting agent disconnects.
     fn begin(self: &Arc<Self>, mut tried: OwnedMutexGuard<Tried>) -> Option<JoinHandle<()>> {
-        if tried.is_some_and(|tried| clock::now().since(tried) < PAUSE) {
+        if tried.is_some_and(|tried| clock::now().since(tried) < MIN_RELOAD_INTERVAL) {
             return None;
         }
         let ring = Arc::clone(self);
@@ -107,7 +108,7 @@ impl KeyRing {
                 let why = error.words();
                 tracing::warn!(
                     why,
-                    "failed to read the keys of ServiceAccount tokens: the API server is asked of tokens"
+                    "failed to read the keys of ServiceAccount tokens: the API server reviews tokens instead"
                 );
             }
         }
@@ -140,29 +141,29 @@ mod tests {
     use super::super::token::tests::a_token;
     use super::*;
 
-    /// Reads from an API server that takes connections, and answers nothing while the listener is there.
+    /// An API server that accepts connections but never answers.
     fn ring() -> (Arc<KeyRing>, TcpListener) {
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", silent.local_addr().unwrap());
+        let unresponsive = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", unresponsive.local_addr().unwrap());
         let client = Client::try_from(Config::new(url.parse().unwrap())).unwrap();
         let ring = KeyRing::new(client, ReportMetrics::default());
-        (Arc::new(ring), silent)
+        (Arc::new(ring), unresponsive)
     }
 
     #[tokio::test]
-    async fn however_many_tokens_come_while_keys_are_old_they_are_read_once() {
+    async fn old_keys_are_reloaded_once_for_concurrent_tokens() {
         let (ring, _silent) = ring();
-        ring.read_aside();
+        ring.reload_in_background();
         yield_now().await;
         let before = Handle::current().metrics().num_alive_tasks();
         for _ in 0..100 {
-            ring.read_aside();
+            ring.reload_in_background();
         }
         assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
     }
 
     #[tokio::test]
-    async fn who_waits_for_keys_no_longer_does_not_end_their_reading() {
+    async fn loading_keys_continues_when_the_waiter_is_gone() {
         let (ring, _silent) = ring();
         let text = a_token();
         let token = Token::read(&text).unwrap();

@@ -1,6 +1,7 @@
 //! The newest report of each node. Pure.
 //!
-//! The last write wins, and nothing queues: what was not taken yet is replaced. Memory is bounded by the nodes there are.
+//! The last write wins, without queues: a report that was not processed yet is replaced. Memory is bounded by the
+//! number of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,21 +11,21 @@ use crate::crd::report::{INTERVAL, Last, Missed, Relayed};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
 
-/// A report is missed that did not come so long after its time.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// An agent's start may seem so much later than it can be: the report before came by a slower way.
-const SLACK: Duration = Duration::from_secs(10);
-/// A node's clock may run faster than this replica's by one part in so many.
-const DRIFT: u32 = 1000;
+/// A report is missing if it is this much overdue.
+const LATE_AFTER: Duration = Duration::from_secs(1);
+/// Tolerance of an agent's start time: the earlier report may have been slower in transit.
+const START_TOLERANCE: Duration = Duration::from_secs(10);
+/// A node's clock may run faster than this replica's by one part in this many.
+const MAX_DRIFT: u32 = 1000;
 
-/// Which of two reports of a boot is the newer: when the agent started, and how many it had sent.
+/// Order of reports within a boot: start of the agent, then sequence number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Position {
     agent_started_millis: u64,
     sequence: u64,
 }
 
-impl Place {
+impl Position {
     const fn of(report: &Report) -> Self {
         Self {
             agent_started_millis: report.agent_started_millis,
@@ -33,68 +34,68 @@ impl Place {
     }
 }
 
-/// What is remembered of a node's reports.
+/// The last report of a node.
 #[derive(Debug)]
-struct Known {
+struct LastReport {
     boot: String,
-    place: Place,
-    /// The boot before: a boot that ended does not come back.
+    position: Position,
+    /// The previous boot: its reports are not accepted again.
     boot_before: Option<String>,
     at: BootTime,
     interval: Duration,
-    /// For how long the node can have been up then at most; `None`: no agent of this boot said for how long it was.
+    /// Upper bound of the node's uptime at that time. `None`: no agent of this boot reported it.
     uptime: Option<Duration>,
     status: Arc<NodeMetricStatus>,
 }
 
-/// A node that is there.
+/// An existing node.
 #[derive(Debug, Default)]
 struct Node {
-    /// `status.nodeInfo.bootID` of the Node; empty: it does not say.
+    /// `status.nodeInfo.bootID`; may be empty.
     boot_id: String,
-    last: Option<Known>,
+    last: Option<LastReport>,
 }
 
-/// A report that was not taken before.
+/// A report that was not processed before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// Whose.
+    /// Node of the report.
     pub node: Arc<str>,
-    /// When it came.
+    /// When it arrived.
     pub at: BootTime,
-    /// When the next one will, at the latest.
+    /// Maximum time until the next one.
     pub interval: Duration,
-    /// What it says.
+    /// Content.
     pub status: Arc<NodeMetricStatus>,
 }
 
-/// What became of a report.
+/// Result of storing a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is kept; so old was the one before it.
+    /// Stored; with the age of the previous report.
     Stored(Option<Duration>),
-    /// This very report was known.
+    /// This very report was received before.
     Replayed,
-    /// A later one is known: by it this one changes nothing.
+    /// A later report was received before.
     Superseded,
-    /// The Node says that the machine runs since another boot.
+    /// The Node has another boot ID.
     OtherBoot,
-    /// Its agent can't have started so late, by the reports before and the time since.
+    /// Its agent can't have started that late, judging by earlier reports and the time since.
     StartedAhead,
-    /// There is no such node.
+    /// The node does not exist.
     UnknownNode,
-    /// It is not known yet which nodes there are.
+    /// The nodes are not listed yet.
     NotOpen,
-    /// The node's last one is this young.
+    /// The previous report is younger than the minimum interval.
     TooSoon,
 }
 
-/// All of them.
+/// The newest reports of all nodes.
 #[derive(Debug, Default)]
 pub struct Latest {
     nodes: BTreeMap<Arc<str>, Node>,
     changed: BTreeSet<Arc<str>>,
-    /// Since when all nodes are known.
+    /// When all nodes were known.
     open: Option<BootTime>,
 }
 
@@ -109,7 +110,7 @@ impl Latest {
         self.open.is_some()
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&mut self, name: &str, boot_id: Option<&str>) {
         let Some(boot_id) = boot_id else {
             self.nodes.remove(name);
@@ -130,8 +131,8 @@ impl Latest {
         }
     }
 
-    /// Takes a report that came then, unless the node's last one is younger than `least`.
-    pub fn put(&mut self, report: Report, least: Duration, came: BootTime) -> Outcome {
+    /// Stores a report that arrived at `arrived_at`, unless the previous one is younger than `min_age`.
+    pub fn put(&mut self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
         if !self.is_open() {
             return Outcome::NotOpen;
         }
@@ -142,9 +143,9 @@ impl Latest {
         let Some(node) = self.nodes.get_mut(&name) else {
             return Outcome::UnknownNode;
         };
-        match node.judge(&report, least, came) {
+        match node.check(&report, min_age, arrived_at) {
             Ok(age) => {
-                node.store(report, came);
+                node.store(report, arrived_at);
                 self.changed.insert(name);
                 Outcome::Stored(age)
             }
@@ -152,10 +153,10 @@ impl Latest {
         }
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&mut self) -> Vec<Told> {
         let changed = std::mem::take(&mut self.changed);
-        let told = changed.into_iter().filter_map(|node| {
+        let received = changed.into_iter().filter_map(|node| {
             let known = self.nodes.get(&node)?.last.as_ref()?;
             Some(Told {
                 at: known.at,
@@ -164,10 +165,10 @@ impl Latest {
                 node,
             })
         });
-        told.collect()
+        received.collect()
     }
 
-    /// When the oldest came of those that nobody took.
+    /// When the oldest unprocessed report arrived.
     pub fn waiting_since(&self) -> Option<BootTime> {
         let known = self
             .changed
@@ -176,14 +177,14 @@ impl Latest {
         known.map(|known| known.at).min()
     }
 
-    /// The nodes whose next report is late.
+    /// The nodes whose reports are overdue.
     pub fn missed(&self, now: BootTime) -> Vec<Missed> {
         let Some(open) = self.open else {
             return Vec::new();
         };
-        let is_late = |known: Option<&Known>| {
+        let is_late = |known: Option<&LastReport>| {
             let due = known.map_or(open + INTERVAL, |known| known.at + known.interval);
-            due + PATIENCE <= now
+            due + LATE_AFTER <= now
         };
         let late = self
             .nodes
@@ -191,12 +192,12 @@ impl Latest {
             .filter(|(_, node)| is_late(node.last.as_ref()));
         let missed = late.map(|(name, node)| Missed {
             node: name.to_string(),
-            last: node.last.as_ref().map(Known::last),
+            last: node.last.as_ref().map(LastReport::last),
         });
         missed.collect()
     }
 
-    /// The last report of a node of which another replica misses one, if that would be news there.
+    /// A node's last report, if it would be news for the replica that is missing one.
     pub fn relayed(
         &self,
         missed: &Missed,
@@ -212,8 +213,8 @@ impl Latest {
             report: Report {
                 node: missed.node.clone(),
                 boot_id: known.boot.clone(),
-                agent_started_millis: known.place.agent_started_millis,
-                sequence: known.place.sequence,
+                agent_started_millis: known.position.agent_started_millis,
+                sequence: known.position.sequence,
                 uptime_millis: known.uptime.map(millis),
                 interval_seconds: u32::try_from(known.interval.as_secs()).unwrap_or(u32::MAX),
                 status: &*known.status,
@@ -221,7 +222,7 @@ impl Latest {
         })
     }
 
-    /// How many nodes report: their last one is younger than three of its intervals.
+    /// Number of nodes whose last report is fresh.
     pub fn reporting(&self, now: BootTime) -> usize {
         let known = self.nodes.values().filter_map(|node| node.last.as_ref());
         known.filter(|known| known.is_fresh(now)).count()
@@ -229,12 +230,12 @@ impl Latest {
 }
 
 impl Node {
-    /// How old the last report was when this one came; `Err`: why this one is not stored.
-    fn judge(
+    /// Age of the previous report, or `Err`: why this one is not stored.
+    fn check(
         &self,
         report: &Report,
-        least: Duration,
-        came: BootTime,
+        min_age: Duration,
+        arrived_at: BootTime,
     ) -> Result<Option<Duration>, Outcome> {
         if !self.boot_id.is_empty() && self.boot_id != report.boot_id {
             return Err(Outcome::OtherBoot);
@@ -242,26 +243,27 @@ impl Node {
         let Some(known) = &self.last else {
             return Ok(None);
         };
-        // A stale one is no measure: whoever sent reports ahead of the agent's own keeps those out for no longer.
-        if known.is_fresh(came) {
-            known.judge(report, came)?;
+        // Only while the previous report is fresh: forged reports from the future block the agent's own no longer than
+        // that.
+        if known.is_fresh(arrived_at) {
+            known.check(report, arrived_at)?;
         }
-        let age = came.since(known.at);
-        if age < least {
+        let age = arrived_at.since(known.at);
+        if age < min_age {
             return Err(Outcome::TooSoon);
         }
         Ok(Some(age))
     }
 
-    fn store(&mut self, report: Report, came: BootTime) {
+    fn store(&mut self, report: Report, arrived_at: BootTime) {
         let last = self.last.take();
-        let is_of_boot = |last: &&Known| last.boot == report.boot_id;
+        let is_of_boot = |last: &&LastReport| last.boot == report.boot_id;
         let same_boot = last.as_ref().filter(is_of_boot);
-        let most = same_boot
-            .filter(|last| last.is_fresh(came))
-            .and_then(|last| last.most_uptime(came));
+        let max_uptime = same_boot
+            .filter(|last| last.is_fresh(arrived_at))
+            .and_then(|last| last.max_uptime_at(arrived_at));
         let said = report.uptime_millis.map(Duration::from_millis);
-        let uptime = said.into_iter().chain(most).min();
+        let uptime = said.into_iter().chain(max_uptime).min();
         let boot_before = last.and_then(|last| {
             if last.boot == report.boot_id {
                 last.boot_before
@@ -269,10 +271,10 @@ impl Node {
                 Some(last.boot)
             }
         });
-        self.last = Some(Known {
-            place: Place::of(&report),
+        self.last = Some(LastReport {
+            position: Position::of(&report),
             boot_before,
-            at: came,
+            at: arrived_at,
             interval: report.interval(),
             uptime,
             boot: report.boot_id,
@@ -281,34 +283,36 @@ impl Node {
     }
 }
 
-impl Known {
+impl LastReport {
     fn is_fresh(&self, now: BootTime) -> bool {
         is_fresh(self.at, self.interval, now)
     }
 
-    /// For how long the node can have been up at most.
-    fn most_uptime(&self, now: BootTime) -> Option<Duration> {
+    /// Upper bound of the node's uptime.
+    fn max_uptime_at(&self, now: BootTime) -> Option<Duration> {
         let passed = now.since(self.at);
-        Some(self.uptime?.saturating_add(passed + passed / DRIFT))
+        Some(self.uptime?.saturating_add(passed + passed / MAX_DRIFT))
     }
 
-    /// `Err`: why a report that comes after this one is not stored.
-    fn judge(&self, report: &Report, came: BootTime) -> Result<(), Outcome> {
-        let place = Place::of(report);
-        if self.has(&report.boot_id, place) {
-            let is_this =
-                self.boot == report.boot_id && self.place == place && *self.status == report.status;
-            return Err(if is_this {
+    /// `Err`: why a report is not stored after this one.
+    fn check(&self, report: &Report, arrived_at: BootTime) -> Result<(), Outcome> {
+        let position = Position::of(report);
+        if self.has(&report.boot_id, position) {
+            let is_identical = self.boot == report.boot_id
+                && self.position == position
+                && *self.status == report.status;
+            return Err(if is_identical {
                 Outcome::Replayed
             } else {
                 Outcome::Superseded
             });
         }
-        let most = self
-            .most_uptime(came)
+        let max_uptime = self
+            .max_uptime_at(arrived_at)
             .filter(|_| self.boot == report.boot_id);
-        let started = Duration::from_millis(place.agent_started_millis);
-        if most.is_some_and(|most| started > most.saturating_add(SLACK)) {
+        let started = Duration::from_millis(position.agent_started_millis);
+        if max_uptime.is_some_and(|max_uptime| started > max_uptime.saturating_add(START_TOLERANCE))
+        {
             return Err(Outcome::StartedAhead);
         }
         Ok(())
@@ -317,24 +321,24 @@ impl Known {
     fn last(&self) -> Last {
         Last {
             boot_id: self.boot.clone(),
-            agent_started_millis: self.place.agent_started_millis,
-            sequence: self.place.sequence,
+            agent_started_millis: self.position.agent_started_millis,
+            sequence: self.position.sequence,
         }
     }
 
-    /// Whether whoever has this one has all that is known here.
+    /// Whether a replica with `last` has everything known here.
     fn is_within(&self, last: &Last) -> bool {
-        let place = Place {
+        let position = Position {
             agent_started_millis: last.agent_started_millis,
             sequence: last.sequence,
         };
-        last.boot_id == self.boot && self.place <= place
+        last.boot_id == self.boot && self.position <= position
     }
 
-    /// Whether this report, or a later one, is known.
-    fn has(&self, boot: &str, place: Place) -> bool {
+    /// Whether this report, or a later one, was received.
+    fn has(&self, boot: &str, position: Position) -> bool {
         if self.boot == boot {
-            place <= self.place
+            position <= self.position
         } else {
             self.boot_before.as_deref() == Some(boot)
         }
@@ -345,7 +349,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether a report of then still tells how a node is: it is younger than three of its intervals.
+/// Whether a report is younger than three of its intervals.
 pub fn is_fresh(at: BootTime, interval: Duration, now: BootTime) -> bool {
     now.since(at) < interval * 3
 }

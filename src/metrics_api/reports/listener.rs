@@ -1,4 +1,4 @@
-//! Connections of agents: HTTP/2 over TLS, kept for as long as reports come by them.
+//! Connections of agents: HTTP/2 over TLS, kept open while reports arrive.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -16,169 +16,175 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::super::certificates::Tls;
 use super::super::listener;
-use super::super::patience::Patience;
-use super::desk::{Answer, Desk};
+use super::super::write_timeout::WriteTimeout;
+use super::connections::{AgentConnections, NewConnections};
+use super::handler::{Answer, ReportHandler};
 use super::pace::Meter;
-use super::room::{Agents, Newcomers};
 use crate::cluster::clock;
 use crate::crd::report::{LONGEST_INTERVAL, REFUSED_BYTES};
 
-/// The first good report has to be here by then.
-const FIRST: Duration = Duration::from_secs(10);
-/// The next good one after that, whatever else comes.
-const NEXT: Duration = LONGEST_INTERVAL.saturating_mul(3);
-/// An agent that takes nothing of what it is sent for so long is cut.
-const TAKES: Duration = Duration::from_secs(10);
-/// Connections by which no good report came yet.
-const MOST_NEW: usize = 256;
-/// They are not sent away sooner.
-const LEAST_STAY: Duration = Duration::from_millis(250);
-/// Connections of one node.
-const MOST_OF_A_NODE: usize = 2;
-/// Requests at a time by one connection; agents send one.
-const MOST_STREAMS: u32 = 4;
-/// HTTP/2 allows no less.
-const WINDOW: u32 = 65_535;
-/// More than a body that is refused, so that it shows.
-const STREAM: u32 = 32 << 10;
-const MOST_HEADERS: u32 = 12 << 10;
-/// A peer that is gone without a word is noticed.
-const ALIVE: Duration = Duration::from_secs(20);
-/// How often it is looked at how busy it is.
-const LOOK: Duration = Duration::from_secs(2);
+/// Time limit for the first accepted report.
+const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for each following accepted report.
+const NEXT_REPORT_TIMEOUT: Duration = LONGEST_INTERVAL.saturating_mul(3);
+/// Time limit for an agent that reads nothing.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of connections without an accepted report.
+const MAX_NEW: usize = 256;
+/// Minimum time that they are kept.
+const MIN_STAY: Duration = Duration::from_millis(250);
+/// Limit of connections per node.
+const MAX_PER_NODE: usize = 2;
+/// Limit of concurrent requests per connection; agents send one at a time.
+const MAX_STREAMS: u32 = 4;
+/// The minimum of HTTP/2.
+const CONNECTION_WINDOW: u32 = 65_535;
+/// More than the body size limit, so that an oversized body is detected.
+const STREAM_WINDOW: u32 = 32 << 10;
+const MAX_HEADER_BYTES: u32 = 12 << 10;
+/// HTTP/2 pings detect dead peers.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How often the load is measured.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Takes connections for ever; all end with it.
-pub async fn listen(listener: TcpListener, desk: Arc<Desk>, tls: watch::Receiver<Option<Tls>>) {
-    let rooms = Arc::new(Rooms {
-        newcomers: Newcomers::new(MOST_NEW, LEAST_STAY),
-        agents: Agents::new(MOST_OF_A_NODE),
-    });
-    tokio::join!(take(listener, &desk, tls, &rooms), measure(&desk, &rooms));
-}
-
-struct Rooms {
-    newcomers: Newcomers,
-    agents: Agents,
-}
-
-async fn take(
+/// Accepts connections forever. Dropping the future closes them all.
+pub async fn listen(
     listener: TcpListener,
-    desk: &Arc<Desk>,
+    handler: Arc<ReportHandler>,
     tls: watch::Receiver<Option<Tls>>,
-    rooms: &Arc<Rooms>,
+) {
+    let all = Arc::new(Connections {
+        new: NewConnections::new(MAX_NEW, MIN_STAY),
+        agents: AgentConnections::new(MAX_PER_NODE),
+    });
+    tokio::join!(
+        accept_all(listener, &handler, tls, &all),
+        measure(&handler, &all)
+    );
+}
+
+struct Connections {
+    new: NewConnections,
+    agents: AgentConnections,
+}
+
+async fn accept_all(
+    listener: TcpListener,
+    handler: &Arc<ReportHandler>,
+    tls: watch::Receiver<Option<Tls>>,
+    all: &Arc<Connections>,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let stream = listener::accept(&listener, &mut connections).await;
         let Some(tls) = tls.borrow().clone() else {
-            desk.metrics.cut("no_certificate");
+            handler.metrics.cut("no_certificate");
             continue;
         };
-        if rooms.newcomers.make_room().await {
-            desk.metrics.cut("too_many_new");
+        if all.new.evict_oldest().await {
+            handler.metrics.cut("too_many_new");
         }
-        let (desk, room) = (Arc::clone(desk), Arc::clone(rooms));
-        rooms
-            .newcomers
-            .enter(|| connections.spawn(serve(stream, tls, desk, room)));
+        let serving = serve(stream, tls, Arc::clone(handler), Arc::clone(all));
+        all.new.enter(|| connections.spawn(serving));
     }
 }
 
-/// Says how it goes, and sets the pace by it.
-async fn measure(desk: &Desk, rooms: &Rooms) {
-    let mut looks = interval(LOOK);
-    // Those that were missed are not made up for.
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Updates metrics and the pace.
+async fn measure(handler: &ReportHandler, all: &Connections) {
+    let mut ticks = interval(MEASURE_INTERVAL);
+    // Missed ticks are not made up for.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut meter = Meter::default();
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         if let Some(busy) = meter.busy(clock::now(), clock::thread()) {
-            desk.measure(busy);
+            handler.measure(busy);
         }
-        let (newcomers, agents) = (rooms.newcomers.len(), rooms.agents.len());
-        desk.metrics.connected(newcomers, agents);
+        let (new, agents) = (all.new.len(), all.agents.len());
+        handler.metrics.connected(new, agents);
     }
 }
 
-/// One connection, and whose it is.
-struct Guest {
-    desk: Arc<Desk>,
-    rooms: Arc<Rooms>,
+/// State of one connection.
+struct ConnectionState {
+    handler: Arc<ReportHandler>,
+    all: Arc<Connections>,
     id: Option<Id>,
-    /// It is cut then.
+    /// When it is closed.
     until: Mutex<Instant>,
     node: OnceLock<Arc<str>>,
 }
 
-impl Guest {
+impl ConnectionState {
     fn until(&self) -> Instant {
         *self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let answered = self.desk.answer(request).await;
+        let answered = self.handler.answer(request).await;
         if let Some(node) = &answered.node {
-            self.stay(node);
+            self.extend(node);
         }
         answered.answer
     }
 
-    /// A good report of this node came.
-    fn stay(&self, node: &Arc<str>) {
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + NEXT;
+    /// A report of this node was accepted.
+    fn extend(&self, node: &Arc<str>) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) =
+            Instant::now() + NEXT_REPORT_TIMEOUT;
         if self.node.get().is_some() {
             return;
         }
-        let one = self.id.and_then(|id| self.rooms.newcomers.leave(id));
+        let one = self.id.and_then(|id| self.all.new.leave(id));
         if let Some(one) = one
             && self.node.set(Arc::clone(node)).is_ok()
-            && self.rooms.agents.enter(node, one)
+            && self.all.agents.enter(node, one)
         {
-            self.desk.metrics.cut("too_many_of_a_node");
+            self.handler.metrics.cut("too_many_of_a_node");
         }
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionState {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         match self.node.get() {
-            Some(node) => self.rooms.agents.leave(node, id),
-            None => drop(self.rooms.newcomers.leave(id)),
+            Some(node) => self.all.agents.leave(node, id),
+            None => drop(self.all.new.leave(id)),
         }
     }
 }
 
-async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) {
-    let guest = Arc::new(Guest {
-        desk,
-        rooms,
+async fn serve(stream: TcpStream, tls: Tls, handler: Arc<ReportHandler>, all: Arc<Connections>) {
+    let state = Arc::new(ConnectionState {
+        handler,
+        all,
         id: tokio::task::try_id(),
-        until: Mutex::new(Instant::now() + FIRST),
+        until: Mutex::new(Instant::now() + FIRST_REPORT_TIMEOUT),
         node: OnceLock::new(),
     });
-    let Some(stream) = listener::shake_hands(stream, tls.reports).await else {
-        guest.desk.metrics.cut("no_handshake");
+    let Some(stream) = listener::handshake(stream, tls.reports).await else {
+        state.handler.metrics.cut("no_handshake");
         return;
     };
     let service = {
-        let guest = Arc::clone(&guest);
+        let state = Arc::clone(&state);
         service_fn(move |request| {
-            let guest = Arc::clone(&guest);
-            async move { Ok::<_, Infallible>(guest.answer(request).await) }
+            let state = Arc::clone(&state);
+            async move { Ok::<_, Infallible>(state.answer(request).await) }
         })
     };
-    let stream = TokioIo::new(Patience::new(stream, TAKES, Arc::default()));
+    let stream = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT, Arc::default()));
     let connection = builder().serve_connection(stream, service);
     tokio::pin!(connection);
     loop {
         tokio::select! {
-            // A peer that goes away early is no concern of ours.
+            // Clients may disconnect at any time.
             _ = &mut connection => return,
-            () = sleep_until(guest.until()) => {}
+            () = sleep_until(state.until()) => {}
         }
-        if guest.until() <= Instant::now() {
-            guest.desk.metrics.cut("too_slow");
+        if state.until() <= Instant::now() {
+            state.handler.metrics.cut("too_slow");
             return;
         }
     }
@@ -187,14 +193,14 @@ async fn serve(stream: TcpStream, tls: Tls, desk: Arc<Desk>, rooms: Arc<Rooms>) 
 fn builder() -> http2::Builder<TokioExecutor> {
     let mut http = http2::Builder::new(TokioExecutor::new());
     http.timer(TokioTimer::new())
-        .max_concurrent_streams(MOST_STREAMS)
-        .initial_stream_window_size(STREAM)
-        .initial_connection_window_size(WINDOW)
-        .max_header_list_size(MOST_HEADERS)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(REFUSED_BYTES)
         .max_pending_accept_reset_streams(8)
         .max_local_error_reset_streams(16)
-        .keep_alive_interval(ALIVE)
-        .keep_alive_timeout(ALIVE);
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
     http
 }

@@ -1,4 +1,4 @@
-//! What Prometheus is told of reports.
+//! Prometheus metrics about reports.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::pace::Pace;
 use crate::serve::{ResultLabels, with_one_series};
 
-/// Upper bounds of the time between two reports, in seconds: they come every 10, or at once when something changed.
+/// Buckets of the time between two reports, in seconds: they arrive every 10 s, or at once after a change.
 const AGES: [f64; 10] = [1.1, 3.0, 6.0, 9.0, 10.5, 12.0, 15.0, 20.0, 40.0, 60.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
@@ -26,7 +26,7 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// The figures; a clone is the same figures.
+/// The metrics. Clones share the same values.
 #[derive(Clone, Debug)]
 pub struct ReportMetrics {
     reports: Family<ResultLabels, Counter>,
@@ -63,42 +63,39 @@ impl Default for ReportMetrics {
 }
 
 impl ReportMetrics {
-    /// Makes them known.
+    /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Reports by what became of them: stored, replayed (the same report was known), relayed (another replica \
-                    passed it on, since its agent does not reach this one), or why they were refused";
+        let help = "Reports by result: stored, replayed (received before), relayed (by another \
+                    replica, because its agent does not reach this one), or why they were refused";
         registry.register("reports", help, self.reports.clone());
         let help = "Time from the headers of a report to its answer";
         registry.register_with_unit("report_answer", help, Unit::Seconds, self.answers.clone());
-        let help = "How old the report of a node was when its next one came";
+        let help = "Age of a node's report when its next one arrived";
         registry.register_with_unit("report_age", help, Unit::Seconds, self.ages.clone());
-        let help = "Time from the arrival of a report to its being in the NodeMetric";
+        let help = "Time from the arrival of a report to the update of its NodeMetric";
         registry.register_with_unit("report_delay", help, Unit::Seconds, self.delays.clone());
         let help = "Nodes whose last report is younger than three of its intervals";
         registry.register("reporting_nodes", help, self.nodes.clone());
-        let help = "How often agents are asked to report: more seldom when there is more than can be taken";
+        let help = "Interval at which agents are asked to report: longer under overload";
         registry.register_with_unit(
             "report_interval",
             help,
             Unit::Seconds,
             self.interval.clone(),
         );
-        let help =
-            "Cores that taking reports uses: agents are asked to report more seldom from 0.5 on";
+        let help = "CPU cores used by the report listener: above 0.5, agents are asked to report less often";
         registry.register("report_cores", help, self.busy.clone());
-        let help =
-            "Connections for reports: new, until a report with a good token came by it, or known";
+        let help = "Connections for reports: new, or known (after a report with a valid token)";
         registry.register("report_connections", help, self.connections.clone());
-        let help = "Connections for reports that were cut: no handshake, too slow, or there were too many new ones, or of a node";
+        let help = "Closed connections for reports: no handshake, too slow, too many new ones, or too many of a node";
         registry.register("report_connections_cut", help, self.cut.clone());
-        let help =
-            "Tokens of reports that the API server was asked of, because their keys are not known";
+        let help = "Tokens of reports reviewed by the API server, because their keys are unknown";
         registry.register("report_token_reviews", help, self.reviews.clone());
-        let help = "Readings of the keys by which tokens of reports are verified";
+        let help = "Loads of the keys that verify tokens of reports";
         registry.register("report_key_reads", help, self.keys.clone());
     }
 
-    /// One series of each, for their labels.
+    /// Creates one series of each family, for their labels.
     pub fn example(&self) {
         with_one_series(&self.reports);
         with_one_series(&self.connections);
@@ -113,12 +110,12 @@ impl ReportMetrics {
         self.answers.observe(after.as_secs_f64());
     }
 
-    /// A report came.
+    /// Counts a report by result.
     pub(super) fn count(&self, result: &'static str) {
         self.reports.get_or_create(&ResultLabels { result }).inc();
     }
 
-    /// A report was followed by another.
+    /// A report was followed by another after this time.
     pub(super) fn followed(&self, age: Duration) {
         self.ages.observe(age.as_secs_f64());
     }
@@ -128,12 +125,12 @@ impl ReportMetrics {
         self.delays.observe(after.as_secs_f64());
     }
 
-    /// A connection was cut.
+    /// A connection was closed.
     pub(super) fn cut(&self, reason: &'static str) {
         self.cut.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub(super) fn connected(&self, new: usize, known: usize) {
         for (state, count) in [("new", new), ("known", known)] {
             let gauge = self.connections.get_or_create(&StateLabels { state });
@@ -141,19 +138,19 @@ impl ReportMetrics {
         }
     }
 
-    /// How it goes.
-    pub(super) fn goes(&self, nodes: usize, busy: f64, pace: Pace) {
+    /// Current load and pace.
+    pub(super) fn set_load(&self, nodes: usize, busy: f64, pace: Pace) {
         self.nodes.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         self.busy.set(busy);
         self.interval.set(pace.interval.as_secs_f64());
     }
 
-    /// The API server was asked of a token.
+    /// A token was reviewed by the API server.
     pub(super) fn reviewed(&self, ok: bool) {
         self.reviews.get_or_create(&labels(ok)).inc();
     }
 
-    /// Keys were read.
+    /// The keys were loaded.
     pub(super) fn read_keys(&self, ok: bool) {
         self.keys.get_or_create(&labels(ok)).inc();
     }

@@ -1,17 +1,17 @@
-//! What agents send to the controller: reports of their nodes' load to every replica, by `POST /v1/report`, and requests to evict
-//! pods to the leader, by `POST /v1/evict`.
+//! Listener for agents: reports to every replica by `POST /v1/report`, and eviction requests to the leader by `POST
+//! /v1/evict`.
 //!
-//! They are taken on a thread of their own, so that nothing else the controller does makes an agent wait. What comes is
-//! kept by node until the controller takes it from [`Reports`].
+//! It has its own thread, so that agents never wait for the rest of the controller. Reports are kept per node until
+//! the controller takes them from [`Reports`].
 
-mod desk;
+mod connections;
+mod handler;
 mod identity;
 mod keys;
 mod latest;
 mod listener;
 mod metrics;
 mod pace;
-mod room;
 pub(crate) mod token;
 pub mod warm_up;
 
@@ -34,81 +34,82 @@ use crate::serve;
 
 use super::certificates::Tls;
 use super::serving::StartError;
-use desk::Desk;
+use handler::ReportHandler;
 use identity::Identity;
 
+pub(super) use connections::NewConnections;
 pub use identity::NODE_NAME;
 pub use latest::{Told, is_fresh};
 pub use metrics::ReportMetrics;
-pub(super) use room::Newcomers;
 
-/// How reports are taken.
+/// Settings of the report listener.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where.
+    /// Listen address.
     pub listen: SocketAddr,
-    /// The name of the agents' `ServiceAccount`, as a user: `system:serviceaccount:NAMESPACE:NAME`.
+    /// User name of the agents' `ServiceAccount`: `system:serviceaccount:NAMESPACE:NAME`.
     pub agents: String,
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub metrics: ReportMetrics,
-    /// How the leader evicts.
+    /// Settings of evictions.
     pub evictions: evictions::Options,
 }
 
-/// What came, for the controller to take.
+/// Received reports, for the controller to process.
 #[derive(Clone)]
-pub struct Reports(Arc<Desk>);
+pub struct Reports(Arc<ReportHandler>);
 
 impl Reports {
-    /// All nodes are known: reports are taken from now on.
+    /// All nodes are known: accepts reports from now on.
     pub fn open(&self) {
         self.0.open();
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&self, name: &str, boot_id: Option<&str>) {
         self.0.node(name, boot_id);
     }
 
-    /// Comes when a report has.
+    /// Completes when a report has arrived.
     pub async fn arrived(&self) {
         self.0.arrived().await;
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&self) -> Vec<Told> {
         self.0.take()
     }
 
-    /// Whether any node reports here.
-    pub fn hears(&self) -> bool {
-        self.0.hears()
+    /// Whether any node currently reports here.
+    pub fn has_reporting_nodes(&self) -> bool {
+        self.0.has_reporting_nodes()
     }
 
-    /// Takes what another replica passes on, and says of which nodes more is missed.
+    /// Stores relayed reports, and returns which nodes' reports are still missing.
     ///
     /// # Errors
-    /// It can't be read.
-    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
-        self.0.take_relayed(body)
+    /// The body can't be parsed.
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+        self.0.store_relayed(body)
     }
 
-    /// What can be passed on to a replica that misses these, in so many bytes, and how many reports that is.
-    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
-        self.0.relay(missed, most)
+    /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
+    /// reports.
+    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
+        self.0.relay(missed, max_bytes)
     }
 
-    /// The agents' `ServiceAccount`, as a user.
+    /// User name of the agents' `ServiceAccount`.
     pub fn agents(&self) -> &str {
         &self.0.identity.agents
     }
 
-    /// Takes requests of agents to evict pods.
+    /// Queue of eviction requests.
     pub fn evictions(&self) -> &Evictions {
         &self.0.evictions
     }
 
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub fn metrics(&self) -> &ReportMetrics {
         &self.0.metrics
     }
@@ -116,58 +117,60 @@ impl Reports {
 
 #[cfg(test)]
 impl Reports {
-    /// Those of agents that are connected to nothing.
+    /// Without any agents.
     pub fn unconnected(client: kube::Client) -> Self {
-        let (_, standing) = watch::channel(Standing::default());
+        let (_, leadership) = watch::channel(Standing::default());
         let metrics = ReportMetrics::default();
         let identity = Identity::new(client, String::new(), metrics.clone());
         let evictions = Evictions::unconnected();
-        Self(Arc::new(Desk::new(identity, standing, metrics, evictions)))
+        Self(Arc::new(ReportHandler::new(
+            identity, leadership, metrics, evictions,
+        )))
     }
 
-    /// One comes; whether it is kept.
+    /// Stores a report. Returns whether it was accepted.
     pub fn put(&self, report: crate::crd::Report) -> bool {
         matches!(self.0.put(report), latest::Outcome::Stored(_))
     }
 }
 
-/// Listens, and says what has to be awaited for that to go on: it ends when taking reports does. `requests` is told of what
-/// is asked of the API server, `rules` asked which rules a node has been given.
+/// Listens, and returns a future that completes when the listener ends. `requests` observes requests to the API
+/// server, `rules` reaches the reconciler that knows each node's rules.
 ///
 /// # Errors
-/// The address can't be listened on, there is no client for the API server, or no thread to be had.
+/// The address can't be listened on, or there is no client for the API server or no thread.
 pub fn start(
     server: &Server,
     requests: Arc<dyn Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     tls: watch::Receiver<Option<Tls>>,
 ) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
     allow_connections();
     let listener = serve::listen(options.listen)?.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let client = {
-        // It belongs to that thread: nothing is asked of the API server where the controller computes.
+        // The client belongs to the listener's runtime: its requests must not wait for the controller's computations.
         let _there = runtime.enter();
         server.client(requests)
     };
     let client = match client {
         Ok(client) => client,
         Err(error) => {
-            // To drop it here would panic: its threads are waited for by that.
+            // Dropping the runtime here would panic, because that blocks.
             runtime.shutdown_background();
             return Err(error.into());
         }
     };
     let identity = Identity::new(client.clone(), options.agents, options.metrics.clone());
     let (evictions, evicting) =
-        evictions::start(client, options.evictions, rules, standing.clone());
-    let desk = Desk::new(identity, standing, options.metrics, evictions);
-    let desk = Arc::new(desk);
+        evictions::start(client, options.evictions, rules, leadership.clone());
+    let handler = ReportHandler::new(identity, leadership, options.metrics, evictions);
+    let handler = Arc::new(handler);
     let (stop, stopped) = oneshot::channel::<()>();
     let (end, ended) = oneshot::channel::<()>();
-    let taking = Arc::clone(&desk);
+    let taking = Arc::clone(&handler);
     let take = move || {
         let _end = end;
         runtime.block_on(async move {
@@ -187,10 +190,10 @@ pub fn start(
         let _stop = stop;
         drop(ended.await);
     };
-    Ok((Reports(desk), serving.boxed()))
+    Ok((Reports(handler), serving.boxed()))
 }
 
-/// Thousands of agents are connected: as many files may be open as the system allows.
+/// Thousands of agents are connected: raises the limit of open files to the maximum.
 fn allow_connections() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_however_long_the_controller_computes() {
+    fn keys_are_loaded_while_the_controller_is_busy() {
         let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
         let kubeconfig = tempfile::NamedTempFile::new().unwrap();
         let config = serde_json::json!({
@@ -222,7 +225,7 @@ mod tests {
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server.local_addr().unwrap())}}],
         });
         std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
-        let (_standing, elected) = watch::channel(Standing::default());
+        let (_leadership, elected) = watch::channel(Standing::default());
         let (_tls, kept) = watch::channel(None);
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),
@@ -230,7 +233,7 @@ mod tests {
             metrics: ReportMetrics::default(),
             evictions: evictions::Options::unconnected(),
         };
-        // The controller's runtime: it does nothing more for as long as this test lasts.
+        // The controller's runtime, which does nothing during this test.
         let controller = runtime();
         let (reports, _taking) = controller.block_on(async {
             let server = Server::find(Some(kubeconfig.path())).await.unwrap();

@@ -1,39 +1,39 @@
-//! How often agents are asked to report, by how busy the listener is. Pure.
+//! The interval at which agents are asked to report, by the load of the listener. Pure.
 
 use std::time::Duration;
 
 use crate::crd::report::{INTERVAL, LONGEST_INTERVAL};
 use crate::engine::time::BootTime;
 
-/// Reports may take so much of a core; agents are asked to report less often until they do.
+/// Target CPU usage in cores. Above it, the interval grows.
 const TARGET: f64 = 0.5;
-/// From so much on what an agent sends before it is due is refused.
+/// Usage from which early reports are refused.
 const OVERLOAD: f64 = 0.9;
-/// Reports that wait for so long to be looked at show that the rest of the controller is behind.
-const BEHIND: Duration = Duration::from_secs(5);
-/// No agent may report more often. They do at most once a second, and the network brings two of them closer together.
-const LEAST: Duration = Duration::from_millis(200);
+/// Age of the oldest unprocessed report that shows that the rest of the controller lags behind.
+const MAX_BACKLOG: Duration = Duration::from_secs(5);
+/// Minimum time between two reports of a node. Agents send at most one per second, and the network may bring two
+/// closer together.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Over less time a thread that looks at its clock is as busy as can be.
-const SHORTEST_LOOK: Duration = Duration::from_secs(1);
+/// Shorter samples would show a busy thread that only reads its clock.
+const MIN_SAMPLE: Duration = Duration::from_secs(1);
 
-/// How many cores a thread uses, between two looks.
+/// Measures the CPU usage of a thread between two samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Meter {
-    /// When it was looked last, and how much time of a core the thread had used by then.
+    /// The last sample: time, and CPU time used until then.
     last: Option<(BootTime, Duration)>,
 }
 
 impl Meter {
-    /// Cores that were used since the last look: 0 to 1. `None`: there was none, or it is younger than a second, and stays
-    /// the last.
+    /// Cores used since the last sample: 0 to 1. `None`: there was none, or it is less than a second old and is kept.
     pub fn busy(&mut self, now: BootTime, used: Duration) -> Option<f64> {
         let Some((then, before)) = self.last else {
             self.last = Some((now, used));
             return None;
         };
         let passed = now.since(then);
-        if passed < SHORTEST_LOOK {
+        if passed < MIN_SAMPLE {
             return None;
         }
         self.last = Some((now, used));
@@ -42,40 +42,40 @@ impl Meter {
     }
 }
 
-/// What is measured, over a while.
+/// Load over a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Cores that the listener's thread used: 0 to 1.
+    /// Cores used by the listener's thread: 0 to 1.
     pub busy: f64,
-    /// For how long the oldest report waits to be looked at.
-    pub waits: Duration,
+    /// Age of the oldest unprocessed report.
+    pub backlog: Duration,
 }
 
-/// What agents are asked for.
+/// Limits for agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// When the next report is wanted: 10 to 60 s.
+    /// Requested report interval: 10 to 60 s.
     pub interval: Duration,
-    /// No node's reports are taken that are closer together.
-    pub least: Duration,
+    /// Minimum time between two accepted reports of a node.
+    pub min_interval: Duration,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         Self {
             interval: INTERVAL,
-            least: LEAST,
+            min_interval: MIN_INTERVAL,
         }
     }
 }
 
 impl Pace {
-    /// The pace at this load, which is what came of the pace so far. The interval moves towards what would bring the load
-    /// to its target, in whole seconds and by half of itself at most; never below 10 s nor above 60 s. At overload nothing is
-    /// taken before two thirds of it have passed.
+    /// The pace for this load, which was measured at the current pace. The interval moves to where the load would meet
+    /// its target, in whole seconds and by at most half of itself, between 10 s and 60 s. Under overload, reports are
+    /// accepted only after two thirds of it.
     #[must_use]
     pub fn at(self, load: Load) -> Self {
-        let behind = load.waits >= BEHIND;
+        let behind = load.backlog >= MAX_BACKLOG;
         let wanted = load.busy / TARGET;
         let factor = if behind { wanted.max(1.5) } else { wanted };
         let interval = self.interval.mul_f64(factor.clamp(0.5, 1.5));
@@ -84,13 +84,17 @@ impl Pace {
         let overload = load.busy >= OVERLOAD || behind;
         Self {
             interval,
-            least: if overload { interval * 2 / 3 } else { LEAST },
+            min_interval: if overload {
+                interval * 2 / 3
+            } else {
+                MIN_INTERVAL
+            },
         }
     }
 
-    /// After how many seconds what was refused may be sent again.
+    /// Seconds after which a refused report may be sent again.
     pub fn retry_after(&self) -> u32 {
-        u32::try_from(self.least.as_secs())
+        u32::try_from(self.min_interval.as_secs())
             .unwrap_or(u32::MAX)
             .max(1)
     }
@@ -105,11 +109,11 @@ mod tests {
     fn load(busy: f64) -> Load {
         Load {
             busy,
-            waits: Duration::ZERO,
+            backlog: Duration::ZERO,
         }
     }
 
-    /// What a fleet that costs `cost` seconds of a core a second at the usual interval settles at.
+    /// The pace for a fleet that uses `cost` cores at the normal interval.
     fn settled(cost: f64) -> Pace {
         (0..40).fold(Pace::default(), |pace, _| {
             let busy = cost * INTERVAL.as_secs_f64() / pace.interval.as_secs_f64();
@@ -118,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_come_in_a_burst_after_a_pause_tell_of_no_load() {
+    fn a_burst_of_samples_after_a_pause_shows_no_load() {
         let mut meter = Meter::default();
         let mut look = |micros, used| {
             let now = BootTime::default() + Duration::from_micros(micros);
@@ -127,7 +131,7 @@ mod tests {
         let second = 1_000_000;
         assert_eq!(look(5 * second, 700), None, "there was none before");
         assert_eq!(look(7 * second, 700 + second), Some(0.5));
-        // The process was stopped for half a minute; each look takes 20 us, in which it does nothing else.
+        // The process was suspended for half a minute; each sample takes 20 us and nothing else runs.
         let after = 37 * second;
         let idle = look(after, 800 + second).unwrap();
         assert!(idle < 0.001, "{idle}");
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_nothing_else_uses_one_core_and_never_more() {
+    fn a_busy_thread_uses_at_most_one_core() {
         let mut meter = Meter::default();
         let at = |seconds| BootTime::default() + Duration::from_secs(seconds);
         meter.busy(at(0), Duration::ZERO);
@@ -148,33 +152,36 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_that_fits_reports_every_10_s() {
+    fn a_fleet_within_the_target_reports_every_10_s() {
         for cost in [0.0, 0.1, 0.5] {
             assert_eq!(settled(cost), Pace::default(), "{cost}");
         }
     }
 
     #[test]
-    fn a_fleet_that_costs_too_much_reports_as_seldom_as_it_takes() {
-        let Pace { interval, least } = settled(1.0);
+    fn an_expensive_fleet_reports_less_often() {
+        let Pace {
+            interval,
+            min_interval,
+        } = settled(1.0);
         assert!((20..=22).contains(&interval.as_secs()), "{interval:?}");
-        assert_eq!(least, LEAST);
+        assert_eq!(min_interval, MIN_INTERVAL);
         assert_eq!(settled(100.0).interval, LONGEST_INTERVAL);
-        assert_eq!(settled(100.0).least, LONGEST_INTERVAL * 2 / 3);
+        assert_eq!(settled(100.0).min_interval, LONGEST_INTERVAL * 2 / 3);
     }
 
     #[test]
-    fn when_the_load_is_gone_so_is_the_wait() {
+    fn the_interval_recovers_after_overload() {
         let long = settled(100.0);
         let back = (0..10).fold(long, |pace, _| pace.at(load(0.1)));
         assert_eq!(back, Pace::default());
     }
 
     #[test]
-    fn a_controller_that_is_behind_is_told_less() {
+    fn a_backlog_lengthens_the_interval() {
         let behind = Load {
             busy: 0.0,
-            waits: BEHIND,
+            backlog: MAX_BACKLOG,
         };
         let pace = Pace::default().at(behind);
         assert_eq!(pace.interval, Duration::from_secs(15));
@@ -183,16 +190,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn more_load_never_asks_for_more_reports(
-            seconds in 10_u64..=60, busy in 0.0_f64..2.0, more in 0.0_f64..1.0, waits in 0_u64..60,
+        fn more_load_never_shortens_the_interval(
+            seconds in 10_u64..=60, busy in 0.0_f64..2.0, more in 0.0_f64..1.0, backlog in 0_u64..60,
         ) {
             let pace = Pace { interval: Duration::from_secs(seconds), ..Pace::default() };
-            let waits = Duration::from_secs(waits);
-            let (less, more) = (Load { busy, waits }, Load { busy: busy + more, waits });
+            let backlog = Duration::from_secs(backlog);
+            let (less, more) = (Load { busy, backlog }, Load { busy: busy + more, backlog });
             let (less, more) = (pace.at(less), pace.at(more));
-            prop_assert!(less.interval <= more.interval && less.least <= more.least);
+            prop_assert!(less.interval <= more.interval && less.min_interval <= more.min_interval);
             prop_assert!((INTERVAL..=LONGEST_INTERVAL).contains(&more.interval));
-            prop_assert!(more.least < more.interval);
+            prop_assert!(more.min_interval < more.interval);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Tokens of `ServiceAccounts`, and the keys that the cluster publishes to verify them. Pure.
+//! `ServiceAccount` tokens, and the published keys that verify them. Pure.
 //!
-//! A token is a JWT (RFC 7519, signed as of RFC 7515). How a signature is verified follows from the key, never from what
-//! the token says of itself.
+//! A token is a JWT (RFC 7519, signed as in RFC 7515). The key determines the signature algorithm, never the token
+//! itself.
 
 use std::collections::HashMap;
 
@@ -15,23 +15,23 @@ use ring::signature::{
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Clocks differ by so much at most, in seconds: as API servers have it.
+/// Tolerated clock skew in seconds, as in the API server.
 const LEEWAY: i64 = 60;
-/// No token is valid for longer, in seconds: an agent's is for an hour, and a stolen one must end soon.
+/// Maximum lifetime in seconds. An agent's token is valid for an hour, and a stolen one must expire soon.
 const MAX_LIFE: i64 = 2 * 60 * 60;
-/// A longer token is none.
+/// Maximum length in bytes.
 pub const LONGEST: usize = 8 << 10;
 
-/// Why a token is not believed.
+/// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum BadToken {
-    /// It is no JWT with the claims of a `ServiceAccount`.
-    #[error("the token is no ServiceAccount token")]
+    /// It is not a JWT with the claims of a `ServiceAccount`.
+    #[error("the token is not a ServiceAccount token")]
     Malformed,
-    /// It is for somebody else.
+    /// It is for another audience.
     #[error("the token is not for the audience {}", crate::crd::report::AUDIENCE)]
     Audience,
-    /// It is not valid any more.
+    /// It has expired.
     #[error("the token has expired, or the clock of the controller is ahead of the API server's")]
     Expired,
     /// It is not valid yet.
@@ -39,28 +39,28 @@ pub enum BadToken {
         "the token is not valid yet, or the clock of the controller is behind the API server's"
     )]
     NotYet,
-    /// It is valid for longer than any that a kubelet mounts for an agent.
+    /// Its lifetime exceeds that of the tokens that kubelets mount for agents.
     #[error("the token is valid for longer than 2 hours")]
     LongLived,
-    /// It was signed by somebody else, or changed since.
+    /// It was signed by another key, or changed.
     #[error("the token was not signed by the API server")]
     Signature,
 }
 
-/// Why a key verifies nothing.
+/// Why a key does not verify a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unverified {
-    /// It does not bear its key's signature.
+    /// The signature is wrong.
     Forged,
-    /// No such key is known here, or none that can be used.
+    /// The key is unknown or unsupported.
     UnknownKey,
 }
 
-/// What a token says.
+/// Claims of a token.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Claims {
     iss: String,
-    /// Whose it is.
+    /// The user.
     pub sub: String,
     aud: Audiences,
     iat: i64,
@@ -93,17 +93,17 @@ struct Header {
     kid: Option<String>,
 }
 
-/// A token as it came.
+/// A parsed token.
 pub struct Token<'a> {
     header: Header,
-    /// What it says.
+    /// Claims; not verified yet.
     pub claims: Claims,
     signed: &'a str,
     signature: Vec<u8>,
 }
 
 impl<'a> Token<'a> {
-    /// Reads it; nothing is verified by that.
+    /// Parses a token without verifying it.
     pub fn read(text: &'a str) -> Result<Self, BadToken> {
         let parts = text.len() <= LONGEST;
         let (signed, signature) = parts
@@ -131,7 +131,7 @@ fn json<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, BadToken> {
 }
 
 impl Claims {
-    /// Whether it is for this audience, valid now, and not for long.
+    /// Checks audience, validity and lifetime.
     pub fn check(&self, audience: &str, now: Timestamp) -> Result<(), BadToken> {
         let names = match &self.aud {
             Audiences::One(name) => std::slice::from_ref(name),
@@ -153,13 +153,13 @@ impl Claims {
         Ok(())
     }
 
-    /// The node that it is bound to.
+    /// The node that the token is bound to.
     pub fn node(&self) -> Option<&str> {
         let node = self.bound.as_ref()?.node.as_ref()?;
         Some(&node.name)
     }
 
-    /// For how many seconds from now on it is valid.
+    /// Remaining validity in seconds.
     pub fn seconds_left(&self, now: Timestamp) -> u64 {
         let left = self
             .exp
@@ -223,7 +223,7 @@ impl Key {
     }
 }
 
-/// As RFC 7517 writes keys.
+/// A key as in RFC 7517.
 #[derive(Deserialize)]
 struct WrittenKey {
     kty: String,
@@ -249,7 +249,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Those of them that can be used.
+    /// The supported ones of these keys.
     pub fn of(issuer: String, written: &WrittenKeys) -> Self {
         let keys = written.keys.iter();
         let keys = keys.filter_map(|key| Some((key.kid.clone()?, Key::of(key)?)));
@@ -259,12 +259,12 @@ impl Keys {
         }
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Whether a token is what its issuer signed.
+    /// Verifies a token's issuer and signature.
     pub fn verify(&self, token: &Token<'_>) -> Result<(), Unverified> {
         let Header { alg, kid } = &token.header;
         let key = kid.as_ref().and_then(|kid| self.by_id.get(kid));

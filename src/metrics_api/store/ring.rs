@@ -5,30 +5,30 @@ use std::sync::Arc;
 
 use super::{Object, Unavailable, Version};
 
-/// What happened.
+/// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The object is new.
+    /// The object was created.
     Added,
-    /// It says something else.
+    /// The object was changed.
     Modified,
-    /// It is gone.
+    /// The object was deleted.
     Deleted,
 }
 
-/// What happened to one object.
+/// A change of one object.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What.
+    /// Type.
     pub kind: EventKind,
-    /// The object since; of one that is gone, its last words with the version of its end.
+    /// The object after the event. A deleted object has its last content, with the version of the deletion.
     pub object: Object,
-    /// The object before.
+    /// The object before the event.
     pub before: Option<Object>,
 }
 
 impl Event {
-    /// The bytes that are there for it alone, about: an object shares with the one before what its load does not change.
+    /// Approximate size that is not shared with the previous object.
     fn bytes(&self) -> usize {
         let content = &self.object.content;
         let shares = |before: &Object| Arc::ptr_eq(&before.content.labels, &content.labels);
@@ -37,10 +37,10 @@ impl Event {
         } else {
             content.frame()
         };
-        BESIDE + content.load() + frame
+        EVENT_OVERHEAD + content.load() + frame
     }
 
-    /// The bytes of the content that it replaced.
+    /// Size of the content that it replaced.
     fn replaced(&self) -> usize {
         self.before
             .as_ref()
@@ -48,20 +48,20 @@ impl Event {
     }
 }
 
-/// An event takes so much beside what its object says.
-const BESIDE: usize = 200;
+/// Approximate size of an event besides the content of its object.
+const EVENT_OVERHEAD: usize = 200;
 
-/// How much is remembered.
+/// Limits of the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Events.
+    /// Number of events.
     pub events: usize,
-    /// Bytes of the objects in them.
+    /// Size of their objects in bytes.
     pub bytes: usize,
 }
 
 impl Default for Limits {
-    /// Some 17 s of 5000 nodes that each report 3 kB every 10 s; a watcher that is further behind lists again.
+    /// About 17 s of 5000 nodes that report 3 kB every 10 s each. A watcher that is further behind must list again.
     fn default() -> Self {
         Self {
             events: 1 << 16,
@@ -70,15 +70,15 @@ impl Default for Limits {
     }
 }
 
-/// The last events, each with the version after that of the one before it.
+/// The last events, with consecutive versions.
 #[derive(Debug)]
 pub(super) struct Ring {
     limits: Limits,
     events: VecDeque<Arc<Event>>,
     bytes: usize,
-    /// The bytes of what the events replaced: no object has those contents any more.
+    /// Size of the contents that the events replaced.
     replaced: usize,
-    /// The version before the oldest event; `None`: no term is on.
+    /// The version before the oldest event. `None`: not leading.
     start: Option<Version>,
 }
 
@@ -102,7 +102,7 @@ impl Ring {
         self.start = Some(start);
     }
 
-    /// The bytes of contents that events alone have.
+    /// Size of contents that are only in events.
     pub(super) const fn replaced(&self) -> usize {
         self.replaced
     }
@@ -129,7 +129,7 @@ impl Ring {
         let start = self.start.filter(|start| version >= *start);
         let skipped = version.since(start.ok_or(Unavailable::Expired)?);
         if skipped > self.events.len() {
-            // No version of ours: of a term that never was, or of another cluster.
+            // A version that was never issued: of another term or cluster.
             return Err(Unavailable::Expired);
         }
         Ok(self.events.range(skipped..))

@@ -13,14 +13,14 @@ use super::*;
 /// A replica that may lead.
 struct Replica {
     data: Arc<Data>,
-    standing: channel::Sender<Standing>,
+    leadership: channel::Sender<Standing>,
 }
 
 impl Replica {
     fn leading(limits: Limits) -> Self {
-        let (standing, seen) = channel::channel(Standing::default());
+        let (leadership, seen) = channel::channel(Standing::default());
         let data = Arc::new(Data::new(limits, seen));
-        let replica = Self { data, standing };
+        let replica = Self { data, leadership };
         replica.lead(1, Duration::from_hours(1));
         replica
     }
@@ -28,9 +28,10 @@ impl Replica {
     fn lead(&self, epoch: u64, lasts: Duration) {
         let until = clock::now() + lasts;
         let term = Term { epoch, until };
-        self.standing.send_replace(Standing::new(Some(term), None));
+        self.leadership
+            .send_replace(Standing::new(Some(term), None));
         self.data.change(|store| store.lead(epoch));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn apply(&self, name: &str, pool: &str, value: u32) {
@@ -41,12 +42,12 @@ impl Replica {
             cells: vec![Cell::Text(name.to_owned()), Cell::Number(value.into())],
         };
         self.data.change(|store| store.apply(name, content));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn delete(&self, name: &str) {
         self.data.change(|store| store.delete(name));
-        self.data.wake();
+        self.data.notify_watches();
     }
 
     fn watch(&self, query: &str, form: Form) -> BoxStream<'static, Bytes> {
@@ -64,7 +65,7 @@ impl Replica {
     }
 }
 
-/// The events that come until there are so many.
+/// Collects this number of events.
 async fn events(watch: &mut BoxStream<'static, Bytes>, count: usize) -> Vec<Value> {
     let mut found = Vec::new();
     while found.len() < count {
@@ -81,7 +82,7 @@ async fn events(watch: &mut BoxStream<'static, Bytes>, count: usize) -> Vec<Valu
     found
 }
 
-/// Kind, name and what it says, in short.
+/// Type, name and content, shortened.
 fn short(event: &Value) -> String {
     let (object, kind) = (&event["object"], event["type"].as_str().unwrap());
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -94,7 +95,7 @@ async fn ended(watch: &mut BoxStream<'static, Bytes>) -> bool {
 }
 
 #[tokio::test]
-async fn what_comes_into_view_is_added_and_what_leaves_it_deleted() {
+async fn objects_are_added_and_deleted_as_they_match_the_filter() {
     let replica = Replica::leading(Limits::default());
     replica.apply("n1", "a", 1);
     replica.apply("n2", "b", 1);
@@ -108,7 +109,7 @@ async fn what_comes_into_view_is_added_and_what_leaves_it_deleted() {
     replica.delete("n2");
     let seen = events(&mut watch, 4).await;
     let lines: Vec<String> = seen.iter().map(short).collect();
-    // What left is told of as it was when it was last in view.
+    // A deleted object has its last matching content.
     assert_eq!(
         lines,
         [
@@ -129,7 +130,7 @@ async fn what_comes_into_view_is_added_and_what_leaves_it_deleted() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_lags_is_told_to_list_again() {
+async fn a_watcher_that_lags_must_list_again() {
     let replica = Replica::leading(Limits {
         events: 3,
         ..Limits::default()
@@ -150,12 +151,12 @@ async fn a_watcher_that_lags_is_told_to_list_again() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_its_replica_may_not_lead_any_more_and_expires_in_the_next_term() {
+async fn a_watch_ends_with_leadership_and_expires_in_the_next_term() {
     let replica = Replica::leading(Limits::default());
     replica.apply("n1", "a", 1);
     let mut watch = replica.watch("watch=1", Form::Plain);
     events(&mut watch, 1).await;
-    // Its deadline passed, and nobody has said so yet: as after the process was stopped for a while.
+    // Its deadline has passed without notice, as after a suspension of the process.
     replica.lead(1, Duration::ZERO);
     replica.apply("n1", "a", 2);
     assert!(ended(&mut watch).await);
@@ -190,7 +191,7 @@ async fn bookmarks_end_the_initial_objects_and_come_before_the_end() {
 }
 
 #[tokio::test]
-async fn a_table_says_what_its_columns_are_only_once() {
+async fn a_table_defines_its_columns_only_once() {
     let replica = Replica::leading(Limits::default());
     replica.apply("n1", "a", 1);
     let mut watch = replica.watch("watch=1", Form::Table("meta.k8s.io/v1"));

@@ -533,7 +533,7 @@ func (th *thief) evictsNobodyOn(node string) {
 	there.running(work{name: "elsewhere", args: []string{"pause"}})
 	pod := there.pod("elsewhere")
 	th.hasNotEvicted(pod, "it is not on this node any more")
-	th.refused("ask in the name of another agent", fmt.Sprintf("only the agent of node %q may have pods of it evicted", node), func() error {
+	th.refused("ask in the name of another agent", fmt.Sprintf("only the agent of node %q may request evictions of its pods", node), func() error {
 		_, err := plane.Evict(background, th.kube, node, th.wish(pod, ""))
 		return err
 	})

@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LEAST: Duration = Duration::ZERO;
+const MIN_AGE: Duration = Duration::ZERO;
 
 fn at(seconds: u64) -> BootTime {
     BootTime::default() + Duration::from_secs(seconds)
 }
 
-/// One that is known by how many pods it tells of.
+/// A report identified by its number of pods.
 fn report(node: &str, boot: &str, agent_started_millis: u64, sequence: u64, pods: i64) -> Report {
     Report {
         node: node.to_owned(),
@@ -40,19 +40,19 @@ fn told(latest: &mut Latest) -> Vec<(String, i64)> {
 }
 
 #[test]
-fn the_last_report_of_each_node_is_told_once() {
+fn the_last_report_of_each_node_is_returned_once() {
     let mut latest = latest(&["a", "b"]);
     assert_eq!(
-        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::Stored(None)
     );
     let age = Some(Duration::from_secs(9));
     assert_eq!(
-        latest.put(report("a", "x", 1, 2, 2), LEAST, at(9)),
+        latest.put(report("a", "x", 1, 2, 2), MIN_AGE, at(9)),
         Outcome::Stored(age)
     );
     assert_eq!(
-        latest.put(report("b", "x", 1, 1, 3), LEAST, at(9)),
+        latest.put(report("b", "x", 1, 1, 3), MIN_AGE, at(9)),
         Outcome::Stored(None)
     );
     assert_eq!(latest.waiting_since(), Some(at(9)));
@@ -65,62 +65,62 @@ fn the_last_report_of_each_node_is_told_once() {
 }
 
 #[test]
-fn a_replay_changes_nothing_and_a_restarted_agent_or_machine_is_not_taken_for_one() {
+fn a_restarted_agent_or_machine_is_not_mistaken_for_a_replay() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence| {
-        let outcome = latest.put(report("a", boot, started, sequence, 0), LEAST, at(1));
+        let outcome = latest.put(report("a", boot, started, sequence, 0), MIN_AGE, at(1));
         matches!(outcome, Outcome::Stored(_))
     };
     assert!(put("x", 5, 7));
     assert!(!put("x", 5, 7), "the same");
     assert!(!put("x", 5, 6), "an older one");
-    assert!(put("x", 6, 1), "of a restarted agent");
-    assert!(!put("x", 5, 8), "of the agent before");
-    assert!(put("y", 0, 1), "of a restarted machine");
-    assert!(!put("x", 9, 9), "of the boot before");
+    assert!(put("x", 6, 1), "after a restart of the agent");
+    assert!(!put("x", 5, 8), "of the previous agent");
+    assert!(put("y", 0, 1), "after a reboot");
+    assert!(!put("x", 9, 9), "of the previous boot");
     assert!(put("y", 0, 2));
-    assert!(!put("x", 9, 9), "also later");
+    assert!(!put("x", 9, 9), "still refused");
 }
 
 #[test]
-fn only_the_very_report_that_is_known_is_a_replay() {
+fn only_an_identical_report_is_a_replay() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence, pods| {
-        latest.put(report("a", boot, started, sequence, pods), LEAST, at(1))
+        latest.put(report("a", boot, started, sequence, pods), MIN_AGE, at(1))
     };
     put("w", 9, 9, 0);
     put("x", 5, 7, 3);
     assert_eq!(put("x", 5, 7, 3), Outcome::Replayed);
-    assert_eq!(put("x", 5, 7, 4), Outcome::Superseded, "it says otherwise");
+    assert_eq!(put("x", 5, 7, 4), Outcome::Superseded, "other content");
     assert_eq!(put("x", 5, 6, 3), Outcome::Superseded);
     assert_eq!(put("x", 4, 8, 3), Outcome::Superseded);
     assert_eq!(put("w", 9, 9, 0), Outcome::Superseded);
 }
 
 #[test]
-fn a_report_is_of_the_boot_that_its_node_says() {
+fn a_report_of_another_boot_than_the_nodes_is_refused() {
     let mut latest = latest(&["a"]);
     let put = |latest: &mut Latest, boot, seconds| {
-        latest.put(report("a", boot, 1, seconds, 0), LEAST, at(seconds))
+        latest.put(report("a", boot, 1, seconds, 0), MIN_AGE, at(seconds))
     };
     latest.node("a", Some("x"));
     assert_eq!(put(&mut latest, "y", 1), Outcome::OtherBoot);
     assert_eq!(put(&mut latest, "x", 1), Outcome::Stored(None));
     assert_eq!(put(&mut latest, "y", 2), Outcome::OtherBoot);
-    // Its kubelet writes what it is after a restart.
+    // The kubelet updates it after a reboot.
     latest.node("a", Some("y"));
     let age = Some(Duration::from_secs(2));
     assert_eq!(put(&mut latest, "y", 3), Outcome::Stored(age));
     assert_eq!(put(&mut latest, "x", 4), Outcome::OtherBoot);
 }
 
-/// A report of node `a` and boot `x`, whose first report is sent 100 s after the boot, which came at 1000 s here.
+/// A report of node `a` and boot `x`, whose first report is sent 100 s after the boot and received at 1000 s.
 fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) -> Outcome {
     let report = Report {
         uptime_millis: uptime.map(|seconds| seconds.saturating_mul(1000)),
         ..report("a", "x", started.saturating_mul(1000), seconds, 0)
     };
-    latest.put(report, LEAST, at(1000 + seconds))
+    latest.put(report, MIN_AGE, at(1000 + seconds))
 }
 
 fn is_stored(outcome: Outcome) -> bool {
@@ -128,36 +128,36 @@ fn is_stored(outcome: Outcome) -> bool {
 }
 
 #[test]
-fn no_agent_starts_later_than_the_time_since_the_report_before_allows() {
+fn an_agent_cannot_start_later_than_elapsed_time_allows() {
     let mut latest = latest(&["a"]);
     assert!(is_stored(sent(&mut latest, 5, Some(100), 0)));
-    // 10 s later the node is up for 110 s; the first report may have been on its way for a while.
+    // 10 s later the uptime is 110 s; the first report may have been in transit for a while.
     for impossible in [121, 100_000, u64::MAX] {
         let outcome = sent(&mut latest, impossible, Some(impossible), 10);
         assert_eq!(outcome, Outcome::StartedAhead, "{impossible}");
     }
     assert!(is_stored(sent(&mut latest, 109, Some(110), 10)));
-    // An agent of an earlier version is bound by what the one before said.
+    // An agent of an earlier version is bound by the uptime reported before.
     assert_eq!(sent(&mut latest, 131, None, 20), Outcome::StartedAhead);
     assert!(is_stored(sent(&mut latest, 119, None, 20)));
     assert_eq!(sent(&mut latest, 145, None, 30), Outcome::StartedAhead);
-    // To say that the node is up for longer than it can be moves nothing.
+    // An impossibly long uptime changes nothing.
     assert!(is_stored(sent(&mut latest, 120, Some(u64::MAX), 40)));
     assert_eq!(sent(&mut latest, 200, None, 41), Outcome::StartedAhead);
 }
 
 #[test]
-fn where_no_agent_says_for_how_long_its_node_is_up_every_start_is_possible() {
+fn without_uptime_any_agent_start_is_accepted() {
     let mut latest = latest(&["a"]);
     assert!(is_stored(sent(&mut latest, 5, None, 0)));
     assert!(is_stored(sent(&mut latest, 100_000, None, 10)));
 }
 
 #[test]
-fn reports_ahead_of_the_agents_own_keep_those_out_for_three_intervals() {
+fn forged_reports_block_an_agent_for_three_intervals_at_most() {
     let mut latest = latest(&["a"]);
     let put = |latest: &mut Latest, started, sequence, seconds| {
-        latest.put(report("a", "x", started, sequence, 0), LEAST, at(seconds))
+        latest.put(report("a", "x", started, sequence, 0), MIN_AGE, at(seconds))
     };
     assert!(is_stored(put(&mut latest, u64::MAX, u64::MAX, 0)));
     assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Superseded);
@@ -166,49 +166,49 @@ fn reports_ahead_of_the_agents_own_keep_those_out_for_three_intervals() {
 }
 
 #[test]
-fn a_node_that_is_not_there_reports_nothing() {
+fn reports_of_unknown_nodes_are_refused() {
     let mut closed = Latest::default();
     closed.node("a", Some(""));
     assert_eq!(
-        closed.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        closed.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::NotOpen
     );
     let mut latest = latest(&["a"]);
     assert_eq!(
-        latest.put(report("b", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("b", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::UnknownNode
     );
-    latest.put(report("a", "x", 1, 1, 1), LEAST, at(0));
+    latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0));
     latest.node("a", None);
     assert_eq!(told(&mut latest), []);
     assert_eq!(
-        latest.put(report("a", "x", 1, 2, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 2, 1), MIN_AGE, at(0)),
         Outcome::UnknownNode
     );
-    // Another machine of the same name begins anew.
+    // A new machine of the same name starts over.
     latest.node("a", Some(""));
     assert_eq!(
-        latest.put(report("a", "x", 1, 1, 1), LEAST, at(0)),
+        latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
         Outcome::Stored(None)
     );
 }
 
 #[test]
-fn what_comes_too_soon_is_refused_and_does_not_put_off_what_comes_in_time() {
+fn an_early_report_is_refused_and_does_not_delay_the_next() {
     let mut latest = latest(&["a"]);
-    let least = Duration::from_secs(5);
+    let min_age = Duration::from_secs(5);
     let mut put =
-        |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), least, at(seconds));
+        |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), min_age, at(seconds));
     assert_eq!(put(1, 0), Outcome::Stored(None));
     assert_eq!(put(2, 4), Outcome::TooSoon);
     assert_eq!(put(1, 4), Outcome::Replayed);
-    assert_eq!(put(2, 5), Outcome::Stored(Some(least)));
+    assert_eq!(put(2, 5), Outcome::Stored(Some(min_age)));
 }
 
 #[test]
-fn a_node_reports_until_three_intervals_have_passed() {
+fn a_report_is_fresh_for_three_intervals() {
     let mut latest = latest(&["a", "b"]);
-    latest.put(report("a", "x", 1, 1, 0), LEAST, at(0));
+    latest.put(report("a", "x", 1, 1, 0), MIN_AGE, at(0));
     assert_eq!(latest.reporting(at(29)), 1);
     assert_eq!(latest.reporting(at(30)), 0);
 }
@@ -217,7 +217,7 @@ fn missed(latest: &Latest, seconds: u64) -> Vec<Missed> {
     latest.missed(at(seconds))
 }
 
-/// The last that is known is of boot `x`, and has this number.
+/// The node's last known report is of boot `x`, with this sequence number.
 fn misses(node: &str, last: Option<u64>) -> Missed {
     Missed {
         node: node.to_owned(),
@@ -230,30 +230,27 @@ fn misses(node: &str, last: Option<u64>) -> Missed {
 }
 
 #[test]
-fn a_report_that_is_late_is_missed() {
+fn an_overdue_report_is_missing() {
     let mut latest = latest(&["a", "b"]);
     assert_eq!(missed(&latest, 10), []);
-    latest.put(report("b", "x", 7, 1, 1), LEAST, at(9));
+    latest.put(report("b", "x", 7, 1, 1), MIN_AGE, at(9));
     assert_eq!(missed(&latest, 11), [misses("a", None)]);
-    latest.put(report("a", "x", 7, 1, 1), LEAST, at(12));
+    latest.put(report("a", "x", 7, 1, 1), MIN_AGE, at(12));
     assert_eq!(missed(&latest, 19), []);
     assert_eq!(missed(&latest, 20), [misses("b", Some(1))]);
     assert_eq!(missed(&Latest::default(), 20), []);
 }
 
 #[test]
-fn what_was_heard_since_is_passed_on_and_is_no_older_there() {
+fn newer_reports_are_relayed_with_their_age() {
     let mut standby = latest(&["a", "b"]);
-    standby.put(report("a", "x", 7, 3, 5), LEAST, at(100));
+    standby.put(report("a", "x", 7, 3, 5), MIN_AGE, at(100));
     let is_passed_on = |missed: Missed, seconds| standby.relayed(&missed, at(seconds)).is_some();
     assert!(is_passed_on(misses("a", None), 104));
     assert!(is_passed_on(misses("a", Some(2)), 104));
-    assert!(!is_passed_on(misses("a", Some(3)), 104), "it has this one");
-    assert!(
-        !is_passed_on(misses("a", Some(2)), 130),
-        "it tells nothing any more"
-    );
-    assert!(!is_passed_on(misses("b", None), 104), "it never came");
+    assert!(!is_passed_on(misses("a", Some(3)), 104), "already received");
+    assert!(!is_passed_on(misses("a", Some(2)), 130), "stale");
+    assert!(!is_passed_on(misses("b", None), 104), "never received");
     assert!(!is_passed_on(misses("c", None), 104));
     let mut rebooted = misses("a", Some(9));
     rebooted.last.as_mut().unwrap().boot_id = "w".to_owned();
@@ -261,12 +258,12 @@ fn what_was_heard_since_is_passed_on_and_is_no_older_there() {
 
     let relayed = standby.relayed(&misses("a", Some(2)), at(104)).unwrap();
     let text = serde_json::to_string(&relayed.report).unwrap();
-    let came = at(104).before(Duration::from_millis(relayed.age_millis));
+    let arrived_at = at(104).before(Duration::from_millis(relayed.age_millis));
     let mut leader = latest(&["a"]);
-    leader.put(report("a", "x", 7, 2, 4), LEAST, at(93));
+    leader.put(report("a", "x", 7, 2, 4), MIN_AGE, at(93));
     let read = Report::parse(text.as_bytes()).unwrap();
     assert_eq!(
-        leader.put(read, LEAST, came),
+        leader.put(read, MIN_AGE, arrived_at),
         Outcome::Stored(Some(Duration::from_secs(7)))
     );
     assert_eq!(told(&mut leader), [("a".to_owned(), 5)]);
@@ -275,7 +272,7 @@ fn what_was_heard_since_is_passed_on_and_is_no_older_there() {
 }
 
 proptest! {
-    /// However often and in whatever order the reports of one boot come.
+    /// Reports of one boot, in any order and any number of times.
     #[test]
     fn the_newest_wins_in_any_order(
         sent in prop::collection::vec((0_u64..3, 0_u64..5, 0_usize..3), 1..40),
@@ -286,14 +283,14 @@ proptest! {
         let (mut seen, mut newest) = ([None; 3], [None; 3]);
         for ((started, sequence, index), taken) in sent.into_iter().zip(taken) {
             let content = i64::try_from(started * 10 + sequence).unwrap();
-            let outcome = latest.put(report(nodes[index], "x", started, sequence, content), LEAST, at(1));
+            let outcome = latest.put(report(nodes[index], "x", started, sequence, content), MIN_AGE, at(1));
             let is_newer = Some(content) > newest[index];
             prop_assert_eq!(matches!(outcome, Outcome::Stored(_)), is_newer);
             newest[index] = newest[index].max(Some(content));
             if taken {
                 for (node, content) in told(&mut latest) {
                     let index = nodes.iter().position(|name| *name == node).unwrap();
-                    prop_assert!(Some(content) > seen[index], "told twice, or of the past");
+                    prop_assert!(Some(content) > seen[index], "returned twice or out of order");
                     seen[index] = Some(content);
                 }
             }

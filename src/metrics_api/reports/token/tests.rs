@@ -7,7 +7,7 @@ use crate::crd::report::AUDIENCE;
 
 const ISSUER: &str = "https://kubernetes.default.svc";
 
-/// As an API server signs.
+/// Signs like an API server.
 struct Signer {
     pair: EcdsaKeyPair,
     random: SystemRandom,
@@ -55,7 +55,7 @@ fn claims() -> Value {
     })
 }
 
-/// One that was issued just now, signed by a key that nobody else knows.
+/// A token issued just now, signed by an unknown key.
 pub fn a_token() -> String {
     let mut claims = claims();
     let now = crate::cluster::clock::wall().as_second();
@@ -76,7 +76,7 @@ fn checked(claims: &Value, now: i64) -> Result<(), BadToken> {
 }
 
 #[test]
-fn a_token_of_the_api_server_says_on_which_node_its_pod_runs() {
+fn a_token_of_the_api_server_names_the_node_of_its_pod() {
     let signer = Signer::new();
     let text = signer.sign(&header(), &claims());
     let token = Token::read(&text).unwrap();
@@ -92,7 +92,7 @@ fn a_token_of_the_api_server_says_on_which_node_its_pod_runs() {
 }
 
 #[test]
-fn a_token_that_was_changed_or_signed_by_another_is_forged() {
+fn a_changed_or_foreign_token_is_forged() {
     let signer = Signer::new();
     let verify = |text: &str| signer.keys().verify(&Token::read(text).unwrap());
     let other = Signer::new().sign(&header(), &claims());
@@ -111,7 +111,7 @@ fn a_token_that_was_changed_or_signed_by_another_is_forged() {
 }
 
 #[test]
-fn how_a_token_is_verified_is_not_for_it_to_say() {
+fn a_token_cannot_choose_its_algorithm() {
     let signer = Signer::new();
     for algorithm in ["none", "HS256", "RS256", "ES384"] {
         let text = signer.sign(&json!({"alg": algorithm, "kid": "k"}), &claims());
@@ -121,7 +121,7 @@ fn how_a_token_is_verified_is_not_for_it_to_say() {
 }
 
 #[test]
-fn of_a_key_that_is_not_known_the_api_server_has_to_be_asked() {
+fn tokens_with_unknown_keys_need_a_review() {
     let signer = Signer::new();
     let verify = |header: &Value, claims: &Value| {
         let text = signer.sign(header, claims);
@@ -153,9 +153,13 @@ fn a_signature_by_rsa_is_verified() {
 }
 
 #[test]
-fn a_token_for_somebody_else_or_of_another_time_is_not_believed() {
+fn a_token_for_another_audience_or_time_is_refused() {
     assert_eq!(checked(&claims(), 1000), Ok(()));
-    assert_eq!(checked(&claims(), 4660), Ok(()), "clocks differ a little");
+    assert_eq!(
+        checked(&claims(), 4660),
+        Ok(()),
+        "within the tolerated skew"
+    );
     assert_eq!(checked(&claims(), 4661), Err(BadToken::Expired));
     assert_eq!(checked(&claims(), 939), Err(BadToken::NotYet));
     let mut one = claims();
@@ -168,7 +172,7 @@ fn a_token_for_somebody_else_or_of_another_time_is_not_believed() {
 }
 
 #[test]
-fn a_token_that_is_valid_for_longer_than_two_hours_is_refused() {
+fn a_token_valid_for_more_than_two_hours_is_refused() {
     let lasting = |seconds: i64| {
         let mut claims = claims();
         claims["exp"] = json!(1000_i64.saturating_add(seconds));
@@ -186,7 +190,7 @@ fn a_token_that_is_valid_for_longer_than_two_hours_is_refused() {
 }
 
 #[test]
-fn what_is_no_token_is_refused_without_a_panic() {
+fn malformed_tokens_are_refused_without_a_panic() {
     let long = format!("{0}.{0}.{0}", "A".repeat(LONGEST));
     let no_claims = format!("{0}.{0}.", URL_SAFE_NO_PAD.encode("{}"));
     for text in [

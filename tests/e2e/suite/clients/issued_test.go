@@ -160,7 +160,7 @@ func (s *scene) evictor() *atomic.Int64 {
 			case err == nil && said.Result == "gone":
 				count.Add(1)
 			case err == nil:
-				// A leader that is new has still to read what counts.
+				// A new leader has not read the eviction record yet.
 				l.refused(fmt.Errorf("it is answered %+v", said))
 			case strings.Contains(err.Error(), "x509") || strings.Contains(err.Error(), "tls:"):
 				l.mayNotBe(err)

@@ -38,8 +38,8 @@ const (
 )
 
 // expected are the words of refusals while the fleet's budget is spent, and while a leader is found.
-var expected = []string{"the fleet's budget", "leads", "another eviction of the same node is under way",
-	"it is not known yet what became of another eviction on the node"}
+var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "another eviction of the same node is in progress",
+	"the outcome of another eviction on the node is not known yet"}
 
 // evicts are the policies by which agents evict victims: agents alone judge the rule, and these say that it is breached.
 var evicts = []string{

@@ -1,4 +1,4 @@
-//! A certificate that somebody else keeps in files and replaces there, as cert-manager does in a Secret that pods mount.
+//! A certificate in files that another program renews, such as a mounted Secret of cert-manager.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -18,112 +18,113 @@ use thiserror::Error;
 use crate::cluster::mounted::{Stamp, stamp};
 
 use super::super::certificates::{Pair, is_signed, provider, store, unix};
-use super::succession::{Found, Succession};
-use super::{Held, TlsFiles, roots};
+use super::rollover::{Candidate, Rollover};
+use super::{Certificate, TlsFiles, roots};
 
-/// As much as a Secret holds.
-const MOST: u64 = 1 << 20;
+/// Size limit of a Secret.
+const MAX_BYTES: u64 = 1 << 20;
 
-/// Why a certificate is of no use. What was good before is served on.
+/// Why the certificate files are unusable. The last valid certificate stays in use.
 #[derive(Debug, Error)]
 pub enum FilesError {
     /// A file can't be read.
     #[error("failed to read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// There is no authority that could be told of.
+    /// There is no authority to publish.
     #[error(
-        "failed to read {path}: {1}; the issuer of the certificate has to say there by which authority it is known",
+        "failed to read {path}: {1}; the issuer of the certificate must provide its authority there",
         path = .0.display()
     )]
     Authorities(PathBuf, String),
-    /// It holds something else.
-    #[error("failed to read {path}: it holds no {1} in PEM", path = .0.display())]
+    /// It has unexpected content.
+    #[error("failed to read {path}: it contains no {1} in PEM", path = .0.display())]
     Pem(PathBuf, &'static str),
-    /// The key is another certificate's.
+    /// The key belongs to another certificate.
     #[error(
-        "failed to use the key in {key}: it is not that of the certificate in {certificate}",
+        "failed to use the key in {key}: it does not match the certificate in {certificate}",
         key = .0.display(), certificate = .1.display()
     )]
     Key(PathBuf, PathBuf),
-    /// It is too late for it.
-    #[error("failed to use the certificate in {path}: it ended at {1} and was not renewed", path = .0.display())]
+    /// It has expired.
+    #[error("failed to use the certificate in {path}: it expired at {1} and was not renewed", path = .0.display())]
     Ended(PathBuf, Timestamp),
-    /// It is too early for it.
+    /// It is not valid yet.
     #[error(
-        "failed to use the certificate in {path}: it begins at {1}; is the clock of this machine right?",
+        "failed to use the certificate in {path}: it is not valid before {1}; is the clock of this machine right?",
         path = .0.display()
     )]
     Early(PathBuf, Timestamp),
-    /// Nobody who knows the authorities would take it.
+    /// No published authority has signed it.
     #[error(
         "failed to use the certificate in {path}: no authority in {authorities} has signed it",
         path = .0.display(), authorities = .1.display()
     )]
     Stranger(PathBuf, PathBuf),
-    /// Replicas could not know each other by it.
+    /// It is not valid as a client certificate, which replicas need.
     #[error(
-        "failed to use the certificate in {path}: it is not for clients, and replicas know each other by it; have it issued for the usages \
+        "failed to use the certificate in {path}: it is not valid for clients, which replicas need among themselves; issue it for the usages \
          \"server auth\" and \"client auth\"",
         path = .0.display()
     )]
     ServerAlone(PathBuf),
-    /// It is no good for another reason, such as a name that it does not bear.
+    /// It is unusable for another reason, such as a missing DNS name.
     #[error("failed to use the certificate in {}", .0.display())]
     Refused(PathBuf, #[source] TlsError),
 }
 
-/// Reads it, and again when a file is another one.
+/// Reads the certificate, and reads it again when a file changes.
 pub struct Files {
     paths: TlsFiles,
     names: Vec<String>,
     seen: Option<[Option<Stamp>; 3]>,
     is_good: bool,
-    succession: Succession,
+    rollover: Rollover,
 }
 
 impl Files {
-    /// One that bears all these names.
+    /// For a certificate that has all these names.
     pub fn new(paths: TlsFiles, names: Vec<String>) -> Self {
         Self {
             paths,
             names,
             seen: None,
             is_good: false,
-            succession: Succession::default(),
+            rollover: Rollover::default(),
         }
     }
 
-    /// Whether [`Self::look`] would find something new.
+    /// Whether [`Self::refresh`] would find a change.
     pub fn has_changed(&self, now: Timestamp) -> bool {
-        self.seen != Some(self.stamps()) || self.succession.is_due(now)
+        self.seen != Some(self.stamps()) || self.rollover.is_due(now)
     }
 
-    /// What there is to serve with; `None`: there was nothing good yet.
-    pub fn held(&self) -> Option<Held> {
-        self.succession.held()
+    /// The certificate to serve with. `None`: there was no valid one yet.
+    pub fn current(&self) -> Option<Certificate> {
+        self.rollover.current()
     }
 
-    /// Takes what is there at `now`.
+    /// Reads the files at `now`.
     ///
     /// # Errors
-    /// It is no good. Neither is then what is held, where that has ended.
-    pub fn look(&mut self, now: Timestamp) -> Result<(), FilesError> {
-        self.succession.advance(now);
+    /// The certificate is unusable. An earlier one stays in use until it expires.
+    pub fn refresh(&mut self, now: Timestamp) -> Result<(), FilesError> {
+        self.rollover.advance(now);
         let stamps = self.stamps();
-        // What was no good may be by now: time is part of it.
+        // An unusable certificate is read again, because its validity depends on the time.
         if self.seen != Some(stamps) || !self.is_good {
             self.seen = Some(stamps);
             self.is_good = false;
             let found = self.read(now)?;
             self.is_good = true;
-            let (path, ends) = (self.paths.certificate.display().to_string(), found.ends);
-            let from = self.succession.offer(found, now).unwrap_or(now);
-            tracing::info!(path, %from, %ends, "found a certificate to serve with");
+            let (path, expires) = (self.paths.certificate.display().to_string(), found.expires);
+            let from = self.rollover.offer(found, now).unwrap_or(now);
+            tracing::info!(path, %from, %expires, "loaded a new certificate");
         }
-        match self.held() {
-            Some(held) if held.ends <= now => {
-                Err(FilesError::Ended(self.paths.certificate.clone(), held.ends))
-            }
+        match self.current() {
+            Some(current) if current.expires <= now => Err(FilesError::Ended(
+                self.paths.certificate.clone(),
+                current.expires,
+            )),
             _ => Ok(()),
         }
     }
@@ -141,7 +142,7 @@ impl Files {
         self.each().map(|path| stamp(path).ok())
     }
 
-    fn read(&self, now: Timestamp) -> Result<Found, FilesError> {
+    fn read(&self, now: Timestamp) -> Result<Candidate, FilesError> {
         let [certificate, key, authorities] = self.each();
         let nothing = |path: &Path, what| FilesError::Pem(path.to_owned(), what);
         let chain = certificates(&text(certificate)?);
@@ -151,17 +152,17 @@ impl Files {
         let no_authority = |why: String| FilesError::Authorities(authorities.to_owned(), why);
         let roots = read(authorities).map_err(|error| no_authority(error.to_string()))?;
         let roots = certificates(&roots)
-            .ok_or_else(|| no_authority("it holds no certificate in PEM".to_owned()))?;
+            .ok_or_else(|| no_authority("it contains no certificate in PEM".to_owned()))?;
         let pair = Pair { chain, key };
-        let ends = self.check(&pair, &roots, now)?;
-        Ok(Found {
+        let expires = self.check(&pair, &roots, now)?;
+        Ok(Candidate {
             pair: Arc::new(pair),
             roots,
-            ends,
+            expires,
         })
     }
 
-    /// Until when clients take this for a server of all our names, and for a replica, if they do so at `now`.
+    /// Checks the certificate for all our names and for client use at `now`, and returns its expiry.
     fn check(
         &self,
         pair: &Pair,
@@ -193,7 +194,7 @@ impl Files {
         if !is_signed(clients.as_ref(), &pair.chain, now) {
             return Err(FilesError::ServerAlone(self.paths.certificate.clone()));
         }
-        // Who refuses it at the end of time says since when.
+        // Verification at the end of time fails with the expiry.
         let ended = verify(&self.names[0], Timestamp::MAX).err();
         Ok(ended
             .and_then(|error| end(&error))
@@ -211,7 +212,7 @@ impl Files {
         }
         match error {
             TlsError::InconsistentKeys(_) => FilesError::Key(key, certificate),
-            // The second where an authority of the same name was made anew.
+            // The second case occurs if an authority was recreated under the same name.
             TlsError::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             ) => FilesError::Stranger(certificate, authorities),
@@ -224,7 +225,7 @@ impl Files {
     }
 }
 
-/// When a certificate ended that is refused for that.
+/// The expiry in a verification error.
 fn end(error: &TlsError) -> Option<Timestamp> {
     match error {
         TlsError::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. }) => {
@@ -239,7 +240,7 @@ fn timestamp(seconds: u64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)
 }
 
-/// All certificates of a PEM; `None`: there are none.
+/// All certificates of a PEM. `None`: there are none.
 fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     Some(roots::read(pem)).filter(|found| !found.is_empty())
 }
@@ -250,7 +251,7 @@ fn text(path: &Path) -> Result<Vec<u8>, FilesError> {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(path)?.take(MOST).read_to_end(&mut text)?;
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 

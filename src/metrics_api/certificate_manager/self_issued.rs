@@ -1,4 +1,4 @@
-//! A certificate that the replica makes itself, by authorities that all replicas share in a Secret.
+//! A certificate that the replica issues itself, from authorities that all replicas share in a Secret.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use serde_json::json;
 use crate::cluster::client::{CallError, call, stored};
 
 use super::super::authorities::{Authorities, Certified, REPLICA};
-use super::{BUNDLE, Held, KeepError, roots};
+use super::{BUNDLE, Certificate, ManageError, roots};
 
 const FIELD: &str = "authorities.json";
 
-/// Makes it, and makes it anew in time.
-pub struct Own {
+/// Issues and renews the certificate.
+pub struct SelfIssued {
     client: Client,
     namespace: String,
     secret: String,
@@ -26,8 +26,8 @@ pub struct Own {
     mine: Option<Certified>,
 }
 
-impl Own {
-    /// One that bears these names.
+impl SelfIssued {
+    /// For a certificate with these names.
     pub fn new(client: Client, namespace: String, secret: String, names: Vec<String>) -> Self {
         Self {
             client,
@@ -38,11 +38,15 @@ impl Own {
         }
     }
 
-    /// What there is at `now`.
+    /// The certificate at `now`.
     ///
     /// # Errors
-    /// The Secret can't be kept, or nothing made of it.
-    pub async fn look(&mut self, leads: bool, now: Timestamp) -> Result<Held, KeepError> {
+    /// The Secret can't be read or written, or the certificate can't be issued.
+    pub async fn refresh(
+        &mut self,
+        leads: bool,
+        now: Timestamp,
+    ) -> Result<Certificate, ManageError> {
         let authorities = self.authorities(leads, now).await?;
         let is_current = |mine: &Certified| authorities.is_current(mine, now);
         let mine = match self.mine.take().filter(is_current) {
@@ -50,17 +54,17 @@ impl Own {
             None => authorities.certify(&self.names, now)?,
         };
         let mine = self.mine.insert(mine);
-        Ok(Held {
+        Ok(Certificate {
             pair: Arc::clone(&mine.pair),
             roots: roots::read(authorities.bundle(now).as_bytes()),
-            ends: mine.ends,
+            expires: mine.expires,
         })
     }
 
-    /// The authorities of the Secret. Where there are none yet, the first replica makes them; later ones the leader.
-    async fn authorities(&self, leads: bool, now: Timestamp) -> Result<Authorities, KeepError> {
+    /// The authorities in the Secret. The first replica creates them; later ones are created by the leader.
+    async fn authorities(&self, leads: bool, now: Timestamp) -> Result<Authorities, ManageError> {
         let name = &self.secret;
-        let failed = |error| KeepError::Secret(name.clone(), error);
+        let failed = |error| ManageError::Secret(name.clone(), error);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let secret = match call(api.get_opt(name)).await.map_err(failed)? {
             Some(secret) => secret,
@@ -89,7 +93,7 @@ impl Own {
                 ByteString(renewed.bundle(now).into_bytes()),
             ),
         ]);
-        // By the version that was read: of two that write at a time one fails, and looks again.
+        // Conditional on the version read: of two concurrent writers one fails, and retries.
         let secret = Secret {
             data: Some(data),
             ..secret
@@ -101,8 +105,8 @@ impl Own {
         Ok(renewed)
     }
 
-    /// Makes the Secret, empty, or reads the one that another replica made meanwhile. By server-side apply: a role can allow
-    /// that for one name, and a create for all names only.
+    /// Creates an empty Secret, or reads one that another replica created meanwhile. Uses server-side apply, because a
+    /// role can grant that for a single name, but create only for all names.
     async fn make_secret(&self, api: &Api<Secret>) -> Result<Secret, CallError> {
         let name = &self.secret;
         let empty = Patch::Apply(json!({

@@ -1,4 +1,4 @@
-//! One request of an agent to its answer.
+//! Handles requests of agents.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,48 +26,48 @@ use crate::crd::report::{Acknowledgement, Missed, PATH, REFUSED_BYTES, Relayed};
 use crate::engine::time::BootTime;
 use crate::evictions::{Evictions, Reply};
 
-/// A body has to be here by then.
-const BODY: Duration = Duration::from_secs(5);
+/// Time limit for reading a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is sent.
+/// A response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// A refusal, and the word by which it is counted.
+/// A refusal with its metric label.
 type Refused = (&'static str, Refusal);
 
-/// Takes reports.
-pub struct Desk {
-    /// Who reports.
+/// Receives reports.
+pub struct ReportHandler {
+    /// Authenticates agents.
     pub identity: Identity,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     latest: Mutex<Latest>,
     pace: Mutex<Pace>,
     arrived: Notify,
-    /// Takes requests to evict pods.
+    /// Queue of eviction requests.
     pub evictions: Evictions,
-    /// What Prometheus is told.
+    /// Prometheus metrics.
     pub metrics: ReportMetrics,
 }
 
-/// An answer, and the node whose agent asked.
+/// A response, with the node of a stored report.
 pub struct Answered {
-    /// What is sent.
+    /// The response.
     pub answer: Answer,
-    /// `None`: it is not known, or asked for an eviction: reports alone keep a connection open.
+    /// `None`: the request failed or was an eviction. Only reports keep a connection open.
     pub node: Option<Arc<str>>,
 }
 
-impl Desk {
-    /// Nothing is taken before [`Self::open`].
+impl ReportHandler {
+    /// Refuses reports until [`Self::open`] is called.
     pub fn new(
         identity: Identity,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         metrics: ReportMetrics,
         evictions: Evictions,
     ) -> Self {
         Self {
             identity,
-            standing,
+            leadership,
             latest: Mutex::default(),
             pace: Mutex::default(),
             arrived: Notify::new(),
@@ -84,41 +84,41 @@ impl Desk {
         *self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All nodes are known.
+    /// All nodes are known: accepts reports from now on.
     pub fn open(&self) {
         self.latest().open(clock::now());
     }
 
-    /// A node is there, whose Node has this boot id, if any; `None`: it is gone.
+    /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&self, name: &str, boot_id: Option<&str>) {
         self.latest().node(name, boot_id);
     }
 
-    /// Comes when a report has.
+    /// Completes when a report has arrived.
     pub async fn arrived(&self) {
         self.arrived.notified().await;
     }
 
-    /// What came since the last call: the newest report of each node.
+    /// The newest report of each node since the last call.
     pub fn take(&self) -> Vec<Told> {
         self.latest().take()
     }
 
-    /// Sets the pace by how many cores are used for it.
+    /// Updates the pace from the CPU usage of the listener.
     pub fn measure(&self, busy: f64) {
         let now = clock::now();
-        let (waits, nodes) = {
+        let (backlog, nodes) = {
             let latest = self.latest();
             let since = latest.waiting_since();
-            let waits = since.map_or(Duration::ZERO, |since| now.since(since));
-            (waits, latest.reporting(now))
+            let backlog = since.map_or(Duration::ZERO, |since| now.since(since));
+            (backlog, latest.reporting(now))
         };
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        *pace = pace.at(Load { busy, waits });
-        self.metrics.goes(nodes, busy, *pace);
+        *pace = pace.at(Load { busy, backlog });
+        self.metrics.set_load(nodes, busy, *pace);
     }
 
-    /// Answers one request.
+    /// Handles one request.
     pub async fn answer(&self, request: Request<Incoming>) -> Answered {
         if request.uri().path() == eviction::PATH {
             let answer = self.evict(request).await;
@@ -127,18 +127,18 @@ impl Desk {
                 refused(&refusal)
             });
         }
-        let begun = clock::now();
-        let taken = self.take_in(request).await;
+        let started = clock::now();
+        let taken = self.receive(request).await;
         let (result, answered) = match taken {
             Ok((result, node)) => (result, self.acknowledged(node)),
             Err((result, refusal)) => (result, refused(&refusal)),
         };
-        self.metrics.answered(result, clock::now().since(begun));
+        self.metrics.answered(result, clock::now().since(started));
         answered
     }
 
-    /// In the order of what it costs: nothing is read of whom nobody knows.
-    async fn take_in(
+    /// Checks are ordered by cost: the body is only read after authentication.
+    async fn receive(
         &self,
         request: Request<Incoming>,
     ) -> Result<(&'static str, Arc<str>), Refused> {
@@ -167,7 +167,7 @@ impl Desk {
             Outcome::Stored(_) => Ok(("stored", node)),
             Outcome::Replayed => Ok(("replayed", node)),
             Outcome::Superseded => {
-                let message = format!("a later report of node {node:?} is known");
+                let message = format!("a later report of node {node:?} was received already");
                 Err(("superseded", conflict(message)))
             }
             Outcome::OtherBoot => {
@@ -179,7 +179,7 @@ impl Desk {
             }
             Outcome::StartedAhead => {
                 let message = format!(
-                    "the agent of node {node:?} can't have started so late, by its reports before and the clock of the \
+                    "the agent of node {node:?} cannot have started that late according to its earlier reports and the clock of the \
                      controller"
                 );
                 Err(("started_ahead", conflict(message)))
@@ -190,18 +190,17 @@ impl Desk {
                 Err(("unknown_node", Refusal::new(404, "NotFound", message)))
             }
             Outcome::TooSoon => {
-                let message =
-                    "there are more reports than can be taken: this one came before it was wanted";
+                let message = "the controller is overloaded: this report came before the requested interval had passed";
                 let refusal = Refusal::new(429, "TooManyRequests", message);
                 Err(("too_soon", refusal.after(self.pace().retry_after())))
             }
         }
     }
 
-    /// Answers a request to evict a pod of the node that its token names.
+    /// Handles an eviction request for the node of the token.
     async fn evict(&self, request: Request<Incoming>) -> Result<Answered, Refused> {
         if *request.method() != Method::POST {
-            let message = "evictions are asked for by POST";
+            let message = "evictions are requested by POST";
             return Err(("method", Refusal::new(405, "MethodNotAllowed", message)));
         }
         let node = self.identify(request.headers()).await?;
@@ -212,14 +211,14 @@ impl Desk {
         Ok(Answered { answer, node: None })
     }
 
-    /// Keeps a report for whoever takes them.
+    /// Stores a report.
     pub fn put(&self, report: Report) -> Outcome {
-        let least = self.pace().least;
-        self.keep(report, least, clock::now())
+        let min_age = self.pace().min_interval;
+        self.store(report, min_age, clock::now())
     }
 
-    fn keep(&self, report: Report, least: Duration, came: BootTime) -> Outcome {
-        let outcome = self.latest().put(report, least, came);
+    fn store(&self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
+        let outcome = self.latest().put(report, min_age, arrived_at);
         if let Outcome::Stored(age) = outcome {
             self.arrived.notify_one();
             if let Some(age) = age {
@@ -229,17 +228,17 @@ impl Desk {
         outcome
     }
 
-    /// Takes what another replica passes on, and says of which nodes more is missed. One that can't be read is harmless.
+    /// Stores relayed reports, and returns which nodes' reports are still missing. Invalid reports are skipped.
     ///
     /// # Errors
-    /// The whole can't be read.
-    pub fn take_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+    /// The body can't be parsed.
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
         let all: Vec<Relayed<&RawValue>> = serde_json::from_slice(body)?;
         let now = clock::now();
         for relayed in all {
             let age = Duration::from_millis(relayed.age_millis);
             let result = match Report::parse(relayed.report.get().as_bytes()) {
-                Ok(report) => match self.keep(report, Duration::ZERO, now.before(age)) {
+                Ok(report) => match self.store(report, Duration::ZERO, now.before(age)) {
                     Outcome::Stored(_) => "relayed",
                     _ => continue,
                 },
@@ -250,18 +249,18 @@ impl Desk {
         Ok(self.latest().missed(now))
     }
 
-    /// What is known here of nodes of which another replica misses reports, as it takes them, and how many those are; as
-    /// many as go into so many bytes.
-    pub fn relay(&self, missed: &[Missed], most: usize) -> (Vec<u8>, usize) {
+    /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
+    /// reports.
+    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
         let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
         for missed in missed {
-            // Agents that report meanwhile wait for one at a time.
+            // Lock for one report at a time, so that agents can report meanwhile.
             let text = self
                 .latest()
                 .relayed(missed, now)
                 .map(|relayed| serde_json::to_vec(&relayed));
             let Some(Ok(text)) = text else { continue };
-            if body.len() + text.len() + 2 > most {
+            if body.len() + text.len() + 2 > max_bytes {
                 break;
             }
             if count > 0 {
@@ -274,8 +273,8 @@ impl Desk {
         (body, count)
     }
 
-    /// Whether any node reports here.
-    pub fn hears(&self) -> bool {
+    /// Whether any node currently reports here.
+    pub fn has_reporting_nodes(&self) -> bool {
         self.latest().reporting(clock::now()) > 0
     }
 
@@ -284,19 +283,19 @@ impl Desk {
             let message = "a report needs a bearer token of the agents' ServiceAccount";
             ("no_token", Refusal::new(401, "Unauthorized", message))
         })?;
-        self.identity.node(token).await.map_err(denied)
+        self.identity.node(token).await.map_err(refuse_token)
     }
 
     fn acknowledged(&self, node: Arc<str>) -> Answered {
-        let term = self.standing.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::now());
         let seconds = self.pace().interval.as_secs();
-        let said = Acknowledgement {
+        let acknowledgement = Acknowledgement {
             epoch: term.map(|term| term.epoch),
             leading: term.is_some(),
             next_interval_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
         };
         Answered {
-            answer: json(StatusCode::OK, body(&said)),
+            answer: json(StatusCode::OK, body(&acknowledgement)),
             node: Some(node),
         }
     }
@@ -307,14 +306,14 @@ fn conflict(message: String) -> Refusal {
 }
 
 fn not_open() -> Refused {
-    let message = "it is not known yet which nodes there are";
+    let message = "the nodes are not listed yet";
     (
         "not_ready",
         Refusal::new(503, "ServiceUnavailable", message).after(1),
     )
 }
 
-fn denied(why: Denied) -> Refused {
+fn refuse_token(why: Denied) -> Refused {
     let (result, code, reason) = match why {
         Denied::Bad(BadToken::Malformed) => ("token_malformed", 401, "Unauthorized"),
         Denied::Bad(BadToken::Audience) => ("token_audience", 401, "Unauthorized"),
@@ -359,21 +358,27 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
         return Err(too_large());
     }
     let body = Limited::new(body, max).collect();
-    let Ok(body) = timeout(BODY, body).await else {
-        let message = format!("the request did not come within {} s", BODY.as_secs());
+    let Ok(body) = timeout(BODY_TIMEOUT, body).await else {
+        let message = format!(
+            "the request body was not received within {} s",
+            BODY_TIMEOUT.as_secs()
+        );
         return Err(("too_slow", Refusal::new(408, "Timeout", message)));
     };
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
             too_large()
         } else {
-            ("broken_off", Refusal::bad_request("the request broke off"))
+            (
+                "broken_off",
+                Refusal::bad_request("the request is incomplete"),
+            )
         }
     })?;
     Ok(body.to_bytes())
 }
 
-/// What the leader has answered to a request to evict, or where it is.
+/// The leader's answer to an eviction request, or the leader's address.
 fn replied(reply: &Reply) -> Answer {
     match reply {
         Reply::Answer(answer) => json(StatusCode::OK, body(answer)),
@@ -385,7 +390,7 @@ fn replied(reply: &Reply) -> Answer {
 }
 
 fn body(answer: &impl serde::Serialize) -> Vec<u8> {
-    // All of them can be written as JSON.
+    // Serialization can't fail.
     serde_json::to_vec(answer).unwrap_or_default()
 }
 

@@ -1,13 +1,13 @@
-//! Keeps the certificates: this replica's own, whichever way it comes by it, and the authorities by which others know it, in the
-//! `APIService` and the agents' `ConfigMap`.
+//! Manages certificates: this replica's own, from either source, and the authorities that clients trust, in the
+//! `APIService` and in the agents' `ConfigMap`.
 //!
-//! What is told to others is known for a while before anything is served by it. Any replica adds its authorities where they
-//! are missing; those that are of no more use the leader alone takes away.
+//! An authority is published for a while before a certificate of it is served. Any replica adds its missing
+//! authorities; only the leader removes old ones.
 
 mod files;
-mod own;
+mod rollover;
 mod roots;
-mod succession;
+mod self_issued;
 
 use std::future::pending;
 use std::path::PathBuf;
@@ -35,86 +35,86 @@ use super::Observer;
 use super::authorities::{CertificateError, REPLICA};
 use super::certificates::{Pair, Tls, TlsError};
 use files::{Files, FilesError};
-use own::Own;
 use roots::Roots;
+use self_issued::SelfIssued;
 
-/// The `APIService` by which the API server finds us.
+/// Name of our `APIService`.
 pub const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
-/// The bundle, for people and for those who mount it.
+/// Key of the CA bundle, in the Secret and the `ConfigMap`.
 const BUNDLE: &str = "ca.crt";
-/// How often all is looked at while it is well, and while it is not.
-const SELDOM: Duration = Duration::from_mins(1);
-const OFTEN: Duration = Duration::from_secs(2);
+/// Interval of checks, and after an error.
+const RESYNC_INTERVAL: Duration = Duration::from_mins(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Why the certificates are not as they should be.
+/// Why the certificates are not in the desired state.
 #[derive(Debug, Error)]
-pub enum KeepError {
+pub enum ManageError {
     /// The Secret can't be read or written.
-    #[error("failed to keep the Secret {0}: {words}", words = .1.words())]
+    #[error("failed to read or write the Secret {0}: {words}", words = .1.words())]
     Secret(String, CallError),
     /// The `ConfigMap` can't be read or written.
-    #[error("failed to tell agents of the certificate authority in the ConfigMap {0}: {words}", words = .1.words())]
+    #[error("failed to publish the certificate authorities to agents in the ConfigMap {0}: {words}", words = .1.words())]
     Bundle(String, CallError),
     /// The `APIService` can't be read or written.
-    #[error("failed to tell the APIService {API_SERVICE} of the certificate authority: {words}", words = .0.words())]
+    #[error("failed to publish the certificate authorities in the APIService {API_SERVICE}: {words}", words = .0.words())]
     Service(CallError),
-    /// A certificate can't be made.
+    /// A certificate can't be issued.
     #[error(transparent)]
-    Certificate(#[from] CertificateError),
-    /// Others did not keep it as they should.
+    Issue(#[from] CertificateError),
+    /// The certificate files are unusable.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// The TLS library refuses it.
+    /// The TLS library rejects it.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// Where things are.
+/// Names and locations of the objects involved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The namespace of Service and Secret.
+    /// Namespace of the Services and the Secret.
     pub namespace: String,
-    /// The Service that the `APIService` names.
+    /// The Service of the `APIService`.
     pub service: String,
-    /// The certificate.
+    /// Source of the certificate.
     pub certificate: CertificatePlace,
-    /// Where agents report; `None`: nowhere.
+    /// Where agents report. `None`: they don't.
     pub reports: Option<ReportPlace>,
-    /// Whether there is an `APIService` by which API servers find us.
+    /// Whether there is an `APIService`.
     pub api: bool,
 }
 
-/// How a replica comes by its certificate.
+/// Where a replica gets its certificate from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificatePlace {
-    /// It makes it itself, by an authority that the replicas share in this Secret.
+    /// Issued by itself, from an authority that the replicas share in this Secret.
     Secret(String),
-    /// Somebody else does, cert-manager for one, and keeps it in files.
+    /// Issued by another program such as cert-manager, and mounted as files.
     Files(TlsFiles),
 }
 
-/// A certificate in files, which somebody else replaces in time. All are PEM.
+/// Certificate files in PEM, renewed by another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, then those between it and its authority.
+    /// The certificate, followed by its intermediates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key.
     pub key: PathBuf,
-    /// The authority that signed it, with others that clients shall know.
+    /// The authority that signed it, and others to be published to clients.
     pub authorities: PathBuf,
 }
 
-/// Where agents find those to whom they report.
+/// How agents find the replicas that they report to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportPlace {
-    /// The headless Service whose endpoints they are.
+    /// The headless Service of the replicas.
     pub service: String,
-    /// The `ConfigMap` with the certificate authorities by which agents know them.
+    /// The `ConfigMap` with the authorities that agents trust.
     pub bundle: String,
 }
 
 impl Place {
-    /// The name by which API servers know us.
+    /// The DNS name that API servers connect to.
     pub fn server_name(&self) -> String {
         self.name_of(&self.service)
     }
@@ -123,7 +123,7 @@ impl Place {
         format!("{service}.{}.svc", self.namespace)
     }
 
-    /// All names that our certificate bears.
+    /// All DNS names of our certificate.
     fn names(&self) -> Vec<String> {
         let reports = self.reports.as_ref();
         let reports = reports.map(|reports| self.name_of(&reports.service));
@@ -131,19 +131,19 @@ impl Place {
     }
 }
 
-/// What there is to serve with.
+/// Certificate to serve with.
 #[derive(Clone, Debug)]
-pub struct Held {
-    /// The certificate.
+pub struct Certificate {
+    /// The certificate and its key.
     pair: Arc<Pair>,
-    /// The authorities that others have to know for it, and for the one that follows it.
+    /// Authorities of this certificate and of the next one, to be published.
     roots: Vec<CertificateDer<'static>>,
-    /// When it is good no more.
-    ends: Timestamp,
+    /// When it expires.
+    expires: Timestamp,
 }
 
 enum Source {
-    Own(Own),
+    SelfIssued(SelfIssued),
     Files(Files),
 }
 
@@ -153,52 +153,61 @@ impl Source {
         match &place.certificate {
             CertificatePlace::Secret(secret) => {
                 let namespace = place.namespace.clone();
-                Self::Own(Own::new(client.clone(), namespace, secret.clone(), names))
+                Self::SelfIssued(SelfIssued::new(
+                    client.clone(),
+                    namespace,
+                    secret.clone(),
+                    names,
+                ))
             }
             CertificatePlace::Files(files) => Self::Files(Files::new(files.clone(), names)),
         }
     }
 
-    /// What there is, and what is wrong: the one does not exclude the other.
-    async fn look(&mut self, leads: bool, now: Timestamp) -> (Option<Held>, Option<KeepError>) {
+    /// The certificate, and an error. There may be both: an older certificate may still be valid.
+    async fn refresh(
+        &mut self,
+        leads: bool,
+        now: Timestamp,
+    ) -> (Option<Certificate>, Option<ManageError>) {
         match self {
-            Self::Own(own) => match own.look(leads, now).await {
-                Ok(held) => (Some(held), None),
+            Self::SelfIssued(issuer) => match issuer.refresh(leads, now).await {
+                Ok(current) => (Some(current), None),
                 Err(error) => (None, Some(error)),
             },
             Self::Files(files) => {
-                let wrong = files.look(now).err().map(KeepError::Files);
-                (files.held(), wrong)
+                let error = files.refresh(now).err().map(ManageError::Files);
+                (files.current(), error)
             }
         }
     }
 
-    /// Comes when it should be looked at before its time.
+    /// Completes when the source has changed.
     async fn changed(&self) {
         match self {
-            Self::Own(_) => pending().await,
+            Self::SelfIssued(_) => pending().await,
             Self::Files(files) => {
-                sleep(OFTEN).await;
+                sleep(RETRY_INTERVAL).await;
                 while !files.has_changed(clock::wall()) {
-                    sleep(OFTEN).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             }
         }
     }
 }
 
-/// What the last [`Tls`] was made of.
+/// Inputs of the current [`Tls`].
 #[derive(Default)]
 struct Served {
     pair: Option<Arc<Pair>>,
     roots: Vec<CertificateDer<'static>>,
 }
 
-/// Keeps them.
-pub struct Keeper {
+/// Manages the certificates of this replica.
+pub struct CertificateManager {
     client: Client,
     place: Place,
-    standing: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Standing>,
     tls: watch::Sender<Option<Tls>>,
     observer: Arc<dyn Observer>,
     source: Source,
@@ -206,12 +215,12 @@ pub struct Keeper {
     served: Served,
 }
 
-impl Keeper {
-    /// Begins with nothing.
+impl CertificateManager {
+    /// Starts without a certificate.
     pub fn new(
         client: Client,
         place: Place,
-        standing: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Standing>,
         tls: watch::Sender<Option<Tls>>,
         observer: Arc<dyn Observer>,
     ) -> Self {
@@ -219,7 +228,7 @@ impl Keeper {
             source: Source::of(&client, &place),
             client,
             place,
-            standing,
+            leadership,
             tls,
             observer,
             roots: Roots::default(),
@@ -227,30 +236,30 @@ impl Keeper {
         }
     }
 
-    /// For ever. What goes wrong is logged once.
-    pub async fn keep(mut self) {
-        let mut wrong = String::new();
+    /// Runs forever. Every error is logged once.
+    pub async fn run(mut self) {
+        let mut error_text = String::new();
         loop {
-            // By the clock: a process that was stopped may not know yet that it leads no more.
-            let term = self.standing.borrow_and_update().term(clock::now());
+            // Checked by the clock: after a suspension the process may have lost leadership without noticing yet.
+            let term = self.leadership.borrow_and_update().term(clock::now());
             let leads = term.is_some();
-            let error = self.look(leads, clock::wall()).await.err();
+            let error = self.refresh(leads, clock::wall()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
-            if why != wrong && !why.is_empty() {
-                tracing::error!(why, "the certificates are not as they should be");
+            if why != error_text && !why.is_empty() {
+                tracing::error!(why, "failed to reconcile the certificates");
             }
             self.observer.certified(match self.served.pair {
                 Some(_) => Ok(()),
                 None => Err(&why),
             });
-            // Files say themselves that they changed.
+            // Files are polled by [`Source::changed`].
             let pause = match error {
-                None | Some(KeepError::Files(_)) => SELDOM,
-                Some(_) => OFTEN,
+                None | Some(ManageError::Files(_)) => RESYNC_INTERVAL,
+                Some(_) => RETRY_INTERVAL,
             };
-            wrong = why;
+            error_text = why;
             tokio::select! {
-                elected = self.standing.wait_for(|standing| standing.leads() != leads) => {
+                elected = self.leadership.wait_for(|leadership| leadership.leads() != leads) => {
                     if elected.is_err() {
                         return;
                     }
@@ -261,31 +270,36 @@ impl Keeper {
         }
     }
 
-    async fn look(&mut self, leads: bool, now: Timestamp) -> Result<(), KeepError> {
-        let (held, wrong) = self.source.look(leads, now).await;
-        let ends = held.as_ref().map(|held| held.ends);
-        let outcome = match held {
-            Some(held) => self.serve(held, leads, now).await,
+    async fn refresh(&mut self, leads: bool, now: Timestamp) -> Result<(), ManageError> {
+        let (current, error) = self.source.refresh(leads, now).await;
+        let expires = current.as_ref().map(|current| current.expires);
+        let outcome = match current {
+            Some(current) => self.serve(current, leads, now).await,
             None => Ok(()),
         };
-        let outcome = wrong.map_or(Ok(()), Err).and(outcome);
-        self.observer.kept(ends, outcome.is_ok());
+        let outcome = error.map_or(Ok(()), Err).and(outcome);
+        self.observer.kept(expires, outcome.is_ok());
         outcome
     }
 
-    /// Serves with it, and has it known.
-    async fn serve(&mut self, held: Held, leads: bool, now: Timestamp) -> Result<(), KeepError> {
+    /// Serves with this certificate, and publishes its authorities.
+    async fn serve(
+        &mut self,
+        current: Certificate,
+        leads: bool,
+        now: Timestamp,
+    ) -> Result<(), ManageError> {
         let (service, bundle) = tokio::join!(self.service(), self.bundle());
         let published = match (&service, &bundle) {
             (Ok(Some(service)), _) => known_to_servers(service),
             (Ok(None), Ok(bundle)) => known_to_agents(bundle.as_ref()),
             _ => Vec::new(),
         };
-        self.roots.see(&held.roots, &published, now);
+        self.roots.update(&current.roots, &published, now);
         let roots = self.roots.known(now);
-        self.serve_with(&held.pair, roots.clone())?;
+        self.serve_with(&current.pair, roots.clone())?;
         let is_unknown = |root| !published.contains(root);
-        if !leads && (published.is_empty() || !held.roots.iter().any(is_unknown)) {
+        if !leads && (published.is_empty() || !current.roots.iter().any(is_unknown)) {
             return Ok(());
         }
         let pem = roots::pem(&roots);
@@ -323,33 +337,33 @@ impl Keeper {
         Ok(())
     }
 
-    /// What API servers know of us; `None`: there is no aggregated API.
-    async fn service(&self) -> Result<Option<APIService>, KeepError> {
+    /// Our `APIService`. `None`: the aggregated API is disabled.
+    async fn service(&self) -> Result<Option<APIService>, ManageError> {
         if !self.place.api {
             return Ok(None);
         }
         let api: Api<APIService> = Api::all(self.client.clone());
         let service = call(api.get(API_SERVICE)).await;
-        service.map(Some).map_err(KeepError::Service)
+        service.map(Some).map_err(ManageError::Service)
     }
 
-    /// What agents know of us; `None`: nothing yet, or there are none.
-    async fn bundle(&self) -> Result<Option<ConfigMap>, KeepError> {
+    /// The agents' CA bundle. `None`: it does not exist, or reports are disabled.
+    async fn bundle(&self) -> Result<Option<ConfigMap>, ManageError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(None);
         };
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let bundle = call(api.get_opt(name)).await;
-        bundle.map_err(|error| KeepError::Bundle(name.clone(), error))
+        bundle.map_err(|error| ManageError::Bundle(name.clone(), error))
     }
 
-    /// Publishes to agents whom to believe, in a `ConfigMap` that their pods mount: in the one that was read, so that what another
-    /// replica has added since is not lost.
+    /// Publishes the bundle to agents, in a `ConfigMap` that their pods mount. Conditional on the version read, so
+    /// that authorities added by another replica are not lost.
     async fn publish_to_agents(
         &self,
         known: Option<&ConfigMap>,
         pem: &str,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), ManageError> {
         let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
             return Ok(());
         };
@@ -366,15 +380,15 @@ impl Keeper {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
         let params = PatchParams::apply(REPLICA).force();
         let patched = call(api.patch(name, &params, &ours)).await.map(drop);
-        patched.map_err(|error| KeepError::Bundle(name.clone(), error))
+        patched.map_err(|error| ManageError::Bundle(name.clone(), error))
     }
 
-    /// Publishes to API servers whom to believe, in the `APIService`, unless that is set to believe any server.
+    /// Publishes the bundle in the `APIService`, unless that skips TLS verification.
     async fn publish_to_servers(
         &self,
         service: &APIService,
         bundle: &str,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), ManageError> {
         let spec = service.spec.as_ref();
         let is_published = spec
             .and_then(|spec| spec.ca_bundle.as_ref())
@@ -391,11 +405,11 @@ impl Keeper {
         call(api.patch(API_SERVICE, &PatchParams::default(), &patch))
             .await
             .map(drop)
-            .map_err(KeepError::Service)
+            .map_err(ManageError::Service)
     }
 }
 
-/// The authorities by which API servers know us.
+/// The authorities in the `APIService`.
 fn known_to_servers(service: &APIService) -> Vec<CertificateDer<'static>> {
     let spec = service.spec.as_ref();
     let bundle = spec.and_then(|spec| spec.ca_bundle.as_ref());
@@ -406,7 +420,7 @@ fn in_bundle(bundle: &ConfigMap) -> Option<&str> {
     bundle.data.as_ref()?.get(BUNDLE).map(String::as_str)
 }
 
-/// The authorities by which agents know us.
+/// The authorities in the agents' bundle.
 fn known_to_agents(bundle: Option<&ConfigMap>) -> Vec<CertificateDer<'static>> {
     let pem = bundle.and_then(in_bundle).unwrap_or_default();
     roots::read(pem.as_bytes())

@@ -20,7 +20,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// Somebody who issues certificates.
+/// A certificate issuer.
 struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -31,7 +31,7 @@ impl Authority {
         Self::of(None)
     }
 
-    /// One that another has signed.
+    /// Signed by another authority.
     fn of(parent: Option<&Self>) -> Self {
         let mut params = CertificateParams::default();
         let name = parent.map_or("a", |_| "b");
@@ -72,7 +72,7 @@ impl Authority {
     }
 }
 
-/// A folder as a kubelet mounts it: a folder for each version, and a link that is replaced.
+/// A folder as the kubelet mounts it: one folder per version, and a symlink that is replaced.
 struct Mounted {
     folder: tempfile::TempDir,
     files: Files,
@@ -96,7 +96,7 @@ impl Mounted {
         }
     }
 
-    /// `None`: there is no such file.
+    /// `None`: the file does not exist.
     fn publish(&mut self, pair: &(String, String), authorities: Option<&str>) {
         self.versions += 1;
         let folder = self.folder.path();
@@ -121,16 +121,16 @@ impl Mounted {
         fs::rename(next, link).unwrap();
     }
 
-    /// What is wrong at this second; empty: nothing.
-    fn look(&mut self, second: i64) -> String {
-        let outcome = self.files.look(at(second));
+    /// The error at this second, or empty.
+    fn refresh(&mut self, second: i64) -> String {
+        let outcome = self.files.refresh(at(second));
         let folder = self.folder.path().display().to_string();
         let why = outcome.map_or_else(|error| describe(&error), |()| String::new());
         why.replace(&folder, "")
     }
 
     fn served(&self) -> Vec<CertificateDer<'static>> {
-        self.files.held().unwrap().pair.chain.clone()
+        self.files.current().unwrap().pair.chain.clone()
     }
 }
 
@@ -139,61 +139,61 @@ fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
 }
 
 #[test]
-fn a_certificate_that_replaces_another_is_served_after_a_while_with_both_authorities_told() {
+fn a_new_certificate_is_served_after_both_authorities_are_published() {
     let (old, new) = (Authority::new(), Authority::new());
     let (first, second) = (old.good(0, 1_000_000), new.good(0, 2_000_000));
     let mut mounted = Mounted::new();
     mounted.publish(&first, Some(&old.pem));
     assert!(mounted.files.has_changed(at(10)));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     assert!(!mounted.files.has_changed(at(11)), "nothing has changed");
-    let held = mounted.files.held().unwrap();
+    let current = mounted.files.current().unwrap();
     assert_eq!(
-        (held.ends, held.roots),
+        (current.expires, current.roots),
         (at(1_000_000), chain(&old.pem)),
-        "its end is that in the certificate"
+        "it expires with the certificate"
     );
     mounted.publish(&second, Some(&new.pem));
     assert!(mounted.files.has_changed(at(20)));
-    assert_eq!(mounted.look(20), "");
+    assert_eq!(mounted.refresh(20), "");
     assert_eq!(mounted.served(), chain(&first.0));
     let both = [chain(&old.pem), chain(&new.pem)].concat();
-    assert_eq!(mounted.files.held().unwrap().roots, both);
+    assert_eq!(mounted.files.current().unwrap().roots, both);
     assert!(!mounted.files.has_changed(at(319)));
-    assert!(mounted.files.has_changed(at(320)), "its time has come");
-    assert_eq!(mounted.look(320), "");
+    assert!(mounted.files.has_changed(at(320)), "it is due");
+    assert_eq!(mounted.refresh(320), "");
     assert_eq!(mounted.served(), chain(&second.0));
-    assert_eq!(mounted.files.held().unwrap().ends, at(2_000_000));
+    assert_eq!(mounted.files.current().unwrap().expires, at(2_000_000));
 }
 
-/// What stands in the files, with no `ca.crt` for `None`, and what is said of it at second 20.
+/// Certificate and key, `ca.crt` (`None`: no file), and the error at second 20.
 type Case = ((String, String), Option<String>, String);
 
-/// Files that hold something else than they should.
+/// Files with wrong content.
 fn wrong_files(ours: &Authority, good: &(String, String)) -> Vec<Case> {
     let authority = || Some(ours.pem.clone());
     let (certificate, key) = good.clone();
     let no_authority = |why| {
         format!(
-            "failed to read /ca.crt: {why}; the issuer of the certificate has to say there by which authority it is known"
+            "failed to read /ca.crt: {why}; the issuer of the certificate must provide its authority there"
         )
     };
     vec![
         (
             (certificate.clone(), ours.good(0, 9000).1),
             authority(),
-            "failed to use the key in /tls.key: it is not that of the certificate in /tls.crt"
+            "failed to use the key in /tls.key: it does not match the certificate in /tls.crt"
                 .to_owned(),
         ),
         (
             (certificate, "no key".to_owned()),
             authority(),
-            "failed to read /tls.key: it holds no private key in PEM".to_owned(),
+            "failed to read /tls.key: it contains no private key in PEM".to_owned(),
         ),
         (
             ("no certificate".to_owned(), key),
             authority(),
-            "failed to read /tls.crt: it holds no certificate in PEM".to_owned(),
+            "failed to read /tls.crt: it contains no certificate in PEM".to_owned(),
         ),
         (
             good.clone(),
@@ -203,22 +203,22 @@ fn wrong_files(ours: &Authority, good: &(String, String)) -> Vec<Case> {
         (
             good.clone(),
             Some(String::new()),
-            no_authority("it holds no certificate in PEM"),
+            no_authority("it contains no certificate in PEM"),
         ),
     ]
 }
 
-/// Certificates that nobody would take, or not for a replica.
+/// Certificates that clients or replicas would reject.
 fn wrong_certificates(ours: &Authority) -> Vec<Case> {
     let both = [METRICS, REPORT];
     let cases = [
         (
             ours.good(0, 19),
-            "it ended at 1970-01-01T00:00:19Z and was not renewed".to_owned(),
+            "it expired at 1970-01-01T00:00:19Z and was not renewed".to_owned(),
         ),
         (
             ours.good(60, 9000),
-            "it begins at 1970-01-01T00:01:00Z; is the clock of this machine right?".to_owned(),
+            "it is not valid before 1970-01-01T00:01:00Z; is the clock of this machine right?".to_owned(),
         ),
         (
             Authority::new().good(0, 9000),
@@ -226,7 +226,7 @@ fn wrong_certificates(ours: &Authority) -> Vec<Case> {
         ),
         (
             ours.issue(&both, &BOTH[..1], 0, 9000),
-            "it is not for clients, and replicas know each other by it; have it issued for the usages \"server auth\" and \
+            "it is not valid for clients, which replicas need among themselves; issue it for the usages \"server auth\" and \
              \"client auth\""
                 .to_owned(),
         ),
@@ -246,63 +246,69 @@ fn wrong_certificates(ours: &Authority) -> Vec<Case> {
 }
 
 #[test]
-fn what_is_no_good_is_said_with_its_cure_and_the_certificate_from_before_is_served_on() {
+fn an_unusable_certificate_is_explained_and_the_last_good_one_served() {
     let ours = Authority::new();
     let good = ours.good(0, 1_000_000);
     let mut mounted = Mounted::new();
     assert_eq!(
-        mounted.look(10),
+        mounted.refresh(10),
         "failed to read /tls.crt: No such file or directory (os error 2)"
     );
     mounted.publish(&good, Some(&ours.pem));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     for (pair, authorities, says) in [wrong_files(&ours, &good), wrong_certificates(&ours)].concat()
     {
         mounted.publish(&pair, authorities.as_deref());
-        assert_eq!(mounted.look(20), says);
-        assert!(!mounted.files.has_changed(at(20)), "it is looked at seldom");
-        assert_eq!(mounted.look(30), says, "it says so again");
-        mounted.look(100_000);
+        assert_eq!(mounted.refresh(20), says);
+        assert!(
+            !mounted.files.has_changed(at(20)),
+            "it is not read again immediately"
+        );
+        assert_eq!(mounted.refresh(30), says, "the error is repeated");
+        mounted.refresh(100_000);
         mounted.publish(&good, Some(&ours.pem));
-        assert_eq!(mounted.look(100_001), "", "it is good again");
+        assert_eq!(mounted.refresh(100_001), "", "it is valid again");
         assert_eq!(mounted.served(), chain(&good.0), "{says}");
     }
 }
 
 #[test]
-fn a_certificate_is_taken_when_its_time_comes_and_complained_of_when_it_is_over() {
+fn a_certificate_is_used_within_its_validity_only() {
     let ours = Authority::new();
     let mut mounted = Mounted::new();
     mounted.publish(&ours.good(100, 200), Some(&ours.pem));
-    assert!(mounted.look(50).contains("it begins at"));
-    assert!(mounted.files.held().is_none());
-    assert_eq!(mounted.look(100), "");
-    assert_eq!(mounted.look(199), "");
-    let ended = "failed to use the certificate in /tls.crt: it ended at 1970-01-01T00:03:20Z and was not renewed";
-    assert_eq!(mounted.look(200), ended);
-    assert!(mounted.files.held().is_some(), "there is nothing better");
-    // Where nothing good is left, the next one does not wait.
+    assert!(mounted.refresh(50).contains("it is not valid before"));
+    assert!(mounted.files.current().is_none());
+    assert_eq!(mounted.refresh(100), "");
+    assert_eq!(mounted.refresh(199), "");
+    let ended = "failed to use the certificate in /tls.crt: it expired at 1970-01-01T00:03:20Z and was not renewed";
+    assert_eq!(mounted.refresh(200), ended);
+    assert!(
+        mounted.files.current().is_some(),
+        "an expired certificate is better than none"
+    );
+    // With nothing valid left, the next one is served immediately.
     let next = ours.good(0, 9000);
     mounted.publish(&next, Some(&ours.pem));
-    mounted.look(210);
-    assert_eq!(mounted.look(210), "");
+    mounted.refresh(210);
+    assert_eq!(mounted.refresh(210), "");
     assert_eq!(mounted.served(), chain(&next.0));
 }
 
 #[test]
-fn a_certificate_may_be_of_an_authority_between_that_comes_with_it() {
+fn a_certificate_may_come_with_an_intermediate_authority() {
     let root = Authority::new();
     let between = Authority::of(Some(&root));
     let (certificate, key) = between.good(0, 1_000_000);
     let mut mounted = Mounted::new();
     let whole = format!("{certificate}{}", between.pem);
     mounted.publish(&(whole, key.clone()), Some(&root.pem));
-    assert_eq!(mounted.look(10), "");
+    assert_eq!(mounted.refresh(10), "");
     assert_eq!(mounted.served().len(), 2);
     mounted.publish(&(certificate, key), Some(&root.pem));
     assert!(
         mounted
-            .look(10)
+            .refresh(10)
             .ends_with("no authority in /ca.crt has signed it")
     );
 }

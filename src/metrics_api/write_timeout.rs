@@ -1,4 +1,4 @@
-//! Cuts a client that takes what it is sent too slowly: a watcher that doesn't read, or one that reads a little now and then.
+//! Disconnects clients that read too slowly: those that read nothing, and those that read a little now and then.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,60 +9,59 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::readers::Reader;
+use super::client_lag::ClientLag;
 
-/// Bytes a second: a client that takes less in the long run is cut.
+/// Minimum average read rate in bytes per second.
 pub const MIN_RATE: u32 = 32 << 10;
 
-/// A stream of which writes wait for no longer than a time, less that in which a client of the least rate takes what this one
-/// has taken.
-pub struct Patience<S> {
+/// A stream whose writes may block for a limited time in total. The bytes written earn back time at [`MIN_RATE`].
+pub struct WriteTimeout<S> {
     stream: S,
-    most: Duration,
-    /// What counts of the waits that are over.
+    limit: Duration,
+    /// Blocked time so far, minus the time earned by bytes written.
     waited: Duration,
     waiting: Option<Instant>,
     end: Pin<Box<Sleep>>,
-    reader: Arc<Reader>,
+    lag: Arc<ClientLag>,
 }
 
-impl<S> Patience<S> {
-    /// Writes to this reader wait for at most so long.
-    pub fn new(stream: S, most: Duration, reader: Arc<Reader>) -> Self {
+impl<S> WriteTimeout<S> {
+    /// Writes may block for `limit` in total.
+    pub fn new(stream: S, limit: Duration, lag: Arc<ClientLag>) -> Self {
         Self {
             stream,
-            most,
+            limit,
             waited: Duration::ZERO,
             waiting: None,
-            end: Box::pin(sleep(most)),
-            reader,
+            end: Box::pin(sleep(limit)),
+            lag,
         }
     }
 
-    /// What came of a write of so many bytes, or that writes waited for too long.
-    fn judge(
+    /// Accounts for the outcome of a write; an error if writes have blocked for too long.
+    fn account(
         &mut self,
         outcome: Poll<io::Result<usize>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
         if let Poll::Ready(taken) = &outcome {
-            self.took(taken.as_ref().map_or(0, |bytes| *bytes));
+            self.wrote(taken.as_ref().map_or(0, |bytes| *bytes));
             return outcome;
         }
         if self.waiting.is_none() {
             let now = Instant::now();
             self.waiting = Some(now);
-            self.reader.falls_behind(now);
-            let left = self.most.saturating_sub(self.waited);
+            self.lag.set_behind(now);
+            let left = self.limit.saturating_sub(self.waited);
             self.end.as_mut().reset(now + left);
         }
         self.end.as_mut().poll(cx).map(|()| {
-            self.reader.is_too_slow();
+            self.lag.mark_too_slow();
             Err(io::ErrorKind::TimedOut.into())
         })
     }
 
-    fn took(&mut self, bytes: usize) {
+    fn wrote(&mut self, bytes: usize) {
         if let Some(since) = self.waiting.take() {
             self.waited += since.elapsed();
         }
@@ -71,7 +70,7 @@ impl<S> Patience<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patience<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -81,24 +80,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patience<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.judge(outcome, cx)
+        self.account(outcome, cx)
     }
 
-    /// A body goes to the stream as it is, rather than by way of one more buffer.
+    /// Forwards vectored writes, so that bodies are not copied.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.judge(outcome, cx)
+        self.account(outcome, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -107,16 +106,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patience<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0);
-        let outcome = self.judge(outcome, cx).map_ok(drop);
+        let outcome = self.account(outcome, cx).map_ok(drop);
         if outcome.is_ready() {
-            self.reader.catches_up();
+            self.lag.set_caught_up();
         }
         outcome
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_shutdown(cx).map_ok(|()| 0);
-        self.judge(outcome, cx).map_ok(drop)
+        self.account(outcome, cx).map_ok(drop)
     }
 }
 
@@ -128,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads so many bytes, at most so many each time and after a pause.
+    /// Reads `all` bytes in parts, with a pause before each.
     fn reading(
         far: UnixStream,
         all: usize,
@@ -146,8 +145,8 @@ mod tests {
         })
     }
 
-    /// What is written until the client is cut, and for what.
-    async fn written(stream: &mut Patience<UnixStream>) -> (usize, io::Error) {
+    /// Writes until the client is disconnected; bytes written, and the error.
+    async fn written(stream: &mut WriteTimeout<UnixStream>) -> (usize, io::Error) {
         let (mut written, part) = (0, vec![0; 16 << 10]);
         loop {
             match poll_fn(|cx| Pin::new(&mut *stream).poll_write(cx, &part)).await {
@@ -158,11 +157,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_cut_and_who_takes_a_little_is_not() {
+    async fn a_client_is_cut_when_it_stops_reading_and_not_before() {
         const PART: usize = 16 << 10;
         const PARTS: usize = 80;
         let (near, far) = UnixStream::pair().unwrap();
-        let mut stream = Patience::new(near, Duration::from_millis(300), Arc::default());
+        let mut stream = WriteTimeout::new(near, Duration::from_millis(300), Arc::default());
         let reading = reading(far, PARTS * PART, PART, Duration::from_millis(5));
         let (written, error) = written(&mut stream).await;
         let _far = reading.await.unwrap();
@@ -171,13 +170,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_less_than_the_least_rate_is_cut_though_no_wait_is_long() {
+    async fn a_client_below_the_minimum_rate_is_cut() {
         let (near, far) = UnixStream::pair().unwrap();
-        let most = Duration::from_secs(1);
-        let mut stream = Patience::new(near, most, Arc::default());
-        // 10 kB a second: no pause is a tenth of what a single one may last.
-        let reading = reading(far, usize::MAX, 1000, most / 10);
-        let (_, error) = tokio::time::timeout(most * 10, written(&mut stream))
+        let limit = Duration::from_secs(1);
+        let mut stream = WriteTimeout::new(near, limit, Arc::default());
+        // 10 kB/s: each pause alone is far below the limit.
+        let reading = reading(far, usize::MAX, 1000, limit / 10);
+        let (_, error) = tokio::time::timeout(limit * 10, written(&mut stream))
             .await
             .expect("it is cut");
         reading.abort();
@@ -185,20 +184,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_is_behind_until_all_is_sent() {
+    async fn a_reader_is_behind_until_everything_is_sent() {
         let (near, far) = UnixStream::pair().unwrap();
-        let reader = Arc::<Reader>::default();
-        let mut stream = Patience::new(near, Duration::from_mins(1), Arc::clone(&reader));
+        let lag = Arc::<ClientLag>::default();
+        let mut stream = WriteTimeout::new(near, Duration::from_mins(1), Arc::clone(&lag));
         let writing = tokio::time::timeout(Duration::from_millis(50), written(&mut stream));
         assert!(writing.await.is_err());
-        assert!(reader.behind_since().is_some());
-        // It takes a little, which is not all.
+        assert!(lag.behind_since().is_some());
+        // It reads a little, but not all.
         far.readable().await.unwrap();
         far.try_read(&mut [0; 8 << 10]).unwrap();
-        assert!(reader.behind_since().is_some());
+        assert!(lag.behind_since().is_some());
         poll_fn(|cx| Pin::new(&mut stream).poll_flush(cx))
             .await
             .unwrap();
-        assert!(reader.behind_since().is_none());
+        assert!(lag.behind_since().is_none());
     }
 }

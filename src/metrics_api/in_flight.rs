@@ -1,27 +1,27 @@
-//! How many lists and watches of one user are under way: one user does not take the connections of all others.
+//! Limits the lists and watches in progress per user, so that one user can't take all connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many of one user at a time.
-pub const MAX_OF_A_USER: usize = 100;
+/// Limit per user.
+pub const MAX_PER_USER: usize = 100;
 
-/// Those of all users.
+/// Counts per user.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InFlight {
     users: Mutex<HashMap<String, usize>>,
     max: usize,
 }
 
-/// One of them, for as long as it is held.
+/// A slot; released on drop.
 #[derive(Debug)]
-pub struct Turn {
-    all: Arc<UnderWay>,
+pub struct InFlightSlot {
+    all: Arc<InFlight>,
     user: String,
 }
 
-impl UnderWay {
-    /// At most so many of each user.
+impl InFlight {
+    /// With this limit per user.
     pub fn new(max: usize) -> Self {
         Self {
             users: Mutex::default(),
@@ -33,13 +33,13 @@ impl UnderWay {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more of this user; `None`: there are too many.
-    pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
+    /// Takes a slot for this user. `None`: the limit is reached.
+    pub fn begin(self: &Arc<Self>, user: &str) -> Option<InFlightSlot> {
         let mut users = self.users();
         let count = users.get(user).copied().unwrap_or(0);
         (count < self.max).then(|| {
             users.insert(user.to_owned(), count + 1);
-            Turn {
+            InFlightSlot {
                 all: Arc::clone(self),
                 user: user.to_owned(),
             }
@@ -47,7 +47,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for Turn {
+impl Drop for InFlightSlot {
     fn drop(&mut self) {
         let mut users = self.all.users();
         if let Some(count) = users.get_mut(&self.user) {
@@ -64,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_so_many_at_a_time_whatever_others_have() {
-        let all = Arc::new(UnderWay::new(2));
+    fn the_limit_applies_per_user() {
+        let all = Arc::new(InFlight::new(2));
         let first = all.begin("ann").unwrap();
         let second = all.begin("ann").unwrap();
         assert!(all.begin("ann").is_none());
@@ -73,6 +73,6 @@ mod tests {
         drop(first);
         let third = all.begin("ann").unwrap();
         drop((second, third, other));
-        assert!(all.users().is_empty(), "nothing is kept of who has left");
+        assert!(all.users().is_empty(), "users without slots are removed");
     }
 }

@@ -1,4 +1,4 @@
-//! The certificate authorities by which replicas are known. Pure.
+//! The authorities by which replicas are verified. Pure.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,64 +6,64 @@ use jiff::{SignedDuration, Timestamp};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// So long is an authority known that is ours no more: another replica may still serve by it.
-const KEPT: SignedDuration = SignedDuration::from_hours(1);
-/// What is told holds no more than so many.
-const MOST: usize = 64;
+/// How long an authority is trusted after we stopped using it: another replica may still serve with it.
+const RETENTION: SignedDuration = SignedDuration::from_hours(1);
+/// Limit of authorities in a bundle.
+const MAX_COUNT: usize = 64;
 
-/// Authorities, each with when it was ours last, or else when we first heard of it.
+/// Authorities, each with the time when we last used it, or first saw it published.
 #[derive(Debug, Default)]
 pub struct Roots(Vec<(CertificateDer<'static>, Timestamp)>);
 
 impl Roots {
-    /// At `now` these are ours, and those are told.
-    pub fn see(
+    /// Updates from the authorities that we use and those that are published.
+    pub fn update(
         &mut self,
         ours: &[CertificateDer<'static>],
-        told: &[CertificateDer<'static>],
+        published: &[CertificateDer<'static>],
         now: Timestamp,
     ) {
-        for root in told {
+        for root in published {
             self.entry(root, now);
         }
         for root in ours {
             *self.entry(root, now) = now;
         }
         self.0
-            .retain(|(root, seen)| is_kept(*seen, now) || told.contains(root));
+            .retain(|(root, seen)| is_retained(*seen, now) || published.contains(root));
     }
 
     fn entry(&mut self, root: &CertificateDer<'static>, now: Timestamp) -> &mut Timestamp {
         let known = self.0.iter().position(|(other, _)| other == root);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             self.0.push((root.clone(), now));
             self.0.len() - 1
         });
-        &mut self.0[place].1
+        &mut self.0[index].1
     }
 
-    /// Those to believe at `now`, in the same order on every replica.
+    /// The trusted authorities at `now`, in the same order on every replica.
     pub fn known(&self, now: Timestamp) -> Vec<CertificateDer<'static>> {
-        let kept = self.0.iter().filter(|(_, seen)| is_kept(*seen, now));
-        let mut known: Vec<_> = kept.map(|(root, _)| root.clone()).collect();
+        let retained = self.0.iter().filter(|(_, seen)| is_retained(*seen, now));
+        let mut known: Vec<_> = retained.map(|(root, _)| root.clone()).collect();
         known.sort_by(|one, other| one.as_ref().cmp(other.as_ref()));
         known
     }
 }
 
-fn is_kept(seen: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(seen) < KEPT
+fn is_retained(seen: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(seen) < RETENTION
 }
 
-/// The certificates in a PEM; what is none is passed over.
+/// The certificates in a PEM. Invalid ones are skipped.
 pub fn read(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem)
         .filter_map(Result::ok)
-        .take(MOST)
+        .take(MAX_COUNT)
         .collect()
 }
 
-/// As PEM (RFC 7468).
+/// Encodes as PEM (RFC 7468).
 pub fn pem(roots: &[CertificateDer<'_>]) -> String {
     let mut pem = String::new();
     for root in roots {
@@ -99,41 +99,40 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_is_ours_no_more_is_believed_for_an_hour_and_then_not_even_where_it_is_told()
-     {
+    fn a_retired_authority_is_trusted_for_an_hour_only() {
         let (old, new) = (authority(), authority());
         let both = sorted(vec![old.clone(), new.clone()]);
         let mut roots = Roots::default();
-        roots.see(std::slice::from_ref(&old), &[], at(0));
+        roots.update(std::slice::from_ref(&old), &[], at(0));
         for minute in [1, 30, 59] {
-            roots.see(std::slice::from_ref(&new), &both, at(minute));
+            roots.update(std::slice::from_ref(&new), &both, at(minute));
             assert_eq!(roots.known(at(minute)), both, "minute {minute}");
         }
-        roots.see(std::slice::from_ref(&new), &both, at(60));
+        roots.update(std::slice::from_ref(&new), &both, at(60));
         assert_eq!(roots.known(at(60)), std::slice::from_ref(&new));
-        // Another leader may be slow to take it away: that does not make it new.
-        roots.see(std::slice::from_ref(&new), &both, at(61));
+        // A leader may be slow to remove it: that does not make it new again.
+        roots.update(std::slice::from_ref(&new), &both, at(61));
         assert_eq!(roots.known(at(61)), std::slice::from_ref(&new));
-        roots.see(&[], std::slice::from_ref(&new), at(62));
-        roots.see(&[], &both, at(63));
-        assert_eq!(roots.known(at(63)), both, "it was gone meanwhile");
+        roots.update(&[], std::slice::from_ref(&new), at(62));
+        roots.update(&[], &both, at(63));
+        assert_eq!(roots.known(at(63)), both, "it was removed in between");
     }
 
     #[test]
-    fn a_replica_that_starts_believes_for_an_hour_what_others_are_told() {
+    fn a_new_replica_trusts_published_authorities_for_an_hour() {
         let (old, new) = (authority(), authority());
         let mut roots = Roots::default();
-        roots.see(
+        roots.update(
             std::slice::from_ref(&new),
             std::slice::from_ref(&old),
             at(0),
         );
         assert_eq!(roots.known(at(59)).len(), 2);
-        assert_eq!(roots.known(at(60)).len(), 0, "nobody looked for an hour");
+        assert_eq!(roots.known(at(60)).len(), 0, "no update for an hour");
     }
 
     #[test]
-    fn what_is_written_is_read_again_whatever_stands_around_it() {
+    fn encoded_certificates_are_parsed_with_any_text_around_them() {
         let both = sorted(vec![authority(), authority()]);
         let written = pem(&both);
         assert!(written.lines().all(|line| line.len() <= 64), "{written}");
