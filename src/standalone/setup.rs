@@ -39,7 +39,7 @@ use crate::node::machine::wording::count;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 use crate::trace::record::{RecordError, Recorder};
-use crate::trace::{self, Header};
+use crate::trace::Header;
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -295,16 +295,9 @@ fn recorder(
     let Some(path) = &options.record else {
         return Ok(None);
     };
+    let boot_id = Writer::this_process()?.boot_id;
     let period = options.overrides.period;
-    let header = Header {
-        version: trace::VERSION,
-        plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
-        boot_id: Writer::this_process()?.boot_id,
-        at: now,
-        time: clock::wall_time(),
-        node: node.into(),
-        period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
-    };
+    let header = Header::new(boot_id, now, clock::wall_time(), node, period);
     Ok(Some(Recorder::create(path, header)?))
 }
 

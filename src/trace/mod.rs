@@ -117,6 +117,25 @@ pub(crate) struct TickRef<'a> {
 }
 
 impl Header {
+    /// The header of a trace that starts now: at `at` since boot and `time` on the wall clock.
+    pub fn new(
+        boot_id: String,
+        at: BootTime,
+        time: Timestamp,
+        node: &NodeFacts,
+        period: Option<Duration>,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
+            boot_id,
+            at,
+            time,
+            node: node.into(),
+            period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
+        }
+    }
+
     /// The period that replaced those of the policies.
     pub fn period(&self) -> Option<Duration> {
         self.period_nanos.map(Duration::from_nanos)
