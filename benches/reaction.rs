@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use plimsoll::node::clock::boot_time;
-use run_support::{DEADLINE, Machine, since, throttle};
+use run_support::{TIMEOUT, Machine, since, throttle};
 
 /// The bar for the 99th percentile.
 const MOST: Duration = Duration::from_millis(700);
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         let reacted = quota_becomes(&machine, |quota| quota != original);
         reactions.push(since(breach));
         machine.load.set(100);
-        assert!(reacted, "no reaction within {DEADLINE:?}");
+        assert!(reacted, "no reaction within {TIMEOUT:?}");
         restored += u32::from(quota_becomes(&machine, |quota| quota == original));
     }
     daemon.stop(Signal::SIGINT);
@@ -73,7 +73,7 @@ fn wait(time: Duration) {
 
 fn quota_becomes(machine: &Machine, wanted: impl Fn(&str) -> bool) -> bool {
     let begun = boot_time();
-    while since(begun) < DEADLINE {
+    while since(begun) < TIMEOUT {
         if wanted(&machine.quota("batch")) {
             return true;
         }

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::pods::{DemoPods, DemoPod, quota_micros, shares, weight};
 use super::leftovers::PREFIX;
+use super::pods::{DemoPod, DemoPods, quota_micros, shares, weight};
 use super::report::FileChange;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::parse::keyed;

@@ -121,10 +121,7 @@ mod tests {
     #[test]
     fn only_directories_of_dead_demos_are_leftovers() {
         assert!(!is_leftover(&format!("{PREFIX}{}", std::process::id())));
-        assert!(
-            !is_leftover(&format!("{PREFIX}1")),
-            "another live process"
-        );
+        assert!(!is_leftover(&format!("{PREFIX}1")), "another live process");
         // Above the largest process id of Linux.
         assert!(is_leftover(&format!("{PREFIX}99999999")));
         for other in ["plimsoll-demo-", "plimsoll-demo-12x", "kubepods", ""] {

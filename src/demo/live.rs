@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::pods::{DemoPods, DemoPod, shares};
+use super::cgroups::{CgroupError, DemoCgroups, FileSnapshot};
 use super::history::History;
 use super::latency::Latencies;
 use super::leftovers::StateDir;
+use super::phase::{Phase, Schedule, Timeline};
+use super::pods::{DemoPod, DemoPods, shares};
 use super::policy::{self, Adapted, PolicyError};
 use super::process::{Load, LoadError, Worker};
-use super::report::{ FileChange, Report};
-use super::usage::UsageTracker;
 use super::renderer::Renderer;
-use super::cgroups::{FileSnapshot, DemoCgroups, CgroupError};
-use super::phase::{Phase, Schedule, Timeline};
+use super::report::{FileChange, Report};
+use super::usage::UsageTracker;
 use super::view::{PodView, View};
 use crate::engine::Demand;
 use crate::engine::plan::Transition;
@@ -160,7 +160,9 @@ impl LiveDemo {
         let schedule = Schedule::lasting(options.total);
         let adapted = policy::adapt(&demo_pods, &schedule, node)?;
         let state_dir = StateDir::create(std::process::id()).map_err(LiveError::StateDir)?;
-        let top_shares = options.shares.unwrap_or_else(|| shares(demo_pods.capacity()));
+        let top_shares = options
+            .shares
+            .unwrap_or_else(|| shares(demo_pods.capacity()));
         let cgroups = DemoCgroups::create(
             options.hierarchy.clone(),
             &demo_pods,
@@ -227,12 +229,15 @@ impl LiveDemo {
                 continue;
             }
             next_frame = now + FRAME_INTERVAL;
-            self.latencies.extend(self.resources.worker.finished_requests());
+            self.latencies
+                .extend(self.resources.worker.finished_requests());
             if !self.resources.worker.is_alive() {
                 return Err(LiveError::WorkerExited);
             }
             self.advance(now)?;
-            renderer.render(&self.view(now)).map_err(LiveError::Render)?;
+            renderer
+                .render(&self.view(now))
+                .map_err(LiveError::Render)?;
             if renderer.stop_requested().map_err(LiveError::Render)? {
                 return Ok(Outcome::Stopped("a key".to_owned()));
             }
@@ -357,7 +362,8 @@ impl LiveDemo {
         self.history.finish(now);
         self.resources.batch.clear();
         self.restore(now);
-        self.latencies.extend(self.resources.worker.finished_requests());
+        self.latencies
+            .extend(self.resources.worker.finished_requests());
         let mut report = self.report(outcome);
         report.left_behind = self.resources.remove();
         Ok(report)

@@ -74,7 +74,9 @@ fn die_with(parent: Pid) -> io::Result<()> {
     if getppid() == parent {
         Ok(())
     } else {
-        Err(io::Error::other("the demo that started this process has exited"))
+        Err(io::Error::other(
+            "the demo that started this process has exited",
+        ))
     }
 }
 
@@ -167,11 +169,7 @@ mod tests {
     fn gaps_are_within_bounds_and_average_to_the_middle() {
         let mut gaps = Gaps::default();
         let drawn: Vec<Duration> = (0..10_000).map(|_| gaps.next()).collect();
-        assert!(
-            drawn
-                .iter()
-                .all(|gap| (MIN_GAP..=MAX_GAP).contains(gap))
-        );
+        assert!(drawn.iter().all(|gap| (MIN_GAP..=MAX_GAP).contains(gap)));
         let mean = drawn.iter().sum::<Duration>() / 10_000;
         let middle = (MIN_GAP + MAX_GAP) / 2;
         assert!(

@@ -5,8 +5,8 @@ use std::io;
 
 use nix::errno::Errno;
 
-use super::live::LiveError;
 use super::cgroups::CgroupError;
+use super::live::LiveError;
 use crate::node::cgroup::layout::LayoutError;
 
 /// Where the repository has a picture of the demo.

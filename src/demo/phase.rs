@@ -111,7 +111,9 @@ impl Timeline {
 
     /// Upper bound of the time left.
     pub fn left(&self, now: BootTime) -> Duration {
-        self.schedule.total().saturating_sub(now.since(self.started))
+        self.schedule
+            .total()
+            .saturating_sub(now.since(self.started))
     }
 
     /// Enters the next phase if it is due; `released`: the policies have restored everything. At most one phase a call,
@@ -192,7 +194,10 @@ mod tests {
     #[test]
     fn a_stalled_machine_skips_no_phase() {
         let mut timeline = Timeline::start(Schedule::lasting(Duration::from_secs(10)), at(0));
-        assert_eq!(timeline.advance(at(100_000), false), Some(Phase::Overloaded));
+        assert_eq!(
+            timeline.advance(at(100_000), false),
+            Some(Phase::Overloaded)
+        );
         assert_eq!(timeline.advance(at(100_000), false), None);
     }
 }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::renderer::Renderer;
 use super::phase::Phase;
+use super::renderer::Renderer;
 use super::view::{LogEntry, PodView, View};
 use crate::engine::units::MilliCpu;
 

@@ -160,9 +160,17 @@ mod tests {
     fn the_batch_pods_can_be_throttled_below_the_threshold_on_every_machine() {
         for cpus in 1..=256 {
             let demo_pods = DemoPods::for_cpus(cpus);
-            let floor: MilliCpu = demo_pods.batch.iter().map(|demo_pod| demo_pod.request).sum();
+            let floor: MilliCpu = demo_pods
+                .batch
+                .iter()
+                .map(|demo_pod| demo_pod.request)
+                .sum();
             assert!(floor < demo_pods.threshold(), "{cpus} CPUs");
-            let threads: usize = demo_pods.batch.iter().map(|demo_pod| demo_pod.threads).sum();
+            let threads: usize = demo_pods
+                .batch
+                .iter()
+                .map(|demo_pod| demo_pod.threads)
+                .sum();
             assert!(threads >= cpus as usize, "{cpus} CPUs");
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::pods::{DemoPods, THRESHOLD_PERCENT};
 use super::phase::Schedule;
+use super::pods::{DemoPods, THRESHOLD_PERCENT};
 use crate::crd::{Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 
@@ -62,7 +62,11 @@ pub enum PolicyError {
 ///
 /// # Errors
 /// Where the manifest is not the one that this program was built for.
-pub fn adapt(demo_pods: &DemoPods, schedule: &Schedule, node: &NodeFacts) -> Result<Adapted, PolicyError> {
+pub fn adapt(
+    demo_pods: &DemoPods,
+    schedule: &Schedule,
+    node: &NodeFacts,
+) -> Result<Adapted, PolicyError> {
     let mut manifest = Manifest::parse(MANIFEST)?;
     manifest.set(
         "NodeQOS",

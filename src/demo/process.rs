@@ -8,9 +8,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::pods::DemoPod;
+use super::cgroups::{CgroupError, DemoCgroups};
 use super::latency::Request;
-use super::cgroups::{DemoCgroups, CgroupError};
+use super::pods::DemoPod;
 use crate::engine::time::BootTime;
 
 /// A process of the demo could not be started.
@@ -66,7 +66,8 @@ impl Load {
         let mut load = Self { child };
         cgroups.add_process(load.child.id(), &cgroups.cgroup(demo_pod))?;
         let mut stdin = load.child.stdin.take();
-        stdin.as_mut()
+        stdin
+            .as_mut()
             .map_or(Ok(()), |pipe| pipe.write_all(b"\n"))
             .map_err(failed)?;
         Ok(load)
@@ -76,7 +77,11 @@ impl Load {
     ///
     /// # Errors
     /// Where it cannot be started or moved into its cgroup.
-    pub fn batch(program: &Path, demo_pod: &DemoPod, cgroups: &DemoCgroups) -> Result<Self, LoadError> {
+    pub fn batch(
+        program: &Path,
+        demo_pod: &DemoPod,
+        cgroups: &DemoCgroups,
+    ) -> Result<Self, LoadError> {
         Self::start(program, "demo-burner", demo_pod, cgroups, Stdio::null())
     }
 
@@ -107,7 +112,11 @@ impl Worker {
     ///
     /// # Errors
     /// Where it cannot be started or moved into its cgroup.
-    pub fn start(program: &Path, demo_pod: &DemoPod, cgroups: &DemoCgroups) -> Result<Self, LoadError> {
+    pub fn start(
+        program: &Path,
+        demo_pod: &DemoPod,
+        cgroups: &DemoCgroups,
+    ) -> Result<Self, LoadError> {
         let mut load = Load::start(program, "demo-worker", demo_pod, cgroups, Stdio::piped())?;
         let (sender, requests) = mpsc::channel();
         let out = load.child.stdout.take();

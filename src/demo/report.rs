@@ -150,7 +150,10 @@ impl Report {
     }
 
     fn fmt_pods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nPods, with the CPU weights that Kubernetes would give them")?;
+        writeln!(
+            f,
+            "\nPods, with the CPU weights that Kubernetes would give them"
+        )?;
         for pod in &self.pods {
             let limit = pod
                 .limit_millicores
@@ -177,10 +180,7 @@ impl Report {
     }
 
     fn fmt_policy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "\nPolicy: {MANIFEST_NAME} with these changes"
-        )?;
+        writeln!(f, "\nPolicy: {MANIFEST_NAME} with these changes")?;
         for change in &self.policy_changes {
             let from = change.from.as_deref().unwrap_or("unset");
             writeln!(f, "  {}: {from} -> {}", change.field, change.to)?;

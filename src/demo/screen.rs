@@ -184,7 +184,11 @@ fn or_unknown(value: Option<impl ToString>) -> String {
 }
 
 fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
-    let shown = || COLUMNS.iter().filter(|column| column.min_table_width <= width);
+    let shown = || {
+        COLUMNS
+            .iter()
+            .filter(|column| column.min_table_width <= width)
+    };
     let head = Row::new(shown().map(|column| column.title)).fg(MUTED);
     let row = |pod: &PodView| {
         let style = if pod.is_throttled() {

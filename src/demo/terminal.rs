@@ -8,8 +8,8 @@ use std::time::Duration;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::screen;
 use super::renderer::Renderer;
+use super::screen;
 use super::view::View;
 
 /// The terminal in raw mode on its alternate screen; restored on drop, and before a panic message is printed.

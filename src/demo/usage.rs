@@ -52,7 +52,11 @@ impl UsageTracker {
             }
         }
         self.readings.push_back(reading(sample));
-        while self.readings.get(1).is_some_and(|next| self.is_old(next.at)) {
+        while self
+            .readings
+            .get(1)
+            .is_some_and(|next| self.is_old(next.at))
+        {
             self.readings.pop_front();
         }
     }

@@ -161,7 +161,11 @@ impl<W: Write> Daemon<W> {
         let printed = self.output.write(events, now, clock::wall_time());
         self.record(now);
         let acting = self.machine.is_acting();
-        let interval = if acting { ACTIVE_STATUS_INTERVAL } else { IDLE_STATUS_INTERVAL };
+        let interval = if acting {
+            ACTIVE_STATUS_INTERVAL
+        } else {
+            IDLE_STATUS_INTERVAL
+        };
         let stale = self
             .status_written
             .is_some_and(|written| now.since(written) >= interval);

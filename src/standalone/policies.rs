@@ -100,7 +100,9 @@ pub fn load(
     fallbacks.extend(covering.into_iter().map(|(flaw, _)| flaw));
     ordered::sort(&mut fallbacks);
     let findings = merged.compiled.findings.iter();
-    let mut problems: Vec<_> = findings.map(|finding| locate(finding, &locations)).collect();
+    let mut problems: Vec<_> = findings
+        .map(|finding| locate(finding, &locations))
+        .collect();
     problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
     problems.extend_from_slice(&fallbacks);
     ordered::sort(&mut problems);
@@ -121,7 +123,10 @@ fn name_hidden(flaw: PolicyProblem, hidden: &[(ObjectRef, PathBuf)]) -> (PolicyP
     let names: Vec<_> = names.map(|(object, _)| object.to_string()).collect();
     match names.as_slice() {
         [] => (flaw, false),
-        [one] => (stays_in_force(flaw, &format!("the former {one} stays")), true),
+        [one] => (
+            stays_in_force(flaw, &format!("the former {one} stays")),
+            true,
+        ),
         some => (
             stays_in_force(flaw, &format!("the former {} stay", some.join(", "))),
             true,

@@ -153,7 +153,11 @@ mod tests {
 
         let mut next = SchedulingFile::open(dir.path(), &boot("one"));
         assert_eq!(next.current(), Some(&written));
-        assert!(!next.update(&Scheduling::Hold, time).expect("nothing to write"));
+        assert!(
+            !next
+                .update(&Scheduling::Hold, time)
+                .expect("nothing to write")
+        );
         assert!(next.update(&Scheduling::Enabled, time).expect("written"));
         assert!(read(&path).schedulable);
         assert_eq!(

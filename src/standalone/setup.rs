@@ -38,8 +38,8 @@ use crate::node::machine::state_dir::{self, Writer};
 use crate::node::machine::wording::count;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
-use crate::trace::record::{RecordError, Recorder};
 use crate::trace::Header;
+use crate::trace::record::{RecordError, Recorder};
 
 /// Settings of the command line.
 #[derive(Clone, Debug)]

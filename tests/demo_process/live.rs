@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use plimsoll::demo::live::{self, Options};
-use plimsoll::demo::renderer::Renderer;
 use plimsoll::demo::phase::Phase;
+use plimsoll::demo::renderer::Renderer;
 use plimsoll::demo::view::View;
 use plimsoll::standalone::wake::Wake;
 use serde_json::Value;
 
 use crate::support::{
-    RunningDemo, cgroups_of, demo, leftovers_of, processes_of, serialize, wait_until, writable_cgroups,
+    RunningDemo, cgroups_of, demo, leftovers_of, processes_of, serialize, wait_until,
+    writable_cgroups,
 };
 
 #[test]
@@ -64,8 +65,15 @@ fn every_stop_signal_restores_everything() {
         let (output, code) = running.wait();
         assert_eq!(code, Some(0), "{signal}: {output}");
         assert!(output.contains("(stopped by"), "{signal}: {output}");
-        assert!(output.contains("restored byte for byte"), "{signal}: {output}");
-        assert_eq!(leftovers_of(pid, &hierarchy), Vec::<PathBuf>::new(), "{signal}");
+        assert!(
+            output.contains("restored byte for byte"),
+            "{signal}: {output}"
+        );
+        assert_eq!(
+            leftovers_of(pid, &hierarchy),
+            Vec::<PathBuf>::new(),
+            "{signal}"
+        );
     }
 }
 

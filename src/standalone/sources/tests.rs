@@ -105,7 +105,9 @@ fn a_deleted_object_is_removed_with_all_that_depends_on_it() {
     assert!(merged.refused.is_empty(), "nothing was edited: {merged:?}");
     let findings = merged.compiled.findings.iter();
     assert!(
-        findings.clone().any(|it| it.reason == Reason::UnknownAction),
+        findings
+            .clone()
+            .any(|it| it.reason == Reason::UnknownAction),
         "{merged:?}"
     );
 }
