@@ -188,19 +188,19 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
     let mut daemon = throttled(&machine, &[]);
     let bad = throttle().replace("stepCPURatio: 30", "stepCPURatio: 0");
     machine.write("policies/throttle.yaml", &bad);
-    let kept = daemon.wait_for_change("policiesKept");
-    let finding = &kept["findings"][0];
+    let event = daemon.wait_for_change("policiesKept");
+    let finding = &event["findings"][0];
     assert!(
         finding["file"].as_str().unwrap().ends_with("throttle.yaml"),
-        "{kept}"
+        "{event}"
     );
-    assert!(finding["line"].as_u64().unwrap() > 0, "{kept}");
+    assert!(finding["line"].as_u64().unwrap() > 0, "{event}");
     assert!(
         finding["message"]
             .as_str()
             .unwrap()
             .contains("stepCPURatio"),
-        "{kept}"
+        "{event}"
     );
     machine.write("policies/throttle.yaml", "a: [");
     daemon.wait_for_change("policiesKept");

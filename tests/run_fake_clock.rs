@@ -165,7 +165,7 @@ fn left_behind(tree: &FakeTree) {
 }
 
 #[test]
-fn a_grace_period_of_an_earlier_process_ends_with_a_kill_unless_preview() {
+fn an_inherited_grace_period_ends_with_a_kill_unless_preview() {
     for (preview, killed) in [(false, "1"), (true, "")] {
         let tree = FakeTree::new();
         left_behind(&tree);

@@ -68,8 +68,8 @@ fn a_policy_file_that_is_broken_at_a_restart_loses_no_rule() {
         let floor = machine.quota("batch");
         machine.write("policies/throttle.yaml", &broken);
         let mut daemon = machine.start(&[]);
-        let kept = daemon.wait_for_change("policiesKept");
-        assert!(messages(&kept).contains("in force"), "{kept}");
+        let event = daemon.wait_for_change("policiesKept");
+        assert!(messages(&event).contains("in force"), "{event}");
         let started = daemon.wait_for_change("started");
         assert_eq!(
             (&started["rules"], &started["adopted"]),

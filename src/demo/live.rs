@@ -18,7 +18,7 @@ use super::pods::{DemoPod, DemoPods, shares};
 use super::policy::{self, Adapted, PolicyError};
 use super::process::{Load, LoadError, Worker};
 use super::renderer::Renderer;
-use super::report::{FileChange, Report};
+use super::report::{FileChange, Outcome, Report};
 use super::usage::UsageTracker;
 use super::view::{PodView, View};
 use crate::engine::Demand;
@@ -108,7 +108,7 @@ pub fn run(
     let outcome = live.run(wake, renderer.as_mut());
     // Leaves the alternate screen: later messages have to be seen.
     drop(renderer);
-    live.finish(outcome?)
+    Ok(live.finish(outcome?))
 }
 
 /// The facts that policies are compiled for.
@@ -357,7 +357,7 @@ impl LiveDemo {
     }
 
     /// Stops the load, restores what is still changed, compares, and removes everything.
-    fn finish(mut self, outcome: Outcome) -> Result<Report, LiveError> {
+    fn finish(mut self, outcome: Outcome) -> Report {
         let now = boot_time();
         self.history.finish(now);
         self.resources.batch.clear();
@@ -366,7 +366,7 @@ impl LiveDemo {
             .extend(self.resources.worker.finished_requests());
         let mut report = self.report(outcome);
         report.left_behind = self.resources.remove();
-        Ok(report)
+        report
     }
 
     fn report(&self, outcome: Outcome) -> Report {

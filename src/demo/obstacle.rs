@@ -144,6 +144,6 @@ mod tests {
 
     #[test]
     fn a_killed_worker_is_not_an_obstacle() {
-        assert_eq!(Obstacle::behind(&LiveError::WorkerEnded, true), None);
+        assert_eq!(Obstacle::behind(&LiveError::WorkerExited, true), None);
     }
 }

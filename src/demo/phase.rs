@@ -149,7 +149,7 @@ mod tests {
         let mut now = 0;
         while timeline.phase() != Phase::Done {
             now += 100;
-            assert!(now <= 61_000, "it has not ended: {timeline:?}");
+            assert!(now <= 61_000, "not done: {timeline:?}");
             phases.extend(timeline.advance(at(now), false));
         }
         assert_eq!(

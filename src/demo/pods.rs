@@ -12,7 +12,7 @@ use crate::engine::units::MilliCpu;
 pub struct DemoPod {
     /// Its name, and that of its cgroup.
     pub name: String,
-    /// QoS class, as its request and limit imply.
+    /// Quality-of-service class, as its request and limit imply.
     pub qos: QosClass,
     /// CPU requested.
     pub request: MilliCpu,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_pods_can_be_throttled_below_the_threshold_on_every_machine() {
+    fn batch_pods_can_be_throttled_below_the_threshold_on_any_machine() {
         for cpus in 1..=256 {
             let demo_pods = DemoPods::for_cpus(cpus);
             let floor: MilliCpu = demo_pods

@@ -72,7 +72,7 @@ pub enum Outcome {
 pub struct PodFacts {
     /// Name.
     pub name: String,
-    /// QoS class.
+    /// Quality-of-service class.
     pub class: String,
     /// CPU request in millicores.
     pub request_millicores: u64,
@@ -291,11 +291,15 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ended = match &self.outcome {
+        let stopped = match &self.outcome {
             Outcome::Completed => String::new(),
             Outcome::Stopped(how) => format!(" (stopped by {how} before its end)"),
         };
-        writeln!(f, "Plimsoll demo on this machine: {}{ended}", self.machine)?;
+        writeln!(
+            f,
+            "Plimsoll demo on this machine: {}{stopped}",
+            self.machine
+        )?;
         self.fmt_pods(f)?;
         self.fmt_policy(f)?;
         self.fmt_latency(f)?;

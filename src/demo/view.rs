@@ -42,7 +42,7 @@ pub struct NodeView {
 pub struct PodView {
     /// Its name.
     pub name: String,
-    /// Its QoS class.
+    /// Its quality-of-service class.
     pub class: String,
     /// The content of its CPU weight file; `None` where it could not be read.
     pub weight: Option<String>,

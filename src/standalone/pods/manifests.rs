@@ -104,7 +104,7 @@ impl Manifests {
             if self.drafts.iter().any(|draft| draft.is_of(&workload.pod)) {
                 continue;
             }
-            let mut kept = false;
+            let mut may_be_hidden = false;
             for refusal in self
                 .refused
                 .iter_mut()
@@ -112,9 +112,9 @@ impl Manifests {
             {
                 let reason = &refusal.reason;
                 refusal.reason = format!("{reason}; the former {name} stays managed");
-                kept = true;
+                may_be_hidden = true;
             }
-            if kept {
+            if may_be_hidden {
                 self.drafts.push(Draft::of_former(file, workload));
             }
         }

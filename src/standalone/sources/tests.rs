@@ -76,7 +76,7 @@ fn an_invalid_edit_keeps_the_former_object_and_applies_the_others() {
 }
 
 #[test]
-fn an_invalid_edit_of_an_action_does_not_block_a_good_edit_of_its_rules() {
+fn an_invalid_action_does_not_block_a_good_edit_of_its_rules() {
     let former = [action(60), rules("act", &[1])];
     let merged = merge_files(&[action(0), rules("act", &[2])], &former, &[]);
     assert_eq!(in_force(&merged), [rule("n/r2", 60)]);
