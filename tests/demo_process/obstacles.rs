@@ -16,7 +16,7 @@ fn without_root_it_says_why_and_what_to_do() {
     if geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
-    let (output, code) = RunningDemoDemo::start(command).wait();
+    let (output, code) = RunningDemo::start(command).wait();
     assert_eq!(code, Some(3), "{output}");
     for text in [
         "The demo cannot run on this machine: failed to create the cgroup",
