@@ -1,10 +1,10 @@
-//! What `plimsoll agent` costs a node while nothing happens: CPU, memory and requests at 110 pods, sampled each second.
+//! CPU, memory and API requests of an idle `plimsoll agent` with 110 pods, sampled every second.
 //!
 //! `cargo bench --bench agent --target x86_64-unknown-linux-musl [-- --pods 110 --seconds 120 --assert]`
 //!
-//! The real binary against a real API server, over real cgroups of this machine (two containers a pod) and the real
-//! `/proc`; rules over CPU and memory, evaluated each 10 s, none of them ever breached. It reports directly to two
-//! replicas, of which one says that it leads. `--binary FILE` measures another build of it.
+//! The real binary against a real API server, on real cgroups of this machine (two containers a pod) and the real `/proc`;
+//! rules on CPU and memory, evaluated every 10 s and never breached. It reports directly to two replicas, one of which is
+//! the leader. `--binary FILE` measures another build.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -34,10 +34,10 @@ use plimsoll::node::clock::boot_time;
 use run_support::{argument, since};
 use serde_json::{Value, json};
 
-const MOST_MILLICORES: f64 = 3.0;
-const MOST_RESIDENT_KIB: u64 = 15 * 1024;
-/// With the renewals of its Lease, while the leader acknowledges its reports.
-const MOST_WRITES_PER_MINUTE: f64 = 1.0;
+const MAX_MILLICORES: f64 = 3.0;
+const MAX_RESIDENT_KIB: u64 = 15 * 1024;
+/// Including renewals of its Lease, while the leader acknowledges reports.
+const MAX_WRITES_PER_MINUTE: f64 = 1.0;
 const SERVICE: &str = "plimsoll-report";
 
 fn main() -> ExitCode {
@@ -59,59 +59,59 @@ fn main() -> ExitCode {
     agent.until("it reports", || {
         replicas.iter().all(|replica| replica.seen().len() > 1)
     });
-    // The start, with its lists and its first evaluations, is not what is measured.
+    // The start-up is not measured.
     wait(Duration::from_secs(25));
-    println!("plimsoll agent over {pods} pods of 2 containers, sampled each second, at rest:");
-    let met = Measured::of(&node, &agent, &replicas[0], seconds).judge();
+    println!("plimsoll agent over {pods} pods of 2 containers, sampled every second, idle:");
+    let met = Measured::of(&node, &agent, &replicas[0], seconds).meets_bars();
     let assert = std::env::args().any(|arg| arg == "--assert");
     ExitCode::from(u8::from(assert && !met))
 }
 
-/// What it costs.
+/// The agent's costs.
 struct Measured {
     millicores: f64,
     resident_kib: u64,
     /// In bytes.
     largest_report: usize,
-    /// All in a minute.
+    /// Per minute, as are writes and heartbeats.
     reports: f64,
     writes: f64,
     heartbeats: f64,
-    /// As counted in all that time, with the one that is left out of the rate.
+    /// Total count, including the one that the rate leaves out.
     renewals: f64,
-    /// Told in all that time.
+    /// Published in total.
     events: usize,
 }
 
 impl Measured {
     fn of(node: &Node, agent: &Agent, leader: &Receiver, seconds: u64) -> Self {
-        let told = events(node);
-        let (begun, cpu, before) = (boot_time(), cpu_nanos(agent), Writes::of(agent));
-        let heard = leader.seen().len();
+        let events_before = events(node);
+        let (start, cpu, before) = (boot_time(), cpu_nanos(agent), Writes::of(agent));
+        let reports_before = leader.seen().len();
         let mut resident = 0;
         for _ in 0..seconds {
             wait(Duration::from_secs(1));
             resident = resident.max(resident_kib(agent));
         }
-        let (took, after, seen) = (since(begun), Writes::of(agent), leader.seen());
+        let (took, after, seen) = (since(start), Writes::of(agent), leader.seen());
         let minutes = took.as_secs_f64() / 60.0;
         let renewals = after.heartbeats - before.heartbeats;
-        // In so short a time there may be one more than in the long run.
+        // A short measurement may contain one more than the long-term rate.
         let heartbeats = (renewals - 1.0).max(0.0);
         Self {
             millicores: (cpu_nanos(agent) - cpu) as f64 * 1000.0 / took.as_nanos() as f64,
             resident_kib: resident,
             largest_report: seen.iter().map(|seen| seen.bytes).max().unwrap_or(0),
-            reports: (seen.len() - heard) as f64 / minutes,
+            reports: (seen.len() - reports_before) as f64 / minutes,
             writes: (after.others - before.others) / minutes,
             heartbeats: heartbeats / minutes,
             renewals,
-            events: events(node) - told,
+            events: events(node) - events_before,
         }
     }
 
-    /// Whether all bars are met.
-    fn judge(&self) -> bool {
+    /// Prints the figures; whether all bars are met.
+    fn meets_bars(&self) -> bool {
         let Self {
             millicores,
             resident_kib,
@@ -123,25 +123,25 @@ impl Measured {
             events,
         } = self;
         println!(
-            "CPU {millicores:.2} millicores (bar: {MOST_MILLICORES}), RSS {resident_kib} KiB (bar: {MOST_RESIDENT_KIB})"
+            "CPU {millicores:.2} millicores (bar: {MAX_MILLICORES}), RSS {resident_kib} KiB (bar: {MAX_RESIDENT_KIB})"
         );
         println!(
             "to each of two replicas {reports:.1} reports a minute of at most {largest_report} bytes (bar: {MOST_BYTES})"
         );
         println!(
             "a minute {heartbeats:.2} heartbeats ({renewals} counted, of which one is left out) and {writes:.2} other \
-             API writes (bar, for both: {MOST_WRITES_PER_MINUTE}), in all {events} events (bar: 0)"
+             API writes (bar, for both: {MAX_WRITES_PER_MINUTE}), in all {events} events (bar: 0)"
         );
-        *millicores <= MOST_MILLICORES
-            && *resident_kib <= MOST_RESIDENT_KIB
+        *millicores <= MAX_MILLICORES
+            && *resident_kib <= MAX_RESIDENT_KIB
             && *largest_report <= MOST_BYTES
             && *reports > 0.0
-            && *heartbeats + *writes <= MOST_WRITES_PER_MINUTE
+            && *heartbeats + *writes <= MAX_WRITES_PER_MINUTE
             && *events == 0
     }
 }
 
-/// How often an agent has told of anything: an event that comes again counts up.
+/// The number of events that agents published, with repetitions.
 fn events(node: &Node) -> usize {
     let from = |event: &Value| event["reportingComponent"] == "plimsoll-agent";
     let text = node
@@ -150,11 +150,11 @@ fn events(node: &Node) -> usize {
     let list: Value = serde_json::from_str(&text).unwrap();
     let events = list["items"].as_array().unwrap();
     let times = |event: &Value| event["series"]["count"].as_u64().unwrap_or(1);
-    let told = events.iter().filter(|event| from(event)).map(times);
-    usize::try_from(told.sum::<u64>()).unwrap()
+    let counts = events.iter().filter(|event| from(event)).map(times);
+    usize::try_from(counts.sum::<u64>()).unwrap()
 }
 
-/// Two of them, ready, the first of which leads; what an agent needs to report to them is in the folder.
+/// Two ready replicas, the first of which leads. The agent's credentials are written to the folder.
 fn replicas(node: &Node, credentials: &Path) -> [Receiver; 2] {
     let authority = Authority::make();
     publish(credentials, &[("token", "one"), ("ca.crt", &authority.pem)]);
@@ -204,7 +204,7 @@ fn wait(time: Duration) {
     let _timeout = never.recv_timeout(time);
 }
 
-/// `schedstat` counts the CPU time of each thread to the nanosecond.
+/// `schedstat` has the CPU time of each thread in nanoseconds.
 fn cpu_nanos(agent: &Agent) -> u128 {
     let pid = agent.process.0.id();
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();

@@ -1,4 +1,4 @@
-//! What the controller costs at 15 000 nodes: `cargo bench --bench controller [-- --assert]`.
+//! CPU time and memory of the controller's decisions for 15 000 nodes: `cargo bench --bench controller [-- --assert]`.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -21,11 +21,11 @@ use serde_json::{Value, json};
 const NODES: usize = 15_000;
 const POLICIES: usize = 50;
 const RULES: usize = 2;
-const MOST_IN_FULL: Duration = Duration::from_millis(300);
-/// Of each node that an edit concerns.
-const MOST_A_NODE: Duration = Duration::from_micros(50);
+const MAX_FULL_COMPILE: Duration = Duration::from_millis(300);
+/// Per node that an edit affects.
+const MAX_PER_NODE: Duration = Duration::from_micros(50);
 /// In kB.
-const MOST_RESIDENT_A_NODE: usize = 20;
+const MAX_RESIDENT_PER_NODE: usize = 20;
 
 fn facts(index: usize) -> NodeFacts {
     let labels = (0..20).map(|label| {
@@ -40,7 +40,7 @@ fn facts(index: usize) -> NodeFacts {
     NodeFacts {
         labels,
         cpus: 32,
-        // No two nodes have quite the same memory.
+        // Every node has a different amount of memory.
         memory: Bytes((128 << 30) + index as u64 * 4096),
     }
 }
@@ -86,12 +86,12 @@ fn apply(world: &mut World, policy: &Value) {
 }
 
 fn timed<T>(run: impl FnOnce() -> T) -> (T, Duration) {
-    let begun = Instant::now();
+    let start = Instant::now();
     let out = run();
-    (out, begun.elapsed())
+    (out, start.elapsed())
 }
 
-/// Writes everything that is due; gives the number of writes.
+/// Writes everything that is due; returns the number of writes.
 fn settle(world: &mut World) -> usize {
     let mut count = 0;
     loop {
@@ -101,7 +101,7 @@ fn settle(world: &mut World) -> usize {
         }
         for write in writes {
             let Write::Apply { node, spec } = write else {
-                panic!("no node is gone");
+                panic!("no node was deleted");
             };
             let body = serde_json::to_string(&spec).unwrap();
             let answer = format!(
@@ -130,9 +130,9 @@ fn resident() -> usize {
 struct Bars(bool);
 
 impl Bars {
-    fn judge<T: Copy + PartialOrd + std::fmt::Debug>(&mut self, what: &str, measured: T, most: T) {
-        println!("{what}: {measured:?} (bar: {most:?})");
-        self.0 &= measured <= most;
+    fn check<T: Copy + PartialOrd + std::fmt::Debug>(&mut self, what: &str, measured: T, max: T) {
+        println!("{what}: {measured:?} (bar: {max:?})");
+        self.0 &= measured <= max;
     }
 }
 
@@ -157,17 +157,17 @@ fn main() -> ExitCode {
     });
     let rules = POLICIES * RULES;
     let what = format!("compile {NODES} nodes x {rules} rules in full");
-    bars.judge(&what, full, MOST_IN_FULL);
+    bars.check(&what, full, MAX_FULL_COMPILE);
     let (count, wrote) = timed(|| settle(&mut world));
     println!(
-        "first writes: {count} in {wrote:?}, {:?} each, answers read back",
+        "first writes: {count} in {wrote:?}, {:?} each, including the answers",
         wrote / u32::try_from(count).unwrap()
     );
     let per_node = (resident() - before) / NODES;
-    bars.judge("resident kB a node", per_node, MOST_RESIDENT_A_NODE);
+    bars.check("resident kB per node", per_node, MAX_RESIDENT_PER_NODE);
     let (count, none) = timed(|| settle(&mut world));
-    println!("a look when nothing changed: {none:?}");
-    bars.judge("writes for it", count, 0);
+    println!("a plan when nothing changed: {none:?}");
+    bars.check("writes for it", count, 0);
     edits(&mut world, &mut bars);
     let assert = std::env::args().any(|arg| arg == "--assert");
     ExitCode::from(u8::from(assert && !bars.0))
@@ -176,26 +176,26 @@ fn main() -> ExitCode {
 fn edits(world: &mut World, bars: &mut Bars) {
     let edit = policy(7, 2, 21_000, None);
     let ((), all) = timed(|| apply(world, &edit));
-    let what = "edit of a policy of all nodes, for each";
-    bars.judge(what, all / 15_000, MOST_A_NODE);
+    let what = "edit of a policy of all nodes, per node";
+    bars.check(what, all / 15_000, MAX_PER_NODE);
     println!("writes for it: {}", settle(world));
     let mut stricter = policy(8, 2, 19_000, None);
     stricter["metadata"]["annotations"] = json!({});
     let ((), all) = timed(|| apply(world, &stricter));
-    let what = "stricter edit of another, canaries first, for each node";
-    bars.judge(what, all / 15_000, MOST_A_NODE);
+    let what = "stricter edit of another policy, canaries first, per node";
+    bars.check(what, all / 15_000, MAX_PER_NODE);
     let (count, canaries) = timed(|| settle(world));
     println!("writes for it: {count} in {canaries:?}");
     let narrow = policy(60, 1, 20_000, Some(3));
     let ((), few) = timed(|| apply(world, &narrow));
-    let what = format!("new policy of {} nodes, for each", NODES / 50);
-    bars.judge(&what, few / 300, MOST_A_NODE);
+    let what = format!("new policy of {} nodes, per node", NODES / 50);
+    bars.check(&what, few / 300, MAX_PER_NODE);
     println!("writes for it: {}", settle(world));
     let mut relabelled = facts(5);
     relabelled
         .labels
         .insert("pool".to_owned(), "pool3".to_owned());
     let ((), one) = timed(|| world.apply_node(&name(5), seen(5, relabelled)));
-    bars.judge("one node relabelled", one, MOST_A_NODE);
+    bars.check("one node relabelled", one, MAX_PER_NODE);
     println!("writes for it: {}", settle(world));
 }

@@ -1,10 +1,10 @@
-//! What `plimsoll run` costs a machine while nothing happens: CPU and memory at 110 pods, sampled each second.
+//! CPU and memory of an idle `plimsoll run` with 110 pods, sampled every second.
 //!
 //! `cargo bench --bench daemon --target x86_64-unknown-linux-musl [-- --pods 110 --seconds 60 --assert]`
 //!
-//! The real binary over real cgroups of this machine, two containers a pod, and the real `/proc`; rules over CPU and
-//! memory, evaluated each 10 s, none of them ever breached. CPU time and resident memory are the kernel's own figures for
-//! the process, once a second. Raw figures go to `target/bench/daemon.csv`.
+//! The real binary on real cgroups of this machine, two containers a pod, and the real `/proc`; rules on CPU and memory,
+//! evaluated every 10 s and never breached. CPU time and resident memory are the kernel's figures for the process, read
+//! once a second. Raw figures go to `target/bench/daemon.csv`.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -23,11 +23,11 @@ use nix::unistd::Pid;
 use plimsoll::node::clock::boot_time;
 use run_support::{Daemon, Machine, policy, since};
 
-const MOST_MILLICORES: f64 = 2.0;
-const MOST_RESIDENT_KIB: u64 = 15 * 1024;
+const MAX_MILLICORES: f64 = 2.0;
+const MAX_RESIDENT_KIB: u64 = 15 * 1024;
 
-/// One look: microseconds since the first, CPU time so far in microseconds, resident KiB.
-struct Look {
+/// Microseconds since the first reading, CPU time so far in microseconds, resident KiB.
+struct Reading {
     at: u128,
     cpu: u128,
     resident: u64,
@@ -62,27 +62,27 @@ fn main() -> ExitCode {
     let mut daemon = Daemon::start(command);
     let started = daemon.wait_for_change("started");
     assert_eq!(started["pods"], pods, "{started}");
-    let looks = watch(daemon.pid(), seconds);
+    let readings = watch(daemon.pid(), seconds);
     daemon.stop(Signal::SIGINT);
     drop(machine);
-    report(pods, &looks, assert)
+    report(pods, &readings, assert)
 }
 
-fn watch(pid: Pid, seconds: usize) -> Vec<Look> {
+fn watch(pid: Pid, seconds: usize) -> Vec<Reading> {
     let (_keep, never) = mpsc::channel::<()>();
-    // The start, with its reading of files and first evaluation, is not what is measured.
+    // The start-up is not measured.
     let _timeout = never.recv_timeout(Duration::from_secs(3));
-    let begun = boot_time();
-    let mut looks = Vec::new();
+    let start = boot_time();
+    let mut readings = Vec::new();
     for _ in 0..=seconds {
-        looks.push(look(pid, since(begun).as_micros()));
+        readings.push(read(pid, since(start).as_micros()));
         let _timeout = never.recv_timeout(Duration::from_secs(1));
     }
-    looks
+    readings
 }
 
-/// `schedstat` counts the CPU time of each thread to the nanosecond.
-fn look(pid: Pid, at: u128) -> Look {
+/// `schedstat` has the CPU time of each thread in nanoseconds.
+fn read(pid: Pid, at: u128) -> Reading {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let nanos: u128 = threads
         .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("schedstat")).ok())
@@ -91,32 +91,36 @@ fn look(pid: Pid, at: u128) -> Look {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let resident = resident.unwrap().trim().trim_end_matches(" kB");
-    Look {
+    Reading {
         at,
         cpu: nanos / 1000,
         resident: resident.parse().unwrap(),
     }
 }
 
-fn report(pods: usize, looks: &[Look], assert: bool) -> ExitCode {
+fn report(pods: usize, readings: &[Reading], assert: bool) -> ExitCode {
     let mut csv = String::from("microseconds,cpu_microseconds,resident_kib\n");
-    for look in looks {
-        writeln!(csv, "{},{},{}", look.at, look.cpu, look.resident).unwrap();
+    for reading in readings {
+        writeln!(csv, "{},{},{}", reading.at, reading.cpu, reading.resident).unwrap();
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench/daemon.csv");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, csv).unwrap();
-    let (first, last) = (looks.first().unwrap(), looks.last().unwrap());
+    let (first, last) = (readings.first().unwrap(), readings.last().unwrap());
     let millicores = (last.cpu - first.cpu) as f64 * 1000.0 / (last.at - first.at) as f64;
-    let resident = looks.iter().map(|look| look.resident).max().unwrap();
+    let resident = readings
+        .iter()
+        .map(|reading| reading.resident)
+        .max()
+        .unwrap();
     println!(
-        "plimsoll run over {pods} pods of 2 containers, sampled each second, for {} s:",
+        "plimsoll run over {pods} pods of 2 containers, sampled every second, for {} s:",
         last.at / 1_000_000
     );
     println!(
-        "CPU {millicores:.2} millicores (bar: {MOST_MILLICORES}), RSS {resident} KiB (bar: {MOST_RESIDENT_KIB})"
+        "CPU {millicores:.2} millicores (bar: {MAX_MILLICORES}), RSS {resident} KiB (bar: {MAX_RESIDENT_KIB})"
     );
     println!("raw: {}", path.display());
-    let met = millicores <= MOST_MILLICORES && resident <= MOST_RESIDENT_KIB;
+    let met = millicores <= MAX_MILLICORES && resident <= MAX_RESIDENT_KIB;
     ExitCode::from(u8::from(assert && !met))
 }

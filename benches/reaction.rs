@@ -1,11 +1,11 @@
-//! How long from the moment a machine is over its line to the first quota that is written.
+//! Time from a machine exceeding its threshold to the first quota write.
 //!
 //! `cargo bench --bench reaction --target x86_64-unknown-linux-musl [-- --phases 50 --assert]`
 //!
-//! The real binary runs with `--period 200ms` and `avoidanceThreshold: 2` over a real cgroup with a burning process; the
-//! node's CPU counters are the test's own, so that the breach begins at a known moment, at a random phase of the period.
-//! The quota file is watched each millisecond. After each breach the load falls, and the file has to come back to what it
-//! was, byte for byte. Raw figures go to `target/bench/reaction.csv`.
+//! The real binary runs with `--period 200ms` and `avoidanceThreshold: 2` on a real cgroup with a busy process. The node's
+//! CPU counters are fake, so that the breach starts at a known moment, at a random phase of the period. The quota file is
+//! read every millisecond. After each breach the load falls, and the file has to be restored byte for byte. Raw figures go
+//! to `target/bench/reaction.csv`.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use plimsoll::node::clock::boot_time;
-use run_support::{DEADLINE, Machine, since, throttle};
+use run_support::{Machine, TIMEOUT, since, throttle};
 
 /// The bar for the 99th percentile.
-const MOST: Duration = Duration::from_millis(700);
+const MAX_P99: Duration = Duration::from_millis(700);
 const PERIOD_MICROS: u64 = 200_000;
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         let reacted = quota_becomes(&machine, |quota| quota != original);
         reactions.push(since(breach));
         machine.load.set(100);
-        assert!(reacted, "no reaction within {DEADLINE:?}");
+        assert!(reacted, "no reaction within {TIMEOUT:?}");
         restored += u32::from(quota_becomes(&machine, |quota| quota == original));
     }
     daemon.stop(Signal::SIGINT);
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     report(&mut reactions, restored, assert)
 }
 
-/// Xorshift: the phases need no more.
+/// Xorshift: good enough for random phases.
 const fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -72,8 +72,8 @@ fn wait(time: Duration) {
 }
 
 fn quota_becomes(machine: &Machine, wanted: impl Fn(&str) -> bool) -> bool {
-    let begun = boot_time();
-    while since(begun) < DEADLINE {
+    let start = boot_time();
+    while since(start) < TIMEOUT {
         if wanted(&machine.quota("batch")) {
             return true;
         }
@@ -97,14 +97,14 @@ fn report(reactions: &mut [Duration], restored: u32, assert: bool) -> ExitCode {
         "breach to first quota write over {count} random phases, --period 200ms, threshold 2:"
     );
     println!(
-        "p50 {} ms, p99 {} ms, most {} ms (bar: p99 <= {} ms)",
+        "p50 {} ms, p99 {} ms, max {} ms (bar: p99 <= {} ms)",
         at(50).as_millis(),
         at(99).as_millis(),
         at(100).as_millis(),
-        MOST.as_millis()
+        MAX_P99.as_millis()
     );
     println!("restored to the original: {restored} of {count}");
     println!("raw: {}", path.display());
-    let met = at(99) <= MOST && restored as usize == count;
+    let met = at(99) <= MAX_P99 && restored as usize == count;
     ExitCode::from(u8::from(assert && !met))
 }

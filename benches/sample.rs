@@ -1,11 +1,11 @@
-//! What one sample of a node with many pods costs in CPU time, beside what reading the same files costs anyhow.
+//! CPU time of one sample of a node with many pods, compared with reading the same files.
 //!
 //! `cargo bench --bench sample --target x86_64-unknown-linux-musl [-- --pods 20,110 --rounds 40 --assert]`
 //!
-//! Three arms take turns in every round, on real cgroups of this machine (two containers a pod), measured on this
-//! process's own CPU clock: `sampler` is the product, `read_to_string` opens, reads and closes the same files as a
-//! plain agent would, `pread` reads them through kept descriptors and does nothing else. `demanded` is the sampler
-//! when rules ask for all that it can read, for information. Raw figures go to `target/bench/sample.csv`.
+//! The variants take turns in every round, on real cgroups of this machine (two containers a pod), measured by the CPU
+//! clock of this process: `sampler` is the product, `read_to_string` opens, reads and closes the same files, `pread` reads
+//! them from open descriptors and does nothing else. `demanded` is the sampler when rules need everything that it can read,
+//! for information. Raw figures go to `target/bench/sample.csv`.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -27,19 +27,19 @@ use plimsoll::node::cgroup::Controller;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
-const ARMS: [&str; 4] = ["sampler", "read_to_string", "pread", "demanded"];
-/// Samples a turn: one alone is near the clock's own cost at 20 pods.
-const SAMPLES_A_TURN: u64 = 5;
+const VARIANTS: [&str; 4] = ["sampler", "read_to_string", "pread", "demanded"];
+/// A single sample of 20 pods is near the cost of reading the clock.
+const SAMPLES_PER_TURN: u64 = 5;
 
-const LEAST_GAIN: f64 = 8.0;
-/// Up to there what a sample costs beside its files weighs as much as they do.
+const MIN_GAIN: f64 = 8.0;
+/// Below, the fixed cost of a sample is as large as that of its files.
 const GAIN_FROM: usize = 100;
-/// Beyond it what the kernel keeps of so many cgroups no longer fits the CPU's caches, and even bare `pread` is less
-/// than eight times below `read_to_string`: there only the distance to `pread` is judged.
+/// Above, the kernel's data of so many cgroups exceeds the CPU caches, and even bare `pread` gains less than eight times:
+/// there only the overhead over `pread` has a bar.
 const GAIN_UP_TO: usize = 250;
-const MOST_OVERHEAD: f64 = 1.5;
-/// How much more the sampler's cost a pod may grow with the number of pods than that of bare `pread` does.
-const MOST_GROWTH: f64 = 1.25;
+const MAX_OVERHEAD: f64 = 1.5;
+/// Maximum growth of the sampler's cost per pod with the number of pods, relative to that of bare `pread`.
+const MAX_GROWTH: f64 = 1.25;
 
 struct Options {
     pods: Vec<usize>,
@@ -48,12 +48,12 @@ struct Options {
 }
 
 impl Options {
-    /// From the arguments, of which cargo adds `--bench`.
+    /// Cargo adds `--bench` to the arguments.
     fn parse() -> Self {
         let args: Vec<String> = std::env::args().collect();
         let value = |name: &str| {
-            let place = args.iter().position(|arg| arg == name)?;
-            args.get(place + 1)
+            let index = args.iter().position(|arg| arg == name)?;
+            args.get(index + 1)
         };
         let sizes = value("--pods").map_or("20,110,250,500", String::as_str);
         Self {
@@ -64,17 +64,17 @@ impl Options {
     }
 }
 
-/// Nanoseconds a sample of each round, for each arm.
+/// Nanoseconds per sample in each round, for each variant.
 type Figures = [Vec<f64>; 4];
 
 fn main() -> ExitCode {
     let options = Options::parse();
     let Some(ground) = Ground::make() else {
-        println!("not measured: no cgroups can be made here");
+        println!("not measured: cgroups cannot be created here");
         return ExitCode::from(u8::from(options.assert));
     };
     println!("{}", machine(&ground));
-    let mut csv = String::from("pods,round,arm,nanoseconds_per_sample\n");
+    let mut csv = String::from("pods,round,variant,nanoseconds_per_sample\n");
     let mut results = Vec::new();
     println!("CPU time of one sample in microseconds, median (5 %..95 %)");
     for &pods in &options.pods {
@@ -112,22 +112,22 @@ fn measure(ground: &Ground, pods: usize, rounds: usize) -> Figures {
         ground.mkdir(&format!("{name}/pause"));
     }
     let files = files(ground, &names);
-    let kept: Vec<File> = files.iter().map(|path| File::open(path).unwrap()).collect();
-    let mut lean = Arm::new(ground, &names, Demand::default());
-    let mut full = Arm::new(ground, &names, everything());
+    let open: Vec<File> = files.iter().map(|path| File::open(path).unwrap()).collect();
+    let mut lean = SampledPods::new(ground, &names, Demand::default());
+    let mut full = SampledPods::new(ground, &names, everything());
     let mut figures = Figures::default();
-    // Two rounds to open files and warm up, which do not count.
+    // Two warm-up rounds do not count.
     for round in 0..rounds + 2 {
-        for turn in 0..ARMS.len() {
-            let arm = (round + turn) % ARMS.len();
-            let cost = cost(|| match arm {
+        for turn in 0..VARIANTS.len() {
+            let variant = (round + turn) % VARIANTS.len();
+            let cost = cost(|| match variant {
                 0 => lean.sample(),
                 1 => read_to_string(&files),
-                2 => pread(&kept),
+                2 => pread(&open),
                 _ => full.sample(),
             });
             if round >= 2 {
-                figures[arm].push(cost);
+                figures[variant].push(cost);
             }
         }
     }
@@ -140,10 +140,10 @@ fn measure(ground: &Ground, pods: usize, rounds: usize) -> Figures {
 /// CPU nanoseconds of this process for one run of `work`.
 fn cost(mut work: impl FnMut()) -> f64 {
     let before = cpu_nanos();
-    for _ in 0..SAMPLES_A_TURN {
+    for _ in 0..SAMPLES_PER_TURN {
         work();
     }
-    (cpu_nanos() - before) as f64 / SAMPLES_A_TURN as f64
+    (cpu_nanos() - before) as f64 / SAMPLES_PER_TURN as f64
 }
 
 fn cpu_nanos() -> u64 {
@@ -151,13 +151,13 @@ fn cpu_nanos() -> u64 {
     now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs()
 }
 
-struct Arm {
+struct SampledPods {
     sampler: Sampler,
     demand: Demand,
     sample: Sample,
 }
 
-impl Arm {
+impl SampledPods {
     fn new(ground: &Ground, names: &[String], demand: Demand) -> Self {
         let mut sampler = Sampler::new(Path::new("/proc"), ground.hierarchy.clone());
         sampler.set_pods(names.iter().map(|name| (uid(name), ground.path(name))));
@@ -182,7 +182,7 @@ impl Arm {
     }
 }
 
-/// The files that the sampler reads when no rule asks for more.
+/// The files that the sampler reads when no rule needs more.
 fn files(ground: &Ground, names: &[String]) -> Vec<PathBuf> {
     let (cpu, memory) = if ground.hierarchy.is_v2() {
         ("cpu.stat", "memory.current")
@@ -203,28 +203,28 @@ fn read_to_string(files: &[PathBuf]) {
     }
 }
 
-fn pread(kept: &[File]) {
+fn pread(open: &[File]) {
     let mut buffer = [0; 8192];
-    for file in kept {
+    for file in open {
         black_box(file.read_at(&mut buffer, 0).unwrap());
     }
 }
 
 fn record(csv: &mut String, pods: usize, figures: &Figures) {
-    for (arm, rounds) in ARMS.iter().zip(figures) {
+    for (variant, rounds) in VARIANTS.iter().zip(figures) {
         for (round, nanos) in rounds.iter().enumerate() {
-            writeln!(csv, "{pods},{round},{arm},{nanos:.0}").unwrap();
+            writeln!(csv, "{pods},{round},{variant},{nanos:.0}").unwrap();
         }
     }
 }
 
 fn row(pods: usize, figures: &Figures) -> String {
     let mut row = format!("{pods:>4} pods");
-    for (arm, rounds) in ARMS.iter().zip(figures) {
+    for (variant, rounds) in VARIANTS.iter().zip(figures) {
         let micros = |part| quantile(rounds, part) / 1000.0;
         write!(
             row,
-            "  {arm} {:.0} ({:.0}..{:.0})",
+            "  {variant} {:.0} ({:.0}..{:.0})",
             micros(0.5),
             micros(0.05),
             micros(0.95)
@@ -257,23 +257,23 @@ fn quantile(figures: &[f64], part: f64) -> f64 {
         clippy::cast_sign_loss,
         reason = "an index between 0 and the last"
     )]
-    let place = (part * last as f64).round() as usize;
-    sorted.get(place).copied().unwrap_or(f64::NAN)
+    let index = (part * last as f64).round() as usize;
+    sorted.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// The bars that the figures do not reach.
+/// The bars that are missed.
 fn missed(results: &[(usize, Figures)]) -> Vec<String> {
     let mut missed = Vec::new();
     for (pods, figures) in results {
         let (gain, overhead) = (gain(figures), overhead(figures));
-        if gain < LEAST_GAIN && (GAIN_FROM..=GAIN_UP_TO).contains(pods) {
+        if gain < MIN_GAIN && (GAIN_FROM..=GAIN_UP_TO).contains(pods) {
             missed.push(format!(
-                "{pods} pods: {gain:.1}x less than read_to_string, {LEAST_GAIN} wanted"
+                "{pods} pods: {gain:.1}x less than read_to_string, {MIN_GAIN} required"
             ));
         }
-        if overhead > MOST_OVERHEAD {
+        if overhead > MAX_OVERHEAD {
             missed.push(format!(
-                "{pods} pods: {overhead:.2}x pread, {MOST_OVERHEAD} allowed"
+                "{pods} pods: {overhead:.2}x pread, {MAX_OVERHEAD} allowed"
             ));
         }
     }
@@ -281,19 +281,19 @@ fn missed(results: &[(usize, Figures)]) -> Vec<String> {
     missed
 }
 
-/// Compares the cost a pod at the largest size with that at the first of 100 pods or more.
+/// Compares the cost per pod at the largest size with that at the first size of at least 100 pods.
 fn not_linear(results: &[(usize, Figures)]) -> Option<String> {
     let first = results.iter().find(|(pods, _)| *pods >= 100)?;
     let last = results.last()?;
-    let a_pod = |arm: usize, (pods, figures): &(usize, Figures)| {
-        quantile(&figures[arm], 0.5) / *pods as f64
+    let per_pod = |variant: usize, (pods, figures): &(usize, Figures)| {
+        quantile(&figures[variant], 0.5) / *pods as f64
     };
-    let growth = |arm| a_pod(arm, last) / a_pod(arm, first);
+    let growth = |variant| per_pod(variant, last) / per_pod(variant, first);
     let (ours, floor) = (growth(0), growth(2));
     println!(
-        "cost a pod at {} pods over that at {}: sampler {ours:.2}, pread {floor:.2}",
+        "cost per pod at {} pods relative to {}: sampler {ours:.2}, pread {floor:.2}",
         last.0, first.0
     );
-    (ours > floor * MOST_GROWTH)
+    (ours > floor * MAX_GROWTH)
         .then(|| format!("not linear in pods: {ours:.2}, bare pread {floor:.2}"))
 }

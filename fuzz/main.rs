@@ -1,4 +1,4 @@
-//! One target under libFuzzer: that of the environment variable `TARGET`. `make fuzz` starts it.
+//! Runs the target named by the environment variable `TARGET` under libFuzzer; started by `make fuzz`.
 #![no_main]
 
 use std::env;
@@ -15,7 +15,7 @@ fn target() -> Target {
     let found = TARGETS.into_iter().find(|target| target.name == name);
     found.unwrap_or_else(|| {
         let names = TARGETS.map(|target| target.name);
-        panic!("TARGET is {name:?}, and has to be one of {names:?}")
+        panic!("TARGET is {name:?}, but must be one of {names:?}")
     })
 }
 

@@ -1,4 +1,4 @@
-//! `plimsoll replay` over recorded and over broken traces.
+//! `plimsoll replay` of recorded and of broken traces.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -18,15 +18,15 @@ use plimsoll::engine::sample::{CpuTimes, NodeMemory, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
 use plimsoll::standalone::policies::{self, Overrides};
+use plimsoll::trace::Header;
 use plimsoll::trace::record::Recorder;
 use plimsoll::trace::replay::Replay;
-use plimsoll::trace::{Header, Node, VERSION};
 use proptest::prelude::*;
 use run_support::{BINARY, Machine, throttle};
 use serde_json::Value;
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
@@ -57,7 +57,7 @@ fn states<'a>(lines: impl IntoIterator<Item = &'a Value>) -> Vec<(String, String
 }
 
 #[test]
-fn a_recorded_run_is_replayed_with_the_same_states_and_the_pods_it_would_have_throttled() {
+fn a_replay_gives_the_recorded_states_and_the_throttled_pods() {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
@@ -80,7 +80,7 @@ fn a_recorded_run_is_replayed_with_the_same_states_and_the_pods_it_would_have_th
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(states(&lines), states(&daemon.seen));
+    assert_eq!(states(&lines), states(&daemon.events));
     assert!(
         lines[..lines.len() - 1]
             .iter()
@@ -92,15 +92,15 @@ fn a_recorded_run_is_replayed_with_the_same_states_and_the_pods_it_would_have_th
 
     let again = replay(&trace, &machine.path("policies"), &["--output", "json"]);
     assert_eq!(again.stdout, replayed.stdout, "a replay is deterministic");
-    let words = replay(&trace, &machine.path("policies"), &[]);
-    let words = String::from_utf8(words.stdout).unwrap();
+    let text = replay(&trace, &machine.path("policies"), &[]);
+    let text = String::from_utf8(text.stdout).unwrap();
     assert!(
-        words.contains("nothing of this was done") && words.contains("pods: default/batch"),
-        "{words}"
+        text.contains("nothing of this was done") && text.contains("pods: default/batch"),
+        "{text}"
     );
     assert_eq!(machine.journal().lines().count(), 2, "nothing is in force");
 
-    // Half a trace: what was whole of it has been replayed, and the line that breaks off is named.
+    // A truncated trace is replayed up to the incomplete line, which is named.
     let whole = fs::read_to_string(&trace).unwrap();
     let cut = &whole[..whole.trim_end().len() - 20];
     fs::write(&trace, cut).unwrap();
@@ -114,7 +114,7 @@ fn a_recorded_run_is_replayed_with_the_same_states_and_the_pods_it_would_have_th
 }
 
 #[test]
-fn policies_without_a_rule_are_refused_and_those_with_an_error_are_exit_1() {
+fn policies_without_a_rule_are_refused_and_errors_give_exit_code_1() {
     let dir = tempfile::tempdir().unwrap();
     let (policies, trace) = (dir.path().join("p.yaml"), dir.path().join("trace"));
     let header = r#"{"header":{"version":1,"plimsoll":"0","bootId":"b","at":0,"time":"2026-01-01T00:00:00Z","node":{"cpus":2,"memory":1}}}"#;
@@ -135,7 +135,7 @@ fn policies_without_a_rule_are_refused_and_those_with_an_error_are_exit_1() {
 }
 
 #[test]
-fn what_is_no_trace_is_refused_with_the_line() {
+fn an_invalid_trace_is_refused_with_the_line() {
     let dir = tempfile::tempdir().unwrap();
     let policies = dir.path().join("p.yaml");
     fs::write(&policies, throttle()).unwrap();
@@ -144,23 +144,23 @@ fn what_is_no_trace_is_refused_with_the_line() {
         |now: u64| format!(r#"{{"tick":{{"now":{now},"sample":{{"at":{now},"node":{{}}}}}}}}"#);
     let table = [
         (String::new(), "the trace is empty"),
-        ("garbage\n".to_owned(), "line 1 is no header"),
-        (format!("{}\n", tick(1)), "line 1 is no header"),
+        ("garbage\n".to_owned(), "line 1 is not the header"),
+        (format!("{}\n", tick(1)), "line 1 is not the header"),
         (
             header.replace("\"version\":1", "\"version\":9"),
             "format version 9",
         ),
         (
             format!("{header}\n{}\n{{\"tick\":3}}\n", tick(1)),
-            "line 3 is no line of a trace",
+            "line 3 is not a line of a trace",
         ),
         (
             format!("{header}\n\u{0}\u{0}\n"),
-            "line 2 is no line of a trace",
+            "line 2 is not a line of a trace",
         ),
         (
             format!("{header}\n{header}\n"),
-            "line 2 is no line of a trace: a second header",
+            "line 2 is not a line of a trace: a second header",
         ),
         (
             format!("{header}\n{}\n{}\n", tick(5), tick(4)),
@@ -191,7 +191,7 @@ fn what_is_no_trace_is_refused_with_the_line() {
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// A node of two CPUs that used `busy` millicores in each of the seconds, with gaps where a second is missing.
+/// A node of two CPUs that used `busy` millicores in each second; `None`: no sample of it.
 fn samples(busy: &[Option<u16>]) -> Vec<(BootTime, Sample)> {
     let mut now = BootTime::from_nanos(1_000_000_000_000);
     let mut cpu = CpuTimes {
@@ -231,7 +231,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn replaying_a_recording_gives_the_states_that_were_recorded(
+    fn a_replay_of_any_load_gives_the_recorded_states(
         busy in prop::collection::vec(prop::option::weighted(0.9, 0_u16..2000), 1..60)
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -241,18 +241,12 @@ proptest! {
         let load = |node: &NodeFacts| policies::load(std::slice::from_ref(&file), node, overrides, &[]).policy;
 
         let path = dir.path().join("trace");
-        let header = Header {
-            version: VERSION,
-            plimsoll: "0".to_owned(),
-            boot_id: "boot".to_owned(),
-            at: BootTime::default(),
-            time: jiff::Timestamp::UNIX_EPOCH,
-            node: Node { cpus: 2, memory: Bytes(8 << 30), ..Node::default() },
-            period_nanos: None,
-        };
-        let mut recorder = Recorder::create(&path, header.clone()).unwrap();
+        let node = NodeFacts { cpus: 2, memory: Bytes(8 << 30), ..NodeFacts::default() };
+        let time = jiff::Timestamp::UNIX_EPOCH;
+        let header = Header::new("boot".to_owned(), BootTime::default(), time, &node, None);
+        let mut recorder = Recorder::create(&path, header).unwrap();
         let mut engine = Engine::new();
-        engine.set_policy(Arc::new(load(&NodeFacts::from(&header.node))));
+        engine.set_policy(Arc::new(load(&node)));
         let (mut plan, mut recorded) = (Plan::default(), Vec::new());
         for (now, sample) in samples(&busy) {
             engine.step(now, &sample, &mut plan);

@@ -1,4 +1,4 @@
-//! `plimsoll run` evicts through cgroups, keeps new work away through a state file, and takes units as pods.
+//! `plimsoll run` evicts by signals, disallows new work in a state file, and manages units as pods.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -12,7 +12,7 @@ use run_support::{Machine, eventually, policy, throttle};
 use serde_json::Value;
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
@@ -22,13 +22,13 @@ fn evict(more: &str) -> String {
     policy(&eviction, "evict", 2, 1000)
 }
 
-/// The pod has a controller, as one of a job launcher would.
+/// Gives the pod a controller, as a job launcher would.
 fn owned(manifest: &str) -> String {
     let owner = "  ownerReferences: [{apiVersion: batch/v1, kind: Job, name: j, uid: u, controller: true}]\n";
     manifest.replace("spec:\n", &format!("{owner}spec:\n"))
 }
 
-fn line_of(daemon: &mut run_support::Daemon, words: &'static str) -> Value {
+fn wait_for_eviction(daemon: &mut run_support::Daemon, words: &'static str) -> Value {
     daemon.wait_for(words, |line| {
         line["change"] == "eviction"
             && line["what"]
@@ -38,7 +38,7 @@ fn line_of(daemon: &mut run_support::Daemon, words: &'static str) -> Value {
 }
 
 #[test]
-fn a_pod_is_told_to_end_and_new_work_kept_away_meanwhile() {
+fn a_pod_is_evicted_and_new_work_is_not_allowed_meanwhile() {
     let mut machine = Machine::new();
     let cgroup = machine.cgroup("batch");
     let process = machine.burn(&cgroup, "burn");
@@ -52,23 +52,23 @@ fn a_pod_is_told_to_end_and_new_work_kept_away_meanwhile() {
     );
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
-    eventually("it is known that new work is welcome", || {
+    eventually("new work is allowed", || {
         (machine.state(&["--schedulable"]).status.code() == Some(0)).then_some(())
     });
     machine.load.set(1900);
     let evict = daemon.wait_for_change("evict");
     assert_eq!(evict["podName"], "default/batch");
-    line_of(&mut daemon, "told to end");
-    machine.shows(&["kept away (NoSchedule) by node/cpu"]);
+    wait_for_eviction(&mut daemon, "sent SIGTERM");
+    machine.wait_for_state_output(&["not allowed (NoSchedule) by node/cpu"]);
     assert_eq!(machine.state(&["--schedulable"]).status.code(), Some(1));
-    eventually("the process ends", || {
-        machine.has_ended(process).then_some(())
+    eventually("the process exits", || {
+        machine.has_exited(process).then_some(())
     });
-    line_of(&mut daemon, "it has ended");
+    wait_for_eviction(&mut daemon, "processes exited");
 
     machine.load.set(100);
     daemon.wait_for_change("schedulingEnabled");
-    eventually("new work is welcome again", || {
+    eventually("new work is allowed again", || {
         (machine.state(&["--schedulable"]).status.code() == Some(0)).then_some(())
     });
     assert!(daemon.stop(Signal::SIGINT).success());
@@ -79,10 +79,10 @@ fn a_pod_is_told_to_end_and_new_work_kept_away_meanwhile() {
 }
 
 #[test]
-fn what_does_not_end_within_the_grace_period_is_killed() {
+fn processes_that_outlast_the_grace_period_are_killed() {
     let mut machine = Machine::new();
     let cgroup = machine.cgroup("stubborn");
-    let process = machine.burn_on(&cgroup, "burn");
+    let process = machine.burn_ignoring_sigterm(&cgroup, "burn");
     machine.write(
         "pods/stubborn.yaml",
         &owned(&run_support::pod("stubborn", &cgroup)),
@@ -94,19 +94,21 @@ fn what_does_not_end_within_the_grace_period_is_killed() {
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
     machine.load.set(1900);
-    let told = line_of(&mut daemon, "told to end")["at"].as_u64().unwrap();
-    let killed = line_of(&mut daemon, "it was killed")["at"]
+    let signalled = wait_for_eviction(&mut daemon, "sent SIGTERM")["at"]
         .as_u64()
         .unwrap();
-    assert!(Duration::from_nanos(killed - told) >= Duration::from_secs(1));
+    let killed = wait_for_eviction(&mut daemon, "it was killed")["at"]
+        .as_u64()
+        .unwrap();
+    assert!(Duration::from_nanos(killed - signalled) >= Duration::from_secs(1));
     eventually("the process is gone", || {
-        machine.has_ended(process).then_some(())
+        machine.has_exited(process).then_some(())
     });
     assert!(daemon.stop(Signal::SIGINT).success());
 }
 
 #[test]
-fn a_pod_without_a_controller_is_left_alone() {
+fn a_pod_without_a_controller_is_not_evicted() {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
     machine.write(
@@ -123,7 +125,7 @@ fn a_pod_without_a_controller_is_left_alone() {
 }
 
 #[test]
-fn units_are_pods_that_a_policy_has_to_name_and_those_of_the_system_are_protected() {
+fn units_have_to_be_named_by_a_policy_and_system_units_are_protected() {
     let mut machine = Machine::new();
     for unit in ["batch.service", "ssh.service"] {
         let cgroup = machine.cgroup(unit);
@@ -142,7 +144,7 @@ fn units_are_pods_that_a_policy_has_to_name_and_those_of_the_system_are_protecte
     );
     machine.write("policies/throttle.yaml", &named);
     daemon.wait_for_change("policiesTaken");
-    // Breached for a while, and nobody was touched: no PodQOS had named them.
+    // No unit was throttled during the breach: no PodQOS named one.
     assert_eq!(daemon.changes("throttle"), Vec::<&Value>::new());
     daemon.wait_for("the unit is throttled", |line| {
         line["change"] == "throttle" && line["podName"] == batch.as_str()
@@ -160,47 +162,45 @@ fn units_are_pods_that_a_policy_has_to_name_and_those_of_the_system_are_protecte
 }
 
 #[test]
-fn systemd_hears_when_it_is_up_that_it_lives_and_when_it_stops() {
+fn systemd_is_notified_of_start_liveness_and_stop() {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
     let socket = UnixDatagram::bind(machine.path("notify")).unwrap();
-    socket
-        .set_read_timeout(Some(run_support::DEADLINE))
-        .unwrap();
+    socket.set_read_timeout(Some(run_support::TIMEOUT)).unwrap();
     let mut command = machine.run_command(&[]);
     command
         .env("NOTIFY_SOCKET", machine.path("notify"))
         .env("WATCHDOG_USEC", "400000");
     let mut daemon = run_support::Daemon::start(command);
-    let mut heard = Vec::new();
-    let mut listen = |what: &str| loop {
+    let mut received = Vec::new();
+    let mut receive = |what: &str| loop {
         let mut buffer = [0; 1024];
         let length = socket.recv(&mut buffer).unwrap();
         let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-        heard.push(text.clone());
+        received.push(text.clone());
         if text.contains(what) {
-            return heard.clone();
+            return received.clone();
         }
     };
-    let before = listen("READY=1");
+    let before = receive("READY=1");
     assert!(
         !before.iter().any(|text| text.contains("STOPPING")),
         "{before:?}"
     );
-    listen("STATUS=1 rule over 1 pod");
-    listen("WATCHDOG=1");
-    listen("WATCHDOG=1");
+    receive("STATUS=1 rule over 1 pod");
+    receive("WATCHDOG=1");
+    receive("WATCHDOG=1");
     machine.load.set(1900);
-    listen("1 throttled");
+    receive("1 throttled");
     daemon.signal(Signal::SIGTERM);
-    listen("STOPPING=1");
-    assert!(daemon.end().success());
+    receive("STOPPING=1");
+    assert!(daemon.wait().success());
     assert!(machine.restore().status.success());
 }
 
 #[test]
-fn a_state_that_nobody_keeps_is_no_answer() {
+fn a_stale_or_broken_state_is_no_answer() {
     let machine = Machine::new();
     let none = machine.state(&["--schedulable"]);
     assert_eq!(none.status.code(), Some(2));

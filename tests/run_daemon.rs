@@ -1,4 +1,4 @@
-//! `plimsoll run` throttles real cgroups and puts them back, whatever ends it.
+//! `plimsoll run` throttles real cgroups and restores them however it stops.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use run_support::{Machine, eventually, throttle};
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
@@ -23,7 +23,7 @@ fn machine() -> Machine {
     machine
 }
 
-/// A daemon that has throttled the pod.
+/// Starts a daemon and waits until it has throttled the pod.
 fn throttled(machine: &Machine, more: &[&str]) -> run_support::Daemon {
     let mut daemon = machine.start(more);
     daemon.wait_for_change("started");
@@ -35,7 +35,7 @@ fn throttled(machine: &Machine, more: &[&str]) -> run_support::Daemon {
 }
 
 #[test]
-fn an_overloaded_machine_is_throttled_step_by_step_and_given_back_exactly() {
+fn an_overloaded_machine_is_throttled_in_steps_and_restored_exactly() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
@@ -63,7 +63,7 @@ fn an_overloaded_machine_is_throttled_step_by_step_and_given_back_exactly() {
     daemon.wait_for("the original", |line| {
         line["change"] == "throttle" && line["to"] == 100
     });
-    eventually("the original is back", || {
+    eventually("the original is restored", || {
         (machine.quota("batch") == original).then_some(())
     });
     assert!(daemon.stop(Signal::SIGINT).success());
@@ -71,7 +71,7 @@ fn an_overloaded_machine_is_throttled_step_by_step_and_given_back_exactly() {
 }
 
 #[test]
-fn an_interrupt_puts_everything_back() {
+fn an_interrupt_restores_everything() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
@@ -82,7 +82,7 @@ fn an_interrupt_puts_everything_back() {
 }
 
 #[test]
-fn termination_leaves_the_throttle_in_force_and_the_next_process_takes_it_over() {
+fn sigterm_leaves_the_throttle_and_the_next_process_adopts_it() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut first = throttled(&machine, &[]);
@@ -99,44 +99,44 @@ fn termination_leaves_the_throttle_in_force_and_the_next_process_takes_it_over()
     assert_eq!(started["adopted"], 1);
     assert_eq!(machine.quota("batch"), left);
     machine.load.set(100);
-    let back = second.wait_for("the original", |line| {
+    let restored = second.wait_for("the original", |line| {
         line["change"] == "throttle" && line["to"] == 100
     });
-    assert_eq!(back["podName"], "default/batch");
-    eventually("the original is back", || {
+    assert_eq!(restored["podName"], "default/batch");
+    eventually("the original is restored", || {
         (machine.quota("batch") == original).then_some(())
     });
     assert!(second.stop(Signal::SIGINT).success());
     assert_eq!(machine.quota("batch"), original);
 }
 
-fn stated(machine: &Machine) -> String {
+fn state_output(machine: &Machine) -> String {
     String::from_utf8(machine.state(&[]).stdout).unwrap()
 }
 
 #[test]
-fn what_a_killed_process_left_is_undone_from_the_journal_alone() {
+fn what_a_killed_process_left_is_restored_from_the_journal() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
-    machine.shows(&["THROTTLED"]);
+    machine.wait_for_state_output(&["THROTTLED"]);
     assert!(!daemon.stop(Signal::SIGKILL).success());
     assert_ne!(machine.quota("batch"), original);
     fs::remove_dir_all(machine.path("policies")).unwrap();
     fs::remove_dir_all(machine.path("pods")).unwrap();
 
     let restored = machine.restore();
-    let told = String::from_utf8(restored.stdout).unwrap();
-    assert!(restored.status.success(), "{told}");
-    assert!(told.contains("restored to"), "{told}");
+    let output = String::from_utf8(restored.stdout).unwrap();
+    assert!(restored.status.success(), "{output}");
+    assert!(output.contains("restored to"), "{output}");
     assert_eq!(machine.quota("batch"), original);
-    assert_eq!(stated(&machine), "", "what was put back is not in force");
+    assert_eq!(state_output(&machine), "", "nothing is in force");
     let again = String::from_utf8(machine.restore().stdout).unwrap();
     assert!(again.contains("\"files\":0"), "{again}");
 }
 
 #[test]
-fn restoring_under_a_running_process_is_refused() {
+fn a_restore_beside_a_running_process_is_refused() {
     let machine = machine();
     let _daemon = throttled(&machine, &[]);
     let refused = machine.restore();
@@ -146,17 +146,17 @@ fn restoring_under_a_running_process_is_refused() {
 }
 
 #[test]
-fn it_ends_by_itself_and_puts_everything_back() {
+fn it_stops_after_the_given_time_and_restores_everything() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &["--for", "3s"]);
-    assert!(daemon.end().success());
+    assert!(daemon.wait().success());
     assert_eq!(machine.quota("batch"), original);
     assert_eq!(daemon.changes("stopped").len(), 1);
 }
 
 #[test]
-fn a_preview_tells_what_it_would_do_and_changes_nothing() {
+fn a_preview_reports_what_it_would_do_and_changes_nothing() {
     let machine = machine();
     let original = machine.quota("batch");
     let before = fs::metadata(machine.quota_file("batch"))
@@ -170,7 +170,7 @@ fn a_preview_tells_what_it_would_do_and_changes_nothing() {
         line["change"] == "throttle" && line["to"] == 10
     });
     assert_eq!(step["would"], true);
-    machine.shows(&["WOULD BE IN FORCE (Preview)"]);
+    machine.wait_for_state_output(&["WOULD BE IN FORCE (Preview)"]);
     assert_eq!(machine.quota("batch"), original);
     assert!(daemon.changes("fileSet").is_empty());
     assert!(daemon.stop(Signal::SIGINT).success());
@@ -182,25 +182,25 @@ fn a_preview_tells_what_it_would_do_and_changes_nothing() {
 }
 
 #[test]
-fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_taken_over() {
+fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
     let bad = throttle().replace("stepCPURatio: 30", "stepCPURatio: 0");
     machine.write("policies/throttle.yaml", &bad);
-    let kept = daemon.wait_for_change("policiesKept");
-    let finding = &kept["findings"][0];
+    let event = daemon.wait_for_change("policiesKept");
+    let finding = &event["findings"][0];
     assert!(
         finding["file"].as_str().unwrap().ends_with("throttle.yaml"),
-        "{kept}"
+        "{event}"
     );
-    assert!(finding["line"].as_u64().unwrap() > 0, "{kept}");
+    assert!(finding["line"].as_u64().unwrap() > 0, "{event}");
     assert!(
         finding["message"]
             .as_str()
             .unwrap()
             .contains("stepCPURatio"),
-        "{kept}"
+        "{event}"
     );
     machine.write("policies/throttle.yaml", "a: [");
     daemon.wait_for_change("policiesKept");
@@ -211,7 +211,7 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_taken_over() {
             .all(|line| line["to"] != "Normal")
     );
 
-    // What is in force for a rule that stays is not released.
+    // The throttle of a rule that stays is not released.
     let good = throttle().replace("name: cpu_total_usage", "\n      name: cpu_total_usage");
     let good = good.replace("restoreThreshold: 2", "restoreThreshold: 3");
     machine.write("policies/throttle.yaml", &good);
@@ -235,7 +235,7 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_taken_over() {
 }
 
 #[test]
-fn a_pod_that_comes_later_is_looked_after_and_one_that_goes_is_forgotten() {
+fn a_new_pod_is_managed_and_a_deleted_one_is_restored() {
     let mut machine = machine();
     let mut daemon = throttled(&machine, &[]);
     machine.burning_pod("late");
@@ -247,13 +247,13 @@ fn a_pod_that_comes_later_is_looked_after_and_one_that_goes_is_forgotten() {
     fs::remove_file(machine.path("pods/late.yaml")).unwrap();
     let taken = daemon.wait_for_change("podsTaken");
     assert_eq!(taken["pods"], 1);
-    // Nobody asks for its throttle any more.
+    // No rule throttles it any more.
     let original = if machine.hierarchy.is_v2() {
         "max 100000"
     } else {
         "-1"
     };
-    eventually("it is given back", || {
+    eventually("it is restored", || {
         (machine.quota("late") == original).then_some(())
     });
     assert!(daemon.stop(Signal::SIGINT).success());
@@ -261,11 +261,11 @@ fn a_pod_that_comes_later_is_looked_after_and_one_that_goes_is_forgotten() {
 }
 
 #[test]
-fn every_line_says_when_and_what_and_a_breach_is_acted_on_within_three_periods() {
+fn every_event_has_time_and_change_and_a_breach_is_handled_in_time() {
     let machine = machine();
     let mut daemon = throttled(&machine, &[]);
     assert!(daemon.stop(Signal::SIGINT).success());
-    for line in &daemon.seen {
+    for line in &daemon.events {
         assert!(
             line["time"]
                 .as_str()

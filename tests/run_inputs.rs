@@ -1,4 +1,4 @@
-//! Bad input to `plimsoll run`: a clear error that says what to do, and nothing left changed.
+//! Bad input to `plimsoll run` gives a clear error and changes nothing.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use run_support::{BINARY, Machine, eventually, pod, throttle};
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
@@ -23,8 +23,8 @@ fn machine() -> Machine {
     machine
 }
 
-/// It ended with 2, said `words`, and told of nothing done.
-fn refused(output: &Output, words: &[&str]) {
+/// Exit code 2, `words` on standard error, and no events.
+fn assert_refused(output: &Output, words: &[&str]) {
     let why = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{why}");
     for word in words {
@@ -34,7 +34,7 @@ fn refused(output: &Output, words: &[&str]) {
 }
 
 #[test]
-fn a_bad_policy_is_told_with_its_place_and_the_others_are_enforced() {
+fn a_bad_policy_is_reported_with_its_line_and_the_others_are_enforced() {
     let machine = machine();
     let rule = "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: broken}\nspec:\n  rules:\n  \
                 - name: nothing\n    actionName: act\n";
@@ -56,10 +56,10 @@ fn a_bad_policy_is_told_with_its_place_and_the_others_are_enforced() {
         ("garbage.yaml", "tab"),
         ("kind.yaml", "NodeQOS"),
     ] {
-        let told = problems
+        let reported = problems
             .iter()
             .any(|problem| problem.contains(file) && problem.contains(words));
-        assert!(told, "{file}: {problems:#?}");
+        assert!(reported, "{file}: {problems:#?}");
     }
     machine.load.set(1900);
     daemon.wait_for_change("throttle");
@@ -67,7 +67,7 @@ fn a_bad_policy_is_told_with_its_place_and_the_others_are_enforced() {
 }
 
 #[test]
-fn policies_that_are_not_there_are_no_reason_to_let_go_of_what_is_in_force() {
+fn missing_policies_do_not_release_what_is_in_force() {
     let machine = machine();
     let original = machine.quota("batch");
     let mut daemon = machine.start(&[]);
@@ -77,20 +77,20 @@ fn policies_that_are_not_there_are_no_reason_to_let_go_of_what_is_in_force() {
         line["change"] == "throttle" && line["to"] == 10
     });
     assert!(daemon.stop(Signal::SIGTERM).success());
-    let held = machine.quota("batch");
-    assert_ne!(held, original);
+    let throttled = machine.quota("batch");
+    assert_ne!(throttled, original);
     fs::rename(machine.path("policies"), machine.path("elsewhere")).unwrap();
-    refused(
+    assert_refused(
         &machine.run_command(&[]).output().unwrap(),
         &["failed to read the policies", "--policies"],
     );
-    assert_eq!(machine.quota("batch"), held);
+    assert_eq!(machine.quota("batch"), throttled);
     assert!(machine.restore().status.success());
     assert_eq!(machine.quota("batch"), original);
 }
 
 #[test]
-fn bad_pods_are_told_and_the_others_are_looked_after() {
+fn bad_pods_are_reported_and_the_others_are_managed() {
     let machine = machine();
     machine.write("pods/absolute.yaml", &pod("absolute", "/etc"));
     machine.write("pods/dots.yaml", &pod("dots", "../cpu"));
@@ -111,24 +111,27 @@ fn bad_pods_are_told_and_the_others_are_looked_after() {
         ("default/nothing", "no annotation `plimsoll.dev/cgroup`"),
         ("default/absent", "does not exist (yet)"),
     ] {
-        let told = refused.iter().find(|line| line["pod"] == pod).unwrap();
-        assert!(told["reason"].as_str().unwrap().contains(words), "{told}");
+        let refusal = refused.iter().find(|line| line["pod"] == pod).unwrap();
+        assert!(
+            refusal["reason"].as_str().unwrap().contains(words),
+            "{refusal}"
+        );
     }
     machine.cgroup("absent");
-    daemon.wait_for("the pod that was waited for", |line| {
+    daemon.wait_for("the pod whose cgroup is created later", |line| {
         line["change"] == "podsTaken" && line["pods"] == 2
     });
     assert!(daemon.stop(Signal::SIGINT).success());
 }
 
 #[test]
-fn a_folder_that_is_no_cgroup_root_is_refused() {
+fn a_folder_that_is_not_a_cgroup_root_is_refused() {
     let machine = machine();
     let output = machine
         .command("run")
         .args(["--policies", "/dev/null", "--cgroup-root", "/etc"])
         .output();
-    refused(
+    assert_refused(
         &output.unwrap(),
         &["`/etc` is not a cgroup root", "usually /sys/fs/cgroup"],
     );
@@ -136,7 +139,7 @@ fn a_folder_that_is_no_cgroup_root_is_refused() {
 }
 
 #[test]
-fn a_proc_that_is_none_is_refused_and_one_that_breaks_later_is_unknown() {
+fn an_empty_proc_is_refused_and_a_broken_one_is_unknown() {
     let machine = machine();
     let empty = machine.path("pods");
     let mut command = machine.command("run");
@@ -145,7 +148,7 @@ fn a_proc_that_is_none_is_refused_and_one_that_breaks_later_is_unknown() {
         .arg(machine.path("policies"))
         .arg("--proc-root")
         .arg(&empty);
-    refused(
+    assert_refused(
         &command.output().unwrap(),
         &["failed to read CPU time or memory", "--proc-root"],
     );
@@ -154,18 +157,18 @@ fn a_proc_that_is_none_is_refused_and_one_that_breaks_later_is_unknown() {
     daemon.wait_for_change("started");
     machine.load.set(1900);
     daemon.wait_for_change("throttle");
-    machine.load.garble();
+    machine.load.write_garbage();
     let unknown = daemon.wait_for_change("unknown");
     assert_eq!(unknown["rule"], "node/cpu");
     assert!(
         machine.journal().contains("batch"),
-        "actions in force stay unchanged"
+        "the throttle stays in force"
     );
     assert!(daemon.stop(Signal::SIGINT).success());
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_made_or_written_is_refused() {
+fn a_state_directory_that_cannot_be_created_or_written_is_refused() {
     let machine = machine();
     let run = |state: &str| {
         let mut command = Command::new(BINARY);
@@ -176,13 +179,13 @@ fn a_state_directory_that_cannot_be_made_or_written_is_refused() {
             .arg(machine.path("pods"));
         command.output().unwrap()
     };
-    refused(
+    assert_refused(
         &run("/no/such/parent/state"),
         &["/no/such/parent/state", "--state-dir"],
     );
-    refused(&run("/dev/null"), &["/dev/null", "--state-dir"]);
-    refused(&run("/proc/self"), &["/proc/self", "--state-dir"]);
-    refused(
+    assert_refused(&run("/dev/null"), &["/dev/null", "--state-dir"]);
+    assert_refused(&run("/proc/self"), &["/proc/self", "--state-dir"]);
+    assert_refused(
         &machine.restore(),
         &["failed to find the state directory", "--state-dir"],
     );
@@ -190,7 +193,7 @@ fn a_state_directory_that_cannot_be_made_or_written_is_refused() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_trusted_is_refused_and_left_as_it_is() {
+fn a_damaged_journal_is_refused_and_not_changed() {
     let machine = machine();
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
@@ -206,8 +209,8 @@ fn a_journal_that_cannot_be_trusted_is_refused_and_left_as_it_is() {
         "\0\0\0\0".to_owned(),
     ] {
         fs::write(machine.path("state/journal"), &broken).unwrap();
-        refused(&machine.run_command(&[]).output().unwrap(), &["journal"]);
-        refused(&machine.restore(), &["journal"]);
+        assert_refused(&machine.run_command(&[]).output().unwrap(), &["journal"]);
+        assert_refused(&machine.restore(), &["journal"]);
         assert_eq!(machine.journal(), broken);
         assert_eq!(machine.quota("batch"), throttled);
     }
@@ -217,9 +220,9 @@ fn a_journal_that_cannot_be_trusted_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn without_permission_it_says_what_to_do_and_a_preview_still_runs() {
+fn without_permission_run_is_refused_and_a_preview_works() {
     let machine = machine();
-    // Everybody may read the folders and write the state; nobody may write the cgroups.
+    // Every user may read the folders and write the state, but only root may write cgroups.
     for folder in [".", "policies", "pods", "proc"] {
         fs::set_permissions(machine.path(folder), fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -228,7 +231,7 @@ fn without_permission_it_says_what_to_do_and_a_preview_still_runs() {
     let as_nobody = |more: &[&str]| {
         let run = machine.run_command(more);
         let binary = machine.path("plimsoll");
-        let _there = fs::copy(run.get_program(), &binary);
+        let _exists = fs::copy(run.get_program(), &binary);
         let mut command = Command::new("setpriv");
         command
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -237,7 +240,7 @@ fn without_permission_it_says_what_to_do_and_a_preview_still_runs() {
         command
     };
     let output = as_nobody(&[]).output().unwrap();
-    refused(&output, &["Permission denied", "run as root", "--preview"]);
+    assert_refused(&output, &["Permission denied", "run as root", "--preview"]);
 
     let mut daemon = run_support::Daemon::start(as_nobody(&["--preview"]));
     daemon.wait_for_change("started");
@@ -249,7 +252,7 @@ fn without_permission_it_says_what_to_do_and_a_preview_still_runs() {
 }
 
 #[test]
-fn a_full_disk_stops_new_throttles_and_not_the_way_back() {
+fn a_full_disk_stops_new_throttles_but_not_the_restore() {
     let machine = machine();
     let state = machine.path("state");
     fs::create_dir(&state).unwrap();
@@ -276,7 +279,7 @@ fn a_full_disk_stops_new_throttles_and_not_the_way_back() {
 }
 
 #[test]
-fn a_state_directory_that_turned_read_only_can_still_be_restored_from() {
+fn a_read_only_state_directory_can_be_restored_from() {
     let machine = machine();
     let state = machine.path("state");
     fs::create_dir(&state).unwrap();
@@ -289,15 +292,15 @@ fn a_state_directory_that_turned_read_only_can_still_be_restored_from() {
     assert!(!daemon.stop(Signal::SIGKILL).success());
     disk.turn_read_only();
     let output = machine.restore();
-    let told = String::from_utf8(output.stdout).unwrap();
+    let events = String::from_utf8(output.stdout).unwrap();
     assert_eq!(machine.quota("batch"), original);
-    assert!(output.status.success(), "{told}");
-    assert!(told.contains("restored to"), "{told}");
-    assert!(told.contains("failed to remove"), "{told}");
+    assert!(output.status.success(), "{events}");
+    assert!(events.contains("restored to"), "{events}");
+    assert!(events.contains("failed to remove"), "{events}");
 }
 
 #[test]
-fn rule_states_that_cannot_be_read_are_told_and_nothing_is_made_of_them() {
+fn unreadable_rule_states_are_logged_and_ignored() {
     let machine = machine();
     machine.write("engine.json", "{\"bootId\": 7");
     fs::create_dir(machine.path("state")).unwrap();
@@ -312,7 +315,7 @@ fn rule_states_that_cannot_be_read_are_told_and_nothing_is_made_of_them() {
     assert!(log.contains("failed to read the rule states"), "{log}");
 }
 
-/// A disk that is soon full.
+/// A small disk.
 struct Disk {
     path: std::path::PathBuf,
 }
@@ -349,12 +352,14 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        eventually("the disk is let go", || nix::mount::umount(&self.path).ok());
+        eventually("the disk is unmounted", || {
+            nix::mount::umount(&self.path).ok()
+        });
     }
 }
 
 #[test]
-fn flags_that_make_no_sense_are_refused_with_what_to_write() {
+fn invalid_flags_are_refused_with_a_hint() {
     for (arguments, words) in [
         (&["--period", "50ms"][..], "the shortest period is 100ms"),
         (&["--period", "10"], "such as 200ms, 10s or 1m30s"),
@@ -370,9 +375,9 @@ fn flags_that_make_no_sense_are_refused_with_what_to_write() {
         command
             .args(["run", "--policies", "/dev/null"])
             .args(arguments);
-        refused(&command.output().unwrap(), &[words]);
+        assert_refused(&command.output().unwrap(), &[words]);
     }
-    refused(
+    assert_refused(
         &Command::new(BINARY).arg("run").output().unwrap(),
         &["--policies"],
     );

@@ -1,4 +1,4 @@
-//! What a tick of the whole machine costs while nothing happens: no memory. What it does between evaluations.
+//! A tick of the machine allocates nothing while nothing changes, and handles new containers between evaluations.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -21,38 +21,38 @@ use plimsoll::standalone::policies::{self, Overrides};
 use run_support::{Machine, eventually, pod, throttle};
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
 
-/// A machine over real cgroups, in this process, after its first evaluations.
-fn steady(ground: &Machine, watermark: &str) -> host::Machine {
-    ground.write(
+/// A machine in this process over real cgroups.
+fn machine(env: &Machine, threshold: &str) -> host::Machine {
+    env.write(
         "policies/throttle.yaml",
-        &throttle().replace("value: 1000", &format!("value: {watermark}")),
+        &throttle().replace("value: 1000", &format!("value: {threshold}")),
     );
     let overrides = Overrides {
         period: Some(Duration::from_millis(100)),
         preview: false,
     };
     let loaded = policies::load(
-        &[ground.path("policies")],
+        &[env.path("policies")],
         &NodeFacts::default(),
         overrides,
         &[],
     );
     assert_eq!(loaded.problems, []);
-    let parent = CgroupPath::new(&ground.parent).unwrap();
+    let parent = CgroupPath::new(&env.parent).unwrap();
     let own = OwnCgroups::read(Path::new("/proc"));
-    let manifests = Manifests::read(&[ground.path("pods")]);
-    let found = pods::find(&manifests, &[parent], &ground.hierarchy, &own);
+    let manifests = Manifests::read(&[env.path("pods")]);
+    let found = pods::find(&manifests, &[parent], &env.hierarchy, &own);
     let settings = Settings {
-        hierarchy: ground.hierarchy.clone(),
+        hierarchy: env.hierarchy.clone(),
         proc_root: "/proc".into(),
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
-        state_dir: ground.path("state"),
+        state_dir: env.path("state"),
         sample_interval: Duration::from_millis(20),
         sample_everything: false,
     };
@@ -60,8 +60,8 @@ fn steady(ground: &Machine, watermark: &str) -> host::Machine {
     host::open(settings, policy, found.workloads, boot_time()).unwrap()
 }
 
-/// Ticks when it is time to, so many times, and returns how often memory was allocated.
-fn ticks(machine: &mut host::Machine, count: usize) -> u64 {
+/// Runs `count` ticks when they are due, and returns the number of allocations.
+fn allocations(machine: &mut host::Machine, count: usize) -> u64 {
     let counted = measure(|| {
         for _ in 0..count {
             while boot_time() < machine.next_tick() {
@@ -75,23 +75,23 @@ fn ticks(machine: &mut host::Machine, count: usize) -> u64 {
 
 #[test]
 fn a_tick_that_changes_nothing_allocates_nothing() {
-    let ground = Machine::new();
+    let env = Machine::new();
     for number in 0..110 {
-        ground.cgroup(&format!("unit-{number}"));
+        env.cgroup(&format!("unit-{number}"));
     }
-    // A watermark that two CPUs cannot reach.
-    let mut machine = steady(&ground, "4000");
-    ticks(&mut machine, 30);
+    // A threshold that two CPUs cannot reach.
+    let mut machine = machine(&env, "4000");
+    allocations(&mut machine, 30);
     assert_eq!(machine.pods().len(), 110);
     assert!(!machine.is_acting());
-    assert_eq!(ticks(&mut machine, 30), 0, "samples and evaluations");
+    assert_eq!(allocations(&mut machine, 30), 0, "samples and evaluations");
 }
 
 #[test]
-fn reading_back_what_is_in_force_allocates_nothing() {
-    let mut ground = Machine::new();
-    ground.burning_pod("batch");
-    let mut machine = steady(&ground, "100");
+fn verifying_what_is_in_force_allocates_nothing() {
+    let mut env = Machine::new();
+    env.burning_pod("batch");
+    let mut machine = machine(&env, "100");
     eventually("the pod is throttled", || {
         while boot_time() < machine.next_tick() {
             std::hint::spin_loop();
@@ -99,10 +99,10 @@ fn reading_back_what_is_in_force_allocates_nothing() {
         machine.tick(boot_time());
         (machine.throttled_pods() == 1).then_some(())
     });
-    // Between evaluations: node files, and every file that is held.
+    // Between evaluations it reads node files and every enforced file.
     let mut between = Vec::new();
     while between.len() < 20 {
-        let allocated = ticks(&mut machine, 1);
+        let allocated = allocations(&mut machine, 1);
         if !machine.plan().evaluated {
             between.push(allocated);
         }
@@ -112,16 +112,16 @@ fn reading_back_what_is_in_force_allocates_nothing() {
     assert_eq!(machine.throttled_pods(), 0);
 }
 
-/// A container of the pod `batch` that burns CPU and is limited to a whole one.
-fn limited(ground: &mut Machine, name: &str) -> (String, Pid) {
-    let cgroup = ground.cgroup(&format!("batch/{name}"));
-    let quota = ground.quota_file(&format!("batch/{name}"));
+/// Creates a container of the pod `batch` that burns CPU and is limited to one CPU.
+fn limited(env: &mut Machine, name: &str) -> (String, Pid) {
+    let cgroup = env.cgroup(&format!("batch/{name}"));
+    let quota = env.quota_file(&format!("batch/{name}"));
     std::fs::write(quota, "100000").unwrap();
-    let pid = ground.burn(&cgroup, "burn");
+    let pid = env.burn(&cgroup, "burn");
     (cgroup, pid)
 }
 
-/// Ticks until there was an evaluation, and then once more before the next one is due, at once after `change`.
+/// Ticks until an evaluation, applies `change`, and ticks again before the next evaluation.
 fn tick_between(machine: &mut host::Machine, change: impl FnOnce(&mut host::Machine)) {
     let at = loop {
         let now = boot_time();
@@ -136,46 +136,46 @@ fn tick_between(machine: &mut host::Machine, change: impl FnOnce(&mut host::Mach
 }
 
 #[test]
-fn a_container_that_is_started_anew_is_throttled_at_the_next_tick() {
-    let mut ground = Machine::new();
-    if ground.hierarchy.is_v2() {
-        eprintln!("skipped: on cgroup v2 the pod's own quota holds every container");
+fn a_restarted_container_is_throttled_at_the_next_tick() {
+    let mut env = Machine::new();
+    if env.hierarchy.is_v2() {
+        eprintln!("skipped: on cgroup v2 the pod's own quota limits every container");
         return;
     }
-    let batch = ground.cgroup("batch");
-    ground.write("pods/batch.yaml", &pod("batch", &batch));
-    ground.cgroup("batch/pause");
-    let (mut cgroup, mut pid) = limited(&mut ground, "0");
-    let mut machine = steady(&ground, "100");
-    let quota = |ground: &Machine, name: &str| ground.quota(name).parse::<i64>().unwrap();
+    let batch = env.cgroup("batch");
+    env.write("pods/batch.yaml", &pod("batch", &batch));
+    env.cgroup("batch/pause");
+    let (mut cgroup, mut pid) = limited(&mut env, "0");
+    let mut machine = machine(&env, "100");
+    let quota = |env: &Machine, name: &str| env.quota(name).parse::<i64>().unwrap();
     eventually("the container is throttled", || {
         machine.tick(boot_time());
-        (quota(&ground, "batch/0") < 100_000).then_some(())
+        (quota(&env, "batch/0") < 100_000).then_some(())
     });
-    // Another in its place.
+    // Another container replaces it.
     tick_between(&mut machine, |_| {
-        ground.remove(&cgroup, pid);
-        (cgroup, pid) = limited(&mut ground, "1");
+        env.remove(&cgroup, pid);
+        (cgroup, pid) = limited(&mut env, "1");
     });
-    assert!(quota(&ground, "batch/1") < 100_000);
-    // One that comes when the last one was long gone: meanwhile the pod is not limited instead.
-    ground.remove(&cgroup, pid);
+    assert!(quota(&env, "batch/1") < 100_000);
+    // A container appears after the last one is gone. The pod itself is not limited meanwhile.
+    env.remove(&cgroup, pid);
     for _ in 0..2 {
         tick_between(&mut machine, |machine| {
             machine.set_pods(machine.pods().values().cloned().collect());
         });
     }
-    assert_eq!(quota(&ground, "batch"), -1);
+    assert_eq!(quota(&env, "batch"), -1);
     tick_between(&mut machine, |_| {
-        (cgroup, pid) = limited(&mut ground, "2");
+        (cgroup, pid) = limited(&mut env, "2");
     });
-    assert!(quota(&ground, "batch/2") < 100_000);
+    assert!(quota(&env, "batch/2") < 100_000);
     let at = machine.sample().at;
-    let still = measure(|| {
+    let unchanged = measure(|| {
         machine.tick(at + Duration::from_millis(1));
     });
-    assert_eq!(still.count_total, 0, "nothing has changed since");
+    assert_eq!(unchanged.count_total, 0, "nothing has changed");
     machine.restore(boot_time());
-    assert_eq!(quota(&ground, "batch/2"), 100_000);
+    assert_eq!(quota(&env, "batch/2"), 100_000);
     assert_eq!(machine.throttled_pods(), 0);
 }

@@ -1,5 +1,5 @@
-//! Agents of many nodes, on a thread of their own: each reports over a connection of its own, at times that were fixed
-//! before it began (an open loop: what the controller is late with is seen as latency, not as fewer reports).
+//! Agents of many nodes on a separate thread. Each reports over its own connection at fixed times (an open loop: a slow
+//! controller shows as latency, not as fewer reports).
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -16,21 +16,21 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::api_support::reporter::{Body, connect, post, runtime, send, whole};
 use super::report;
 
-/// An agent waits no longer for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an agent waits for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What reports came to.
+/// The answers to reports.
 #[derive(Default)]
 pub struct Tally {
-    /// How many were answered how.
+    /// Number of reports by answer.
     pub answers: BTreeMap<String, usize>,
-    /// From the moment at which each was to be sent to its answer, in milliseconds.
-    pub waits: Vec<f64>,
-    /// Bytes of the largest.
+    /// From the scheduled time of each report to its answer, in milliseconds.
+    pub latencies: Vec<f64>,
+    /// Size of the largest report in bytes.
     pub largest: usize,
 }
 
-/// All of them. They go on until the process ends.
+/// All agents. They run until the process exits.
 pub struct Agents {
     runtime: Handle,
     trust: Arc<ClientConfig>,
@@ -39,7 +39,7 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// None yet, of the controller that takes reports at this port.
+    /// No agents yet, for the controller that receives reports at this port.
     pub fn of(trust: Arc<ClientConfig>, port: u16) -> Self {
         let runtime = runtime();
         let handle = runtime.handle().clone();
@@ -52,9 +52,9 @@ impl Agents {
         }
     }
 
-    /// More of them begin within this time, each a node's with its token.
-    pub fn begin(&self, agents: Vec<(String, String)>, within: Duration) {
-        let begun = Instant::now();
+    /// Starts an agent for each node and token, spread over this time.
+    pub fn start(&self, agents: Vec<(String, String)>, within: Duration) {
+        let start = Instant::now();
         for (node, token) in agents {
             let agent = Agent {
                 node,
@@ -64,12 +64,12 @@ impl Agents {
                 tally: Arc::clone(&self.tally),
                 connection: None,
             };
-            let first = begun + within.mul_f64(fastrand::f64());
+            let first = start + within.mul_f64(fastrand::f64());
             self.runtime.spawn(agent.run(first));
         }
     }
 
-    /// What came since the last call.
+    /// Takes the answers since the last call.
     pub fn take(&self) -> Tally {
         std::mem::take(&mut *self.tally.lock().unwrap())
     }
@@ -90,8 +90,8 @@ impl Agent {
             sleep_until(at).await;
             let body = report::body(&self.node, sequence);
             let bytes = body.len();
-            let answer = timeout(PATIENCE, self.report(body)).await;
-            let word = match answer {
+            let answer = timeout(TIMEOUT, self.report(body)).await;
+            let outcome = match answer {
                 Ok(Some(code)) => code.to_string(),
                 Ok(None) => "broken".to_owned(),
                 Err(_) => "timed out".to_owned(),
@@ -100,14 +100,14 @@ impl Agent {
                 self.connection = None;
             }
             let mut tally = self.tally.lock().unwrap();
-            *tally.answers.entry(word).or_default() += 1;
-            tally.waits.push(at.elapsed().as_secs_f64() * 1000.0);
+            *tally.answers.entry(outcome).or_default() += 1;
+            tally.latencies.push(at.elapsed().as_secs_f64() * 1000.0);
             tally.largest = tally.largest.max(bytes);
-            at += Duration::from_secs(report::EVERY);
+            at += Duration::from_secs(report::INTERVAL);
         }
     }
 
-    /// The code that is answered; `None`: the connection broke.
+    /// The status code; `None` if the connection broke.
     async fn report(&mut self, body: String) -> Option<u16> {
         if self.connection.is_none() {
             let stream = connect(Arc::clone(&self.trust), self.port).await?;

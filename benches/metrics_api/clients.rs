@@ -1,4 +1,4 @@
-//! Those who read `NodeMetrics`, as the API server passes their requests on.
+//! Clients of `NodeMetrics`, with requests as the API server proxies them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,32 +11,32 @@ use kube::Client;
 use kube::client::Body;
 use tokio::time::Instant;
 
-/// Where they are.
+/// The path of `NodeMetrics`.
 pub const METRICS: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
-/// As programs ask.
+/// The `Accept` header of programs.
 pub const JSON: &str = "application/json";
-/// As kubectl asks.
+/// The `Accept` header of kubectl.
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
 
-/// Somebody who asks.
+/// A client.
 #[derive(Clone)]
 pub struct Reader {
-    /// The connections.
+    /// Its connections.
     pub client: Client,
-    /// For whom, where it is passed on.
+    /// The user, if the request is proxied.
     pub user: Option<&'static str>,
 }
 
-/// What was answered.
+/// An answer.
 pub struct Answer {
-    /// The whole body's bytes.
+    /// Size of the body.
     pub bytes: usize,
     /// From the request to the last byte.
     pub took: Duration,
 }
 
 impl Reader {
-    async fn ask(&self, path: &str, accept: &str) -> hyper::Response<Body> {
+    async fn get(&self, path: &str, accept: &str) -> hyper::Response<Body> {
         let mut request = Request::get(path).header("Accept", accept);
         if let Some(user) = self.user {
             request = request
@@ -49,31 +49,31 @@ impl Reader {
         answer
     }
 
-    /// Asks once, and reads all of the answer.
+    /// Sends one request, and reads the whole answer.
     pub async fn read(&self, path: &str, accept: &str) -> Answer {
-        let begun = Instant::now();
-        let mut body = self.ask(path, accept).await.into_body();
+        let start = Instant::now();
+        let mut body = self.get(path, accept).await.into_body();
         let mut bytes = 0;
         while let Some(frame) = body.frame().await {
             bytes += frame.unwrap().data_ref().map_or(0, Bytes::len);
         }
         Answer {
             bytes,
-            took: begun.elapsed(),
+            took: start.elapsed(),
         }
     }
 
-    /// Asks again and again; how long each took, in milliseconds, and the bytes of the last.
-    pub async fn ask_often(
+    /// Sends `count` requests; returns how long each took in milliseconds, and the size of the last answer.
+    pub async fn read_repeatedly(
         &self,
         paths: &[String],
         accept: &str,
-        often: usize,
+        count: usize,
         pause: Duration,
     ) -> (Vec<f64>, usize) {
         let mut bytes = 0;
         let mut times = Vec::new();
-        for path in paths.iter().cycle().take(often) {
+        for path in paths.iter().cycle().take(count) {
             let answer = self.read(path, accept).await;
             times.push(answer.took.as_secs_f64() * 1000.0);
             bytes = answer.bytes;
@@ -84,32 +84,32 @@ impl Reader {
         (times, bytes)
     }
 
-    /// The version of what is there now.
+    /// The current resource version.
     pub async fn version(&self) -> String {
         let path = format!("{METRICS}?limit=1");
-        let body = self.ask(&path, JSON).await.into_body();
+        let body = self.get(&path, JSON).await.into_body();
         let text = body.collect().await.unwrap().to_bytes();
         let list: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let version = list["metadata"]["resourceVersion"].as_str();
         version.unwrap().to_owned()
     }
 
-    /// Follows what happens after a version, and counts it, for as long as it is told.
-    pub async fn follow(self, version: String, told: Arc<AtomicUsize>) {
+    /// Watches from a resource version, and counts the events.
+    pub async fn watch(self, version: String, events: Arc<AtomicUsize>) {
         let path = format!("{METRICS}?watch=1&resourceVersion={version}");
-        let mut body = self.ask(&path, JSON).await.into_body();
+        let mut body = self.get(&path, JSON).await.into_body();
         while let Some(Ok(frame)) = body.frame().await {
             let lines = frame
                 .data_ref()
                 .map_or(0, |data| data.split(|byte| *byte == b'\n').count() - 1);
-            told.fetch_add(lines, Ordering::Relaxed);
+            events.fetch_add(lines, Ordering::Relaxed);
         }
     }
 
-    /// Asks for all objects and what happens to them, and takes nothing of it.
-    pub async fn ignore(self) {
+    /// Starts a watch, and reads nothing of it.
+    pub async fn watch_without_reading(self) {
         let path = format!("{METRICS}?watch=1");
-        let _answer = self.ask(&path, JSON).await;
+        let _answer = self.get(&path, JSON).await;
         std::future::pending::<()>().await;
     }
 }

@@ -1,4 +1,4 @@
-//! What was measured, beside what it may be.
+//! Prints measured figures with their bars.
 
 /// All figures so far.
 #[derive(Default)]
@@ -7,20 +7,20 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Says a figure that may be `most`.
-    pub fn at_most(&mut self, what: &str, value: f64, unit: &str, most: f64) {
-        // What could not be measured is no figure.
-        let met = value <= most;
+    /// Prints a figure whose bar is `max`.
+    pub fn at_most(&mut self, what: &str, value: f64, unit: &str, max: f64) {
+        // NaN misses the bar.
+        let met = value <= max;
         let verdict = if met { "" } else { "  MISSED" };
-        let bar = format!("{unit} (bar: {}){verdict}", written(most));
-        println!("  {what:<66} {:>9} {bar}", written(value));
+        let bar = format!("{unit} (bar: {}){verdict}", formatted(max));
+        println!("  {what:<66} {:>9} {bar}", formatted(value));
         if !met {
             self.missed.push(what.to_owned());
         }
     }
 
-    /// Whether every bar was met, and which were not.
-    pub fn are_good(&self) -> bool {
+    /// Prints missed bars; whether there are none.
+    pub fn all_met(&self) -> bool {
         for what in &self.missed {
             println!("missed: {what}");
         }
@@ -28,12 +28,12 @@ impl Figures {
     }
 }
 
-/// Says a figure that has no bar of its own.
-pub fn say(what: &str, value: f64, unit: &str) {
-    println!("  {what:<66} {:>9} {unit}", written(value));
+/// Prints a figure without a bar.
+pub fn print(what: &str, value: f64, unit: &str) {
+    println!("  {what:<66} {:>9} {unit}", formatted(value));
 }
 
-fn written(value: f64) -> String {
+fn formatted(value: f64) -> String {
     let digits = match value.abs() {
         size if size < 0.1 => 4,
         size if size < 10.0 => 2,
@@ -43,15 +43,15 @@ fn written(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// The value that so large a share of all is not above; not a number where there are none.
+/// The quantile of the values; NaN if there are none.
 pub fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1) as f64;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a place in the list"
+        reason = "an index"
     )]
-    let place = (share * last).ceil() as usize;
-    values.get(place).copied().unwrap_or(f64::NAN)
+    let index = (share * last).ceil() as usize;
+    values.get(index).copied().unwrap_or(f64::NAN)
 }

@@ -1,4 +1,4 @@
-//! A controller with many nodes whose agents report to it.
+//! A controller with many nodes and reporting agents.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -24,31 +24,31 @@ use super::agents::{Agents, Tally};
 use super::api_support::reporter::{Forger, account, runtime, token, trust};
 use super::api_support::{ControlPlane, Controller, LEASES, caller, free_port, lease_namespace};
 use super::clients::{JSON, METRICS, Reader, TABLE};
-use super::figures::{Figures, quantile, say};
+use super::figures::{Figures, print, quantile};
 use super::process::{Cpu, resident};
 use super::report;
 use super::run_support::argument;
 
-/// The size at which the bars of times hold.
-const SIZE: usize = 5000;
-const MILLICORES: f64 = 0.15;
-const ACK_MILLIS: f64 = 10.0;
-const GET_MILLIS: f64 = 1.0;
-const LIST_MILLIS: f64 = 50.0;
-/// Of one watcher, whether it reads or not: what it is sent at a time, twice.
-const WATCHER_KB: f64 = 1024.0;
+/// Bars on times hold up to this number of nodes.
+const NODES_WITH_BARS: usize = 5000;
+const MAX_MILLICORES: f64 = 0.15;
+const MAX_ACK_MILLIS: f64 = 10.0;
+const MAX_GET_MILLIS: f64 = 1.0;
+const MAX_LIST_MILLIS: f64 = 50.0;
+/// Per watcher, whether it reads or not: twice what it is sent at once.
+const MAX_WATCHER_KB: f64 = 1024.0;
 
-/// Agents that begin in a second, at most.
-const BEGIN: usize = 500;
-const SOON: Duration = Duration::from_mins(5);
-const AT_ONCE: usize = 16;
-/// Each Lease is renewed so often.
+/// Maximum number of agents started per second.
+const STARTS_PER_SECOND: usize = 500;
+const TIMEOUT: Duration = Duration::from_mins(5);
+const CONCURRENCY: usize = 16;
+/// Renewals of each Lease.
 const RENEWALS: usize = 3;
-const MOST_LEASES: usize = 1000;
-/// Who may read `NodeMetrics`, and nothing else.
+const MAX_LEASES: usize = 1000;
+/// A user who may read `NodeMetrics` and nothing else.
 const USER: &str = "ann";
 
-/// All of it.
+/// A control plane, a controller, and agents.
 pub struct Fleet<'a> {
     plane: &'a ControlPlane,
     runtime: Runtime,
@@ -56,15 +56,15 @@ pub struct Fleet<'a> {
     controller: Controller,
     agents: Agents,
     forger: Forger,
-    /// Reads `NodeMetrics` as the API server passes it on.
+    /// Reads `NodeMetrics` as the API server proxies requests.
     reader: Reader,
     nodes: usize,
-    /// Those of them whose agents report.
+    /// Nodes whose agents report.
     reporting: usize,
 }
 
 impl<'a> Fleet<'a> {
-    /// One without nodes.
+    /// Starts a controller without nodes.
     pub fn of(plane: &'a ControlPlane) -> Self {
         let runtime = runtime();
         account(plane);
@@ -87,7 +87,7 @@ impl<'a> Fleet<'a> {
         plane.kubectl(&["delete", "node", &first]);
         let [metrics, reports] = [free_port(), free_port()];
         let controller = start(plane, metrics, reports);
-        plane.until("it leads", SOON, |_| controller.leads());
+        plane.until("it leads", TIMEOUT, |_| controller.leads());
         let proxy = plane.front_proxy();
         let certificate = (proxy.certificate, proxy.key);
         let client = runtime.block_on(connect(Some(&plane.kubeconfig))).unwrap();
@@ -108,7 +108,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Makes as many nodes as are wanted. It returns when the controller has done what new nodes need.
+    /// Creates nodes up to this number, and waits until the controller has written a `NodeWatermark` for each.
     pub fn grow(&mut self, nodes: usize) {
         let api: Api<Node> = Api::all(self.client.clone());
         let new = self.nodes..nodes;
@@ -116,7 +116,7 @@ impl<'a> Fleet<'a> {
         self.nodes = nodes;
         let wanted = nodes as f64;
         self.plane
-            .until("all nodes have their watermark", SOON, |_| {
+            .until("all nodes have their watermark", TIMEOUT, |_| {
                 let of = |name| self.controller.metric(name);
                 let written = of("plimsoll_controller_nodes ") >= wanted;
                 written && of("plimsoll_controller_pending_nodes ") < 0.5
@@ -127,12 +127,12 @@ impl<'a> Fleet<'a> {
         self.controller.process.0.id()
     }
 
-    /// What a heartbeat by Lease costs, which direct reports make rare.
+    /// Measures heartbeats by Lease, which direct reports make rare.
     pub fn renew(&self) {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), LEASES);
-        let leases = self.nodes.min(MOST_LEASES);
+        let leases = self.nodes.min(MAX_LEASES);
         let (servers, controller) = (self.plane.processes(), [self.process()]);
-        let [used, heard] = self.runtime.block_on(async {
+        let [servers, controller] = self.runtime.block_on(async {
             let created = create(&api, (0..leases).map(lease)).await;
             let before = [Cpu::of(&servers), Cpu::of(&controller)];
             let renewed = stream::iter(created.into_iter().map(|lease| renew(&api, lease)));
@@ -145,19 +145,23 @@ impl<'a> Fleet<'a> {
         let renewals = (leases * RENEWALS) as f64;
         println!("{renewals} renewals of Leases, as a baseline:");
         let each = |cpu: &Cpu| cpu.seconds() * 1e6 / renewals;
-        say("CPU of the API server and etcd for one", each(&used), "us");
-        say("CPU of the controller for one", each(&heard), "us");
+        print(
+            "CPU of the API server and etcd for one",
+            each(&servers),
+            "us",
+        );
+        print("CPU of the controller for one", each(&controller), "us");
     }
 
-    /// Lets an agent for each node report for so long.
+    /// Lets an agent for each node report for this time.
     pub fn report(&mut self, time: Duration, figures: &mut Figures) {
         let new = self.new_agents();
-        let within = Duration::from_secs_f64(new.len() as f64 / BEGIN as f64);
-        let within = within.max(Duration::from_secs(report::EVERY));
-        self.agents.begin(new, within);
+        let within = Duration::from_secs_f64(new.len() as f64 / STARTS_PER_SECOND as f64);
+        let within = within.max(Duration::from_secs(report::INTERVAL));
+        self.agents.start(new, within);
         self.reporting = self.nodes;
-        // All are connected then, and have reported once.
-        let settled = within + Duration::from_secs(report::EVERY + 5);
+        // By then all are connected and have reported once.
+        let settled = within + Duration::from_secs(report::INTERVAL + 5);
         let (tally, used) = self.runtime.block_on(async {
             sleep(settled).await;
             drop(self.agents.take());
@@ -169,9 +173,9 @@ impl<'a> Fleet<'a> {
         println!(
             "{} agents that report every {} s:",
             self.nodes,
-            report::EVERY
+            report::INTERVAL
         );
-        self.say_ingest(tally, &used, time, figures);
+        self.print_ingest(tally, &used, time, figures);
     }
 
     fn new_agents(&self) -> Vec<(String, String)> {
@@ -185,43 +189,43 @@ impl<'a> Fleet<'a> {
         agents.map(token).collect()
     }
 
-    fn say_ingest(&self, mut tally: Tally, used: &Cpu, time: Duration, figures: &mut Figures) {
-        let (nodes, reports) = (self.nodes as f64, tally.waits.len() as f64);
+    fn print_ingest(&self, mut tally: Tally, used: &Cpu, time: Duration, figures: &mut Figures) {
+        let (nodes, reports) = (self.nodes as f64, tally.latencies.len() as f64);
         let cores = used.seconds() / time.as_secs_f64();
         let what = "CPU of the controller for a node";
-        figures.at_most(what, cores * 1000.0 / nodes, "millicores", MILLICORES);
+        figures.at_most(what, cores * 1000.0 / nodes, "millicores", MAX_MILLICORES);
         for (thread, seconds) in used.threads().filter(|(_, seconds)| *seconds > 0.01) {
             let what = format!("  of which its thread {thread:?}, for one report");
-            say(&what, seconds * 1e6 / reports, "us");
+            print(&what, seconds * 1e6 / reports, "us");
         }
-        let due = nodes * time.as_secs_f64() / report::EVERY as f64;
+        let due = nodes * time.as_secs_f64() / report::INTERVAL as f64;
         let taken = tally.answers.get("200").copied().unwrap_or(0) as f64;
         println!("  answers: {:?}", tally.answers);
         let lost = (due - taken).max(0.0) * 100.0 / due;
-        figures.at_most("reports that were due and not taken", lost, "%", 1.0);
-        let waits = &mut tally.waits;
-        say("acknowledged, p50", quantile(waits, 0.5), "ms");
-        let p99 = quantile(waits, 0.99);
-        if self.nodes <= SIZE {
-            figures.at_most("acknowledged, p99", p99, "ms", ACK_MILLIS);
+        figures.at_most("reports that were due and not accepted", lost, "%", 1.0);
+        let latencies = &mut tally.latencies;
+        print("acknowledged, p50", quantile(latencies, 0.5), "ms");
+        let p99 = quantile(latencies, 0.99);
+        if self.nodes <= NODES_WITH_BARS {
+            figures.at_most("acknowledged, p99", p99, "ms", MAX_ACK_MILLIS);
         } else {
-            say("acknowledged, p99", p99, "ms");
+            print("acknowledged, p99", p99, "ms");
         }
-        say("acknowledged, slowest", quantile(waits, 1.0), "ms");
+        print("acknowledged, slowest", quantile(latencies, 1.0), "ms");
         let largest = tally.largest as f64;
         let what = format!("body of a report of {} pods, largest", report::PODS);
         figures.at_most(&what, largest, "bytes", MOST_BYTES as f64);
         let memory = resident(self.process());
-        say("resident memory of the controller", memory / 1000.0, "MB");
-        say(
+        print("resident memory of the controller", memory / 1000.0, "MB");
+        print(
             "  for a node, its connection included",
             memory / nodes,
             "kB",
         );
     }
 
-    /// Asks for objects while agents go on to report.
-    pub fn ask(&self, gets: usize, lists: usize, figures: &mut Figures) {
+    /// Measures reads while agents report.
+    pub fn read(&self, gets: usize, lists: usize, figures: &mut Figures) {
         println!(
             "answers of the controller at {} nodes, while all report:",
             self.nodes
@@ -239,34 +243,35 @@ impl<'a> Fleet<'a> {
         let all = [METRICS.to_owned()];
         let cached = ["/api/v1/nodes?resourceVersion=0".to_owned()];
         let (at_once, pause) = (Duration::ZERO, Duration::from_millis(200));
-        let asked = async {
-            // Whether the user may is asked of the API server at first, and known then for a while.
-            let first = self.reader.ask_often(&ours, JSON, some, at_once).await;
-            let get = self.reader.ask_often(&ours, JSON, gets, at_once).await;
-            let node = server.ask_often(&theirs, JSON, gets, at_once).await;
-            let list = self.reader.ask_often(&all, JSON, lists, pause).await;
-            let table = self.reader.ask_often(&all, TABLE, lists, pause).await;
-            let nodes = server.ask_often(&cached, JSON, lists, pause).await;
+        let reads = async {
+            // The first reads include a SubjectAccessReview, whose result is cached.
+            let first = self
+                .reader
+                .read_repeatedly(&ours, JSON, some, at_once)
+                .await;
+            let get = self
+                .reader
+                .read_repeatedly(&ours, JSON, gets, at_once)
+                .await;
+            let node = server.read_repeatedly(&theirs, JSON, gets, at_once).await;
+            let list = self.reader.read_repeatedly(&all, JSON, lists, pause).await;
+            let table = self.reader.read_repeatedly(&all, TABLE, lists, pause).await;
+            let nodes = server.read_repeatedly(&cached, JSON, lists, pause).await;
             [first, get, node, list, table, nodes]
         };
-        let [first, get, node, list, table, nodes] = self.runtime.block_on(asked);
-        say_times(
-            "get, where the API server has to be asked who may",
-            first,
-            None,
-            figures,
-        );
-        say_times("get", get, Some((0.99, GET_MILLIS)), figures);
-        say_times(
+        let [first, get, node, list, table, nodes] = self.runtime.block_on(reads);
+        print_times("get, with a SubjectAccessReview", first, None, figures);
+        print_times("get", get, Some((0.99, MAX_GET_MILLIS)), figures);
+        print_times(
             "get of a Node, from the API server, as a baseline",
             node,
             None,
             figures,
         );
-        let bar = (self.nodes <= SIZE).then_some((0.5, LIST_MILLIS));
-        say_times("list as JSON", list, bar, figures);
-        say_times("list as a Table", table, bar, figures);
-        say_times(
+        let bar = (self.nodes <= NODES_WITH_BARS).then_some((0.5, MAX_LIST_MILLIS));
+        print_times("list as JSON", list, bar, figures);
+        print_times("list as a Table", table, bar, figures);
+        print_times(
             "list of Nodes, from the API server's cache, as a baseline",
             nodes,
             None,
@@ -274,59 +279,60 @@ impl<'a> Fleet<'a> {
         );
     }
 
-    /// Lets so many follow what all agents report: a fifth of them takes nothing of what it is sent.
+    /// Measures this number of watchers, a fifth of which do not read.
     pub fn watch(&self, watchers: usize, time: Duration, figures: &mut Figures) {
         println!(
-            "{watchers} watchers of {} nodes, of whom {} do not read:",
+            "{watchers} watchers of {} nodes, {} of which do not read:",
             self.nodes,
             watchers / 5
         );
-        let told: Vec<Arc<AtomicUsize>> = (0..watchers - watchers / 5)
+        let events: Vec<Arc<AtomicUsize>> = (0..watchers - watchers / 5)
             .map(|_| Arc::default())
             .collect();
-        let told_so_far = || -> Vec<usize> {
-            told.iter()
-                .map(|told| told.load(Ordering::Relaxed))
+        let received = || -> Vec<usize> {
+            events
+                .iter()
+                .map(|events| events.load(Ordering::Relaxed))
                 .collect()
         };
         let watching = async {
-            let calm = resident(self.process());
-            let mut following = JoinSet::new();
-            for told in &told {
+            let baseline = resident(self.process());
+            let mut watches = JoinSet::new();
+            for events in &events {
                 let version = self.reader.version().await;
-                following.spawn(self.reader.clone().follow(version, Arc::clone(told)));
+                watches.spawn(self.reader.clone().watch(version, Arc::clone(events)));
             }
             for _ in 0..watchers / 5 {
-                following.spawn(self.reader.clone().ignore());
+                watches.spawn(self.reader.clone().watch_without_reading());
             }
             sleep(Duration::from_secs(5)).await;
             drop(self.agents.take());
-            let (cpu, before) = (Cpu::of(&[self.process()]), told_so_far());
-            let mut most = 0.0_f64;
+            let (cpu, before) = (Cpu::of(&[self.process()]), received());
+            let mut max = 0.0_f64;
             for _ in 0..time.as_secs() {
                 sleep(Duration::from_secs(1)).await;
-                most = most.max(resident(self.process()));
+                max = max.max(resident(self.process()));
             }
             let used = Cpu::of(&[self.process()]).since(&cpu).seconds() / time.as_secs_f64();
-            let happened = self.agents.take().waits.len() as f64;
-            let after = told_so_far();
-            let new = after
+            let reported = self.agents.take().waits.len() as f64;
+            let after = received();
+            let received = after
                 .iter()
                 .zip(&before)
                 .map(|(after, before)| after - before);
-            let least = new.min().unwrap_or(0) as f64;
-            drop(following);
+            let fewest = received.min().unwrap_or(0) as f64;
+            drop(watches);
             sleep(Duration::from_secs(5)).await;
-            (calm, most, used, 100.0 - least * 100.0 / happened)
+            (baseline, max, used, 100.0 - fewest * 100.0 / reported)
         };
-        let (calm, most, used, missed) = self.runtime.block_on(watching);
-        let each = (most - calm).max(0.0) / watchers as f64;
-        figures.at_most("memory of a watcher, at most", each, "kB", WATCHER_KB);
-        let left = resident(self.process()) - calm;
-        say("memory that is left once they are gone", left, "kB");
-        let what = "events that the watcher was not told in time that was told fewest";
+        let (baseline, max, used, missed) = self.runtime.block_on(watching);
+        let each = (max - baseline).max(0.0) / watchers as f64;
+        figures.at_most("memory of a watcher, at most", each, "kB", MAX_WATCHER_KB);
+        let left = resident(self.process()) - baseline;
+        print("memory that remains after they disconnect", left, "kB");
+        let what = "events missed by the slowest watcher";
         figures.at_most(what, missed.max(0.0), "%", 5.0);
-        say("cores of the controller, ingest included", used, "");
+        print("cores of the controller, ingest included", used, "");
     }
 }
 
@@ -367,7 +373,7 @@ fn lease(index: usize) -> Lease {
     serde_json::from_value(lease).unwrap()
 }
 
-/// Renews a Lease again and again, as an agent does: by a PUT of what was answered last.
+/// Renews a Lease repeatedly, as an agent does: by a PUT of the last answer.
 async fn renew(api: &Api<Lease>, mut lease: Lease) {
     for _ in 0..RENEWALS {
         let name = lease.metadata.name.clone().unwrap();
@@ -379,7 +385,7 @@ async fn renew(api: &Api<Lease>, mut lease: Lease) {
     }
 }
 
-/// Creates objects, some at a time; what was answered.
+/// Creates objects concurrently; returns the answers.
 async fn create<K>(api: &Api<K>, objects: impl Iterator<Item = K>) -> Vec<K>
 where
     K: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
@@ -389,11 +395,11 @@ where
         let params = &params;
         async move { api.create(params, &object).await.unwrap() }
     }));
-    created.buffer_unordered(AT_ONCE).collect().await
+    created.buffer_unordered(CONCURRENCY).collect().await
 }
 
-/// How long answers took, and the bar of one share of them.
-fn say_times(
+/// Prints how long answers took, with a bar on one quantile.
+fn print_times(
     what: &str,
     (mut times, bytes): (Vec<f64>, usize),
     bar: Option<(f64, f64)>,
@@ -405,8 +411,8 @@ fn say_times(
         let value = quantile(&mut times, share);
         let name = format!("  {what}, {name}");
         match bar.filter(|(of, _)| (of - share).abs() < 0.001) {
-            Some((_, most)) => figures.at_most(&name, value, "ms", most),
-            None => say(&name, value, "ms"),
+            Some((_, max)) => figures.at_most(&name, value, "ms", max),
+            None => print(&name, value, "ms"),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What direct reports and `NodeMetrics` cost the controller: ingest, answers, watches and memory.
+//! Cost of direct reports and `NodeMetrics` for the controller: ingest, answers, watches and memory.
 //!
 //! `cargo bench --bench metrics_api --target x86_64-unknown-linux-musl [-- --nodes 5000,15000 --seconds 60 --binary FILE]`
 //!
-//! The real binary, over a real etcd and API server, with real connections: an agent for each node reports every 10 s by
-//! TLS and HTTP/2 with a token of its own, and clients ask as the API server passes them on. `--quick` does with fewer nodes
-//! and less time. It fails where a bar is missed; what a failover takes and how Leases are written at rest is shown by
-//! `make scale`, with agents in a process of their own.
+//! The real binary with a real etcd and API server and real connections: an agent for each node reports every 10 s over TLS
+//! and HTTP/2 with its own token, and clients send requests as the API server proxies them. `--quick` takes fewer nodes and
+//! less time. It fails if a bar is missed. `make scale` measures failover and idle Lease writes, with agents in a separate
+//! process.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -36,7 +36,7 @@ use fleet::Fleet;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use run_support::argument;
 
-/// What is measured, and for how long.
+/// The sizes and length of the measurement.
 struct Scope {
     nodes: Vec<usize>,
     time: Duration,
@@ -70,7 +70,7 @@ impl Scope {
 
 fn main() -> ExitCode {
     let scope = Scope::of_arguments();
-    // Each agent is a connection.
+    // Every agent has a connection.
     let hard = getrlimit(Resource::RLIMIT_NOFILE).unwrap().1;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let mut figures = Figures::default();
@@ -85,11 +85,11 @@ fn main() -> ExitCode {
             fleet.renew();
         }
         fleet.report(scope.time, &mut figures);
-        fleet.ask(scope.gets, scope.lists, &mut figures);
+        fleet.read(scope.gets, scope.lists, &mut figures);
         if index == 0 {
             fleet.watch(scope.watchers, scope.time, &mut figures);
         }
     }
-    println!("failover as clients see it, the age of data, Lease writes at rest: make scale");
-    ExitCode::from(u8::from(!figures.are_good()))
+    println!("failover as clients see it, age of data, idle Lease writes: make scale");
+    ExitCode::from(u8::from(!figures.all_met()))
 }

@@ -1,4 +1,4 @@
-//! What a process has used of the machine.
+//! CPU time and memory of processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Cpu(BTreeMap<String, Duration>);
 
 impl Cpu {
-    /// So far: `schedstat` counts it to the nanosecond.
+    /// CPU time so far; `schedstat` has it in nanoseconds.
     pub fn of(processes: &[u32]) -> Self {
         let mut threads = BTreeMap::new();
         for process in processes {
@@ -28,7 +28,7 @@ impl Cpu {
         Self(threads)
     }
 
-    /// What was used since then.
+    /// CPU time since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let used = self.0.iter().map(|(name, now)| {
             let before = before.0.get(name).copied().unwrap_or_default();
@@ -37,12 +37,12 @@ impl Cpu {
         Self(used.collect())
     }
 
-    /// By all threads, in seconds.
+    /// Of all threads, in seconds.
     pub fn seconds(&self) -> f64 {
         self.0.values().sum::<Duration>().as_secs_f64()
     }
 
-    /// By each thread, in seconds.
+    /// Of each thread, in seconds.
     pub fn threads(&self) -> impl Iterator<Item = (&str, f64)> {
         let threads = self.0.iter();
         threads.map(|(name, used)| (name.as_str(), used.as_secs_f64()))

@@ -1,18 +1,18 @@
-//! What agents of busy nodes report: 110 pods, of which the first ten are told, and every figure is there.
+//! Reports of busy nodes: 110 pods, ten of which are listed, and every figure present.
 
 use serde_json::{Value, json};
 
-/// Pods of each node.
+/// Pods per node.
 pub const PODS: usize = 110;
-/// How often a node reports, in seconds.
-pub const EVERY: u64 = 10;
+/// Interval between reports of a node, in seconds.
+pub const INTERVAL: u64 = 10;
 
 /// Name of a node.
 pub fn node(index: usize) -> String {
     format!("node-{index:05}.example.internal")
 }
 
-/// Labels of a node, as many as clouds put on them.
+/// Labels of a node, as many as in clouds.
 pub fn labels(index: usize) -> Value {
     let label = |label: usize| {
         (
@@ -31,9 +31,9 @@ pub fn labels(index: usize) -> Value {
     labels.into()
 }
 
-/// The report of that number. No two say the same.
+/// A report with this sequence number and random figures.
 pub fn body(node: &str, sequence: u64) -> String {
-    let tenths = |most: u32| f64::from(fastrand::u32(1..most * 10)) / 10.0;
+    let tenths = |max: u32| f64::from(fastrand::u32(1..max * 10)) / 10.0;
     let millicores = fastrand::u32(500..31_000);
     let window = || {
         json!({
@@ -62,7 +62,7 @@ pub fn body(node: &str, sequence: u64) -> String {
     let amounts = |millicores| json!({"cpu": format!("{millicores}m"), "memory": format!("{}Ki", 60_000_000 - millicores)});
     let boot = "0b7f2d7e-58c4-4a44-9d0f-3a7f3f1f0c11";
     json!({
-        "node": node, "bootID": boot, "agentStartedMillis": 93211, "sequence": sequence, "intervalSeconds": EVERY,
+        "node": node, "bootID": boot, "agentStartedMillis": 93211, "sequence": sequence, "intervalSeconds": INTERVAL,
         "status": {
             "timestamp": "2026-01-02T03:04:05Z", "window": "9.998s",
             "agent": {"version": "0.1.0", "bootID": boot, "sequence": sequence},

@@ -1,4 +1,4 @@
-//! What a report costs behind its connection: to parse it, to make the `NodeMetric` of it, and to keep that.
+//! CPU time and memory to parse a report, compose its `NodeMetric`, and store it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use plimsoll::metrics_api::store::Limits;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::figures::{Figures, quantile, say};
+use super::figures::{Figures, print, quantile};
 use super::report;
 
-/// The heap that a node takes, in kB.
-const MOST_KB: f64 = 20.0;
-/// Each node reports so often, so that no room is left for events.
+/// Heap per node, in kB.
+const MAX_KB: f64 = 20.0;
+/// Reports per node: enough to fill the history of events.
 const ROUNDS: u64 = 6;
-const SPEED: usize = 4000;
+const TIMED_REPORTS: usize = 4000;
 
 fn known(index: usize) -> NodeKnown {
     NodeKnown {
@@ -38,7 +38,7 @@ fn known(index: usize) -> NodeKnown {
     }
 }
 
-fn told(body: &str) -> Told {
+fn received(body: &str) -> Told {
     let report = Report::parse(body.as_bytes()).unwrap();
     Told {
         node: report.node.as_str().into(),
@@ -48,7 +48,7 @@ fn told(body: &str) -> Told {
     }
 }
 
-/// A leader's, with so many nodes that have reported that often.
+/// The leader's feed after `rounds` reports of each node.
 fn feed(nodes: usize, rounds: u64) -> Feed {
     let (_elect, standing) = watch::channel(Standing::default());
     let data = Arc::new(Data::new(Limits::default(), standing));
@@ -59,48 +59,48 @@ fn feed(nodes: usize, rounds: u64) -> Feed {
     }
     for round in 1..=rounds {
         for index in 0..nodes {
-            feed.report(told(&report::body(&report::node(index), round)));
+            feed.report(received(&report::body(&report::node(index), round)));
         }
     }
     feed
 }
 
-/// Heap of this thread that is left when it is made, in kB a node.
+/// Heap allocated by the feed, in kB per node.
 fn kilobytes(nodes: usize, rounds: u64) -> f64 {
-    let mut kept = None;
-    let info = allocation_counter::measure(|| kept = Some(feed(nodes, rounds)));
+    let mut result = None;
+    let info = allocation_counter::measure(|| result = Some(feed(nodes, rounds)));
     info.bytes_current as f64 / nodes as f64 / 1000.0
 }
 
-/// Measures it.
+/// Measures memory and CPU time.
 pub fn measure(nodes: usize, figures: &mut Figures) {
     println!("the store of {nodes} nodes with 20 labels each, in this process:");
     let once = kilobytes(nodes, 1);
-    say("heap of a node that reported once", once, "kB");
+    print("heap per node after one report", once, "kB");
     let all = kilobytes(nodes, ROUNDS);
-    let what = "heap of a node, the events that are kept included";
-    figures.at_most(what, all, "kB", MOST_KB);
+    let what = "heap per node, including stored events";
+    figures.at_most(what, all, "kB", MAX_KB);
     speed();
 }
 
-/// In turn with what parsing alone costs, of the same bodies.
+/// Alternates with parsing alone, of the same bodies.
 fn speed() {
     let mut feed = feed(100, 1);
-    let (mut kept, mut parsed) = (Vec::new(), Vec::new());
-    for round in 0..SPEED {
+    let (mut stored, mut parsed) = (Vec::new(), Vec::new());
+    for round in 0..TIMED_REPORTS {
         let body = report::body(&report::node(round % 100), round as u64 + 2);
-        let begun = Instant::now();
-        feed.report(told(&body));
-        kept.push(micros(begun.elapsed()));
-        let begun = Instant::now();
+        let start = Instant::now();
+        feed.report(received(&body));
+        stored.push(micros(start.elapsed()));
+        let start = Instant::now();
         let value: Value = serde_json::from_str(&body).unwrap();
-        parsed.push(micros(begun.elapsed()));
+        parsed.push(micros(start.elapsed()));
         drop(value);
     }
-    let (kept, parsed) = (quantile(&mut kept, 0.5), quantile(&mut parsed, 0.5));
-    say("a report parsed, composed and stored, median", kept, "us");
-    let what = "times what parsing it as a JSON value takes";
-    say(what, kept / parsed, "");
+    let (stored, parsed) = (quantile(&mut stored, 0.5), quantile(&mut parsed, 0.5));
+    print("a report parsed, composed and stored, median", stored, "us");
+    let what = "relative to parsing it as a JSON value";
+    print(what, stored / parsed, "");
 }
 
 fn micros(time: Duration) -> f64 {

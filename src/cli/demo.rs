@@ -1,6 +1,5 @@
 //! `plimsoll demo`.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,51 +11,47 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
 use super::{complain, print};
-use crate::demo::access::Obstacle;
 use crate::demo::live::{self, Options};
-use crate::demo::plain::Plain;
-use crate::demo::replay::{self, Replayed};
+use crate::demo::obstacle::Obstacle;
+use crate::demo::plain::TextRenderer;
+use crate::demo::renderer::Renderer;
 use crate::demo::report::Report;
-use crate::demo::show::Show;
-use crate::demo::terminal::{Photographer, Screen};
+use crate::demo::terminal::TerminalRenderer;
 use crate::demo::{leftovers, load};
 use crate::node::cgroup::Hierarchy;
 use crate::standalone::wake::Wake;
 
-/// The policies need so long to take effect before the picture is taken, as a part of the demo's length.
-const PICTURE_DELAY: u32 = 4;
+/// Exit status where the demo cannot run on this machine.
+const CANNOT_RUN: u8 = 3;
 
-/// Exit status where the demo is not possible on this machine.
-const NOT_HERE: u8 = 3;
-
-const WHAT_IT_DOES: &str = "\
+const AFTER_HELP: &str = "\
 What it does to this machine, for about a minute:
-  - makes cgroups below one named plimsoll-demo-<pid>, in which it runs an important worker that measures its own
-    latency, and batch work that keeps all CPUs busy. The cgroups weigh as much as pods with their CPU requests would;
-    to the rest of the machine all of it together weighs as much as the pods of a Kubernetes node.
-  - applies examples/ensurance/throttle.yaml, with the load line set for this machine, to these cgroups and no others.
-  - puts the originals back, removes everything it made, compares, and tells what it measured, whichever way it falls.
-It leaves nothing: no cgroup, no process, no file; not when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP) either. What \
-`kill -9` leaves behind (empty cgroups, a directory in /tmp) the next demo removes.
+  - makes cgroups below one named plimsoll-demo-<pid>. In them it runs an important worker, which measures its own
+    latency, and batch work, which keeps all CPUs busy. The cgroups have the CPU weights that pods with the same CPU
+    requests would have; together they weigh as much as all pods of a Kubernetes node.
+  - applies examples/ensurance/throttle.yaml, with the threshold set for this machine, to these cgroups and no others.
+  - restores the originals, removes everything it made, compares, and reports what it measured, good or bad.
+It leaves no cgroup, process or file behind, also when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP). What `kill -9` \
+leaves (empty cgroups, a directory in /tmp) the next demo removes.
 
-Where cgroups cannot be written it says why and what to do, and replays a recording, which changes nothing.
+Where cgroups cannot be written it says why and what to do, and changes nothing.
 
-Exit status: 0 played (or stopped) and everything put back, 1 something was not put back, 2 could not go on, \
-3 not possible on this machine: a recording was shown.";
+Exit status: 0 finished (or stopped) and everything restored, 1 something was not restored, 2 failed, \
+3 cannot run on this machine.";
 
 /// Arguments of `plimsoll demo`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = WHAT_IT_DOES)]
+#[command(after_help = AFTER_HELP)]
 pub struct Args {
-    /// Lines of text instead of the live view; so it is too where standard output is no terminal
+    /// Print lines of text instead of the live view [default where standard output is not a terminal]
     #[arg(long)]
     plain: bool,
 
-    /// About how long, at least 10; it may end a little earlier
+    /// About how long to run, at least 10; it may finish a little earlier
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(10..=3600))]
     seconds: u32,
 
-    /// How to write the summary; with json it is all that goes to standard output
+    /// Format of the summary; with json nothing else goes to standard output
     #[arg(long, value_enum, default_value_t)]
     output: Output,
 
@@ -69,20 +64,12 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=262_144))]
     shares: Option<u64>,
 
-    /// Show the recording, as where cgroups cannot be written; changes nothing
-    #[arg(long, conflicts_with = "record")]
-    replay: bool,
-
     /// Record the run, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-
-    /// Save the screen in the midst of throttling as SVG
-    #[arg(long, value_name = "FILE", hide = true)]
-    picture: Option<PathBuf>,
 }
 
-/// How the summary is written.
+/// Format of the summary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// For people.
@@ -95,7 +82,7 @@ enum Output {
 /// Arguments of the processes that `plimsoll demo` starts.
 #[derive(Debug, clap::Args)]
 pub struct LoadArgs {
-    /// The demo's process, with which this one ends
+    /// The demo's process; this one is killed when it ends
     #[arg(long)]
     parent: i32,
     /// CPUs to keep busy
@@ -103,33 +90,33 @@ pub struct LoadArgs {
     threads: usize,
 }
 
-/// Runs it.
+/// Runs the demo.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // Before any thread: a signal must not reach one that does not block it.
+    // Before any thread is started: a signal must not reach one that does not block it.
     let wake = Wake::new(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
         .context("failed to take over the signals")?;
-    if args.replay {
-        args.replay(&wake)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let hierarchy = match Hierarchy::detect(Path::new("/proc"), args.cgroup_root.as_deref()) {
         Ok(hierarchy) => hierarchy,
-        Err(error) => return args.show_recording(&Obstacle::from(&error), &wake),
+        Err(error) => return Ok(cannot_run(&Obstacle::from(&error))),
     };
-    for path in leftovers::sweep(&hierarchy) {
+    for path in leftovers::remove_all(&hierarchy) {
         complain(format_args!(
             "removed what a killed demo had left: {}",
             path.display()
         ));
     }
-    let played = live::play(&args.options(hierarchy), &wake, || args.open_show());
-    match played {
-        Ok(report) => args.tell(&report),
+    match live::run(&args.options(hierarchy), &wake, || args.open_renderer()) {
+        Ok(report) => args.print_report(&report),
         Err(error) => match Obstacle::behind(&error, geteuid().is_root()) {
-            Some(obstacle) => args.show_recording(&obstacle, &wake),
+            Some(obstacle) => Ok(cannot_run(&obstacle)),
             None => Err(error.into()),
         },
     }
+}
+
+fn cannot_run(obstacle: &Obstacle) -> ExitCode {
+    complain(format_args!("{obstacle}"));
+    ExitCode::from(CANNOT_RUN)
 }
 
 impl Args {
@@ -137,34 +124,24 @@ impl Args {
         Options {
             hierarchy,
             program: PathBuf::from("/proc/self/exe"),
-            total: self.total(),
+            total: Duration::from_secs(u64::from(self.seconds)),
             shares: self.shares,
             record: self.record.clone(),
         }
     }
 
-    fn total(&self) -> Duration {
-        Duration::from_secs(u64::from(self.seconds))
-    }
-
-    /// Opened once the demo is ready to begin, so that an error before is told on a plain terminal.
-    fn open_show(&self) -> io::Result<Box<dyn Show>> {
-        let show: Box<dyn Show> = match self.output {
-            Output::Json => Box::new(Plain::new(stderr())),
-            Output::Text if self.plain || !stdout().is_terminal() => Box::new(Plain::new(stdout())),
-            Output::Text => Box::new(Screen::open()?),
-        };
-        Ok(match &self.picture {
-            None => show,
-            Some(path) => Box::new(Photographer::new(
-                show,
-                path.clone(),
-                self.total() / PICTURE_DELAY,
-            )),
+    /// Called once the demo is ready to begin: errors before that go to a plain terminal.
+    fn open_renderer(&self) -> io::Result<Box<dyn Renderer>> {
+        Ok(match self.output {
+            Output::Json => Box::new(TextRenderer::new(stderr())),
+            Output::Text if self.plain || !stdout().is_terminal() => {
+                Box::new(TextRenderer::new(stdout()))
+            }
+            Output::Text => Box::new(TerminalRenderer::open()?),
         })
     }
 
-    fn tell(&self, report: &Report) -> anyhow::Result<ExitCode> {
+    fn print_report(&self, report: &Report) -> anyhow::Result<ExitCode> {
         let text = match self.output {
             Output::Text => format!("\n{report}"),
             Output::Json => serde_json::to_string(report)? + "\n",
@@ -172,49 +149,6 @@ impl Args {
         print(text.as_bytes())?;
         Ok(ExitCode::from(u8::from(!report.is_clean())))
     }
-
-    fn show_recording(&self, obstacle: &Obstacle, wake: &Wake) -> anyhow::Result<ExitCode> {
-        complain(format_args!(
-            "{obstacle}\nHere are the same policies over a recording instead.\n"
-        ));
-        self.replay(wake)?;
-        // On a terminal the live view has hidden it.
-        complain(format_args!("\n{obstacle}"));
-        Ok(ExitCode::from(NOT_HERE))
-    }
-
-    fn replay(&self, wake: &Wake) -> anyhow::Result<()> {
-        let mut show = self.open_show()?;
-        let replayed = replay::play(self.total(), wake, show.as_mut());
-        drop(show);
-        let replayed = replayed?;
-        let text = match self.output {
-            Output::Text => in_words(&replayed)?,
-            Output::Json => {
-                let json =
-                    serde_json::json!({"replay": replayed.recorded, "summary": replayed.summary});
-                format!("{json}\n")
-            }
-        };
-        print(text.as_bytes()).map(drop)
-    }
-}
-
-fn in_words(replayed: &Replayed) -> anyhow::Result<String> {
-    let mut text = format!(
-        "\nREPLAY of {}: what the policies would have done\n",
-        replayed.recorded
-    );
-    for (id, rule) in &replayed.summary.rules {
-        writeln!(
-            text,
-            "  {id}: {} steps down, {} steps up, in force for {:.1} s",
-            rule.steps_down,
-            rule.steps_up,
-            rule.in_force.as_secs_f64()
-        )?;
-    }
-    Ok(text)
 }
 
 /// Runs the important work until the demo ends.

@@ -1,38 +1,38 @@
-//! What the important worker's requests took.
+//! Latency of the important worker's requests.
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::engine::time::BootTime;
 
-/// One request that has ended.
+/// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it was due, by schedule.
+    /// Its scheduled start.
     pub due: BootTime,
-    /// From then until its end: time spent in the queue counts.
+    /// From then until its end, including time in the queue.
     pub latency: Duration,
 }
 
-/// All requests of a run, in the order in which they fell due.
+/// All requests of a run, in order of their scheduled start.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<Request>);
 
 /// From one moment (included) to another (excluded).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Begin.
+    /// Start.
     pub from: BootTime,
     /// End.
     pub to: BootTime,
 }
 
 /// The distribution of latency over a span, in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Distribution {
-    /// Requests that fell due in the span.
+    /// Requests that were due in the span.
     pub requests: usize,
     /// Length of the span in seconds.
     pub seconds: f64,
@@ -47,12 +47,12 @@ pub struct Distribution {
 }
 
 impl Latencies {
-    /// Takes more requests.
+    /// Adds requests.
     pub fn extend(&mut self, requests: impl Iterator<Item = Request>) {
         self.0.extend(requests);
     }
 
-    /// The distribution over a span; `None` where no request fell due in it.
+    /// The distribution over a span; `None` if no request was due in it.
     pub fn over(&self, span: Span) -> Option<Distribution> {
         let mut sorted: Vec<Duration> = self
             .within(span)
@@ -70,15 +70,15 @@ impl Latencies {
         })
     }
 
-    /// The 99th percentile of each whole second from `from` on, in milliseconds; `None` for one without a request.
+    /// The 99th percentile in each whole second from `from` on, in milliseconds; `None` for a second without a request.
     pub fn p99_by_second(&self, from: BootTime, to: BootTime) -> Vec<Option<f64>> {
         let seconds = to.since(from).as_secs();
         (0..seconds)
             .map(|second| {
-                let begin = from + Duration::from_secs(second);
+                let start = from + Duration::from_secs(second);
                 let span = Span {
-                    from: begin,
-                    to: begin + Duration::from_secs(1),
+                    from: start,
+                    to: start + Duration::from_secs(1),
                 };
                 self.over(span).map(|d| d.p99_ms)
             })
@@ -86,13 +86,13 @@ impl Latencies {
     }
 
     fn within(&self, span: Span) -> &[Request] {
-        let begin = self.0.partition_point(|request| request.due < span.from);
+        let start = self.0.partition_point(|request| request.due < span.from);
         let end = self.0.partition_point(|request| request.due < span.to);
-        self.0.get(begin..end).unwrap_or_default()
+        self.0.get(start..end).unwrap_or_default()
     }
 }
 
-/// The nearest-rank percentile of sorted values: the smallest value that at least `percent` percent are not above.
+/// The nearest-rank percentile of sorted values.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.checked_sub(1)?).copied()
@@ -110,7 +110,7 @@ mod tests {
         BootTime::from_nanos(millis * 1_000_000)
     }
 
-    /// Request number n falls due at 10 n ms and takes n ms.
+    /// Request number n is due at 10 n ms and takes n ms.
     fn hundred() -> Latencies {
         Latencies(
             (1..=100)
@@ -123,20 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_values_that_occurred() {
+    fn percentiles_are_measured_values() {
         let all = Span {
             from: at(0),
             to: at(2000),
         };
-        let seen = hundred().over(all).unwrap();
-        assert_eq!(seen.requests, 100);
-        assert!((seen.p50_ms - 50.0).abs() < 1e-9);
-        assert!((seen.p99_ms - 99.0).abs() < 1e-9);
-        assert!((seen.max_ms - 100.0).abs() < 1e-9);
+        let latency = hundred().over(all).unwrap();
+        assert_eq!(latency.requests, 100);
+        assert!((latency.p50_ms - 50.0).abs() < 1e-9);
+        assert!((latency.p99_ms - 99.0).abs() < 1e-9);
+        assert!((latency.max_ms - 100.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_request_counts_in_the_span_in_which_it_fell_due_however_late_it_ended() {
+    fn a_request_counts_in_the_span_in_which_it_was_due() {
         let mut latencies = hundred();
         latencies.extend(std::iter::once(Request {
             due: at(1500),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_without_a_request_has_no_latency_rather_than_zero() {
+    fn a_span_without_requests_has_no_latency() {
         let empty = Span {
             from: at(5000),
             to: at(6000),

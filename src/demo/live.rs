@@ -1,4 +1,4 @@
-//! The demo on this machine: real cgroups, real load, the machine that `plimsoll run` runs.
+//! The demo: real cgroups and real load under the machine that `plimsoll run` runs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,110 +9,115 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::cast::{Cast, Role, shares};
-use super::chronicle::Chronicle;
+use super::cgroups::{CgroupError, DemoCgroups, FileSnapshot};
+use super::history::History;
 use super::latency::Latencies;
 use super::leftovers::StateDir;
+use super::phase::{Phase, Schedule, Timeline};
+use super::pods::{DemoPod, DemoPods, shares};
 use super::policy::{self, Adapted, PolicyError};
 use super::process::{Load, LoadError, Worker};
-use super::recording::{Programme, Tape, TapeError};
-use super::report::{Ended, FileChange, Report};
-use super::scene::Scene;
-use super::show::Show;
-use super::stage::{KnobText, Stage, StageError};
-use super::story::{Act, Schedule, Story};
-use super::view::{PodView, Source, View};
+use super::renderer::Renderer;
+use super::report::{FileChange, Outcome, Report};
+use super::usage::UsageTracker;
+use super::view::{PodView, View};
 use crate::engine::Demand;
+use crate::engine::plan::Transition;
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
-use crate::node::clock::boot_time;
+use crate::node::clock::{boot_time, wall_time};
 use crate::node::collect::Sampler;
+use crate::node::journal::{JournalError, boot_id};
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{MachineError, Settings};
 use crate::ordered;
 use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
+use crate::trace::Header;
+use crate::trace::record::{RecordError, Recorder};
 
-/// The picture is drawn this often.
-const FRAME: Duration = Duration::from_millis(250);
+const FRAME_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What a live demo needs.
+/// Settings of a demo.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The cgroup trees.
     pub hierarchy: Hierarchy,
-    /// The program that plays the worker and the batch work: this one.
+    /// The program that runs as worker and batch work: this one.
     pub program: PathBuf,
-    /// About how long.
+    /// About how long it runs.
     pub total: Duration,
-    /// `cpu.shares` of the whole demo against the rest of the machine (on v2 the weight for it); `None`: 1024 a CPU, as
-    /// Kubernetes gives all its pods together.
+    /// `cpu.shares` of the whole demo against the rest of the machine (on v2 the equivalent weight); `None`: 1024 a CPU,
+    /// as Kubernetes gives all its pods together.
     pub shares: Option<u64>,
     /// Where to record the run.
     pub record: Option<PathBuf>,
 }
 
-/// Why a live demo could not begin or go on. Everything was put back.
+/// Why a demo could not start or continue. Everything was restored.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    /// The cgroups cannot be made.
+    /// A cgroup cannot be created or configured.
     #[error(transparent)]
-    Stage(#[from] StageError),
+    Cgroup(#[from] CgroupError),
     /// The load cannot be started.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// No figures of the node.
+    /// The node's CPU time or memory cannot be read.
     #[error("failed to read CPU time and memory of this machine from /proc/stat and /proc/meminfo")]
-    NoFigures,
-    /// The important worker has ended.
-    #[error("the important worker has ended before the demo did: was it killed?")]
-    WorkerEnded,
-    /// The machine cannot be run.
+    NoNodeMetrics,
+    /// The important worker is gone.
+    #[error("the important worker exited before the demo did: was it killed?")]
+    WorkerExited,
+    /// The state directory or its journal cannot be used.
     #[error(transparent)]
     Machine(#[from] MachineError),
     /// The policies cannot be applied.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The recording cannot be written.
+    /// The trace cannot be written.
     #[error(transparent)]
-    Tape(#[from] TapeError),
+    Record(#[from] RecordError),
+    /// The boot id cannot be read.
+    #[error(transparent)]
+    BootId(#[from] JournalError),
     /// The demo cannot be shown.
     #[error("failed to show the demo: {0}")]
-    Show(#[source] io::Error),
-    /// The state directory cannot be made.
-    #[error("failed to make a directory for the journal: {0}")]
+    Render(#[source] io::Error),
+    /// The state directory cannot be created.
+    #[error("failed to create a directory for the journal: {0}")]
     StateDir(#[source] io::Error),
 }
 
-/// Plays the demo on what `open_show` gives, and returns what was measured. Whatever happens, nothing of it is left when this returns.
+/// Runs the demo and returns what it measured. Nothing of it is left when this returns, also on errors.
 ///
 /// # Errors
-/// Where it could not begin or go on.
-pub fn play(
+/// Where it could not start or continue.
+pub fn run(
     options: &Options,
     wake: &Wake,
-    open_show: impl FnOnce() -> io::Result<Box<dyn Show>>,
+    open_renderer: impl FnOnce() -> io::Result<Box<dyn Renderer>>,
 ) -> Result<Report, LiveError> {
     let node = node_facts(&options.hierarchy)?;
-    let mut live = Live::begin(options, &node)?;
-    let mut show = open_show().map_err(LiveError::Show)?;
-    let ended = live.run(wake, show.as_mut());
-    // The terminal first: whatever is told from here on has to be seen.
-    drop(show);
-    live.finish(ended?)
+    let mut live = LiveDemo::start(options, &node)?;
+    let mut renderer = open_renderer().map_err(LiveError::Render)?;
+    let outcome = live.run(wake, renderer.as_mut());
+    // Leaves the alternate screen: later messages have to be seen.
+    drop(renderer);
+    Ok(live.finish(outcome?))
 }
 
-/// What policies are compiled for.
+/// The facts that policies are compiled for.
 fn node_facts(hierarchy: &Hierarchy) -> Result<NodeFacts, LiveError> {
     let mut sampler = Sampler::new(Path::new("/proc"), hierarchy.clone());
     let mut sample = Sample::default();
     sampler.sample_node(boot_time(), &Demand::default(), &mut sample);
     let (Some(cpu), Some(memory)) = (sample.node.cpu, sample.node.memory) else {
-        return Err(LiveError::NoFigures);
+        return Err(LiveError::NoNodeMetrics);
     };
     Ok(NodeFacts {
         labels: BTreeMap::new(),
@@ -121,48 +126,50 @@ fn node_facts(hierarchy: &Hierarchy) -> Result<NodeFacts, LiveError> {
     })
 }
 
-/// All that has to be taken away again; dropped in this order.
-struct Set {
+/// Everything that has to be removed; dropped in this order.
+struct Resources {
     batch: Vec<Load>,
     worker: Worker,
     machine: Machine,
     state_dir: StateDir,
-    stage: Stage,
+    cgroups: DemoCgroups,
 }
 
-/// A demo under way.
-struct Live {
-    set: Set,
+/// A running demo.
+struct LiveDemo {
+    resources: Resources,
     program: PathBuf,
-    cast: Cast,
+    demo_pods: DemoPods,
     top_shares: u64,
     machine_name: String,
     pods: Vec<(Arc<Pod>, Option<String>)>,
     adapted: Adapted,
-    originals: BTreeMap<PodUid, Vec<KnobText>>,
-    story: Story,
-    scene: Scene,
+    originals: BTreeMap<PodUid, Vec<FileSnapshot>>,
+    timeline: Timeline,
+    usage: UsageTracker,
     latencies: Latencies,
-    chronicle: Chronicle,
-    tape: Option<Tape>,
-    /// The policies had not let go by the end.
-    put_back_by_demo: bool,
+    history: History,
+    recorder: Option<Recorder>,
+    /// The policies had not restored everything by the end.
+    restored_by_demo: bool,
 }
 
-impl Live {
-    fn begin(options: &Options, node: &NodeFacts) -> Result<Self, LiveError> {
-        let cast = Cast::for_cpus(node.cpus.max(1));
+impl LiveDemo {
+    fn start(options: &Options, node: &NodeFacts) -> Result<Self, LiveError> {
+        let demo_pods = DemoPods::for_cpus(node.cpus.max(1));
         let schedule = Schedule::lasting(options.total);
-        let adapted = policy::adapt(&cast, &schedule, node)?;
-        let state_dir = StateDir::make(std::process::id()).map_err(LiveError::StateDir)?;
-        let top_shares = options.shares.unwrap_or_else(|| shares(cast.capacity()));
-        let stage = Stage::set_up(
+        let adapted = policy::adapt(&demo_pods, &schedule, node)?;
+        let state_dir = StateDir::create(std::process::id()).map_err(LiveError::StateDir)?;
+        let top_shares = options
+            .shares
+            .unwrap_or_else(|| shares(demo_pods.capacity()));
+        let cgroups = DemoCgroups::create(
             options.hierarchy.clone(),
-            &cast,
+            &demo_pods,
             std::process::id(),
             top_shares,
         )?;
-        let workloads = workloads(&cast, &stage);
+        let workloads = workloads(&demo_pods, &cgroups);
         let now = boot_time();
         let machine = host::open(
             settings(options, &state_dir),
@@ -170,280 +177,279 @@ impl Live {
             workloads.clone(),
             now,
         )?;
-        let worker = Worker::start(&options.program, &cast.important, &stage)?;
-        let knobs = |workload: &Workload| {
-            let files = stage.knobs(&workload.cgroup);
+        let worker = Worker::start(&options.program, &demo_pods.important, &cgroups)?;
+        let snapshots = |workload: &Workload| {
+            let files = cgroups.snapshots(&workload.cgroup);
             (workload.pod.uid.clone(), files)
         };
-        let tape = options.record.as_ref().map(|path| {
+        let recorder = options.record.as_ref().map(|path| {
             let pods: Vec<Arc<Pod>> = workloads.iter().map(|w| Arc::clone(&w.pod)).collect();
-            Tape::create(path, node, schedule.period, &pods, now)
+            start_recording(path, node, schedule.period, &pods, now)
         });
         Ok(Self {
-            originals: ordered::map(workloads.iter().map(knobs)),
+            originals: ordered::map(workloads.iter().map(snapshots)),
             pods: workloads
                 .iter()
-                .map(|workload| (Arc::clone(&workload.pod), stage.weight(&workload.cgroup)))
+                .map(|workload| (Arc::clone(&workload.pod), cgroups.weight(&workload.cgroup)))
                 .collect(),
             machine_name: machine_name(node, &options.hierarchy),
             program: options.program.clone(),
-            story: Story::begin(schedule, now),
-            scene: Scene::new(cast.capacity(), cast.line()),
+            timeline: Timeline::start(schedule, now),
+            usage: UsageTracker::new(demo_pods.capacity(), demo_pods.threshold()),
             latencies: Latencies::default(),
-            chronicle: Chronicle::begin(now),
-            tape: tape.transpose()?,
-            put_back_by_demo: false,
-            cast,
+            history: History::start(now),
+            recorder: recorder.transpose()?,
+            restored_by_demo: false,
+            demo_pods,
             top_shares,
             adapted,
-            set: Set {
+            resources: Resources {
                 batch: Vec::new(),
                 worker,
                 machine,
                 state_dir,
-                stage,
+                cgroups,
             },
         })
     }
 
-    /// Until the story is over or somebody stops it.
-    fn run(&mut self, wake: &Wake, show: &mut dyn Show) -> Result<Ended, LiveError> {
-        let mut frame = boot_time();
-        while self.story.act() != Act::Over {
-            let next = frame.min(self.set.machine.next_tick());
-            if let Some(signal) = wake.wait_until(next).map_err(LiveError::Show)? {
-                return Ok(Ended::Stopped(name_of(signal)));
+    /// Runs until the last phase is over or the user stops it.
+    fn run(&mut self, wake: &Wake, renderer: &mut dyn Renderer) -> Result<Outcome, LiveError> {
+        let mut next_frame = boot_time();
+        while self.timeline.phase() != Phase::Done {
+            let next = next_frame.min(self.resources.machine.next_tick());
+            if let Some(signal) = wake.wait_until(next).map_err(LiveError::Render)? {
+                return Ok(Outcome::Stopped(name_of(signal)));
             }
             let now = boot_time();
-            if now >= self.set.machine.next_tick() {
+            if now >= self.resources.machine.next_tick() {
                 self.tick(now)?;
             }
-            if now < frame {
+            if now < next_frame {
                 continue;
             }
-            frame = now + FRAME;
-            self.latencies.extend(self.set.worker.ended());
-            if !self.set.worker.is_alive() {
-                return Err(LiveError::WorkerEnded);
+            next_frame = now + FRAME_INTERVAL;
+            self.latencies
+                .extend(self.resources.worker.finished_requests());
+            if !self.resources.worker.is_alive() {
+                return Err(LiveError::WorkerExited);
             }
             self.advance(now)?;
-            show.show(&self.view(now)).map_err(LiveError::Show)?;
-            if show.is_stop_asked().map_err(LiveError::Show)? {
-                return Ok(Ended::Stopped("a key".to_owned()));
+            renderer
+                .render(&self.view(now))
+                .map_err(LiveError::Render)?;
+            if renderer.stop_requested().map_err(LiveError::Render)? {
+                return Ok(Outcome::Stopped("a key".to_owned()));
             }
         }
-        Ok(Ended::ByItself)
+        Ok(Outcome::Completed)
     }
 
-    /// One step of the machine, and what is to be noted of it.
     fn tick(&mut self, now: BootTime) -> Result<(), LiveError> {
-        let events = self.set.machine.tick(now).to_vec();
-        let sample = self.set.machine.sample();
-        self.scene.see(sample);
-        self.chronicle.see(sample);
-        if let Some(tape) = &mut self.tape {
-            tape.tick(now, sample, &events)?;
+        let events = self.resources.machine.tick(now).to_vec();
+        let sample = self.resources.machine.sample();
+        self.usage.add_sample(sample);
+        self.history.add_sample(sample);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.tick(now, sample, events.iter().filter_map(transition))?;
         }
-        if self.story.act() >= Act::Enforced {
-            let mut rules = self.set.machine.reports();
-            let over = rules.any(|rule| rule.breaches > 0);
-            let mut rules = self.set.machine.reports();
-            let quiet = rules.any(|rule| rule.quiets > 0);
-            self.chronicle.judge(now, over, quiet);
+        if self.timeline.phase() >= Phase::Enforced {
+            let mut rules = self.resources.machine.reports();
+            let breached = rules.any(|rule| rule.breaches > 0);
+            let mut rules = self.resources.machine.reports();
+            let below = rules.any(|rule| rule.quiets > 0);
+            self.history.add_evaluation(now, breached, below);
         }
-        self.hear(&events);
+        self.handle_events(&events);
         Ok(())
     }
 
-    fn hear(&mut self, events: &[Event]) {
-        // The clock again: a step counts as taken when it is in the kernel's file.
+    fn handle_events(&mut self, events: &[Event]) {
+        // Read the clock again: a step counts once it is in the kernel's file.
         let done = boot_time();
-        let changed = self.files_that_differ() > 0;
-        self.chronicle.hear(done, events, changed);
+        let changed = !self.changed_files().is_empty();
+        self.history.add_events(done, events, changed);
         for (pod, _) in &self.pods {
-            let view = self.scene.pod(pod, None);
+            let view = self.usage.pod(pod, None);
             if let (true, Some(quota)) = (view.is_throttled(), view.quota) {
-                self.chronicle.note_quota(&pod.name, quota);
+                self.history.add_quota(&pod.name, quota);
             }
         }
     }
 
     fn advance(&mut self, now: BootTime) -> Result<(), LiveError> {
-        let released = self.files_that_differ() == 0;
-        let Some(act) = self.story.advance(now, released) else {
+        let released = self.changed_files().is_empty();
+        let Some(phase) = self.timeline.advance(now, released) else {
             return Ok(());
         };
-        self.chronicle.enter(act, now);
-        match act {
-            Act::Overloaded => self.start_batch(now)?,
-            Act::Enforced => {
+        self.history.enter(phase, now);
+        match phase {
+            Phase::Overloaded => self.start_batch(now)?,
+            Phase::Enforced => {
                 let policy = Arc::new(self.adapted.policy.clone());
-                self.set.machine.set_policy(policy);
-                let line = self.cast.line();
-                self.chronicle.tell(
+                self.resources.machine.set_policy(policy);
+                let threshold = self.demo_pods.threshold();
+                self.history.log(
                     now,
-                    format!("policy applied: above {line}, throttle batch pods"),
+                    format!("policy applied: above {threshold}, throttle batch pods"),
                 );
             }
-            Act::Release => {
-                self.set.batch.clear();
-                self.chronicle.tell(now, "batch work stopped".to_owned());
+            Phase::Release => {
+                self.resources.batch.clear();
+                self.history.log(now, "batch work stopped".to_owned());
             }
-            Act::Over => self.put_back(now),
-            Act::Alone => {}
+            Phase::Done => self.restore(now),
+            Phase::Alone => {}
         }
         Ok(())
     }
 
     fn start_batch(&mut self, now: BootTime) -> Result<(), LiveError> {
-        for role in &self.cast.batch {
-            let load = Load::batch(&self.program, role, &self.set.stage)?;
-            self.set.batch.push(load);
-            self.chronicle.tell(
+        for demo_pod in &self.demo_pods.batch {
+            let load = Load::batch(&self.program, demo_pod, &self.resources.cgroups)?;
+            self.resources.batch.push(load);
+            self.history.log(
                 now,
                 format!(
-                    "{} started: {} threads that never rest",
-                    role.name, role.threads
+                    "{} started: {} busy threads",
+                    demo_pod.name, demo_pod.threads
                 ),
             );
         }
         Ok(())
     }
 
-    fn files_that_differ(&self) -> usize {
-        self.changed_files().len()
-    }
-
     fn changed_files(&self) -> Vec<FileChange> {
         let originals = self.originals.values().flatten();
-        originals.filter_map(KnobText::change).collect()
+        originals.filter_map(FileSnapshot::change).collect()
     }
 
     fn view(&self, now: BootTime) -> View {
-        let begun = self.story.begun();
+        let started = self.timeline.started();
         View {
-            source: Source::Live {
-                machine: self.machine_name.clone(),
-            },
-            act: self.story.act(),
-            elapsed: now.since(begun),
-            left: self.story.left(now),
-            node: self.scene.node(),
+            machine: self.machine_name.clone(),
+            phase: self.timeline.phase(),
+            elapsed: now.since(started),
+            left: self.timeline.left(now),
+            node: self.usage.node(),
             pods: self.pod_views(),
-            latency: self.chronicle.seconds(&self.latencies, now),
-            events: self.chronicle.happenings().to_vec(),
+            latency: self.history.seconds(&self.latencies, now),
+            events: self.history.entries().to_vec(),
         }
     }
 
     fn pod_views(&self) -> Vec<PodView> {
         let pods = self.pods.iter();
-        pods.map(|(pod, weight)| self.scene.pod(pod, weight.clone()))
+        pods.map(|(pod, weight)| self.usage.pod(pod, weight.clone()))
             .collect()
     }
 
-    /// Puts back what the policies have not.
-    fn put_back(&mut self, now: BootTime) {
-        if self.files_that_differ() > 0 {
-            self.put_back_by_demo = true;
-            let events = self.set.machine.restore(now).to_vec();
-            self.chronicle.hear(now, &events, false);
+    /// Restores what the policies have not restored.
+    fn restore(&mut self, now: BootTime) {
+        if !self.changed_files().is_empty() {
+            self.restored_by_demo = true;
+            let events = self.resources.machine.restore(now).to_vec();
+            self.history.add_events(now, &events, false);
         }
-        if self.files_that_differ() == 0 {
-            self.scene.all_restored();
+        if self.changed_files().is_empty() {
+            self.usage.all_restored();
         }
     }
 
-    /// Stops the load, puts back what is still changed, compares, takes everything away, and tells.
-    fn finish(mut self, ended: Ended) -> Result<Report, LiveError> {
+    /// Stops the load, restores what is still changed, compares, and removes everything.
+    fn finish(mut self, outcome: Outcome) -> Report {
         let now = boot_time();
-        self.chronicle.end(now);
-        self.set.batch.clear();
-        self.put_back(now);
-        self.latencies.extend(self.set.worker.ended());
-        if let Some(tape) = self.tape.take() {
-            tape.finish(&self.programme(now))?;
-        }
-        let mut report = self.report(ended);
-        report.left_behind = self.set.take_away();
-        Ok(report)
+        self.history.finish(now);
+        self.resources.batch.clear();
+        self.restore(now);
+        self.latencies
+            .extend(self.resources.worker.finished_requests());
+        let mut report = self.report(outcome);
+        report.left_behind = self.resources.remove();
+        report
     }
 
-    fn programme(&self, now: BootTime) -> Programme {
-        let weights = self.pods.iter().filter_map(|(pod, weight)| {
-            let weight = weight.clone()?;
-            Some((pod.name.clone(), weight))
-        });
-        Programme::of(
-            self.machine_name.clone(),
-            self.story.schedule().total(),
-            weights.collect(),
-            &self.chronicle,
-            &self.latencies,
-            now,
-        )
-    }
-
-    fn report(&self, ended: Ended) -> Report {
-        let facts = |role: &Role| {
-            let file = self.set.stage.weight_file();
+    fn report(&self, outcome: Outcome) -> Report {
+        let facts = |demo_pod: &DemoPod| {
+            let file = self.resources.cgroups.weight_file();
             let mut pods = self.pods.iter();
             let weight = pods.find_map(|(pod, weight)| {
-                (pod.name == role.name)
+                (pod.name == demo_pod.name)
                     .then_some(weight.as_deref())
                     .flatten()
             });
-            role.facts(
+            demo_pod.facts(
                 format!("{file} {}", weight.unwrap_or("?")),
-                self.chronicle.lowest_quota(&role.name),
+                self.history.lowest_quota(&demo_pod.name),
             )
         };
-        let important = self.set.stage.cgroup(&self.cast.important);
-        let spans = self.chronicle.spans();
+        let important = self.resources.cgroups.cgroup(&self.demo_pods.important);
+        let spans = self.history.spans();
         let [before, overloaded, throttled] =
             spans.map(|span| span.and_then(|span| self.latencies.over(span)));
         Report {
             machine: self.machine_name.clone(),
-            ended,
+            outcome,
             shares: self.top_shares,
-            line_millicores: self.cast.line().0,
-            pods: self.cast.roles().map(facts).collect(),
+            threshold_millicores: self.demo_pods.threshold().0,
+            pods: self.demo_pods.all().map(facts).collect(),
             policy_changes: self.adapted.changes.clone(),
             before,
             overloaded,
             throttled,
-            steps_down: self.chronicle.steps_down(),
-            steps_up: self.chronicle.steps_up(),
-            breach_to_first_step_seconds: self.chronicle.breach_to_first_step(),
-            policy_to_first_step_seconds: self.chronicle.policy_to_first_step(),
-            node_millicores: spans.map(|span| span.and_then(|span| self.chronicle.node_mean(span))),
-            others_millicores: self.chronicle.others_mean(),
-            own_limit_periods: self.set.stage.throttled_periods(&important),
+            steps_down: self.history.steps_down(),
+            steps_up: self.history.steps_up(),
+            breach_to_first_step_seconds: self.history.breach_to_first_step(),
+            policy_to_first_step_seconds: self.history.policy_to_first_step(),
+            node_millicores: spans.map(|span| span.and_then(|span| self.history.node_mean(span))),
+            others_millicores: self.history.others_mean(),
+            own_limit_periods: self.resources.cgroups.throttled_periods(&important),
             files_compared: self.originals.values().map(Vec::len).sum(),
             files_changed: self.changed_files(),
-            released_by_policy: !self.put_back_by_demo,
+            released_by_policy: !self.restored_by_demo,
             left_behind: Vec::new(),
         }
     }
 }
 
-impl Set {
-    /// Ends the processes, and removes the cgroups and the state directory; returns what is left.
-    fn take_away(self) -> Vec<String> {
+impl Resources {
+    /// Kills the processes, and removes the cgroups and the state directory; returns what could not be removed.
+    fn remove(self) -> Vec<String> {
         let Self {
             batch,
             worker,
             machine,
             mut state_dir,
-            mut stage,
+            mut cgroups,
         } = self;
         drop(batch);
         drop(worker);
         drop(machine);
-        let mut left: Vec<String> = stage.tear_down().iter().map(StageError::in_full).collect();
+        let mut left: Vec<String> = cgroups.remove().iter().map(CgroupError::in_full).collect();
         if let Err(error) = state_dir.remove() {
             left.push(error.to_string());
         }
         left
+    }
+}
+
+fn start_recording(
+    path: &Path,
+    node: &NodeFacts,
+    period: Duration,
+    pods: &[Arc<Pod>],
+    now: BootTime,
+) -> Result<Recorder, LiveError> {
+    let header = Header::new(boot_id()?, now, wall_time(), node, Some(period));
+    let mut recorder = Recorder::create(path, header)?;
+    recorder.pods(pods)?;
+    Ok(recorder)
+}
+
+fn transition(event: &Event) -> Option<&Transition> {
+    match event {
+        Event::Decision(decision) => Some(&decision.transition),
+        Event::Notice(_) => None,
     }
 }
 
@@ -454,19 +460,19 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: state_dir.path().to_owned(),
-        sample_interval: FRAME,
+        sample_interval: FRAME_INTERVAL,
         sample_everything: true,
     }
 }
 
-fn workloads(cast: &Cast, stage: &Stage) -> Vec<Workload> {
-    let workload = |role: &Role| Workload {
-        pod: Arc::new(role.pod()),
-        inode: stage.inode(&stage.cgroup(role)),
-        cgroup: stage.cgroup(role),
+fn workloads(demo_pods: &DemoPods, cgroups: &DemoCgroups) -> Vec<Workload> {
+    let workload = |demo_pod: &DemoPod| Workload {
+        pod: Arc::new(demo_pod.pod()),
+        inode: cgroups.inode(&cgroups.cgroup(demo_pod)),
+        cgroup: cgroups.cgroup(demo_pod),
         containers: None,
     };
-    cast.roles().map(workload).collect()
+    demo_pods.all().map(workload).collect()
 }
 
 fn machine_name(node: &NodeFacts, hierarchy: &Hierarchy) -> String {

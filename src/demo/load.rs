@@ -1,5 +1,5 @@
-//! The two programs that run inside the demo's cgroups: an important worker that measures its own latency, and
-//! batch work that takes all the CPU it can get.
+//! The two programs in the demo's cgroups: an important worker that measures its own latency, and batch work that
+//! takes all the CPU it can get.
 
 use std::hint::black_box;
 use std::io::{self, BufWriter, Read, Write};
@@ -14,39 +14,39 @@ use nix::unistd::{Pid, getppid};
 use crate::engine::time::BootTime;
 use crate::node::clock::boot_time;
 
-/// CPU time that one request of the important worker takes on an undisturbed CPU.
+/// CPU time of one request of the important worker on an idle CPU.
 pub const REQUEST_WORK: Duration = Duration::from_micros(850);
-/// Shortest time between the scheduled starts of two requests: longer than a request takes, so that a worker
-/// that gets the CPU when it wants it never queues.
-pub const SHORTEST_GAP: Duration = Duration::from_millis(2);
-/// Longest time between the scheduled starts of two requests.
-pub const LONGEST_GAP: Duration = Duration::from_millis(5);
+/// Minimum time between the scheduled starts of two requests: longer than a request takes, so that an undisturbed
+/// worker never queues.
+pub const MIN_GAP: Duration = Duration::from_millis(2);
+/// Maximum time between the scheduled starts of two requests.
+pub const MAX_GAP: Duration = Duration::from_millis(5);
 
-/// What the worker has finished is told this often.
-const REPORT_EVERY: Duration = Duration::from_millis(100);
+/// Interval at which the worker reports finished requests.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves requests until the parent goes away, and writes a line for each one to `out`: its scheduled start in
+/// Serves requests until the parent exits, and writes a line for each one to `out`: its scheduled start in
 /// nanoseconds since boot, and its latency in nanoseconds.
 ///
-/// The loop is open: requests fall due at their own times, whether or not the one before has ended, and latency
-/// counts from the scheduled start. Time spent waiting behind a slow request is latency too.
+/// The loop is open: requests are due at scheduled times whether or not the previous one has finished, and latency
+/// counts from the scheduled start, including time behind a slow request.
 ///
 /// # Errors
-/// Where `out` can no longer be written: the parent is gone.
+/// Where `out` cannot be written: the parent has exited.
 pub fn serve(parent: Pid, out: impl Write) -> io::Result<()> {
     die_with(parent)?;
-    wait_for_go()?;
+    wait_for_start()?;
     let rounds = calibrate();
     let mut out = BufWriter::with_capacity(1 << 16, out);
     let mut gaps = Gaps::default();
-    let mut due = boot_time() + SHORTEST_GAP;
+    let mut due = boot_time() + MIN_GAP;
     let mut reported = due;
     loop {
         sleep_until(due);
-        churn(rounds);
+        burn_rounds(rounds);
         let done = boot_time();
         writeln!(out, "{} {}", due.as_nanos(), done.since(due).as_nanos())?;
-        if done.since(reported) >= REPORT_EVERY {
+        if done.since(reported) >= REPORT_INTERVAL {
             out.flush()?;
             reported = done;
         }
@@ -54,43 +54,45 @@ pub fn serve(parent: Pid, out: impl Write) -> io::Result<()> {
     }
 }
 
-/// Keeps `threads` CPUs busy until the parent goes away.
+/// Keeps `threads` CPUs busy until the parent exits.
 ///
 /// # Errors
-/// Where the parent is gone already.
+/// Where the parent has exited already.
 pub fn burn(parent: Pid, threads: usize) -> io::Result<()> {
     die_with(parent)?;
-    wait_for_go()?;
+    wait_for_start()?;
     for _ in 1..threads {
-        thread::spawn(|| -> ! { churn_forever() });
+        thread::spawn(|| -> ! { burn_forever() });
     }
-    churn_forever()
+    burn_forever()
 }
 
-/// Asks the kernel to kill this process when `parent` ends, however it ends.
+/// Makes the kernel kill this process when `parent` exits.
 fn die_with(parent: Pid) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    // It may have ended before the kernel was asked.
+    // It may have exited before prctl.
     if getppid() == parent {
         Ok(())
     } else {
-        Err(io::Error::other("the demo that started this has ended"))
+        Err(io::Error::other(
+            "the demo that started this process has exited",
+        ))
     }
 }
 
-/// The parent says so once this process is in its cgroup.
-fn wait_for_go() -> io::Result<()> {
+/// The parent writes a byte once this process is in its cgroup.
+fn wait_for_start() -> io::Result<()> {
     io::stdin().read_exact(&mut [0])
 }
 
-fn churn_forever() -> ! {
+fn burn_forever() -> ! {
     loop {
-        churn(100_000);
+        burn_rounds(100_000);
     }
 }
 
-/// `rounds` rounds of arithmetic that the compiler cannot leave out.
-fn churn(rounds: u64) {
+/// `rounds` rounds of arithmetic that the compiler cannot optimize away.
+fn burn_rounds(rounds: u64) {
     let mut state = black_box(0x9e37_79b9_7f4a_7c15_u64);
     for _ in 0..rounds {
         state = xorshift(state);
@@ -106,14 +108,14 @@ const fn xorshift(mut state: u64) -> u64 {
     state
 }
 
-/// How many rounds take [`REQUEST_WORK`] on this CPU. It counts CPU time, and takes the fastest of several tries,
-/// so that other work on the machine does not shrink the requests.
+/// How many rounds take [`REQUEST_WORK`] on this CPU. Takes the fastest CPU time of several tries, so that other load
+/// does not make the requests smaller.
 fn calibrate() -> u64 {
     const ROUNDS: u64 = 200_000;
     let fastest = (0..20)
         .map(|_| {
             let before = thread_cpu_nanos();
-            churn(ROUNDS);
+            burn_rounds(ROUNDS);
             thread_cpu_nanos().saturating_sub(before)
         })
         .min()
@@ -131,7 +133,7 @@ fn thread_cpu_nanos() -> u64 {
     time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
 }
 
-/// Returns at once where `due` has passed. A signal that ends the sleep early makes the request early, never late.
+/// Returns at once if `due` has passed. A signal makes the request early, never late.
 fn sleep_until(due: BootTime) {
     let at = Duration::from_nanos(due.as_nanos()).into();
     let _ = clock_nanosleep(
@@ -141,7 +143,7 @@ fn sleep_until(due: BootTime) {
     );
 }
 
-/// The times between requests: spread evenly from the shortest to the longest, the same in every run.
+/// The times between requests: uniform between minimum and maximum, the same in every run.
 struct Gaps(u64);
 
 impl Default for Gaps {
@@ -153,9 +155,9 @@ impl Default for Gaps {
 impl Gaps {
     fn next(&mut self) -> Duration {
         self.0 = xorshift(self.0);
-        let spread = LONGEST_GAP.saturating_sub(SHORTEST_GAP).as_micros();
+        let spread = MAX_GAP.saturating_sub(MIN_GAP).as_micros();
         let part = u128::from(self.0) % (spread + 1);
-        SHORTEST_GAP + Duration::from_micros(u64::try_from(part).unwrap_or(0))
+        MIN_GAP + Duration::from_micros(u64::try_from(part).unwrap_or(0))
     }
 }
 
@@ -164,16 +166,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_keep_their_bounds_and_average_to_the_middle() {
+    fn gaps_are_within_bounds_and_average_to_the_middle() {
         let mut gaps = Gaps::default();
         let drawn: Vec<Duration> = (0..10_000).map(|_| gaps.next()).collect();
-        assert!(
-            drawn
-                .iter()
-                .all(|gap| (SHORTEST_GAP..=LONGEST_GAP).contains(gap))
-        );
+        assert!(drawn.iter().all(|gap| (MIN_GAP..=MAX_GAP).contains(gap)));
         let mean = drawn.iter().sum::<Duration>() / 10_000;
-        let middle = (SHORTEST_GAP + LONGEST_GAP) / 2;
+        let middle = (MIN_GAP + MAX_GAP) / 2;
         assert!(
             mean.abs_diff(middle) < Duration::from_micros(50),
             "{mean:?}"
@@ -181,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_about_the_cpu_time_that_it_claims() {
+    fn a_request_takes_about_its_nominal_cpu_time() {
         let rounds = calibrate();
         let fastest = (0..20)
             .map(|_| {
                 let before = thread_cpu_nanos();
-                churn(rounds);
+                burn_rounds(rounds);
                 Duration::from_nanos(thread_cpu_nanos() - before)
             })
             .min()

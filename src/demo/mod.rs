@@ -2,30 +2,27 @@
 //!
 //! ```text
 //!  load (worker, burners) ── requests ──► latency ─┐
-//!  node::machine ────────── samples ────► scene ───┼─► view ─► screen | plain | picture
-//!                      └─── events ────────────────┘      └──► report
+//!  node::machine ────────── samples ────► usage ───┼─► view ─► terminal | plain
+//!                      └─── events ─────► history ─┘      └──► report
 //! ```
 
-pub mod access;
-pub mod cast;
-pub mod chronicle;
+pub mod cgroups;
+pub mod history;
 pub mod latency;
 pub mod leftovers;
 pub mod live;
 pub mod load;
-pub mod picture;
+pub mod obstacle;
+pub mod phase;
 pub mod plain;
+pub mod pods;
 pub mod policy;
 pub mod process;
-pub mod recording;
-pub mod replay;
+pub mod renderer;
 pub mod report;
-pub mod scene;
 pub mod screen;
-pub mod show;
-pub mod stage;
-pub mod story;
 pub mod terminal;
+pub mod usage;
 pub mod view;
 
 /// `1 CPU`, `2 CPUs`.

@@ -1,93 +1,75 @@
-//! The view as lines of text, for pipes and logs.
+//! The demo as lines of text, for pipes and logs.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::show::Show;
-use super::story::Act;
-use super::view::{Happening, PodView, Source, View};
+use super::phase::Phase;
+use super::renderer::Renderer;
+use super::view::{LogEntry, PodView, View};
 use crate::engine::units::MilliCpu;
 
-/// A line of figures this often, besides one for each thing that happens.
-const FIGURES_EVERY: Duration = Duration::from_secs(2);
+/// Interval between lines with figures, beside one for each log entry.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Writes lines.
+/// Writes lines of text.
 #[derive(Debug)]
-pub struct Plain<W> {
+pub struct TextRenderer<W> {
     out: W,
-    act: Option<Act>,
-    told: usize,
-    figures: Duration,
+    phase: Option<Phase>,
+    entries_written: usize,
+    next_figures: Duration,
 }
 
-impl<W: Write> Plain<W> {
-    /// Nothing told yet.
+impl<W: Write> TextRenderer<W> {
+    /// A renderer that has written nothing yet.
     pub const fn new(out: W) -> Self {
         Self {
             out,
-            act: None,
-            told: 0,
-            figures: Duration::ZERO,
+            phase: None,
+            entries_written: 0,
+            next_figures: Duration::ZERO,
         }
     }
 
-    fn line(&mut self, view: &View, after: Duration, text: &str) -> io::Result<()> {
-        let replay = match view.source {
-            Source::Live { .. } => "",
-            Source::Replay { .. } => "REPLAY ",
-        };
-        writeln!(self.out, "{replay}{:6.1} s  {text}", after.as_secs_f64())
+    fn line(&mut self, after: Duration, text: &str) -> io::Result<()> {
+        writeln!(self.out, "{:6.1} s  {text}", after.as_secs_f64())
     }
 
-    /// The next events, as long as they are `due`.
-    fn tell_events(&mut self, view: &View, due: impl Fn(&Happening) -> bool) -> io::Result<()> {
+    /// Writes the next log entries while they are `due`.
+    fn write_entries(&mut self, view: &View, due: impl Fn(&LogEntry) -> bool) -> io::Result<()> {
         for event in view
             .events
             .iter()
-            .skip(self.told)
+            .skip(self.entries_written)
             .take_while(|event| due(event))
         {
-            self.told += 1;
-            self.line(view, event.after, &event.what)?;
+            self.entries_written += 1;
+            self.line(event.after, &event.message)?;
         }
         Ok(())
     }
-
-    fn begin(&mut self, view: &View) -> io::Result<()> {
-        match &view.source {
-            Source::Live { machine } => {
-                writeln!(self.out, "Plimsoll demo on this machine: {machine}")
-            }
-            Source::Replay { recorded } => {
-                writeln!(
-                    self.out,
-                    "REPLAY of a recording, not this machine: {recorded}"
-                )
-            }
-        }
-    }
 }
 
-impl<W: Write> Show for Plain<W> {
-    fn show(&mut self, view: &View) -> io::Result<()> {
-        if self.act.is_none() {
-            self.begin(view)?;
+impl<W: Write> Renderer for TextRenderer<W> {
+    fn render(&mut self, view: &View) -> io::Result<()> {
+        if self.phase.is_none() {
+            writeln!(self.out, "Plimsoll demo on this machine: {}", view.machine)?;
         }
-        // An act begins at the very moment of the view: what happened before comes first.
-        self.tell_events(view, |event| event.after < view.elapsed)?;
-        if self.act != Some(view.act) {
-            self.act = Some(view.act);
-            self.line(view, view.elapsed, &format!("== {} ==", view.act))?;
+        // The phase starts at the time of the view: earlier entries come first.
+        self.write_entries(view, |event| event.after < view.elapsed)?;
+        if self.phase != Some(view.phase) {
+            self.phase = Some(view.phase);
+            self.line(view.elapsed, &format!("== {} ==", view.phase))?;
         }
-        self.tell_events(view, |_| true)?;
-        if view.elapsed >= self.figures {
-            self.figures = view.elapsed + FIGURES_EVERY;
-            self.line(view, view.elapsed, &figures(view))?;
+        self.write_entries(view, |_| true)?;
+        if view.elapsed >= self.next_figures {
+            self.next_figures = view.elapsed + FIGURES_INTERVAL;
+            self.line(view.elapsed, &figures(view))?;
         }
         self.out.flush()
     }
 
-    fn is_stop_asked(&mut self) -> io::Result<bool> {
+    fn stop_requested(&mut self) -> io::Result<bool> {
         Ok(false)
     }
 }
@@ -99,9 +81,9 @@ fn figures(view: &View) -> String {
         .latest_p99()
         .map_or_else(|| "-".to_owned(), |p99| format!("{p99:.2} ms"));
     format!(
-        "node {node}/{} (line {}) | {} | p99 {p99}",
+        "node {node}/{} (threshold {}) | {} | p99 {p99}",
         view.node.capacity,
-        view.node.line,
+        view.node.threshold,
         pods.join(", ")
     )
 }

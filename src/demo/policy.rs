@@ -1,4 +1,4 @@
-//! `examples/ensurance/throttle.yaml`, set for this machine in the open: every change is told, with its reason.
+//! Adapts `examples/ensurance/throttle.yaml` to this machine; every change is reported with its reason.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::cast::{Cast, LINE_PERCENT};
-use super::story::Schedule;
+use super::phase::Schedule;
+use super::pods::{DemoPods, THRESHOLD_PERCENT};
 use crate::crd::{Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 
 /// The manifest that the demo applies.
 pub const MANIFEST: &str = include_str!("../../examples/ensurance/throttle.yaml");
-/// Its name, for people.
+/// Its path in the repository.
 pub const MANIFEST_NAME: &str = "examples/ensurance/throttle.yaml";
 
-/// One field that the demo sets otherwise than the manifest.
+/// One field that the demo changes in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// Kind and field.
     pub field: String,
-    /// What the manifest says; absent where it says nothing.
+    /// The manifest's value; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// What the demo says.
+    /// The demo's value.
     pub to: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -35,80 +35,84 @@ pub struct Change {
 pub struct Adapted {
     /// Compiled for this machine.
     pub policy: PolicySet,
-    /// What differs from the manifest.
+    /// The differences from the manifest.
     pub changes: Vec<Change>,
 }
 
-/// The manifest cannot be applied: it and this program do not belong together.
+/// The manifest is not the one that this program was built for.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// It is no YAML.
+    /// It is not YAML.
     #[error("failed to read {MANIFEST_NAME}: {0}")]
     Yaml(String),
-    /// A field that the demo sets is not there.
-    #[error("failed to set {pointer} of the {kind} in {MANIFEST_NAME}: there is none")]
+    /// A field that the demo sets does not exist.
+    #[error("failed to set {pointer} of the {kind} in {MANIFEST_NAME}: no such field")]
     NoField {
         /// The kind of object.
         kind: &'static str,
-        /// Where.
+        /// The field.
         pointer: &'static str,
     },
-    /// It compiles to nothing that could act.
+    /// It compiles to nothing that could phase.
     #[error("failed to compile {MANIFEST_NAME} for this machine: {0}")]
     NoRule(String),
 }
 
-/// Sets the manifest for `cast` on this machine and for the demo's length, and compiles it.
+/// Adapts the manifest to this machine and the demo's length, and compiles it.
 ///
 /// # Errors
-/// Where the manifest is not what this program was built for.
-pub fn adapt(cast: &Cast, schedule: &Schedule, node: &NodeFacts) -> Result<Adapted, PolicyError> {
+/// Where the manifest is not the one that this program was built for.
+pub fn adapt(
+    demo_pods: &DemoPods,
+    schedule: &Schedule,
+    node: &NodeFacts,
+) -> Result<Adapted, PolicyError> {
     let mut manifest = Manifest::parse(MANIFEST)?;
     manifest.set(
         "NodeQOS",
         "/spec/rules/0/metricRule/value",
-        &json!(cast.line().0),
+        &json!(demo_pods.threshold().0),
         format!(
-            "{LINE_PERCENT} % of this machine's {} in millicores",
-            super::cpus(cast.cpus)
+            "{THRESHOLD_PERCENT} % of this machine's {} in millicores",
+            super::cpus(demo_pods.cpus)
         ),
     )?;
     manifest.set(
         "AvoidanceAction",
         "/spec/coolDownSeconds",
         &json!(schedule.cool_down.as_secs()),
-        "so that the whole story fits".to_owned(),
+        "so that all phases fit".to_owned(),
     )?;
     manifest.add(
         "AvoidanceAction",
         "/spec/throttle/cpuThrottle",
         "idle",
         &json!(true),
-        "a quota is spent in bursts, and a request that meets one waits as before; idle class gives way at once"
+        "a quota is used up in bursts, which delay requests; the idle class yields the CPU at once"
             .to_owned(),
     )?;
     manifest.set(
         "PodQOS",
         "/spec/scopeSelector/matchExpressions/0/values",
         &json!(["Burstable"]),
-        "the batch pods have a CPU request: a BestEffort pod's weight alone already protects much"
+        "the batch pods have a CPU request; BestEffort pods would hardly disturb, because of their low weight"
             .to_owned(),
     )?;
     let mut policy = compile_for(node, manifest.objects)?;
     let mut changes = manifest.changes;
     for rule in &mut policy.rules {
-        changes.push(evaluated_every(rule.period, schedule.period));
+        changes.push(period_change(rule.period, schedule.period));
         rule.period = schedule.period;
     }
     Ok(Adapted { policy, changes })
 }
 
-fn evaluated_every(from: Duration, to: Duration) -> Change {
+fn period_change(from: Duration, to: Duration) -> Change {
     Change {
         field: "NodeQOS .spec.evaluationPeriodSeconds".to_owned(),
         from: Some(format!("{} s", from.as_secs_f64())),
         to: format!("{} s", to.as_secs_f64()),
-        why: "as `plimsoll run --period` does, so that the whole story fits".to_owned(),
+        why: "as `plimsoll run --period` does, so that all phases fit".to_owned(),
     }
 }
 
@@ -124,7 +128,7 @@ fn compile_for(node: &NodeFacts, objects: Vec<Value>) -> Result<PolicySet, Polic
     Ok(compiled.policy)
 }
 
-/// The objects of the manifest, and what was changed in them.
+/// The objects of the manifest, and the changes made to them.
 struct Manifest {
     objects: Vec<Value>,
     changes: Vec<Change>,
@@ -140,7 +144,7 @@ impl Manifest {
         })
     }
 
-    /// Sets a field that is there.
+    /// Replaces an existing field.
     fn set(
         &mut self,
         kind: &'static str,
@@ -159,7 +163,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Adds a field to an object that is there, or sets it.
+    /// Adds or replaces a field of an existing object.
     fn add(
         &mut self,
         kind: &'static str,
@@ -201,18 +205,18 @@ mod tests {
     use crate::engine::units::Bytes;
 
     fn adapted() -> Adapted {
-        let cast = Cast::for_cpus(2);
+        let demo_pods = DemoPods::for_cpus(2);
         let schedule = Schedule::lasting(Duration::from_mins(1));
         let node = NodeFacts {
             cpus: 2,
             memory: Bytes(8 << 30),
             ..NodeFacts::default()
         };
-        adapt(&cast, &schedule, &node).unwrap()
+        adapt(&demo_pods, &schedule, &node).unwrap()
     }
 
     #[test]
-    fn the_example_is_set_for_this_machine() {
+    fn the_example_is_adapted_to_the_machine() {
         let adapted = adapted();
         let [rule] = adapted.policy.rules.as_slice() else {
             panic!("one rule: {adapted:?}");
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_says_what_it_was() {
+    fn every_change_names_the_old_value() {
         let changes = adapted().changes;
         let fields: Vec<&str> = changes.iter().map(|change| change.field.as_str()).collect();
         assert!(

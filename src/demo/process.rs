@@ -1,4 +1,4 @@
-//! The processes that the demo starts, and what the important one reports.
+//! The processes that the demo starts, and the requests that the important worker reports.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -8,65 +8,66 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::cast::Role;
+use super::cgroups::{CgroupError, DemoCgroups};
 use super::latency::Request;
-use super::stage::{Stage, StageError};
+use super::pods::DemoPod;
 use crate::engine::time::BootTime;
 
 /// A process of the demo could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It does not start.
-    #[error("failed to start {} for {role}: {source}", program.display())]
+    /// It cannot be started.
+    #[error("failed to start {} for {demo_pod}: {source}", program.display())]
     Start {
         /// The program.
         program: std::path::PathBuf,
         /// The pod.
-        role: String,
-        /// Why.
+        demo_pod: String,
+        /// The cause.
         source: io::Error,
     },
-    /// It cannot be put into its cgroup.
+    /// It cannot be moved into its cgroup.
     #[error(transparent)]
-    Admit(#[from] StageError),
+    Cgroup(#[from] CgroupError),
 }
 
-/// A process in the cgroup of its pod. It is killed when this is dropped.
+/// A process in the cgroup of its pod; killed on drop.
 #[derive(Debug)]
 pub struct Load {
     child: Child,
 }
 
 impl Load {
-    /// Starts `program` as the pod's process. It waits until it is in its cgroup before it does anything.
+    /// Starts `program` as the pod's process. It waits until it is in its cgroup.
     fn start(
         program: &Path,
         subcommand: &str,
-        role: &Role,
-        stage: &Stage,
+        demo_pod: &DemoPod,
+        cgroups: &DemoCgroups,
         out: Stdio,
     ) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Start {
             program: program.to_owned(),
-            role: role.name.clone(),
+            demo_pod: demo_pod.name.clone(),
             source,
         };
         let child = Command::new(program)
             .arg0("plimsoll")
             .arg(subcommand)
             .arg(format!("--parent={}", std::process::id()))
-            .arg(format!("--threads={}", role.threads))
+            .arg(format!("--threads={}", demo_pod.threads))
             .stdin(Stdio::piped())
             .stdout(out)
             .stderr(Stdio::null())
-            // In a group of its own, so that a Ctrl-C meant for the demo does not reach it first.
+            // Its own process group: Ctrl-C must reach only the demo.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
         let mut load = Self { child };
-        stage.admit(load.child.id(), &stage.cgroup(role))?;
-        let mut go = load.child.stdin.take();
-        go.as_mut()
+        cgroups.add_process(load.child.id(), &cgroups.cgroup(demo_pod))?;
+        let mut stdin = load.child.stdin.take();
+        stdin
+            .as_mut()
             .map_or(Ok(()), |pipe| pipe.write_all(b"\n"))
             .map_err(failed)?;
         Ok(load)
@@ -75,9 +76,13 @@ impl Load {
     /// Starts the batch work of a pod.
     ///
     /// # Errors
-    /// Where it does not start or cannot be put into its cgroup.
-    pub fn batch(program: &Path, role: &Role, stage: &Stage) -> Result<Self, LoadError> {
-        Self::start(program, "demo-burner", role, stage, Stdio::null())
+    /// Where it cannot be started or moved into its cgroup.
+    pub fn batch(
+        program: &Path,
+        demo_pod: &DemoPod,
+        cgroups: &DemoCgroups,
+    ) -> Result<Self, LoadError> {
+        Self::start(program, "demo-burner", demo_pod, cgroups, Stdio::null())
     }
 
     /// Whether it still runs.
@@ -88,9 +93,9 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It fails only where the process has ended already.
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
+        // Fails only if the process has exited already.
+        let _exited = self.child.kill();
+        let _exited = self.child.wait();
     }
 }
 
@@ -106,12 +111,16 @@ impl Worker {
     /// Starts the important pod's process.
     ///
     /// # Errors
-    /// Where it does not start or cannot be put into its cgroup.
-    pub fn start(program: &Path, role: &Role, stage: &Stage) -> Result<Self, LoadError> {
-        let mut load = Load::start(program, "demo-worker", role, stage, Stdio::piped())?;
-        let (tell, requests) = mpsc::channel();
+    /// Where it cannot be started or moved into its cgroup.
+    pub fn start(
+        program: &Path,
+        demo_pod: &DemoPod,
+        cgroups: &DemoCgroups,
+    ) -> Result<Self, LoadError> {
+        let mut load = Load::start(program, "demo-worker", demo_pod, cgroups, Stdio::piped())?;
+        let (sender, requests) = mpsc::channel();
         let out = load.child.stdout.take();
-        let reader = out.map(|out| thread::spawn(move || read_requests(out, &tell)));
+        let reader = out.map(|out| thread::spawn(move || read_requests(out, &sender)));
         Ok(Self {
             load,
             requests,
@@ -119,8 +128,8 @@ impl Worker {
         })
     }
 
-    /// The requests that have ended since the last call.
-    pub fn ended(&self) -> impl Iterator<Item = Request> {
+    /// The requests that have finished since the last call.
+    pub fn finished_requests(&self) -> impl Iterator<Item = Request> {
         self.requests.try_iter()
     }
 
@@ -132,24 +141,24 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let _ended = self.load.child.kill();
+        let _exited = self.load.child.kill();
         if let Some(reader) = self.reader.take() {
-            // Its pipe has ended with the process.
-            let _ended = reader.join();
+            // The pipe is closed once the process is dead.
+            let _panicked = reader.join();
         }
     }
 }
 
-fn read_requests(out: ChildStdout, tell: &mpsc::Sender<Request>) {
+fn read_requests(out: ChildStdout, sender: &mpsc::Sender<Request>) {
     let lines = BufReader::new(out).lines().map_while(Result::ok);
     for request in lines.filter_map(|line| parse_request(&line)) {
-        if tell.send(request).is_err() {
+        if sender.send(request).is_err() {
             return;
         }
     }
 }
 
-/// A line of [`super::load::serve`].
+/// Parses a line of [`super::load::serve`].
 fn parse_request(line: &str) -> Option<Request> {
     let (due, latency) = line.split_once(' ')?;
     Some(Request {
@@ -163,12 +172,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_worker_is_read_and_a_torn_one_is_not() {
+    fn only_whole_lines_of_the_worker_are_parsed() {
         let request = parse_request("5000000000 910000").unwrap();
         assert_eq!(request.due, BootTime::from_nanos(5_000_000_000));
         assert_eq!(request.latency, Duration::from_micros(910));
-        for torn in ["", "5", "5 ", " 5", "5 x"] {
-            assert_eq!(parse_request(torn), None, "{torn:?}");
+        for partial in ["", "5", "5 ", " 5", "5 x"] {
+            assert_eq!(parse_request(partial), None, "{partial:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the demo measured, told whichever way it falls.
+//! The summary of a run, whether throttling helped or not.
 
 use std::fmt;
 
@@ -7,47 +7,49 @@ use serde::Serialize;
 use super::latency::Distribution;
 use super::policy::{Change, MANIFEST_NAME};
 
-/// What a run measured.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// Such as `2 CPUs, cgroup v1`.
     pub machine: String,
-    /// How it ended.
-    pub ended: Ended,
+    /// How the run ended.
+    #[serde(rename = "ended")]
+    pub outcome: Outcome,
     /// `cpu.shares` of the whole demo against the rest of the machine.
     pub shares: u64,
-    /// The load line in millicores.
-    pub line_millicores: u64,
-    /// The pods with what Kubernetes would give them.
+    /// The rule's threshold in millicores.
+    #[serde(rename = "lineMillicores")]
+    pub threshold_millicores: u64,
+    /// The pods.
     pub pods: Vec<PodFacts>,
-    /// What the demo set otherwise than the manifest.
+    /// Fields that the demo changed in the manifest.
     pub policy_changes: Vec<Change>,
     /// The important worker's latency while it ran alone.
     pub before: Option<Distribution>,
     /// While the batch work ran and no policy was in force.
     pub overloaded: Option<Distribution>,
-    /// From the first evaluation at or below the line after the first step, until the batch work stopped.
+    /// From the first evaluation at or below the threshold after the first step until the batch work stopped.
     pub throttled: Option<Distribution>,
     /// Steps down, all pods together.
     pub steps_down: usize,
     /// Steps up, all pods together.
     pub steps_up: usize,
-    /// From the first evaluation above the line to the first of its steps being seen in the kernel's files.
+    /// From the first evaluation above the threshold to the first step in the kernel's files.
     pub breach_to_first_step_seconds: Option<f64>,
-    /// From the policies being applied to the same.
+    /// From the policies being applied to the first step in the kernel's files.
     pub policy_to_first_step_seconds: Option<f64>,
-    /// Node CPU in millicores, means: alone, overloaded, throttled.
+    /// Mean CPU use of the node in millicores: alone, overloaded, throttled.
     pub node_millicores: [Option<u64>; 3],
-    /// CPU of the node in millicores that others than the demo used while the worker ran alone.
+    /// Mean CPU use of everything but the demo in millicores.
     pub others_millicores: Option<u64>,
-    /// Enforcement periods in which the important worker's own limit held it back.
+    /// Quota periods in which the important worker's own limit throttled it.
     pub own_limit_periods: Option<u64>,
-    /// Files compared with what they held before.
+    /// Files compared with their content before the run.
     pub files_compared: usize,
-    /// Those that differ: path, before, after. None: the originals are back byte for byte.
+    /// Files that differ; empty if every original is restored byte for byte.
     pub files_changed: Vec<FileChange>,
-    /// The policies let go by themselves; else the demo put the originals back at its end.
+    /// The policies restored the originals, not the demo at its end.
     pub released_by_policy: bool,
     /// What could not be removed.
     pub left_behind: Vec<String>,
@@ -56,10 +58,11 @@ pub struct Report {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Ended {
-    /// By itself.
-    ByItself,
-    /// Somebody stopped it: how.
+pub enum Outcome {
+    /// It ran to its end.
+    #[serde(rename = "byItself")]
+    Completed,
+    /// The user stopped it: how.
     Stopped(String),
 }
 
@@ -75,42 +78,42 @@ pub struct PodFacts {
     pub request_millicores: u64,
     /// CPU limit in millicores.
     pub limit_millicores: Option<u64>,
-    /// The weight file and what it holds.
+    /// The weight file and its content.
     pub weight: String,
-    /// Threads that want to run.
+    /// Busy threads.
     pub threads: usize,
-    /// The lowest quota that was seen in force, where it was below the original.
+    /// The lowest quota in force, if it was below the original.
     pub lowest_quota: Option<String>,
 }
 
-/// A file that is not as it was.
+/// A file whose content differs from before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileChange {
-    /// Which.
+    /// Its path.
     pub path: String,
-    /// Before.
+    /// Content before.
     pub before: String,
-    /// After; empty where it is gone.
+    /// Content after; empty if it is gone.
     pub after: String,
 }
 
-/// Whether throttling helped the important worker's tail.
+/// Whether throttling helped the important worker's p99 latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some act was not measured.
+    /// A phase was not measured.
     NotMeasured,
-    /// The overload hardly raised the p99: there was nothing to win.
+    /// The overload hardly raised the p99.
     NoHarm,
-    /// More than half of what the overload added is gone again.
+    /// More than half of what the overload added is gone.
     Recovered,
-    /// Some of it is.
+    /// Some of it is gone.
     Eased,
-    /// None of it is.
+    /// Less than a tenth of it is gone.
     NoHelp,
 }
 
-/// Judges by the 99th percentiles: harm is anything above 1.25 times the quiet value; help under a tenth of what the
-/// overload added is none.
+/// Compares the 99th percentiles. An overload below 1.25 times the value before does no harm; a gain of less than a
+/// tenth of what the overload added is no help.
 pub fn verdict(before: f64, overloaded: f64, throttled: f64) -> Verdict {
     if overloaded <= before * 1.25 {
         return Verdict::NoHarm;
@@ -126,14 +129,14 @@ pub fn verdict(before: f64, overloaded: f64, throttled: f64) -> Verdict {
 }
 
 impl Report {
-    /// The originals are back and nothing is left behind.
+    /// Whether the originals are restored and nothing is left behind.
     pub fn is_clean(&self) -> bool {
         self.files_changed.is_empty() && self.left_behind.is_empty()
     }
 
     /// Whether throttling helped.
     pub fn verdict(&self) -> Verdict {
-        let p99 = |seen: &Option<Distribution>| seen.map(|seen| seen.p99_ms);
+        let p99 = |latency: &Option<Distribution>| latency.map(|latency| latency.p99_ms);
         match (
             p99(&self.before),
             p99(&self.overloaded),
@@ -147,7 +150,10 @@ impl Report {
     }
 
     fn fmt_pods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nThe pods, weighted as Kubernetes weighs them")?;
+        writeln!(
+            f,
+            "\nPods, with the CPU weights that Kubernetes would give them"
+        )?;
         for pod in &self.pods {
             let limit = pod
                 .limit_millicores
@@ -155,7 +161,7 @@ impl Report {
             let lowest = pod
                 .lowest_quota
                 .as_ref()
-                .map_or_else(String::new, |quota| format!(", taken down to {quota}"));
+                .map_or_else(String::new, |quota| format!(", throttled to {quota}"));
             writeln!(
                 f,
                 "  {:<10} {:<11} request {}m, {limit}, {}, {} busy{lowest}",
@@ -168,18 +174,15 @@ impl Report {
         }
         writeln!(
             f,
-            "  all together weigh {} cpu.shares against the rest of the machine",
+            "  together they have {} cpu.shares against the rest of the machine",
             self.shares
         )
     }
 
     fn fmt_policy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "\nThe policy: {MANIFEST_NAME} with these fields set otherwise"
-        )?;
+        writeln!(f, "\nPolicy: {MANIFEST_NAME} with these changes")?;
         for change in &self.policy_changes {
-            let from = change.from.as_deref().unwrap_or("nothing");
+            let from = change.from.as_deref().unwrap_or("unset");
             writeln!(f, "  {}: {from} -> {}", change.field, change.to)?;
             writeln!(f, "    {}", change.why)?;
         }
@@ -196,26 +199,26 @@ impl Report {
             "  {:<12} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}",
             "", "p50", "p90", "p99", "slowest", "requests", "node"
         )?;
-        let acts = [
+        let phases = [
             ("before", self.before),
             ("overloaded", self.overloaded),
             ("throttled", self.throttled),
         ];
-        for ((name, seen), node) in acts.into_iter().zip(self.node_millicores) {
-            fmt_act(f, name, seen, node)?;
+        for ((name, latency), node) in phases.into_iter().zip(self.node_millicores) {
+            fmt_phase(f, name, latency, node)?;
         }
         writeln!(f, "  {}", self.conclusion())?;
         if let Some(others) = self.others_millicores.filter(|others| *others >= 200) {
             writeln!(
                 f,
-                "  Others than the demo used {others}m of this machine's CPU: that blurs all of these figures."
+                "  Other processes used {others}m of this machine's CPU, which affects all of these figures."
             )?;
         }
         match self.own_limit_periods {
-            Some(0) => writeln!(f, "  The worker's own limit never held it back."),
+            Some(0) => writeln!(f, "  The worker's own limit never throttled it."),
             Some(periods) => writeln!(
                 f,
-                "  The worker's own limit held it back in {periods} periods: that is part of its latency."
+                "  The worker's own limit throttled it in {periods} periods, which adds to its latency."
             ),
             None => Ok(()),
         }
@@ -223,7 +226,7 @@ impl Report {
 
     fn conclusion(&self) -> String {
         match self.verdict() {
-            Verdict::NotMeasured => "Not every act was measured: no conclusion.".to_owned(),
+            Verdict::NotMeasured => "Not every phase was measured: no conclusion.".to_owned(),
             Verdict::NoHarm => {
                 "The overload hardly raised the worker's p99 here: CPU weights were enough.".to_owned()
             }
@@ -234,8 +237,8 @@ impl Report {
             Verdict::Eased => {
                 "The worker's p99 is better than under overload, but has not recovered.".to_owned()
             }
-            Verdict::NoHelp => "Throttling did NOT help the worker's p99 here. Compare p50 and p90, and see below what \
-                else disturbed it."
+            Verdict::NoHelp => "Throttling did NOT help the worker's p99 here. Compare p50 and p90, and see what \
+                else is reported below."
                 .to_owned(),
         }
     }
@@ -244,15 +247,15 @@ impl Report {
         writeln!(f, "\nMeasured: enforcement")?;
         writeln!(
             f,
-            "  load line {}m; {} steps down, {} steps up",
-            self.line_millicores, self.steps_down, self.steps_up
+            "  threshold {}m; {} steps down, {} steps up",
+            self.threshold_millicores, self.steps_down, self.steps_up
         )?;
         let seconds = |seconds: Option<f64>| {
-            seconds.map_or_else(|| "no step was taken".to_owned(), |s| format!("{s:.2} s"))
+            seconds.map_or_else(|| "no step".to_owned(), |s| format!("{s:.2} s"))
         };
         writeln!(
             f,
-            "  first evaluation above the line to first change in the kernel: {}",
+            "  first evaluation above the threshold to first change in the kernel: {}",
             seconds(self.breach_to_first_step_seconds)
         )?;
         writeln!(
@@ -260,7 +263,7 @@ impl Report {
             "  policy applied to first change in the kernel: {}",
             seconds(self.policy_to_first_step_seconds)
         )?;
-        let who = if self.released_by_policy {
+        let restored_by = if self.released_by_policy {
             "by the policies, after their cool-down"
         } else {
             "by the demo at its end"
@@ -268,14 +271,14 @@ impl Report {
         if self.files_changed.is_empty() {
             writeln!(
                 f,
-                "  originals restored byte for byte, {who} ({} files compared)",
+                "  originals restored byte for byte, {restored_by} ({} files compared)",
                 self.files_compared
             )?;
         }
         for file in &self.files_changed {
             writeln!(
                 f,
-                "  NOT RESTORED: {} held {:?}, now holds {:?}",
+                "  NOT RESTORED: {} was {:?}, is now {:?}",
                 file.path, file.before, file.after
             )?;
         }
@@ -288,11 +291,15 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ended = match &self.ended {
-            Ended::ByItself => String::new(),
-            Ended::Stopped(how) => format!(" (stopped by {how} before its end)"),
+        let stopped = match &self.outcome {
+            Outcome::Completed => String::new(),
+            Outcome::Stopped(how) => format!(" (stopped by {how} before its end)"),
         };
-        writeln!(f, "Plimsoll demo on this machine: {}{ended}", self.machine)?;
+        writeln!(
+            f,
+            "Plimsoll demo on this machine: {}{stopped}",
+            self.machine
+        )?;
         self.fmt_pods(f)?;
         self.fmt_policy(f)?;
         self.fmt_latency(f)?;
@@ -300,19 +307,19 @@ impl fmt::Display for Report {
     }
 }
 
-fn fmt_act(
+fn fmt_phase(
     f: &mut fmt::Formatter<'_>,
     name: &str,
-    seen: Option<Distribution>,
+    latency: Option<Distribution>,
     node: Option<u64>,
 ) -> fmt::Result {
     let node = node.map_or_else(|| "?".to_owned(), |node| format!("{node}m"));
-    match seen {
+    match latency {
         None => writeln!(f, "  {name:<12} not measured"),
-        Some(seen) => writeln!(
+        Some(latency) => writeln!(
             f,
             "  {name:<12} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>9} {node:>8}",
-            seen.p50_ms, seen.p90_ms, seen.p99_ms, seen.max_ms, seen.requests
+            latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.max_ms, latency.requests
         ),
     }
 }
@@ -329,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verdict_follows_the_figures_either_way() {
+    fn the_verdict_follows_the_figures() {
         assert_eq!(verdict(1.0, 5.0, 1.4), Verdict::Recovered);
         assert_eq!(verdict(1.0, 5.0, 4.0), Verdict::Eased);
         assert_eq!(verdict(1.0, 5.0, 4.9), Verdict::NoHelp);
@@ -338,7 +345,7 @@ mod tests {
     }
 
     fn report() -> Report {
-        let seen = |p99_ms| {
+        let latency = |p99_ms| {
             Some(Distribution {
                 requests: 100,
                 seconds: 1.0,
@@ -350,14 +357,14 @@ mod tests {
         };
         Report {
             machine: "2 CPUs".to_owned(),
-            ended: Ended::ByItself,
+            outcome: Outcome::Completed,
             shares: 2048,
-            line_millicores: 1400,
+            threshold_millicores: 1400,
             pods: Vec::new(),
             policy_changes: Vec::new(),
-            before: seen(1.0),
-            overloaded: seen(5.0),
-            throttled: seen(5.0),
+            before: latency(1.0),
+            overloaded: latency(5.0),
+            throttled: latency(5.0),
             steps_down: 8,
             steps_up: 8,
             breach_to_first_step_seconds: Some(0.5),
@@ -373,19 +380,19 @@ mod tests {
     }
 
     #[test]
-    fn a_throttle_that_did_not_help_is_said_to_have_not() {
-        let told = report().to_string();
-        assert!(told.contains("did NOT help"), "{told}");
-        assert!(told.contains("Others than the demo used 1000m"), "{told}");
+    fn the_summary_says_when_throttling_did_not_help() {
+        let text = report().to_string();
+        assert!(text.contains("did NOT help"), "{text}");
+        assert!(text.contains("Other processes used 1000m"), "{text}");
         assert!(
-            told.contains("restored byte for byte, by the policies"),
-            "{told}"
+            text.contains("restored byte for byte, by the policies"),
+            "{text}"
         );
-        assert!(told.contains("left behind: no cgroup"), "{told}");
+        assert!(text.contains("left behind: no cgroup"), "{text}");
     }
 
     #[test]
-    fn what_was_not_put_back_is_shouted() {
+    fn the_summary_names_what_was_not_restored() {
         let mut report = report();
         report.files_changed.push(FileChange {
             path: "/cg/cpu.max".to_owned(),
@@ -394,9 +401,9 @@ mod tests {
         });
         report.left_behind.push("/cg/demo".to_owned());
         assert!(!report.is_clean());
-        let told = report.to_string();
-        assert!(told.contains("NOT RESTORED: /cg/cpu.max"), "{told}");
-        assert!(told.contains("LEFT BEHIND: /cg/demo"), "{told}");
-        assert!(!told.contains("restored byte for byte"), "{told}");
+        let text = report.to_string();
+        assert!(text.contains("NOT RESTORED: /cg/cpu.max"), "{text}");
+        assert!(text.contains("LEFT BEHIND: /cg/demo"), "{text}");
+        assert!(!text.contains("restored byte for byte"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The view on a terminal. Everything fits 80 columns and 24 rows; on 40 columns every pod is there, with fewer figures.
+//! The demo on a terminal. Everything fits 80 columns and 24 rows; 40 columns show every pod with fewer figures.
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -7,15 +7,16 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, SparklineBar, Table, Widget};
 
-use super::story::Act;
-use super::view::{Happening, NodeView, PodView, Second, Source, View};
+use super::phase::Phase;
+use super::view::{LogEntry, NodeView, PodView, Second, View};
 use crate::engine::units::{MilliCpu, Quota};
 
-/// Over the line, and what the overload does.
+/// Above the threshold, and during the overload.
 const OVER: Color = Color::LightRed;
-/// Below the line, and what the policies do.
+/// Below the threshold, and while the policies are in force.
 const UNDER: Color = Color::LightGreen;
-const QUIET: Color = Color::Gray;
+const MUTED: Color = Color::Gray;
+const FOOTER: &str = " q or Ctrl-C: stop now and restore everything";
 
 /// Draws the view.
 pub fn draw(frame: &mut Frame<'_>, view: &View) {
@@ -29,11 +30,11 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
     ])
     .areas(frame.area());
     frame.render_widget(heading(view), head);
-    frame.render_widget(Gauge(&view.node), node);
+    frame.render_widget(UsageBar(&view.node), node);
     frame.render_widget(pod_table(&view.pods, pods.width), pods);
     draw_latency(frame, latency, view);
     frame.render_widget(event_list(&view.events, events), events);
-    frame.render_widget(Line::from(footer(view)).fg(QUIET), foot);
+    frame.render_widget(Line::from(FOOTER).fg(MUTED), foot);
 }
 
 fn rows(count: usize) -> u16 {
@@ -41,22 +42,10 @@ fn rows(count: usize) -> u16 {
 }
 
 fn heading(view: &View) -> Paragraph<'_> {
-    let (label, from) = match &view.source {
-        Source::Live { machine } => (
-            Span::styled(
-                " Plimsoll demo on this machine ",
-                Style::new().reversed().bold(),
-            ),
-            machine,
-        ),
-        Source::Replay { recorded } => (
-            Span::styled(
-                " REPLAY of a recording ",
-                Style::new().fg(Color::Black).bg(Color::LightYellow).bold(),
-            ),
-            recorded,
-        ),
-    };
+    let label = Span::styled(
+        " Plimsoll demo on this machine ",
+        Style::new().reversed().bold(),
+    );
     let time = format!(
         "  {} s, at most {} s left",
         view.elapsed.as_secs(),
@@ -65,86 +54,86 @@ fn heading(view: &View) -> Paragraph<'_> {
     let first = Line::from(vec![
         label,
         Span::raw("  "),
-        Span::raw(from),
-        Span::raw(time).fg(QUIET),
+        Span::raw(view.machine.as_str()),
+        Span::raw(time).fg(MUTED),
     ]);
-    let act = Line::from(vec![
-        Span::raw(format!(" {} ", act_number(view.act))).fg(QUIET),
+    let phase = Line::from(vec![
+        Span::raw(format!(" {} ", phase_number(view.phase))).fg(MUTED),
         Span::styled(
-            view.act.to_string(),
-            Style::new().fg(act_colour(view.act)).bold(),
+            view.phase.to_string(),
+            Style::new().fg(phase_colour(view.phase)).bold(),
         ),
     ]);
-    Paragraph::new(vec![first, act])
+    Paragraph::new(vec![first, phase])
 }
 
-fn act_number(act: Act) -> String {
-    format!("{}/5", act as u8 + 1)
+fn phase_number(phase: Phase) -> String {
+    format!("{}/5", phase as u8 + 1)
 }
 
-const fn act_colour(act: Act) -> Color {
-    match act {
-        Act::Overloaded => OVER,
-        Act::Enforced => UNDER,
-        Act::Alone | Act::Release | Act::Over => QUIET,
+const fn phase_colour(phase: Phase) -> Color {
+    match phase {
+        Phase::Overloaded => OVER,
+        Phase::Enforced => UNDER,
+        Phase::Alone | Phase::Release | Phase::Done => MUTED,
     }
 }
 
-/// The node's CPU as a bar with the load line drawn on it.
-struct Gauge<'a>(&'a NodeView);
+/// The node's CPU as a bar with the threshold drawn on it.
+struct UsageBar<'a>(&'a NodeView);
 
-impl Widget for Gauge<'_> {
+impl Widget for UsageBar<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         let node = self.0;
         let usage = node
             .usage
             .map_or_else(|| "not known yet".to_owned(), |usage| usage.to_string());
         let block = Block::bordered().title(format!(
-            " CPU of the node: {usage} of {}, load line {} ",
-            node.capacity, node.line
+            " CPU of the node: {usage} of {}, threshold {} ",
+            node.capacity, node.threshold
         ));
         let inner = block.inner(area);
         block.render(area, buffer);
         if inner.height < 2 || inner.width < 4 {
             return;
         }
-        let line = column(node.line, node.capacity, inner.width);
+        let threshold = column(node.threshold, node.capacity, inner.width);
         let filled = node
             .usage
             .map_or(0, |usage| column(usage, node.capacity, inner.width));
         for x in 0..inner.width {
             let cell = &mut buffer[(inner.x + x, inner.y)];
             cell.set_symbol(if x < filled { "█" } else { "░" });
-            let colour = match (x < filled, x > line) {
+            let colour = match (x < filled, x > threshold) {
                 (true, true) => OVER,
                 (true, false) => UNDER,
                 (false, _) => Color::DarkGray,
             };
             cell.set_fg(colour);
         }
-        draw_line(line, inner, buffer);
+        draw_threshold(threshold, inner, buffer);
     }
 }
 
-/// The mark on the bar, with its name below.
-fn draw_line(line: u16, inner: Rect, buffer: &mut Buffer) {
+/// The threshold on the bar, with its name below.
+fn draw_threshold(column: u16, inner: Rect, buffer: &mut Buffer) {
     let style = Style::new()
         .fg(Color::LightYellow)
         .bg(Color::Black)
         .add_modifier(Modifier::BOLD);
-    let x = inner.x + line.min(inner.width - 1);
+    let x = inner.x + column.min(inner.width - 1);
     buffer.set_string(x, inner.y, "┃", style);
-    let name = "load line";
+    let name = "threshold";
     let right = rows(name.len()) + 2;
-    if line + right < inner.width {
+    if column + right < inner.width {
         buffer.set_string(x, inner.y + 1, format!("┃ {name}"), style);
     } else {
-        let begin = x.saturating_sub(right - 1).max(inner.x);
-        buffer.set_string(begin, inner.y + 1, format!("{name} ┃"), style);
+        let start = x.saturating_sub(right - 1).max(inner.x);
+        buffer.set_string(start, inner.y + 1, format!("{name} ┃"), style);
     }
 }
 
-/// Where `part` of `whole` stands on `width` columns.
+/// The column of `part` on a bar of `width` columns for `whole`.
 fn column(part: MilliCpu, whole: MilliCpu, width: u16) -> u16 {
     let scaled = u128::from(part.0) * u128::from(width) / u128::from(whole.0.max(1));
     u16::try_from(scaled).map_or(width, |column| column.min(width))
@@ -154,8 +143,8 @@ fn column(part: MilliCpu, whole: MilliCpu, width: u16) -> u16 {
 struct Column {
     title: &'static str,
     width: Constraint,
-    /// A narrower table does without.
-    least: u16,
+    /// Narrower tables leave the column out.
+    min_table_width: u16,
     cell: fn(&PodView) -> String,
 }
 
@@ -163,14 +152,14 @@ const COLUMNS: [Column; 7] = {
     const fn column(
         title: &'static str,
         width: u16,
-        least: u16,
+        min_table_width: u16,
         cell: fn(&PodView) -> String,
     ) -> Column {
         let width = Constraint::Length(width);
         Column {
             title,
             width,
-            least,
+            min_table_width,
             cell,
         }
     }
@@ -184,7 +173,7 @@ const COLUMNS: [Column; 7] = {
         Column {
             title: "",
             width: Constraint::Min(10),
-            least: 80,
+            min_table_width: 80,
             cell: allowance_bar,
         },
     ]
@@ -195,8 +184,12 @@ fn or_unknown(value: Option<impl ToString>) -> String {
 }
 
 fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
-    let shown = || COLUMNS.iter().filter(|column| column.least <= width);
-    let head = Row::new(shown().map(|column| column.title)).fg(QUIET);
+    let shown = || {
+        COLUMNS
+            .iter()
+            .filter(|column| column.min_table_width <= width)
+    };
+    let head = Row::new(shown().map(|column| column.title)).fg(MUTED);
     let row = |pod: &PodView| {
         let style = if pod.is_throttled() {
             Style::new().fg(Color::LightYellow)
@@ -210,7 +203,7 @@ fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
         .block(Block::bordered().title(" pods: CPU used and CPU quota "))
 }
 
-/// How much of its use so far the quota leaves, as a short bar.
+/// Usage against the quota of a throttled pod, as a short bar.
 fn allowance_bar(pod: &PodView) -> String {
     const WIDTH: u64 = 16;
     match (pod.is_throttled(), pod.quota, pod.usage) {
@@ -247,29 +240,22 @@ fn bar(second: &Second) -> SparklineBar {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a latency is positive, and a cast saturates"
+        reason = "a latency is positive, and a demo_pods saturates"
     )]
     let micros = second.p99_ms.map(|p99| (p99 * 1000.0) as u64);
-    SparklineBar::from(micros).style(Style::new().fg(act_colour(second.act)))
+    SparklineBar::from(micros).style(Style::new().fg(phase_colour(second.phase)))
 }
 
-fn event_list(events: &[Happening], area: Rect) -> Paragraph<'_> {
-    let room = usize::from(area.height.saturating_sub(2));
-    let newest = events.len().saturating_sub(room);
+fn event_list(events: &[LogEntry], area: Rect) -> Paragraph<'_> {
+    let height = usize::from(area.height.saturating_sub(2));
+    let newest = events.len().saturating_sub(height);
     let lines = events.iter().skip(newest).map(|event| {
         Line::from(vec![
-            Span::raw(format!("{:5.1}s ", event.after.as_secs_f64())).fg(QUIET),
-            Span::raw(event.what.as_str()),
+            Span::raw(format!("{:5.1}s ", event.after.as_secs_f64())).fg(MUTED),
+            Span::raw(event.message.as_str()),
         ])
     });
-    Paragraph::new(lines.collect::<Vec<_>>()).block(Block::bordered().title(" what happened "))
-}
-
-fn footer(view: &View) -> &'static str {
-    match view.source {
-        Source::Live { .. } => " q or Ctrl-C: stop now and put everything back",
-        Source::Replay { .. } => " q or Ctrl-C: stop. Nothing on this machine is changed.",
-    }
+    Paragraph::new(lines.collect::<Vec<_>>()).block(Block::bordered().title(" events "))
 }
 
 #[cfg(test)]

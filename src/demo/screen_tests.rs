@@ -7,16 +7,14 @@ use super::*;
 
 fn view() -> View {
     View {
-        source: Source::Live {
-            machine: "2 CPUs, cgroup v1".to_owned(),
-        },
-        act: Act::Enforced,
+        machine: "2 CPUs, cgroup v1".to_owned(),
+        phase: Phase::Enforced,
         elapsed: Duration::from_secs(25),
         left: Duration::from_secs(35),
         node: NodeView {
             usage: Some(MilliCpu(1500)),
             capacity: MilliCpu(2000),
-            line: MilliCpu(1400),
+            threshold: MilliCpu(1400),
         },
         pods: vec![
             pod(
@@ -34,25 +32,25 @@ fn view() -> View {
         latency: vec![
             Second {
                 p99_ms: Some(1.0),
-                act: Act::Alone,
+                phase: Phase::Alone,
             },
             Second {
                 p99_ms: Some(8.0),
-                act: Act::Overloaded,
+                phase: Phase::Overloaded,
             },
             Second {
                 p99_ms: None,
-                act: Act::Overloaded,
+                phase: Phase::Overloaded,
             },
             Second {
                 p99_ms: Some(2.0),
-                act: Act::Enforced,
+                phase: Phase::Enforced,
             },
         ],
         events: (0..20)
-            .map(|n| Happening {
+            .map(|n| LogEntry {
                 after: Duration::from_millis(n * 1500),
-                what: format!("happening {n}"),
+                message: format!("event {n}"),
             })
             .collect(),
     }
@@ -86,7 +84,7 @@ fn row<'a>(rows: &'a [String], start: &str) -> &'a str {
 }
 
 #[test]
-fn the_whole_story_fits_eighty_columns_and_twenty_four_rows() {
+fn everything_fits_80_columns_and_24_rows() {
     let rows = rendered(&view(), 80, 24);
     assert!(rows[0].contains("2 CPUs, cgroup v1"), "{}", rows[0]);
     assert!(rows[0].contains("35 s left"), "{}", rows[0]);
@@ -97,12 +95,12 @@ fn the_whole_story_fits_eighty_columns_and_twenty_four_rows() {
     );
     let batch = row(&rows, "batch-a");
     assert!(batch.contains("560m") && batch.contains("max"), "{batch}");
-    assert!(rows[23].contains("put everything back"), "{}", rows[23]);
-    row(&rows, "28.5s happening 19");
+    assert!(rows[23].contains("restore everything"), "{}", rows[23]);
+    row(&rows, "28.5s event 19");
 }
 
 #[test]
-fn forty_columns_show_every_pod_with_what_it_uses_and_may_use() {
+fn forty_columns_show_usage_and_quota_of_every_pod() {
     let rows = rendered(&view(), 40, 24);
     for name in ["important", "batch-a", "batch-b"] {
         let pod = row(&rows, name);
@@ -117,7 +115,7 @@ fn forty_columns_show_every_pod_with_what_it_uses_and_may_use() {
 }
 
 #[test]
-fn the_load_line_stands_on_the_bar_and_the_bar_changes_colour_there() {
+fn the_bar_shows_the_threshold_and_changes_colour_there() {
     let mut terminal = Terminal::new(TestBackend::new(82, 24)).unwrap();
     terminal.draw(|frame| draw(frame, &view())).unwrap();
     let buffer = terminal.backend().buffer();
@@ -145,18 +143,7 @@ fn a_second_without_requests_has_no_bar() {
 }
 
 #[test]
-fn a_replay_says_that_it_is_one() {
-    let mut replay = view();
-    replay.source = Source::Replay {
-        recorded: "2 CPUs on 2026-01-01".to_owned(),
-    };
-    let rows = rendered(&replay, 80, 24);
-    assert!(rows[0].contains("REPLAY of a recording"), "{}", rows[0]);
-    assert!(rows[23].contains("Nothing on this machine is changed"));
-}
-
-#[test]
-fn nothing_breaks_on_a_tiny_terminal() {
+fn a_tiny_terminal_is_drawn_without_a_panic() {
     for (width, height) in [(1, 1), (5, 3), (20, 10), (80, 5), (300, 100)] {
         rendered(&view(), width, height);
     }

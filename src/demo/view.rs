@@ -1,45 +1,29 @@
-//! What the demo shows at one moment: plain figures, fed by measurements or by a recording, drawn by
-//! [`super::screen`] and told by [`super::plain`].
+//! The state of the demo that [`super::screen`] draws and [`super::plain`] prints.
 
 use std::time::Duration;
 
-use super::story::Act;
+use super::phase::Phase;
 use crate::engine::units::{MilliCpu, Quota};
 
-/// One moment of the demo.
+/// The state of the demo at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
-    /// Where the figures come from.
-    pub source: Source,
-    /// The act.
-    pub act: Act,
-    /// Since the begin.
+    /// Such as `2 CPUs, cgroup v1`.
+    pub machine: String,
+    /// The phase.
+    pub phase: Phase,
+    /// Since the start.
     pub elapsed: Duration,
-    /// At most so long until the end.
+    /// Upper bound of the time left.
     pub left: Duration,
     /// The node.
     pub node: NodeView,
     /// The pods, the important one first.
     pub pods: Vec<PodView>,
-    /// The important worker's latency, a bar a second from the begin on.
+    /// The important worker's latency in every second since the start.
     pub latency: Vec<Second>,
-    /// What happened, oldest first.
-    pub events: Vec<Happening>,
-}
-
-/// Where the figures come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// This machine, now.
-    Live {
-        /// Such as `2 CPUs, cgroup v1`.
-        machine: String,
-    },
-    /// A recording.
-    Replay {
-        /// The machine that it was made on, and when.
-        recorded: String,
-    },
+    /// The log, oldest first.
+    pub events: Vec<LogEntry>,
 }
 
 /// CPU use of the node.
@@ -49,8 +33,8 @@ pub struct NodeView {
     pub usage: Option<MilliCpu>,
     /// All CPUs.
     pub capacity: MilliCpu,
-    /// The load line.
-    pub line: MilliCpu,
+    /// The rule's threshold.
+    pub threshold: MilliCpu,
 }
 
 /// One pod.
@@ -60,13 +44,13 @@ pub struct PodView {
     pub name: String,
     /// Its quality-of-service class.
     pub class: String,
-    /// Its CPU weight, as the kernel file has it; `None` where no recording holds it.
+    /// The content of its CPU weight file; `None` where it could not be read.
     pub weight: Option<String>,
-    /// In use; `None` where not known.
+    /// In use; `None` before the second sample.
     pub usage: Option<MilliCpu>,
-    /// What its quota file allowed before anything was done.
+    /// Its quota before the demo changed anything.
     pub original: Option<Quota>,
-    /// What it allows now.
+    /// Its current quota.
     pub quota: Option<Quota>,
 }
 
@@ -75,21 +59,21 @@ pub struct PodView {
 pub struct Second {
     /// 99th percentile of its requests in milliseconds; `None` without a request.
     pub p99_ms: Option<f64>,
-    /// The act in which it began.
-    pub act: Act,
+    /// The phase at its start.
+    pub phase: Phase,
 }
 
-/// One thing that happened.
+/// One line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happening {
-    /// Since the begin.
+pub struct LogEntry {
+    /// Since the start.
     pub after: Duration,
-    /// What, in words.
-    pub what: String,
+    /// The text.
+    pub message: String,
 }
 
 impl PodView {
-    /// It may use less than its original allows.
+    /// Whether its quota is below the original.
     pub fn is_throttled(&self) -> bool {
         match (self.quota, self.original) {
             (Some(Quota::Limit(now)), Some(Quota::Limit(original))) => now < original,
@@ -100,7 +84,7 @@ impl PodView {
 }
 
 impl View {
-    /// The p99 of the last second whose requests have ended.
+    /// The p99 of the last second that has one.
     pub fn latest_p99(&self) -> Option<f64> {
         self.latency.iter().rev().find_map(|second| second.p99_ms)
     }

@@ -1,4 +1,4 @@
-//! Manifests and objects, and files of our own.
+//! Manifests, Kubernetes objects, and our own files.
 
 use std::io::Cursor;
 use std::path::{Component, Path};
@@ -26,22 +26,22 @@ pub fn manifest(bytes: &[u8]) {
         return;
     };
     let read = manifest::read(text);
-    // A carriage return alone ends a line of YAML as well.
+    // A carriage return alone ends a YAML line as well.
     let lines = text.split(['\n', '\r']).count();
     assert!(read.flaws.iter().all(|flaw| flaw.line <= lines + 1));
     for object in &read.objects {
         assert!((1..=lines).contains(&object.lines.line("")));
         assert!((1..=lines).contains(&object.lines.line("spec.rules[0].name")));
-        as_json(object);
+        same_as_json(object);
     }
     let values = read.objects.into_iter().map(|object| object.value);
-    compiled(values.collect());
+    check_compiled(values.collect());
 }
 
-/// JSON is YAML: an object means the same in either.
-fn as_json(object: &Object) {
+/// JSON is YAML: an object reads the same in both.
+fn same_as_json(object: &Object) {
     let text = object.value.to_string();
-    // What has aliases may be longer when it is written out; a list is read as its items.
+    // Aliases may expand to much more text; a list is read as its items.
     if text.len() > 1 << 20 || has_long_key(&object.value) || object.value["kind"] == "List" {
         return;
     }
@@ -50,7 +50,7 @@ fn as_json(object: &Object) {
     assert_eq!(values, [&object.value], "{text}\n{:?}", again.flaws);
 }
 
-/// YAML takes no key of a flow map that is longer than 1024 characters.
+/// YAML allows at most 1024 characters in a key of a flow map.
 fn has_long_key(value: &Value) -> bool {
     match value {
         Value::Object(fields) => fields
@@ -61,17 +61,17 @@ fn has_long_key(value: &Value) -> bool {
     }
 }
 
-/// What comes of objects does not depend on their order, and goes to a node and back unchanged.
-fn compiled(mut values: Vec<Value>) {
+/// The compiled policy does not depend on the order of objects, and survives the way to a node.
+fn check_compiled(mut values: Vec<Value>) {
     let node = node();
     let forwards = compile(&Objects::from_values(values.clone()), &node);
     values.reverse();
     let backwards = compile(&Objects::from_values(values), &node);
     assert_eq!(forwards, backwards);
-    carried(&forwards.policy);
+    check_round_trip(&forwards.policy);
 }
 
-fn carried(policy: &PolicySet) {
+fn check_round_trip(policy: &PolicySet) {
     let spec = NodeWatermarkSpec::new("uid", policy, false, Vec::new());
     let text = serde_json::to_string(&spec).expect("a spec has a JSON form");
     let spec: NodeWatermarkSpec = serde_json::from_str(&text).expect("the spec");
@@ -88,7 +88,7 @@ fn node() -> NodeFacts {
     }
 }
 
-/// The spec of a `NodeWatermark`, as an agent gets it.
+/// The spec of a `NodeWatermark`, as an agent reads it.
 pub fn watermark(bytes: &[u8]) {
     let Ok(spec) = serde_json::from_slice::<NodeWatermarkSpec>(bytes) else {
         return;
@@ -98,10 +98,10 @@ pub fn watermark(bytes: &[u8]) {
     };
     assert!(read.policy.rules.len() <= spec.rules.len());
     assert!(read.policy.pods.len() <= spec.pod_policies.len());
-    carried(&read.policy);
+    check_round_trip(&read.policy);
 }
 
-/// A Pod, as an API server or a manifest has it.
+/// A Pod of the API server or a manifest.
 pub fn pod(bytes: &[u8]) {
     let Ok(object) = serde_json::from_slice::<PodObject>(bytes) else {
         return;
@@ -120,11 +120,11 @@ pub fn pod(bytes: &[u8]) {
     let text = serde_json::to_string(&facts).expect("a pod has a JSON form");
     let again: Pod = serde_json::from_str(&text).expect("the pod");
     assert_eq!(again, facts);
-    // Ends after every time that there is.
+    // The addition does not overflow.
     assert!(BootTime::default() + facts.grace >= BootTime::default());
 }
 
-/// Amounts, as Kubernetes writes them.
+/// Kubernetes quantities.
 pub fn quantity(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -139,17 +139,17 @@ pub fn quantity(bytes: &[u8]) {
     assert!(cpu.is_none_or(|cpu| bytes.is_some_and(|bytes| cpu.0 >= bytes.0.saturating_sub(1))));
 }
 
-/// The journal: as it stands, and with a checksum that fits.
+/// The journal: as given, and with a correct checksum.
 pub fn journal(bytes: &[u8]) {
-    checked(bytes);
+    check_journal(bytes);
     let body = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let mut whole = [body, b"\n"].concat();
     let sum = crc32fast::hash(&whole);
     whole.extend_from_slice(format!("crc32 {sum:08x}\n").as_bytes());
-    checked(&whole);
+    check_journal(&whole);
 }
 
-fn checked(bytes: &[u8]) {
+fn check_journal(bytes: &[u8]) {
     let Ok((boot, records)) = journal::parse(bytes) else {
         return;
     };
@@ -164,10 +164,10 @@ fn checked(bytes: &[u8]) {
     let text = journal::format(&boot, BootTime::default(), records.clone());
     let again = journal::parse(text.as_bytes());
     assert!(again.is_ok_and(|again| again == (boot, records.clone())));
-    // A bit that flips is noticed.
+    // A flipped bit is detected.
     let mut damaged = bytes.to_vec();
-    let place = crc32fast::hash(bytes) as usize % (damaged.len() * 8);
-    damaged[place / 8] ^= 1 << (place % 8);
+    let bit = crc32fast::hash(bytes) as usize % (damaged.len() * 8);
+    damaged[bit / 8] ^= 1 << (bit % 8);
     assert!(journal::parse(&damaged).map_or(true, |(_, read)| read == records));
 }
 
@@ -198,10 +198,10 @@ pub fn trace(bytes: &[u8]) {
         let again: Line = serde_json::from_str(&text).expect("the line");
         assert_eq!(written(&again), text);
     }
-    replayed(bytes);
+    replay(bytes);
 }
 
-fn replayed(bytes: &[u8]) {
+fn replay(bytes: &[u8]) {
     let opened = Replay::open(Cursor::new(bytes), |_| POLICIES.clone());
     let Ok((_, mut replay)) = opened else {
         return;
@@ -211,7 +211,7 @@ fn replayed(bytes: &[u8]) {
     assert_eq!(summary.rules.len(), POLICIES.rules.len());
 }
 
-/// All examples in one.
+/// The policies of all examples.
 static POLICIES: LazyLock<PolicySet> = LazyLock::new(|| {
     let texts = [
         include_str!("../../examples/ensurance/disable-scheduling.yaml"),

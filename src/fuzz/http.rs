@@ -1,4 +1,4 @@
-//! What agents, API servers and their clients send over HTTP.
+//! HTTP requests and answers of agents, API servers and their clients.
 
 use std::sync::{Arc, LazyLock};
 
@@ -37,7 +37,7 @@ pub fn report(bytes: &[u8]) {
     assert!(!report.interval().is_zero() && report.interval() <= LONGEST_INTERVAL);
     let text = serde_json::to_vec(&report).expect("a report has a JSON form");
     assert_eq!(Report::parse(&text).as_ref(), Ok(&report));
-    listed(&report.status);
+    check_answers(&report.status);
 }
 
 /// The body of `POST /v1/evict`, and the answer to it that an agent reads.
@@ -58,8 +58,8 @@ pub fn eviction(bytes: &[u8]) {
     }
 }
 
-/// However odd a report is, clients can read the answers that contain it.
-fn listed(status: &NodeMetricStatus) {
+/// Clients can read the answers that contain any report.
+fn check_answers(status: &NodeMetricStatus) {
     let object = object(status.clone());
     assert_eq!(
         Some(object.content.cells.len()),
@@ -104,7 +104,7 @@ fn object(status: NodeMetricStatus) -> Object {
     found.expect("the node's object")
 }
 
-/// What replicas send each other of reports, and answer to agents.
+/// Reports that replicas relay, and their answers to agents.
 pub fn relay(bytes: &[u8]) {
     if let Ok(all) = serde_json::from_slice::<Vec<Relayed<&RawValue>>>(bytes) {
         for relayed in all {
@@ -121,7 +121,7 @@ pub fn relay(bytes: &[u8]) {
     }
 }
 
-/// The query of a request: options of the API conventions, with selectors; and selectors by themselves.
+/// The query of a request: options of the API conventions with selectors; and selectors alone.
 pub fn query(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -130,7 +130,7 @@ pub fn query(bytes: &[u8]) {
     let Ok(options) = Options::of(text) else {
         return;
     };
-    // However the same query is encoded, it means the same.
+    // Another encoding of the same query means the same.
     let pairs = form_urlencoded::parse(bytes);
     let again = Serializer::new(String::new()).extend_pairs(pairs).finish();
     assert_eq!(Options::of(&again).as_ref(), Ok(&options));
@@ -150,12 +150,12 @@ pub fn query(bytes: &[u8]) {
 
 static OBJECT: LazyLock<Object> = LazyLock::new(|| object(NodeMetricStatus::default()));
 
-/// What is read of a selector is read of its plain form too.
+/// A selector reads the same from its plain form.
 fn selectors(text: &str) {
     if let Ok(selector) = labels(text) {
         let plain: Vec<String> = selector.requirements.iter().map(plain).collect();
         assert_eq!(labels(&plain.join(",")).as_ref(), Ok(&selector));
-        contradict(&selector);
+        check_opposites(&selector);
     }
     if let Ok(found) = names(text) {
         let plain: Vec<String> = found
@@ -175,8 +175,8 @@ fn plain(requirement: &Requirement) -> String {
     }
 }
 
-/// Of a requirement and its opposite exactly one holds.
-fn contradict(selector: &Selector) {
+/// Exactly one of a requirement and its opposite matches.
+fn check_opposites(selector: &Selector) {
     for requirement in &selector.requirements {
         let opposite = match requirement.clone() {
             Requirement::In(key, values) => Requirement::NotIn(key, values),
@@ -200,7 +200,7 @@ pub fn accept(bytes: &[u8]) {
         return;
     };
     let form = negotiate::form(text);
-    // Who takes plain JSON gets an answer.
+    // A client that accepts plain JSON gets an answer.
     assert!(!negotiate::takes_json(text) || form.is_some());
     assert!(!negotiate::aggregated(text) || !text.trim().is_empty());
     assert!(negotiate::form(&format!("{text},application/json")).is_some());
@@ -215,7 +215,7 @@ pub fn headers(bytes: &[u8]) {
         };
         let name = HeaderName::from_bytes(&line[..colon]);
         let value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii());
-        // More of them than a request may have are refused before.
+        // Requests with more headers are refused before.
         if let (Ok(name), Ok(value)) = (name, value)
             && headers.len() < 100
         {

@@ -1,4 +1,4 @@
-//! What the kernel and exporters write.
+//! Files of the kernel, and answers of exporters.
 
 use std::fmt::Write;
 use std::path::{Component, Path};
@@ -13,8 +13,8 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::collect::waits::{io_bytes, periods};
 use crate::node::collect::{proc, prometheus as exposition};
 
-/// As many series as a probe may have.
-const MOST_SERIES: usize = 1000;
+/// Maximum number of series of a probe.
+const MAX_SERIES: usize = 1000;
 
 /// Files of a cgroup.
 pub fn cgroup(bytes: &[u8]) {
@@ -36,7 +36,7 @@ pub fn cgroup(bytes: &[u8]) {
         assert_eq!(cfs_quota(text.as_bytes()), Some(quota));
     }
     assert!(lines(bytes).all(|line| !line.contains(&b'\n')));
-    // What a text says does not change by what comes after it.
+    // A prefix reads the same whatever follows.
     let half = &bytes[..bytes.len() / 2];
     for (part, whole) in periods(half).into_iter().zip(periods(bytes)) {
         assert!(part.is_none() || part == whole);
@@ -109,14 +109,14 @@ pub fn mounts(bytes: &[u8]) {
             let inside = |part| matches!(part, Component::Normal(_));
             assert!(Path::new(path.as_str()).components().all(inside));
             assert_eq!(CgroupPath::new(path.as_str()).as_ref(), Ok(&path));
-            named(&path);
+            check_pod_name(&path);
         }
         assert!(container_id(text).is_none_or(|id| text.contains(id)));
     }
 }
 
-/// The pod that a cgroup's name says is found again, whoever made the cgroup.
-fn named(path: &CgroupPath) {
+/// The pod in a cgroup's name is found in the names of both cgroup drivers.
+fn check_pod_name(path: &CgroupPath) {
     let Some(pod) = parse_pod_cgroup(path) else {
         return;
     };
@@ -131,15 +131,15 @@ pub fn prometheus(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let Ok(all) = exposition::parse(text, |_| true, MOST_SERIES) else {
+    let Ok(all) = exposition::parse(text, |_| true, MAX_SERIES) else {
         return;
     };
-    assert!(all.len() <= text.lines().count().min(MOST_SERIES));
+    assert!(all.len() <= text.lines().count().min(MAX_SERIES));
     assert!(all.iter().all(|series| series.labels.is_sorted()));
     let written = written(&all);
-    let again = exposition::parse(&written, |_| true, MOST_SERIES);
+    let again = exposition::parse(&written, |_| true, MAX_SERIES);
     assert_eq!(again.map(|again| self::written(&again)), Ok(written));
-    let few = exposition::parse(text, |name| name.starts_with('a'), MOST_SERIES);
+    let few = exposition::parse(text, |name| name.starts_with('a'), MAX_SERIES);
     let wanted = all.iter().filter(|series| series.name.starts_with('a'));
     assert_eq!(few.map(|few| few.len()), Ok(wanted.count()));
 }

@@ -1,5 +1,5 @@
-//! What reads bytes from outside, each with the laws that hold for any input. `make fuzz` runs them under libFuzzer, and the tests
-//! here over the corpus in `fuzz/corpus` and over mutations of it. No release contains this module.
+//! Every parser of untrusted bytes, with invariants that hold for any input. `make fuzz` runs them under libFuzzer, and the tests here
+//! over the corpus in `fuzz/corpus` and mutations of it. No release contains this module.
 //!
 //! A new parser gets a function in one of the files here, a line in [`TARGETS`] and a folder of seeds.
 
@@ -7,7 +7,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::missing_panics_doc,
-    reason = "a law that does not hold is shown by a panic"
+    reason = "a broken invariant panics"
 )]
 
 mod files;
@@ -21,17 +21,17 @@ mod tests;
 /// One parser, or a few that read the same kind of input.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The argument of `make fuzz`, and the folder of its seeds.
+    /// The argument of `make fuzz`, and the folder of the seeds.
     pub name: &'static str,
-    /// Parses the input; panics where a law does not hold.
+    /// Parses the input; panics if an invariant does not hold.
     pub check: fn(&[u8]),
-    /// Longer inputs are refused before they get to the parser, or are like shorter ones.
+    /// Longer inputs never reach the parser, or find nothing new.
     pub max_len: usize,
-    /// MiB that any input may take, beside what its length allows.
+    /// MiB that any input may allocate, beside what its length allows.
     fixed_mib: u64,
 }
 
-/// Bytes of memory that each byte of an input may take: a tree of values, some copies of it, and its texts.
+/// Bytes that each byte of an input may allocate: a tree of values, some copies of it, and its texts.
 const MEMORY_PER_BYTE: u64 = 2 << 10;
 
 impl Target {
@@ -44,18 +44,18 @@ impl Target {
         }
     }
 
-    /// For a parser whose own limit is a constant.
+    /// For a parser with a constant limit of its own.
     const fn with_mib(self, fixed_mib: u64) -> Self {
         Self { fixed_mib, ..self }
     }
 
-    /// Bytes that the check of an input of this length may hold at any moment.
+    /// Bytes that the check of an input of this length may have allocated at any moment.
     pub fn max_memory(&self, len: usize) -> u64 {
         (self.fixed_mib << 20) + MEMORY_PER_BYTE * len as u64
     }
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 21] = [
     Target::new("accept", http::accept, 4 << 10),
     Target::new("certificate", tokens::certificate, 4 << 10),

@@ -1,4 +1,4 @@
-//! Each target over its seeds, and for a second over what a random generator makes of them.
+//! Each target over its seeds, and for a second over random mutations of them.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +12,8 @@ use super::{TARGETS, Target};
 use crate::node::clock::boot_time;
 
 /// How long each runs.
-const FOR: Duration = Duration::from_secs(1);
-/// What parsers trip over.
+const DURATION: Duration = Duration::from_secs(1);
+/// Input that often breaks parsers.
 const TOKENS: [&str; 24] = [
     "0",
     "-1",
@@ -74,8 +74,8 @@ fn fuzz(name: &str) {
         run(target, seed);
     }
     let mut random = Rng::new();
-    let begun = boot_time();
-    while boot_time().since(begun) < FOR {
+    let start = boot_time();
+    while boot_time().since(start) < DURATION {
         run(target, &mutated(&mut random, &seeds, target.max_len));
     }
 }
@@ -107,7 +107,7 @@ fn run(target: &Target, input: &[u8]) {
     }
 }
 
-/// One of the seeds, changed in up to eight places.
+/// A seed with up to eight changes.
 fn mutated(random: &mut Rng, seeds: &[Vec<u8>], max_len: usize) -> Vec<u8> {
     let mut input = seeds[random.usize(..seeds.len())].clone();
     for _ in 0..=random.u8(..8) {
@@ -127,7 +127,7 @@ fn mutated(random: &mut Rng, seeds: &[Vec<u8>], max_len: usize) -> Vec<u8> {
                 .map(|byte| byte ^ (1 << random.u8(..8)))
                 .collect(),
         };
-        // In the place of what was there, or before it.
+        // Replace or insert.
         let end = if random.bool() { to } else { at };
         input.splice(at..end, part);
     }

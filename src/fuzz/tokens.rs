@@ -1,5 +1,5 @@
-//! Tokens, the keys that verify them, and certificates. What is valid was signed once by keys that nobody has any more: nothing that a
-//! fuzzer makes may be taken for valid but that.
+//! Tokens, the keys that verify them, and certificates. The valid ones were signed by keys that no longer exist: no other input may be
+//! accepted.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -13,13 +13,13 @@ use crate::metrics_api::front_proxy::{Trust, common_name, last_common_name};
 use crate::metrics_api::reports::token::{BadToken, Keys, LONGEST, Token, WrittenKeys};
 
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// Of ES256 and of RS256.
+/// Signed with ES256 and RS256.
 const VALID: [&str; 2] = [
     include_str!("../../fuzz/corpus/token/es256"),
     include_str!("../../fuzz/corpus/token/rs256"),
 ];
 const WRITTEN: &str = include_str!("../../fuzz/corpus/keys/jwks.json");
-/// Of a front proxy, by the authority in `fuzz/front-proxy-ca.pem`.
+/// A front proxy's, signed by the authority in `fuzz/front-proxy-ca.pem`.
 const CERTIFICATE: &[u8] = include_bytes!("../../fuzz/corpus/certificate/front-proxy.der");
 const AUTHORITY: &str = include_str!("../../fuzz/front-proxy-ca.pem");
 
@@ -28,7 +28,7 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| {
     Keys::of(ISSUER.to_owned(), &written)
 });
 
-/// An authority's front proxies, whatever their names, with the usual headers.
+/// Trusts front proxies of any name with a certificate of the authority, and the usual headers.
 pub static TRUST: LazyLock<Trust> = LazyLock::new(|| {
     let data = [
         ("requestheader-client-ca-file", AUTHORITY),
@@ -44,7 +44,7 @@ pub static TRUST: LazyLock<Trust> = LazyLock::new(|| {
     Trust::of(&BTreeMap::from(data)).expect("an authority")
 });
 
-/// When everything valid is valid.
+/// A time at which the valid token and certificate are valid.
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).expect("a time")
 }
@@ -60,7 +60,7 @@ pub fn token(bytes: &[u8]) {
     assert!(text.len() <= LONGEST);
     let checked = token.claims.check(AUDIENCE, now());
     assert!(token.claims.seconds_left(now()) == 0 || checked != Err(BadToken::Expired));
-    // Some signatures have two forms; what was signed has one.
+    // Some signatures have two encodings, so only the signed part is compared.
     let signed = |text: &str| text.rsplit_once('.').map(|(signed, _)| signed.to_owned());
     if KEYS.verify(&token).is_ok() {
         assert!(VALID.map(signed).contains(&signed(text)), "forged: {text}");
@@ -82,7 +82,7 @@ pub fn keys(bytes: &[u8]) {
     }
 }
 
-/// Whether the key that verifies is among these, by the field that makes it.
+/// Whether the known key is among these, by its defining field.
 fn has_key(bytes: &[u8], field: &str) -> bool {
     let fields = |bytes: &[u8]| -> Vec<Value> {
         let text = String::from_utf8_lossy(bytes);
@@ -103,7 +103,7 @@ pub fn certificate(bytes: &[u8]) {
         assert!(name.is_empty() || contains(bytes, name.as_bytes()));
     }
     if TRUST.is_proxy(&[certificate.into_owned()], now()) {
-        assert_eq!(bytes, CERTIFICATE, "a forged certificate is believed");
+        assert_eq!(bytes, CERTIFICATE, "a forged certificate is accepted");
     }
     if let Ok(text) = std::str::from_utf8(bytes) {
         assert_eq!(last_common_name(&subject(text)).as_deref(), Some(text));

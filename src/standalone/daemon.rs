@@ -1,4 +1,4 @@
-//! The loop of `plimsoll run`: waits, ticks, tells.
+//! The main loop of `plimsoll run`.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::discovery::{self, Discovery};
+use super::discovery::{Discovery, Update};
 use super::host::Machine;
 use super::inputs::Inputs;
 use super::notify::Notifier;
@@ -24,93 +24,93 @@ use crate::node::machine::state_dir;
 use crate::node::machine::wording::count;
 use crate::trace::record::Recorder;
 
-/// The status file is written anew this often while something is in force, besides every change.
-const ACTING_STATUS: Duration = Duration::from_secs(5);
-/// And this often while nothing is.
-const QUIET_STATUS: Duration = Duration::from_secs(30);
+/// Interval between writes of the status file while something is in force, beside one at every change.
+const ACTIVE_STATUS_INTERVAL: Duration = Duration::from_secs(5);
+/// The same while nothing is in force.
+const IDLE_STATUS_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The signals that the loop hears.
+/// The signals that the loop handles.
 pub const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// The loop and all that it needs.
+/// The main loop and its state.
 #[derive(Debug)]
 pub struct Daemon<W> {
-    /// What is run.
+    /// The machine that it runs.
     pub machine: Machine,
-    /// What wakes it.
+    /// Timer, signals and wake-ups by the discovery thread.
     pub wake: Wake,
-    /// What looks for pods and edits.
+    /// The thread that finds pods and edits.
     pub discovery: Discovery,
     /// Where events go.
     pub output: Output<W>,
     /// Where the trace goes.
     pub recorder: Option<Recorder>,
-    /// Who is told that it is up.
+    /// The service manager.
     pub notifier: Notifier,
-    /// When it ends by itself.
+    /// When it stops by itself.
     pub end: Option<BootTime>,
-    /// The status file.
+    /// The path of the status file.
     pub status_file: PathBuf,
-    /// What is kept of the policies and pods for the next start.
+    /// Policies and pods, saved for the next start.
     pub inputs: Inputs,
-    /// What is known to be wrong with the policies.
+    /// Problems of the policies.
     pub problems: Vec<PolicyProblem>,
-    /// Those of the problems for which the last good version of something stays in force.
-    pub kept: Vec<PolicyProblem>,
-    /// The pods that cannot be looked after.
+    /// Problems because of which the last good version of an object stays in force.
+    pub fallbacks: Vec<PolicyProblem>,
+    /// Pods that cannot be managed.
     pub refused: Vec<Refusal>,
-    /// When the status file was written last; `None` before the first time.
+    /// When the status file was last written.
     pub status_written: Option<BootTime>,
 }
 
-/// Why the loop ended.
+/// Why the loop stopped, and what happens to what is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// Somebody at the keyboard, or the given time: put everything back.
+enum Stop {
+    /// The user stopped it, or the given time is over: restore everything.
     Restore(&'static str),
-    /// The service manager: what is in force stays in force.
+    /// The service manager stopped it: everything stays in force.
     Leave(&'static str),
 }
 
-/// Why the loop broke. What is in force stays so, and the journal knows it.
+/// The loop failed. Everything stays in force, as the journal records.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// Waiting failed.
     #[error("failed to wait for the next sample: {0}")]
     Wait(#[source] io::Error),
-    /// The thread that looks for pods has died.
-    #[error("the thread that looks for pods and edits has ended: what is in force stays in force")]
+    /// The discovery thread died.
+    #[error("the thread that finds pods and edits has died: what is in force stays in force")]
     Discovery,
 }
 
 impl<W: Write> Daemon<W> {
-    /// Runs until a signal or the given time ends it; true where everything that had to be put back was.
+    /// Runs until a signal or the given time stops it; true if everything that had to be restored was.
     ///
     /// # Errors
-    /// Where the loop cannot go on.
+    /// Where the loop cannot continue.
     pub fn run(mut self) -> Result<bool, DaemonError> {
         self.first_tick();
-        let ending = loop {
+        let stop = loop {
             let signal = self.wake.wait_until(self.deadline());
-            if let Some(ending) = signal.map_err(DaemonError::Wait)?.and_then(ending_by) {
-                break ending;
+            if let Some(stop) = signal.map_err(DaemonError::Wait)?.and_then(stop_for) {
+                break stop;
             }
             let now = clock::boot_time();
             if self.end.is_some_and(|end| now >= end) {
-                break Ending::Restore("the time given with --for is over");
+                break Stop::Restore("the time given with --for is over");
             }
-            self.take_news(now);
+            self.apply_updates(now);
             if now >= self.machine.next_tick() && self.tick().is_err() {
-                break Ending::Restore("nobody reads the output any more");
+                break Stop::Restore("the output was closed");
             }
             self.notifier.alive(now);
             if !self.discovery.is_alive() {
                 return Err(DaemonError::Discovery);
             }
         };
-        self.finish(ending);
+        self.finish(stop);
         let left = self.machine.throttled_pods();
-        Ok(left == 0 || matches!(ending, Ending::Leave(_)))
+        Ok(left == 0 || matches!(stop, Stop::Leave(_)))
     }
 
     fn deadline(&self) -> BootTime {
@@ -123,13 +123,14 @@ impl<W: Write> Daemon<W> {
     fn first_tick(&mut self) {
         let now = clock::boot_time();
         self.record_pods();
-        let others = self.problems.iter();
-        let others = others.filter(|problem| !self.kept.contains(problem));
-        let mut events: Vec<Event> = others
+        let mut events: Vec<Event> = self
+            .problems
+            .iter()
+            .filter(|problem| !self.fallbacks.contains(problem))
             .map(|problem| Event::notice(now, News::PolicyProblem(problem.clone())))
             .collect();
-        if !self.kept.is_empty() {
-            let findings = std::mem::take(&mut self.kept);
+        if !self.fallbacks.is_empty() {
+            let findings = std::mem::take(&mut self.fallbacks);
             events.push(Event::notice(now, News::PoliciesKept { findings }));
         }
         let refused = self.refused.clone();
@@ -138,39 +139,43 @@ impl<W: Write> Daemon<W> {
                 .into_iter()
                 .map(|refusal| refused_event(now, refusal)),
         );
-        // Whoever reads the output finds out at the first regular tick that it is closed.
-        let _first = self.tell(&events, now);
-        let _first = self.tick();
+        // A closed output is noticed at the first regular tick.
+        let _closed = self.print(&events, now);
+        let _closed = self.tick();
         let started = News::Started {
             rules: self.machine.policy().rules.len(),
             pods: self.machine.pods().len(),
             adopted: self.machine.adopted(),
         };
-        let _first = self.tell(&[Event::notice(now, started)], now);
+        let _closed = self.print(&[Event::notice(now, started)], now);
         self.notifier.ready();
         self.notifier.alive(now);
         self.write_status(now);
     }
 
     fn tick(&mut self) -> io::Result<()> {
-        // What a sample counts is divided by time: that of the reading, not of what was done before.
+        // Rates are divided by the time between readings, so the clock is read right before.
         let now = clock::boot_time();
         let events = self.machine.tick(now);
-        let quiet = events.is_empty();
-        let told = self.output.write(events, now, clock::wall_time());
+        let unchanged = events.is_empty();
+        let printed = self.output.write(events, now, clock::wall_time());
         self.record(now);
         let acting = self.machine.is_acting();
-        let interval = if acting { ACTING_STATUS } else { QUIET_STATUS };
+        let interval = if acting {
+            ACTIVE_STATUS_INTERVAL
+        } else {
+            IDLE_STATUS_INTERVAL
+        };
         let stale = self
             .status_written
             .is_some_and(|written| now.since(written) >= interval);
-        if !quiet || stale {
+        if !unchanged || stale {
             self.write_status(now);
         }
-        told
+        printed
     }
 
-    fn tell(&mut self, events: &[Event], now: BootTime) -> io::Result<()> {
+    fn print(&mut self, events: &[Event], now: BootTime) -> io::Result<()> {
         self.output.write(events, now, clock::wall_time())
     }
 
@@ -179,13 +184,13 @@ impl<W: Write> Daemon<W> {
             return;
         };
         let plan = self.machine.plan();
-        let told = if plan.evaluated {
+        let transitions = if plan.evaluated {
             plan.transitions.as_slice()
         } else {
             &[]
         };
-        if let Err(error) = recorder.tick(now, self.machine.sample(), told.iter()) {
-            tracing::error!(%error, "the recording ends here");
+        if let Err(error) = recorder.tick(now, self.machine.sample(), transitions.iter()) {
+            tracing::error!(%error, "recording stopped");
             self.recorder = None;
         }
     }
@@ -196,24 +201,24 @@ impl<W: Write> Daemon<W> {
         if let Some(recorder) = &mut self.recorder
             && let Err(error) = recorder.pods(&pods)
         {
-            tracing::error!(%error, "the recording ends here");
+            tracing::error!(%error, "recording stopped");
             self.recorder = None;
         }
     }
 
-    fn take_news(&mut self, now: BootTime) {
-        while let Some(news) = self.discovery.news() {
-            let events = match news {
-                discovery::News::Policies(loaded) => self.take_policies(loaded, now),
-                discovery::News::Pods(found) => self.take_pods(found, now),
+    fn apply_updates(&mut self, now: BootTime) {
+        while let Some(update) = self.discovery.next_update() {
+            let events = match update {
+                Update::Policies(loaded) => self.apply_policies(loaded, now),
+                Update::Pods(found) => self.apply_pods(found, now),
             };
-            // A closed output is found out at the tick.
-            let _told = self.tell(&events, now);
+            // A closed output is noticed at the tick.
+            let _closed = self.print(&events, now);
             self.write_status(now);
         }
     }
 
-    fn take_policies(&mut self, loaded: Loaded, now: BootTime) -> Vec<Event> {
+    fn apply_policies(&mut self, loaded: Loaded, now: BootTime) -> Vec<Event> {
         let findings = loaded.new_errors(&self.problems);
         if !findings.is_empty() {
             return vec![Event::notice(now, News::PoliciesKept { findings })];
@@ -221,13 +226,13 @@ impl<W: Write> Daemon<W> {
         let rules = loaded.policy.rules.len();
         self.inputs.set_policies(loaded.sources);
         self.machine.set_policy(Arc::new(loaded.policy));
-        let known: BTreeSet<_> = std::mem::replace(&mut self.problems, loaded.problems)
+        let former: BTreeSet<_> = std::mem::replace(&mut self.problems, loaded.problems)
             .into_iter()
             .collect();
         let new = self
             .problems
             .iter()
-            .filter(|problem| !known.contains(problem));
+            .filter(|problem| !former.contains(problem));
         let problems = new.map(|problem| News::PolicyProblem(problem.clone()));
         std::iter::once(News::PoliciesTaken { rules })
             .chain(problems)
@@ -235,67 +240,66 @@ impl<W: Write> Daemon<W> {
             .collect()
     }
 
-    fn take_pods(&mut self, found: Found, now: BootTime) -> Vec<Event> {
+    fn apply_pods(&mut self, found: Found, now: BootTime) -> Vec<Event> {
         let pods = found.workloads.len();
         self.inputs.set_pods(found.declared());
         self.machine.set_pods(found.workloads);
         self.record_pods();
-        let known: BTreeSet<_> = std::mem::replace(&mut self.refused, found.refused)
+        let former: BTreeSet<_> = std::mem::replace(&mut self.refused, found.refused)
             .into_iter()
             .collect();
         let new = self
             .refused
             .iter()
-            .filter(|refusal| !known.contains(refusal));
+            .filter(|refusal| !former.contains(refusal));
         let refused = new.map(|refusal| refused_event(now, refusal.clone()));
         std::iter::once(Event::notice(now, News::PodsTaken { pods }))
             .chain(refused)
             .collect()
     }
 
-    fn keep_inputs(&mut self, now: BootTime) {
-        if let Some(error) = self.inputs.keep() {
+    fn save_inputs(&mut self, now: BootTime) {
+        if let Some(error) = self.inputs.save() {
             let reason = error.to_string();
-            // A closed output is found out at the tick.
-            let _told = self.tell(&[Event::notice(now, News::StateNotWritten { reason })], now);
+            // A closed output is noticed at the tick.
+            let _closed = self.print(&[Event::notice(now, News::StateNotWritten { reason })], now);
         }
     }
 
     fn write_status(&mut self, now: BootTime) {
         self.status_written = Some(now);
-        self.keep_inputs(now);
+        self.save_inputs(now);
         let mut status = Status::of(&self.machine, now, clock::wall_time());
         status.problems.clone_from(&self.problems);
         status.refused.clone_from(&self.refused);
         if let Err(error) = state_dir::replace(&self.status_file, &status) {
-            tracing::warn!(%error, "`plimsoll state` shows what was in force before");
+            tracing::warn!(%error, "failed to write the status file: `plimsoll state` shows an older state");
         }
-        self.notifier.status(in_short(&status));
+        self.notifier.status(summary(&status));
     }
 
-    fn finish(&mut self, ending: Ending) {
+    fn finish(&mut self, stop: Stop) {
         self.notifier.stopping();
         let now = clock::boot_time();
-        let (events, why) = match ending {
-            Ending::Restore(why) => (self.machine.restore(now), why),
-            Ending::Leave(why) => (self.machine.leave(now), why),
+        let (events, reason) = match stop {
+            Stop::Restore(reason) => (self.machine.restore(now), reason),
+            Stop::Leave(reason) => (self.machine.leave(now), reason),
         };
-        // Whether or not anybody still reads it, everything is done.
-        let _told = self.output.write(events, now, clock::wall_time());
+        let _closed = self.output.write(events, now, clock::wall_time());
         let stopped = News::Stopped {
-            why: why.to_owned(),
+            why: reason.to_owned(),
             left_throttled: self.machine.throttled_pods(),
         };
-        let _told = self.tell(&[Event::notice(now, stopped)], now);
+        let _closed = self.print(&[Event::notice(now, stopped)], now);
         self.write_status(now);
     }
 }
 
-const fn ending_by(signal: Signal) -> Option<Ending> {
+const fn stop_for(signal: Signal) -> Option<Stop> {
     match signal {
-        Signal::SIGINT => Some(Ending::Restore("interrupted")),
-        Signal::SIGHUP => Some(Ending::Restore("the terminal was closed")),
-        Signal::SIGTERM => Some(Ending::Leave("terminated")),
+        Signal::SIGINT => Some(Stop::Restore("interrupted")),
+        Signal::SIGHUP => Some(Stop::Restore("the terminal was closed")),
+        Signal::SIGTERM => Some(Stop::Leave("terminated")),
         _ => None,
     }
 }
@@ -305,7 +309,7 @@ const fn refused_event(now: BootTime, refusal: Refusal) -> Event {
 }
 
 /// One line for the service manager.
-fn in_short(status: &Status) -> String {
+fn summary(status: &Status) -> String {
     let throttled: BTreeSet<_> = status.throttled.iter().map(|file| &file.pod_name).collect();
     let mut text = format!(
         "{} over {}",
@@ -320,7 +324,7 @@ fn in_short(status: &Status) -> String {
         .as_ref()
         .is_some_and(|state| !state.schedulable)
     {
-        text += "; new work is kept away";
+        text += "; new work is not allowed";
     }
     text
 }

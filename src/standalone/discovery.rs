@@ -1,4 +1,4 @@
-//! The thread that looks for pods and for edits of the policies, so that the tick never waits for a file.
+//! The thread that finds pods and edits of the policies, so that the tick never waits for files.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,42 +14,42 @@ use super::pods::own::OwnCgroups;
 use super::pods::{self, Declared, Found, Sources};
 use super::policies::{self, Loaded, Overrides};
 use super::sources::Source;
-use super::wake::Bell;
+use super::wake::Waker;
 use crate::engine::policy::NodeFacts;
 use crate::node::cgroup::Hierarchy;
 
-/// How often it looks.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between scans.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What it looks at.
+/// The paths that it scans, and how.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// Where policies are.
+    /// Policy files and folders.
     pub policies: Vec<PathBuf>,
-    /// Where pods are.
+    /// Sources of pods.
     pub pods: Sources,
     /// The cgroup trees.
     pub hierarchy: Arc<Hierarchy>,
-    /// Our own cgroups.
+    /// The cgroups of this process.
     pub own: OwnCgroups,
-    /// What policies are compiled for.
+    /// The facts that policies are compiled for.
     pub node: NodeFacts,
-    /// What the command line says over them.
+    /// Settings of the command line that override the policies.
     pub overrides: Overrides,
 }
 
-/// What it found changed.
+/// A change that it found.
 #[derive(Debug)]
-pub enum News {
-    /// The policy files, as they are now.
+pub enum Update {
+    /// The current policies.
     Policies(Loaded),
-    /// The pods, as they are now.
+    /// The current pods.
     Pods(Found),
 }
 
-/// What was there at the last look.
+/// The result of the last scan.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Snapshot {
     policy_files: Fingerprint,
     pod_files: Fingerprint,
     sources: Vec<Source>,
@@ -58,22 +58,22 @@ pub struct Seen {
 }
 
 impl Watched {
-    /// The first look: everything, at once. What has turned broken since goes on as an earlier process had it.
-    pub fn look(&self, former: &Inputs) -> (Seen, Loaded, Found) {
-        // Stamps first: an edit during the load is seen at the next look.
+    /// The first, full scan. Objects that are broken now stay as an earlier process saved them.
+    pub fn scan(&self, former: &Inputs) -> (Snapshot, Loaded, Found) {
+        // Fingerprints first: the next scan finds edits made during this one.
         let policy_files = Fingerprint::take(&self.policies);
         let pod_files = Fingerprint::take(&self.pods.manifests);
         let loaded = self.load(former.policies());
         let manifests = self.read_pods(former.pods());
         let found = self.find(&manifests);
-        let seen = Seen {
+        let snapshot = Snapshot {
             policy_files,
             pod_files,
             sources: loaded.sources.clone(),
             manifests,
             found: found.clone(),
         };
-        (seen, loaded, found)
+        (snapshot, loaded, found)
     }
 
     fn load(&self, former: &[Source]) -> Loaded {
@@ -82,7 +82,7 @@ impl Watched {
 
     fn read_pods(&self, former: &[Declared]) -> Manifests {
         let mut manifests = Manifests::read(&self.pods.manifests);
-        manifests.hold(former);
+        manifests.keep_former(former);
         manifests
     }
 
@@ -90,65 +90,65 @@ impl Watched {
         pods::find(manifests, &self.pods.parents, &self.hierarchy, &self.own)
     }
 
-    fn changed_policies(&self, seen: &mut Seen) -> Option<Loaded> {
+    fn changed_policies(&self, snapshot: &mut Snapshot) -> Option<Loaded> {
         let files = Fingerprint::take(&self.policies);
-        if files == seen.policy_files {
+        if files == snapshot.policy_files {
             return None;
         }
-        seen.policy_files = files;
-        let loaded = self.load(&seen.sources);
-        seen.sources.clone_from(&loaded.sources);
+        snapshot.policy_files = files;
+        let loaded = self.load(&snapshot.sources);
+        snapshot.sources.clone_from(&loaded.sources);
         Some(loaded)
     }
 
-    /// Cgroups come and go without any manifest being touched, so these are always looked for.
-    fn changed_pods(&self, seen: &mut Seen) -> Option<Found> {
+    /// Always scans cgroups: they come and go without a change of a manifest.
+    fn changed_pods(&self, snapshot: &mut Snapshot) -> Option<Found> {
         let files = Fingerprint::take(&self.pods.manifests);
-        if files != seen.pod_files {
-            seen.pod_files = files;
-            seen.manifests = self.read_pods(&seen.found.declared());
+        if files != snapshot.pod_files {
+            snapshot.pod_files = files;
+            snapshot.manifests = self.read_pods(&snapshot.found.declared());
         }
-        let found = self.find(&seen.manifests);
-        if found == seen.found {
+        let found = self.find(&snapshot.manifests);
+        if found == snapshot.found {
             return None;
         }
-        seen.found = found.clone();
+        snapshot.found = found.clone();
         Some(found)
     }
 }
 
-/// The running thread. Dropping it ends it.
+/// The running thread; stopped on drop.
 #[derive(Debug)]
 pub struct Discovery {
-    news: Receiver<News>,
+    updates: Receiver<Update>,
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Discovery {
-    /// Starts it, from what was seen at the first look. It rings `bell` where it has news.
+    /// Starts it after the first scan. It wakes `waker` after an update.
     ///
     /// # Errors
     /// Where no thread can be started.
-    pub fn start(watched: Watched, seen: Seen, bell: Bell) -> io::Result<Self> {
-        let (sender, news) = mpsc::sync_channel(4);
+    pub fn start(watched: Watched, snapshot: Snapshot, waker: Waker) -> io::Result<Self> {
+        let (sender, updates) = mpsc::sync_channel(4);
         let (stop, stopped) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("discovery".to_owned())
-            .spawn(move || watch(&watched, seen, &sender, &stopped, &bell))?;
+            .spawn(move || watch(&watched, snapshot, &sender, &stopped, &waker))?;
         Ok(Self {
-            news,
+            updates,
             stop: Some(stop),
             thread: Some(thread),
         })
     }
 
-    /// The next piece of news, without waiting.
-    pub fn news(&self) -> Option<News> {
-        self.news.try_recv().ok()
+    /// The next update, if there is one.
+    pub fn next_update(&self) -> Option<Update> {
+        self.updates.try_recv().ok()
     }
 
-    /// The thread still runs.
+    /// Whether the thread still runs.
     pub fn is_alive(&self) -> bool {
         self.thread
             .as_ref()
@@ -160,42 +160,42 @@ impl Drop for Discovery {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It can only have panicked, which the panic hook has told.
-            let _ended = thread.join();
+            // A panic was printed by the panic hook.
+            let _panicked = thread.join();
         }
     }
 }
 
 fn watch(
     watched: &Watched,
-    mut seen: Seen,
-    sender: &SyncSender<News>,
+    mut snapshot: Snapshot,
+    sender: &SyncSender<Update>,
     stopped: &Receiver<()>,
-    bell: &Bell,
+    waker: &Waker,
 ) {
-    let mut pending: Vec<News> = Vec::new();
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(INTERVAL) {
-        if let Some(loaded) = watched.changed_policies(&mut seen) {
-            pending.retain(|news| !matches!(news, News::Policies(_)));
-            pending.push(News::Policies(loaded));
+    let mut pending: Vec<Update> = Vec::new();
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(SCAN_INTERVAL) {
+        if let Some(loaded) = watched.changed_policies(&mut snapshot) {
+            pending.retain(|update| !matches!(update, Update::Policies(_)));
+            pending.push(Update::Policies(loaded));
         }
-        if let Some(found) = watched.changed_pods(&mut seen) {
-            pending.retain(|news| !matches!(news, News::Pods(_)));
-            pending.push(News::Pods(found));
+        if let Some(found) = watched.changed_pods(&mut snapshot) {
+            pending.retain(|update| !matches!(update, Update::Pods(_)));
+            pending.push(Update::Pods(found));
         }
         if !pending.is_empty() {
             pending = send(pending, sender);
-            bell.ring();
+            waker.wake();
         }
     }
 }
 
-/// Sends what there is room for; the rest waits for the next look, where newer news takes its place.
-fn send(pending: Vec<News>, sender: &SyncSender<News>) -> Vec<News> {
+/// Sends what fits into the channel and returns the rest, which the next scan replaces or sends.
+fn send(pending: Vec<Update>, sender: &SyncSender<Update>) -> Vec<Update> {
     let unsent = pending
         .into_iter()
-        .filter_map(|news| match sender.try_send(news) {
-            Err(TrySendError::Full(news)) => Some(news),
+        .filter_map(|update| match sender.try_send(update) {
+            Err(TrySendError::Full(update)) => Some(update),
             Ok(()) | Err(TrySendError::Disconnected(_)) => None,
         });
     unsent.collect()

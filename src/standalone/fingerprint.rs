@@ -1,4 +1,4 @@
-//! Whether files have changed, without reading them.
+//! Detects changed files without reading them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::manifest::{entries, is_folder};
 use crate::ordered;
 
-/// What is compared: another inode, size or time is another file.
+/// A file with another inode, size or time has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -16,12 +16,12 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// The files below some paths, as they were at one look.
+/// The files below some paths at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fingerprint(Vec<(PathBuf, Option<Stamp>)>);
 
 impl Fingerprint {
-    /// Looks at `paths`, and at what lies in those that are folders, and below.
+    /// Takes the fingerprint of `paths` and everything below them.
     pub fn take(paths: &[PathBuf]) -> Self {
         let mut stamps = Vec::new();
         for path in paths {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_replacements_and_new_files_are_seen() {
+    fn edits_replacements_and_new_files_are_detected() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let paths = [dir.path().to_owned(), dir.path().join("later/absent.yaml")];
         let file = dir.path().join("a.yaml");

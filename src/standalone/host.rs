@@ -1,4 +1,4 @@
-//! A machine without Kubernetes: new work is kept away by a file, pods are evicted by signals.
+//! A machine without Kubernetes: a file says whether new work is allowed, and pods are evicted by signals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::node::machine::wording::short;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 
-/// A pod that could not be told to end is not tried again before that.
-const REFUSAL_PAUSE: Duration = Duration::from_mins(1);
+/// Retry interval for a pod whose processes could not be signalled.
+const EVICTION_RETRY_INTERVAL: Duration = Duration::from_mins(1);
 
-/// The machine that `plimsoll run` runs.
+/// The machine of `plimsoll run`.
 pub type Machine = machine::Machine<Host>;
 
-/// Opens one: see [`machine::Machine::open`].
+/// Opens it.
 ///
 /// # Errors
-/// As there.
+/// Those of [`machine::Machine::open`].
 pub fn open(
     settings: Settings,
     policy: Arc<PolicySet>,
@@ -59,7 +59,7 @@ impl Outside for Host {
     type Pending = PendingEviction;
 
     fn keep_scheduling(&mut self, wanted: &Scheduling, _now: BootTime, effects: &mut Vec<Effect>) {
-        if let Err(error) = self.scheduling.keep(wanted, clock::wall_time()) {
+        if let Err(error) = self.scheduling.update(wanted, clock::wall_time()) {
             let reason = error.to_string();
             effects.push(Effect::trouble(News::StateNotWritten { reason }));
         }
@@ -75,9 +75,9 @@ impl Outside for Host {
         let uid = &evict.uid;
         let started = self.evictor.start(uid, &workload.cgroup, evict.grace, now);
         effects.push(match started {
-            Ok(()) => Effect::evicting(uid, "its processes were told to end"),
+            Ok(()) => Effect::evicting(uid, "its processes were sent SIGTERM"),
             Err(EvictError::Gone(_)) => Effect::gone(uid, "it is gone"),
-            Err(error) => Effect::refused(uid, now + REFUSAL_PAUSE, error.to_string()),
+            Err(error) => Effect::refused(uid, now + EVICTION_RETRY_INTERVAL, error.to_string()),
         });
     }
 
@@ -101,10 +101,10 @@ impl Outside for Host {
 fn effect(outcome: EvictOutcome) -> Effect {
     match outcome {
         EvictOutcome::Ended { uid, after } => {
-            Effect::gone(&uid, format!("it has ended, after {}", short(after)))
+            Effect::gone(&uid, format!("its processes exited after {}", short(after)))
         }
         EvictOutcome::Killed { uid, after } => {
-            Effect::gone(&uid, format!("it was killed, after {}", short(after)))
+            Effect::gone(&uid, format!("it was killed after {}", short(after)))
         }
         EvictOutcome::Failed { uid, error } => Effect::evicting(&uid, error.to_string()),
     }

@@ -1,4 +1,4 @@
-//! The policies and pods in force, kept for the next start: a file that has turned broken by then loses nothing.
+//! The policies and pods in force, saved for the next start: a manifest that is broken by then changes nothing.
 
 use std::io;
 use std::path::Path;
@@ -8,29 +8,29 @@ use super::sources::Source;
 use crate::node::machine::kept::{Kept, PODS_FILE, POLICIES_FILE, Worth};
 use crate::node::machine::state_dir::StateError;
 
-/// The version of the format of either file.
+/// The format version of both files.
 const VERSION: u32 = 1;
 
-/// What is kept of the inputs.
+/// The saved inputs.
 #[derive(Debug)]
 pub struct Inputs {
-    policies: Part<Source>,
-    pods: Part<Declared>,
-    /// Nothing is kept of a preview: it is no start that another one goes on from.
+    policies: SavedList<Source>,
+    pods: SavedList<Declared>,
+    /// A preview saves nothing.
     preview: bool,
-    told: bool,
+    failure_reported: bool,
 }
 
 #[derive(Debug)]
-struct Part<T> {
+struct SavedList<T> {
     file: Kept<Vec<T>>,
     content: Vec<T>,
-    /// The file does not say that yet.
-    due: bool,
+    /// The content is not written yet.
+    dirty: bool,
 }
 
 impl Inputs {
-    /// What the last process kept in `state_dir`; why something of it is not used goes to the log.
+    /// Reads what the last process saved in `state_dir`; logs why something of it cannot be used.
     ///
     /// # Errors
     /// Where the kernel's boot id cannot be read.
@@ -38,10 +38,10 @@ impl Inputs {
         let policies = Kept::new(state_dir, POLICIES_FILE, VERSION, Worth::AnyBoot)?;
         let pods = Kept::new(state_dir, PODS_FILE, VERSION, Worth::ThisBoot)?;
         Ok(Self {
-            policies: Part::open(policies),
-            pods: Part::open(pods),
+            policies: SavedList::open(policies),
+            pods: SavedList::open(pods),
             preview,
-            told: false,
+            failure_reported: false,
         })
     }
 
@@ -50,51 +50,51 @@ impl Inputs {
         &self.policies.content
     }
 
-    /// The pods that are looked after.
+    /// The managed pods.
     pub fn pods(&self) -> &[Declared] {
         &self.pods.content
     }
 
-    /// Other policy objects are in force.
+    /// Replaces the policy objects in force.
     pub fn set_policies(&mut self, sources: Vec<Source>) {
         self.policies.set(sources);
     }
 
-    /// Other pods are looked after.
+    /// Replaces the managed pods.
     pub fn set_pods(&mut self, pods: Vec<Declared>) {
         self.pods.set(pods);
     }
 
-    /// Writes what is not written yet. Why that fails is told once until it works again.
-    pub fn keep(&mut self) -> Option<StateError> {
+    /// Writes unsaved changes. A failure is returned once until writing works again.
+    pub fn save(&mut self) -> Option<StateError> {
         if self.preview {
             return None;
         }
-        let kept = self.policies.keep().and_then(|()| self.pods.keep());
-        let told = std::mem::replace(&mut self.told, kept.is_err());
-        kept.err().filter(|_| !told)
+        let saved = self.policies.save().and_then(|()| self.pods.save());
+        let reported = std::mem::replace(&mut self.failure_reported, saved.is_err());
+        saved.err().filter(|_| !reported)
     }
 }
 
-impl<T: serde::Serialize + serde::de::DeserializeOwned> Part<T> {
+impl<T: serde::Serialize + serde::de::DeserializeOwned> SavedList<T> {
     fn open(mut file: Kept<Vec<T>>) -> Self {
         let content = file.read_or_tell().unwrap_or_default();
         Self {
             file,
             content,
-            due: false,
+            dirty: false,
         }
     }
 
     fn set(&mut self, content: Vec<T>) {
         self.content = content;
-        self.due = true;
+        self.dirty = true;
     }
 
-    fn keep(&mut self) -> Result<(), StateError> {
-        if self.due {
+    fn save(&mut self) -> Result<(), StateError> {
+        if self.dirty {
             self.file.keep(&self.content)?;
-            self.due = false;
+            self.dirty = false;
         }
         Ok(())
     }

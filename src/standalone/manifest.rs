@@ -8,43 +8,43 @@ use std::path::{Path, PathBuf};
 use crate::crd::manifest::{self, Flaw, Object};
 use crate::ordered;
 
-type Take<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
+type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
 
-/// Reads `paths` (files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders and below) and hands over every
-/// object, or what is wrong where there should be one. Whatever is wrong, the other documents and files are read.
-pub fn read(paths: &[PathBuf], mut take: impl FnMut(&Path, Result<Object, Flaw>)) {
+/// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below folders) and passes on every object or flaw. A flaw
+/// does not stop the other documents and files from being read.
+pub fn read(paths: &[PathBuf], mut visit: impl FnMut(&Path, Result<Object, Flaw>)) {
     for path in paths {
         if path.is_dir() {
-            read_folder(path, &mut take);
+            read_folder(path, &mut visit);
         } else {
-            read_file(path, &mut take);
+            read_file(path, &mut visit);
         }
     }
 }
 
-fn read_folder(folder: &Path, take: Take<'_>) {
+fn read_folder(folder: &Path, visit: Visit<'_>) {
     let entries = match entries(folder) {
         Ok(entries) => entries,
-        Err(error) => return take(folder, Err(unreadable(&error))),
+        Err(error) => return visit(folder, Err(unreadable(&error))),
     };
     for entry in entries {
         if is_folder(&entry) {
-            read_folder(&entry, take);
+            read_folder(&entry, visit);
         } else if is_manifest(&entry) {
-            read_file(&entry, take);
+            read_file(&entry, visit);
         }
     }
 }
 
-fn read_file(file: &Path, take: Take<'_>) {
+fn read_file(file: &Path, visit: Visit<'_>) {
     match fs::read_to_string(file) {
         Ok(text) => {
             let manifest = manifest::read(&text);
             let objects = manifest.objects.into_iter().map(Ok);
             let flaws = manifest.flaws.into_iter().map(Err);
-            objects.chain(flaws).for_each(|object| take(file, object));
+            objects.chain(flaws).for_each(|object| visit(file, object));
         }
-        Err(error) => take(file, Err(unreadable(&error))),
+        Err(error) => visit(file, Err(unreadable(&error))),
     }
 }
 
@@ -57,8 +57,7 @@ fn unreadable(error: &io::Error) -> Flaw {
     }
 }
 
-/// What lies in a folder, in order of name; hidden entries (as `..data`, where the kubelet mounts a `ConfigMap`) are
-/// left out.
+/// The entries of a folder by name, without hidden ones (such as `..data` in a mounted `ConfigMap`).
 pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
     let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
@@ -70,7 +69,7 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-/// A folder below one that was named; a link to one could lead around in a circle.
+/// Whether it is a folder. Links are not followed: they could form a cycle.
 pub(super) fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
 }

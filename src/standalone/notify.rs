@@ -1,4 +1,4 @@
-//! What systemd is told (`Type=notify`, `WatchdogSec=`); nothing where it does not ask.
+//! Notifications to systemd (`Type=notify`, `WatchdogSec=`); none where it asks for none.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use sd_notify::NotifyState;
 
 use crate::engine::time::BootTime;
 
-/// The service manager's ear.
+/// Notifies the service manager.
 #[derive(Debug)]
 pub struct Notifier {
-    /// Half of what the watchdog allows between two signs of life.
+    /// Half of the watchdog timeout.
     interval: Option<Duration>,
     next: BootTime,
     status: String,
@@ -25,41 +25,41 @@ impl Notifier {
         }
     }
 
-    /// Samples are complete: the service is up.
+    /// The service is up: the first samples are complete.
     pub fn ready(&self) {
-        tell(&[NotifyState::Ready]);
+        send(&[NotifyState::Ready]);
     }
 
     /// The service is going down.
     pub fn stopping(&self) {
-        tell(&[NotifyState::Stopping]);
+        send(&[NotifyState::Stopping]);
     }
 
-    /// One line for `systemctl status`, where it differs from the last.
+    /// Sets the line in `systemctl status`, if it changed.
     pub fn status(&mut self, status: String) {
         if self.status != status {
-            tell(&[NotifyState::Status(&status)]);
+            send(&[NotifyState::Status(&status)]);
             self.status = status;
         }
     }
 
-    /// When the next sign of life is due.
+    /// When the next watchdog ping is due.
     pub fn next(&self) -> Option<BootTime> {
         self.interval.map(|_| self.next)
     }
 
-    /// A sign of life, where one is due.
+    /// Pings the watchdog, if due.
     pub fn alive(&mut self, now: BootTime) {
         if let Some(interval) = self.interval
             && now >= self.next
         {
-            tell(&[NotifyState::Watchdog]);
+            send(&[NotifyState::Watchdog]);
             self.next = now + interval;
         }
     }
 }
 
-fn tell(state: &[NotifyState<'_>]) {
+fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "failed to notify the service manager");
     }

@@ -1,4 +1,4 @@
-//! Events on standard output: words for people, or one JSON object a line. `docs/run-output.md` describes both.
+//! Events on standard output: text, or one JSON object a line. `docs/run-output.md` describes both.
 
 use std::io::{self, Write};
 
@@ -8,17 +8,17 @@ use jiff::tz::TimeZone;
 use crate::engine::time::BootTime;
 use crate::node::machine::event::{Event, Line};
 
-/// How events are written.
+/// The format of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// Words for people, in local time.
+    /// Text for people, in local time.
     #[default]
     Text,
     /// One JSON object a line.
     Json,
 }
 
-/// Writes events, each with the wall time at which it happened.
+/// Writes events, each with its wall-clock time.
 #[derive(Debug)]
 pub struct Output<W> {
     format: Format,
@@ -36,7 +36,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// Writes `events`. `time` is the wall clock at `now`, from which the times of the events are counted back.
+    /// Writes `events`; `time` is the wall clock at `now`.
     ///
     /// # Errors
     /// Where `out` cannot be written.

@@ -1,4 +1,4 @@
-//! Policies from manifest files, and when an edit of them is taken over.
+//! Policies from manifest files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,30 +14,30 @@ use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
 use crate::ordered;
 
-/// What the command line says over what the policies say.
+/// Settings of the command line that override the policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Evaluate every rule at this period.
     pub period: Option<Duration>,
-    /// Every rule only reports what it would do.
+    /// Run every rule as a preview.
     pub preview: bool,
 }
 
-/// Policies as they were read at one moment.
+/// Policies as read from files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
-    /// What can be enforced of them.
+    /// The policies to enforce.
     pub policy: PolicySet,
-    /// What is wrong with the rest, or worth knowing; sorted.
+    /// Errors and warnings, sorted.
     pub problems: Vec<PolicyProblem>,
-    /// Those of the problems for which the last good version of something stays in force.
-    pub kept: Vec<PolicyProblem>,
-    /// The objects in force, from which a later load takes what has turned broken by then.
+    /// Problems because of which the last good version of an object stays in force.
+    pub fallbacks: Vec<PolicyProblem>,
+    /// The objects in force, to which a later load falls back.
     pub sources: Vec<Source>,
 }
 
 impl Overrides {
-    /// The policies with these settings in place of their own.
+    /// Applies these settings to the policies.
     pub fn apply(self, policy: &mut PolicySet) {
         for rule in &mut policy.rules {
             if let Some(period) = self.period {
@@ -51,23 +51,22 @@ impl Overrides {
 }
 
 impl Loaded {
-    /// The errors that `former` did not have. With any, an edit is refused as a whole: half of an edit is in nobody's
-    /// mind. An error that was there from the start does not keep the good edits out.
+    /// The errors that `former` did not have. With any, the whole edit is refused, since half of it was not intended.
+    /// Old errors do not block good edits.
     pub fn new_errors(&self, former: &[PolicyProblem]) -> Vec<PolicyProblem> {
-        let known = |problem: &PolicyProblem| {
+        let is_old = |problem: &PolicyProblem| {
             let same = |other: &PolicyProblem| {
                 other.is_error() && other.file == problem.file && other.message == problem.message
             };
             former.iter().any(same)
         };
         let errors = self.problems.iter().filter(|problem| problem.is_error());
-        errors.filter(|error| !known(error)).cloned().collect()
+        errors.filter(|error| !is_old(error)).cloned().collect()
     }
 }
 
-/// Reads the policies of `paths` and compiles them for `node`. One bad object, document or file leaves the others
-/// as they are; of one that was good in `former`, that version stays in force. Objects of other kinds (pods may lie
-/// in the same folder) are passed over.
+/// Reads the policies in `paths` and compiles them for `node`. A broken object, document or file does not affect others;
+/// if it was good in `former`, that version stays in force. Objects of other kinds, such as pods, are skipped.
 pub fn load(
     paths: &[PathBuf],
     node: &NodeFacts,
@@ -75,68 +74,73 @@ pub fn load(
     former: &[Source],
 ) -> Loaded {
     let mut flaws = Vec::new();
-    let mut places = Places::new();
+    let mut locations = Locations::new();
     let mut objects = Vec::new();
     manifest::read(paths, |file, object| match object {
         Ok(object) => {
-            flaws.extend(misspelt(file, &object));
-            places
+            flaws.extend(unknown_kind(file, &object));
+            locations
                 .entry(key(&object.value))
                 .or_insert_with(|| (file.to_owned(), object.lines));
             objects.push(Source::new(file, object.value));
         }
         Err(flaw) => flaws.push(problem(file, flaw.line, "error", flaw.message)),
     });
-    let doubtful = flaws.iter().map(|flaw| absolute(Path::new(&flaw.file)));
-    let merged = merge(objects, former, &doubtful.collect(), node);
-    let mut kept: Vec<_> = merged
+    let unparsed = flaws.iter().map(|flaw| absolute(Path::new(&flaw.file)));
+    let merged = merge(objects, former, &unparsed.collect(), node);
+    let mut fallbacks: Vec<_> = merged
         .refused
         .iter()
-        .map(|finding| stays(locate(finding, &places), "its last good version stays"))
+        .map(|finding| stays_in_force(locate(finding, &locations), "its last good version stays"))
         .collect();
     let (covering, flaws): (Vec<_>, Vec<_>) = flaws
         .into_iter()
-        .map(|flaw| hides(flaw, &merged.hidden))
+        .map(|flaw| name_hidden(flaw, &merged.hidden))
         .partition(|(_, hides)| *hides);
-    kept.extend(covering.into_iter().map(|(flaw, _)| flaw));
-    ordered::sort(&mut kept);
+    fallbacks.extend(covering.into_iter().map(|(flaw, _)| flaw));
+    ordered::sort(&mut fallbacks);
     let findings = merged.compiled.findings.iter();
-    let mut problems: Vec<_> = findings.map(|finding| locate(finding, &places)).collect();
+    let mut problems: Vec<_> = findings
+        .map(|finding| locate(finding, &locations))
+        .collect();
     problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
-    problems.extend_from_slice(&kept);
+    problems.extend_from_slice(&fallbacks);
     ordered::sort(&mut problems);
     let mut policy = merged.compiled.policy;
     overrides.apply(&mut policy);
     Loaded {
         policy,
         problems,
-        kept,
+        fallbacks,
         sources: merged.sources,
     }
 }
 
-/// Tells which objects a flaw may hide that stay in force as they were; true where there are any.
-fn hides(flaw: PolicyProblem, hidden: &[(ObjectRef, PathBuf)]) -> (PolicyProblem, bool) {
-    let place = absolute(Path::new(&flaw.file));
-    let names = hidden.iter().filter(|(_, file)| file.starts_with(&place));
+/// Adds to a flaw the objects in force that it may hide; true if there are any.
+fn name_hidden(flaw: PolicyProblem, hidden: &[(ObjectRef, PathBuf)]) -> (PolicyProblem, bool) {
+    let path = absolute(Path::new(&flaw.file));
+    let names = hidden.iter().filter(|(_, file)| file.starts_with(&path));
     let names: Vec<_> = names.map(|(object, _)| object.to_string()).collect();
     match names.as_slice() {
         [] => (flaw, false),
-        [one] => (stays(flaw, &format!("{one} as it was stays")), true),
+        [one] => (
+            stays_in_force(flaw, &format!("the former {one} stays")),
+            true,
+        ),
         some => (
-            stays(flaw, &format!("{} as they were stay", some.join(", "))),
+            stays_in_force(flaw, &format!("the former {} stay", some.join(", "))),
             true,
         ),
     }
 }
 
-fn stays(problem: PolicyProblem, what: &str) -> PolicyProblem {
+fn stays_in_force(problem: PolicyProblem, what: &str) -> PolicyProblem {
     let message = format!("{}; {what} in force", problem.message);
     PolicyProblem { message, ..problem }
 }
 
-/// Where the first object of each kind and name stands.
-type Places = BTreeMap<(String, String), (PathBuf, Lines)>;
+/// The location of the first object of each kind and name.
+type Locations = BTreeMap<(String, String), (PathBuf, Lines)>;
 
 fn key(object: &Value) -> (String, String) {
     let text = |pointer: &str| {
@@ -146,8 +150,8 @@ fn key(object: &Value) -> (String, String) {
     (text("/kind"), text("/metadata/name"))
 }
 
-/// An object of our group that is of none of its kinds was meant to be one.
-fn misspelt(file: &Path, object: &Object) -> Option<PolicyProblem> {
+/// An error for an object of our API group whose kind does not exist.
+fn unknown_kind(file: &Path, object: &Object) -> Option<PolicyProblem> {
     let api = object.value.get("apiVersion").and_then(Value::as_str)?;
     if api.split('/').next() != Some(GROUP) || Kind::of(&object.value).is_some() {
         return None;
@@ -160,7 +164,7 @@ fn misspelt(file: &Path, object: &Object) -> Option<PolicyProblem> {
     Some(problem(file, object.lines.line("kind"), "error", message))
 }
 
-fn locate(finding: &Finding, places: &Places) -> PolicyProblem {
+fn locate(finding: &Finding, locations: &Locations) -> PolicyProblem {
     let object = &finding.object;
     let field = match finding.path.as_str() {
         "" => String::new(),
@@ -168,7 +172,7 @@ fn locate(finding: &Finding, places: &Places) -> PolicyProblem {
     };
     let message = format!("{object}{field}: {}", finding.message);
     let severity = finding.severity.to_string();
-    match places.get(&(object.kind.clone(), object.name.clone())) {
+    match locations.get(&(object.kind.clone(), object.name.clone())) {
         Some((file, lines)) => problem(file, lines.line(&finding.path), &severity, message),
         None => problem(Path::new(""), 0, &severity, message),
     }

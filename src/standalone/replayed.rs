@@ -1,4 +1,4 @@
-//! What a replay came to.
+//! The result of a replay.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::trace::replay::{Replay, RuleSummary, Summary};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Replayed {
-    /// What happened.
+    /// Counts and times.
     summary: Summary,
     /// `namespace/name` of the pods of each rule.
     pods: BTreeMap<RuleId, Vec<String>>,
 }
 
 impl Replayed {
-    /// What `replay` has come to so far.
+    /// The summary of `replay` so far.
     pub fn new<R: BufRead>(replay: &Replay<R>) -> Self {
         let summary = replay.summary();
         let names = |rule: &RuleSummary| {
@@ -44,13 +44,13 @@ impl fmt::Display for Replayed {
         let Summary { samples, span, .. } = &self.summary;
         writeln!(
             f,
-            "\n{samples} samples over {}, nothing of this was done:",
+            "\n{samples} samples over {}; nothing of this was done:",
             whole(*span)
         )?;
         for (id, rule) in &self.summary.rules {
             writeln!(f, "{id}")?;
             if rule.breaches == 0 {
-                writeln!(f, "  never above its mark for long enough to act")?;
+                writeln!(f, "  never above its threshold for long enough to act")?;
                 continue;
             }
             write_rule(f, rule)?;
@@ -68,7 +68,7 @@ fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
     let breaches = count(usize::try_from(rule.breaches).unwrap_or(usize::MAX), "time");
     writeln!(
         f,
-        "  over its mark {breaches}, in force for {in_force}, {:?} at the end",
+        "  above its threshold {breaches}, in force for {in_force}, {:?} at the end",
         rule.state
     )?;
     if rule.steps_down + rule.steps_up > 0 {
@@ -87,7 +87,7 @@ fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
     if rule.scheduling_disabled > Duration::ZERO {
         writeln!(
             f,
-            "  new work kept away for {}",
+            "  new work not allowed for {}",
             whole(rule.scheduling_disabled)
         )?;
     }

@@ -1,4 +1,4 @@
-//! The status in words, for `plimsoll state`.
+//! The text output of `plimsoll state`.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// The status as it is at `now`.
+    /// A report of `status` at `now`.
     pub fn new(status: &'a Status, now: Timestamp) -> Self {
         Self {
             status,
@@ -33,25 +33,25 @@ impl<'a> Report<'a> {
         let age = Duration::from_secs(age.as_secs().unsigned_abs());
         let pods = count(self.status.pods, "pod");
         if self.alive {
-            write!(f, "plimsoll run, process {pid}, looks after {pods}")?;
+            write!(f, "plimsoll run, process {pid}, manages {pods}")?;
         } else if self.status.writer.is_of_this_boot() {
             write!(f, "plimsoll run is stopped (process {pid})")?;
         } else {
-            write!(f, "plimsoll run has not run since the machine started")?;
+            write!(f, "plimsoll run has not run since the machine booted")?;
         }
         writeln!(f, "; as of {} ago", short(age))
     }
 
     fn scheduling(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.status.scheduling {
-            _ if !self.alive => writeln!(f, "New work: nobody can tell"),
+            _ if !self.alive => writeln!(f, "New work: unknown"),
             None => writeln!(f, "New work: not decided yet"),
-            Some(state) if state.schedulable => writeln!(f, "New work: welcome"),
+            Some(state) if state.schedulable => writeln!(f, "New work: allowed"),
             Some(state) => {
                 let rules: Vec<_> = state.rules.iter().map(ToString::to_string).collect();
                 let effect = state.effect.map(|effect| format!(" ({effect:?})"));
                 let effect = effect.unwrap_or_default();
-                writeln!(f, "New work: kept away{effect} by {}", rules.join(", "))
+                writeln!(f, "New work: not allowed{effect} by {}", rules.join(", "))
             }
         }
     }
@@ -62,7 +62,7 @@ impl<'a> Report<'a> {
         writeln!(
             f,
             "\n{:width$}  {:8}  {:>8}  {:>12}  {:>12}  METRIC",
-            "RULE", "STATE", "SINCE", "VALUE", "MARK"
+            "RULE", "STATE", "SINCE", "VALUE", "THRESHOLD"
         )?;
         self.status.rules.iter().try_for_each(|rule| {
             let metric = rule.metric.as_deref();
@@ -99,8 +99,8 @@ impl<'a> Report<'a> {
         }
         list(f, "EVICTING", &status.evicting)?;
         list(f, "WOULD BE IN FORCE (Preview)", &status.would)?;
-        list(f, "POLICIES TO LOOK AT", &status.problems)?;
-        list(f, "PODS TO LOOK AT", &status.refused)
+        list(f, "POLICIES TO CHECK", &status.problems)?;
+        list(f, "PODS TO CHECK", &status.refused)
     }
 }
 

@@ -18,19 +18,19 @@ pub const FILE: &str = "scheduling.json";
 pub struct SchedulingState {
     /// New work may be started.
     pub schedulable: bool,
-    /// How strongly it is kept away.
+    /// Its effect, while new work is not allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<TaintEffect>,
-    /// The rules that keep it away.
+    /// The rules that disallow it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleId>,
     /// When this was decided.
     pub since: Timestamp,
-    /// Who says so. It says nothing once that process is gone.
+    /// The process that decided. The state is void once that process is gone.
     pub writer: Writer,
 }
 
-/// Keeps the file in step with the plans.
+/// Writes the file when the plan changes.
 #[derive(Debug)]
 pub struct SchedulingFile {
     path: PathBuf,
@@ -39,23 +39,23 @@ pub struct SchedulingFile {
 }
 
 impl SchedulingFile {
-    /// The file of `state_dir`, going on from what an earlier process of this boot left there: until the first full
-    /// evaluation says otherwise it holds, now in the name of `writer`.
+    /// The file in `state_dir`. What an earlier process of this boot left there stays valid until the first full
+    /// evaluation, now with `writer` as its writer.
     pub fn open(state_dir: &Path, writer: &Writer) -> Self {
         let path = state_dir.join(FILE);
-        let left = state_dir::read(&path).ok();
-        let left = left.filter(|state: &SchedulingState| state.writer.boot_id == writer.boot_id);
+        let former: Option<SchedulingState> = state_dir::read(&path).ok();
+        let former = former.filter(|state| state.writer.boot_id == writer.boot_id);
         let mut file = Self {
             path,
             writer: writer.clone(),
             current: None,
         };
-        if let Some(state) = left {
+        if let Some(state) = former {
             let ours = SchedulingState {
                 writer: writer.clone(),
                 ..state
             };
-            // Where it cannot be written now, the first evaluation tries again.
+            // If this fails, the first evaluation tries again.
             if state_dir::replace(&file.path, &ours).is_ok() {
                 file.current = Some(ours);
             }
@@ -63,17 +63,17 @@ impl SchedulingFile {
         file
     }
 
-    /// What is decided; `None` before the first full evaluation.
+    /// The current decision; `None` before the first full evaluation.
     pub const fn current(&self) -> Option<&SchedulingState> {
         self.current.as_ref()
     }
 
-    /// Writes the file where `wanted` differs from what it says. Allocates nothing where it does not.
+    /// Writes the file if `wanted` differs from it; true if it did. Does not allocate otherwise.
     ///
     /// # Errors
-    /// Where the file cannot be written; the old one stands, and the next call tries again.
-    pub fn keep(&mut self, wanted: &Scheduling, time: Timestamp) -> Result<bool, StateError> {
-        if self.says(wanted) {
+    /// Where the file cannot be written; the old one stays, and the next call tries again.
+    pub fn update(&mut self, wanted: &Scheduling, time: Timestamp) -> Result<bool, StateError> {
+        if self.matches(wanted) {
             return Ok(false);
         }
         let (effect, rules) = match wanted {
@@ -93,7 +93,7 @@ impl SchedulingFile {
         Ok(true)
     }
 
-    fn says(&self, wanted: &Scheduling) -> bool {
+    fn matches(&self, wanted: &Scheduling) -> bool {
         match (wanted, &self.current) {
             (Scheduling::Hold, _) => true,
             (_, None) => false,
@@ -130,21 +130,21 @@ mod tests {
     }
 
     #[test]
-    fn the_file_follows_the_plans_and_outlives_the_process_within_a_boot() {
+    fn the_file_follows_the_plans_and_survives_a_restart_within_a_boot() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join(FILE);
         let mut file = SchedulingFile::open(dir.path(), &boot("one"));
         let time = Timestamp::UNIX_EPOCH;
         assert!(
             !file
-                .keep(&Scheduling::Hold, time)
+                .update(&Scheduling::Hold, time)
                 .expect("nothing to write")
         );
         assert!(!path.exists());
-        assert!(file.keep(&disabled(&["n/a"]), time).expect("written"));
+        assert!(file.update(&disabled(&["n/a"]), time).expect("written"));
         assert!(
             !file
-                .keep(&disabled(&["n/a"]), time)
+                .update(&disabled(&["n/a"]), time)
                 .expect("nothing to write")
         );
         let written = read(&path);
@@ -153,8 +153,12 @@ mod tests {
 
         let mut next = SchedulingFile::open(dir.path(), &boot("one"));
         assert_eq!(next.current(), Some(&written));
-        assert!(!next.keep(&Scheduling::Hold, time).expect("held"));
-        assert!(next.keep(&Scheduling::Enabled, time).expect("written"));
+        assert!(
+            !next
+                .update(&Scheduling::Hold, time)
+                .expect("nothing to write")
+        );
+        assert!(next.update(&Scheduling::Enabled, time).expect("written"));
         assert!(read(&path).schedulable);
         assert_eq!(
             SchedulingFile::open(dir.path(), &boot("two")).current(),
@@ -168,9 +172,9 @@ mod tests {
         let state_dir = dir.path().join("later");
         let mut file = SchedulingFile::open(&state_dir, &boot("one"));
         let time = Timestamp::UNIX_EPOCH;
-        file.keep(&Scheduling::Enabled, time)
+        file.update(&Scheduling::Enabled, time)
             .expect_err("no folder");
         fs::create_dir(&state_dir).expect("a folder");
-        assert!(file.keep(&Scheduling::Enabled, time).expect("written"));
+        assert!(file.update(&Scheduling::Enabled, time).expect("written"));
     }
 }

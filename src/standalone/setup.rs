@@ -1,4 +1,4 @@
-//! From what the command line says to a running loop. Everything is checked before anything is changed.
+//! Starts the main loop from the command line. Everything is checked before anything is changed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,40 +38,40 @@ use crate::node::machine::state_dir::{self, Writer};
 use crate::node::machine::wording::count;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
+use crate::trace::Header;
 use crate::trace::record::{RecordError, Recorder};
-use crate::trace::{self, Header};
 
-/// What the command line says.
+/// Settings of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where policies are.
+    /// Policy files and folders.
     pub policies: Vec<PathBuf>,
-    /// Where pods are.
+    /// Sources of pods.
     pub pods: Sources,
-    /// Where the cgroup trees are mounted; found by themselves where absent.
+    /// Where the cgroup trees are mounted; detected if absent.
     pub cgroup_root: Option<PathBuf>,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
-    /// Where the files live that outlive the process.
+    /// Directory of the files that survive a restart.
     pub state_dir: PathBuf,
-    /// What a `NodeQOS` selects this node by.
+    /// Labels that a `NodeQOS` selects this node by.
     pub node_labels: BTreeMap<String, String>,
-    /// The node's files are read at least this often.
+    /// Longest interval between samples of the node.
     pub sample_interval: Duration,
-    /// What stands in place of what the policies say.
+    /// Settings that override the policies.
     pub overrides: Overrides,
-    /// It ends by itself after this time.
+    /// Stop after this time.
     pub duration: Option<Duration>,
-    /// How events are written.
+    /// The format of events.
     pub format: Format,
-    /// Where the trace goes.
+    /// The path of the trace.
     pub record: Option<PathBuf>,
 }
 
-/// Why nothing was started. Nothing was changed.
+/// The start failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// A path that was given for policies cannot be read at all.
+    /// A policy path cannot be read.
     #[error(
         "failed to read the policies {}: {source}; name manifests, or folders of them, with --policies",
         path.display()
@@ -79,7 +79,7 @@ pub enum SetupError {
     Policies {
         /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The cause.
         source: io::Error,
     },
     /// No cgroup trees.
@@ -93,65 +93,65 @@ pub enum SetupError {
     Proc {
         /// The folder.
         root: PathBuf,
-        /// The first thing that went wrong there.
+        /// The first fault.
         reason: String,
     },
-    /// No right to write cgroups.
+    /// No permission to write cgroups.
     #[error(
-        "failed to get write access to {}: {source}; run as root, or have the cgroups delegated to this user, or try the policies with --preview, which changes nothing",
+        "failed to get write access to {}: {source}; run as root, or delegate the cgroups to this user, or try the policies with --preview, which changes nothing",
         path.display()
     )]
     Permission {
         /// A cgroup file.
         path: PathBuf,
-        /// What the system says.
+        /// The cause.
         source: io::Error,
     },
-    /// The state directory or its journal.
+    /// The state directory or its journal cannot be used.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// A preview over what is in force.
+    /// A preview while something is in force.
     #[error(
-        "failed to start a preview: {} by an earlier `plimsoll run`, and a preview changes nothing, so it could neither keep nor give back what is; undo it first with `plimsoll run --restore --state-dir {}`, or name another --state-dir, which leaves it as it is",
-        stand(*files), state_dir.display()
+        "failed to start a preview: {} by an earlier `plimsoll run`, and a preview changes nothing; restore with `plimsoll run --restore --state-dir {}` first, or name another --state-dir, which leaves them as they are",
+        are_limited(*files), state_dir.display()
     )]
     InForce {
         /// The state directory.
         state_dir: PathBuf,
-        /// Cgroup files that are not as they were.
+        /// Number of cgroup files that differ from their originals.
         files: usize,
     },
-    /// There is nothing to put back from.
+    /// The state directory to restore from does not exist.
     #[error(
         "failed to find the state directory {}: name the one that `plimsoll run` was started with, with --state-dir",
         .0.display()
     )]
     NoStateDir(PathBuf),
-    /// The trace.
+    /// The trace cannot be written.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The kernel refused a descriptor or a thread.
     #[error("failed to start: {0}")]
     Start(#[from] io::Error),
-    /// The loop broke.
+    /// The main loop failed.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
 }
 
-fn stand(files: usize) -> String {
+fn are_limited(files: usize) -> String {
     let verb = if files == 1 { "is" } else { "are" };
     format!("{} {verb} limited", count(files, "cgroup file"))
 }
 
-/// Runs until a signal or the given time ends it; true where everything that had to be put back was.
+/// Runs until a signal or the given time stops it; true if everything that had to be restored was.
 ///
 /// # Errors
-/// Where it cannot start, in which case nothing was changed, or cannot go on.
+/// Where it cannot start (nothing was changed) or continue.
 pub fn run(options: &Options) -> Result<bool, SetupError> {
-    // Before any thread: a signal must not reach one that does not block it.
+    // Before any thread is started: a signal must not reach one that does not block it.
     let wake = Wake::new(&SIGNALS)?;
     let now = clock::boot_time();
-    policies_are_there(&options.policies)?;
+    check_policies_exist(&options.policies)?;
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let node = node_facts(options, &hierarchy, now)?;
     let watched = Watched {
@@ -164,10 +164,10 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     };
     let preview = options.overrides.preview;
     if preview {
-        nothing_is_in_force(&options.state_dir, &hierarchy)?;
+        check_nothing_in_force(&options.state_dir, &hierarchy)?;
     }
     let mut inputs = Inputs::open(&options.state_dir, preview)?;
-    let (seen, loaded, found) = watched.look(&inputs);
+    let (snapshot, loaded, found) = watched.scan(&inputs);
     inputs.set_policies(loaded.sources);
     inputs.set_pods(found.declared());
     if !preview {
@@ -186,7 +186,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     let machine = host::open(settings, Arc::new(loaded.policy), found.workloads, now)?;
     let daemon = Daemon {
         machine,
-        discovery: Discovery::start(watched, seen, wake.bell())?,
+        discovery: Discovery::start(watched, snapshot, wake.waker())?,
         wake,
         output: Output::new(options.format, io::stdout()),
         recorder,
@@ -195,16 +195,15 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         status_file: options.state_dir.join(status::FILE),
         inputs,
         problems: loaded.problems,
-        kept: loaded.kept,
+        fallbacks: loaded.fallbacks,
         refused: found.refused,
         status_written: None,
     };
     Ok(daemon.run()?)
 }
 
-/// A preview changes nothing on the machine: it could neither keep what an earlier process left in force, nor give
-/// it back.
-fn nothing_is_in_force(state_dir: &Path, hierarchy: &Hierarchy) -> Result<(), SetupError> {
+/// A preview changes nothing, so it could not restore what an earlier process left in force.
+fn check_nothing_in_force(state_dir: &Path, hierarchy: &Hierarchy) -> Result<(), SetupError> {
     if !state_dir.is_dir() {
         return Ok(());
     }
@@ -221,9 +220,9 @@ fn nothing_is_in_force(state_dir: &Path, hierarchy: &Hierarchy) -> Result<(), Se
     }
 }
 
-/// With policies that are not there (a slip of the pen, a disk not mounted yet) whatever an earlier process left in
-/// force would be taken back. A bad manifest among others is told, and stops nobody.
-fn policies_are_there(paths: &[PathBuf]) -> Result<(), SetupError> {
+/// Missing policies (a typo, a disk that is not mounted yet) would restore everything that an earlier process left in
+/// force. A broken manifest among others is only reported.
+fn check_policies_exist(paths: &[PathBuf]) -> Result<(), SetupError> {
     paths.iter().try_for_each(|path| {
         File::open(path).map(drop).map_err(|source| {
             let path = path.clone();
@@ -232,7 +231,7 @@ fn policies_are_there(paths: &[PathBuf]) -> Result<(), SetupError> {
     })
 }
 
-/// What policies are compiled for; at the same time the proof that `/proc` can be read.
+/// The facts that policies are compiled for; fails if `/proc` cannot be read.
 fn node_facts(
     options: &Options,
     hierarchy: &Hierarchy,
@@ -258,7 +257,7 @@ fn node_facts(
     })
 }
 
-/// Fails where not one pod's quota could be written.
+/// Fails if no pod's quota can be written.
 fn check_access(hierarchy: &Hierarchy, workloads: &[Workload]) -> Result<(), SetupError> {
     let file = if hierarchy.is_v2() {
         "cpu.max"
@@ -295,32 +294,24 @@ fn recorder(
     let Some(path) = &options.record else {
         return Ok(None);
     };
+    let boot_id = Writer::this_process()?.boot_id;
     let period = options.overrides.period;
-    let header = Header {
-        version: trace::VERSION,
-        plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
-        boot_id: Writer::this_process()?.boot_id,
-        at: now,
-        time: clock::wall_time(),
-        node: node.into(),
-        period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
-    };
+    let header = Header::new(boot_id, now, clock::wall_time(), node, period);
     Ok(Some(Recorder::create(path, header)?))
 }
 
-/// Undoes from the journal alone whatever an earlier process left in force, and tells each file; true where nothing
-/// is left.
+/// Restores from the journal what an earlier process left in force, and prints each file; true if nothing is left.
 ///
 /// # Errors
-/// Where a process still runs on that state directory, or the journal cannot be trusted: nothing was changed then.
+/// Where a process still uses that state directory, or the journal is damaged. Nothing was changed then.
 pub fn restore(options: &Options) -> Result<bool, SetupError> {
     let now = clock::boot_time();
     if !options.state_dir.is_dir() {
         return Err(SetupError::NoStateDir(options.state_dir.clone()));
     }
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
-    let besides = [scheduling::FILE];
-    let restored = machine::restore(&options.state_dir, hierarchy, &besides, now)
+    let other_files = [scheduling::FILE];
+    let restored = machine::restore(&options.state_dir, hierarchy, &other_files, now)
         .map_err(SetupError::Machine)?;
     let mut events = restored.events;
     if restored.left == 0

@@ -1,4 +1,4 @@
-//! The last good version of each policy object: what goes on where a file turns broken.
+//! Falls back to the last good version of a policy object whose file is broken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::ordered;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
-    /// The file; absolute, so that another working folder makes no other file of it.
+    /// The file; absolute, so that it does not depend on the working directory.
     pub file: PathBuf,
     /// The object: its kind, name and spec.
     pub object: Value,
@@ -35,7 +35,7 @@ impl Source {
         Some((kind, name.unwrap_or_default().to_owned()))
     }
 
-    /// All that is ever compiled of it.
+    /// Only the fields that are compiled.
     fn trimmed(self) -> Self {
         let object = json!({
             "apiVersion": API_VERSION,
@@ -47,7 +47,7 @@ impl Source {
     }
 }
 
-/// The path from the root, links left as they are: behind those of a mounted `ConfigMap` the folder changes.
+/// The absolute path with links unresolved: those in a mounted `ConfigMap` change their target.
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -55,44 +55,42 @@ pub fn absolute(path: &Path) -> PathBuf {
 /// A kind and a name.
 type Key = (Kind, String);
 
-/// What is in force of what was read and of what was in force before.
+/// The result of [`merge`].
 #[derive(Debug)]
 pub struct Merged {
-    /// The policies, and what is worth knowing of what is in force.
+    /// The policies in force, with findings about them.
     pub compiled: Compiled,
     /// The objects in force.
     pub sources: Vec<Source>,
-    /// What is wrong with the objects whose last good version is in force instead.
+    /// Errors of objects whose last good version stays in force.
     pub refused: Vec<Finding>,
-    /// Objects that are nowhere to be read any more, where a file that cannot be understood may hold them: in force
-    /// as they were, each with its file.
+    /// Objects that are missing, but may be in a file that cannot be parsed: they stay in force. Each with its file.
     pub hidden: Vec<(ObjectRef, PathBuf)>,
 }
 
-/// Compiles what was `read`. Where an object has become worse than it was in `former`, or may be hidden by a file or
-/// folder that could not be understood (`doubtful`), what was in force of it before goes on. What is simply not there
-/// any more is gone.
+/// Compiles what was `read`. An object with new errors, or one that may be in a file or folder that could not be parsed
+/// (`unparsed`), stays in force as in `former`. An object that is missing otherwise is removed.
 pub fn merge(
     read: Vec<Source>,
     former: &[Source],
-    doubtful: &BTreeSet<PathBuf>,
+    unparsed: &BTreeSet<PathBuf>,
     node: &NodeFacts,
 ) -> Merged {
     let mut merger = Merger::new(read, former, node);
-    let hidden = merger.uncover(doubtful);
+    let hidden = merger.restore_hidden(unparsed);
     let mut compiled = merger.compile();
     let mut refused = Vec::new();
-    while let Some(worse) = merger.worse(&compiled) {
-        for key in worse {
+    while let Some(broken) = merger.newly_broken(&compiled) {
+        for key in broken {
             let about = compiled.findings.iter();
             let about = about.filter(|finding| is_error(finding) && is_about(finding, &key));
             refused.extend(about.cloned());
-            merger.hold(key);
+            merger.fall_back(key);
         }
         compiled = merger.compile();
     }
     Merged {
-        sources: merger.admitted(),
+        sources: merger.in_force(),
         compiled,
         refused,
         hidden,
@@ -100,11 +98,11 @@ pub fn merge(
 }
 
 struct Merger<'a> {
-    /// What is to be compiled; several of a key where they contradict each other.
+    /// Objects to compile; several with the same key are duplicates.
     objects: BTreeMap<Key, Vec<Source>>,
     former: BTreeMap<Key, &'a Source>,
-    held: BTreeSet<Key>,
-    known: BTreeSet<Finding>,
+    fallen_back: BTreeSet<Key>,
+    former_findings: BTreeSet<Finding>,
     node: &'a NodeFacts,
 }
 
@@ -117,7 +115,7 @@ impl<'a> Merger<'a> {
             }
         }
         let values = former.iter().map(|source| source.object.clone());
-        let known = match former {
+        let former_findings = match former {
             [] => BTreeSet::new(),
             _ => compile(&Objects::from_values(values), node)
                 .findings
@@ -131,8 +129,8 @@ impl<'a> Merger<'a> {
                     .iter()
                     .filter_map(|source| Some((source.key()?, source))),
             ),
-            held: BTreeSet::new(),
-            known,
+            fallen_back: BTreeSet::new(),
+            former_findings,
             node,
         }
     }
@@ -143,33 +141,33 @@ impl<'a> Merger<'a> {
         compile(&Objects::from_values(values), self.node)
     }
 
-    /// Takes up again what may stand where nothing can be read.
-    fn uncover(&mut self, doubtful: &BTreeSet<PathBuf>) -> Vec<(ObjectRef, PathBuf)> {
+    /// Falls back for objects that may be in an unparsed file.
+    fn restore_hidden(&mut self, unparsed: &BTreeSet<PathBuf>) -> Vec<(ObjectRef, PathBuf)> {
         let mut hidden = Vec::new();
         for (key, source) in &self.former {
-            let covered = doubtful.iter().any(|path| source.file.starts_with(path));
+            let covered = unparsed.iter().any(|path| source.file.starts_with(path));
             if covered && !self.objects.contains_key(key) {
                 self.objects.insert(key.clone(), vec![(*source).clone()]);
-                self.held.insert(key.clone());
+                self.fallen_back.insert(key.clone());
                 hidden.push((object_ref(key), source.file.clone()));
             }
         }
         hidden
     }
 
-    /// The objects that have errors which they did not have, and of which an other version was in force. Objects that
-    /// are invalid by themselves first: what they break elsewhere may be whole again with them.
-    fn worse(&self, compiled: &Compiled) -> Option<BTreeSet<Key>> {
-        let worse = |by_itself: bool| -> BTreeSet<Key> {
+    /// Objects with new errors of which another version was in force. Those that are invalid by themselves come first:
+    /// falling back may fix the others, too.
+    fn newly_broken(&self, compiled: &Compiled) -> Option<BTreeSet<Key>> {
+        let broken = |by_itself: bool| -> BTreeSet<Key> {
             let errors = compiled.findings.iter().filter(|it| is_error(it));
-            let new = errors.filter(|error| !self.known.contains(error));
-            let wanted = new.filter(|error| !by_itself || is_of_itself(error));
+            let new = errors.filter(|error| !self.former_findings.contains(error));
+            let wanted = new.filter(|error| !by_itself || is_invalid_by_itself(error));
             let keys = wanted.filter_map(|error| self.replaceable(&error.object));
             keys.cloned().collect()
         };
-        [worse(true), worse(false)]
+        [broken(true), broken(false)]
             .into_iter()
-            .find(|worse| !worse.is_empty())
+            .find(|broken| !broken.is_empty())
     }
 
     fn replaceable(&self, object: &ObjectRef) -> Option<&Key> {
@@ -179,25 +177,25 @@ impl<'a> Merger<'a> {
         let former = spec(self.former.get(key)?);
         let read = self.objects.get(key)?;
         let differs = read.iter().any(|source| spec(source) != former);
-        (differs && !self.held.contains(key)).then_some(key)
+        (differs && !self.fallen_back.contains(key)).then_some(key)
     }
 
-    fn hold(&mut self, key: Key) {
+    fn fall_back(&mut self, key: Key) {
         if let Some(source) = self.former.get(&key) {
             self.objects.insert(key.clone(), vec![(*source).clone()]);
-            self.held.insert(key);
+            self.fallen_back.insert(key);
         }
     }
 
-    /// Those that are in force, at least in part.
-    fn admitted(&self) -> Vec<Source> {
+    /// The objects that are in force, at least in part.
+    fn in_force(&self) -> Vec<Source> {
         let values = self.objects.values().flatten();
         let objects = Objects::from_values(values.map(|source| source.object.clone()));
-        let admitted = self
+        let valid = self
             .objects
             .iter()
             .filter(|((kind, name), _)| objects.has(*kind, name));
-        let sources = admitted.filter_map(|(_, sources)| sources.first());
+        let sources = valid.filter_map(|(_, sources)| sources.first());
         sources.cloned().map(Source::trimmed).collect()
     }
 }
@@ -217,7 +215,7 @@ fn is_error(finding: &Finding) -> bool {
     finding.severity == Severity::Error
 }
 
-const fn is_of_itself(finding: &Finding) -> bool {
+const fn is_invalid_by_itself(finding: &Finding) -> bool {
     matches!(finding.reason, Reason::Invalid | Reason::DuplicateName)
 }
 

@@ -24,33 +24,33 @@ pub const FILE: &str = "status.json";
 /// The version of the format.
 pub const VERSION: u32 = 1;
 
-/// One look at a machine.
+/// The state of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// [`VERSION`].
     pub version: u32,
-    /// The process that keeps it.
+    /// The process that wrote it.
     pub writer: Writer,
-    /// When.
+    /// Time since boot.
     pub at: BootTime,
-    /// The wall clock then.
+    /// The same moment on the wall clock.
     pub time: Timestamp,
-    /// Pods that are looked after.
+    /// Number of managed pods.
     pub pods: usize,
     /// Whether new work may be started; absent before the first full evaluation.
     pub scheduling: Option<SchedulingState>,
     /// Every rule, in order of id.
     pub rules: Vec<RuleStatus>,
-    /// Every cgroup file that is not as it was.
+    /// Every cgroup file that differs from its original.
     pub throttled: Vec<ThrottledFile>,
     /// Pods that are being evicted.
     pub evicting: Vec<String>,
     /// What the Preview rules would have in force.
     pub would: Vec<Decision>,
-    /// Policies that are left out, or worth a look.
+    /// Policies that are ignored or should be checked.
     pub problems: Vec<PolicyProblem>,
-    /// Pods that cannot be looked after.
+    /// Pods that cannot be managed.
     pub refused: Vec<Refusal>,
 }
 
@@ -66,47 +66,47 @@ pub struct RuleStatus {
     pub strategy: Strategy,
     /// State.
     pub state: RuleState,
-    /// How long it has been in that state; absent before the first evaluation.
+    /// Time in that state; absent before the first evaluation.
     pub lasts: Option<Duration>,
     /// Last value.
     pub value: Option<f64>,
-    /// High mark.
+    /// The threshold.
     pub watermark: f64,
-    /// Low mark.
+    /// The restore threshold.
     pub restore: f64,
-    /// Consecutive breaches counted.
+    /// Consecutive evaluations above the threshold.
     pub breaches: u32,
-    /// Consecutive quiet evaluations counted.
+    /// Consecutive evaluations below the restore threshold.
     pub quiets: u32,
-    /// Why it could not be judged.
+    /// Why it could not be evaluated.
     pub unknown: Option<Unknown>,
-    /// By what it was judged besides its value.
+    /// What it was evaluated by beside its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
 }
 
-/// One cgroup file that is not as it was.
+/// One cgroup file that differs from its original.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ThrottledFile {
     /// `namespace/name`, or the UID where the name is not known.
     pub pod_name: String,
-    /// The cgroup below the pod's; empty for its own.
+    /// The cgroup relative to the pod's; empty for the pod's own.
     pub lever: String,
     /// The file.
     pub file: String,
-    /// What it held before.
+    /// Its original content.
     pub original: String,
-    /// What it holds now.
+    /// Its current content.
     pub now: String,
     /// Percent of the base that the pod may use.
     pub ratio: u8,
-    /// The rule that it is for.
+    /// The rule that changed it.
     pub rule: RuleId,
 }
 
 impl Status {
-    /// What is in force on `machine`. Leaves what only the caller knows (problems, refusals) empty.
+    /// The state of `machine`, without problems and refusals, which the caller adds.
     pub fn of(machine: &Machine, now: BootTime, time: Timestamp) -> Self {
         let named = |uid: &PodUid| machine.name(uid).unwrap_or_else(|| uid.to_string());
         let rules = machine.reports();

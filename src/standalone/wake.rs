@@ -1,4 +1,4 @@
-//! What ends the loop's wait: the time, a signal, or news from the discovery thread.
+//! Waiting for the next deadline, a signal, or another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,29 +15,29 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::engine::time::BootTime;
 
-/// Waits on a timer of `CLOCK_BOOTTIME` (which goes on through a suspend), on signals, and on a bell.
+/// Waits on a timer of `CLOCK_BOOTTIME` (which counts suspended time), on signals, and on an eventfd.
 #[derive(Debug)]
 pub struct Wake {
     epoll: Epoll,
     timer: TimerFd,
     signals: SignalFd,
-    bell: Arc<EventFd>,
+    eventfd: Arc<EventFd>,
 }
 
-/// Rings the loop awake from another thread.
+/// Wakes the loop from another thread.
 #[derive(Clone, Debug)]
-pub struct Bell(Arc<EventFd>);
+pub struct Waker(Arc<EventFd>);
 
-impl Bell {
+impl Waker {
     /// Ends the loop's wait.
-    pub fn ring(&self) {
-        // It can fail only where 2^64 - 2 rings have not been heard.
-        let _heard = self.0.write(1);
+    pub fn wake(&self) {
+        // Fails only if the counter overflows, and then the loop wakes anyway.
+        let _overflow = self.0.write(1);
     }
 }
 
 impl Wake {
-    /// Blocks `signals` for this thread and all that it starts from now on: they arrive here instead.
+    /// Blocks `signals` for this thread and those it starts later: they arrive here instead.
     ///
     /// # Errors
     /// Where the kernel refuses a descriptor.
@@ -54,13 +54,13 @@ impl Wake {
                 &signals,
                 SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
             )?,
-            bell: Arc::new(EventFd::from_flags(
+            eventfd: Arc::new(EventFd::from_flags(
                 EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
             )?),
         };
         wake.watch(wake.timer.as_fd())?;
         wake.watch(wake.signals.as_fd())?;
-        wake.watch(wake.bell.as_fd())?;
+        wake.watch(wake.eventfd.as_fd())?;
         Ok(wake)
     }
 
@@ -69,17 +69,17 @@ impl Wake {
         Ok(self.epoll.add(fd, event)?)
     }
 
-    /// What other threads ring.
-    pub fn bell(&self) -> Bell {
-        Bell(Arc::clone(&self.bell))
+    /// Wakes this from other threads.
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.eventfd))
     }
 
-    /// Waits until `deadline`, a signal or the bell, whichever comes first; the signal, where it was one.
+    /// Waits until `deadline`, a signal or a [`Waker`], whichever comes first; returns the signal, if any.
     ///
     /// # Errors
     /// Where the kernel refuses to wait.
     pub fn wait_until(&self, deadline: BootTime) -> io::Result<Option<Signal>> {
-        // A time of zero would stop the timer instead of firing it.
+        // Zero would disarm the timer.
         let at = Duration::from_nanos(deadline.as_nanos().max(1));
         self.timer.set(
             Expiration::OneShot(TimeSpec::from_duration(at)),
@@ -90,8 +90,8 @@ impl Wake {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        // Nothing to be read is the normal case for whichever of them did not ring.
-        let _rung = self.bell.read();
+        // `EAGAIN` where no other thread woke it.
+        let _count = self.eventfd.read();
         let signal = self.signals.read_signal()?;
         Ok(signal.and_then(|info| Signal::try_from(info.ssi_signo.cast_signed()).ok()))
     }
@@ -103,7 +103,7 @@ mod tests {
     use crate::node::clock::boot_time;
 
     #[test]
-    fn it_wakes_at_the_deadline_and_not_before() {
+    fn it_wakes_at_the_deadline() {
         let wake = Wake::new(&[]).expect("descriptors");
         let deadline = boot_time() + Duration::from_millis(30);
         assert_eq!(wake.wait_until(deadline).expect("a wait"), None);
@@ -112,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_and_signals_wake_it_early() {
+    fn wakers_and_signals_wake_it_early() {
         let wake = Wake::new(&[Signal::SIGUSR2]).expect("descriptors");
         let never = boot_time() + Duration::from_hours(1);
-        wake.bell().ring();
+        wake.waker().wake();
         assert_eq!(wake.wait_until(never).expect("a wait"), None);
         nix::sys::signal::raise(Signal::SIGUSR2).expect("a signal");
         assert_eq!(

@@ -27,15 +27,15 @@ pub const VERSION: u32 = 1;
 pub enum Line {
     /// The first line.
     Header(Header),
-    /// The pods from now on.
+    /// The pods from here on.
     Pods(Vec<Arc<Pod>>),
-    /// What was sampled.
+    /// A sample.
     Tick(Box<Tick>),
-    /// What the engine decided then.
+    /// A decision of the engine on that sample.
     Transition(Transition),
 }
 
-/// As [`Line`], borrowed.
+/// A borrowed [`Line`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum LineRef<'a> {
@@ -45,7 +45,7 @@ pub(crate) enum LineRef<'a> {
     Transition(&'a Transition),
 }
 
-/// What a trace is about.
+/// The first line of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Header {
@@ -53,13 +53,13 @@ pub struct Header {
     pub version: u32,
     /// The version of the program that recorded it.
     pub plimsoll: String,
-    /// The boot that all its times are counted from.
+    /// The boot that its times belong to.
     pub boot_id: String,
-    /// When it was begun.
+    /// When it was started.
     pub at: BootTime,
     /// The wall clock at that moment.
     pub time: Timestamp,
-    /// The node, as policies are compiled for it.
+    /// The facts that policies are compiled for.
     pub node: Node,
     /// The evaluation period that replaced those of the policies, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,9 +73,9 @@ pub struct Node {
     /// Its labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Online CPUs; 0 where not known.
+    /// Online CPUs; 0 if unknown.
     pub cpus: u32,
-    /// `MemTotal`; 0 where not known.
+    /// `MemTotal`; 0 if unknown.
     pub memory: Bytes,
 }
 
@@ -103,9 +103,9 @@ impl From<&Node> for NodeFacts {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tick {
-    /// The time that the engine was given.
+    /// The time passed to the engine.
     pub now: BootTime,
-    /// The sample that it was given.
+    /// The sample passed to the engine.
     pub sample: Sample,
 }
 
@@ -117,12 +117,31 @@ pub(crate) struct TickRef<'a> {
 }
 
 impl Header {
+    /// The header of a trace that starts now: at `at` since boot and `time` on the wall clock.
+    pub fn new(
+        boot_id: String,
+        at: BootTime,
+        time: Timestamp,
+        node: &NodeFacts,
+        period: Option<Duration>,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
+            boot_id,
+            at,
+            time,
+            node: node.into(),
+            period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
+        }
+    }
+
     /// The period that replaced those of the policies.
     pub fn period(&self) -> Option<Duration> {
         self.period_nanos.map(Duration::from_nanos)
     }
 
-    /// The wall clock at `at`, as far as nobody set it meanwhile.
+    /// The wall clock at `at`, unless it was set since the start.
     pub fn wall_time(&self, at: BootTime) -> Timestamp {
         let after = at.since(self.at);
         self.time.checked_add(after).unwrap_or(self.time)

@@ -5,57 +5,57 @@ use std::io::{self, BufRead, Read};
 use super::{Header, Line, VERSION};
 use crate::engine::time::BootTime;
 
-/// No line of a trace is longer: whatever is, is no trace.
+/// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Why a trace cannot be read (further). Lines count from 1.
+/// The trace cannot be read (further). Lines count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// There is nothing in it.
+    /// The file is empty.
     #[error("the trace is empty")]
     Empty,
-    /// It does not begin as a trace does.
+    /// It does not start with a header.
     #[error(
-        "line 1 is no header of a trace: a trace is what `plimsoll run --record FILE` writes ({reason})"
+        "line 1 is not the header of a trace, as written by `plimsoll run --record FILE` ({reason})"
     )]
     NoHeader {
-        /// What the parser says.
+        /// The parser's error.
         reason: String,
     },
-    /// It was written by a version that this one does not know.
+    /// Unsupported format version.
     #[error("the trace has format version {found}, this program reads version {VERSION}")]
     Version {
-        /// What it says.
+        /// Its version.
         found: u32,
     },
-    /// A line is not one of a trace.
-    #[error("line {line} is no line of a trace: {reason}")]
-    Garbage {
-        /// Which.
+    /// A line is invalid.
+    #[error("line {line} is not a line of a trace: {reason}")]
+    Invalid {
+        /// The line.
         line: u64,
-        /// What the parser says.
+        /// The parser's error.
         reason: String,
     },
-    /// It breaks off within the last line.
+    /// The last line is incomplete.
     #[error(
         "line {line} is cut off: the recording was interrupted there; remove that line to replay the others"
     )]
     Truncated {
-        /// Which.
+        /// The line.
         line: u64,
     },
-    /// Time goes back.
-    #[error("line {line} is earlier than the line before: the trace is not of one recording")]
+    /// Time goes backwards.
+    #[error("line {line} is earlier than the line before: the trace is not from one recording")]
     Backwards {
-        /// Which.
+        /// The line.
         line: u64,
     },
     /// It cannot be read.
     #[error("failed to read line {line}: {source}")]
     Io {
-        /// Which.
+        /// The line.
         line: u64,
-        /// What the system says.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -73,7 +73,7 @@ impl<R: BufRead> Reader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// Where `input` does not begin with one of this version.
+    /// Where `input` does not start with a header of this version.
     pub fn open(input: R) -> Result<(Header, Self), TraceError> {
         let mut reader = Self {
             input,
@@ -86,10 +86,10 @@ impl<R: BufRead> Reader<R> {
             Ok(None) => return Err(TraceError::Empty),
             Ok(Some(_)) => {
                 return Err(TraceError::NoHeader {
-                    reason: "it is another line of one".to_owned(),
+                    reason: "it is another line of a trace".to_owned(),
                 });
             }
-            Err(TraceError::Garbage { reason, .. }) => return Err(TraceError::NoHeader { reason }),
+            Err(TraceError::Invalid { reason, .. }) => return Err(TraceError::NoHeader { reason }),
             Err(error) => return Err(error),
         };
         match header.version {
@@ -101,11 +101,11 @@ impl<R: BufRead> Reader<R> {
     /// The next line; `None` at the end.
     ///
     /// # Errors
-    /// Where there is one that cannot be used. Nothing after it is to be read.
+    /// Where the line is invalid. Nothing after it may be read.
     pub fn read(&mut self) -> Result<Option<Line>, TraceError> {
         let line = self.parse()?;
         match &line {
-            Some(Line::Header(_)) => Err(TraceError::Garbage {
+            Some(Line::Header(_)) => Err(TraceError::Invalid {
                 line: self.line,
                 reason: "a second header".to_owned(),
             }),
@@ -135,7 +135,7 @@ impl<R: BufRead> Reader<R> {
         match serde_json::from_slice(&self.buffer) {
             Ok(parsed) => Ok(Some(parsed)),
             Err(error) if !whole && error.is_eof() => Err(TraceError::Truncated { line }),
-            Err(error) => Err(TraceError::Garbage {
+            Err(error) => Err(TraceError::Invalid {
                 line,
                 reason: error.to_string(),
             }),

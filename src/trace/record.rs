@@ -1,4 +1,4 @@
-//! `--record FILE`: writes a trace while it happens.
+//! `--record FILE`: writes a trace.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -11,8 +11,8 @@ use crate::engine::pod::Pod;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 
-/// The file is put aside as `FILE.1` when it has grown to this size, so that both take at most twice as much.
-pub const LIMIT: u64 = 64 << 20;
+/// Size in bytes at which the file is renamed to `FILE.1`, so that both take at most twice as much.
+pub const MAX_FILE_SIZE: u64 = 64 << 20;
 
 /// A trace could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub struct RecordError {
     source: io::Error,
 }
 
-/// A trace that is being written. Each file begins with the header and the pods, so that each can be replayed alone.
+/// Writes a trace. Each file starts with header and pods, so that it can be replayed alone.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -34,16 +34,16 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a trace. A file that is already there is put aside as `FILE.1`.
+    /// Starts a trace. An existing file is renamed to `FILE.1`.
     ///
     /// # Errors
-    /// Where the file cannot be made.
+    /// Where the file cannot be created.
     pub fn create(path: &Path, header: Header) -> Result<Self, RecordError> {
-        Self::with_limit(path, header, LIMIT)
+        Self::with_limit(path, header, MAX_FILE_SIZE)
     }
 
     fn with_limit(path: &Path, header: Header, limit: u64) -> Result<Self, RecordError> {
-        let file = begin(path).map_err(|source| RecordError {
+        let file = create(path).map_err(|source| RecordError {
             path: path.to_owned(),
             source,
         })?;
@@ -59,7 +59,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Writes the pods from now on, where they differ from those before.
+    /// Writes the pods if they changed.
     ///
     /// # Errors
     /// Where the file cannot be written.
@@ -71,7 +71,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes one step of the engine and what it decided.
+    /// Writes a step of the engine: its sample and its decisions.
     ///
     /// # Errors
     /// Where the file cannot be written.
@@ -95,7 +95,7 @@ impl Recorder {
     fn rotate(&mut self, now: BootTime) -> Result<(), RecordError> {
         self.header.time = self.header.wall_time(now);
         self.header.at = now;
-        self.file = BufWriter::new(begin(&self.path).map_err(|source| self.failed(source))?);
+        self.file = BufWriter::new(create(&self.path).map_err(|source| self.failed(source))?);
         self.written = 0;
         self.write_head()
     }
@@ -132,15 +132,15 @@ impl Recorder {
     }
 }
 
-/// A new file at `path`; what was there is put aside. Anything but a plain file (a pipe, `/dev/stdout`) is written
-/// as it is.
-fn begin(path: &Path) -> io::Result<File> {
+/// Creates the file at `path` after renaming an existing one. Anything but a regular file (a pipe, `/dev/stdout`) is
+/// opened as it is.
+fn create(path: &Path) -> io::Result<File> {
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         return OpenOptions::new().write(true).open(path);
     }
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".1");
-    match fs::rename(path, aside) {
+    let mut old = path.as_os_str().to_owned();
+    old.push(".1");
+    match fs::rename(path, old) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => File::create_new(path),
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_json_has_not_come_back_as_they_were() {
+    fn numbers_that_json_lacks_survive_a_round_trip() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join("trace");
         let series = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.1 + 0.2].map(|value| Series {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_recording_keeps_two_files_that_each_stand_alone() {
+    fn a_long_recording_keeps_two_complete_files() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join("trace");
         let mut recorder = Recorder::with_limit(&path, header(), 20_000).expect("a trace");
@@ -214,14 +214,14 @@ mod tests {
             let tick = recorder.tick(now, &Sample::default(), std::iter::empty());
             tick.expect("written");
         }
-        let aside = dir.path().join("trace.1");
-        for file in [&path, &aside] {
+        let old = dir.path().join("trace.1");
+        for file in [&path, &old] {
             let size = fs::metadata(file).expect("a file").len();
             assert!(size < 21_000, "{size}");
             assert!(matches!(lines(file)[..], [Line::Pods(_), ..]));
         }
         assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 2);
-        let ticks = lines(&aside).len() + lines(&path).len();
+        let ticks = lines(&old).len() + lines(&path).len();
         assert!(ticks > 100, "{ticks}");
     }
 }

@@ -1,5 +1,5 @@
-//! Runs policies over a trace: the same [`Engine::step`] over the samples that were taken, every rule as a Preview,
-//! so that each carries the effects that it would have had from round to round.
+//! Runs policies over the samples of a trace with [`Engine::step`]. Every rule is a Preview, so that its estimated
+//! effects carry over from round to round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufRead;
@@ -17,7 +17,7 @@ use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::ordered;
 
-/// A replay under way.
+/// A running replay.
 #[derive(Debug)]
 pub struct Replay<R> {
     reader: Reader<R>,
@@ -38,10 +38,10 @@ pub fn as_preview(mut policy: PolicySet) -> PolicySet {
 }
 
 impl<R: BufRead> Replay<R> {
-    /// Opens a trace and runs the policies that `compile` makes for its node, none of them in earnest.
+    /// Opens a trace to run the policies that `compile` returns for its node, as previews.
     ///
     /// # Errors
-    /// Where `input` is no trace.
+    /// Where `input` is not a trace.
     pub fn open(
         input: R,
         compile: impl FnOnce(&Header) -> PolicySet,
@@ -62,17 +62,17 @@ impl<R: BufRead> Replay<R> {
         Ok((header, replay))
     }
 
-    /// Goes on to the next sample; false at the end.
+    /// Evaluates the next sample; false at the end.
     ///
     /// # Errors
-    /// Where the trace is broken from here on.
+    /// Where the rest of the trace cannot be read.
     pub fn step(&mut self) -> Result<bool, TraceError> {
         loop {
             match self.reader.read()? {
                 None => return Ok(false),
                 Some(Line::Pods(pods)) => self.set_pods(pods),
                 Some(Line::Tick(tick)) => {
-                    self.take(*tick);
+                    self.evaluate(*tick);
                     return Ok(true);
                 }
                 Some(Line::Header(_) | Line::Transition(_)) => {}
@@ -85,16 +85,16 @@ impl<R: BufRead> Replay<R> {
         self.engine.set_pods(pods);
     }
 
-    fn take(&mut self, tick: Tick) {
+    fn evaluate(&mut self, tick: Tick) {
         self.tick = tick;
         self.engine
             .step(self.tick.now, &self.tick.sample, &mut self.plan);
-        let told = if self.plan.evaluated {
+        let transitions = if self.plan.evaluated {
             self.plan.transitions.as_slice()
         } else {
             &[]
         };
-        self.summary.count(self.tick.now, told);
+        self.summary.count(self.tick.now, transitions);
     }
 
     /// The last sample and its time.
@@ -102,12 +102,12 @@ impl<R: BufRead> Replay<R> {
         &self.tick
     }
 
-    /// What the engine made of it.
+    /// The engine's plan for it.
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What changed at the last sample.
+    /// The transitions at the last sample.
     pub fn transitions(&self) -> &[Transition] {
         if self.plan.evaluated {
             &self.plan.transitions
@@ -116,17 +116,17 @@ impl<R: BufRead> Replay<R> {
         }
     }
 
-    /// The policies that are run.
+    /// The replayed policies.
     pub fn policy(&self) -> &PolicySet {
         &self.policy
     }
 
-    /// A pod of the trace, as it was last.
+    /// A pod of the trace in its latest version.
     pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
         self.pods.get(uid).map(AsRef::as_ref)
     }
 
-    /// What has come of it so far.
+    /// The summary so far.
     pub fn summary(&self) -> Summary {
         let mut summary = self.summary.clone();
         for rule in summary.rules.values_mut() {
@@ -136,7 +136,7 @@ impl<R: BufRead> Replay<R> {
     }
 }
 
-/// What would have happened over a whole trace.
+/// What the policies would have done over a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
@@ -154,7 +154,7 @@ pub struct Summary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleSummary {
-    /// How often it went over its mark for long enough to act.
+    /// How often it was above its threshold for long enough to act.
     pub breaches: u64,
     /// Time in Breached and Cooling.
     pub in_force: Duration,
@@ -164,11 +164,11 @@ pub struct RuleSummary {
     pub steps_up: u64,
     /// The pods that would have been throttled, evicted or reclaimed from.
     pub pods: BTreeSet<PodUid>,
-    /// Evictions wanted.
+    /// Evictions requested.
     pub evictions: u64,
-    /// Reclaims of page cache wanted.
+    /// Reclaims of page cache requested.
     pub reclaims: u64,
-    /// Time in which it would have kept new work away.
+    /// Time in which it would not have allowed new work.
     pub scheduling_disabled: Duration,
     /// Its state at the end.
     pub state: RuleState,
@@ -201,7 +201,7 @@ impl Summary {
 impl RuleSummary {
     fn count(&mut self, at: BootTime, change: &Change) {
         match change {
-            Change::State { from, to, .. } => self.enter(at, *from, *to),
+            Change::State { from, to, .. } => self.enter_state(at, *from, *to),
             Change::Throttle { pod, from, to, .. } => {
                 self.pods.insert(pod.clone());
                 self.steps_down += u64::from(to < from);
@@ -226,7 +226,7 @@ impl RuleSummary {
         }
     }
 
-    fn enter(&mut self, at: BootTime, from: RuleState, to: RuleState) {
+    fn enter_state(&mut self, at: BootTime, from: RuleState, to: RuleState) {
         self.state = to;
         self.breaches += u64::from(from == RuleState::Normal && to == RuleState::Breached);
         if to == RuleState::Normal {
@@ -237,7 +237,7 @@ impl RuleSummary {
         }
     }
 
-    /// Counts what is still going on, up to `now`.
+    /// Adds what is still in force, up to `now`.
     fn close(&mut self, now: BootTime) {
         for (since, total) in [
             (self.in_force_since.take(), &mut self.in_force),

@@ -1,4 +1,4 @@
-//! `plimsoll demo` on this machine's cgroups. Nothing here rests on how fast the machine is.
+//! `plimsoll demo` on this machine's cgroups. No assertion depends on the speed of the machine.
 
 use std::io::{self, Read, Write};
 use std::panic::{self, AssertUnwindSafe};
@@ -8,107 +8,115 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use plimsoll::demo::live::{self, Options};
-use plimsoll::demo::show::Show;
-use plimsoll::demo::story::Act;
+use plimsoll::demo::phase::Phase;
+use plimsoll::demo::renderer::Renderer;
 use plimsoll::demo::view::View;
 use plimsoll::standalone::wake::Wake;
 use serde_json::Value;
 
 use crate::support::{
-    Running, cgroups_of, demo, left_by, loads_of, one_at_a_time, wait_until, writable_cgroups,
+    RunningDemo, cgroups_of, demo, leftovers_of, processes_of, serialize, wait_until,
+    writable_cgroups,
 };
 
 #[test]
-fn a_whole_demo_throttles_measures_puts_back_and_leaves_nothing() {
+fn a_demo_throttles_measures_restores_and_leaves_nothing() {
     let Some(hierarchy) = writable_cgroups() else {
         return;
     };
-    let _alone = one_at_a_time();
-    let running = Running::start(demo(&["--plain", "--seconds", "12", "--output", "json"]));
+    let _serial = serialize();
+    let running = RunningDemo::start(demo(&["--plain", "--seconds", "12", "--output", "json"]));
     let pid = running.pid();
-    let (told, code) = running.end();
-    assert_eq!(code, Some(0), "{told}");
-    let json = told.lines().find(|line| line.starts_with('{'));
+    let (output, code) = running.wait();
+    assert_eq!(code, Some(0), "{output}");
+    let json = output.lines().find(|line| line.starts_with('{'));
     let report: Value = serde_json::from_str(json.expect("a report")).expect("JSON");
     assert_eq!(report["ended"], "byItself", "{report}");
-    for act in ["before", "overloaded"] {
+    for phase in ["before", "overloaded"] {
         assert!(
-            report[act]["requests"].as_u64() > Some(0),
-            "{act}: {report}"
+            report[phase]["requests"].as_u64() > Some(0),
+            "{phase}: {report}"
         );
     }
     assert!(
         report["policyToFirstStepSeconds"].is_number(),
-        "{report}\n{told}"
+        "{report}\n{output}"
     );
     assert!(report["filesCompared"].as_u64() >= Some(12), "{report}");
     assert_eq!(report["filesChanged"], Value::Array(Vec::new()), "{report}");
     assert_eq!(report["leftBehind"], Value::Array(Vec::new()), "{report}");
     assert!(report["ownLimitPeriods"].is_number(), "{report}");
-    assert!(told.contains("idle class"), "{told}");
-    assert_eq!(left_by(pid, &hierarchy), Vec::<PathBuf>::new());
+    assert!(output.contains("idle class"), "{output}");
+    assert_eq!(leftovers_of(pid, &hierarchy), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn every_signal_that_means_stop_puts_everything_back() {
+fn every_stop_signal_restores_everything() {
     let Some(hierarchy) = writable_cgroups() else {
         return;
     };
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let _alone = one_at_a_time();
-        let mut running = Running::start(demo(&["--plain", "--seconds", "10"]));
+        let _serial = serialize();
+        let mut running = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
         let pid = running.pid();
         running.wait_for("policy applied");
-        assert_eq!(loads_of(pid).len(), 3, "a worker and two burners");
+        assert_eq!(processes_of(pid).len(), 3, "a worker and two burners");
         running.signal(signal);
-        let (told, code) = running.end();
-        assert_eq!(code, Some(0), "{signal}: {told}");
-        assert!(told.contains("(stopped by"), "{signal}: {told}");
-        assert!(told.contains("restored byte for byte"), "{signal}: {told}");
-        assert_eq!(left_by(pid, &hierarchy), Vec::<PathBuf>::new(), "{signal}");
+        let (output, code) = running.wait();
+        assert_eq!(code, Some(0), "{signal}: {output}");
+        assert!(output.contains("(stopped by"), "{signal}: {output}");
+        assert!(
+            output.contains("restored byte for byte"),
+            "{signal}: {output}"
+        );
+        assert_eq!(
+            leftovers_of(pid, &hierarchy),
+            Vec::<PathBuf>::new(),
+            "{signal}"
+        );
     }
 }
 
 #[test]
-fn what_a_killed_demo_leaves_the_next_one_removes() {
+fn the_next_demo_removes_what_a_killed_one_left() {
     let Some(hierarchy) = writable_cgroups() else {
         return;
     };
-    let _alone = one_at_a_time();
-    let mut killed = Running::start(demo(&["--plain", "--seconds", "10"]));
+    let _serial = serialize();
+    let mut killed = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
     let pid = killed.pid();
     killed.wait_for("batch-b started");
     killed.signal(Signal::SIGKILL);
-    let (_, code) = killed.end();
+    let (_, code) = killed.wait();
     assert_eq!(code, None, "killed");
-    wait_until("its processes die with it", || loads_of(pid).is_empty());
+    wait_until("its processes die with it", || processes_of(pid).is_empty());
     assert!(
         !cgroups_of(pid, &hierarchy).is_empty(),
         "kill -9 leaves cgroups"
     );
 
-    let mut next = Running::start(demo(&["--plain", "--seconds", "10"]));
+    let mut next = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
     next.wait_for("the important worker runs alone");
     next.signal(Signal::SIGINT);
-    let (told, code) = next.end();
-    assert_eq!(code, Some(0), "{told}");
+    let (output, code) = next.wait();
+    assert_eq!(code, Some(0), "{output}");
     assert!(
-        told.contains("removed what a killed demo had left"),
-        "{told}"
+        output.contains("removed what a killed demo had left"),
+        "{output}"
     );
-    assert_eq!(left_by(pid, &hierarchy), Vec::<PathBuf>::new());
+    assert_eq!(leftovers_of(pid, &hierarchy), Vec::<PathBuf>::new());
 }
 
 /// Panics while the batch work runs.
-struct Breaking;
+struct PanickingRenderer;
 
-impl Show for Breaking {
-    fn show(&mut self, view: &View) -> io::Result<()> {
-        assert!(view.act < Act::Enforced, "broken on purpose");
+impl Renderer for PanickingRenderer {
+    fn render(&mut self, view: &View) -> io::Result<()> {
+        assert!(view.phase < Phase::Enforced, "panics on purpose");
         Ok(())
     }
 
-    fn is_stop_asked(&mut self) -> io::Result<bool> {
+    fn stop_requested(&mut self) -> io::Result<bool> {
         Ok(false)
     }
 }
@@ -118,7 +126,7 @@ fn a_panic_leaves_nothing() {
     let Some(hierarchy) = writable_cgroups() else {
         return;
     };
-    let _alone = one_at_a_time();
+    let _serial = serialize();
     let options = Options {
         hierarchy: hierarchy.clone(),
         program: PathBuf::from(env!("CARGO_BIN_EXE_plimsoll")),
@@ -127,22 +135,22 @@ fn a_panic_leaves_nothing() {
         record: None,
     };
     let wake = Wake::new(&[]).expect("descriptors");
-    let played = panic::catch_unwind(AssertUnwindSafe(|| {
-        live::play(&options, &wake, || Ok(Box::new(Breaking)))
+    let result = panic::catch_unwind(AssertUnwindSafe(|| {
+        live::run(&options, &wake, || Ok(Box::new(PanickingRenderer)))
     }));
-    assert!(played.is_err(), "it has panicked");
+    assert!(result.is_err(), "it has panicked");
     assert_eq!(
-        left_by(std::process::id(), &hierarchy),
+        leftovers_of(std::process::id(), &hierarchy),
         Vec::<PathBuf>::new()
     );
 }
 
 #[test]
-fn on_a_terminal_q_stops_it_and_the_terminal_is_given_back() {
+fn q_stops_the_demo_and_the_terminal_is_restored() {
     let Some(_) = writable_cgroups() else {
         return;
     };
-    let _alone = one_at_a_time();
+    let _serial = serialize();
     let program = env!("CARGO_BIN_EXE_plimsoll");
     let mut script = Command::new("script")
         .args([
@@ -162,12 +170,12 @@ fn on_a_terminal_q_stops_it_and_the_terminal_is_given_back() {
     let mut stopped = false;
     while let Ok(read @ 1..) = out.read(&mut chunk) {
         seen.extend_from_slice(&chunk[..read]);
-        if !stopped && String::from_utf8_lossy(&seen).contains("load line") {
-            keys.write_all(b"q").expect("it listens");
+        if !stopped && String::from_utf8_lossy(&seen).contains("threshold") {
+            keys.write_all(b"q").expect("it reads keys");
             stopped = true;
         }
     }
-    assert!(script.wait().expect("it ends").success());
+    assert!(script.wait().expect("it exits").success());
     let seen = String::from_utf8_lossy(&seen);
     let entered = seen.find("\x1b[?1049h").expect("the alternate screen");
     let left = seen.rfind("\x1b[?1049l").expect("and back");

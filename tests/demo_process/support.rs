@@ -1,4 +1,4 @@
-//! Starting `plimsoll demo` and looking for what it leaves.
+//! Starts `plimsoll demo`, and finds what it leaves behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -14,16 +14,16 @@ use nix::unistd::{Pid, geteuid};
 use plimsoll::node::cgroup::Hierarchy;
 use plimsoll::node::clock::boot_time;
 
-/// Nothing here takes longer, however busy the machine is.
-pub const PATIENCE: Duration = Duration::from_mins(2);
+/// Enough for every step on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Two demos at once would overload the machine twice.
-pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+pub fn serialize() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cgroup trees, where this user may write them; else says why the test is skipped.
+/// The cgroup trees; `None` where this user may not write them, and the test is skipped.
 pub fn writable_cgroups() -> Option<Hierarchy> {
     if !geteuid().is_root() {
         eprintln!("skipped: it makes cgroups, which needs root");
@@ -41,14 +41,14 @@ pub fn demo(args: &[&str]) -> Command {
     command
 }
 
-/// A demo under way, whose lines can be waited for. It is ended when this is dropped.
-pub struct Running {
+/// A running demo whose output lines can be waited for; killed on drop.
+pub struct RunningDemo {
     child: Child,
     lines: Receiver<String>,
     seen: Vec<String>,
 }
 
-impl Running {
+impl RunningDemo {
     /// Starts it.
     pub fn start(mut command: Command) -> Self {
         let mut child = command
@@ -57,14 +57,14 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the demo starts");
-        let (tell, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         let out: Box<dyn Read + Send> = Box::new(child.stdout.take().expect("a pipe"));
         let err: Box<dyn Read + Send> = Box::new(child.stderr.take().expect("a pipe"));
         for pipe in [out, err] {
-            let tell = tell.clone();
+            let sender = sender.clone();
             thread::spawn(move || {
                 for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                    if tell.send(line).is_err() {
+                    if sender.send(line).is_err() {
                         return;
                     }
                 }
@@ -84,7 +84,7 @@ impl Running {
 
     /// Waits for a line with `text` in it.
     pub fn wait_for(&mut self, text: &str) {
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             let found = line.contains(text);
             self.seen.push(line);
             if found {
@@ -100,29 +100,29 @@ impl Running {
         kill(Pid::from_raw(pid), signal).expect("it runs");
     }
 
-    /// Waits for its end; all its lines and the exit status (`None`: killed by a signal).
-    pub fn end(mut self) -> (String, Option<i32>) {
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+    /// Waits until it exits; all its lines and the exit code (`None`: killed by a signal).
+    pub fn wait(mut self) -> (String, Option<i32>) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.seen.push(line);
         }
-        let status = self.child.wait().expect("it ends");
+        let status = self.child.wait().expect("it exits");
         (self.seen.join("\n"), status.code())
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningDemo {
     fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
+        let _exited = self.child.kill();
+        let _exited = self.child.wait();
     }
 }
 
-/// Everything that a demo of this process made and that is still there.
-pub fn left_by(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
+/// Everything that the demo with this process id created and that still exists.
+pub fn leftovers_of(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     let mut left: Vec<PathBuf> = cgroups_of(pid, hierarchy);
     let state_dir = std::env::temp_dir().join(format!("plimsoll-demo-{pid}"));
     left.extend(state_dir.exists().then_some(state_dir));
-    left.extend(loads_of(pid));
+    left.extend(processes_of(pid));
     left
 }
 
@@ -134,8 +134,8 @@ pub fn cgroups_of(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     dirs
 }
 
-/// The processes that the demo of this process started, by their command lines.
-pub fn loads_of(pid: u32) -> Vec<PathBuf> {
+/// The processes that the demo with this process id started, by their command lines.
+pub fn processes_of(pid: u32) -> Vec<PathBuf> {
     let parent = format!("--parent={pid}");
     let processes = fs::read_dir("/proc").expect("proc").flatten();
     processes
@@ -150,9 +150,9 @@ pub fn loads_of(pid: u32) -> Vec<PathBuf> {
 
 /// Waits until `holds` does.
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let give_up = boot_time() + PATIENCE;
+    let deadline = boot_time() + TIMEOUT;
     while !holds() {
-        assert!(boot_time() < give_up, "not within {PATIENCE:?}: {what}");
+        assert!(boot_time() < deadline, "not within {TIMEOUT:?}: {what}");
         thread::park_timeout(Duration::from_millis(20));
     }
 }

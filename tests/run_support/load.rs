@@ -1,4 +1,4 @@
-//! A `/proc` whose CPU counters run as fast as the test says.
+//! A fake `/proc` whose CPU usage the test sets.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll::node::clock::boot_time;
 
 const CPUS: u64 = 2;
-const GARBLED: u64 = u64::MAX;
+const GARBAGE: u64 = u64::MAX;
 
 /// Writes `stat` and `meminfo` until it is dropped.
 pub struct Load {
@@ -39,7 +39,7 @@ impl Load {
                 == Err(mpsc::RecvTimeoutError::Timeout)
             {
                 match shared.load(Ordering::Relaxed) {
-                    GARBLED => stat.write_all_at(b"cpu  garbage", 0).unwrap(),
+                    GARBAGE => stat.write_all_at(b"cpu  garbage", 0).unwrap(),
                     milli => {
                         counters.advance(milli);
                         counters.write(&stat);
@@ -54,12 +54,12 @@ impl Load {
         }
     }
 
-    /// From now on the files hold garbage.
-    pub fn garble(&self) {
-        self.set(GARBLED);
+    /// Writes garbage from now on.
+    pub fn write_garbage(&self) {
+        self.set(GARBAGE);
     }
 
-    /// The node uses this much CPU from now on, of two CPUs.
+    /// Sets the node's CPU usage in millicores, of two CPUs.
     pub fn set(&self, milli: u64) {
         self.milli.store(milli, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl Counters {
         self.at = now;
     }
 
-    /// In place and always as long, so that no reader finds half a file.
+    /// In place and with constant length, so that no reader finds a partial file.
     fn write(&self, stat: &File) {
         const TICK: u64 = 10_000_000;
         let line = |name: &str, share: u64| {

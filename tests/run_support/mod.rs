@@ -1,9 +1,6 @@
-//! What the tests of `plimsoll run` share: cgroups of their own on this machine's kernel, processes that burn CPU in
-//! them, a `/proc` whose load the test decides, and the real binary.
-#![allow(
-    dead_code,
-    reason = "each test binary uses its part of what they share"
-)]
+//! Shared by the tests of `plimsoll run`: real cgroups, processes that burn CPU in them, a fake `/proc` whose load the
+//! test sets, and the real binary.
+#![allow(dead_code, reason = "no test binary uses all of it")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,19 +28,19 @@ use tempfile::TempDir;
 
 pub use load::Load;
 
-/// Nothing here takes longer on a machine that works, however busy it is.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// Enough for every step on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const BINARY: &str = env!("CARGO_BIN_EXE_plimsoll");
 
-/// Looks until `found` gives something.
-pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let end = boot_time() + DEADLINE;
+/// Polls until `poll` returns something.
+pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let end = boot_time() + TIMEOUT;
     let (_keep, tick) = mpsc::channel::<()>();
     loop {
-        if let Some(found) = found() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(boot_time() < end, "not within {DEADLINE:?}: {what}");
+        assert!(boot_time() < end, "not within {TIMEOUT:?}: {what}");
         let _timeout = tick.recv_timeout(Duration::from_millis(10));
     }
 }
@@ -72,7 +69,7 @@ impl Machine {
             burners: Vec::new(),
             dir,
         };
-        machine.make(&machine.parent);
+        machine.create(&machine.parent);
         machine
     }
 
@@ -81,7 +78,7 @@ impl Machine {
     }
 
     pub fn write(&self, file: &str, text: &str) {
-        // As editors do: a new file takes the place of the old one.
+        // Replaces the file by a rename, as editors do.
         let new = self.path("new");
         fs::write(&new, text).unwrap();
         fs::rename(new, self.path(file)).unwrap();
@@ -91,32 +88,32 @@ impl Machine {
         self.hierarchy.dirs(&CgroupPath::new(cgroup).unwrap())
     }
 
-    fn make(&self, cgroup: &str) {
+    fn create(&self, cgroup: &str) {
         for folder in self.folders(cgroup) {
             fs::create_dir_all(&folder).unwrap();
             if self.hierarchy.is_v2() {
-                // The children need the controllers too; a leaf with processes cannot have any, which is no matter.
+                // Children need the controllers too. It fails for a leaf with processes, which needs none.
                 let parent = folder.parent().unwrap();
                 let _leaf = fs::write(parent.join("cgroup.subtree_control"), "+cpu +memory");
             }
         }
     }
 
-    /// A cgroup of the test's own, named below its parent.
+    /// Creates a cgroup below the test's parent.
     pub fn cgroup(&self, name: &str) -> String {
         let cgroup = format!("{}/{name}", self.parent);
-        self.make(&cgroup);
+        self.create(&cgroup);
         cgroup
     }
 
-    /// A pod whose cgroup has a process that burns CPU.
+    /// Creates a pod with a process that burns CPU.
     pub fn burning_pod(&mut self, name: &str) {
         let cgroup = self.cgroup(name);
         self.burn(&cgroup, "burn");
         self.write(&format!("pods/{name}.yaml"), &pod(name, &cgroup));
     }
 
-    /// Starts one of the helpers of the test binary in `cgroup`.
+    /// Starts a helper test of this binary in `cgroup`.
     pub fn burn(&mut self, cgroup: &str, helper: &str) -> Pid {
         let test = std::env::current_exe().unwrap();
         self.spawn(
@@ -125,8 +122,8 @@ impl Machine {
         )
     }
 
-    /// As [`Self::burn`], deaf to SIGTERM.
-    pub fn burn_on(&mut self, cgroup: &str, helper: &str) -> Pid {
+    /// As [`Self::burn`], but the process ignores SIGTERM.
+    pub fn burn_ignoring_sigterm(&mut self, cgroup: &str, helper: &str) -> Pid {
         let mut shell = Command::new("sh");
         shell
             .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
@@ -149,15 +146,15 @@ impl Machine {
         Pid::from_raw(pid.cast_signed())
     }
 
-    /// Ends a helper, and removes the cgroup that it ran in.
+    /// Kills a helper, and removes its cgroup.
     pub fn remove(&mut self, cgroup: &str, pid: Pid) {
         kill(pid, Signal::SIGKILL).unwrap();
-        eventually("it has ended", || self.has_ended(pid).then_some(()));
+        eventually("it has exited", || self.has_exited(pid).then_some(()));
         self.folders(cgroup).iter().for_each(|it| remove(it));
     }
 
-    /// Whether a helper has ended.
-    pub fn has_ended(&mut self, pid: Pid) -> bool {
+    /// Whether a helper has exited.
+    pub fn has_exited(&mut self, pid: Pid) -> bool {
         let id = pid.as_raw().unsigned_abs();
         let burner = self.burners.iter_mut().find(|it| it.id() == id);
         burner.unwrap().try_wait().unwrap().is_some()
@@ -216,9 +213,9 @@ impl Machine {
         command.output().unwrap()
     }
 
-    /// Waits until people are shown all these words: what is told comes a moment before.
-    pub fn shows(&self, words: &[&str]) {
-        eventually(&format!("{words:?} is shown"), || {
+    /// Waits until `plimsoll state` prints all these words; it lags behind the events.
+    pub fn wait_for_state_output(&self, words: &[&str]) {
+        eventually(&format!("{words:?} in the state"), || {
             let state = String::from_utf8(self.state(&[]).stdout).unwrap();
             words.iter().all(|it| state.contains(it)).then_some(())
         });
@@ -245,7 +242,7 @@ impl Drop for Machine {
     }
 }
 
-/// A cgroup goes once its processes are reaped.
+/// Removes a cgroup and its children once their processes are reaped.
 fn remove(folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten();
     for entry in entries.filter_map(Result::ok) {
@@ -284,11 +281,11 @@ pub fn throttle() -> String {
     policy(action, "throttle", 2, 1000)
 }
 
-/// A running `plimsoll run`, and the lines that it has written.
+/// A running `plimsoll run`, and the events that it has written.
 pub struct Daemon {
     child: Child,
     lines: Receiver<String>,
-    pub seen: Vec<Value>,
+    pub events: Vec<Value>,
 }
 
 impl Daemon {
@@ -310,23 +307,23 @@ impl Daemon {
         Self {
             child,
             lines,
-            seen: Vec::new(),
+            events: Vec::new(),
         }
     }
 
-    /// Waits for the next line that `wanted` takes.
+    /// Waits for the next event that matches `wanted`.
     pub fn wait_for(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let end = boot_time() + DEADLINE;
+        let end = boot_time() + TIMEOUT;
         loop {
             let line = match self.lines.recv_timeout(end.since(boot_time())) {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => panic!("no line in time: {what}\n{self}"),
-                Err(RecvTimeoutError::Disconnected) => panic!("it ended before: {what}\n{self}"),
+                Err(RecvTimeoutError::Timeout) => panic!("no such event in time: {what}\n{self}"),
+                Err(RecvTimeoutError::Disconnected) => panic!("it exited before: {what}\n{self}"),
             };
             let value: Value = serde_json::from_str(&line).unwrap_or_else(|error| {
                 panic!("not a JSON line ({error}): {line}");
             });
-            self.seen.push(value.clone());
+            self.events.push(value.clone());
             if wanted(&value) {
                 return value;
             }
@@ -349,47 +346,49 @@ impl Daemon {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end; all its lines are in `seen` then.
-    pub fn end(&mut self) -> ExitStatus {
-        let status = eventually("the daemon ends", || self.child.try_wait().unwrap());
+    /// Waits until it exits; then all its events are in `events`.
+    pub fn wait(&mut self) -> ExitStatus {
+        let status = eventually("the daemon exits", || self.child.try_wait().unwrap());
         let rest = self
             .lines
             .iter()
             .map(|line| serde_json::from_str(&line).unwrap());
-        self.seen.extend(rest);
+        self.events.extend(rest);
         status
     }
 
     pub fn stop(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
-        self.end()
+        self.wait()
     }
 
     pub fn changes(&self, change: &str) -> Vec<&Value> {
-        let lines = self.seen.iter();
+        let lines = self.events.iter();
         lines.filter(|line| line["change"] == change).collect()
     }
 }
 
 impl std::fmt::Display for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.seen.iter().try_for_each(|line| writeln!(f, "{line}"))
+        self.events
+            .iter()
+            .try_for_each(|line| writeln!(f, "{line}"))
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
-            // Ctrl-C, so that a failed test leaves nothing in force.
+            // SIGINT, so that a failed test leaves nothing in force.
             let _gone = kill(self.pid(), Signal::SIGINT);
             let _gone = self.child.wait();
         }
     }
 }
 
-/// A helper: burns one CPU until it is killed, or the test has long forgotten it.
+/// A helper: burns a CPU until it is killed, at the latest after a while.
 pub fn burn() {
-    let end = boot_time() + 4 * DEADLINE;
+    let end = boot_time() + 4 * TIMEOUT;
     while boot_time() < end {
         std::hint::spin_loop();
     }
@@ -399,7 +398,7 @@ pub fn since(earlier: BootTime) -> Duration {
     boot_time().since(earlier)
 }
 
-/// This process was started by [`Machine::burn`]; a benchmark has no test harness to find that out.
+/// Whether this process was started by [`Machine::burn`], for benchmarks, which have no test harness.
 pub fn is_helper() -> bool {
     std::env::args().nth(1).as_deref() == Some("burn")
 }

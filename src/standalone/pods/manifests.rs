@@ -15,10 +15,10 @@ use crate::node::machine::workload::{Workload, inode};
 use crate::standalone::manifest;
 use crate::standalone::sources::absolute;
 
-/// Names the pod's cgroup, relative to the cgroup root.
+/// The pod's cgroup, relative to the cgroup root.
 pub const CGROUP_ANNOTATION: &str = "plimsoll.dev/cgroup";
 
-/// Pods as manifests declare them, before anyone has looked for their cgroups.
+/// Pods as declared by manifests, before their cgroups are resolved.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
     drafts: Vec<Draft>,
@@ -28,23 +28,23 @@ pub struct Manifests {
 /// One usable manifest.
 #[derive(Clone, Debug, PartialEq)]
 struct Draft {
-    place: Place,
+    location: Location,
     pod: Pod,
     /// The manifest gives a UID.
     has_uid: bool,
     cgroup: CgroupPath,
-    /// The inode that its cgroup has to have: it is held from before.
+    /// The required inode of its cgroup, if the pod stays as it was declared before.
     inode: Option<u64>,
 }
 
-/// Where an object stands: its file and line.
+/// The file and line of an object.
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+struct Location {
     file: PathBuf,
     line: usize,
 }
 
-impl Place {
+impl Location {
     fn new(file: &Path, line: usize) -> Self {
         Self {
             file: file.to_owned(),
@@ -59,16 +59,16 @@ impl Manifests {
         let mut manifests = Self::default();
         manifest::read(paths, |file, object| match object {
             Ok(object) => {
-                let place = Place::new(file, object.lines.line(""));
-                manifests.take(&place, object.value);
+                let location = Location::new(file, object.lines.line(""));
+                manifests.add(&location, object.value);
             }
-            Err(flaw) => manifests.refuse(&Place::new(file, flaw.line), None, flaw.message),
+            Err(flaw) => manifests.refuse(&Location::new(file, flaw.line), None, flaw.message),
         });
         manifests
     }
 
-    /// Adds one object where it is a pod. Our own policy kinds may lie in the same file and are passed over.
-    fn take(&mut self, place: &Place, object: Value) {
+    /// Adds the object if it is a pod. Our own policy kinds are skipped.
+    fn add(&mut self, location: &Location, object: Value) {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let api = text("/apiVersion").unwrap_or_default();
         if api.starts_with("ensurance.crane.io/") {
@@ -80,54 +80,54 @@ impl Manifests {
         });
         let kind = text("/kind").unwrap_or_default();
         let draft = if (api, kind) == ("v1", "Pod") {
-            draft(place, object)
+            draft(location, object)
         } else {
             Err(format!(
-                "a `{kind}` of `{api}`, where a `Pod` of `v1` is wanted"
+                "a `{kind}` of `{api}`, but a `Pod` of `v1` is expected"
             ))
         };
         match draft {
             Ok(draft) => self.drafts.push(draft),
-            Err(reason) => self.refuse(place, name, reason),
+            Err(reason) => self.refuse(location, name, reason),
         }
     }
 
-    fn refuse(&mut self, place: &Place, pod: Option<String>, reason: String) {
-        self.refused.push(refusal(place, pod, reason));
+    fn refuse(&mut self, location: &Location, pod: Option<String>, reason: String) {
+        self.refused.push(refusal(location, pod, reason));
     }
 
-    /// Pods that were looked after, and whose manifest has turned broken, go on as they were declared before.
-    pub fn hold(&mut self, former: &[Declared]) {
+    /// Keeps managed pods whose manifest is broken now as they were declared before.
+    pub fn keep_former(&mut self, former: &[Declared]) {
         for Declared { manifest, workload } in former {
             let Some(file) = manifest else { continue };
             let name = workload.pod.full_name().to_string();
             if self.drafts.iter().any(|draft| draft.is_of(&workload.pod)) {
                 continue;
             }
-            let mut held = false;
+            let mut may_be_hidden = false;
             for refusal in self
                 .refused
                 .iter_mut()
                 .filter(|it| may_hide(it, file, &name))
             {
                 let reason = &refusal.reason;
-                refusal.reason = format!("{reason}; {name} as it was stays looked after");
-                held = true;
+                refusal.reason = format!("{reason}; the former {name} stays managed");
+                may_be_hidden = true;
             }
-            if held {
-                self.drafts.push(Draft::held(file, workload));
+            if may_be_hidden {
+                self.drafts.push(Draft::of_former(file, workload));
             }
         }
     }
 
-    /// Finds the cgroup of each.
+    /// Resolves the cgroup of each pod.
     pub(super) fn resolve(&self, hierarchy: &Hierarchy, found: &mut Found) {
         found.refused.extend_from_slice(&self.refused);
         for draft in &self.drafts {
             let workload = draft.resolve(hierarchy);
-            match workload.and_then(|workload| alone(workload, &found.workloads)) {
+            match workload.and_then(|workload| check_overlap(workload, &found.workloads)) {
                 Ok(workload) => {
-                    let file = absolute(&draft.place.file);
+                    let file = absolute(&draft.location.file);
                     found.manifests.insert(workload.pod.uid.clone(), file);
                     found.workloads.push(workload);
                 }
@@ -135,7 +135,7 @@ impl Manifests {
                     let name = draft.pod.full_name().to_string();
                     found
                         .refused
-                        .push(refusal(&draft.place, Some(name), reason));
+                        .push(refusal(&draft.location, Some(name), reason));
                 }
             }
         }
@@ -143,9 +143,9 @@ impl Manifests {
 }
 
 impl Draft {
-    fn held(file: &Path, workload: &Workload) -> Self {
+    fn of_former(file: &Path, workload: &Workload) -> Self {
         Self {
-            place: Place::new(file, 0),
+            location: Location::new(file, 0),
             pod: (*workload.pod).clone(),
             has_uid: true,
             cgroup: workload.cgroup.clone(),
@@ -161,11 +161,11 @@ impl Draft {
     fn resolve(&self, hierarchy: &Hierarchy) -> Result<Workload, String> {
         let inode = inode(hierarchy, &self.cgroup).map_err(|error| error.to_string())?;
         if self.inode.is_some_and(|known| known != inode) {
-            return Err("its cgroup was made anew, and its manifest cannot be used".to_owned());
+            return Err("its cgroup was created again, and its manifest is broken".to_owned());
         }
         let mut pod = self.pod.clone();
         if !self.has_uid {
-            // A cgroup that was made anew is another pod.
+            // A cgroup that was created again is another pod.
             pod.uid = PodUid::from(format!("{}@{inode}", pod.uid).as_str());
         }
         Ok(Workload {
@@ -177,7 +177,7 @@ impl Draft {
     }
 }
 
-fn draft(place: &Place, object: Value) -> Result<Draft, String> {
+fn draft(location: &Location, object: Value) -> Result<Draft, String> {
     let manifest = PodObject::deserialize(object).map_err(|error| format!("not a Pod: {error}"))?;
     let mut pod = pod_facts(&manifest).map_err(|error| error.to_string())?;
     if manifest
@@ -186,17 +186,17 @@ fn draft(place: &Place, object: Value) -> Result<Draft, String> {
     {
         return Err("not a Pod: no spec.containers".to_owned());
     }
-    // A manifest says what shall run; that its cgroup is there says that it does.
+    // A manifest without a status: the pod runs if its cgroup exists.
     pod.running |= manifest.status.and_then(|status| status.phase).is_none();
     let cgroup = annotation(&manifest.metadata, CGROUP_ANNOTATION).ok_or_else(|| {
         format!(
-            "no annotation `{CGROUP_ANNOTATION}`: let it name the pod's cgroup, relative to the cgroup root"
+            "no annotation `{CGROUP_ANNOTATION}`: set it to the pod's cgroup, relative to the cgroup root"
         )
     })?;
     let cgroup = CgroupPath::new(cgroup)
         .map_err(|error| format!("annotation `{CGROUP_ANNOTATION}`: {error}"))?;
     Ok(Draft {
-        place: place.clone(),
+        location: location.clone(),
         pod,
         has_uid: manifest.metadata.uid.is_some(),
         cgroup,
@@ -204,14 +204,14 @@ fn draft(place: &Place, object: Value) -> Result<Draft, String> {
     })
 }
 
-/// Whether the pod `name` of `file` may be what was refused.
+/// Whether the refused object may be the pod `name` of `file`.
 fn may_hide(refusal: &Refusal, file: &Path, name: &str) -> bool {
-    let place = absolute(Path::new(&refusal.place));
-    file.starts_with(place) && refusal.pod.as_ref().is_none_or(|pod| pod == name)
+    let path = absolute(Path::new(&refusal.place));
+    file.starts_with(path) && refusal.pod.as_ref().is_none_or(|pod| pod == name)
 }
 
-/// Two pods cannot share processes: their throttles would get into each other's way.
-fn alone(workload: Workload, known: &[Workload]) -> Result<Workload, String> {
+/// Two pods cannot share processes: their throttles would conflict.
+fn check_overlap(workload: Workload, known: &[Workload]) -> Result<Workload, String> {
     for other in known {
         let name = other.pod.full_name();
         if other.pod.uid == workload.pod.uid {
@@ -227,10 +227,10 @@ fn alone(workload: Workload, known: &[Workload]) -> Result<Workload, String> {
     Ok(workload)
 }
 
-fn refusal(place: &Place, pod: Option<String>, reason: String) -> Refusal {
+fn refusal(location: &Location, pod: Option<String>, reason: String) -> Refusal {
     Refusal {
-        place: place.file.display().to_string(),
-        line: place.line,
+        place: location.file.display().to_string(),
+        line: location.line,
         pod,
         reason,
     }

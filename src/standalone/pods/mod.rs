@@ -1,5 +1,4 @@
-//! Where the pods of a machine without Kubernetes come from: manifests that name a cgroup, or the children of a
-//! cgroup, each of which counts as a pod.
+//! Pods of a machine without Kubernetes: from manifests that name a cgroup, or one for each child of a cgroup.
 
 pub mod manifests;
 pub mod own;
@@ -20,7 +19,7 @@ use crate::ordered;
 use self::manifests::Manifests;
 use self::own::OwnCgroups;
 
-/// Where to look for pods.
+/// Sources of pods.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Manifest files, and folders of them.
@@ -29,21 +28,21 @@ pub struct Sources {
     pub parents: Vec<CgroupPath>,
 }
 
-/// What was found at one look.
+/// The result of one scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The pods, each with a cgroup of its own; none lies within another's.
+    /// The pods; their cgroups do not overlap.
     pub workloads: Vec<Workload>,
-    /// The manifest of each that has one.
+    /// Their manifests, if they have one.
     pub manifests: BTreeMap<PodUid, PathBuf>,
-    /// Those that cannot be looked after, or not as their manifest has it.
+    /// Pods that cannot be managed, or not as their manifest says.
     pub refused: Vec<Refusal>,
 }
 
-/// A pod that was found, and the manifest that declares it.
+/// A pod and the manifest that declares it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Declared {
-    /// The file; `None`: it is a unit.
+    /// The file; `None` for a unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<PathBuf>,
     /// The pod and its cgroup.
@@ -62,8 +61,8 @@ impl Found {
     }
 }
 
-/// Looks for the cgroups of the pods that `manifests` declare, and for units. A unit that a manifest speaks for is
-/// the manifest's.
+/// Finds the cgroups of the pods that `manifests` declare, and the units below `parents`. A unit that a manifest names
+/// is the pod of that manifest.
 pub fn find(
     manifests: &Manifests,
     parents: &[CgroupPath],
@@ -86,12 +85,12 @@ pub fn find(
     found
 }
 
-/// Whether one of them is, or lies within, the other.
+/// Whether they are the same, or one is below the other.
 fn overlap(a: &CgroupPath, b: &CgroupPath) -> bool {
     is_at_or_below(a.as_str(), b.as_str()) || is_at_or_below(b.as_str(), a.as_str())
 }
 
-/// Whether `path` is `parent` or lies within it.
+/// Whether `path` is `parent` or below it.
 fn is_at_or_below(path: &str, parent: &str) -> bool {
     path.strip_prefix(parent)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

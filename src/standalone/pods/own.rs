@@ -1,4 +1,4 @@
-//! The cgroups that this process itself runs in: whatever holds them is never acted on.
+//! The cgroups that this process runs in. They and their ancestors are never acted on.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use super::is_at_or_below;
 use crate::node::cgroup::CgroupPath;
 
-/// Our own cgroups, in every tree.
+/// This process's cgroups in every tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnCgroups(Vec<String>);
 
 impl OwnCgroups {
-    /// Reads `<proc_root>/self/cgroup`. Where it cannot be read nothing is known to be ours.
+    /// Reads `<proc_root>/self/cgroup`; empty if it cannot be read.
     pub fn read(proc_root: &Path) -> Self {
         let text = fs::read_to_string(proc_root.join("self/cgroup")).unwrap_or_default();
         Self::parse(&text)
     }
 
-    /// From the text of a `cgroup` file (cgroups(7)): `id:controllers:path` lines.
+    /// Parses a `cgroup` file (cgroups(7)): `id:controllers:path` lines.
     pub fn parse(text: &str) -> Self {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let below_root = paths
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_holds_our_own_process_is_ours() {
+    fn cgroups_and_ancestors_of_this_process_are_its_own() {
         let own = OwnCgroups::parse(
             "4:memory:/\n1:cpu,cpuacct:/system.slice/plimsoll.service\n0::/x:y\n",
         );

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | namespace | the parent, as it was given |
 //! | name, and label `plimsoll.dev/unit` | the child's folder |
-//! | UID | `<cgroup>@<inode>`: a unit that was started anew is another pod |
-//! | class of service | `BestEffort`, since a unit declares no requests and no limits that Kubernetes knows |
+//! | UID | `<cgroup>@<inode>`: a restarted unit is another pod |
+//! | QoS class | `BestEffort`, since a unit declares no Kubernetes requests or limits |
 //! | priority, CPU request, start | 0 |
-//! | controller | none: nothing is known to start a stopped unit again, so it is evicted only with `evictUnowned` |
-//! | protected | units that the machine needs, our own, and what holds one of these |
-//! | matched by | a `PodQOS` that names the namespace or the label `plimsoll.dev/unit` only |
+//! | controller | none: a stopped unit may not be started again, so it is evicted only with `evictUnowned` |
+//! | protected | units that the machine needs, that of this process, and ancestors of these |
+//! | matched by | only a `PodQOS` that names the namespace or the label `plimsoll.dev/unit` |
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirEntry};
@@ -25,10 +25,10 @@ use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::{Workload, inode};
 use crate::ordered;
 
-/// From SIGTERM to SIGKILL where the action does not say.
+/// Default time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Adds the children of `parent`, except those that a manifest speaks for.
+/// Adds the children of `parent`, except those that overlap the pod of a manifest.
 pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found) {
     let entries = match children(parent, hierarchy) {
         Ok(entries) => entries,
@@ -44,8 +44,8 @@ pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found
         let Ok(cgroup) = parent.join(&folder) else {
             continue;
         };
-        let taken = |known: &Workload| overlap(&known.cgroup, &cgroup);
-        if !found.workloads.iter().any(taken) {
+        let overlaps = |known: &Workload| overlap(&known.cgroup, &cgroup);
+        if !found.workloads.iter().any(overlaps) {
             let pod = Arc::new(unit(parent, &folder, inode));
             found.workloads.push(Workload {
                 pod,
@@ -98,8 +98,8 @@ fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
     }
 }
 
-/// Units without which nobody could log in any more, or the machine would not run; and the slices that hold the
-/// instances of such a unit, as `system-getty.slice` does, or all of them.
+/// Units without which logins or the machine would not work, and slices with instances of such a unit, such as
+/// `system-getty.slice`.
 pub(super) fn is_needed_by_the_machine(folder: &str) -> bool {
     const STARTS: [&str; 14] = [
         "system.slice",
@@ -117,7 +117,7 @@ pub(super) fn is_needed_by_the_machine(folder: &str) -> bool {
         "polkit",
         "plimsoll",
     ];
-    // `\x2d` is how systemd writes a dash within a name.
+    // systemd escapes a dash within a name as `\x2d`.
     let name = folder.replace("\\x2d", "-").to_lowercase();
     let name = name.strip_prefix("system-").unwrap_or(&name);
     name.contains("login") || STARTS.iter().any(|start| name.starts_with(start))
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_that_the_machine_needs_are_never_acted_on() {
+    fn units_that_the_machine_needs_are_recognized() {
         for folder in [
             "systemd-journald.service",
             "systemd-logind.service",

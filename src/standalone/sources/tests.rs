@@ -15,19 +15,19 @@ fn action(cool_down: i32) -> Source {
     source("/p/action.yaml", ACTION, "act", &spec)
 }
 
-/// One rule for each mark; a mark of 0 is invalid.
-fn rules(action: &str, marks: &[u32]) -> Source {
-    let rule = |mark: &u32| {
-        json!({"name": format!("r{mark}"), "actionName": action,
-               "metricRule": {"name": "cpu_load_1_min", "value": mark}})
+/// One rule for each threshold; a threshold of 0 is invalid.
+fn rules(action: &str, thresholds: &[u32]) -> Source {
+    let rule = |threshold: &u32| {
+        json!({"name": format!("r{threshold}"), "actionName": action,
+               "metricRule": {"name": "cpu_load_1_min", "value": threshold}})
     };
-    let rules: Vec<_> = marks.iter().map(rule).collect();
+    let rules: Vec<_> = thresholds.iter().map(rule).collect();
     source("/p/rules.yaml", RULES, "n", &json!({"rules": rules}))
 }
 
-fn merge_files(read: &[Source], former: &[Source], doubtful: &[&str]) -> Merged {
-    let doubtful = doubtful.iter().map(PathBuf::from).collect();
-    merge(read.to_vec(), former, &doubtful, &NodeFacts::default())
+fn merge_files(read: &[Source], former: &[Source], unparsed: &[&str]) -> Merged {
+    let unparsed = unparsed.iter().map(PathBuf::from).collect();
+    merge(read.to_vec(), former, &unparsed, &NodeFacts::default())
 }
 
 /// Ids of the rules in force, each with its cool-down.
@@ -52,7 +52,7 @@ fn names(sources: &[Source]) -> Vec<String> {
 }
 
 #[test]
-fn without_anything_wrong_what_was_in_force_before_has_no_say() {
+fn valid_objects_replace_the_former_ones() {
     let read = [action(5), rules("act", &[2])];
     let merged = merge_files(&read, &[action(60), rules("act", &[1])], &[]);
     assert_eq!(in_force(&merged), [rule("n/r2", 5)]);
@@ -64,7 +64,7 @@ fn without_anything_wrong_what_was_in_force_before_has_no_say() {
 }
 
 #[test]
-fn an_object_that_turned_invalid_goes_on_as_it_was_and_the_others_are_taken() {
+fn an_invalid_edit_keeps_the_former_object_and_applies_the_others() {
     let former = [action(60), rules("act", &[1])];
     let merged = merge_files(&[action(5), rules("act", &[0])], &former, &[]);
     assert_eq!(in_force(&merged), [rule("n/r1", 5)]);
@@ -76,7 +76,7 @@ fn an_object_that_turned_invalid_goes_on_as_it_was_and_the_others_are_taken() {
 }
 
 #[test]
-fn an_action_that_turned_invalid_does_not_take_a_good_edit_of_its_rules_with_it() {
+fn an_invalid_action_does_not_block_a_good_edit_of_its_rules() {
     let former = [action(60), rules("act", &[1])];
     let merged = merge_files(&[action(0), rules("act", &[2])], &former, &[]);
     assert_eq!(in_force(&merged), [rule("n/r2", 60)]);
@@ -89,7 +89,7 @@ fn an_action_that_turned_invalid_does_not_take_a_good_edit_of_its_rules_with_it(
 }
 
 #[test]
-fn a_rule_that_comes_to_name_no_action_goes_on_with_the_one_it_had() {
+fn a_rule_edited_to_name_no_action_stays_as_it_was() {
     let former = [action(60), rules("act", &[1])];
     let merged = merge_files(&[action(60), rules("atc", &[2])], &former, &[]);
     assert_eq!(in_force(&merged), [rule("n/r1", 60)]);
@@ -97,21 +97,23 @@ fn a_rule_that_comes_to_name_no_action_goes_on_with_the_one_it_had() {
 }
 
 #[test]
-fn what_is_deleted_is_gone_with_all_that_needs_it() {
+fn a_deleted_object_is_removed_with_all_that_depends_on_it() {
     let former = [action(60), rules("act", &[1])];
     assert_eq!(in_force(&merge_files(&[action(60)], &former, &[])), []);
     let merged = merge_files(&[rules("act", &[1])], &former, &[]);
     assert_eq!(in_force(&merged), []);
     assert!(merged.refused.is_empty(), "nothing was edited: {merged:?}");
-    let told = merged.compiled.findings.iter();
+    let findings = merged.compiled.findings.iter();
     assert!(
-        told.clone().any(|it| it.reason == Reason::UnknownAction),
+        findings
+            .clone()
+            .any(|it| it.reason == Reason::UnknownAction),
         "{merged:?}"
     );
 }
 
 #[test]
-fn what_a_file_that_cannot_be_understood_may_hold_goes_on() {
+fn objects_that_may_be_in_an_unparsed_file_stay_in_force() {
     let former = [action(60), rules("act", &[1])];
     let merged = merge_files(&[action(5)], &former, &["/p/rules.yaml"]);
     assert_eq!(in_force(&merged), [rule("n/r1", 5)]);
@@ -121,7 +123,7 @@ fn what_a_file_that_cannot_be_understood_may_hold_goes_on() {
     let folder = merge_files(&[], &former, &["/p"]);
     assert_eq!(in_force(&folder), [rule("n/r1", 60)]);
     assert_eq!(names(&folder.sources), ["act", "n"]);
-    // What was moved to another file is taken from there.
+    // An object that was moved to another file is read from there.
     let merged = merge_files(
         &[action(5), rules("act", &[2])],
         &former,
@@ -131,7 +133,7 @@ fn what_a_file_that_cannot_be_understood_may_hold_goes_on() {
 }
 
 #[test]
-fn an_error_that_was_there_before_keeps_no_good_edit_out() {
+fn an_old_error_does_not_block_a_good_edit() {
     let former = [action(60), rules("act", &[0, 1])];
     let merged = merge_files(&[action(60), rules("act", &[0, 2])], &former, &[]);
     assert_eq!(in_force(&merged), [rule("n/r2", 60)]);
@@ -139,12 +141,12 @@ fn an_error_that_was_there_before_keeps_no_good_edit_out() {
     assert_eq!(
         in_force(&merged),
         [],
-        "the rule was deleted, and the error is no news"
+        "the rule was deleted, and the error is old"
     );
 }
 
 #[test]
-fn a_second_object_of_the_same_name_does_not_put_off_the_one_in_force() {
+fn a_duplicate_name_does_not_replace_the_object_in_force() {
     let former = [action(60), rules("act", &[1])];
     let mut second = rules("act", &[2]);
     second.file = "/p/second.yaml".into();
@@ -155,24 +157,24 @@ fn a_second_object_of_the_same_name_does_not_put_off_the_one_in_force() {
 }
 
 #[test]
-fn what_never_was_in_force_is_not_kept() {
+fn an_invalid_new_object_has_no_fallback() {
     let merged = merge_files(&[action(0), rules("act", &[1])], &[], &[]);
     assert_eq!(in_force(&merged), []);
     assert_eq!(names(&merged.sources), ["n"]);
 }
 
 #[test]
-fn the_node_that_the_rules_are_compiled_for_is_the_one_of_now() {
+fn rules_are_compiled_for_the_current_node() {
     let mut selecting = rules("act", &[1]);
     selecting.object["spec"]["selector"] = json!({"matchLabels": {"role": "batch"}});
     let former = [action(60), selecting];
-    let doubtful = BTreeSet::from([PathBuf::from("/p/rules.yaml")]);
+    let unparsed = BTreeSet::from([PathBuf::from("/p/rules.yaml")]);
     let on = |role: &str| {
         let node = NodeFacts {
             labels: BTreeMap::from([("role".to_owned(), role.to_owned())]),
             ..NodeFacts::default()
         };
-        in_force(&merge(vec![action(60)], &former, &doubtful, &node))
+        in_force(&merge(vec![action(60)], &former, &unparsed, &node))
     };
     assert_eq!(on("batch"), [rule("n/r1", 60)]);
     assert_eq!(on("web"), []);

@@ -4,12 +4,12 @@ use super::super::find;
 use super::super::own::OwnCgroups;
 use super::*;
 
-/// A folder that plays the cgroup root, and one for manifests.
-struct Machine {
+/// A fake cgroup root and a folder of manifests.
+struct TestMachine {
     dir: tempfile::TempDir,
 }
 
-impl Machine {
+impl TestMachine {
     fn with_cgroups(cgroups: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temp dir");
         for cgroup in cgroups {
@@ -52,8 +52,8 @@ fn names(found: &Found) -> Vec<String> {
 }
 
 #[test]
-fn pods_of_many_documents_and_files_are_found_with_their_cgroups() {
-    let machine = Machine::with_cgroups(&["batch/a", "batch/b", "batch/c", "web"]);
+fn pods_of_several_documents_and_files_are_found() {
+    let machine = TestMachine::with_cgroups(&["batch/a", "batch/b", "batch/c", "web"]);
     machine.write(
         "1.yaml",
         &format!(
@@ -87,8 +87,8 @@ fn pods_of_many_documents_and_files_are_found_with_their_cgroups() {
 }
 
 #[test]
-fn a_bad_pod_is_named_with_its_line_and_harms_no_other() {
-    let machine = Machine::with_cgroups(&["good", "ours/me", "a", "a/b"]);
+fn a_broken_pod_is_reported_with_its_line_and_affects_no_other() {
+    let machine = TestMachine::with_cgroups(&["good", "ours/me", "a", "a/b"]);
     std::os::unix::fs::symlink("good", machine.dir.path().join("cgroup/link")).expect("a link");
     let bad = [
         (
@@ -151,8 +151,8 @@ fn a_bad_pod_is_named_with_its_line_and_harms_no_other() {
 }
 
 #[test]
-fn a_manifest_of_five_megabytes_is_read_and_a_larger_heap_of_bytes_refused() {
-    let machine = Machine::with_cgroups(&["a", "b", "c", "d", "e"]);
+fn a_manifest_of_5_mib_is_read_and_one_of_17_mib_refused() {
+    let machine = TestMachine::with_cgroups(&["a", "b", "c", "d", "e"]);
     let long = "x".repeat(1 << 20);
     let padded = |name: &str| {
         let annotations = format!("  annotations:\n    long: {long}");
@@ -171,8 +171,8 @@ fn a_manifest_of_five_megabytes_is_read_and_a_larger_heap_of_bytes_refused() {
 }
 
 #[test]
-fn a_missing_file_and_a_missing_parent_are_told_and_waited_for() {
-    let machine = Machine::with_cgroups(&["batch/a"]);
+fn a_missing_file_and_a_missing_parent_are_reported() {
+    let machine = TestMachine::with_cgroups(&["batch/a"]);
     machine.write("a.yaml", &pod("a", "batch/a"));
     let paths = ["/no/such/file.yaml".into(), machine.dir.path().join("pods")];
     let found = machine.resolve(&Manifests::read(&paths), &["nowhere"]);
@@ -189,8 +189,8 @@ fn a_missing_file_and_a_missing_parent_are_told_and_waited_for() {
 }
 
 #[test]
-fn every_child_of_a_parent_is_a_pod_but_those_that_a_manifest_speaks_for() {
-    let machine = Machine::with_cgroups(&[
+fn every_child_of_a_parent_is_a_pod_unless_a_manifest_names_it() {
+    let machine = TestMachine::with_cgroups(&[
         "system.slice/batch.service/deeper",
         "system.slice/ssh.service",
         "system.slice/web.service",
@@ -226,8 +226,8 @@ fn every_child_of_a_parent_is_a_pod_but_those_that_a_manifest_speaks_for() {
 }
 
 #[test]
-fn whatever_holds_our_own_process_is_protected() {
-    let machine = Machine::with_cgroups(&["ours/me", "ours/other"]);
+fn cgroups_of_this_process_are_protected() {
+    let machine = TestMachine::with_cgroups(&["ours/me", "ours/other"]);
     machine.write("pods.yaml", &pod("me", "ours/me"));
     let found = machine.find(&["ours"]);
     assert_eq!(names(&found), ["default/me", "ours/other"]);
@@ -236,8 +236,8 @@ fn whatever_holds_our_own_process_is_protected() {
 }
 
 #[test]
-fn a_manifest_that_names_a_unit_of_the_machine_does_not_lift_its_protection() {
-    let machine = Machine::with_cgroups(&["system.slice/ssh.service", "batch"]);
+fn a_manifest_does_not_unprotect_a_unit_that_the_machine_needs() {
+    let machine = TestMachine::with_cgroups(&["system.slice/ssh.service", "batch"]);
     machine.write(
         "pods.yaml",
         &format!(
@@ -253,8 +253,8 @@ fn a_manifest_that_names_a_unit_of_the_machine_does_not_lift_its_protection() {
 }
 
 #[test]
-fn policies_in_the_same_folder_are_passed_over() {
-    let machine = Machine::with_cgroups(&["a"]);
+fn policies_in_the_same_folder_are_skipped() {
+    let machine = TestMachine::with_cgroups(&["a"]);
     machine.write("a.yaml", &pod("a", "a"));
     machine.write(
         "policy.yaml",

@@ -1,4 +1,4 @@
-//! From samples to what is shown of the node and its pods; the same for a live run and for a recording.
+//! CPU usage of the node and its pods, from samples.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,61 +10,65 @@ use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
 use crate::ordered;
 
-/// Use is shown as the mean over this time: shorter, and it jumps with the 100 ms periods of the quotas.
+/// Usage is the mean over this time: a shorter one jumps with the 100 ms quota periods.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// What the last samples say.
+/// Usage and quotas from the latest samples.
 #[derive(Clone, Debug)]
-pub struct Scene {
+pub struct UsageTracker {
     capacity: MilliCpu,
-    line: MilliCpu,
-    looks: VecDeque<Look>,
+    threshold: MilliCpu,
+    readings: VecDeque<Reading>,
     originals: BTreeMap<PodUid, Quota>,
     quotas: BTreeMap<PodUid, Quota>,
 }
 
 /// The CPU counters of one sample.
 #[derive(Clone, Debug)]
-struct Look {
+struct Reading {
     at: BootTime,
     node: Option<u64>,
     pods: BTreeMap<PodUid, (BootTime, u64)>,
 }
 
-impl Scene {
-    /// Nothing seen yet, on a node of this size with this load line.
-    pub const fn new(capacity: MilliCpu, line: MilliCpu) -> Self {
+impl UsageTracker {
+    /// For a node of this size with this threshold.
+    pub const fn new(capacity: MilliCpu, threshold: MilliCpu) -> Self {
         Self {
             capacity,
-            line,
-            looks: VecDeque::new(),
+            threshold,
+            readings: VecDeque::new(),
             originals: BTreeMap::new(),
             quotas: BTreeMap::new(),
         }
     }
 
-    /// Takes a sample. The first quota seen of a pod counts as its original: nothing is in force at the begin.
-    pub fn see(&mut self, sample: &Sample) {
+    /// Adds a sample. A pod's first quota is its original: nothing is in force at the start.
+    pub fn add_sample(&mut self, sample: &Sample) {
         for pod in &sample.pods {
             if let Some(quota) = pod.levers.first().and_then(|lever| lever.quota) {
                 self.originals.entry(pod.uid.clone()).or_insert(quota);
                 self.quotas.insert(pod.uid.clone(), quota);
             }
         }
-        self.looks.push_back(look(sample));
-        while self.looks.get(1).is_some_and(|next| self.is_old(next.at)) {
-            self.looks.pop_front();
+        self.readings.push_back(reading(sample));
+        while self
+            .readings
+            .get(1)
+            .is_some_and(|next| self.is_old(next.at))
+        {
+            self.readings.pop_front();
         }
     }
 
-    /// The originals are back, and no sample has shown it yet.
+    /// The originals are restored, before a sample shows it.
     pub fn all_restored(&mut self) {
         self.quotas.clone_from(&self.originals);
     }
 
-    /// At least [`WINDOW`] before the last look.
+    /// At least [`WINDOW`] before the last reading.
     fn is_old(&self, at: BootTime) -> bool {
-        self.looks
+        self.readings
             .back()
             .is_some_and(|last| last.at.since(at) >= WINDOW)
     }
@@ -74,11 +78,11 @@ impl Scene {
         NodeView {
             usage: self.node_usage(),
             capacity: self.capacity,
-            line: self.line,
+            threshold: self.threshold,
         }
     }
 
-    /// A pod; `weight` is not in samples.
+    /// A pod; samples have no `weight`.
     pub fn pod(&self, pod: &Pod, weight: Option<String>) -> PodView {
         PodView {
             name: pod.name.clone(),
@@ -96,23 +100,23 @@ impl Scene {
     }
 
     fn pod_usage(&self, uid: &PodUid) -> Option<MilliCpu> {
-        let seen = |look: &Look| look.pods.get(uid).copied();
-        let first = self.looks.iter().find_map(seen)?;
-        let last = self.looks.back().and_then(seen)?;
+        let of_pod = |reading: &Reading| reading.pods.get(uid).copied();
+        let first = self.readings.iter().find_map(of_pod)?;
+        let last = self.readings.back().and_then(of_pod)?;
         rate(first, last)
     }
 
-    fn ends(&self) -> Option<(&Look, &Look)> {
-        Some((self.looks.front()?, self.looks.back()?))
+    fn ends(&self) -> Option<(&Reading, &Reading)> {
+        Some((self.readings.front()?, self.readings.back()?))
     }
 }
 
-fn look(sample: &Sample) -> Look {
+fn reading(sample: &Sample) -> Reading {
     let pods = sample.pods.iter().filter_map(|pod| {
         let nanos = pod.cpu_nanos?;
         Some((pod.uid.clone(), (pod.at, nanos)))
     });
-    Look {
+    Reading {
         at: sample.at,
         node: sample.node.cpu.map(|cpu| cpu.busy),
         pods: ordered::map(pods),
@@ -156,25 +160,25 @@ mod tests {
     }
 
     #[test]
-    fn use_is_the_mean_over_the_last_second() {
-        let mut scene = Scene::new(MilliCpu(2000), MilliCpu(1400));
-        assert_eq!(scene.node().usage, None, "nothing seen");
+    fn usage_is_the_mean_over_the_last_second() {
+        let mut usage = UsageTracker::new(MilliCpu(2000), MilliCpu(1400));
+        assert_eq!(usage.node().usage, None, "no sample yet");
         for step in 0..=20 {
             // Idle for two seconds, then both CPUs busy for three.
             let busy = 2 * (step * 250_u64).saturating_sub(2000);
-            scene.see(&sample(10_000 + step * 250, busy, Quota::Unlimited));
+            usage.add_sample(&sample(10_000 + step * 250, busy, Quota::Unlimited));
         }
-        assert_eq!(scene.node().usage, Some(MilliCpu(2000)));
-        assert_eq!(scene.pod_usage(&"a".into()), Some(MilliCpu(1000)));
-        assert_eq!(scene.pod_usage(&"b".into()), None);
+        assert_eq!(usage.node().usage, Some(MilliCpu(2000)));
+        assert_eq!(usage.pod_usage(&"a".into()), Some(MilliCpu(1000)));
+        assert_eq!(usage.pod_usage(&"b".into()), None);
     }
 
     #[test]
-    fn the_original_stays_what_was_seen_first() {
-        let mut scene = Scene::new(MilliCpu(2000), MilliCpu(1400));
-        scene.see(&sample(0, 0, Quota::Unlimited));
-        scene.see(&sample(250, 0, Quota::Limit(MilliCpu(300))));
-        assert_eq!(scene.originals[&"a".into()], Quota::Unlimited);
-        assert_eq!(scene.quotas[&"a".into()], Quota::Limit(MilliCpu(300)));
+    fn the_original_is_the_first_quota() {
+        let mut usage = UsageTracker::new(MilliCpu(2000), MilliCpu(1400));
+        usage.add_sample(&sample(0, 0, Quota::Unlimited));
+        usage.add_sample(&sample(250, 0, Quota::Limit(MilliCpu(300))));
+        assert_eq!(usage.originals[&"a".into()], Quota::Unlimited);
+        assert_eq!(usage.quotas[&"a".into()], Quota::Limit(MilliCpu(300)));
     }
 }

@@ -1,4 +1,4 @@
-//! A machine whose time the test decides, on folders that play a cgroup tree: what is kept, when, and how long it lasts.
+//! A machine on a fake clock and a fake cgroup tree: persisted state, grace periods and throttles over time.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -59,27 +59,27 @@ const fn at(seconds: u64) -> BootTime {
     BootTime::from_nanos(seconds * 1_000_000_000)
 }
 
-/// A machine whose memory is full, and one pod that holds some of it.
-struct Ground(TempDir);
+/// A machine whose memory is full, with one pod that uses some of it.
+struct FakeTree(TempDir);
 
-impl Ground {
+impl FakeTree {
     fn new() -> Self {
-        let ground = Self(tempfile::tempdir().unwrap());
-        ground.write("policies/p.yaml", POLICY);
-        ground.write("pods/p.yaml", POD);
-        ground.write(
+        let tree = Self(tempfile::tempdir().unwrap());
+        tree.write("policies/p.yaml", POLICY);
+        tree.write("pods/p.yaml", POD);
+        tree.write(
             "proc/stat",
             "cpu  1 0 1 1 0 0 0 0 0 0\ncpu0 1 0 1 1 0 0 0 0 0 0\n",
         );
-        ground.write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 100 kB\n");
-        ground.write("cgroup/batch/cpu.stat", "usage_usec 1\n");
-        ground.write("cgroup/batch/memory.current", "409600\n");
-        ground.write(
+        tree.write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 100 kB\n");
+        tree.write("cgroup/batch/cpu.stat", "usage_usec 1\n");
+        tree.write("cgroup/batch/memory.current", "409600\n");
+        tree.write(
             "cgroup/batch/memory.stat",
             "anon 409600\nshmem 0\nslab_unreclaimable 0\nfile 0\n",
         );
-        ground.write("cgroup/batch/cgroup.kill", "");
-        ground
+        tree.write("cgroup/batch/cgroup.kill", "");
+        tree
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -121,29 +121,29 @@ impl Ground {
         host::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
     }
 
-    fn kept(&self) -> Option<Value> {
+    fn saved_state(&self) -> Option<Value> {
         let text = fs::read(self.path("state/engine.json")).ok()?;
         serde_json::from_slice(&text).ok()
     }
 }
 
 #[test]
-fn that_a_round_has_begun_is_kept_before_anybody_is_signalled() {
-    let ground = Ground::new();
-    let processes = ground.path("cgroup/batch/cgroup.procs");
-    // The processes are listed only when somebody writes into the pipe.
+fn an_eviction_round_is_saved_before_a_process_is_signalled() {
+    let tree = FakeTree::new();
+    let processes = tree.path("cgroup/batch/cgroup.procs");
+    // Reading the list of processes blocks until the pipe has a writer.
     mkfifo(&processes, Mode::S_IRWXU).unwrap();
-    let mut machine = ground.open(false);
+    let mut machine = tree.open(false);
     let tick = thread::spawn(move || machine.tick(at(10)).len());
     let end = boot_time() + Duration::from_secs(30);
-    while ground.kept().is_none() {
-        assert!(!tick.is_finished() && boot_time() < end, "nothing kept");
+    while tree.saved_state().is_none() {
+        assert!(!tick.is_finished() && boot_time() < end, "nothing saved");
         thread::yield_now();
     }
     assert!(!tick.is_finished(), "it waits for the list of processes");
-    let kept = ground.kept().unwrap();
-    assert_eq!(kept["state"]["rounds"][0]["group"], "memory", "{kept}");
-    // Without O_NONBLOCK the last open would wait for a reader that never comes; with it it fails.
+    let saved = tree.saved_state().unwrap();
+    assert_eq!(saved["state"]["rounds"][0]["group"], "memory", "{saved}");
+    // With O_NONBLOCK the last open fails, since there is no reader any more, instead of blocking.
     let mut writer = OpenOptions::new();
     writer.write(true).custom_flags(O_NONBLOCK);
     while !tick.is_finished() {
@@ -153,43 +153,43 @@ fn that_a_round_has_begun_is_kept_before_anybody_is_signalled() {
     assert!(tick.join().unwrap() > 0);
 }
 
-/// What a process that was terminated within the grace period leaves.
-fn left_behind(ground: &Ground) {
-    ground.write("cgroup/batch/cgroup.procs", "4194303\n");
-    let inode = fs::metadata(ground.path("cgroup/batch")).unwrap().ino();
+/// Writes the state of a process that was terminated within the grace period.
+fn left_behind(tree: &FakeTree) {
+    tree.write("cgroup/batch/cgroup.procs", "4194303\n");
+    let inode = fs::metadata(tree.path("cgroup/batch")).unwrap().ino();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let pending = json!({"uid": format!("default/batch@{inode}"), "cgroup": "batch", "inode": inode,
         "started": at(5), "killAt": at(10)});
-    let kept = json!({"bootId": boot.trim(), "state": {}, "evictions": [pending]});
-    ground.write("state/engine.json", &kept.to_string());
+    let saved = json!({"bootId": boot.trim(), "state": {}, "evictions": [pending]});
+    tree.write("state/engine.json", &saved.to_string());
 }
 
 #[test]
-fn a_grace_period_that_an_earlier_process_began_ends_with_the_kill_but_not_under_preview() {
+fn an_inherited_grace_period_ends_with_a_kill_unless_preview() {
     for (preview, killed) in [(false, "1"), (true, "")] {
-        let ground = Ground::new();
-        left_behind(&ground);
-        let mut machine = ground.open(preview);
+        let tree = FakeTree::new();
+        left_behind(&tree);
+        let mut machine = tree.open(preview);
         machine.tick(at(11));
-        let kill = fs::read_to_string(ground.path("cgroup/batch/cgroup.kill")).unwrap();
+        let kill = fs::read_to_string(tree.path("cgroup/batch/cgroup.kill")).unwrap();
         assert_eq!(kill, killed, "preview: {preview}");
     }
 }
 
 #[test]
-fn a_throttle_lasts_from_one_evaluation_to_the_next_however_rare_they_are() {
-    let ground = Ground::new();
-    ground.write("policies/p.yaml", THROTTLE);
-    ground.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
-    ground.write("cgroup/batch/cpu.max", "max 100000\n");
-    let mut machine = ground.open(false);
+fn a_throttle_lasts_until_the_next_evaluation() {
+    let tree = FakeTree::new();
+    tree.write("policies/p.yaml", THROTTLE);
+    tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
+    tree.write("cgroup/batch/cpu.max", "max 100000\n");
+    let mut machine = tree.open(false);
     machine.tick(at(10));
     // One CPU for the whole hour.
-    ground.write("cgroup/batch/cpu.stat", "usage_usec 3600000001\n");
+    tree.write("cgroup/batch/cpu.stat", "usage_usec 3600000001\n");
     machine.tick(at(3610));
     for minute in 0..59 {
         machine.tick(at(3611 + minute * 60));
-        let quota = fs::read_to_string(ground.path("cgroup/batch/cpu.max")).unwrap();
+        let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
         assert_eq!(quota, "70000 100000", "after {minute} minutes");
     }
 }

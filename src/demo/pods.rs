@@ -1,4 +1,4 @@
-//! Who plays: the demo's pods, with the CPU weights that Kubernetes would give them.
+//! The demo's pods, with the CPU weights that Kubernetes would give them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use crate::engine::units::MilliCpu;
 
 /// One pod of the demo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Role {
-    /// Its name, which is its cgroup's too.
+pub struct DemoPod {
+    /// Its name, and that of its cgroup.
     pub name: String,
-    /// Quality-of-service class, as its request and limit make it.
+    /// Quality-of-service class, as its request and limit imply.
     pub qos: QosClass,
     /// CPU requested.
     pub request: MilliCpu,
-    /// CPU limit; `None`: none.
+    /// CPU limit.
     pub limit: Option<MilliCpu>,
-    /// Threads that want to run.
+    /// Busy threads.
     pub threads: usize,
 }
 
-impl Role {
-    /// It as the engine knows pods.
+impl DemoPod {
+    /// As a pod of the engine.
     pub fn pod(&self) -> Pod {
         let uid = format!("demo/{}", self.name);
         Pod {
@@ -47,7 +47,7 @@ impl Role {
         }
     }
 
-    /// It as the report tells of it.
+    /// Its row in the report.
     pub fn facts(&self, weight: String, lowest_quota: Option<String>) -> PodFacts {
         PodFacts {
             name: self.name.clone(),
@@ -63,28 +63,27 @@ impl Role {
 
 /// The pods for a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cast {
+pub struct DemoPods {
     /// CPUs online.
     pub cpus: u32,
     /// The important pod.
-    pub important: Role,
+    pub important: DemoPod,
     /// The batch pods.
-    pub batch: Vec<Role>,
+    pub batch: Vec<DemoPod>,
 }
 
-/// Percent of the machine's CPU that the load line is drawn at.
-pub const LINE_PERCENT: u8 = 70;
+/// The rule's threshold in percent of the machine's CPU.
+pub const THRESHOLD_PERCENT: u8 = 70;
 
-impl Cast {
+impl DemoPods {
     /// The pods for a machine with `cpus` CPUs.
     ///
-    /// The important worker has one thread and asks for one whole CPU, so that the quota that comes with its limit
-    /// is not below what it can use (the report tells whether it ever held it back). The batch pods together ask for 20 % of the machine and have a thread for each CPU;
-    /// one of them has a limit (above what it can get), so that both kinds of original are put back: a quota and
-    /// none.
+    /// The important worker has one thread and requests one CPU, so that its own limit does not throttle it. The batch
+    /// pods together request 20 % of the machine and each have a thread for every CPU. One has a limit (above what it
+    /// can get), so that both a quota and `max` are restored.
     pub fn for_cpus(cpus: u32) -> Self {
         let machine = MilliCpu(u64::from(cpus) * 1000);
-        let batch = |name: &str, limit| Role {
+        let batch = |name: &str, limit| DemoPod {
             name: name.to_owned(),
             qos: QosClass::Burstable,
             request: machine.percent(10),
@@ -93,7 +92,7 @@ impl Cast {
         };
         Self {
             cpus,
-            important: Role {
+            important: DemoPod {
                 name: "important".to_owned(),
                 qos: QosClass::Guaranteed,
                 request: MilliCpu(1000),
@@ -108,7 +107,7 @@ impl Cast {
     }
 
     /// All pods, the important one first.
-    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+    pub fn all(&self) -> impl Iterator<Item = &DemoPod> {
         std::iter::once(&self.important).chain(&self.batch)
     }
 
@@ -117,25 +116,24 @@ impl Cast {
         MilliCpu(u64::from(self.cpus) * 1000)
     }
 
-    /// The load line of this machine.
-    pub fn line(&self) -> MilliCpu {
-        self.capacity().percent(LINE_PERCENT)
+    /// The rule's threshold for this machine.
+    pub fn threshold(&self) -> MilliCpu {
+        self.capacity().percent(THRESHOLD_PERCENT)
     }
 }
 
-/// `cpu.shares` for a CPU request, as the kubelet's `MilliCPUToShares` has it: 1024 a CPU, 2 at the least, 262144 at
-/// the most.
+/// `cpu.shares` for a CPU request, as the kubelet's `MilliCPUToShares` computes it: 1024 a CPU, in 2..=262144.
 pub fn shares(request: MilliCpu) -> u64 {
     (request.0.saturating_mul(1024) / 1000).clamp(2, 262_144)
 }
 
-/// `cpu.weight` for `cpu.shares`, as `ConvertCPUSharesToCgroupV2Value` of runc 1.0 to 1.3 has it: 2..=262144 on
-/// 1..=10000, in a straight line.
+/// `cpu.weight` for `cpu.shares`, as `ConvertCPUSharesToCgroupV2Value` of runc 1.0 to 1.3 computes it: linear from
+/// 2..=262144 to 1..=10000.
 pub fn weight(shares: u64) -> u64 {
     1 + shares.saturating_sub(2) * 9999 / 262_142
 }
 
-/// The kernel's default enforcement period, which the kubelet keeps.
+/// The kernel's and the kubelet's default quota period.
 pub const QUOTA_PERIOD: Duration = Duration::from_millis(100);
 
 /// `cpu.cfs_quota_us` for a limit over [`QUOTA_PERIOD`].
@@ -148,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_those_that_kubernetes_gives() {
+    fn weights_are_those_of_kubernetes() {
         assert_eq!(shares(MilliCpu(0)), 2);
         assert_eq!(shares(MilliCpu(200)), 204);
         assert_eq!(shares(MilliCpu(1000)), 1024);
@@ -159,19 +157,27 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_pods_can_be_throttled_below_the_line_on_every_machine() {
+    fn batch_pods_can_be_throttled_below_the_threshold_on_any_machine() {
         for cpus in 1..=256 {
-            let cast = Cast::for_cpus(cpus);
-            let floor: MilliCpu = cast.batch.iter().map(|role| role.request).sum();
-            assert!(floor < cast.line(), "{cpus} CPUs");
-            let threads: usize = cast.batch.iter().map(|role| role.threads).sum();
+            let demo_pods = DemoPods::for_cpus(cpus);
+            let floor: MilliCpu = demo_pods
+                .batch
+                .iter()
+                .map(|demo_pod| demo_pod.request)
+                .sum();
+            assert!(floor < demo_pods.threshold(), "{cpus} CPUs");
+            let threads: usize = demo_pods
+                .batch
+                .iter()
+                .map(|demo_pod| demo_pod.threads)
+                .sum();
             assert!(threads >= cpus as usize, "{cpus} CPUs");
         }
     }
 
     #[test]
-    fn the_important_worker_cannot_reach_its_own_limit() {
-        let worker = Cast::for_cpus(2).important;
+    fn the_important_worker_cannot_exceed_its_own_limit() {
+        let worker = DemoPods::for_cpus(2).important;
         assert!(worker.limit.unwrap() >= MilliCpu(1000 * worker.threads as u64));
         assert_eq!(worker.limit, Some(worker.request), "Guaranteed");
     }

@@ -1,15 +1,18 @@
-//! Why the demo's cgroups cannot be made, and what to do about it.
+//! Why the demo cannot run on this machine, and what to do about it.
 
 use std::fmt;
 use std::io;
 
 use nix::errno::Errno;
 
+use super::cgroups::CgroupError;
 use super::live::LiveError;
-use super::stage::StageError;
 use crate::node::cgroup::layout::LayoutError;
 
-/// Why the demo cannot run on this machine, for people.
+/// Where the repository has a picture of the demo.
+const PICTURE: &str = "docs/demo.svg";
+
+/// Why the demo cannot run on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// What went wrong.
@@ -22,7 +25,9 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "The demo cannot run on this machine: {}.\nWhat to do: {}.",
+            "The demo cannot run on this machine: {}.\n\
+             What to do: {}.\n\
+             What it looks like: {PICTURE} in Plimsoll's repository.",
             self.why, self.what_to_do
         )
     }
@@ -38,9 +43,9 @@ impl From<&LayoutError> for Obstacle {
 }
 
 impl Obstacle {
-    /// The obstacle behind an error; `None` where the cgroups are not to blame.
+    /// The obstacle behind an error; `None` where the error has nothing to do with cgroups.
     pub fn behind(error: &LiveError, is_root: bool) -> Option<Self> {
-        let LiveError::Stage(error) = error else {
+        let LiveError::Cgroup(error) = error else {
             return None;
         };
         Some(Self {
@@ -50,38 +55,38 @@ impl Obstacle {
     }
 }
 
-fn advice(error: &StageError, is_root: bool) -> &'static str {
+fn advice(error: &CgroupError, is_root: bool) -> &'static str {
     let errno = error.source.raw_os_error().map(Errno::from_raw);
     match errno {
         Some(Errno::EACCES | Errno::EPERM) if !is_root => {
             "run it as root (`sudo plimsoll demo`), or name a cgroup v2 tree that is delegated to you with --cgroup-root"
         }
         Some(Errno::EACCES | Errno::EPERM) => {
-            "this root may not write cgroups, as in most containers: run it on the host, or in a container with `--privileged`"
+            "root may not write cgroups here, as in most containers: run it on the host, or in a container with `--privileged`"
         }
         Some(Errno::EROFS) => {
             "the cgroup file system is mounted read-only, as in most containers: run it on the host, or in a container \
-             with `--privileged` (then `mount -o remount,rw` it where it still is)"
+             with `--privileged` (and `mount -o remount,rw` it if it is still read-only)"
         }
-        Some(Errno::EBUSY) if error.doing.starts_with("switch on") => {
-            "that cgroup holds processes itself, and then the kernel hands no controller down from it: move them into a \
-             cgroup below it, or run the demo on the host"
+        Some(Errno::EBUSY) if error.doing.starts_with("enable") => {
+            "that cgroup holds processes itself, so the kernel enables no controller for its children: move them into a \
+             child cgroup, or run the demo on the host"
         }
-        Some(Errno::ENOENT | Errno::EINVAL) if error.doing.starts_with("switch on") => {
-            "the cpu controller is not available in that cgroup: have it delegated (systemd: `Delegate=yes`), or name \
+        Some(Errno::ENOENT | Errno::EINVAL) if error.doing.starts_with("enable") => {
+            "the cpu controller is not available in that cgroup: delegate it (systemd: `Delegate=yes`), or name \
              another tree with --cgroup-root"
         }
         _ if is_missing_bandwidth(error) => {
             "this kernel has no CPU quota: it needs CONFIG_CFS_BANDWIDTH"
         }
         Some(Errno::ENOENT) => {
-            "check that --cgroup-root names the place where the cgroup trees are mounted"
+            "check that --cgroup-root names the directory where the cgroup trees are mounted"
         }
-        _ => "see the reason above; `plimsoll demo --replay` shows a recording instead",
+        _ => "see the reason above",
     }
 }
 
-fn is_missing_bandwidth(error: &StageError) -> bool {
+fn is_missing_bandwidth(error: &CgroupError) -> bool {
     let name = error.path.file_name().and_then(|name| name.to_str());
     error.source.kind() == io::ErrorKind::NotFound
         && matches!(name, Some("cpu.max" | "cpu.cfs_quota_us"))
@@ -92,7 +97,7 @@ mod tests {
     use super::*;
 
     fn error(doing: &'static str, path: &str, errno: Errno) -> LiveError {
-        LiveError::Stage(StageError {
+        LiveError::Cgroup(CgroupError {
             doing,
             path: path.into(),
             source: errno.into(),
@@ -100,22 +105,22 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_own_advice() {
-        let make = "make the cgroup";
-        let on = "switch on the cpu controller in";
+    fn every_errno_has_its_own_advice() {
+        let create = "create the cgroup";
+        let enable = "enable the cpu controller in";
         let cases = [
-            (make, "/cg/d", Errno::EACCES, false, "sudo"),
-            (make, "/cg/d", Errno::EACCES, true, "--privileged"),
-            (make, "/cg/d", Errno::EROFS, true, "read-only"),
+            (create, "/cg/d", Errno::EACCES, false, "sudo"),
+            (create, "/cg/d", Errno::EACCES, true, "--privileged"),
+            (create, "/cg/d", Errno::EROFS, true, "read-only"),
             (
-                on,
+                enable,
                 "/cg/cgroup.subtree_control",
                 Errno::EBUSY,
                 true,
                 "holds processes",
             ),
             (
-                on,
+                enable,
                 "/cg/cgroup.subtree_control",
                 Errno::ENOENT,
                 true,
@@ -138,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_was_killed_is_no_obstacle_of_the_machine() {
-        assert_eq!(Obstacle::behind(&LiveError::WorkerEnded, true), None);
+    fn a_killed_worker_is_not_an_obstacle() {
+        assert_eq!(Obstacle::behind(&LiveError::WorkerExited, true), None);
     }
 }

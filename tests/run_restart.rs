@@ -1,4 +1,4 @@
-//! What outlives a process of `plimsoll run`: rules whose manifests turned broken, and how loaded the node was.
+//! `plimsoll run` keeps its inputs and the node's load over a restart.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod run_support;
@@ -17,12 +17,12 @@ use run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use serde_json::Value;
 
 #[test]
-#[ignore = "a helper of the other tests: burns a CPU until it is killed"]
+#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
 fn burn() {
     run_support::burn();
 }
 
-/// A machine whose pod is at its floor, and whose `plimsoll run` was stopped.
+/// A machine whose pod is throttled to its floor, after `plimsoll run` was terminated.
 fn stopped_at_the_floor() -> (Machine, String) {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
@@ -39,25 +39,25 @@ fn stopped_at_the_floor() -> (Machine, String) {
     (machine, original)
 }
 
-/// The load ends, and what is in force is taken back by the rule that it is for.
-fn ends_by_its_rule(machine: &Machine, daemon: &mut Daemon, original: &str) {
+/// Ends the load and waits until the rule restores the pod.
+fn restored_by_its_rule(machine: &Machine, daemon: &mut Daemon, original: &str) {
     machine.load.set(100);
     daemon.wait_for_state("Cooling");
     daemon.wait_for_state("Normal");
-    eventually("the original", || {
+    eventually("the original is restored", || {
         (machine.quota("batch") == original).then_some(())
     });
 }
 
-fn messages(kept: &Value) -> String {
-    let findings = kept["findings"].as_array().unwrap().iter();
+fn messages(event: &Value) -> String {
+    let findings = event["findings"].as_array().unwrap().iter();
     findings
         .map(|finding| finding["message"].to_string())
         .collect()
 }
 
 #[test]
-fn a_policy_file_that_turned_broken_loses_no_rule() {
+fn a_policy_file_that_is_broken_at_a_restart_loses_no_rule() {
     for broken in [
         "a: [".to_owned(),
         throttle().replace("stepCPURatio: 30", "stepCPURatio: 0"),
@@ -68,8 +68,8 @@ fn a_policy_file_that_turned_broken_loses_no_rule() {
         let floor = machine.quota("batch");
         machine.write("policies/throttle.yaml", &broken);
         let mut daemon = machine.start(&[]);
-        let kept = daemon.wait_for_change("policiesKept");
-        assert!(messages(&kept).contains("in force"), "{kept}");
+        let event = daemon.wait_for_change("policiesKept");
+        assert!(messages(&event).contains("in force"), "{event}");
         let started = daemon.wait_for_change("started");
         assert_eq!(
             (&started["rules"], &started["adopted"]),
@@ -77,15 +77,15 @@ fn a_policy_file_that_turned_broken_loses_no_rule() {
             "{broken}"
         );
         assert_eq!(daemon.changes("policyProblem"), Vec::<&Value>::new());
-        machine.shows(&["in force", "node/cpu"]);
+        machine.wait_for_state_output(&["in force", "node/cpu"]);
         assert_eq!(machine.quota("batch"), floor);
-        ends_by_its_rule(&machine, &mut daemon, &original);
+        restored_by_its_rule(&machine, &mut daemon, &original);
         assert!(daemon.stop(Signal::SIGINT).success());
     }
 }
 
 #[test]
-fn a_file_that_is_repaired_is_taken_over_and_until_then_good_edits_of_others_are() {
+fn good_edits_apply_beside_a_broken_file_and_so_does_its_repair() {
     let (machine, _) = stopped_at_the_floor();
     machine.write("policies/throttle.yaml", "a: [");
     let mut daemon = machine.start(&[]);
@@ -94,8 +94,8 @@ fn a_file_that_is_repaired_is_taken_over_and_until_then_good_edits_of_others_are
                  - {name: load, actionName: act, metricRule: {name: cpu_load_1_min, value: 5000}}\n";
     machine.write("policies/other.yaml", other);
     let taken = daemon.wait_for_change("policiesTaken");
-    assert_eq!(taken["rules"], 2, "the kept rule and the new one");
-    // Once more over a restart: what was kept once is kept again.
+    assert_eq!(taken["rules"], 2, "the former rule and the new one");
+    // The former rule survives a second restart.
     assert!(daemon.stop(Signal::SIGTERM).success());
     let mut daemon = machine.start(&[]);
     assert_eq!(daemon.wait_for_change("started")["rules"], 2);
@@ -104,21 +104,18 @@ fn a_file_that_is_repaired_is_taken_over_and_until_then_good_edits_of_others_are
         &throttle().replace("value: 1000", "value: 900"),
     );
     daemon.wait_for_change("policiesTaken");
-    eventually(
-        "the repaired file is in force, and nothing is wrong",
-        || {
-            let state = machine.state(&["--output", "json"]).stdout;
-            let state: Value = serde_json::from_slice(&state).unwrap();
-            let mark = &state["rules"][0]["watermark"];
-            let problems = state["problems"].as_array().unwrap();
-            (*mark == 900.0 && problems.is_empty()).then_some(())
-        },
-    );
+    eventually("the repaired file is in force without problems", || {
+        let state = machine.state(&["--output", "json"]).stdout;
+        let state: Value = serde_json::from_slice(&state).unwrap();
+        let threshold = &state["rules"][0]["watermark"];
+        let problems = state["problems"].as_array().unwrap();
+        (*threshold == 900.0 && problems.is_empty()).then_some(())
+    });
     assert!(daemon.stop(Signal::SIGINT).success());
 }
 
 #[test]
-fn a_policy_that_was_deleted_on_purpose_is_gone() {
+fn a_deleted_policy_is_not_restored_from_the_saved_ones() {
     let (machine, original) = stopped_at_the_floor();
     fs::remove_file(machine.path("policies/throttle.yaml")).unwrap();
     machine.write("policies/garbage.yaml", "a: [");
@@ -133,7 +130,7 @@ fn a_policy_that_was_deleted_on_purpose_is_gone() {
 }
 
 #[test]
-fn the_command_line_has_its_say_over_kept_policies_too() {
+fn the_command_line_overrides_saved_policies() {
     let (machine, original) = stopped_at_the_floor();
     machine.write("policies/throttle.yaml", "a: [");
     assert!(machine.restore().status.success());
@@ -160,7 +157,7 @@ fn the_command_line_has_its_say_over_kept_policies_too() {
 }
 
 #[test]
-fn a_pod_whose_manifest_turned_broken_stays_looked_after_while_its_cgroup_is_the_same() {
+fn a_pod_with_a_broken_manifest_stays_managed_in_the_same_cgroup() {
     for broken in ["a: [".to_owned(), pod("batch", "/no/such")] {
         let (machine, original) = stopped_at_the_floor();
         let floor = machine.quota("batch");
@@ -169,7 +166,7 @@ fn a_pod_whose_manifest_turned_broken_stays_looked_after_while_its_cgroup_is_the
         let refused = daemon.wait_for_change("podRefused");
         let reason = refused["reason"].as_str().unwrap();
         assert!(
-            reason.contains("default/batch as it was stays looked after"),
+            reason.contains("the former default/batch stays managed"),
             "{reason}"
         );
         let started = daemon.wait_for_change("started");
@@ -178,13 +175,13 @@ fn a_pod_whose_manifest_turned_broken_stays_looked_after_while_its_cgroup_is_the
             (&1.into(), &1.into())
         );
         assert_eq!(machine.quota("batch"), floor);
-        ends_by_its_rule(&machine, &mut daemon, &original);
+        restored_by_its_rule(&machine, &mut daemon, &original);
         assert!(daemon.stop(Signal::SIGTERM).success());
     }
 }
 
 #[test]
-fn a_pod_whose_cgroup_was_made_anew_is_not_taken_for_the_one_before() {
+fn a_recreated_cgroup_is_not_the_former_pod() {
     let machine = Machine::new();
     let cgroup = machine.cgroup("batch");
     machine.write("pods/batch.yaml", &pod("batch", &cgroup));
@@ -201,7 +198,7 @@ fn a_pod_whose_cgroup_was_made_anew_is_not_taken_for_the_one_before() {
 }
 
 #[test]
-fn a_pod_whose_manifest_breaks_while_it_is_throttled_is_not_let_go() {
+fn a_throttled_pod_whose_manifest_breaks_stays_throttled() {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
@@ -215,7 +212,11 @@ fn a_pod_whose_manifest_breaks_while_it_is_throttled_is_not_let_go() {
     assert_eq!(daemon.changes("podsTaken").last().unwrap()["pods"], 1);
     machine.load.set(100);
     daemon.wait_for_state("Cooling");
-    assert_ne!(machine.quota("batch"), original, "let go by its rule alone");
+    assert_ne!(
+        machine.quota("batch"),
+        original,
+        "only its rule restores it"
+    );
     daemon.wait_for_state("Normal");
     fs::remove_file(machine.path("pods/batch.yaml")).unwrap();
     daemon.wait_for("the pod is gone", |line| {
@@ -226,10 +227,10 @@ fn a_pod_whose_manifest_breaks_while_it_is_throttled_is_not_let_go() {
 }
 
 #[test]
-fn a_pod_that_was_only_in_the_idle_class_is_limited_by_its_containers_after_a_restart() {
+fn an_idle_class_pod_is_limited_by_its_containers_after_a_restart() {
     let mut machine = Machine::new();
     if machine.hierarchy.is_v2() {
-        eprintln!("skipped: on cgroup v2 the pod's own quota holds every container");
+        eprintln!("skipped: on cgroup v2 the pod's own quota limits every container");
         return;
     }
     let batch = machine.cgroup("batch");
@@ -237,29 +238,29 @@ fn a_pod_that_was_only_in_the_idle_class_is_limited_by_its_containers_after_a_re
     let container = machine.cgroup("batch/0");
     fs::write(machine.quota_file("batch/0"), "100000").unwrap();
     machine.burn(&container, "burn");
-    let act = |least: u32| {
-        let throttle = format!("cpuThrottle: {{minCPURatio: {least}, idle: true}}");
+    let set_action = |min_ratio: u32| {
+        let throttle = format!("cpuThrottle: {{minCPURatio: {min_ratio}, idle: true}}");
         let action = format!("{{coolDownSeconds: 1, throttle: {{{throttle}}}}}");
         machine.write("policies/act.yaml", &policy(&action, "throttle", 2, 1000));
     };
-    act(100);
+    set_action(100);
     machine.load.set(1900);
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("throttle");
-    eventually("the pod is in the idle class, and no more", || {
+    eventually("the pod is in the idle class only", || {
         machine.journal().contains("cpu.idle").then_some(())
     });
     assert!(!machine.journal().contains("cfs_quota"));
     assert!(daemon.stop(Signal::SIGTERM).success());
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
-    act(10);
+    set_action(10);
     eventually("its container is limited", || {
         (machine.quota("batch/0") != "100000").then_some(())
     });
     assert_eq!(machine.quota("batch"), "-1");
     machine.load.set(100);
-    eventually("the original", || {
+    eventually("the original is restored", || {
         (machine.quota("batch/0") == "100000").then_some(())
     });
     assert_eq!(machine.quota("batch"), "-1");
@@ -267,7 +268,7 @@ fn a_pod_that_was_only_in_the_idle_class_is_limited_by_its_containers_after_a_re
 }
 
 #[test]
-fn what_another_version_kept_is_said_and_not_used() {
+fn files_of_another_format_version_are_logged_and_ignored() {
     let (machine, original) = stopped_at_the_floor();
     for file in ["policies.json", "pods.json"] {
         let path = machine.path("state").join(file);
@@ -290,7 +291,7 @@ fn what_another_version_kept_is_said_and_not_used() {
 }
 
 #[test]
-fn a_preview_over_what_is_in_force_is_refused_and_changes_nothing() {
+fn a_preview_while_something_is_in_force_is_refused() {
     let (machine, original) = stopped_at_the_floor();
     let (floor, journal) = (machine.quota("batch"), machine.journal());
     let output = machine.run_command(&["--preview"]).output().unwrap();
@@ -312,11 +313,11 @@ fn a_preview_over_what_is_in_force_is_refused_and_changes_nothing() {
 
 /// Seven minutes with one of two CPUs busy.
 fn half_busy() -> NodeWindows {
-    let begin = BootTime::from_nanos(boot_time().as_nanos() - 420_000_000_000);
+    let start = BootTime::from_nanos(boot_time().as_nanos() - 420_000_000_000);
     let mut windows = NodeWindows::default();
     for second in 0..420 {
         let mut sample = Sample {
-            at: begin + Duration::from_secs(second),
+            at: start + Duration::from_secs(second),
             ..Sample::default()
         };
         sample.node.cpu = Some(CpuTimes {
@@ -330,22 +331,22 @@ fn half_busy() -> NodeWindows {
 }
 
 #[test]
-fn a_restart_does_not_forget_how_loaded_the_node_was() {
+fn a_restart_keeps_the_load_windows() {
     let machine = Machine::new();
     let window = policy("{disableScheduling: {}}", "throttle", 1, 40)
         .replace("cpu_total_usage", "cpu_usage_avg_5m");
     machine.write("policies/window.yaml", &window);
     fs::create_dir(machine.path("state")).unwrap();
-    let kept = || Kept::new(&machine.path("state"), "windows.json", 1, Worth::ThisBoot).unwrap();
-    kept().keep(&half_busy()).unwrap();
+    let saved = || Kept::new(&machine.path("state"), "windows.json", 1, Worth::ThisBoot).unwrap();
+    saved().keep(&half_busy()).unwrap();
     let mut daemon = machine.start(&[]);
     let breached = daemon.wait_for_state("Breached");
     let value = breached["value"].as_f64().unwrap();
     assert!((45.0..51.0).contains(&value), "{breached}");
-    let before: NodeWindows = kept().read().unwrap().unwrap();
+    let before: NodeWindows = saved().read().unwrap().unwrap();
     assert!(daemon.stop(Signal::SIGTERM).success());
-    let after: NodeWindows = kept().read().unwrap().unwrap();
-    assert_ne!(before, after, "what was seen since is kept at the end");
+    let after: NodeWindows = saved().read().unwrap().unwrap();
+    assert_ne!(before, after, "newer samples are saved at the end");
     let average = |windows: NodeWindows| {
         let windows = windows.resumed().unwrap();
         windows.of(Resource::Cpu).average(Span::FiveMinutes).figures

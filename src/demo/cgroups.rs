@@ -1,8 +1,7 @@
-//! The demo's cgroups: made, looked at, and taken away again.
+//! The demo's cgroups.
 //!
-//! They are made with plain directory calls, not with cgroups-rs: that swallows the errors of
-//! `cgroup.subtree_control` and takes the mount point for granted, and here a person has to be told exactly what
-//! could not be done, and where.
+//! Made with plain directory calls: cgroups-rs swallows errors of `cgroup.subtree_control` and assumes the mount
+//! point, and the user has to see exactly what failed, and where.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -11,57 +10,57 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::cast::{Cast, Role, quota_micros, shares, weight};
 use super::leftovers::PREFIX;
+use super::pods::{DemoPod, DemoPods, quota_micros, shares, weight};
 use super::report::FileChange;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::parse::keyed;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::clock::boot_time;
 
-/// The files that throttling could change, in either version.
-const KNOBS_V1: [&str; 5] = [
+/// The control files that throttling can change.
+const CONTROL_FILES_V1: [&str; 5] = [
     "cpu.cfs_quota_us",
     "cpu.cfs_period_us",
     "cpu.cfs_burst_us",
     "cpu.idle",
     "cpu.shares",
 ];
-const KNOBS_V2: [&str; 4] = ["cpu.max", "cpu.max.burst", "cpu.idle", "cpu.weight"];
-/// A cgroup whose last process was killed is busy until the kernel has buried it.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+const CONTROL_FILES_V2: [&str; 4] = ["cpu.max", "cpu.max.burst", "cpu.idle", "cpu.weight"];
+/// A cgroup stays busy until the kernel has reaped its killed processes.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What could not be done on the way to the demo's cgroups.
+/// An operation on the demo's cgroups failed.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {doing} {}", path.display())]
-pub struct StageError {
-    /// What, as a verb.
+pub struct CgroupError {
+    /// The operation, as a verb.
     pub doing: &'static str,
-    /// Where.
+    /// The file or directory.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }
 
-/// The text of one file, to be compared byte for byte.
+/// The content of a file, to compare with byte for byte later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnobText {
+pub struct FileSnapshot {
     /// The file.
     pub path: PathBuf,
-    /// What it holds.
+    /// Its content.
     pub text: Vec<u8>,
 }
 
-impl StageError {
-    /// With its cause, for people.
+impl CgroupError {
+    /// The message with its cause.
     pub fn in_full(&self) -> String {
         format!("{self}: {}", self.source)
     }
 }
 
-impl KnobText {
-    /// How the file differs from this by now; `None` where it does not.
+impl FileSnapshot {
+    /// How the file differs now; `None` if it does not.
     pub fn change(&self) -> Option<FileChange> {
         let now = fs::read(&self.path).unwrap_or_default();
         (now != self.text).then(|| FileChange {
@@ -74,78 +73,67 @@ impl KnobText {
 
 /// The cgroups of one demo. They are removed when it is dropped.
 #[derive(Debug)]
-pub struct Stage {
+pub struct DemoCgroups {
     hierarchy: Hierarchy,
     top: CgroupPath,
-    /// In the order in which they were made.
-    made: Vec<PathBuf>,
-    /// `cgroup.subtree_control` files that a controller was switched on in, with its name.
-    switched_on: Vec<(PathBuf, &'static str)>,
+    /// In order of creation.
+    created: Vec<PathBuf>,
+    /// `cgroup.subtree_control` files, each with the controller that was enabled in it.
+    enabled: Vec<(PathBuf, &'static str)>,
 }
 
-impl Stage {
-    /// Makes the cgroups for `cast`, for the process `owner`. To the rest of the machine they weigh `top_shares`
-    /// together.
+impl DemoCgroups {
+    /// Creates the cgroups for `demo_pods` below one that is named after the process `owner` and has `top_shares`.
     ///
     /// # Errors
-    /// What could not be done. What was made until then is removed.
-    pub fn set_up(
+    /// Where one cannot be created or configured; those already created are removed.
+    pub fn create(
         hierarchy: Hierarchy,
-        cast: &Cast,
+        demo_pods: &DemoPods,
         owner: u32,
         top_shares: u64,
-    ) -> Result<Self, StageError> {
-        let mut stage = Self {
+    ) -> Result<Self, CgroupError> {
+        let mut cgroups = Self {
             hierarchy,
             top: top_of(owner),
-            made: Vec::new(),
-            switched_on: Vec::new(),
+            created: Vec::new(),
+            enabled: Vec::new(),
         };
-        stage.hand_down_controllers()?;
-        stage.make(&stage.top.clone())?;
-        stage.hand_down_below(&stage.top.clone())?;
-        stage.weigh(&stage.top, top_shares)?;
-        for role in cast.roles() {
-            let cgroup = stage.cgroup(role);
-            stage.make(&cgroup)?;
-            stage.weigh(&cgroup, shares(role.request))?;
-            stage.limit(&cgroup, role.limit)?;
+        cgroups.enable_controllers()?;
+        cgroups.create_cgroup(&cgroups.top.clone())?;
+        cgroups.enable_controllers_below(&cgroups.top.clone())?;
+        cgroups.set_weight(&cgroups.top, top_shares)?;
+        for demo_pod in demo_pods.all() {
+            let cgroup = cgroups.cgroup(demo_pod);
+            cgroups.create_cgroup(&cgroup)?;
+            cgroups.set_weight(&cgroup, shares(demo_pod.request))?;
+            cgroups.set_limit(&cgroup, demo_pod.limit)?;
         }
-        Ok(stage)
+        Ok(cgroups)
     }
 
-    /// The cgroup trees.
-    pub const fn hierarchy(&self) -> &Hierarchy {
-        &self.hierarchy
+    /// The cgroup of a pod. They are siblings.
+    pub fn cgroup(&self, demo_pod: &DemoPod) -> CgroupPath {
+        child(&self.top, &demo_pod.name)
     }
 
-    /// The top cgroup of the demo.
-    pub const fn top(&self) -> &CgroupPath {
-        &self.top
-    }
-
-    /// The cgroup of a pod. They lie side by side, as the services of one machine do.
-    pub fn cgroup(&self, role: &Role) -> CgroupPath {
-        child(&self.top, &role.name)
-    }
-
-    /// Puts a process and all its threads into the cgroup, in every tree.
+    /// Moves a process into the cgroup, in every tree.
     ///
     /// # Errors
     /// Where the kernel refuses it.
-    pub fn admit(&self, pid: u32, cgroup: &CgroupPath) -> Result<(), StageError> {
+    pub fn add_process(&self, pid: u32, cgroup: &CgroupPath) -> Result<(), CgroupError> {
         for dir in self.hierarchy.dirs(cgroup) {
             write(&dir.join("cgroup.procs"), &pid.to_string())?;
         }
         Ok(())
     }
 
-    /// The files of a pod that throttling could change, as they are now; those that this kernel lacks left out.
-    pub fn knobs(&self, cgroup: &CgroupPath) -> Vec<KnobText> {
+    /// The current content of the control files that throttling can change, without those that this kernel lacks.
+    pub fn snapshots(&self, cgroup: &CgroupPath) -> Vec<FileSnapshot> {
         let names: &[&str] = if self.hierarchy.is_v2() {
-            &KNOBS_V2
+            &CONTROL_FILES_V2
         } else {
-            &KNOBS_V1
+            &CONTROL_FILES_V1
         };
         let Some(dir) = self.hierarchy.dir(Controller::Cpu, cgroup) else {
             return Vec::new();
@@ -155,19 +143,19 @@ impl Stage {
             .filter_map(|name| {
                 let path = dir.join(name);
                 let text = fs::read(&path).ok()?;
-                Some(KnobText { path, text })
+                Some(FileSnapshot { path, text })
             })
             .collect()
     }
 
-    /// The inode of a cgroup's folder; 0 where it is gone.
+    /// The inode of a cgroup's directory; 0 if it is gone.
     pub fn inode(&self, cgroup: &CgroupPath) -> u64 {
         let dir = self.hierarchy.dir(Controller::Cpu, cgroup);
         let meta = dir.and_then(|dir| fs::metadata(dir).ok());
         meta.map_or(0, |meta| meta.ino())
     }
 
-    /// The name of the file that holds a CPU weight.
+    /// The name of the CPU weight file.
     pub const fn weight_file(&self) -> &'static str {
         if self.hierarchy.is_v2() {
             "cpu.weight"
@@ -176,14 +164,14 @@ impl Stage {
         }
     }
 
-    /// A cgroup's CPU weight, as its file has it.
+    /// The content of a cgroup's CPU weight file.
     pub fn weight(&self, cgroup: &CgroupPath) -> Option<String> {
         let dir = self.hierarchy.dir(Controller::Cpu, cgroup)?;
         let text = fs::read_to_string(dir.join(self.weight_file())).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// In how many enforcement periods a cgroup has used up its own quota.
+    /// Enforcement periods in which a cgroup ran out of its own quota.
     pub fn throttled_periods(&self, cgroup: &CgroupPath) -> Option<u64> {
         let dir = self.hierarchy.dir(Controller::Cpu, cgroup)?;
         let text = fs::read(dir.join("cpu.stat")).ok()?;
@@ -191,30 +179,29 @@ impl Stage {
         periods
     }
 
-    /// Removes everything, the deepest first. Returns what could not be removed, with the reason. Nothing is left to
-    /// do for a second call.
-    pub fn tear_down(&mut self) -> Vec<StageError> {
+    /// Removes everything and returns what could not be removed. A second call does nothing.
+    pub fn remove(&mut self) -> Vec<CgroupError> {
         let mut left = Vec::new();
-        for dir in std::mem::take(&mut self.made).into_iter().rev() {
-            if let Err(source) = remove_patiently(&dir) {
+        for dir in std::mem::take(&mut self.created).into_iter().rev() {
+            if let Err(source) = remove_when_empty(&dir) {
                 left.push(failed("remove", &dir)(source));
             }
         }
-        for (file, controller) in std::mem::take(&mut self.switched_on).into_iter().rev() {
-            // Refused where somebody else has come to need it in the meantime, and then it has to stay.
-            let _kept = fs::write(&file, format!("-{controller}"));
+        for (file, controller) in std::mem::take(&mut self.enabled).into_iter().rev() {
+            // Refused where another cgroup needs the controller by now.
+            let _still_needed = fs::write(&file, format!("-{controller}"));
         }
         left
     }
 
-    fn make(&mut self, cgroup: &CgroupPath) -> Result<(), StageError> {
+    fn create_cgroup(&mut self, cgroup: &CgroupPath) -> Result<(), CgroupError> {
         for dir in self.hierarchy.dirs(cgroup) {
             match fs::create_dir(&dir) {
-                Ok(()) => self.made.push(dir),
-                // Two trees on one mount: `cpu` and `cpuacct` are often links to the same folder.
+                Ok(()) => self.created.push(dir),
+                // `cpu` and `cpuacct` are often links to the same directory.
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && self.is_ours(&dir) => {}
-                Err(error) => return Err(failed("make the cgroup", &dir)(error)),
+                Err(error) => return Err(failed("create the cgroup", &dir)(error)),
             }
         }
         Ok(())
@@ -223,48 +210,48 @@ impl Stage {
     fn is_ours(&self, dir: &Path) -> bool {
         let real = |path: &Path| fs::canonicalize(path).ok();
         let wanted = real(dir);
-        wanted.is_some() && self.made.iter().any(|made| real(made) == wanted)
+        wanted.is_some() && self.created.iter().any(|created| real(created) == wanted)
     }
 
-    /// On v2 a controller works in a cgroup only where the one above hands it down.
-    fn hand_down_controllers(&mut self) -> Result<(), StageError> {
+    /// On v2 a controller works in a cgroup only if the parent enables it.
+    fn enable_controllers(&mut self) -> Result<(), CgroupError> {
         let Hierarchy::V2 { root } = &self.hierarchy else {
             return Ok(());
         };
         let root = root.clone();
-        self.switch_on(&root, "cpu")?;
-        // Memory figures are shown where there are any; nothing of the demo rests on them.
-        let _without = self.switch_on(&root, "memory");
+        self.enable(&root, "cpu")?;
+        // Optional: the demo works without memory figures.
+        let _optional = self.enable(&root, "memory");
         Ok(())
     }
 
-    fn hand_down_below(&mut self, cgroup: &CgroupPath) -> Result<(), StageError> {
+    fn enable_controllers_below(&mut self, cgroup: &CgroupPath) -> Result<(), CgroupError> {
         if !self.hierarchy.is_v2() {
             return Ok(());
         }
         for dir in self.hierarchy.dirs(cgroup) {
-            self.switch_on(&dir, "cpu")?;
-            let _without = self.switch_on(&dir, "memory");
+            self.enable(&dir, "cpu")?;
+            let _optional = self.enable(&dir, "memory");
         }
         Ok(())
     }
 
-    fn switch_on(&mut self, dir: &Path, controller: &'static str) -> Result<(), StageError> {
+    fn enable(&mut self, dir: &Path, controller: &'static str) -> Result<(), CgroupError> {
         let file = dir.join("cgroup.subtree_control");
         let has = fs::read_to_string(&file).map_err(failed("read", &file))?;
         if has.split_whitespace().any(|name| name == controller) {
             return Ok(());
         }
         let doing = match controller {
-            "cpu" => "switch on the cpu controller in",
-            _ => "switch on the memory controller in",
+            "cpu" => "enable the cpu controller in",
+            _ => "enable the memory controller in",
         };
         write_as(doing, &file, &format!("+{controller}"))?;
-        self.switched_on.push((file, controller));
+        self.enabled.push((file, controller));
         Ok(())
     }
 
-    fn weigh(&self, cgroup: &CgroupPath, shares: u64) -> Result<(), StageError> {
+    fn set_weight(&self, cgroup: &CgroupPath, shares: u64) -> Result<(), CgroupError> {
         let value = if self.hierarchy.is_v2() {
             weight(shares)
         } else {
@@ -273,9 +260,8 @@ impl Stage {
         self.write_cpu(cgroup, self.weight_file(), &value.to_string())
     }
 
-    /// Without a limit nothing is written, but the file has to be there: a kernel without CFS bandwidth control has
-    /// nothing to throttle with.
-    fn limit(&self, cgroup: &CgroupPath, limit: Option<MilliCpu>) -> Result<(), StageError> {
+    /// Written without a limit too, so that a kernel without CFS bandwidth control fails here.
+    fn set_limit(&self, cgroup: &CgroupPath, limit: Option<MilliCpu>) -> Result<(), CgroupError> {
         let (name, text) = match (self.hierarchy.is_v2(), limit.map(quota_micros)) {
             (true, None) => ("cpu.max", "max".to_owned()),
             (true, Some(quota)) => ("cpu.max", format!("{quota} 100000")),
@@ -285,24 +271,24 @@ impl Stage {
         self.write_cpu(cgroup, name, &text)
     }
 
-    fn write_cpu(&self, cgroup: &CgroupPath, name: &str, text: &str) -> Result<(), StageError> {
+    fn write_cpu(&self, cgroup: &CgroupPath, name: &str, text: &str) -> Result<(), CgroupError> {
         self.hierarchy
             .dir(Controller::Cpu, cgroup)
             .map_or(Ok(()), |dir| write(&dir.join(name), text))
     }
 }
 
-impl Drop for Stage {
+impl Drop for DemoCgroups {
     fn drop(&mut self) {
-        self.tear_down();
+        self.remove();
     }
 }
 
-fn remove_patiently(dir: &Path) -> io::Result<()> {
-    let give_up = boot_time() + REMOVAL_PATIENCE;
+fn remove_when_empty(dir: &Path) -> io::Result<()> {
+    let deadline = boot_time() + REMOVAL_TIMEOUT;
     loop {
         match fs::remove_dir(dir) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && boot_time() < give_up => {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && boot_time() < deadline => {
                 thread::park_timeout(Duration::from_millis(10));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -311,12 +297,12 @@ fn remove_patiently(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), StageError> {
+fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
     write_as("write", path, text)
 }
 
-/// Without creating it: a kernel file that is not there must not be made up in a plain folder.
-fn write_as(doing: &'static str, path: &Path, text: &str) -> Result<(), StageError> {
+/// Never creates the file.
+fn write_as(doing: &'static str, path: &Path, text: &str) -> Result<(), CgroupError> {
     OpenOptions::new()
         .write(true)
         .open(path)
@@ -324,9 +310,9 @@ fn write_as(doing: &'static str, path: &Path, text: &str) -> Result<(), StageErr
         .map_err(failed(doing, path))
 }
 
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StageError {
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
     let path = path.to_owned();
-    move |source| StageError {
+    move |source| CgroupError {
         doing,
         path,
         source,

@@ -1,11 +1,11 @@
-//! What happened when: the spans that figures are taken over, and the steps.
+//! The history of a run: its log, the times of its phases, and the throttle steps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::latency::{Latencies, Span};
-use super::story::Act;
-use super::view::{Happening, Second};
+use super::phase::Phase;
+use super::view::{LogEntry, Second};
 use crate::engine::plan::{Change, Spared};
 use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
@@ -13,45 +13,45 @@ use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
 use crate::node::machine::event::{Decision, Event, News};
 
-/// The events and moments of one run.
+/// The history of one run.
 #[derive(Clone, Debug)]
-pub struct Chronicle {
-    begun: BootTime,
-    ended: Option<BootTime>,
-    /// When each act began.
-    acts: Vec<(Act, BootTime)>,
-    happenings: Vec<Happening>,
+pub struct History {
+    started: BootTime,
+    finished: Option<BootTime>,
+    /// Start of each phase.
+    phases: Vec<(Phase, BootTime)>,
+    entries: Vec<LogEntry>,
     first_breach: Option<BootTime>,
     first_step: Option<BootTime>,
-    /// The first evaluation at or below the line after the first step.
-    settled: Option<BootTime>,
+    /// The first evaluation at or below the threshold after the first step.
+    below_threshold: Option<BootTime>,
     steps_down: usize,
     steps_up: usize,
     lowest: BTreeMap<String, Quota>,
     spared: Vec<(PodUid, Spared)>,
-    busy: Vec<Busy>,
+    busy: Vec<BusyTime>,
 }
 
-/// Counters of busy nanoseconds at one moment.
+/// CPU time used so far, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Busy {
+struct BusyTime {
     at: BootTime,
     node: u64,
     /// All pods of the demo together.
     pods: u64,
 }
 
-impl Chronicle {
-    /// Begins with the first act.
-    pub fn begin(now: BootTime) -> Self {
+impl History {
+    /// Starts with the first phase.
+    pub fn start(now: BootTime) -> Self {
         Self {
-            begun: now,
-            ended: None,
-            acts: vec![(Act::Alone, now)],
-            happenings: Vec::new(),
+            started: now,
+            finished: None,
+            phases: vec![(Phase::Alone, now)],
+            entries: Vec::new(),
             first_breach: None,
             first_step: None,
-            settled: None,
+            below_threshold: None,
             steps_down: 0,
             steps_up: 0,
             lowest: BTreeMap::new(),
@@ -60,20 +60,20 @@ impl Chronicle {
         }
     }
 
-    /// An act begins.
-    pub fn enter(&mut self, act: Act, now: BootTime) {
-        self.acts.push((act, now));
+    /// Notes the start of a phase.
+    pub fn enter(&mut self, phase: Phase, now: BootTime) {
+        self.phases.push((phase, now));
     }
 
-    /// The run ends.
-    pub const fn end(&mut self, now: BootTime) {
-        self.ended = Some(now);
+    /// Notes the end of the run.
+    pub const fn finish(&mut self, now: BootTime) {
+        self.finished = Some(now);
     }
 
-    /// Notes a sample.
-    pub fn see(&mut self, sample: &Sample) {
+    /// Adds a sample.
+    pub fn add_sample(&mut self, sample: &Sample) {
         if let Some(cpu) = sample.node.cpu {
-            self.busy.push(Busy {
+            self.busy.push(BusyTime {
                 at: sample.at,
                 node: cpu.busy,
                 pods: sample.pods.iter().filter_map(|pod| pod.cpu_nanos).sum(),
@@ -81,33 +81,33 @@ impl Chronicle {
         }
     }
 
-    /// Notes how the rules stand: some count breaches, some count quiet evaluations.
-    pub fn judge(&mut self, now: BootTime, over: bool, quiet: bool) {
-        if over {
+    /// Adds an evaluation: whether a rule was above its threshold, and whether one was below.
+    pub fn add_evaluation(&mut self, now: BootTime, breached: bool, below: bool) {
+        if breached {
             self.first_breach.get_or_insert(now);
         }
-        if quiet && self.first_step.is_some() {
-            self.settled.get_or_insert(now);
+        if below && self.first_step.is_some() {
+            self.below_threshold.get_or_insert(now);
         }
     }
 
-    /// Takes the machine's events; `written` says that some kernel file differs from its original.
-    pub fn hear(&mut self, now: BootTime, events: &[Event], written: bool) {
+    /// Adds the machine's events; `written`: some kernel file differs from its original.
+    pub fn add_events(&mut self, now: BootTime, events: &[Event], written: bool) {
         let steps = events.iter().any(is_step);
         for event in events {
             match event {
-                Event::Decision(decision) => self.hear_decision(decision),
-                // The writes that carry out a step told in the same breath.
+                Event::Decision(decision) => self.add_decision(decision),
+                // The step that caused these writes is in the log already.
                 Event::Notice(notice) if steps && matches!(notice.news, News::FileSet { .. }) => {}
-                Event::Notice(notice) => self.tell(notice.at, notice.news.to_string()),
+                Event::Notice(notice) => self.log(notice.at, notice.news.to_string()),
             }
         }
-        if written && self.began(Act::Enforced).is_some() {
+        if written && self.start_of(Phase::Enforced).is_some() {
             self.first_step.get_or_insert(now);
         }
     }
 
-    fn hear_decision(&mut self, decision: &Decision) {
+    fn add_decision(&mut self, decision: &Decision) {
         let transition = &decision.transition;
         match &transition.change {
             Change::Throttle { from, to, .. } if !transition.would => {
@@ -115,7 +115,7 @@ impl Chronicle {
                 self.steps_up += usize::from(to > from);
             }
             Change::Spared { pod, reason } => {
-                // Near the floor the reasons come and go; each is worth telling once.
+                // Near the floor the reasons alternate; each is logged once.
                 let reason = (pod.clone(), *reason);
                 if self.spared.contains(&reason) {
                     return;
@@ -124,19 +124,19 @@ impl Chronicle {
             }
             _ => {}
         }
-        self.tell(transition.at, in_short(decision));
+        self.log(transition.at, without_rule(decision));
     }
 
-    /// Something happened.
-    pub fn tell(&mut self, at: BootTime, what: String) {
-        self.happenings.push(Happening {
-            after: at.since(self.begun),
-            what,
+    /// Adds a line to the log.
+    pub fn log(&mut self, at: BootTime, message: String) {
+        self.entries.push(LogEntry {
+            after: at.since(self.started),
+            message,
         });
     }
 
-    /// A quota below its original was seen in force.
-    pub fn note_quota(&mut self, pod: &str, quota: Quota) {
+    /// Notes a quota below its original that was in force.
+    pub fn add_quota(&mut self, pod: &str, quota: Quota) {
         let lower = |known: &Quota| match (quota, known) {
             (Quota::Limit(new), Quota::Limit(old)) => new < *old,
             (Quota::Limit(_), Quota::Unlimited) => true,
@@ -147,19 +147,9 @@ impl Chronicle {
         }
     }
 
-    /// Everything that happened, oldest first.
-    pub fn happenings(&self) -> &[Happening] {
-        &self.happenings
-    }
-
-    /// When each act began.
-    pub fn acts(&self) -> &[(Act, BootTime)] {
-        &self.acts
-    }
-
-    /// When the run began.
-    pub const fn begun(&self) -> BootTime {
-        self.begun
+    /// The log, oldest first.
+    pub fn entries(&self) -> &[LogEntry] {
+        &self.entries
     }
 
     /// Steps down.
@@ -172,19 +162,19 @@ impl Chronicle {
         self.steps_up
     }
 
-    /// The lowest quota that was in force for a pod.
+    /// The lowest quota that was in force for a pod; `None` if it was never throttled.
     pub fn lowest_quota(&self, pod: &str) -> Option<String> {
         self.lowest.get(pod).map(ToString::to_string)
     }
 
-    /// From the first evaluation above the line to the first step, in seconds.
+    /// From the first evaluation above the threshold to the first step, in seconds.
     pub fn breach_to_first_step(&self) -> Option<f64> {
         self.to_first_step(self.first_breach?)
     }
 
-    /// From the policies being in force to the first step, in seconds.
+    /// From the policies being applied to the first step, in seconds.
     pub fn policy_to_first_step(&self) -> Option<f64> {
-        self.to_first_step(self.began(Act::Enforced)?)
+        self.to_first_step(self.start_of(Phase::Enforced)?)
     }
 
     fn to_first_step(&self, from: BootTime) -> Option<f64> {
@@ -192,24 +182,24 @@ impl Chronicle {
         Some(millis as f64 / 1000.0)
     }
 
-    /// The worker alone; overloaded; throttled, which is from the first evaluation at or below the line after the
-    /// first step. Where none came, from the first step.
+    /// The worker alone; overloaded; throttled. The last starts with the first evaluation at or below the threshold
+    /// after the first step, or with the first step if there was no such evaluation.
     pub fn spans(&self) -> [Option<Span>; 3] {
-        let throttled = self.settled.or(self.first_step);
-        let until = |act: Act| self.began(act).or(self.ended);
+        let throttled = self.below_threshold.or(self.first_step);
+        let until = |phase: Phase| self.start_of(phase).or(self.finished);
         let span = |from: Option<BootTime>, to: Option<BootTime>| {
             let (from, to) = (from?, to?);
             (from < to).then_some(Span { from, to })
         };
         [
-            span(Some(self.begun), until(Act::Overloaded)),
-            span(self.began(Act::Overloaded), until(Act::Enforced)),
-            span(throttled, until(Act::Release)),
+            span(Some(self.started), until(Phase::Overloaded)),
+            span(self.start_of(Phase::Overloaded), until(Phase::Enforced)),
+            span(throttled, until(Phase::Release)),
         ]
     }
 
-    fn began(&self, act: Act) -> Option<BootTime> {
-        let found = self.acts.iter().find(|(known, _)| *known == act);
+    fn start_of(&self, phase: Phase) -> Option<BootTime> {
+        let found = self.phases.iter().find(|(known, _)| *known == phase);
         found.map(|(_, at)| *at)
     }
 
@@ -218,18 +208,18 @@ impl Chronicle {
         self.mean(span, |busy| busy.node)
     }
 
-    /// Mean CPU use of all but the demo's pods over the whole run, in millicores.
+    /// Mean CPU use of everything but the demo's pods over the whole run, in millicores.
     pub fn others_mean(&self) -> Option<u64> {
         let span = Span {
-            from: self.begun,
-            to: self.ended?,
+            from: self.started,
+            to: self.finished?,
         };
         let pods = self.mean(span, |busy| busy.pods)?;
         Some(self.node_mean(span)?.saturating_sub(pods))
     }
 
-    fn mean(&self, span: Span, counter: impl Fn(&Busy) -> u64) -> Option<u64> {
-        let inside = |busy: &&Busy| busy.at >= span.from && busy.at < span.to;
+    fn mean(&self, span: Span, counter: impl Fn(&BusyTime) -> u64) -> Option<u64> {
+        let inside = |busy: &&BusyTime| busy.at >= span.from && busy.at < span.to;
         let mut inside = self.busy.iter().filter(inside);
         let first = inside.next()?;
         let last = inside.next_back()?;
@@ -238,22 +228,21 @@ impl Chronicle {
         MilliCpu::from_usage(used, elapsed).map(|usage| usage.0)
     }
 
-    /// The worker's p99 of every whole second so far, with the act in which it began.
+    /// The worker's p99 in every whole second so far, with the phase at its start.
     pub fn seconds(&self, latencies: &Latencies, now: BootTime) -> Vec<Second> {
-        let p99 = latencies.p99_by_second(self.begun, now);
+        let p99 = latencies.p99_by_second(self.started, now);
         (0..)
             .zip(p99)
             .map(|(second, p99_ms)| Second {
                 p99_ms,
-                act: self.act_at(self.begun + Duration::from_secs(second)),
+                phase: self.phase_at(self.started + Duration::from_secs(second)),
             })
             .collect()
     }
 
-    /// The act that was on at a moment.
-    pub fn act_at(&self, at: BootTime) -> Act {
-        let before = self.acts.iter().rev().find(|(_, began)| *began <= at);
-        before.map_or(Act::Alone, |(act, _)| *act)
+    fn phase_at(&self, at: BootTime) -> Phase {
+        let before = self.phases.iter().rev().find(|(_, start)| *start <= at);
+        before.map_or(Phase::Alone, |(phase, _)| *phase)
     }
 }
 
@@ -262,10 +251,10 @@ fn is_step(event: &Event) -> bool {
 }
 
 /// Without the rule's name: the demo has one rule, and its lines have to fit 80 columns.
-pub fn in_short(decision: &Decision) -> String {
-    let told = decision.to_string();
+fn without_rule(decision: &Decision) -> String {
+    let message = decision.to_string();
     let rule = decision.transition.rule.to_string();
-    let rest = told.strip_prefix(&rule).unwrap_or(&told);
+    let rest = message.strip_prefix(&rule).unwrap_or(&message);
     rest.trim_start_matches([':', ' ']).to_owned()
 }
 
@@ -273,6 +262,7 @@ pub fn in_short(decision: &Decision) -> String {
 mod tests {
     use super::*;
     use crate::engine::plan::Transition;
+
     fn at(millis: u64) -> BootTime {
         BootTime::from_nanos(millis * 1_000_000)
     }
@@ -297,23 +287,23 @@ mod tests {
         })
     }
 
-    fn played() -> Chronicle {
-        let mut chronicle = Chronicle::begin(at(0));
-        chronicle.enter(Act::Overloaded, at(1000));
-        chronicle.enter(Act::Enforced, at(2000));
-        chronicle.judge(at(2400), true, false);
-        chronicle.hear(at(2900), &[step(at(2890), 100, 90)], true);
-        chronicle.judge(at(3400), true, false);
-        chronicle.judge(at(3900), false, true);
-        chronicle.enter(Act::Release, at(5000));
-        chronicle.hear(at(5500), &[step(at(5500), 90, 100)], false);
-        chronicle.end(at(6000));
-        chronicle
+    fn finished_run() -> History {
+        let mut history = History::start(at(0));
+        history.enter(Phase::Overloaded, at(1000));
+        history.enter(Phase::Enforced, at(2000));
+        history.add_evaluation(at(2400), true, false);
+        history.add_events(at(2900), &[step(at(2890), 100, 90)], true);
+        history.add_evaluation(at(3400), true, false);
+        history.add_evaluation(at(3900), false, true);
+        history.enter(Phase::Release, at(5000));
+        history.add_events(at(5500), &[step(at(5500), 90, 100)], false);
+        history.finish(at(6000));
+        history
     }
 
     #[test]
-    fn the_throttled_span_begins_once_the_node_is_below_its_line() {
-        let [before, overloaded, throttled] = played().spans();
+    fn the_throttled_span_starts_once_the_node_is_below_its_threshold() {
+        let [before, overloaded, throttled] = finished_run().spans();
         let span = |from, to| {
             Some(Span {
                 from: at(from),
@@ -327,28 +317,28 @@ mod tests {
 
     #[test]
     fn steps_are_counted_and_timed_from_the_first_breach() {
-        let chronicle = played();
-        assert_eq!((chronicle.steps_down(), chronicle.steps_up()), (1, 1));
-        assert_eq!(chronicle.breach_to_first_step(), Some(0.5));
-        assert_eq!(chronicle.policy_to_first_step(), Some(0.9));
+        let history = finished_run();
+        assert_eq!((history.steps_down(), history.steps_up()), (1, 1));
+        assert_eq!(history.breach_to_first_step(), Some(0.5));
+        assert_eq!(history.policy_to_first_step(), Some(0.9));
     }
 
     #[test]
-    fn a_run_that_was_stopped_early_measures_what_it_had() {
-        let mut chronicle = Chronicle::begin(at(0));
-        chronicle.enter(Act::Overloaded, at(1000));
-        chronicle.end(at(1500));
-        let [before, overloaded, throttled] = chronicle.spans();
+    fn a_run_that_was_stopped_early_has_the_spans_it_reached() {
+        let mut history = History::start(at(0));
+        history.enter(Phase::Overloaded, at(1000));
+        history.finish(at(1500));
+        let [before, overloaded, throttled] = history.spans();
         assert!(before.is_some() && overloaded.is_some());
         assert_eq!(throttled, None);
-        assert_eq!(chronicle.breach_to_first_step(), None);
+        assert_eq!(history.breach_to_first_step(), None);
     }
 
     #[test]
-    fn a_second_belongs_to_the_act_that_it_began_in() {
-        let chronicle = played();
-        assert_eq!(chronicle.act_at(at(999)), Act::Alone);
-        assert_eq!(chronicle.act_at(at(1000)), Act::Overloaded);
-        assert_eq!(chronicle.act_at(at(9999)), Act::Release);
+    fn a_second_belongs_to_the_phase_at_its_start() {
+        let history = finished_run();
+        assert_eq!(history.phase_at(at(999)), Phase::Alone);
+        assert_eq!(history.phase_at(at(1000)), Phase::Overloaded);
+        assert_eq!(history.phase_at(at(9999)), Phase::Release);
     }
 }
