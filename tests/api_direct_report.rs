@@ -79,7 +79,7 @@ fn counts(controller: &Controller) -> BTreeMap<String, u64> {
 /// yet.
 fn until_accepted(plane: &ControlPlane, agent: &Reporter, token: &str, report: &Value) -> Value {
     let body = RefCell::new(Value::Null);
-    plane.until("the report is taken", TIMEOUT, |_| {
+    plane.until("the report is accepted", TIMEOUT, |_| {
         let answer = agent.report(token, report);
         let is_accepted = answer.code == 200;
         assert!(

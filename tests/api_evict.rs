@@ -305,8 +305,8 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
     refused(&agent.settle_as(no_rule), "no rule asks for it any more");
     let preview = || with(own, "rule", "q/preview");
     refused(&agent.settle_as(preview), "no rule asks for it any more");
-    let stranger = || with(own, "uid", "another");
-    assert_eq!(agent.settle_as(stranger), Answer::Gone);
+    let replaced = || with(own, "uid", "another");
+    assert_eq!(agent.settle_as(replaced), Answer::Gone);
     let protected = scene.pod_with(
         "protected",
         "node00",

@@ -148,7 +148,7 @@ impl Proxy {
     /// In front of the cluster of a kubeconfig, on a thread of its own: for blocking tests.
     pub fn beside(kubeconfig: &Path) -> Self {
         let kubeconfig = kubeconfig.to_owned();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -156,11 +156,11 @@ impl Proxy {
                 .unwrap();
             runtime.block_on(async {
                 let client = connect(Some(&kubeconfig)).await.unwrap();
-                tell.send(Self::start(client).await).unwrap();
+                sender.send(Self::start(client).await).unwrap();
                 std::future::pending::<()>().await;
             });
         });
-        told.recv().unwrap()
+        receiver.recv().unwrap()
     }
 
     /// Sets the faults of requests, by method and path. `None`: no fault.

@@ -127,7 +127,7 @@ impl Receiver {
             tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
             evicting: Arc::default(),
         };
-        let (sender, told) = mpsc::channel();
+        let (sender, address) = mpsc::channel();
         let serving = receiver.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -136,7 +136,7 @@ impl Receiver {
             runtime.unwrap().block_on(serving.serve(&sender));
         });
         Self {
-            address: told.recv().unwrap(),
+            address: address.recv().unwrap(),
             ..receiver
         }
     }
