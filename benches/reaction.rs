@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
-#[path = "../tests/run_support/mod.rs"]
+#[path = "../tests/support/run/mod.rs"]
 mod run_support;
 
 use std::fmt::Write as _;

@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
-#[path = "../tests/collect_support/mod.rs"]
+#[path = "../tests/support/collect/mod.rs"]
 mod collect_support;
 
 use std::fmt::Write as _;

@@ -12,11 +12,11 @@
 )]
 #![allow(clippy::print_stdout, reason = "its output")]
 
-#[path = "../tests/agent_support/mod.rs"]
+#[path = "../tests/support/agent/mod.rs"]
 mod agent_support;
-#[path = "../tests/api_support/mod.rs"]
+#[path = "../tests/support/api/mod.rs"]
 mod api_support;
-#[path = "../tests/run_support/mod.rs"]
+#[path = "../tests/support/run/mod.rs"]
 mod run_support;
 
 use std::process::ExitCode;

@@ -16,14 +16,14 @@
 #![allow(clippy::print_stdout, reason = "its output")]
 
 mod agents;
-#[path = "../../tests/api_support/mod.rs"]
+#[path = "../../tests/support/api/mod.rs"]
 mod api_support;
 mod clients;
 mod figures;
 mod fleet;
 mod process;
 mod report;
-#[path = "../../tests/run_support/mod.rs"]
+#[path = "../../tests/support/run/mod.rs"]
 mod run_support;
 mod store;
 

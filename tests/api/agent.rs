@@ -1,0 +1,812 @@
+//! `plimsoll agent` against a real API server and real cgroups.
+
+use std::time::Duration;
+
+use crate::agent_support::{
+    Agent, HIGH, LOW, NODE, Node, TIMEOUT, closing, evicting, pod, rule, throttling,
+};
+use crate::api_support::faults::{Fault, Proxy};
+use crate::api_support::leader::{Asked, Fate, Leader};
+use crate::api_support::{free_port, policy};
+use plimsoll::crd::eviction::{PATH, api_path};
+use plimsoll::engine::EngineState;
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::machine::state_dir::Writer;
+use crate::run_support::eventually;
+use serde_json::{Value, json};
+
+/// Not a test: the process in the pods.
+#[test]
+#[ignore = "burns CPU until it is killed"]
+fn burn() {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let web = node.pod(&pod("web", "web"));
+    node.machine
+        .cgroup(&format!("kubepods/besteffort/pod{web}"));
+    node.keep(&throttling());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    assert_eq!(node.quota(&batch), -1);
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    assert_eq!(node.quota(&web), -1, "no policy allows that");
+    agent.until("the metrics show it", || {
+        let (_, text) = agent.http("/metrics").unwrap();
+        let state = r#"rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#;
+        text.contains(state) && text.contains("plimsoll_agent_throttled_pods 1")
+    });
+    node.plane
+        .promtool_passes(&agent.http("/metrics").unwrap().1);
+    agent.until("the status shows it", || {
+        let status = node.status();
+        status["rules"][0]["state"] == "Breached"
+            && status["throttled"][0]["pod"] == "batch"
+            && status["counts"]["throttled"] == 1
+    });
+    let status = node.status();
+    let there = node.plane.get("nwm", NODE);
+    assert_eq!(status["observedHash"], there["spec"]["hash"]);
+    assert_eq!(status["throttled"][0]["rule"], "q/cpu");
+    assert_eq!(crate::agent_support::ready(&status), "True RulesKept");
+    agent.until("events report it", || {
+        let events = node.plane.list("events");
+        let reported = |reason: &str, kind: &str| {
+            events
+                .iter()
+                .any(|it| it["reason"] == reason && it["involvedObject"]["kind"] == kind)
+        };
+        reported("RuleBreached", "Node") && reported("PodThrottled", "Pod")
+    });
+    // The cgroup of a new pod appears after the pod.
+    let late = node.burning_pod("late");
+    agent.until("the new pod is throttled", || node.is_throttled(&late));
+    node.machine.load.set(LOW);
+    for uid in [&batch, &late] {
+        agent.until("its CPU limit is restored", || node.quota(uid) == -1);
+    }
+    assert_eq!(agent.http("/livez").unwrap().0, 200);
+}
+
+#[test]
+fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
+    let Some(node) = Node::new() else { return };
+    let mut spec = closing();
+    // Everything else is settled before the first evaluation.
+    spec["rules"][0]["periodSeconds"] = 4.into();
+    node.keep(&spec);
+    let agent = node.agent(&[]);
+    agent.until("it begins", || {
+        crate::agent_support::ready(&node.status()) == "False Starting"
+    });
+    agent.until("it is ready before the first evaluation", || {
+        let status = node.status();
+        crate::agent_support::ready(&status) == "True RulesKept"
+            && status["rules"][0]["unknown"].is_null()
+            && status["scheduling"]["state"] == "Enabled"
+    });
+    // Another rule does not change scheduling, which was decided before.
+    let mut edited = spec["rules"][0].clone();
+    edited["id"] = "q/more".into();
+    edited["strategy"] = "Preview".into();
+    spec["rules"].as_array_mut().unwrap().push(edited);
+    node.keep(&spec);
+    agent.until("the additional rule has a value", || {
+        let status = node.status();
+        status["rules"][1]["id"] == "q/more" && status["rules"][1]["value"].is_number()
+    });
+    // As after a restore of the API server's data from a backup.
+    let backup = json!({"status": {
+        "rules": [],
+        "agent": {"reportTime": "2026-01-02T03:04:05Z"},
+    }});
+    node.plane.kubectl(&[
+        "patch",
+        "nwm",
+        NODE,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &backup.to_string(),
+    ]);
+    assert_eq!(node.status()["rules"], json!([]));
+    let limit = Duration::from_mins(2);
+    agent.until_within(limit, "the status is written again", || {
+        node.status()["rules"][1]["id"] == "q/more"
+    });
+}
+
+#[test]
+fn a_node_is_tainted_above_the_threshold_until_the_cool_down_ends() {
+    let Some(node) = Node::new() else { return };
+    let other =
+        r#"[{"op":"add","path":"/spec/taints","value":[{"key":"others","effect":"NoExecute"}]}]"#;
+    node.plane
+        .kubectl(&["patch", "node", NODE, "--type=json", "-p", other]);
+    node.keep(&closing());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    assert_eq!(node.taints(), ["others:NoExecute"]);
+    node.machine.load.set(HIGH);
+    let tainted = ["others:NoExecute", "interference.crane.io:NoSchedule"];
+    agent.until("the node is tainted", || node.taints() == tainted);
+    let condition = node.condition();
+    assert_eq!(condition["status"], "True");
+    assert_eq!(condition["reason"], "q/cpu");
+    let message = condition["message"].as_str().unwrap();
+    assert!(message.contains("cpu_total_usage"), "{message}");
+    // The successor of a dead agent neither flaps the taint nor leaves it.
+    agent.kill();
+    let before = node.condition()["lastTransitionTime"].clone();
+    let agent = node.agent(&[]);
+    agent.until("it has evaluated the rules", || agent.is_ready());
+    assert_eq!(node.taints(), tainted);
+    assert_eq!(node.condition()["lastTransitionTime"], before);
+    // Another writer removes it: it is set again.
+    node.plane
+        .kubectl(&["taint", "node", NODE, "interference.crane.io-"]);
+    agent.until("the taint is set again", || node.taints() == tainted);
+    agent.kill();
+    node.machine.load.set(LOW);
+    let agent = node.agent(&[]);
+    agent.until("the taint of a dead agent is removed", || {
+        node.taints() == ["others:NoExecute"]
+    });
+    agent.until("the condition says so", || {
+        node.condition()["status"] == "False"
+    });
+}
+
+#[test]
+fn pods_are_evicted_in_order_one_per_round() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
+    let owned = |kind: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "x", "controller": true}]);
+    for (name, owner) in [
+        ("daemon", Some("DaemonSet")),
+        ("single", None),
+        ("one", Some("ReplicaSet")),
+        ("two", Some("ReplicaSet")),
+    ] {
+        let mut pod = pod(name, "batch");
+        if let Some(kind) = owner {
+            pod["metadata"]["ownerReferences"] = owned(kind);
+        }
+        node.burn_in(&pod);
+    }
+    node.keep(&evicting());
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    let terminating = || terminating(&node);
+    node.machine.load.set(HIGH);
+    agent.until("one pod is evicted", || !terminating().is_empty());
+    let first = terminating();
+    assert!(first == ["one"] || first == ["two"], "{first:?}");
+    let evicted = node.plane.get("pod", &first[0]);
+    assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
+    agent.until("scheduling is disabled meanwhile", || {
+        !node.taints().is_empty()
+    });
+    // No further eviction before the round has settled.
+    let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
+    assert!(evaluations(&agent) >= 1);
+    assert_eq!(terminating(), first);
+    node.plane
+        .kubectl(&["delete", "pod", &first[0], "--force", "--grace-period=0"]);
+    agent.until("the other follows", || {
+        terminating().len() == 1 && terminating() != first
+    });
+    let left = node.plane.list("pods").len();
+    assert_eq!(left, 3, "daemon, single, and the one that is ending");
+    agent.until("the metrics count both", || {
+        let (_, text) = agent.http("/metrics").unwrap();
+        text.contains(r#"plimsoll_agent_evictions_total{outcome="accepted"} 2"#)
+    });
+    agent.until("the status shows both", || {
+        let status = node.status();
+        status["counts"]["evictedLastHour"] == 2
+            && status["evictions"][1]["pod"] == first[0].as_str()
+            && status["evictions"][1]["outcome"] == "Gone"
+    });
+    // Only these were requested, each once.
+    let asked = leader.asked();
+    assert!(asked.iter().all(Asked::is_direct), "{asked:?}");
+    let asked = asked.iter().map(|it| it.request.target.name.clone());
+    assert_eq!(asked.collect::<Vec<_>>(), leader.evicted());
+    assert_eq!(
+        leader.evicted(),
+        [first[0].clone(), terminating()[0].clone()]
+    );
+}
+
+/// The names of the pods that are being terminated, in order.
+fn terminating(node: &Node) -> Vec<String> {
+    let pods = node.plane.list("pods").into_iter();
+    let ending = pods.filter(|pod| !pod["metadata"]["deletionTimestamp"].is_null());
+    let mut names: Vec<String> = ending
+        .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Three evictable pods owned by a `ReplicaSet`.
+fn replicas(node: &mut Node) {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": true}]);
+    for name in ["one", "two", "three"] {
+        let mut pod = pod(name, "batch");
+        pod["metadata"]["ownerReferences"] = owner.clone();
+        node.burn_in(&pod);
+    }
+}
+
+/// The refusals in the status that contain `words`.
+fn refused(node: &Node, words: &str) -> Vec<Value> {
+    let refused = node.status()["refused"].as_array().cloned();
+    let refused = refused.unwrap_or_default().into_iter();
+    refused.filter(|it| says(it, "reason", words)).collect()
+}
+
+/// The events of refused evictions on the `NodeWatermark` that contain `words`.
+fn refusal_events(node: &Node, words: &str) -> Vec<Value> {
+    let is_one = |event: &Value| {
+        event["reason"] == "EvictionRefused"
+            && event["involvedObject"]["kind"] == "NodeWatermark"
+            && says(event, "message", words)
+    };
+    let events = node.plane.list("events").into_iter();
+    events.filter(is_one).collect()
+}
+
+fn says(object: &Value, field: &str, words: &str) -> bool {
+    let text = object[field].as_str();
+    text.is_some_and(|text| text.contains(words))
+}
+
+fn counted(agent: &Agent, series: &str) -> Option<u64> {
+    let (_, text) = agent.http("/metrics")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(series));
+    value?.trim().parse().ok()
+}
+
+/// Series of accepted evictions.
+const EVICTED: &str = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
+const REFUSED: &str = r#"plimsoll_agent_evictions_total{outcome="refused"}"#;
+
+/// Registers a webhook for evictions that has no server; returns once the API server calls it.
+fn webhook_that_is_down(node: &Node, pod: &str) {
+    let webhook = json!({
+        "name": "evictions.example.dev", "clientConfig": {"url": "https://127.0.0.1:1/"}, "failurePolicy": "Fail",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/eviction"], "operations": ["CREATE"]}],
+        "sideEffects": "None", "admissionReviewVersions": ["v1"],
+    });
+    node.plane.create(&[json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "guard"}, "webhooks": [webhook],
+    })]);
+    let path = format!("/api/v1/namespaces/default/pods/{pod}/eviction?dryRun=All");
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}});
+    eventually("the API server asks it", || {
+        let tried = node.plane.try_kubectl(
+            &["create", "--raw", &path, "-f", "-"],
+            &eviction.to_string(),
+        );
+        tried
+            .is_err_and(|why| why.contains("calling webhook"))
+            .then_some(())
+    });
+}
+
+#[test]
+fn an_obstacle_to_all_evictions_is_reported_once_until_it_is_over() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    webhook_that_is_down(&node, "one");
+    node.keep(&evicting());
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    node.machine.load.set(HIGH);
+    // On a busy machine there may be other refusals, too.
+    let down = r#"failed calling webhook "evictions.example.dev""#;
+    let refused = || refused(&node, down);
+    agent.until_within(TIMEOUT * 4, "it is in the status", || !refused().is_empty());
+    let first = refused();
+    let [entry] = first.as_slice() else {
+        panic!("one entry for all pods: {first:?}");
+    };
+    assert_eq!(
+        (&entry["what"], &entry["rule"], &entry["pod"]),
+        (&json!("evict"), &json!("q/cpu"), &Value::Null)
+    );
+    // Three pods are refused in the first round and again in later ones.
+    agent.until_within(TIMEOUT * 4, "it goes on", || {
+        counted(&agent, REFUSED) >= Some(4)
+    });
+    assert_eq!(refused(), first);
+    assert_eq!(counted(&agent, EVICTED), Some(0), "nothing was evicted");
+    let events = || refusal_events(&node, down);
+    agent.until_within(TIMEOUT * 4, "an event reports it", || !events().is_empty());
+    let events = events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0]["count"], 1, "{events:?}");
+    node.plane
+        .kubectl(&["delete", "validatingwebhookconfiguration", "guard"]);
+    agent.until_within(
+        TIMEOUT * 4,
+        "a pod is evicted and the refusal is gone",
+        || refused().is_empty() && counted(&agent, EVICTED) >= Some(1),
+    );
+}
+
+/// Deletes the pod of the last round and waits for the next eviction; returns the requests for it.
+fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> Vec<Asked> {
+    for name in leader.evicted().iter().take(round - 1) {
+        let force = ["--force", "--grace-period=0", "--ignore-not-found"];
+        let delete = [&["delete", "pod", name][..], &force].concat();
+        node.plane.kubectl(&delete);
+    }
+    agent.until_within(TIMEOUT * 4, "one more pod is evicted", || {
+        counted(agent, EVICTED) >= Some(round as u64)
+    });
+    let evicted = leader.evicted();
+    assert_eq!(evicted.len(), round, "one per round");
+    let name = &evicted[round - 1];
+    assert_eq!(terminating(node), std::slice::from_ref(name));
+    let mut asked = leader.asked();
+    asked.retain(|asked| asked.request.target.name == *name);
+    asked
+}
+
+/// The path of each request: the connection of reports, or the API server.
+fn paths(asked: &[Asked]) -> Vec<&str> {
+    asked.iter().map(|asked| &*asked.path).collect()
+}
+
+#[test]
+fn without_a_reachable_replica_the_api_server_forwards_the_request() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::start(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    node.keep(&evicting());
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    node.machine.load.set(HIGH);
+    // No endpoint, and no controller behind the API server.
+    let unreachable = "the controller cannot be reached: no connection to the controller; \
+                       the controller accepts no requests through the API server";
+    let is_refused = || refused(&node, unreachable).len();
+    agent.until_within(TIMEOUT * 4, "the status says so", || is_refused() == 1);
+    agent.until_within(TIMEOUT * 4, "it goes on", || {
+        counted(&agent, REFUSED) >= Some(4)
+    });
+    assert_eq!(is_refused(), 1, "one entry for all pods");
+    agent.until_within(TIMEOUT * 4, "an event says so", || {
+        refusal_events(&node, unreachable).len() == 1
+    });
+    assert_eq!(
+        (leader.asked().len(), counted(&agent, EVICTED)),
+        (0, Some(0))
+    );
+    leader.serve_through_api_server(&node.plane, "default");
+    let by_api_server = api_path(NODE);
+    let first = next_eviction(&node, &agent, &leader, 1);
+    assert_eq!(paths(&first), [&by_api_server]);
+    agent.until("it is over", || is_refused() == 0);
+    leader.publish(&node.plane);
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    let second = next_eviction(&node, &agent, &leader, 2);
+    assert_eq!(paths(&second), [PATH]);
+    // No process listens at the replica's address, as with a firewall that closes the port.
+    leader.publish_port(&node.plane, free_port());
+    agent.until("it cannot report any more", || {
+        agent.said().contains("failed to send a direct report")
+    });
+    let third = next_eviction(&node, &agent, &leader, 3);
+    assert_eq!(paths(&third), [&by_api_server]);
+    let keys = [first, second, third].map(|asked| asked[0].request.key.clone());
+    let boot_id = Writer::this_process().unwrap().boot_id;
+    assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
+    let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
+    assert!(grow, "over either path: {keys:?}");
+    assert_eq!(
+        refusal_events(&node, unreachable).len(),
+        1,
+        "published once"
+    );
+}
+
+#[test]
+fn an_unanswered_request_is_repeated_with_the_same_key() {
+    let Some(mut node) = Node::new() else { return };
+    let Some(leader) = Leader::published(&node.plane, NODE) else {
+        return;
+    };
+    replicas(&mut node);
+    node.keep(&evicting());
+    leader.judge(|_| Fate::Lost);
+    let agent = node.agent(&leader.args());
+    agent.until("it is ready", || agent.is_ready());
+    agent.until("it reports to the leader", || leader.is_reported_to());
+    node.machine.load.set(HIGH);
+    // The API server has no controller to forward it to: the state of the pod decides.
+    let alone = next_eviction(&node, &agent, &leader, 1);
+    assert_eq!(paths(&alone), [PATH]);
+    leader.serve_through_api_server(&node.plane, "default");
+    // Then the answer to the API server is lost, too.
+    let fates = [(Fate::Lost, Fate::Answered), (Fate::Refused, Fate::Lost)];
+    for (round, (direct, passed_on)) in (2..).zip(fates) {
+        leader.judge(move |path| if path == PATH { direct } else { passed_on });
+        let asked = next_eviction(&node, &agent, &leader, round);
+        assert_eq!(paths(&asked), [PATH, &api_path(NODE)], "{direct:?}");
+        assert_eq!(asked[0].request, asked[1].request, "{direct:?}");
+    }
+    agent.until("the metrics count each once", || {
+        let accepted = r#"plimsoll_agent_evictions_total{outcome="accepted"}"#;
+        counted(&agent, accepted) == Some(3)
+    });
+}
+
+#[test]
+fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
+    let Some(node) = Node::new() else { return };
+    node.keep(&evicting());
+    // An eviction of an earlier agent, an hour less 25 s ago.
+    let hour = Duration::from_hours(1) - Duration::from_secs(25);
+    let now = json!(boot_time()).as_u64().unwrap();
+    let Some(at) = now.checked_sub(u64::try_from(hour.as_nanos()).unwrap()) else {
+        println!("NOT TESTED: this machine has been up for less than an hour");
+        return;
+    };
+    let kept = json!({
+        "bootId": Writer::this_process().unwrap().boot_id,
+        "state": EngineState::default(),
+        "evictions": [{
+            "uid": "u", "namespace": "default", "name": "gone", "rule": "q/cpu", "at": at,
+            "time": "2026-01-01T00:00:00Z",
+        }],
+    });
+    let state = node.machine.path("state");
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(state.join("engine.json"), kept.to_string()).unwrap();
+    let agent = node.agent(&[]);
+    let reported = || node.status()["counts"]["evictedLastHour"].clone();
+    agent.until("it is shown", || reported() == 1);
+    assert_eq!(node.status()["evictions"][0]["outcome"], "Gone");
+    agent.until("it is not shown any more", || reported() == 0);
+}
+
+#[test]
+fn changed_and_deleted_rules_are_followed_while_in_force() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    // A rule that is not understood is left out and reported.
+    node.plane.kubectl(&[
+        "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p",
+        r#"[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-preserve-unknown-fields","value":true},
+            {"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/x-kubernetes-preserve-unknown-fields","value":true}]"#,
+    ]);
+    let mut unknown_rule = rule("q/strange", "slow");
+    unknown_rule["gravity"] = 7.into();
+    let mut spec = throttling();
+    spec["rules"].as_array_mut().unwrap().push(unknown_rule);
+    eventually("the CRD accepts unknown fields", || {
+        node.keep(&spec);
+        let there = node.plane.get("nwm", NODE);
+        (there["spec"]["rules"][1]["gravity"] == 7).then_some(())
+    });
+    agent.until("it says which rule it leaves out", || {
+        agent
+            .said()
+            .contains("rule q/strange: unknown field `gravity`")
+    });
+    assert!(node.is_throttled(&batch));
+    // With a spec that is not understood the last rules stay in force.
+    let mut later = throttling();
+    later["rules"] = json!([]);
+    later["moonPhase"] = "full".into();
+    node.keep(&later);
+    agent.until("it says that it does not understand", || {
+        agent.said().contains("spec.moonPhase")
+    });
+    agent.until("the status says so", || {
+        crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
+    });
+    assert!(node.is_throttled(&batch));
+    node.keep(&json!({"rules": [], "moonPhase": null}));
+    agent.until("without rules everything is restored", || {
+        node.quota(&batch) == -1
+    });
+    agent.until("it is ready without rules", || agent.is_ready());
+}
+
+#[test]
+fn rules_of_another_node_are_ignored_and_a_missing_node_is_waited_for() {
+    let Some(mut node) = Node::unregistered() else {
+        return;
+    };
+    let agent = node.agent(&[]);
+    agent.waits_for("node worker does not exist");
+    node = node.register();
+    agent.waits_for("there is no NodeWatermark for this node");
+    let batch = node.burning_pod("batch");
+    node.machine.load.set(HIGH);
+    let mut spec = throttling();
+    spec["nodeUID"] = "another".into();
+    node.keep(&spec);
+    agent.waits_for("is for a node with the UID another");
+    agent.until("the status says so", || {
+        crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
+    });
+    assert_eq!(node.quota(&batch), -1);
+    node.keep(&throttling());
+    agent.until("its own rules are enforced", || node.is_throttled(&batch));
+}
+
+#[test]
+fn without_crds_or_permissions_it_says_so_and_waits() {
+    let Some(node) = Node::new() else { return };
+    node.plane
+        .kubectl(&["delete", "crd", "nodewatermarks.plimsoll.dev"]);
+    let agent = node.agent(&[]);
+    agent.waits_for("the CRD of NodeWatermark is not installed");
+    let config = std::fs::read_to_string(&node.plane.kubeconfig).unwrap();
+    let with = |name: &str, user: &str| {
+        let path = node.machine.path(name);
+        let user = format!(r#""user":{{{user}}}"#);
+        let config = config.replace(r#""user":{"token":"admin"}"#, &user);
+        std::fs::write(&path, config).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let unknown = with("unknown", r#""token":"nobody""#);
+    let unknown = node.agent_in("other", &["--kubeconfig", &unknown]);
+    unknown.waits_for("the API server does not accept the agent's credentials");
+    let guest = with("guest", r#""token":"admin","as":"guest""#);
+    let guest = node.agent_in("third", &["--kubeconfig", &guest]);
+    guest.waits_for(r#"User "guest" cannot list resource"#);
+}
+
+#[test]
+fn a_second_agent_waits_and_takes_over_from_the_first() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    let first = node.agent(&[]);
+    first.until("the first is ready", || first.is_ready());
+    let second = node.agent_in("other", &[]);
+    second.waits_for("another agent runs on this node");
+    let third = node.agent(&[]);
+    third.waits_for("another agent runs on this node");
+    third.kill();
+    first.kill();
+    node.machine.load.set(HIGH);
+    second.until("the second agent enforces the rules", || {
+        node.is_throttled(&batch)
+    });
+}
+
+#[test]
+fn without_an_api_server_it_works_on_and_catches_up_afterwards() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    node.plane.stop();
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    agent.until("the failing watch is logged", || {
+        agent.said().contains("failed to watch")
+    });
+    node.machine.load.set(LOW);
+    agent.until("its CPU limit is restored", || node.quota(&batch) == -1);
+    assert!(agent.is_ready());
+    node.plane.start_again();
+    node.keep(&json!({"rules": []}));
+    let within = Duration::from_mins(1);
+    node.plane.until("the new rules are applied", within, |_| {
+        agent.said().contains("rules=0")
+    });
+}
+
+#[test]
+fn an_agent_that_starts_without_an_api_server_uses_the_saved_state() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled to its floor", || {
+        agent.said().contains("at its floor")
+    });
+    let floor = node.quota(&batch);
+    node.plane.stop();
+    agent.kill();
+    let successor = node.agent(&[]);
+    successor.until("it uses the saved state", || {
+        successor.said().contains("adopted=1")
+    });
+    successor.until("it evaluates the rules", || successor.is_ready());
+    assert_eq!(node.quota(&batch), floor);
+    node.machine.load.set(LOW);
+    successor.until("its CPU limit is restored", || node.quota(&batch) == -1);
+    node.machine.load.set(HIGH);
+    successor.until("it throttles again", || node.is_throttled(&batch));
+    node.plane.start_again();
+    node.keep(&json!({"rules": []}));
+    node.plane
+        .until("it catches up", Duration::from_mins(1), |_| {
+            node.quota(&batch) == -1
+        });
+}
+
+#[test]
+fn sigterm_leaves_everything_to_the_successor_while_the_daemonset_exists() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = node.with_daemon_set();
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&own);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    let (well, said) = agent.terminate();
+    assert!(
+        well && said.contains("what is in force stays in force"),
+        "{said}"
+    );
+    let left = node.quota(&batch);
+    assert!(left > 0);
+    let successor = node.agent(&own);
+    successor.until("it adopts", || successor.said().contains("adopted=1"));
+    assert!(node.is_throttled(&batch));
+    node.machine.load.set(LOW);
+    successor.until("the exact original is back", || node.quota(&batch) == -1);
+}
+
+fn assert_status_shows_nothing_in_force(node: &Node) {
+    let status = node.status();
+    assert_eq!(crate::agent_support::ready(&status), "False AgentEnded");
+    assert!(status["agent"].is_null(), "{status}");
+    assert_eq!(status["counts"]["throttled"], 0, "{status}");
+    assert_eq!(status["counts"]["breached"], 0, "{status}");
+    assert_eq!(status["scheduling"]["state"], "Enabled");
+    let is_empty = |field: &str| status[field].as_array().is_none_or(Vec::is_empty);
+    assert!(is_empty("throttled") && is_empty("rules"), "{status}");
+}
+
+#[test]
+fn sigterm_restores_everything_without_a_daemonset_and_restore_does_it_later() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = node.with_daemon_set();
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&own);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    node.plane.kubectl(&["delete", "daemonset", "agent"]);
+    let (well, said) = agent.terminate();
+    assert!(
+        well && said.contains("DaemonSet agent is deleted"),
+        "{said}"
+    );
+    assert_eq!(node.quota(&batch), -1);
+    assert_status_shows_nothing_in_force(&node);
+    // A killed agent leaves everything in force; --restore restores it and reports that.
+    let agent = node.agent(&[]);
+    agent.until("the status shows that the pod is throttled", || {
+        node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
+    });
+    agent.kill();
+    let mut restore = node.agent(&["--restore"]);
+    assert!(restore.process.0.wait().unwrap().success());
+    assert_eq!(node.quota(&batch), -1);
+    assert_status_shows_nothing_in_force(&node);
+    // Without any API server.
+    let agent = node.agent(&[]);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    agent.kill();
+    assert!(node.is_throttled(&batch));
+    node.plane.stop();
+    let mut restore = node.agent(&["--restore"]);
+    assert!(
+        restore.process.0.wait().unwrap().success(),
+        "{}",
+        restore.said()
+    );
+    assert_eq!(node.quota(&batch), -1);
+}
+
+#[test]
+fn sigterm_restores_cgroups_when_the_account_has_no_rights() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let own = node.with_daemon_set();
+    let proxy = Proxy::beside(&node.plane.kubeconfig);
+    let config = proxy.kubeconfig().to_string();
+    let config = node.plane.file("proxy.kubeconfig", &config);
+    let with_config = ["--kubeconfig", config.to_str().unwrap()];
+    node.keep(&throttling());
+    node.machine.load.set(HIGH);
+    let agent = node.agent(&[&own[..], &with_config].concat());
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    // As when its account, roles and DaemonSet are deleted one after the other.
+    proxy.judge(|_, _| Some(Fault::Answer(403, None, "forbidden".to_owned())));
+    let (_, said) = agent.terminate();
+    assert!(said.contains("failed to read DaemonSet agent"), "{said}");
+    assert_eq!(node.quota(&batch), -1, "{said}");
+}
+
+#[test]
+fn a_node_that_is_no_longer_selected_is_restored() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let action = json!({
+        "coolDownSeconds": 600, "disableScheduling": {},
+        "throttle": {"cpuThrottle": {"minCPURatio": 20, "stepCPURatio": 40}},
+    });
+    let pods =
+        json!({"labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["throttle"]});
+    let rules = json!({
+        "selector": {"matchLabels": {"pool": "a"}}, "evaluationPeriodSeconds": 1,
+        "rules": [{
+            "name": "cpu", "actionName": "slow", "strategy": "None",
+            "metricRule": {"name": "cpu_total_usage", "value": 1000},
+        }],
+    });
+    node.plane.apply(&[
+        policy("AvoidanceAction", "slow", &action),
+        policy("PodQOS", "batch", &pods),
+        policy("NodeQOS", "q", &rules),
+    ]);
+    let _controller = node
+        .plane
+        .controller("controller", &["--max-unschedulable=100"]);
+    let agent = node.agent(&[]);
+    let is_closed = |node: &Node| {
+        let taint = "interference.crane.io:NoSchedule".to_owned();
+        node.taints().contains(&taint)
+    };
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled and the node tainted", || {
+        node.is_throttled(&batch) && is_closed(&node)
+    });
+    // The node is as busy as before, and the cool-down is far from over.
+    node.plane
+        .kubectl(&["label", "node", NODE, "pool=b", "--overwrite"]);
+    agent.until("the rule leaves the NodeWatermark", || {
+        node.plane.get("nwm", NODE)["spec"]["rules"] == json!([])
+    });
+    agent.until("everything is restored", || {
+        node.quota(&batch) == -1 && !is_closed(&node)
+    });
+    agent.until("the status says so", || {
+        let status = node.status();
+        status["counts"]["throttled"] == 0 && status["scheduling"]["state"] == "Enabled"
+    });
+    assert_eq!(node.condition()["status"], "False");
+    node.plane
+        .kubectl(&["label", "node", NODE, "pool=a", "--overwrite"]);
+    agent.until("selected again, the rule acts again", || {
+        node.is_throttled(&batch) && is_closed(&node)
+    });
+}

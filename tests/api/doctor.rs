@@ -1,0 +1,424 @@
+//! `plimsoll doctor` against a real API server with what the chart installs.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::api_support::{ControlPlane, free_port};
+use crate::chart_support::{NAMESPACE, objects, rendered};
+use serde_json::{Value, json};
+
+/// The API server follows within so long, however busy the machine is.
+const SOON: Duration = Duration::from_mins(4);
+
+/// Exit code, and what was found about what.
+fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
+    told(kubeconfig, "findings")
+}
+
+fn told(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let output = command
+        .args(["doctor", "-o", "json", "--kubeconfig"])
+        .arg(kubeconfig)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    let json: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let word = |it: &Value, field: &str| it[field].as_str().unwrap().to_owned();
+    let found = json[which].as_array().unwrap().iter();
+    let found = found.map(|it| (word(it, "about"), word(it, "what")));
+    (output.status.code(), found.collect())
+}
+
+fn has(found: &[(String, String)], about: &str, what: &str) -> bool {
+    found
+        .iter()
+        .any(|it| it.0.starts_with(about) && it.1.contains(what))
+}
+
+#[test]
+fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enough() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nothing_is_installed(&plane);
+    installed(&plane);
+    no_pod_has_started(&plane);
+    pods_could_not_be_made(&plane);
+    an_agent_says_what_is_wrong(&plane);
+    agents_cannot_ask_for_evictions(&plane);
+    what_holds_agents_is_gone(&plane);
+    the_agents_role_is_gone(&plane);
+    stopped_and_without_rights(&plane);
+    by_others(&plane);
+    definitions_are_waited_for(&plane);
+}
+
+#[test]
+fn policies_that_an_api_server_does_not_ask_are_told() {
+    let disabled = &["--disable-admission-plugins=ValidatingAdmissionPolicy"];
+    let Some(plane) = ControlPlane::start_with(disabled).filter(ControlPlane::is_own) else {
+        return;
+    };
+    installed(&plane);
+    let all = "there, and refuse nothing: plimsoll-agent-lease, plimsoll-agent-event, plimsoll-agent-node, plimsoll-agent-watermark, \
+               plimsoll-controller-node and 2 more;";
+    plane.until("the policies refuse nothing", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        has(&found, "admission policies", all)
+    });
+    // It has tried, and changed nothing.
+    assert_eq!(plane.get("node", "a")["metadata"]["labels"]["pool"], "a");
+    for (what, name) in [
+        ("node", "a"),
+        ("apiservice", "v1alpha1.metrics.plimsoll.dev"),
+    ] {
+        let labels = &plane.get(what, name)["metadata"]["labels"];
+        assert!(labels["plimsoll.dev/doctor"].is_null(), "{what}: {labels}");
+    }
+    for what in ["leases", "events"] {
+        let left = plane.kubectl(&["get", what, "--all-namespaces", "-o", "name"]);
+        assert!(!left.contains("plimsoll-doctor"), "{left}");
+    }
+}
+
+#[test]
+fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
+    let off = &[
+        "--requestheader-client-ca-file=",
+        "--proxy-client-cert-file=",
+        "--proxy-client-key-file=",
+    ];
+    let Some(plane) = ControlPlane::start_with(off).filter(ControlPlane::is_own) else {
+        return;
+    };
+    installed(&plane);
+    let told = |plane: &ControlPlane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        has(
+            &found,
+            "API aggregation",
+            "no --requestheader-client-ca-file",
+        )
+    };
+    plane.until("it is told", SOON, told);
+    plane.apply(&[crate::api_support::lease_namespace()]);
+    let listen = format!("127.0.0.1:{}", free_port());
+    let mut controller = plane.controller("controller", &["--metrics-api-listen", &listen]);
+    plane.until("it is ready", SOON, |_| {
+        let ready = controller.http("/readyz");
+        ready.is_some_and(|(code, _)| code == 200)
+    });
+    plane.nodes(&["b".to_owned()]);
+    plane.until("it compiles for a node", SOON, |plane| {
+        plane
+            .try_kubectl(&["get", "nodewatermark", "b"], "")
+            .is_ok()
+    });
+    let said = plane.log_of("controller");
+    assert!(
+        said.contains("start kube-apiserver with --requestheader-client-ca-file"),
+        "{said}"
+    );
+    assert!(controller.process.0.try_wait().unwrap().is_none());
+}
+
+/// What the chart has, of which nothing runs, with a node of every sort.
+fn installed(plane: &ControlPlane) {
+    let labelled = [
+        ("arm", "kubernetes.io/arch=arm64"),
+        ("windows", "kubernetes.io/os=windows"),
+        ("virtual", "type=virtual-kubelet"),
+        ("fargate", "eks.amazonaws.com/compute-type=fargate"),
+    ];
+    plane.nodes(&["a".to_owned()]);
+    plane.nodes(&labelled.map(|(node, _)| node.to_owned()));
+    for (node, label) in labelled {
+        plane.kubectl(&["label", "node", node, label]);
+    }
+    let namespace = |name: &str, level: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}});
+    plane.apply(&[namespace("plimsoll", "baseline")]);
+    let chart = rendered(&plane.tool("helm"), NAMESPACE);
+    let (first, rest): (Vec<Value>, Vec<Value>) = objects(&chart)
+        .into_iter()
+        .map(|(object, _)| object)
+        .filter(|it| it["kind"] != "CustomResourceDefinition")
+        .partition(|it| it["kind"] == "Namespace");
+    plane.apply(&first);
+    plane.apply(&rest);
+    // Helm makes it by a hook, and users without Helm themselves.
+    plane.kubectl(&[
+        "create",
+        "configmap",
+        "plimsoll-stop",
+        "-n",
+        "plimsoll-node-lease",
+    ]);
+    plane.apply(&[json!({
+        "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "a"},
+        "spec": {"nodeUID": "u", "hash": "0123456789abcdef"},
+    })]);
+}
+
+fn definitions_are_waited_for(plane: &ControlPlane) {
+    let wait = |plane: &ControlPlane, patience: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.env("KUBECONFIG", &plane.kubeconfig);
+        command.args(["crds", "--wait", patience]).output().unwrap()
+    };
+    let output = wait(plane, "4m");
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{output:?}"
+    );
+    plane.kubectl(&["delete", "crd", "podqoss.ensurance.crane.io"]);
+    plane.until("one is no longer served", SOON, |plane| {
+        let output = wait(plane, "1ms");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let missing = "failed to find podqoss.ensurance.crane.io within 1ms";
+        output.status.code() == Some(2) && said.contains(missing)
+    });
+}
+
+fn finds(found: &[(String, String)], about: &str, what: &str) {
+    assert!(has(found, about, what), "{about}: {what}: {found:?}");
+}
+
+fn nothing_is_installed(plane: &ControlPlane) {
+    // API servers describe a definition a while after they serve it.
+    let described = |plane: &ControlPlane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        !found.iter().any(|it| it.0.starts_with("definition"))
+    };
+    plane.until("the definitions are described", SOON, described);
+    let (code, found) = doctor(&plane.kubeconfig);
+    assert_eq!(code, Some(1));
+    finds(&found, "controller", "there is none");
+    finds(&found, "agents", "no DaemonSet");
+}
+
+/// There are no controllers here that would start one.
+fn no_pod_has_started(plane: &ControlPlane) {
+    let unwanted = [
+        "permissions",
+        "definition",
+        "installations",
+        "ConfigMap",
+        "plimsoll doctor",
+        "API aggregation",
+        "admission policies",
+        "evictions",
+    ];
+    let is_unwanted = |it: &(String, String)| unwanted.iter().any(|about| it.0.starts_with(about));
+    // API servers see roles a moment after they are made.
+    plane.until("nothing else is found", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        !found.iter().any(is_unwanted)
+    });
+    let (code, found) = doctor(&plane.kubeconfig);
+    assert_eq!(code, Some(1));
+    let controller = "Deployment plimsoll/plimsoll-controller";
+    finds(&found, controller, "0 of 2 replicas");
+    let agents = "DaemonSet plimsoll/plimsoll-agent-v2";
+    finds(&found, agents, "selects no node");
+    finds(&found, "agents", "on 1 node none runs: a");
+    assert!(
+        !has(&found, "agents", "arm"),
+        "the image is not for it: {found:?}"
+    );
+    finds(&found, "namespace plimsoll", "is baseline");
+}
+
+/// As where the cluster has another Pod Security standard by default; nobody makes any pods here.
+fn pods_could_not_be_made(plane: &ControlPlane) {
+    let label = "pod-security.kubernetes.io/enforce-";
+    plane.kubectl(&["label", "namespace", NAMESPACE, label]);
+    let why = "pods \"x\" is forbidden: violates PodSecurity \"baseline:latest\"";
+    let event = |name: &str, reason: &str, message: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": NAMESPACE}, "reason": reason, "message": message,
+            "type": "Warning", "lastTimestamp": "2026-01-01T00:00:00Z",
+            "involvedObject": {"apiVersion": "apps/v1", "kind": "DaemonSet", "namespace": NAMESPACE, "name": "plimsoll-agent-v2"},
+        })
+    };
+    plane.create(&[
+        event("one", "FailedCreate", why),
+        event("other", "SuccessfulDelete", "another"),
+    ]);
+    let status = json!({"status": {"currentNumberScheduled": 0, "desiredNumberScheduled": 1, "numberMisscheduled": 0, "numberReady": 0}});
+    let patch = format!("--patch={status}");
+    let set = "plimsoll-agent-v2";
+    let merge = ["--subresource=status", "--type=merge", &patch];
+    plane.kubectl(&[&["patch", "daemonset", "-n", NAMESPACE, set][..], &merge].concat());
+    let (_, found) = doctor(&plane.kubeconfig);
+    let what = format!("1 pod of 1 could not be made: {why}");
+    finds(&found, "DaemonSet plimsoll/plimsoll-agent-v2", &what);
+    let twice = has(&found, "agents", "on 1 node none runs: a");
+    assert!(!twice, "{found:?}");
+}
+
+/// By the columns that a real API server makes of a status.
+fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let rule = |id: &str| json!({"id": id, "state": "Normal", "mark": 80});
+    let mut unknown = rule("q/probe");
+    unknown["unknown"] = "no sample".into();
+    let status = |degraded: Value, rules: Value| {
+        let conditions = json!([condition("Ready", "True", "RulesKept"), degraded]);
+        let status = json!({"status": {"conditions": conditions, "rules": rules}});
+        let patch = format!("--patch={status}");
+        let merge = ["--subresource=status", "--type=merge", &patch];
+        plane.kubectl(&[&["patch", "nodewatermark", "a"][..], &merge].concat());
+        doctor(&plane.kubeconfig).1
+    };
+    let failing = condition("Degraded", "True", "NodeNotMarked");
+    let found = status(failing, json!([rule("q/cpu"), unknown]));
+    finds(
+        &found,
+        "agents",
+        "NodeNotMarked: not everything can be done on 1 node: a",
+    );
+    finds(
+        &found,
+        "agents",
+        "q/probe: this rule can't be judged on 1 node: a",
+    );
+    let well = condition("Degraded", "False", "AllInOrder");
+    let found = status(well, json!([rule("q/cpu")]));
+    assert!(
+        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "judged"),
+        "{found:?}"
+    );
+}
+
+/// The arguments of the one container of a workload, which has these instead from now on.
+fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
+    let args = "/spec/template/spec/containers/0/args";
+    let patch = json!([{"op": "replace", "path": args, "value": arguments}]).to_string();
+    let patch = ["--type=json", "-p", &patch];
+    plane.kubectl(&[&["patch", "-n", NAMESPACE, workload][..], &patch].concat());
+}
+
+fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
+    let alone = "through the API server alone";
+    for (workload, argument, effect) in [
+        (
+            "deployment/plimsoll-controller",
+            "--report-listen=",
+            "no pod is evicted",
+        ),
+        ("daemonset/plimsoll-agent-v2", "--report-service=", alone),
+    ] {
+        let path = "jsonpath={.spec.template.spec.containers[0].args}";
+        let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", path]);
+        let before: Value = serde_json::from_str(&before).unwrap();
+        let (without, with): (Vec<Value>, Vec<Value>) = before
+            .as_array()
+            .unwrap()
+            .iter()
+            .cloned()
+            .partition(|it| !it.as_str().unwrap().starts_with(argument));
+        assert_eq!(with.len(), 1, "{workload}: {before}");
+        replace_arguments(plane, workload, &without.into());
+        let (_, found) = doctor(&plane.kubeconfig);
+        let what = argument.trim_end_matches('=');
+        finds(&found, "evictions", what);
+        finds(&found, "evictions", effect);
+        replace_arguments(plane, workload, &before);
+    }
+    let (_, found) = doctor(&plane.kubeconfig);
+    assert!(!has(&found, "evictions", ""), "{found:?}");
+}
+
+fn what_holds_agents_is_gone(plane: &ControlPlane) {
+    // Two that are there, and match no request.
+    let never = r#"{"spec":{"matchConditions":[{"name":"never","expression":"false"}]}}"#;
+    for policy in ["plimsoll-controller-api", "plimsoll-controller-eviction"] {
+        let policy = ["validatingadmissionpolicy", policy];
+        plane.kubectl(&[&["patch", "--type=merge", "-p", never][..], &policy].concat());
+    }
+    plane.until("they refuse nothing", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let through =
+            "there, and refuse nothing: plimsoll-controller-api, plimsoll-controller-eviction;";
+        has(&found, "admission policies", through)
+    });
+    for (kind, name) in [
+        ("validatingadmissionpolicybinding", "plimsoll-agent-lease"),
+        ("validatingadmissionpolicy", "plimsoll-controller-token"),
+        ("flowschema", "plimsoll-agent-leases"),
+    ] {
+        plane.kubectl(&["delete", kind, name]);
+    }
+    let (_, found) = doctor(&plane.kubeconfig);
+    let bound = "not in force: plimsoll-agent-lease, plimsoll-controller-token;";
+    finds(&found, "admission policies", bound);
+    finds(&found, "flow control", ": plimsoll-agent-leases;");
+}
+
+/// The one in its own namespace: an agent that may not see its `DaemonSet` gives everything back whenever it ends.
+fn the_agents_role_is_gone(plane: &ControlPlane) {
+    plane.kubectl(&["delete", "rolebinding", "plimsoll-agent", "-n", NAMESPACE]);
+    plane.until("the API server follows", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let may_not = "system:serviceaccount:plimsoll:plimsoll-agent may not";
+        let sets = format!("{may_not} get daemonsets.apps in plimsoll");
+        let replicas = format!("{may_not} list, watch endpointslices.discovery.k8s.io in plimsoll");
+        let about = "permissions of agents";
+        has(&found, about, &sets) && has(&found, about, &replicas)
+    });
+}
+
+fn stopped_and_without_rights(plane: &ControlPlane) {
+    plane.kubectl(&["delete", "clusterrolebinding", "plimsoll-agent"]);
+    let stop = [
+        "annotate",
+        "configmap",
+        "plimsoll-stop",
+        "plimsoll.dev/stop=why",
+    ];
+    plane.kubectl(&[&["-n", "plimsoll-node-lease"][..], &stop].concat());
+    plane.until("the API server follows", SOON, |plane| {
+        let (_, found) = doctor(&plane.kubeconfig);
+        let agent = "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status";
+        let object = "ConfigMap plimsoll-node-lease/plimsoll-stop";
+        has(&found, "permissions of agents", agent) && has(&found, object, "stopped: why")
+    });
+}
+
+fn by_others(plane: &ControlPlane) {
+    let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
+    let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
+    let ann = plane.file("ann", &ann);
+    // Whoever may read little is told so.
+    let (code, found) = doctor(&ann);
+    assert_eq!(code, Some(1));
+    finds(&found, "plimsoll doctor", "nodes could not be read");
+    // Whoever may read all, and nothing else, is told what was not tried.
+    let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]);
+    let kind = |kind: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "look"}});
+    let (mut role, mut binding) = (kind("ClusterRole"), kind("ClusterRoleBinding"));
+    role["rules"] = all;
+    binding["roleRef"] =
+        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "look"});
+    binding["subjects"] =
+        json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]);
+    plane.apply(&[role, binding]);
+    plane.until("she may read all", SOON, |_| {
+        let found = told(&ann, "notes").1;
+        // Which verb she lacks, and on what, each version says in its own words.
+        let untried = |(about, told): &(String, String)| {
+            about.starts_with("plimsoll doctor")
+                && told.contains("could not be tried: ")
+                && told.contains("User \"ann\" cannot impersonate")
+        };
+        found.iter().any(untried)
+    });
+}

@@ -1,0 +1,343 @@
+//! `plimsoll controller` when the API server, or the way to it, misbehaves.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
+use crate::api_support::{ControlPlane, Controller};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_mins(1);
+
+fn close() -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
+        "metadata": {"name": "close"}, "spec": {},
+    })
+}
+
+fn node_qos(value: u32) -> Value {
+    json!({
+        "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS",
+        "metadata": {"name": "q", "annotations": {"plimsoll.dev/rollout": "immediate"}},
+        "spec": {"rules": [{
+            "name": "cpu", "avoidanceThreshold": 2, "actionName": "close",
+            "metricRule": {"name": "cpu_total_usage", "value": value},
+        }]},
+    })
+}
+
+fn nodes(plane: &ControlPlane) {
+    plane.nodes(&["node00".to_owned(), "node01".to_owned()]);
+}
+
+/// Whether both nodes keep the rule with this mark, and the status says so.
+fn arrived(plane: &ControlPlane, value: u32) -> bool {
+    let watermarks = plane.list("nwm");
+    let keeps = |object: &Value| object["spec"]["rules"][0]["watermark"] == value;
+    let policy = plane.get("nodeqos", "q");
+    watermarks.len() == 2
+        && watermarks.iter().all(keeps)
+        && policy["status"]["observedGeneration"] == policy["metadata"]["generation"]
+        && policy["status"]["matchedNodes"] == 2
+}
+
+fn is_ready(controller: &Controller) -> bool {
+    controller
+        .http("/readyz")
+        .is_some_and(|(code, _)| code == 200)
+}
+
+/// What the probe waits for.
+fn waits_for(controller: &Controller, text: &str) -> bool {
+    let answer = controller.http("/readyz");
+    answer.is_some_and(|(code, body)| code == 503 && body.contains(text))
+}
+
+const WATCHED: [&str; 5] = [
+    "avoidanceactions",
+    "nodeqoss",
+    "nodes",
+    "nodewatermarks",
+    "podqoss",
+];
+const WRITTEN: [&str; 4] = ["watermark", "status", "event", "lease"];
+
+/// What a request is for: each sort has its faults. `list nodes`, `watch nodes`, and what is written.
+fn sort(method: &str, path: &str) -> Option<String> {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let written = match method {
+        "PATCH" if path.ends_with("/status") => "status",
+        "PATCH" if path.contains("nodewatermarks/") => "watermark",
+        "POST" | "PATCH" if path.contains("/events") => "event",
+        "PUT" | "POST" if path.contains("/leases") => "lease",
+        "GET" => {
+            let kind = WATCHED.into_iter().find(|kind| path.ends_with(kind))?;
+            let is_watch = query.contains("watch=true");
+            let what = if is_watch { "watch" } else { "list" };
+            return Some(format!("{what} {kind}"));
+        }
+        _ => return None,
+    };
+    Some(written.to_owned())
+}
+
+/// A fault for each sort of request, of those that can meet it.
+fn befall(ordeal: &Ordeal, fault: &Fault) {
+    for sort in WRITTEN {
+        ordeal.add(sort, [Some(fault.clone()), None]);
+    }
+    // An expired version has it list anew: a controller that is told nothing lists once.
+    let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
+    for (index, kind) in WATCHED.into_iter().enumerate() {
+        let (on_watch, on_list) = match fault {
+            // It takes 15 s, and all watch and list in the same way.
+            Fault::NeverAnswer => (index % 2 == 0, index % 2 == 1),
+            // A watch has no end before which it could be cut, and in the middle only where it tells something.
+            Fault::CutAfter => (false, true),
+            Fault::CutWithin => (matches!(kind, "nodewatermarks" | "nodeqoss"), true),
+            _ => (true, true),
+        };
+        let fault = |is_due: bool| is_due.then(|| Some(fault.clone()));
+        let watches = fault(on_watch).into_iter().chain([expired()]);
+        ordeal.add(format!("watch {kind}"), watches);
+        ordeal.add(format!("list {kind}"), fault(on_list));
+    }
+}
+
+/// Whether an API server refuses with an error.
+const fn is_refused(fault: &Fault) -> bool {
+    matches!(fault, Fault::Answer(400.., ..))
+}
+
+/// What befalls calls, and what an API server says within a watch.
+fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
+    let refused = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
+    let within = [EXPIRED, BROKEN].map(|text| Fault::Answer(200, None, text.to_owned()));
+    let more = refused.into_iter().chain(within).map(|it| ("another", it));
+    of_calls().into_iter().chain(more)
+}
+
+#[test]
+fn every_refusal_of_every_call_is_survived_and_the_edit_arrives() {
+    is_survived(every_fault().filter(|(_, fault)| is_refused(fault)));
+}
+
+#[test]
+fn every_cut_and_every_wrong_answer_to_every_call_is_survived_and_the_edit_arrives() {
+    is_survived(every_fault().filter(|(_, fault)| !is_refused(fault)));
+}
+
+fn is_survived(faults: impl Iterator<Item = (&'static str, Fault)>) {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    plane.apply(&[close(), node_qos(4000)]);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
+    plane.until("it works", SOON, |p| arrived(p, 4000));
+    let ordeal = Ordeal::before(&proxy, sort);
+    let mut many = 0;
+    let mut value = 4000;
+    for (what, fault) in faults {
+        many += 1;
+        befall(&ordeal, &fault);
+        let before = value;
+        while !ordeal.left().is_empty() {
+            value += 1;
+            let what = format!("{what} ({fault:?}), to come: {:?}", ordeal.left());
+            assert!(value - before < 10, "never met: {what}");
+            proxy.take_seen();
+            proxy.cut();
+            // Which the controller tells in an event.
+            plane.kubectl(&["delete", "nwm", "node01"]);
+            plane.apply(&[node_qos(value)]);
+            let took = plane.until(&what, SOON, |p| arrived(p, value));
+            let seen = proxy.take_seen();
+            let writes = seen
+                .iter()
+                .filter(|(method, path)| sort(method, path).as_deref() == Some("watermark"));
+            let writes = writes.count();
+            assert!(writes <= 12, "{what}: {writes} writes of 2 objects");
+            println!("{what}: {took:?}, {writes} writes");
+        }
+    }
+    assert!(
+        controller.process.0.try_wait().unwrap().is_none(),
+        "it ended"
+    );
+    let log = plane.log_of("controller");
+    assert!(!log.contains("panicked"), "{log}");
+    // None was taken for a success.
+    for object in ["NodeWatermark", "status"] {
+        let series =
+            format!("plimsoll_controller_writes_total{{object=\"{object}\",result=\"error\"}}");
+        let errors = controller.metric(&series);
+        assert!(
+            errors > f64::from(many) - 0.5,
+            "{object}: {errors} of {many}"
+        );
+    }
+}
+
+#[test]
+fn a_write_that_is_told_to_wait_waits_for_so_long() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    // As flow control answers: a header, and plain text.
+    let text = "Too many requests, please try again later.".to_owned();
+    let busy = Some(Fault::Answer(429, Some(6), text));
+    Ordeal::before(&proxy, sort).add("watermark", [busy.clone(), busy]);
+    plane.apply(&[close(), node_qos(4000)]);
+    let controller = plane.controller_by(&kubeconfig, "controller", &[]);
+    plane.until("both writes were refused", SOON, |_| {
+        controller.http("/metrics").is_some()
+            && controller
+                .metric("plimsoll_controller_api_requests_total{verb=\"patch\",code=\"429\"}")
+                > 1.5
+    });
+    let took = plane.until("they are made in the end", SOON, |p| arrived(p, 4000));
+    assert!(took > Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn while_it_may_not_read_or_nobody_answers_the_probe_says_so_and_then_all_is_well() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    nodes(&plane);
+    plane.apply(&[close(), node_qos(4000)]);
+    let proxy = Proxy::beside(&plane.kubeconfig);
+    let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
+    for (code, text) in [
+        (401, "Unauthorized"),
+        (403, "forbidden: User \"x\" cannot list"),
+    ] {
+        let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": text});
+        proxy.judge(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
+        let controller = plane.controller_by(&kubeconfig, "refused", &[]);
+        plane.until("the probe says why", SOON, |_| waits_for(&controller, text));
+        assert_eq!(controller.http("/livez").unwrap().0, 200);
+        assert!(!controller.leads());
+        proxy.judge(|_, _| None);
+        plane.until("it works then", SOON, |p| {
+            is_ready(&controller) && arrived(p, 4000)
+        });
+    }
+    let mut nowhere = proxy.kubeconfig();
+    nowhere["clusters"][0]["cluster"]["server"] = json!("http://127.0.0.1:1");
+    let nowhere = plane.file("nowhere", &nowhere.to_string());
+    let mut controller = plane.controller_by(&nowhere, "nowhere", &[]);
+    plane.until("it says that nobody answers", SOON, |_| {
+        waits_for(&controller, "Connection refused")
+    });
+    assert!(
+        controller.process.0.try_wait().unwrap().is_none(),
+        "it tries on"
+    );
+}
+
+#[test]
+fn a_kubeconfig_that_is_no_good_ends_it_with_the_file_and_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let no_context = r#"{"apiVersion":"v1","kind":"Config","current-context":"gone","contexts":[],"clusters":[],"users":[]}"#;
+    let cases = [
+        (dir.path().join("missing"), "No such file"),
+        (file("garbage", "{{{"), "garbage"),
+        (file("no-context", no_context), "gone"),
+    ];
+    let state = dir.path().join("state");
+    let state = state.to_str().unwrap();
+    let commands: [&[&str]; 7] = [
+        &["controller", "--listen", "127.0.0.1:0"],
+        &["agent", "--node-name", "node00", "--state-dir", state],
+        &["preview"],
+        &["doctor"],
+        &["top"],
+        &["stop"],
+        &["resume"],
+    ];
+    for (command, (path, reason)) in commands
+        .iter()
+        .flat_map(|command| cases.iter().map(move |case| (command, case)))
+    {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(*command)
+            .arg("--kubeconfig")
+            .arg(path)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {text}");
+        assert!(
+            text.contains(path.to_str().unwrap()) && text.contains(reason),
+            "{command:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn definitions_that_are_missing_or_old_are_named_with_the_cure_and_waited_for() {
+    let Some(plane) = ControlPlane::start() else {
+        return;
+    };
+    if !plane.is_own() {
+        return;
+    }
+    nodes(&plane);
+    let crd = "nodewatermarks.plimsoll.dev";
+    plane.kubectl(&["delete", "crd", crd]);
+    let controller = plane.controller("controller", &[]);
+    plane.until("the missing definition is named", SOON, |_| {
+        waits_for(
+            &controller,
+            "NodeWatermark: the definition is not installed; run: plimsoll crds",
+        )
+    });
+    plane.install_definitions();
+    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+    plane.apply(&[close(), node_qos(4000)]);
+    plane.until("it works", SOON, |p| arrived(p, 4000));
+    drop(controller);
+    // A definition of before the field was there.
+    let field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/properties/restoreThreshold";
+    let patch = json!([{"op": "remove", "path": field}, {"op": "remove", "path": field.replace("properties/restoreThreshold", "required")}]);
+    plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]);
+    let controller = plane.controller("second", &[]);
+    plane.until("the missing field is named", SOON, |_| {
+        waits_for(
+            &controller,
+            "lacks spec.rules[].restoreThreshold; run: plimsoll crds",
+        )
+    });
+    plane.until("it leads", SOON, |_| controller.leads());
+    plane.apply(&[node_qos(5000)]);
+    plane.until("the write is refused", SOON, |p| {
+        p.log_of("second").contains("field not declared in schema")
+    });
+    let refused = || {
+        controller
+            .metric("plimsoll_controller_writes_total{object=\"NodeWatermark\",result=\"error\"}")
+    };
+    assert!(
+        refused() < 20.0,
+        "{} refused writes: it does not pause",
+        refused()
+    );
+    plane.install_definitions();
+    plane.until("the edit arrives then", Duration::from_secs(90), |p| {
+        arrived(p, 5000)
+    });
+    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+}

@@ -1,0 +1,323 @@
+//! `plimsoll check` reports the field and the fix of every mistake, and a mistake does not affect other objects.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use crate::bad_input::{Case, GOOD, cases};
+use plimsoll::crd::{Objects, compile, manifest};
+use plimsoll::engine::policy::NodeFacts;
+use plimsoll::engine::units::Bytes;
+use serde_json::Value;
+
+fn check(text: &str, args: &[&str]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["check", "-", "--node-cpus", "16", "--node-memory", "64Gi"])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A huge file may be rejected before its end is read.
+    let _ = stdin.write_all(text.as_bytes());
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+fn findings(text: &str) -> (Option<i32>, Vec<Value>) {
+    let output = check(text, &["--output", "json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap().clone();
+    (output.status.code(), findings)
+}
+
+fn is(finding: &Value, path: &str, part: &str) -> bool {
+    finding["path"] == path && finding["message"].as_str().unwrap().contains(part)
+}
+
+fn facts() -> NodeFacts {
+    NodeFacts {
+        cpus: 16,
+        memory: Bytes(64 << 30),
+        ..NodeFacts::default()
+    }
+}
+
+#[test]
+fn every_mistake_is_reported_with_its_field_and_a_fix() {
+    let mut wrong = Vec::new();
+    for Case {
+        name,
+        text,
+        expected,
+        ..
+    } in cases()
+    {
+        let (code, findings) = findings(&(text + GOOD));
+        for (path, part) in expected {
+            let found = findings.iter().any(|finding| {
+                is(finding, path, part)
+                    && finding["severity"] == "error"
+                    && finding["line"].as_u64() > Some(0)
+            });
+            if !found || code != Some(1) {
+                wrong.push(format!(
+                    "{name}: {path}: {part}: exit {code:?}, {findings:#?}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_mistake_does_not_affect_other_objects() {
+    for Case { name, text, .. } in cases() {
+        for text in [text.clone() + GOOD, GOOD.to_owned() + &text] {
+            let objects = manifest::read(&text)
+                .objects
+                .into_iter()
+                .map(|object| object.value);
+            let compiled = compile(&Objects::from_values(objects), &facts());
+            let rule = compiled
+                .policy
+                .rules
+                .iter()
+                .find(|rule| &*rule.id.0 == "good/good_rule");
+            assert!(rule.is_some(), "{name}: {:?}", compiled.findings);
+            assert!(
+                compiled
+                    .policy
+                    .pods
+                    .iter()
+                    .any(|pods| pods.name == "good-pods"),
+                "{name}"
+            );
+        }
+    }
+}
+
+/// Covers the cases whose mistake is only in rule 0: the rule after it stays in force.
+#[test]
+fn an_invalid_rule_does_not_affect_the_next() {
+    let mut seen = 0;
+    for Case {
+        name,
+        text,
+        expected,
+        ..
+    } in cases()
+    {
+        let one_rule = expected
+            .iter()
+            .all(|(path, _)| path.starts_with("spec.rules[0]"));
+        if !one_rule || !text.contains("name: other") || name.starts_with("value .") {
+            continue;
+        }
+        seen += 1;
+        let objects = manifest::read(&(text + GOOD))
+            .objects
+            .into_iter()
+            .map(|object| object.value);
+        let compiled = compile(&Objects::from_values(objects), &facts());
+        let ids: Vec<_> = compiled
+            .policy
+            .rules
+            .iter()
+            .map(|rule| rule.id.to_string())
+            .collect();
+        assert!(
+            ids.contains(&"bad/other".to_owned()),
+            "{name}: {ids:?}, {:?}",
+            compiled.findings
+        );
+    }
+    assert!(seen > 30, "{seen}");
+}
+
+#[test]
+fn a_quoted_fraction_is_accepted() {
+    let text = "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: a}\nspec:\n  rules:\n  - {name: a, actionName: good-action, metricRule: {name: cpu_load_1_min, value: \"0.5\"}}\n";
+    let (code, findings) = findings(&format!("{text}{GOOD}"));
+    assert_eq!(findings, Vec::<Value>::new());
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn an_empty_label_selector_is_accepted() {
+    let (code, findings) = findings(GOOD);
+    assert_eq!((code, findings), (Some(0), Vec::new()));
+}
+
+#[test]
+fn anchors_and_lists_are_read_as_by_kubectl() {
+    let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: &v ensurance.crane.io/v1alpha1\n  kind: AvoidanceAction\n  metadata: {name: a}\n  spec: &spec {coolDownSeconds: 5}\n- apiVersion: *v\n  kind: AvoidanceAction\n  metadata: {name: b}\n  spec:\n    <<: *spec\n    coolDownSecond: 6\n";
+    let (code, findings) = findings(text);
+    assert_eq!(code, Some(1));
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    assert!(is(
+        &findings[0],
+        "spec.coolDownSecond",
+        "did you mean coolDownSeconds?"
+    ));
+    assert_eq!(findings[0]["line"], 13);
+    assert_eq!(findings[0]["name"], "b");
+}
+
+#[test]
+fn a_field_that_is_not_enforced_is_a_warning() {
+    let text = "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: a}\nspec:\n  allowedActions: [throttle]\n  labelSelector: {}\n  resourceQOS: {cpuQOS: {cpuPriority: 3}}\n";
+    let (code, findings) = findings(text);
+    assert_eq!(code, Some(1));
+    let allowed = check(text, &["--allow-warnings"]);
+    assert_eq!(allowed.status.code(), Some(0));
+    assert_eq!(findings.len(), 1);
+    assert_eq!(findings[0]["reason"], "FieldsNotEnforced");
+    assert_eq!(findings[0]["severity"], "warning");
+    assert_eq!(findings[0]["line"], 8);
+}
+
+#[test]
+fn text_output_has_one_line_per_finding() {
+    let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: AvoidanceAction\nmetadata: {name: a}\nspec:\n  throttle:\n    cpuThrottle:\n      stepCPURatio: 0\n";
+    let output = check(text, &[]);
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "<stdin>:7: error: AvoidanceAction/a: spec.throttle.cpuThrottle.stepCPURatio: stepCPURatio is 0, and must be \
+         from 1 to 100; write for example 10\n"
+    );
+    let summary = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(summary, "1 error and 0 warnings in 1 policy object\n");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn an_unreadable_file_is_exit_2_and_the_others_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("good.yaml"), GOOD).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["check", "no/such/file.yaml"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains("failed to read no/such/file.yaml"),
+        "{errors}"
+    );
+    assert!(errors.contains("in 3 policy objects"), "{errors}");
+}
+
+#[test]
+fn folders_are_read_recursively_and_other_kinds_are_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let hidden = dir.path().join("below/..data");
+    std::fs::create_dir_all(&hidden).unwrap();
+    std::fs::write(dir.path().join("below/good.yml"), GOOD).unwrap();
+    std::fs::write(hidden.join("hidden.yaml"), "not: [read").unwrap();
+    std::fs::write(dir.path().join("notes.txt"), "not: [read").unwrap();
+    std::fs::write(
+        dir.path().join("pod.yaml"),
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n",
+    )
+    .unwrap();
+    std::fs::write(dir.path().join("latin1.yaml"), b"a: 1\nb: \xe9\n").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .arg("check")
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        found.contains("latin1.yaml:2: error: is no UTF-8 text"),
+        "{found}"
+    );
+    assert_eq!(found.lines().count(), 1, "{found}");
+    let summary = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        summary.contains("3 policy objects; 1 object of other kinds skipped"),
+        "{summary}"
+    );
+}
+
+#[test]
+fn a_file_with_many_objects_is_accepted() {
+    let (code, findings) = findings(&GOOD.repeat(300));
+    assert_eq!((code, findings.len()), (Some(0), 0));
+}
+
+#[test]
+fn input_without_policies_is_a_warning() {
+    for text in [
+        "",
+        "# later\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n",
+    ] {
+        let output = check(text, &[]);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            stderr.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
+            "{stderr}"
+        );
+        let allowed = check(text, &["--allow-warnings"]);
+        assert_eq!(allowed.status.code(), Some(0), "{text}");
+    }
+}
+
+#[test]
+fn a_policy_with_a_misspelt_group_is_an_error() {
+    let (code, findings) = findings(&GOOD.replace("crane.io", "crane.oi"));
+    assert_eq!(code, Some(1));
+    assert_eq!(findings.len(), 3, "{findings:?}");
+    for finding in &findings {
+        assert!(
+            is(
+                finding,
+                "kind",
+                "write apiVersion: ensurance.crane.io/v1alpha1"
+            ),
+            "{finding}"
+        );
+    }
+}
+
+#[test]
+fn the_exit_status_reports_findings_with_closed_outputs() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (errors, closed) = std::io::pipe().unwrap();
+    drop((reader, errors));
+    let status = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["check", "/dev/null"])
+        .stdout(writer)
+        .stderr(closed)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1), "a panic would be a signal or 101");
+}
+
+#[test]
+fn a_closed_stdout_is_no_failure() {
+    for args in [
+        &["completions", "bash"][..],
+        &["man", "run"],
+        &["crds"],
+        &["metrics"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(args)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {stderr}");
+        assert_eq!(stderr, "", "{args:?}");
+    }
+}

@@ -1,0 +1,190 @@
+//! A machine on a fake clock and a fake cgroup tree: persisted state, grace periods and throttles over time.
+
+use std::fs::{self, OpenOptions};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::libc::O_NONBLOCK;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use plimsoll::engine::policy::NodeFacts;
+use plimsoll::engine::time::BootTime;
+use plimsoll::node::cgroup::Hierarchy;
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::machine::Settings;
+use plimsoll::standalone::host::{self, Machine};
+use plimsoll::standalone::pods::own::OwnCgroups;
+use plimsoll::standalone::pods::{self, manifests::Manifests};
+use plimsoll::standalone::policies::{self, Overrides};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const POLICY: &str = "\
+{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: evict},
+  spec: {eviction: {evictUnowned: true, terminationGracePeriodSeconds: 5}}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: node},
+  spec: {rules: [{name: memory, actionName: evict, metricRule: {name: memory_total_utilization, value: 50}}]}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
+  spec: {allowedActions: [evict], labelSelector: {}}}
+";
+/// Evaluated once an hour.
+const THROTTLE: &str = "\
+{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: slow},
+  spec: {throttle: {cpuThrottle: {stepCPURatio: 30}}}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: node},
+  spec: {evaluationPeriodSeconds: 3600,
+    rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 2}}]}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
+  spec: {allowedActions: [slow], labelSelector: {}}}
+";
+const POD: &str = "\
+{apiVersion: v1, kind: Pod, metadata: {name: batch, annotations: {plimsoll.dev/cgroup: batch}},
+  spec: {containers: [{name: c}]}}
+";
+
+const fn at(seconds: u64) -> BootTime {
+    BootTime::from_nanos(seconds * 1_000_000_000)
+}
+
+/// A machine whose memory is full, with one pod that uses some of it.
+struct FakeTree(TempDir);
+
+impl FakeTree {
+    fn new() -> Self {
+        let tree = Self(tempfile::tempdir().unwrap());
+        tree.write("policies/p.yaml", POLICY);
+        tree.write("pods/p.yaml", POD);
+        tree.write(
+            "proc/stat",
+            "cpu  1 0 1 1 0 0 0 0 0 0\ncpu0 1 0 1 1 0 0 0 0 0 0\n",
+        );
+        tree.write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 100 kB\n");
+        tree.write("cgroup/batch/cpu.stat", "usage_usec 1\n");
+        tree.write("cgroup/batch/memory.current", "409600\n");
+        tree.write(
+            "cgroup/batch/memory.stat",
+            "anon 409600\nshmem 0\nslab_unreclaimable 0\nfile 0\n",
+        );
+        tree.write("cgroup/batch/cgroup.kill", "");
+        tree
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn open(&self, preview: bool) -> Machine {
+        let overrides = Overrides {
+            period: None,
+            preview,
+        };
+        let loaded = policies::load(
+            &[self.path("policies")],
+            &NodeFacts::default(),
+            overrides,
+            &[],
+        );
+        assert_eq!(loaded.problems, []);
+        let hierarchy = Hierarchy::V2 {
+            root: self.path("cgroup"),
+        };
+        let manifests = Manifests::read(&[self.path("pods")]);
+        let found = pods::find(&manifests, &[], &hierarchy, &OwnCgroups::default());
+        let settings = Settings {
+            hierarchy,
+            proc_root: self.path("proc"),
+            net_dev: None,
+            node_address: Ipv4Addr::LOCALHOST.into(),
+            state_dir: self.path("state"),
+            sample_interval: Duration::from_secs(1),
+            sample_everything: false,
+        };
+        host::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
+    }
+
+    fn saved_state(&self) -> Option<Value> {
+        let text = fs::read(self.path("state/engine.json")).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}
+
+#[test]
+fn an_eviction_round_is_saved_before_a_process_is_signalled() {
+    let tree = FakeTree::new();
+    let processes = tree.path("cgroup/batch/cgroup.procs");
+    // Reading the list of processes blocks until the pipe has a writer.
+    mkfifo(&processes, Mode::S_IRWXU).unwrap();
+    let mut machine = tree.open(false);
+    let tick = thread::spawn(move || machine.tick(at(10)).len());
+    let end = boot_time() + Duration::from_secs(30);
+    while tree.saved_state().is_none() {
+        assert!(!tick.is_finished() && boot_time() < end, "nothing saved");
+        thread::yield_now();
+    }
+    assert!(!tick.is_finished(), "it waits for the list of processes");
+    let saved = tree.saved_state().unwrap();
+    assert_eq!(saved["state"]["rounds"][0]["group"], "memory", "{saved}");
+    // With O_NONBLOCK the last open fails, since there is no reader any more, instead of blocking.
+    let mut writer = OpenOptions::new();
+    writer.write(true).custom_flags(O_NONBLOCK);
+    while !tick.is_finished() {
+        drop(writer.open(&processes));
+        thread::yield_now();
+    }
+    assert!(tick.join().unwrap() > 0);
+}
+
+/// Writes the state of a process that was terminated within the grace period.
+fn left_behind(tree: &FakeTree) {
+    tree.write("cgroup/batch/cgroup.procs", "4194303\n");
+    let inode = fs::metadata(tree.path("cgroup/batch")).unwrap().ino();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let pending = json!({"uid": format!("default/batch@{inode}"), "cgroup": "batch", "inode": inode,
+        "started": at(5), "killAt": at(10)});
+    let saved = json!({"bootId": boot.trim(), "state": {}, "evictions": [pending]});
+    tree.write("state/engine.json", &saved.to_string());
+}
+
+#[test]
+fn an_inherited_grace_period_ends_with_a_kill_unless_preview() {
+    for (preview, killed) in [(false, "1"), (true, "")] {
+        let tree = FakeTree::new();
+        left_behind(&tree);
+        let mut machine = tree.open(preview);
+        machine.tick(at(11));
+        let kill = fs::read_to_string(tree.path("cgroup/batch/cgroup.kill")).unwrap();
+        assert_eq!(kill, killed, "preview: {preview}");
+    }
+}
+
+#[test]
+fn a_throttle_lasts_until_the_next_evaluation() {
+    let tree = FakeTree::new();
+    tree.write("policies/p.yaml", THROTTLE);
+    tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
+    tree.write("cgroup/batch/cpu.max", "max 100000\n");
+    let mut machine = tree.open(false);
+    machine.tick(at(10));
+    // One CPU for the whole hour.
+    tree.write("cgroup/batch/cpu.stat", "usage_usec 3600000001\n");
+    machine.tick(at(3610));
+    for minute in 0..59 {
+        machine.tick(at(3611 + minute * 60));
+        let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
+        assert_eq!(quota, "70000 100000", "after {minute} minutes");
+    }
+}

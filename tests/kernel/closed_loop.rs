@@ -1,0 +1,322 @@
+//! Compares the simulated node with real kernels, and runs the engine in a closed loop on them.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::engine_support::{pod, rule, throttling};
+use crate::kernel_support::{World, assert_fine, wait_for, world};
+use plimsoll::engine::plan::Plan;
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::policy::{Action, PolicySet, Rule};
+use plimsoll::engine::protected::Guard;
+use plimsoll::engine::sample::{PodSample, Sample};
+use plimsoll::engine::{Demand, Engine};
+use plimsoll::node::actuate::throttle::Throttler;
+use plimsoll::node::cgroup::CgroupPath;
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::collect::Sampler;
+use crate::simulation::{Simulation, Worker};
+
+/// Pods as real cgroups, one test at a time.
+struct Testbed {
+    world: World,
+    sampler: Sampler,
+    pods: Vec<(&'static str, CgroupPath)>,
+    _lock: MutexGuard<'static, ()>,
+}
+
+impl Testbed {
+    fn new(names: &[&'static str]) -> Option<Self> {
+        static LOCK: Mutex<()> = Mutex::new(());
+        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let world = world()?;
+        world.prefer();
+        let pods: Vec<_> = names.iter().map(|name| (*name, world.pod(name))).collect();
+        let mut sampler = Sampler::new(Path::new("/proc"), world.hierarchy.clone());
+        let cgroups = pods
+            .iter()
+            .map(|(name, path)| (PodUid::from(*name), path.clone()));
+        sampler.set_pods(cgroups);
+        Some(Self {
+            world,
+            sampler,
+            pods,
+            _lock: lock,
+        })
+    }
+
+    fn path(&self, name: &str) -> CgroupPath {
+        let mut pods = self.pods.iter();
+        pods.find(|(known, _)| *known == name).unwrap().1.clone()
+    }
+
+    fn burn(&mut self, name: &str, threads: usize) {
+        let path = self.path(name);
+        self.world.burn(&path, threads);
+    }
+
+    fn sample(&mut self, demand: &Demand) -> Sample {
+        let (now, mut sample) = (boot_time(), Sample::default());
+        self.sampler.sample_node(now, demand, &mut sample);
+        self.sampler.sample_pods(now, demand, &mut sample);
+        sample
+    }
+
+    /// Measures over some seconds: CPUs and stalled share of each pod, stalled share of the node, and CPUs used by others.
+    fn measure(&mut self) -> (Vec<(f64, Option<f64>)>, f64, f64) {
+        let demand = Demand {
+            pressure: [true; 3],
+            pod_pressure: true,
+            ..Demand::default()
+        };
+        let before = self.sample(&demand);
+        wait_for(Duration::from_secs(4), || false);
+        let after = self.sample(&demand);
+        let nanos = after.at.since(before.at).as_nanos() as f64;
+        let share = |from: Option<u64>, to: Option<u64>| Some((to? - from?) as f64 / nanos);
+        let pod = |(from, to): (&PodSample, &PodSample)| {
+            let stalled = share(from.waits.stalled[0], to.waits.stalled[0]);
+            (share(from.cpu_nanos, to.cpu_nanos).unwrap(), stalled)
+        };
+        let total = |sample: &Sample| sample.node.pressure[0].unwrap().totals[0];
+        let node = share(total(&before), total(&after)).unwrap();
+        let pods: Vec<_> = before.pods.iter().zip(&after.pods).map(pod).collect();
+        let idle = |sample: &Sample| sample.node.cpu.map(|cpu| cpu.idle);
+        let idle = share(idle(&before), idle(&after)).unwrap();
+        let others = cpus() as f64 - idle - pods.iter().map(|(used, _)| used).sum::<f64>();
+        (pods, node, others)
+    }
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().unwrap().get()
+}
+
+/// Checks each pod's CPU usage and stall against the simulation, and that the node is stalled with its pods.
+fn compare(testbed: &mut Testbed, workers: Vec<Worker>) {
+    let mut sim = Simulation::new(u32::try_from(cpus()).unwrap(), Vec::new(), workers);
+    sim.advance(10);
+    // Use up the rest of the last enforcement period first.
+    wait_for(Duration::from_millis(300), || false);
+    let (pods, node, others) = testbed.measure();
+    if others > 0.15 {
+        eprintln!("skipped: other work, or the host of this machine, took {others:.2} CPUs");
+        return;
+    }
+    let mut highest = 0.0_f64;
+    for (worker, (used, stalled)) in sim.workers.iter().zip(&pods) {
+        let name = &worker.pod.name;
+        println!(
+            "{name}: {used:.2} CPUs of {:.2}, stalled {stalled:?} of {:.2}",
+            worker.gets, worker.stalls
+        );
+        assert!(
+            (used - worker.gets).abs() <= 0.1 + 0.15 * worker.gets,
+            "{name}"
+        );
+        if let Some(stalled) = stalled {
+            assert!((stalled - worker.stalls).abs() <= 0.3, "{name}");
+        }
+        highest = highest.max(worker.stalls);
+    }
+    println!("node stalled {node:.2}");
+    // The kernel averages over the CPUs: a wait on one of two counts half.
+    assert!(node >= 0.5 * highest - 0.1, "{node} of {highest}");
+}
+
+#[test]
+fn a_quota_stalls_its_pod_and_the_node() {
+    let Some(mut testbed) = Testbed::new(&["held"]) else {
+        return;
+    };
+    testbed.burn("held", 2);
+    testbed.world.set_quota(&testbed.path("held"), Some(30_000));
+    let held = Worker {
+        limit: Some(0.3),
+        ..Worker::new(pod("held"), 2.0)
+    };
+    compare(&mut testbed, vec![held]);
+}
+
+#[test]
+fn equal_weights_share_the_cpus_and_all_wait() {
+    let Some(mut testbed) = Testbed::new(&["a", "b"]) else {
+        return;
+    };
+    let threads = cpus();
+    testbed.burn("a", threads);
+    testbed.burn("b", threads);
+    let worker = |name| Worker::new(pod(name), threads as f64);
+    compare(&mut testbed, vec![worker("a"), worker("b")]);
+}
+
+#[test]
+fn the_idle_class_gets_the_remaining_cpu() {
+    let Some(mut testbed) = Testbed::new(&["idle", "other"]) else {
+        return;
+    };
+    let idle = testbed.path("idle");
+    if !testbed.world.has(&idle, "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    let threads = cpus();
+    testbed.world.write(&idle, "cpu.idle", "1");
+    testbed.burn("idle", threads);
+    testbed.burn("other", threads - 1);
+    let idle = Worker {
+        idle: true,
+        ..Worker::new(pod("idle"), threads as f64)
+    };
+    let other = Worker::new(pod("other"), threads as f64 - 1.0);
+    compare(&mut testbed, vec![idle, other]);
+}
+
+const PERIOD: Duration = Duration::from_secs(1);
+const COOL_DOWN: Duration = Duration::from_secs(5);
+
+fn pressure_rule(metric: &str) -> Rule {
+    let action = Action {
+        cool_down: COOL_DOWN,
+        ..throttling(10, 30)
+    };
+    Rule {
+        period: PERIOD,
+        ..rule("node/pressure", metric, 10.0, action)
+    }
+}
+
+/// The engine, the sampler and the throttler on real cgroups, once per second.
+struct Loop {
+    testbed: Testbed,
+    engine: Engine,
+    throttler: Throttler,
+    plan: Plan,
+    sample: Sample,
+}
+
+impl Loop {
+    fn new(testbed: Testbed, metric: &str) -> Self {
+        let mut engine = Engine::new();
+        engine.set_policy(Arc::new(PolicySet {
+            rules: vec![pressure_rule(metric)],
+            pods: vec![crate::simulation::batch()],
+        }));
+        let mut greedy = pod("greedy");
+        "batch".clone_into(&mut greedy.namespace);
+        engine.set_pods(vec![Arc::new(greedy), Arc::new(pod("important"))]);
+        let throttler = testbed.world.throttler();
+        Self {
+            testbed,
+            engine,
+            throttler,
+            plan: Plan::default(),
+            sample: Sample::default(),
+        }
+    }
+
+    fn step(&mut self) {
+        let (now, demand) = (boot_time(), self.engine.demand());
+        self.testbed
+            .sampler
+            .sample_node(now, &demand, &mut self.sample);
+        self.testbed
+            .sampler
+            .sample_pods(now, &demand, &mut self.sample);
+        self.engine.step(boot_time(), &self.sample, &mut self.plan);
+        if self.plan.evaluated {
+            let find = self.testbed.world.find();
+            assert_fine(&self.throttler.apply(now, &self.plan.throttles, &find));
+        }
+        wait_for(PERIOD, || false);
+    }
+
+    /// Steps until the condition is true. Returns how long that took; `None` on timeout.
+    fn until(&mut self, timeout: Duration, condition: impl Fn(&Self) -> bool) -> Option<Duration> {
+        let start = boot_time();
+        while !condition(self) {
+            if boot_time().since(start) > timeout {
+                return None;
+            }
+            self.step();
+        }
+        Some(boot_time().since(start))
+    }
+
+    /// Whether the cgroup v1 estimate sees a busy machine.
+    fn is_machine_busy(&self) -> bool {
+        let guard = self.engine.reports().next().unwrap().guard;
+        matches!(guard, Some(Guard::BusiestSample(percent)) if percent >= 90.0)
+    }
+
+    fn is_throttled(&self) -> bool {
+        self.testbed.world.quota(&self.testbed.path("greedy"))
+            != self.testbed.world.quota_text(None)
+    }
+}
+
+/// Protected pods wait for half a minute next to a pod that demands more than its quota forever. If the rule did not look at
+/// protected pods, the stall of the throttled pod would keep the node's pressure up, and so the throttle in force.
+fn a_spike_of(metric: &str) {
+    let Some(mut testbed) = Testbed::new(&["greedy", "important"]) else {
+        return;
+    };
+    let is_v2 = testbed.world.is_v2();
+    if !is_v2 && metric.starts_with("protected") {
+        eprintln!("skipped: cgroup v1 has no per-cgroup pressure");
+        return;
+    }
+    testbed.burn("greedy", cpus());
+    let mut node = Loop::new(testbed, metric);
+    let important = node.testbed.path("important");
+    let threads = cpus();
+    node.testbed.burn("important", threads);
+    let spike = boot_time();
+    let started = node.until(Duration::from_secs(30), Loop::is_throttled);
+    assert!(
+        started.is_some(),
+        "{metric}: no throttle while protected work waits"
+    );
+    while boot_time().since(spike) < Duration::from_secs(30) {
+        node.step();
+    }
+    assert!(node.is_throttled(), "{metric}: released during the spike");
+    // The greedy pod still demands one CPU, ten times its floor.
+    let greedy = node.testbed.path("greedy");
+    node.testbed.world.end_all_but(0, &important);
+    node.testbed.world.end_all_but(1, &greedy);
+    let steps = PERIOD * 3;
+    let released = node.until(COOL_DOWN + steps + Duration::from_secs(15), |node| {
+        !node.is_throttled()
+    });
+    println!("{metric}: throttled after {started:?}, released after {released:?}");
+    if !is_v2 && released.is_none() && node.is_machine_busy() {
+        eprintln!(
+            "skipped: other work keeps the CPUs of this machine busy, which cgroup v1 cannot distinguish from ours"
+        );
+        return;
+    }
+    assert!(
+        released.is_some(),
+        "{metric}: the throttle keeps itself in force"
+    );
+    // Without per-cgroup pressure, other work on the machine also causes throttling.
+    for _ in 0..if is_v2 { 15 } else { 0 } {
+        node.step();
+        assert!(
+            !node.is_throttled(),
+            "{metric}: throttled again for its own waiting"
+        );
+    }
+}
+
+#[test]
+fn cpu_pressure_releases_a_pod_that_wants_more_than_its_quota() {
+    a_spike_of("cpu_pressure_some_avg10");
+}
+
+#[test]
+fn the_delay_of_protected_pods_throttles_and_releases() {
+    a_spike_of("protected_cpu_delay_max");
+}

@@ -1,0 +1,359 @@
+//! Every example has no findings and compiles to the expected rules.
+#![allow(clippy::float_cmp, reason = "the values are exact")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll::crd::{Objects, compile, manifest};
+use plimsoll::engine::metric::{DiskRate, Metric, PressureKind, Protected};
+use plimsoll::engine::pod::QosClass;
+use plimsoll::engine::policy::{
+    Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule, Scope,
+    Strategy, TaintEffect,
+};
+use plimsoll::engine::selector::{Requirement, Selector};
+
+fn path(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
+}
+
+fn compiled(file: &str, labels: &[(&str, &str)]) -> PolicySet {
+    let text = std::fs::read_to_string(path(file)).unwrap();
+    let manifest = manifest::read(&text);
+    assert_eq!(manifest.flaws, []);
+    let objects = Objects::from_values(manifest.objects.into_iter().map(|object| object.value));
+    let node = NodeFacts {
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
+        ..NodeFacts::default()
+    };
+    let compiled = compile(&objects, &node);
+    assert_eq!(compiled.findings, [], "{file}");
+    compiled.policy
+}
+
+const fn secs(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+fn action(name: &str, cool_down: u64) -> Action {
+    Action {
+        name: name.to_owned(),
+        cool_down: secs(cool_down),
+        scheduling: None,
+        throttle: None,
+        force_gc: false,
+        eviction: None,
+    }
+}
+
+/// A rule with default values.
+fn rule(id: &str, metric: Metric, watermark: f64, thresholds: (u32, u32), action: Action) -> Rule {
+    Rule {
+        id: id.into(),
+        metric,
+        series: None,
+        watermark,
+        restore: watermark,
+        avoidance_threshold: thresholds.0,
+        restore_threshold: thresholds.1,
+        period: secs(10),
+        sample_ttl: secs(60),
+        probe: None,
+        action: Arc::new(action),
+        strategy: Strategy::Enforce,
+    }
+}
+
+fn is_in(key: &str, values: &[&str]) -> Requirement {
+    Requirement::In(
+        key.to_owned(),
+        values.iter().map(|value| (*value).to_owned()).collect(),
+    )
+}
+
+const fn throttle(min_ratio: u8, step: u8) -> CpuThrottle {
+    CpuThrottle {
+        min_ratio,
+        step,
+        idle: false,
+    }
+}
+
+#[test]
+fn no_example_has_findings() {
+    for target in [
+        "examples/ensurance",
+        "tests/guide",
+        "charts/plimsoll/files/policies",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .arg("check")
+            .arg(path(target))
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{target}");
+    }
+}
+
+#[test]
+fn the_guide_and_the_examples_have_the_same_objects() {
+    for file in ["disable-scheduling.yaml", "throttle.yaml", "eviction.yaml"] {
+        let read = |folder: &str| {
+            let text = std::fs::read_to_string(path(folder).join(file)).unwrap();
+            manifest::read(&text)
+                .objects
+                .into_iter()
+                .map(|object| object.value)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(read("tests/guide"), read("examples/ensurance"), "{file}");
+    }
+}
+
+#[test]
+fn disable_scheduling() {
+    let disables_scheduling = Action {
+        scheduling: Some(TaintEffect::NoSchedule),
+        ..action("disablescheduling", 300)
+    };
+    for folder in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{folder}/disable-scheduling.yaml"), &[]);
+        let expected = rule(
+            "watermark1/cpu-usage",
+            Metric::CpuUsage,
+            4000.0,
+            (2, 2),
+            disables_scheduling.clone(),
+        );
+        assert_eq!(policy.rules, [expected]);
+    }
+}
+
+#[test]
+fn throttling() {
+    let throttles = Action {
+        throttle: Some(throttle(10, 10)),
+        ..action("throttle", 300)
+    };
+    for folder in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{folder}/throttle.yaml"), &[]);
+        let expected = rule(
+            "watermark2/cpu-usage",
+            Metric::CpuUsage,
+            6000.0,
+            (2, 2),
+            throttles.clone(),
+        );
+        assert_eq!(policy.rules, [expected]);
+        assert_eq!(policy.pods[0].name, "all-be-pods");
+        assert_eq!(policy.pods[0].labels, None);
+        assert_eq!(
+            policy.pods[0].scopes,
+            [Scope::Qos(Membership::In(vec![QosClass::BestEffort]))]
+        );
+        assert_eq!(policy.pods[0].allowed, ["throttle"]);
+    }
+}
+
+#[test]
+fn eviction() {
+    let evicts = Action {
+        scheduling: Some(TaintEffect::NoSchedule),
+        eviction: Some(EvictionSpec {
+            grace: Some(secs(30)),
+            max_pods_per_round: 1,
+            evict_unowned: false,
+        }),
+        ..action("eviction", 300)
+    };
+    for folder in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{folder}/eviction.yaml"), &[]);
+        let expected = Rule {
+            strategy: Strategy::Preview,
+            ..rule(
+                "watermark3/cpu-usage",
+                Metric::CpuUsage,
+                6000.0,
+                (2, 2),
+                evicts.clone(),
+            )
+        };
+        assert_eq!(policy.rules, [expected]);
+        let labels = Selector {
+            requirements: vec![is_in("preemptible_job", &["true"])],
+        };
+        assert_eq!(policy.pods[0].labels, Some(labels));
+        assert_eq!(policy.pods[0].scopes, []);
+    }
+}
+
+#[test]
+fn memory() {
+    let policy = compiled("examples/ensurance/memory.yaml", &[]);
+    let evicts = Action {
+        scheduling: Some(TaintEffect::PreferNoSchedule),
+        eviction: Some(EvictionSpec {
+            grace: Some(secs(60)),
+            max_pods_per_round: 2,
+            evict_unowned: false,
+        }),
+        ..action("evict-for-memory", 600)
+    };
+    let reclaims = Action {
+        force_gc: true,
+        ..action("reclaim-page-cache", 60)
+    };
+    let nearly_full = Rule {
+        restore: 80.0,
+        ..rule(
+            "memory/nearly-full",
+            Metric::MemoryUtilization,
+            90.0,
+            (1, 3),
+            evicts,
+        )
+    };
+    let pressure = Metric::Pressure {
+        kind: PressureKind::Memory,
+        full: false,
+        window: 1,
+    };
+    let tight = Rule {
+        restore: 5.0,
+        ..rule("memory/tight", pressure, 10.0, (2, 3), reclaims)
+    };
+    assert_eq!(policy.rules, [nearly_full, tight]);
+    let namespaces = vec!["monitoring".to_owned(), "ingress".to_owned()];
+    assert_eq!(
+        policy.pods[0].scopes,
+        [
+            Scope::Priority(Membership::In(vec![(i32::MIN, -1)])),
+            Scope::Namespace(Membership::NotIn(namespaces)),
+        ]
+    );
+}
+
+#[test]
+fn pressure() {
+    assert_eq!(compiled("examples/ensurance/pressure.yaml", &[]).rules, []);
+    let policy = compiled("examples/ensurance/pressure.yaml", &[("pool", "batch")]);
+    let throttles = Action {
+        throttle: Some(CpuThrottle {
+            min_ratio: 20,
+            step: 20,
+            idle: true,
+        }),
+        ..action("squeeze-batch", 120)
+    };
+    let delay = Metric::Protected(Protected::CpuDelayMax);
+    let expected = Rule {
+        restore: 5.0,
+        period: secs(5),
+        ..rule(
+            "cpu-pressure/protected-wait",
+            delay,
+            10.0,
+            (3, 6),
+            throttles,
+        )
+    };
+    assert_eq!(policy.rules, [expected]);
+}
+
+#[test]
+fn disk() {
+    let policy = compiled("examples/ensurance/disk.yaml", &[]);
+    let throttles = Action {
+        scheduling: Some(TaintEffect::NoSchedule),
+        throttle: Some(throttle(25, 25)),
+        ..action("slow-writers", 180)
+    };
+    let devices = Selector {
+        requirements: vec![is_in("device", &["nvme0n1", "sda", "vda"])],
+    };
+    let busy = Rule {
+        series: Some(devices),
+        restore: 70.0,
+        strategy: Strategy::Preview,
+        ..rule(
+            "disk/data-disk-busy",
+            Metric::Disk(DiskRate::Utilization),
+            95.0,
+            (6, 6),
+            throttles.clone(),
+        )
+    };
+    let storm = Rule {
+        strategy: Strategy::Preview,
+        ..rule(
+            "disk/write_storm",
+            Metric::Disk(DiskRate::WriteKib),
+            200_000.0,
+            (3, 3),
+            throttles,
+        )
+    };
+    assert_eq!(policy.rules, [busy, storm]);
+}
+
+#[test]
+fn node_probe() {
+    let policy = compiled("examples/ensurance/node-probe.yaml", &[]);
+    let throttles = Action {
+        throttle: Some(throttle(50, 5)),
+        ..action("cool-the-node", 300)
+    };
+    let sensor = Selector {
+        requirements: vec![
+            is_in("chip", &["pci0000:00_0000:00:18_3", "platform_coretemp_0"]),
+            is_in("sensor", &["temp1"]),
+        ],
+    };
+    let probe = Probe {
+        url: "http://:9100/metrics".into(),
+        headers: Vec::new(),
+        timeout: secs(2),
+    };
+    let metric = Metric::Probe("node_hwmon_temp_celsius".into());
+    let expected = Rule {
+        series: Some(sensor),
+        restore: 75.0,
+        period: secs(15),
+        probe: Some(probe),
+        ..rule("temperature/package-hot", metric, 82.5, (4, 8), throttles)
+    };
+    assert_eq!(policy.rules, [expected]);
+}
+
+#[test]
+fn the_presets_of_the_chart_preview_or_act_conservatively() {
+    let preview = compiled("charts/plimsoll/files/policies/preview.yaml", &[]);
+    assert_eq!(preview.rules.len(), 4);
+    assert!(
+        preview
+            .rules
+            .iter()
+            .all(|it| it.strategy == Strategy::Preview)
+    );
+
+    let conservative = compiled("charts/plimsoll/files/policies/conservative.yaml", &[]);
+    assert_eq!(conservative.rules.len(), 2);
+    for rule in &conservative.rules {
+        let action = &rule.action;
+        assert_eq!(rule.strategy, Strategy::Enforce);
+        assert!(rule.watermark >= 90.0 && rule.restore < rule.watermark);
+        assert!(
+            rule.avoidance_threshold * 10 >= 60,
+            "after at least a minute"
+        );
+        assert_eq!(action.eviction, None);
+        assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));
+        assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
+    }
+}

@@ -1,0 +1,461 @@
+//! What the documentation names is what there is.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::chart_support::document::document;
+use crate::chart_support::{NAMESPACE, file, rendered_with_hooks};
+use plimsoll::engine::metric::Metric;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The names in back quotes in the first column of the table of metrics, families written out.
+fn documented() -> Vec<String> {
+    let text = read("docs/semantics.md");
+    first_column(text.split("## Metrics").nth(1).unwrap())
+}
+
+/// What stands in back quotes in the first column of tables.
+fn first_column(text: &str) -> Vec<String> {
+    let first_cells = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split('|').next());
+    first_cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn every_metric_is_documented() {
+    let documented = documented();
+    let family = |name: &str| {
+        (name.contains("_pressure_")
+            && documented
+                .iter()
+                .any(|d| d == "{cpu,memory,io}_pressure_{some,full}_avg{10,60,300}"))
+            || (name.starts_with("mem_") && documented.iter().any(|d| d == "mem_..."))
+    };
+    for name in Metric::names() {
+        assert!(
+            documented.contains(&name) || family(&name),
+            "docs/semantics.md lacks {name}"
+        );
+    }
+}
+
+/// Words with a second capital within, as reasons of events are, in back quotes or quotes.
+fn reasons(text: &str) -> BTreeSet<String> {
+    let is_reason = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_uppercase())
+            && word.chars().all(|c| c.is_ascii_alphabetic())
+            && word.chars().skip(1).any(|c| c.is_ascii_uppercase())
+    };
+    let words = text.split(['"', '`']).filter(is_reason);
+    words.map(str::to_owned).collect()
+}
+
+/// What stands in docs/events.md under a heading, and nothing else has.
+fn section(heading: &str) -> String {
+    let page = read("docs/events.md");
+    let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    rest.split("\n## ").next().unwrap().to_owned()
+}
+
+/// A source without its unit tests.
+fn source(path: &str) -> String {
+    read(path)
+        .split("#[cfg(test)]\nmod ")
+        .next()
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn the_page_of_events_has_every_reason_and_no_other() {
+    let agent = ["src/node/report/events.rs"];
+    let controller = [
+        "src/reconcilers/world.rs",
+        "src/reconcilers/world/closing.rs",
+        "src/reconcilers/world/contest.rs",
+        "src/reconcilers/world/edits.rs",
+        "src/reconcilers/world/silent.rs",
+    ];
+    let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "PodQOS"];
+    for (heading, sources) in [
+        ("Of a node, by its agent", &agent[..]),
+        ("By the controller", &controller[..]),
+    ] {
+        let documented: BTreeSet<String> = first_column(&section(heading)).into_iter().collect();
+        let in_code = sources.iter().flat_map(|path| reasons(&source(path)));
+        let in_code: BTreeSet<String> = in_code
+            .filter(|word| !kinds.contains(&word.as_str()))
+            .collect();
+        assert_eq!(documented, in_code, "{heading}");
+    }
+}
+
+/// What stands between two quotes of a sort and is one capitalized word, as types and reasons of conditions are.
+fn names(text: &str, quote: char) -> BTreeSet<String> {
+    let is_name = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_uppercase())
+            && word.chars().all(|c| c.is_ascii_alphabetic())
+            && !["True", "False", "Unknown"].contains(word)
+    };
+    let quoted = text.split(quote).skip(1).step_by(2).filter(is_name);
+    quoted.map(str::to_owned).collect()
+}
+
+/// What a module or enum of a source has between its braces.
+fn body(path: &str, head: &str) -> String {
+    let text = source(path);
+    let (_, rest) = text.split_once(&format!("{head} {{\n")).unwrap();
+    rest.split("\n}\n").next().unwrap().to_owned()
+}
+
+#[test]
+fn the_page_of_events_has_every_condition_with_its_reasons_and_no_other() {
+    let reported = source("src/node/report/status.rs");
+    let degraded = reported.split("degraded.push(").skip(1);
+    let degraded: String = degraded
+        .map(|rest| rest.split(',').next().unwrap())
+        .collect();
+    let kinds = "src/crd/node_watermark/status.rs";
+    let watermark = [
+        source("src/node/report/conditions.rs"),
+        degraded,
+        body(kinds, "pub mod condition"),
+        body(kinds, "pub mod stopped"),
+    ];
+    let variants = body("src/crd/finding.rs", "pub enum Reason");
+    let variants = variants
+        .lines()
+        .map(|line| line.trim().trim_end_matches(','));
+    let variants = variants.filter(|line| !line.starts_with("//"));
+    let policies = [
+        source("src/reconcilers/conditions.rs"),
+        source("src/reconcilers/world/policies.rs"),
+        variants.flat_map(|name| ["\"", name, "\""]).collect(),
+    ];
+    let node_metric = [body("src/crd/node_metric.rs", "pub mod condition")];
+    let node = [source("src/cluster/taint.rs")];
+    for (heading, sources) in [
+        ("Conditions of a NodeWatermark", &watermark[..]),
+        (
+            "Conditions of NodeQOS, PodQOS and AvoidanceAction",
+            &policies[..],
+        ),
+        ("Condition of a NodeMetric", &node_metric[..]),
+        ("Condition of a Node", &node[..]),
+    ] {
+        let in_code: BTreeSet<String> = sources.iter().flat_map(|text| names(text, '"')).collect();
+        assert_eq!(names(&section(heading), '`'), in_code, "{heading}");
+    }
+}
+
+#[test]
+fn every_documented_metric_exists() {
+    let families = [
+        "{cpu,memory,io}_pressure_{some,full}_avg{10,60,300}",
+        "mem_...",
+    ];
+    for name in documented() {
+        let exists = Metric::parse(&name).is_some() || families.contains(&name.as_str());
+        assert!(exists, "docs/semantics.md names {name}");
+    }
+}
+
+#[test]
+fn the_document_of_metrics_is_what_the_code_says() {
+    assert!(
+        read("docs/metrics.md") == plimsoll::cli::metrics::document(),
+        "write it anew: plimsoll metrics > docs/metrics.md"
+    );
+}
+
+#[test]
+fn every_metric_has_help_and_bounded_labels() {
+    // A label whose values nobody bounds would fill a Prometheus.
+    let bounded = [
+        "rule",
+        "metric",
+        "strategy",
+        "state",
+        "effect",
+        "outcome",
+        "kind",
+        "verb",
+        "code",
+        "result",
+        "action",
+        "reason",
+        "part",
+        "resource",
+        "tasks",
+        "window",
+        "stat",
+        "namespace",
+        "pod",
+        "object",
+        "phase",
+    ];
+    let document = plimsoll::cli::metrics::document();
+    let rows: Vec<Vec<&str>> = document
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    assert!(rows.len() > 40, "{document}");
+    for row in rows {
+        let [_, name, kind, labels, help, _] = row[..] else {
+            panic!("{row:?}");
+        };
+        assert!(["gauge", "counter", "histogram"].contains(&kind), "{name}");
+        assert!(help.len() > 3, "{name} has no help");
+        for label in labels.split('`').skip(1).step_by(2) {
+            assert!(bounded.contains(&label), "{name} has the label {label}");
+        }
+    }
+}
+
+/// The names of our metrics in a text, in order: in alert rules and dashboards they have the suffix of a histogram's series.
+fn metrics_in(text: &str) -> Vec<&str> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let ours = |word: &&str| {
+        [
+            "plimsoll_agent_",
+            "plimsoll_controller_",
+            "cpu_usage_",
+            "mem_usage_",
+        ]
+        .iter()
+        .any(|prefix| word.starts_with(prefix))
+    };
+    words
+        .filter(ours)
+        .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+    let document = plimsoll::cli::metrics::document();
+    for file in ["alerts.yaml", "dashboard.json"] {
+        let text = read(&format!("charts/plimsoll/files/{file}"));
+        let asked = metrics_in(&text);
+        assert!(asked.len() > 15, "{asked:?}");
+        for metric in asked {
+            assert!(
+                document.contains(&format!("| `{metric}` |")),
+                "{file} asks for {metric}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_alert_has_its_entry_in_the_runbook_and_fires_and_is_quiet_in_a_test() {
+    let alerts = read("charts/plimsoll/files/alerts.yaml");
+    let alerts: Vec<&str> = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(alerts.len() > 10);
+    let runbook = read("docs/runbook.md");
+    let entries: Vec<&str> = runbook
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect();
+    assert_eq!(entries, alerts, "docs/runbook.md has other entries");
+    let tests = read("tests/chart/alerts.test.yaml");
+    for alert in alerts {
+        let quiet = format!("alertname: {alert}, exp_alerts: []");
+        let fires = format!("alertname: {alert}\n    exp_alerts:\n    - exp_labels:");
+        assert!(tests.contains(&quiet), "{alert} is never quiet in a test");
+        assert!(tests.contains(&fires), "{alert} never fires in a test");
+    }
+}
+
+/// What a page tells to run under a heading, without comments: what is indented, or fenced as sh.
+fn commands(page: &str, heading: &str) -> Vec<String> {
+    let text = read(page);
+    let lines = text
+        .lines()
+        .skip_while(|line| line.trim_start_matches(['#', ' ']) != heading);
+    let mut fence = None;
+    let mut commands = Vec::new();
+    for line in lines.skip(1) {
+        let command = match (line.strip_prefix("```"), fence) {
+            (Some(kind), None) => {
+                fence = Some(kind);
+                continue;
+            }
+            (Some(_), Some(_)) => {
+                fence = None;
+                continue;
+            }
+            (None, Some("sh")) => line,
+            (None, Some(_)) => continue,
+            (None, None) if line.starts_with('#') => break,
+            (None, None) => match line.strip_prefix("    ") {
+                Some(command) => command,
+                None => continue,
+            },
+        };
+        let command = command.split("  #").next().unwrap_or_default();
+        commands.push(command.trim_end().to_owned());
+    }
+    commands
+}
+
+#[test]
+fn every_page_installs_as_the_guide_does() {
+    let guide = commands("docs/install.md", "Install");
+    assert_eq!(guide.len(), 3, "{guide:?}");
+    for (page, heading) in [
+        ("README.md", "Use it on your cluster"),
+        ("charts/plimsoll/README.md", "Plimsoll's Helm chart"),
+    ] {
+        let commands = commands(page, heading).into_iter();
+        let told = commands.map(|command| command.replace("--namespace ", "-n "));
+        let told: Vec<String> = told.collect();
+        let is_told = told.windows(guide.len()).any(|part| part == guide);
+        assert!(is_told, "{page} tells {told:#?}, and not {guide:#?}");
+    }
+}
+
+/// The pages that users and contributors read.
+fn pages() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = fs::read_dir(root.join("docs")).unwrap();
+    let pages = pages.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
+    let others = ["README.md", "CONTRIBUTING.md", "charts/plimsoll/README.md"].map(str::to_owned);
+    let pages = pages.filter(|page| Path::new(page).extension().is_some_and(|end| end == "md"));
+    pages.chain(others).collect()
+}
+
+#[test]
+fn every_command_that_installs_names_the_place_of_the_image() {
+    let named = "--set image.repository=registry.example/plimsoll";
+    // The values of an installation have it, and a page says so where it uses them.
+    let values = [
+        "--reset-then-reuse-values",
+        "--reuse-values",
+        "--values",
+        "-f ",
+    ];
+    let notes = "charts/plimsoll/templates/NOTES.txt".to_owned();
+    let mut installs = 0;
+    for file in pages().into_iter().chain([notes]) {
+        let text = read(&file);
+        for line in text.lines().map(str::trim_start) {
+            let verbs = ["install", "upgrade", "template"].map(|verb| format!("helm {verb} "));
+            if !verbs.iter().any(|verb| line.starts_with(verb)) {
+                continue;
+            }
+            installs += 1;
+            let has_values = values.iter().any(|option| line.contains(option));
+            assert!(line.contains(named) || has_values, "{file}: {line}");
+            assert!(
+                !has_values || text.contains("the image's place"),
+                "{file} does not say that the values have it"
+            );
+        }
+    }
+    assert!(installs > 5, "{installs}");
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for file in pages() {
+        let text = read(&file);
+        let folder = root.join(&file).parent().unwrap().to_owned();
+        for target in text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap())
+        {
+            let path = target.split('#').next().unwrap();
+            let local = !path.is_empty() && !path.contains("://");
+            assert!(
+                !local || folder.join(path).exists(),
+                "{file} links to {target}"
+            );
+        }
+    }
+}
+
+const MATRIX: &str = "docs/permissions.md";
+
+#[allow(clippy::disallowed_methods, reason = "settings of a test")]
+fn setting(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// The rendered chart; `None`, said loudly, where there is no Helm.
+fn chart() -> Option<String> {
+    let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| file("target/e2e/bin"));
+    let helm = bin.join("helm");
+    if !helm.is_file() {
+        let helm = helm.display();
+        let text = format!("\nNOT TESTED: there is no {helm}: run `make cluster-build`\n");
+        std::io::stderr().write_all(text.as_bytes()).unwrap();
+        return None;
+    }
+    Some(rendered_with_hooks(&helm, NAMESPACE))
+}
+
+#[test]
+fn the_matrix_of_permissions_is_what_the_chart_gives() {
+    let Some(chart) = chart() else { return };
+    let document = document(&chart);
+    if setting("PLIMSOLL_GENERATE").is_some() {
+        fs::write(file(MATRIX), document).unwrap();
+        return;
+    }
+    assert!(
+        fs::read_to_string(file(MATRIX)).unwrap() == document,
+        "{MATRIX} is not what the chart gives any more: look at what changed, then `make generate`"
+    );
+}
+
+#[test]
+fn the_sample_of_an_audit_policy_names_what_the_chart_installs() {
+    let text = read("examples/audit-policy.yaml");
+    let policy: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(policy["apiVersion"], "audit.k8s.io/v1");
+    assert_eq!(policy["kind"], "Policy");
+    let permissions = read("docs/permissions.md");
+    let words = |value: &serde_json::Value| -> Vec<String> {
+        let words = value.as_array().into_iter().flatten();
+        words.map(|it| it.as_str().unwrap().to_owned()).collect()
+    };
+    for rule in policy["rules"].as_array().unwrap() {
+        let level = rule["level"].as_str().unwrap();
+        assert!(["None", "Metadata", "Request"].contains(&level), "{level}");
+        for user in words(&rule["users"]) {
+            let account = user.rsplit(':').next().unwrap();
+            assert!(
+                user.starts_with("system:serviceaccount:plimsoll:"),
+                "{user}"
+            );
+            assert!(permissions.contains(&format!("## {account}\n")), "{user}");
+        }
+        for namespace in words(&rule["namespaces"]) {
+            assert!(
+                permissions.contains(&format!("| {namespace} |")) || namespace.is_empty(),
+                "{namespace}"
+            );
+        }
+        // Nothing is left out but what one account writes by the thousand.
+        let all = ["users", "verbs", "resources"];
+        assert!(
+            level != "None" || all.iter().all(|field| !rule[*field].is_null()),
+            "{rule}"
+        );
+    }
+}

@@ -1,0 +1,527 @@
+//! The engine on a simulated node, where its actions affect what it measures.
+
+use std::time::Duration;
+
+use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
+use plimsoll::engine::plan::{Change, RuleState};
+use plimsoll::engine::policy::{Action, Rule};
+use proptest::prelude::*;
+use crate::simulation::{Simulation, Worker};
+
+/// Of the rules in these tests, in seconds.
+const PERIOD: u64 = 10;
+const COOL_DOWN: u64 = 30;
+
+fn batch(name: &str, demand: f64) -> Worker {
+    let mut pod = pod(name);
+    "batch".clone_into(&mut pod.namespace);
+    Worker::new(pod, demand)
+}
+
+fn important(demand: f64) -> Worker {
+    Worker::new(pod("important"), demand)
+}
+
+fn rules_for(metric: &str, threshold: f64, action: Action) -> Vec<Rule> {
+    vec![rule("node/rule", metric, threshold, action)]
+}
+
+fn state(sim: &Simulation) -> RuleState {
+    sim.engine.reports().next().unwrap().state
+}
+
+/// How often throttling changed direction.
+#[derive(Default)]
+struct Turns {
+    last: Option<u64>,
+    falling: Option<bool>,
+    count: usize,
+}
+
+impl Turns {
+    fn observe(&mut self, sim: &Simulation) {
+        let throttled: u64 = sim
+            .plan
+            .throttles
+            .iter()
+            .map(|it| 101 - u64::from(it.ratio) + u64::from(it.idle))
+            .sum();
+        if let Some(last) = self.last
+            && last != throttled
+        {
+            let falling = throttled < last;
+            self.count += usize::from(self.falling != Some(falling));
+            self.falling = Some(falling);
+        }
+        self.last = Some(throttled);
+    }
+}
+
+// ---- Evictions --------------------------------------------------------------------------------------------------
+
+#[test]
+fn no_second_pod_is_evicted_while_the_average_includes_the_first() {
+    let workers = vec![
+        batch("a", 3.0),
+        batch("b", 2.0),
+        batch("c", 1.0),
+        important(2.0),
+    ];
+    // It exits in the middle of an evaluation period.
+    let mut sim = Simulation::new(
+        8,
+        rules_for("cpu_total_usage", 6000.0, eviction_action(1)),
+        workers,
+    );
+    sim.worker("a").lingers = 5;
+    sim.advance(300);
+    let names: Vec<&str> = sim.evicted.iter().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(names, ["a"], "8 of 6 CPUs, and 5 without it");
+}
+
+#[test]
+fn a_slow_metric_stops_evicting_when_its_input_is_below_the_threshold() {
+    let metrics = [
+        ("cpu_load_1_min", 6.0),
+        ("cpu_load_5_min", 6.0),
+        ("cpu_load_15_min", 5.5),
+        ("cpu_usage_avg_5m", 75.0),
+        ("cpu_pressure_some_avg60", 20.0),
+        ("cpu_pressure_some_avg300", 10.0),
+    ];
+    for (metric, threshold) in metrics {
+        let mut workers: Vec<_> = (0..6).map(|i| batch(&format!("b{i}"), 0.5)).collect();
+        workers.extend([batch("a", 4.5), important(2.0)]);
+        let mut sim = Simulation::new(8, rules_for(metric, threshold, eviction_action(1)), workers);
+        sim.advance(3600);
+        let names: Vec<&str> = sim.evicted.iter().map(|(_, name)| name.as_str()).collect();
+        assert_eq!(names, ["a"], "{metric}");
+        assert_eq!(state(&sim), RuleState::Normal, "{metric} fell at the end");
+    }
+}
+
+#[test]
+fn memory_rounds_only_wait_for_a_sample_after_the_last_round() {
+    let workers = ["a", "b", "c", "d"].map(|name| Worker {
+        memory: 4 << 30,
+        lingers: 3,
+        ..batch(name, 0.1)
+    });
+    let threshold = (9_u64 << 30) as f64;
+    let rules = rules_for("memory_total_usage", threshold, eviction_action(1));
+    let mut sim = Simulation::new(8, rules, workers.into());
+    sim.advance(60);
+    let times: Vec<u64> = sim
+        .evicted
+        .iter()
+        .map(|(at, _)| at - sim.evicted[0].0)
+        .collect();
+    assert_eq!(
+        times,
+        [0, PERIOD],
+        "the next evaluation after an exit within 3 s, and no third"
+    );
+}
+
+/// A pod that uses CPU, and one that uses most of the memory.
+fn busy_and_large(cpus: f64) -> [Worker; 2] {
+    [
+        Worker {
+            memory: 1 << 30,
+            ..batch("cpu", cpus)
+        },
+        Worker {
+            memory: 8 << 30,
+            ..batch("memory", 0.1)
+        },
+    ]
+}
+
+/// Reads evict each other's page cache while memory is full; the pod with the most memory is evicted.
+#[test]
+fn memory_pressure_evicts_by_memory() {
+    let reads = Worker {
+        reads: 1 << 30,
+        ..important(0.5)
+    };
+    let mut workers = Vec::from(busy_and_large(2.0));
+    workers.push(reads);
+    let rules = rules_for("memory_pressure_some_avg10", 10.0, eviction_action(1));
+    let mut sim = Simulation::new(8, rules, workers);
+    sim.memory = 12 << 30;
+    sim.advance(60);
+    assert_eq!(sim.evicted[0].1, "memory");
+}
+
+#[test]
+fn average_memory_usage_evicts_by_memory() {
+    let rules = rules_for("mem_usage_avg_5m", 10.0, eviction_action(1));
+    let mut sim = Simulation::new(8, rules, busy_and_large(4.0).into());
+    sim.advance(400);
+    assert_eq!(sim.evicted[0].1, "memory");
+}
+
+#[test]
+fn a_stuck_pod_covers_the_gap_for_its_grace_period_and_a_minute() {
+    let mut stuck = batch("stuck", 3.0);
+    stuck.pod.terminating = true;
+    stuck.ends = Some(u64::MAX);
+    let workers = vec![stuck, batch("b", 2.0), important(2.0)];
+    let mut sim = Simulation::new(
+        8,
+        rules_for("cpu_total_usage", 6000.0, eviction_action(1)),
+        workers,
+    );
+    let started = sim.now;
+    sim.advance(30 + 60);
+    assert_eq!(sim.evicted, [], "its exit would be enough");
+    sim.advance(2 * PERIOD);
+    let (at, name) = sim.evicted[0].clone();
+    assert_eq!(name, "b");
+    assert!(at - started >= 90, "{at}");
+}
+
+/// Reclaim lowers the pressure until the memory is full again; it ends when nothing fills the memory any more.
+#[test]
+fn page_cache_is_reclaimed_only_while_memory_is_short() {
+    let streams = Worker {
+        reads: 1 << 30,
+        ..batch("streams", 0.5)
+    };
+    let gc = Action {
+        force_gc: true,
+        ..action("gc")
+    };
+    let rules = rules_for("memory_pressure_some_avg10", 10.0, gc);
+    let mut sim = Simulation::new(4, rules, vec![streams, important(0.5)]);
+    sim.advance(30);
+    assert_eq!(sim.reclaimed, [], "memory is free");
+    sim.advance(120);
+    let reclaims = sim.reclaimed.len();
+    assert!((2..=12).contains(&reclaims), "{:?}", sim.reclaimed);
+    assert!(sim.reclaimed.iter().all(|(_, name, _)| name == "streams"));
+    sim.worker("streams").reads = 0;
+    sim.advance(40);
+    let ended = sim.reclaimed.len();
+    sim.advance(300);
+    assert_eq!(sim.reclaimed.len(), ended, "the average has fallen");
+    assert_eq!(state(&sim), RuleState::Normal);
+}
+
+fn scenario() -> impl Strategy<Value = (Vec<f64>, f64, u32, u64)> {
+    let demands = proptest::collection::vec(0.05..3.0_f64, 1..8);
+    (demands, 0.5..6.0_f64, 1..4_u32, 0..25_u64)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Every eviction is needed: after the previous round the node was still above its threshold.
+    #[test]
+    fn no_pod_is_evicted_beyond_what_is_needed(
+        (demands, threshold, at_once, lingers) in scenario(),
+        metric in 0..4_usize,
+    ) {
+        // Tasks are counted ten times a period, in whole numbers.
+        let (metric, scale, error) = [
+            ("cpu_total_usage", 1000.0, 0.02),
+            ("cpu_load_1_min", 1.0, 0.12),
+            ("cpu_usage_avg_5m", 12.5, 0.02),
+            ("cpu_total_utilization", 12.5, 0.02),
+        ][metric];
+        let mut workers: Vec<_> = demands
+            .iter()
+            .enumerate()
+            .map(|(i, demand)| Worker { lingers, ..batch(&format!("b{i}"), *demand) })
+            .collect();
+        workers.push(important(1.0));
+        let rules = rules_for(metric, (threshold * scale).max(1.0), eviction_action(at_once));
+        let mut sim = Simulation::new(8, rules, workers);
+        for _ in 0..900 {
+            let stays = sim.tasks();
+            let seen = sim.evicted.len();
+            sim.tick();
+            let goes = sim.evicted.len() - seen;
+            if goes > 0 {
+                // Without the last eviction of the round, the rest would be above the threshold, give or take the margin.
+                let victims = sim.evicted[seen..].iter();
+                let last = victims.map(|(_, name)| name.clone()).next_back().unwrap();
+                let last = sim.worker(&last).demand;
+                let rest = sim.workers.iter().filter(|it| it.ends.is_none());
+                let rest: f64 = rest.map(|it| it.demand).sum();
+                let excess = (stays.min(8.0) - threshold).max(0.0);
+                prop_assert!(
+                    rest + last > threshold - 0.1 * excess - error,
+                    "{last} was evicted and {rest} remains, threshold {threshold}"
+                );
+            }
+        }
+        // All needed evictions happened: the rest is below the threshold, or no pod may be evicted.
+        let batch_left = sim.workers.iter().any(|it| it.pod.namespace == "batch");
+        prop_assert!(sim.remaining() <= threshold + error || !batch_left, "{}", sim.remaining());
+    }
+}
+
+// ---- Throttles --------------------------------------------------------------------------------------------------
+
+/// Protected pods wait for 30 s; the throttled pod demands more than its quota forever.
+fn spike(metric: &str, threshold: f64, action: Action, v2: bool) -> Simulation {
+    // Requests are equal, so that the important pod gets half and wants more.
+    let workers = vec![batch("greedy", 1.7), important(0.2)];
+    let sim = Simulation::new(2, rules_for(metric, threshold, action), workers);
+    let mut sim = if v2 { sim } else { sim.on_v1() };
+    sim.advance(60);
+    assert_eq!(sim.plan.throttles, [], "no pod waits");
+    sim.worker("important").demand = 1.8;
+    sim.advance(30);
+    assert!(!sim.plan.throttles.is_empty(), "a throttle is in force");
+    sim.worker("important").demand = 0.2;
+    sim
+}
+
+#[test]
+fn cpu_pressure_is_released_although_the_throttled_pod_wants_more() {
+    for metric in [
+        "cpu_pressure_some_avg10",
+        "protected_cpu_delay_max",
+        "protected_cpu_delay_p95",
+    ] {
+        let mut sim = spike(metric, 10.0, throttling(10, 30), true);
+        sim.advance(COOL_DOWN + 3 * PERIOD + 4 * PERIOD);
+        assert_eq!(sim.plan.throttles, [], "{metric}");
+        sim.advance(600);
+        assert_eq!(sim.plan.throttles, [], "{metric}");
+    }
+}
+
+/// Quotas of one rule raise the pressure that another rule evicts on.
+#[test]
+fn no_pod_is_evicted_for_pressure_caused_by_another_rules_throttle() {
+    for v2 in [true, false] {
+        let workers = vec![batch("greedy", 4.0), batch("other", 0.5), important(0.3)];
+        let rules = vec![
+            rule("node/a", "cpu_total_utilization", 60.0, throttling(10, 20)),
+            rule(
+                "node/b",
+                "cpu_pressure_some_avg60",
+                30.0,
+                eviction_action(1),
+            ),
+        ];
+        let sim = Simulation::new(8, rules, workers);
+        let mut sim = if v2 { sim } else { sim.on_v1() };
+        sim.worker("important").demand = 3.0;
+        sim.advance(400);
+        assert!(!sim.plan.throttles.is_empty(), "a throttle is in force");
+        assert_eq!(sim.evicted, [], "v2: {v2}");
+    }
+}
+
+#[test]
+fn without_per_cgroup_pressure_idle_cpus_end_a_throttle() {
+    let mut sim = spike("cpu_pressure_some_avg10", 10.0, throttling(10, 30), false);
+    sim.worker("greedy").demand = 1.0;
+    sim.advance(COOL_DOWN + 8 * PERIOD);
+    assert_eq!(sim.plan.throttles, []);
+}
+
+#[test]
+fn nothing_is_throttled_without_pods_to_protect() {
+    let rules = rules_for("cpu_pressure_some_avg10", 10.0, idle_action(10, 10));
+    let mut sim = Simulation::new(2, rules, vec![batch("alone", 4.0)]);
+    for _ in 0..300 {
+        sim.tick();
+        assert_eq!(sim.plan.throttles, []);
+    }
+    assert!(sim.stalls("alone") > 40.0, "it only waits for itself");
+}
+
+fn cool_down(sim: &Simulation) -> Duration {
+    sim.engine.reports().next().unwrap().cool_down
+}
+
+/// Ratios of the only throttle, one per second.
+fn ratios(sim: &mut Simulation, seconds: u64) -> Vec<u32> {
+    let mut ratios = Vec::new();
+    for _ in 0..seconds {
+        sim.tick();
+        let throttle = sim.plan.throttles.first();
+        ratios.push(throttle.map_or(100, |it| it.ratio.into()));
+    }
+    ratios
+}
+
+#[test]
+fn a_relapse_throttles_at_once_and_doubles_the_cool_down() {
+    let workers = vec![batch("greedy", 2.0), important(1.0)];
+    let rules = rules_for("cpu_total_usage", 2000.0, throttling(10, 30));
+    let mut sim = Simulation::new(4, rules, workers);
+    let down = ratios(&mut sim, 100);
+    assert_eq!(down.iter().min(), Some(&40), "2.0 x 0.4 and 1.0");
+    // The load stops until everything is released, and returns within a cool-down.
+    sim.worker("important").demand = 0.0;
+    for _ in 0..200 {
+        sim.tick();
+        if sim.plan.throttles.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(sim.plan.throttles, []);
+    let before = cool_down(&sim);
+    sim.worker("important").demand = 1.0;
+    let again = ratios(&mut sim, 20);
+    assert!(!again.contains(&70), "in one step: {again:?}");
+    assert_eq!(again.last(), Some(&40));
+    assert_eq!(cool_down(&sim), before * 2);
+}
+
+#[test]
+fn a_constant_load_is_probed_less_and_less_often() {
+    let workers = vec![batch("greedy", 3.0), important(1.0)];
+    let rules = rules_for("cpu_total_usage", 1900.0, throttling(10, 20));
+    let mut sim = Simulation::new(2, rules, workers);
+    sim.advance(1000);
+    let ratios = ratios(&mut sim, 2400);
+    let probes = ratios.windows(2).filter(|it| it[1] > it[0]).count();
+    assert!(probes <= 10, "{probes} in 40 minutes: one in 8 cool-downs");
+    let free = ratios.into_iter().filter(|ratio| *ratio == 100).count();
+    assert!(free <= 10 * probes, "each lasts one period");
+}
+
+#[test]
+fn a_square_wave_of_load_makes_two_transitions_per_change() {
+    let workers = vec![batch("b", 2.0), important(1.0)];
+    let rules = rules_for("cpu_total_usage", 4000.0, throttling(20, 40));
+    let mut sim = Simulation::new(8, rules, workers);
+    let mut moves = 0;
+    for change in 1..=10 {
+        sim.worker("important").demand = if change % 2 == 1 { 4.0 } else { 1.0 };
+        for _ in 0..200 {
+            sim.tick();
+            let states = sim.plan.transitions.iter();
+            let is_state = |change: &Change| matches!(change, Change::State { .. });
+            if sim.plan.evaluated {
+                moves += states.filter(|it| is_state(&it.change)).count();
+            }
+        }
+        assert!(
+            moves <= 2 * change,
+            "{moves} transitions after {change} changes"
+        );
+    }
+    assert!(moves >= 10, "each change was seen");
+}
+
+fn mix() -> impl Strategy<Value = (Vec<f64>, Vec<f64>, usize)> {
+    let batch = proptest::collection::vec(0.1..3.0_f64, 1..4);
+    let phases = proptest::collection::vec(0.1..2.2_f64, 1..5);
+    (batch, phases, 0..4_usize)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    /// For any demand over time: no unneeded throttle remains, nothing oscillates, and while protected pods wait the engine
+    /// acts.
+    #[test]
+    fn throttles_follow_the_demand((batches, phases, which) in mix()) {
+        let metrics = [
+            ("cpu_pressure_some_avg10", 10.0, throttling(10, 30)),
+            ("cpu_pressure_some_avg10", 10.0, idle_action(10, 30)),
+            ("protected_cpu_delay_max", 10.0, throttling(10, 30)),
+            ("protected_cpu_delay_p95", 10.0, idle_action(10, 30)),
+        ];
+        let (metric, threshold, mut action) = metrics[which].clone();
+        // Longer than a phase: a release under constant demand is a probe, not a response to a change.
+        action.cool_down = Duration::from_mins(2);
+        let mut workers: Vec<_> = batches
+            .iter()
+            .enumerate()
+            .map(|(i, demand)| batch(&format!("b{i}"), *demand))
+            .collect();
+        workers.push(important(0.1));
+        let mut sim = Simulation::new(2, rules_for(metric, threshold, action), workers);
+        sim.advance(20);
+        let mut turns = Turns::default();
+        for (index, phase) in phases.iter().enumerate() {
+            sim.worker("important").demand = *phase;
+            let mut waited = 0;
+            let mut acted_at = sim.now;
+            for _ in 0..100 {
+                sim.tick();
+                turns.observe(&sim);
+                let waits = sim.stalls("important") > threshold + 1.0;
+                let can_throttle = sim.workers.iter().any(|it| {
+                    it.pod.namespace == "batch" && it.gets > 0.02 && it.quota.is_none_or(|q| q > 0.11 * it.demand)
+                });
+                let acts = sim.plan.transitions.iter().any(|it| matches!(it.change, Change::Throttle { .. }));
+                if acts && sim.plan.evaluated {
+                    acted_at = sim.now;
+                }
+                waited = if waits && can_throttle { waited + 1 } else { 0 };
+                prop_assert!(
+                    waited < 3 * PERIOD || sim.now - acted_at <= 2 * PERIOD,
+                    "{waited} s of waiting, nothing done since {acted_at} ({})", sim.now
+                );
+            }
+            prop_assert!(turns.count <= 2 * (index + 1), "{} turns in {} changes", turns.count, index + 1);
+        }
+        // In the end protected pods demand little: everything is released within the longest cool-down plus the steps.
+        sim.worker("important").demand = 0.05;
+        sim.advance(8 * 120 + 8 * PERIOD);
+        prop_assert_eq!(&sim.plan.throttles[..], &[]);
+        sim.advance(200);
+        prop_assert_eq!(&sim.plan.throttles[..], &[]);
+    }
+}
+
+#[test]
+fn consecutive_breaches_are_counted_from_zero_after_a_gap() {
+    use crate::engine_support::Node;
+    let rules = vec![Rule {
+        avoidance_threshold: 3,
+        ..rule("node/rule", "cpu_total_usage", 4000.0, action("watch"))
+    }];
+    let mut node = Node::new(rules, Vec::new());
+    for cpu in [1000, 5000, 5000] {
+        node.at(cpu);
+    }
+    assert_eq!(node.engine.reports().next().unwrap().breaches, 2);
+    node.advance(Duration::from_secs(4 * PERIOD));
+    node.step();
+    assert_eq!(node.engine.reports().next().unwrap().breaches, 0);
+    for _ in 0..2 {
+        node.at(5000);
+    }
+    assert_eq!(node.state("node/rule"), RuleState::Normal);
+    node.at(5000);
+    assert_eq!(node.state("node/rule"), RuleState::Breached);
+}
+
+#[test]
+fn a_frozen_counter_is_unknown_and_changes_nothing_in_force() {
+    use crate::engine_support::{Load, Node};
+    use plimsoll::engine::plan::Unknown;
+    let rules = rules_for("cpu_total_usage", 4000.0, action_with_throttle());
+    let mut node = Node::new(rules, vec![Load::new("a", 4000)]);
+    node.at(6000);
+    node.at(6000);
+    assert_eq!(node.ratios().len(), 1);
+    let frozen = node.sample.node.cpu;
+    for _ in 0..4 {
+        node.advance(Duration::from_secs(PERIOD));
+        node.sample.node.cpu = frozen;
+        node.step();
+    }
+    let report = node.engine.reports().next().unwrap();
+    assert_eq!(report.unknown, Some(Unknown::Impossible));
+    assert_eq!(report.state, RuleState::Breached);
+    assert_eq!(node.ratios(), [("a".to_owned(), 90)]);
+}
+
+fn action_with_throttle() -> Action {
+    Action {
+        throttle: throttling(10, 10).throttle,
+        ..action("slow")
+    }
+}

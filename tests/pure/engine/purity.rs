@@ -1,0 +1,54 @@
+//! The engine is pure: it does not use I/O, clocks, threads or other modules of the crate.
+
+use std::path::{Path, PathBuf};
+
+const FORBIDDEN: [&str; 12] = [
+    "tokio",
+    "kube::",
+    "std::fs",
+    "std::net",
+    "std::env",
+    "std::thread",
+    "std::process",
+    "Instant",
+    "SystemTime",
+    "Timestamp",
+    "rand::",
+    "crate::crd",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn the_engine_uses_no_io_and_no_other_modules() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
+    let mut files = Vec::new();
+    sources(&folder, &mut files);
+    assert!(files.len() > 20, "the engine's files were not found");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let code = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        for (number, line) in code.enumerate() {
+            for name in FORBIDDEN {
+                assert!(
+                    !line.contains(name),
+                    "{} mentions {name} (code line {number}): {line}",
+                    file.display()
+                );
+            }
+            let ours = line.contains("use crate::") && !line.contains("crate::engine");
+            assert!(!ours, "{} imports from outside: {line}", file.display());
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Resuming from the state of the previous process.
+
+use std::sync::Arc;
+
+use crate::engine_support::{
+    GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, policy, restart, rule,
+    scenario, throttling,
+};
+use plimsoll::engine::metric::Metric;
+use plimsoll::engine::plan::{Change, RuleState, Scheduling, Transition};
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::policy::{Action, Rule, RuleId, Strategy};
+use plimsoll::engine::units::{MilliCpu, Quota};
+use plimsoll::engine::{AdoptedThrottle, Engine, EngineState};
+
+fn rules() -> Vec<Rule> {
+    let action = Action {
+        scheduling: disabling_scheduling("x").scheduling,
+        ..throttling(10, 30)
+    };
+    vec![rule("n/cpu", "cpu_total_usage", 4000.0, action)]
+}
+
+fn hot() -> Node {
+    let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    assert_eq!(node.ratios(), [("a".to_owned(), 40)]);
+    node
+}
+
+fn throttle(rule: &str) -> AdoptedThrottle {
+    AdoptedThrottle {
+        uid: PodUid::from("a"),
+        rule: RuleId::from(rule),
+        ratio: 40,
+        idle: false,
+        levers: vec![(Arc::from(""), MilliCpu(3000), Quota::Unlimited)],
+    }
+}
+
+fn ratio(node: &Node) -> Option<u8> {
+    node.ratios().first().map(|(_, ratio)| *ratio)
+}
+
+#[test]
+fn a_breached_rule_resumes_where_it_was() {
+    let mut node = hot();
+    restart(&mut node, scenario::policy_set(rules()));
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    node.at(6000);
+    assert_eq!(node.plan.transitions, [], "resuming is not reported");
+    assert_eq!(ratio(&node), Some(40), "the first sample has no rate");
+    assert!(
+        matches!(node.plan.scheduling, Scheduling::Disabled { .. }),
+        "at once"
+    );
+    node.at(6000);
+    assert_eq!(ratio(&node), Some(10));
+    assert_eq!(node.quotas("a"), [Some(300)], "from the journal's base");
+    assert_eq!(node.plan.transitions.len(), 1, "only the step is reported");
+}
+
+/// The actions of a Preview are not persisted.
+#[test]
+fn a_preview_reports_disabled_scheduling_again_after_a_restart() {
+    let preview = || {
+        let mut rules = rules();
+        rules[0].strategy = Strategy::Preview;
+        rules
+    };
+    let mut node = Node::new(preview(), vec![Load::new("a", 3000)]);
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    restart(&mut node, scenario::policy_set(preview()));
+    node.at(6000);
+    let disables_scheduling =
+        |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
+    assert!(
+        node.plan
+            .transitions
+            .iter()
+            .any(|it| it.would && disables_scheduling(it))
+    );
+}
+
+#[test]
+fn counters_for_other_thresholds_are_not_resumed() {
+    let with = |edit: fn(&mut Rule)| {
+        let mut rules = rules();
+        rules[0].avoidance_threshold = 3;
+        edit(&mut rules[0]);
+        rules
+    };
+    let breaches = |edit: fn(&mut Rule)| {
+        let mut node = Node::new(with(|_| {}), vec![Load::new("a", 3000)]);
+        for _ in 0..3 {
+            node.at(6000);
+        }
+        let report = node.engine.reports().next().unwrap();
+        assert_eq!(report.breaches, 2, "the first sample has no rate");
+        restart(&mut node, scenario::policy_set(with(edit)));
+        node.engine.reports().next().unwrap().breaches
+    };
+    assert_eq!(breaches(|_| {}), 2, "the same rule resumes");
+    assert_eq!(
+        breaches(|rule| rule.restore_threshold = 7),
+        2,
+        "other counts, same thresholds"
+    );
+    assert_eq!(breaches(|rule| rule.watermark = 5000.0), 0);
+    assert_eq!(breaches(|rule| rule.restore = 1.5), 0);
+    assert_eq!(breaches(|rule| rule.metric = Metric::CpuUtilization), 0);
+}
+
+#[test]
+fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
+    let mut node = hot();
+    let mut edited = rules();
+    edited[0].watermark = 5000.0;
+    edited[0].restore = 5000.0;
+    restart(&mut node, scenario::policy_set(edited));
+    assert_eq!(node.state("n/cpu"), RuleState::Breached);
+    assert_eq!(ratio(&node), Some(40));
+}
+
+#[test]
+fn a_cool_down_continues_over_a_restart() {
+    let mut node = hot();
+    node.at(1000);
+    restart(&mut node, scenario::policy_set(rules()));
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Cooling);
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Normal);
+    assert_eq!(ratio(&node), Some(70));
+}
+
+#[test]
+fn a_throttle_of_a_removed_rule_is_restored_step_by_step() {
+    for set in [
+        policy(Vec::new()),
+        policy(vec![Rule {
+            strategy: Strategy::Preview,
+            ..rules().remove(0)
+        }]),
+    ] {
+        let mut node = hot();
+        restart(&mut node, (*set).clone());
+        let steps: Vec<_> = (0..4)
+            .map(|_| {
+                node.at(6000);
+                ratio(&node)
+            })
+            .collect();
+        assert_eq!(steps, [Some(70), None, None, None]);
+    }
+}
+
+#[test]
+fn a_restore_keeps_its_pace_over_a_restart() {
+    let mut node = hot();
+    node.engine.set_policy(policy(Vec::new()));
+    node.advance(PERIOD / 2);
+    node.step();
+    restart(&mut node, (*policy(Vec::new())).clone());
+    node.step();
+    assert_eq!(ratio(&node), Some(40), "not due yet");
+    node.advance(PERIOD / 2);
+    node.step();
+    assert_eq!(ratio(&node), Some(70));
+}
+
+#[test]
+fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
+    let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
+    node.engine
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+    node.at(3000);
+    assert_eq!(ratio(&node), Some(40), "not evaluated yet");
+    assert_eq!(node.plan.scheduling, Scheduling::Hold);
+    node.at(3000);
+    assert_eq!(ratio(&node), Some(70));
+    assert_eq!(node.plan.scheduling, Scheduling::Enabled);
+    node.at(6000);
+    assert_eq!(ratio(&node), Some(40));
+}
+
+#[test]
+fn a_throttle_of_a_pod_that_is_gone_is_dropped() {
+    let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
+    node.engine
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+    node.at(3000);
+    assert_eq!(ratio(&node), None);
+}
+
+#[test]
+fn a_claim_that_was_never_applied_is_dropped() {
+    let mut node = hot();
+    let state = node.engine.state();
+    node.engine = Engine::new();
+    node.engine.set_policy(policy(rules()));
+    node.set_pods();
+    node.engine.adopt(&state, &[]);
+    node.at(6000);
+    assert_eq!(ratio(&node), None);
+}
+
+#[test]
+fn the_claims_of_all_rules_on_a_pod_are_resumed() {
+    let mut both = rules();
+    both.push(rule(
+        "n/other",
+        "cpu_total_usage",
+        5000.0,
+        throttling(10, 20),
+    ));
+    let mut node = Node::new(both.clone(), vec![Load::new("a", 3000)]);
+    node.at(6000);
+    node.at(6000);
+    restart(&mut node, scenario::policy_set(both[1..].to_vec()));
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        node.at(6000);
+        seen.push(ratio(&node));
+    }
+    assert_eq!(
+        seen.last(),
+        Some(&Some(20)),
+        "only the removed rule is restored: {seen:?}"
+    );
+}
+
+#[test]
+fn a_round_of_evictions_settles_over_a_restart() {
+    let rules = || {
+        vec![rule(
+            "n/memory",
+            "memory_total_usage",
+            8.0 * GIB as f64,
+            eviction_action(1),
+        )]
+    };
+    let pods = ["a", "b"].map(|uid| Load {
+        held: GIB,
+        ..Load::new(uid, 100)
+    });
+    let mut node = Node::new(rules(), pods.into());
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), ["a"]);
+    restart(&mut node, scenario::policy_set(rules()));
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), Vec::<String>::new());
+    node.advance(PERIOD * 6);
+    node.step();
+    assert_eq!(
+        node.evicted(),
+        Vec::<String>::new(),
+        "a gap: the sample is not counted"
+    );
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), ["a"], "65 s have passed");
+}
+
+#[test]
+fn a_refused_eviction_is_remembered_over_a_restart() {
+    use plimsoll::engine::plan::Feedback;
+    let rules = || {
+        vec![rule(
+            "n/memory",
+            "memory_total_usage",
+            8.0 * GIB as f64,
+            eviction_action(1),
+        )]
+    };
+    let pod = Load {
+        held: GIB,
+        ..Load::new("a", 100)
+    };
+    let mut node = Node::new(rules(), vec![pod]);
+    node.at_memory(12 * GIB);
+    let (uid, until) = (PodUid::from("a"), node.now + PERIOD * 2);
+    node.engine
+        .feedback(&Feedback::EvictionRefused { uid, until });
+    restart(&mut node, scenario::policy_set(rules()));
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), Vec::<String>::new());
+    node.at_memory(12 * GIB);
+    assert_eq!(node.evicted(), ["a"]);
+}
+
+#[test]
+fn a_state_with_missing_and_unknown_fields_is_accepted() {
+    let state: EngineState = serde_json::from_str(r#"{"later": 1}"#).unwrap();
+    assert_eq!(state, EngineState::default());
+}

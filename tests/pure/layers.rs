@@ -1,0 +1,115 @@
+//! Imports go one way, and files stay readable.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each layer with the layers that it may import.
+const LAYERS: [(&str, &[&str]); 14] = [
+    ("engine", &[]),
+    ("crd", &["engine"]),
+    ("cluster", &["engine", "crd"]),
+    ("serve", &["engine"]),
+    ("trace", &["engine", "crd"]),
+    ("node", &["engine", "crd", "cluster", "serve"]),
+    ("evictions", &["engine", "crd", "cluster", "serve"]),
+    (
+        "metrics_api",
+        &["engine", "crd", "cluster", "serve", "evictions"],
+    ),
+    (
+        "reconcilers",
+        &[
+            "engine",
+            "crd",
+            "cluster",
+            "serve",
+            "evictions",
+            "metrics_api",
+        ],
+    ),
+    ("preview", &["engine", "crd", "cluster", "node"]),
+    ("standalone", &["engine", "crd", "node", "trace"]),
+    ("demo", &["engine", "crd", "node", "trace", "standalone"]),
+    (
+        "cli",
+        &[
+            "engine",
+            "crd",
+            "cluster",
+            "serve",
+            "node",
+            "preview",
+            "evictions",
+            "metrics_api",
+            "reconcilers",
+            "trace",
+            "standalone",
+            "demo",
+        ],
+    ),
+    ("fuzz", &["engine", "crd", "node", "metrics_api", "trace"]),
+];
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn source_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+#[test]
+fn imports_go_one_way() {
+    let mut wrong = Vec::new();
+    for (layer, allowed) in LAYERS {
+        for path in sources(&source_root().join(layer)) {
+            let text = fs::read_to_string(&path).unwrap();
+            for (other, _) in LAYERS {
+                let named = text.contains(&format!("crate::{other}::"))
+                    || text.contains(&format!("crate::{other};"));
+                let documented_only = text
+                    .lines()
+                    .filter(|line| line.contains(&format!("crate::{other}")))
+                    .all(|line| line.trim_start().starts_with("//"));
+                if named && !documented_only && other != layer && !allowed.contains(&other) {
+                    wrong.push(format!("{} imports {other}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_folder_of_the_sources_is_a_known_layer() {
+    for entry in fs::read_dir(source_root()).unwrap().map(Result::unwrap) {
+        if entry.path().is_dir() {
+            let name = entry.file_name().into_string().unwrap();
+            assert!(
+                LAYERS.iter().any(|(layer, _)| *layer == name),
+                "add src/{name} to LAYERS"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_source_file_is_longer_than_a_person_reads() {
+    for path in sources(&source_root()) {
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(
+            lines <= 650,
+            "{} has {lines} lines: split it by concern",
+            path.display()
+        );
+    }
+}

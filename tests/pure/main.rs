@@ -1,0 +1,62 @@
+//! What needs neither the kernel nor an API server: decisions, policies, controller, files.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../support/api/mod.rs"]
+mod api_support;
+#[path = "../support/chart/mod.rs"]
+mod chart_support;
+#[path = "../support/collect/mod.rs"]
+mod collect_support;
+#[path = "../support/engine/mod.rs"]
+mod engine_support;
+#[path = "../support/simulation/mod.rs"]
+mod simulation;
+#[path = "../support/world/mod.rs"]
+mod world_support;
+
+mod docs;
+mod layers;
+mod preview;
+
+mod controller {
+    mod election;
+    mod heartbeat;
+    mod node_metric_store;
+    mod rollout;
+    mod silence;
+    mod watchdog;
+    mod world;
+}
+
+mod crd {
+    mod compile;
+    mod definitions;
+    mod examples;
+    mod node_watermark;
+}
+
+mod engine {
+    mod closed_loop;
+    mod evict;
+    mod invariants;
+    mod preview;
+    mod purity;
+    mod release;
+    mod restart;
+    mod rule_model;
+    mod throttle;
+    mod values;
+}
+
+mod node {
+    mod collect_files;
+    mod collect_probe;
+    mod layout_detect;
+    mod layout_kubepods;
+}

@@ -1,0 +1,453 @@
+//! `plimsoll preview` as a person runs it, against an API server that notes every request.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+const SUMMARY: &str = "/proxy/stats/summary";
+
+/// Answers GET by path; whatever is not there is 404.
+type Answers = Arc<dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync>;
+
+struct Server {
+    dir: tempfile::TempDir,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    fn start(answers: impl Fn(&str) -> Option<(u16, Value)> + Send + Sync + 'static) -> Self {
+        let answers: Answers = Arc::new(answers);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        fs::write(dir.path().join("config"), config.to_string()).unwrap();
+        let noted = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (answers, noted) = (Arc::clone(&answers), Arc::clone(&noted));
+                std::thread::spawn(move || serve(&stream.unwrap(), &answers, &noted));
+            }
+        });
+        Self { dir, requests }
+    }
+
+    fn preview(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .arg("preview")
+            .arg("--kubeconfig")
+            .arg(self.dir.path().join("config"))
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
+    /// A file with this policy.
+    fn file(&self, objects: &[Value]) -> String {
+        let path = self.dir.path().join("policy.json");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        fs::write(&path, list.to_string()).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+/// Keeps the connection for as long as the client does.
+fn serve(stream: &TcpStream, answers: &Answers, noted: &Mutex<Vec<String>>) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut first = String::new();
+        if reader.read_line(&mut first).unwrap_or(0) == 0 {
+            return;
+        }
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            if let Some(given) = line.to_lowercase().strip_prefix("content-length:") {
+                length = given.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        reader.read_exact(&mut vec![0; length]).unwrap();
+        let mut words = first.split(' ');
+        let (verb, path) = (words.next().unwrap(), words.next().unwrap().to_owned());
+        noted.lock().unwrap().push(format!("{verb} {path}"));
+        let gone = || {
+            (
+                404,
+                failure(404, "the server could not find the requested resource"),
+            )
+        };
+        let (code, body) = answers(&path).unwrap_or_else(gone);
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {code} x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut writer = stream;
+        if writer.write_all((head + &body).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn failure(code: u16, message: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "message": message, "reason": "x"})
+}
+
+fn list(items: &[Value]) -> (u16, Value) {
+    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+    (200, list)
+}
+
+fn object(kind: &str, name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "ensurance.crane.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+}
+
+fn rule(value: u32, action: &str) -> Value {
+    let metric = json!({"name": "cpu_total_usage", "value": value});
+    object(
+        "NodeQOS",
+        "hot",
+        &json!({"rules": [{"name": "cpu", "actionName": action, "metricRule": metric}]}),
+    )
+}
+
+fn policies() -> [Value; 3] {
+    let throttle = json!({"throttle": {"cpuThrottle": {"stepCPURatio": 10, "minCPURatio": 10}}});
+    [
+        rule(1500, "slow"),
+        object("AvoidanceAction", "slow", &throttle),
+        object(
+            "PodQOS",
+            "all",
+            &json!({"allowedActions": ["throttle"], "labelSelector": {}}),
+        ),
+    ]
+}
+
+fn node(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "uid": name, "labels": {"pool": "batch"}},
+        "status": {"capacity": {"cpu": "2", "memory": "4Gi"}},
+    })
+}
+
+fn pod(name: &str, node: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"nodeName": node, "containers": [{"name": "c"}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+fn summary(milli: u64, pods: &[(&str, u64)]) -> Value {
+    let pod = |(uid, milli): &(&str, u64)| json!({"podRef": {"uid": uid}, "cpu": {"usageNanoCores": milli * 1_000_000}});
+    json!({
+        "node": {"cpu": {"usageNanoCores": milli * 1_000_000}, "memory": {"workingSetBytes": 1 << 30}},
+        "pods": pods.iter().map(pod).collect::<Vec<_>>(),
+    })
+}
+
+/// A cluster of two nodes, one of them over 1500m.
+fn cluster(path: &str) -> Option<(u16, Value)> {
+    let [node_qos, action, pods] = policies();
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    match path.rsplit('/').next()? {
+        "nodeqoss" => Some(list(&[node_qos])),
+        "avoidanceactions" => Some(list(&[action])),
+        "podqoss" => Some(list(&[pods])),
+        "nodes" => Some(list(&[node("calm"), node("busy")])),
+        "pods" if query.contains("busy") => {
+            Some(list(&[pod("burner", "busy"), pod("idle", "busy")]))
+        }
+        "pods" => Some(list(&[])),
+        _ if path.ends_with(&format!("/busy{SUMMARY}")) => {
+            Some((200, summary(1800, &[("burner", 1700), ("idle", 1)])))
+        }
+        _ if path.ends_with(SUMMARY) => Some((200, summary(100, &[]))),
+        _ => None,
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
+    let server = Server::start(cluster);
+    let output = server.preview(&[]);
+    let shown = text(&output.stdout);
+    let row = |node: &str| {
+        shown
+            .lines()
+            .find(|line| line.starts_with(node))
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(
+        row("busy").ends_with("1800m  1500m  kubelet  OVER   throttle 1 pod"),
+        "{shown}"
+    );
+    assert!(
+        row("calm").ends_with("100m  1500m  kubelet  under  -"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("throttle 100 % -> 90 % (1530m), releases 170m"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("left alone: it uses less than 10m of CPU"),
+        "{shown}"
+    );
+    assert!(
+        shown.ends_with("1 of 2 nodes over a mark; throttled: 1 pod\n"),
+        "{shown}"
+    );
+    for request in server.requests() {
+        assert!(
+            request.starts_with("GET /") && !request.contains("watch"),
+            "{request}"
+        );
+    }
+    assert!(
+        server
+            .requests()
+            .iter()
+            .any(|request| request.contains(SUMMARY))
+    );
+}
+
+#[test]
+fn files_are_laid_over_the_policies_of_the_cluster() {
+    let server = Server::start(cluster);
+    let file = server.file(&[rule(50, "slow")]);
+    let output = server.preview(&["-f", &file, "--output", "json"]);
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let marks: Vec<_> = shown["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| &node["rules"][0]["mark"])
+        .collect();
+    assert_eq!(marks, [50.0, 50.0]);
+    assert_eq!(shown["nodes"][0]["rules"][0]["standing"], "over");
+    assert_eq!(
+        shown["nodes"][0]["rules"][0]["pods"][0]["would"][0]["change"],
+        "throttle"
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_an_api_server_would_refuse_ends_with_the_findings_of_check() {
+    let server = Server::start(cluster);
+    let mut bad = rule(50, "slow");
+    bad["spec"]["rules"][0]["metricRule"]["value"] = json!("many");
+    let file = server.file(&[bad]);
+    let output = server.preview(&["-f", &file]);
+    let check = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["check", &file])
+        .output()
+        .unwrap();
+    let told = text(&check.stdout);
+    let refused = told
+        .lines()
+        .find(|line| line.contains("metricRule.value"))
+        .unwrap();
+    assert!(
+        text(&output.stderr).lines().any(|line| line == refused),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(1), String::new())
+    );
+}
+
+#[test]
+fn a_rule_that_can_do_nothing_on_a_node_is_told_of_and_the_others_shown() {
+    let server = Server::start(cluster);
+    let file = server.file(&[rule(4000, "slow"), rule(1, "nothing")]);
+    assert_eq!(
+        server.preview(&["-f", &file]).status.code(),
+        Some(1),
+        "two of one name"
+    );
+    let file = server.file(&[rule(4000, "slow")]);
+    let output = server.preview(&["-f", &file]);
+    let told = text(&output.stderr);
+    assert!(
+        told.contains("4000 millicores can't be exceeded") && told.contains("(on busy, calm)"),
+        "{told}"
+    );
+    assert!(
+        text(&output.stdout).contains("4000m"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn without_definitions_files_are_enough_and_nothing_else_is_not() {
+    let server = Server::start(|path| {
+        if path.contains("crane") {
+            None
+        } else {
+            cluster(path)
+        }
+    });
+    let file = server.file(&policies());
+    let output = server.preview(&["-f", &file]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("throttle 1 pod"));
+    let output = server.preview(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("plimsoll crds | kubectl apply"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_node_that_does_not_tell_is_a_line_and_the_others_go_on() {
+    let server = Server::start(|path| {
+        let silent = path.contains("/calm/proxy");
+        if silent {
+            Some((503, failure(503, "dial tcp: connection refused")))
+        } else {
+            cluster(path)
+        }
+    });
+    let output = server.preview(&[]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        shown.contains(
+            "note: node calm does not tell what it uses: dial tcp: connection refused (503)"
+        ),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("UNKNOWN  nothing starts: its kubelet does not answer"),
+        "{shown}"
+    );
+    assert!(shown.contains("throttle 1 pod"), "{shown}");
+}
+
+#[test]
+fn a_permission_that_lacks_is_named_once() {
+    let forbidden = "nodes \"busy\" is forbidden: User \"ann\" cannot get resource \"nodes/proxy\" in API group \"\"";
+    let server = Server::start(move |path| {
+        if path.contains(SUMMARY) {
+            Some((403, failure(403, forbidden)))
+        } else {
+            cluster(path)
+        }
+    });
+    let shown = text(&server.preview(&["--value", "cpu_total_usage=1700"]).stdout);
+    assert_eq!(shown.matches("cannot get resource").count(), 1, "{shown}");
+    assert_eq!(
+        shown.matches("left alone: it has no fresh sample").count(),
+        2,
+        "{shown}"
+    );
+    let server = Server::start(|path| {
+        let pods = path.contains("/api/v1/pods");
+        if pods {
+            Some((
+                403,
+                failure(403, "User \"ann\" cannot list resource \"pods\""),
+            ))
+        } else {
+            cluster(path)
+        }
+    });
+    let output = server.preview(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr)
+            .contains("failed to list pods: User \"ann\" cannot list resource \"pods\" (403)")
+    );
+}
+
+#[test]
+fn what_it_is_asked_for_wrongly_is_said() {
+    let server = Server::start(|path| {
+        let named = path.contains("metadata.name");
+        if named {
+            Some(list(&[]))
+        } else {
+            cluster(path)
+        }
+    });
+    let told = |args: &[&str]| {
+        let output = server.preview(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        text(&output.stderr)
+    };
+    let other = told(&["--node", "other"]);
+    assert!(
+        other.contains("there is no node other that an agent could keep"),
+        "{other}"
+    );
+    assert!(told(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));
+    assert!(told(&["-f", "/no/such/file"]).contains("failed to read /no/such/file"));
+    fs::write(server.dir.path().join("config"), "{}").unwrap();
+    assert!(told(&[]).contains("kubeconfig"));
+    let gone = Path::new("/no/such/config");
+    assert!(told(&["--kubeconfig", gone.to_str().unwrap()]).contains("kubeconfig"));
+}
+
+#[test]
+fn five_hundred_nodes_are_asked_side_by_side() {
+    let server = Server::start(|path| {
+        if path.contains(SUMMARY) {
+            std::thread::park_timeout(std::time::Duration::from_millis(200));
+        }
+        let many: Vec<_> = (0..500)
+            .map(|index| node(&format!("node{index:03}")))
+            .collect();
+        if path.contains("/api/v1/nodes?") {
+            assert!(
+                path.contains("windows"),
+                "as the controller lists them: {path}"
+            );
+            Some(list(&many))
+        } else {
+            cluster(path)
+        }
+    });
+    #[expect(clippy::disallowed_methods, reason = "a deadline of a test")]
+    let begun = std::time::Instant::now();
+    let shown = text(&server.preview(&[]).stdout);
+    assert!(
+        begun.elapsed() < std::time::Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(shown.ends_with("0 of 500 nodes over a mark\n"), "{shown}");
+}

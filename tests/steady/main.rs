@@ -1,0 +1,19 @@
+//! Steady state allocates nothing and opens nothing. A binary of its own: one test takes the right to open files from the whole process.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unwrap_in_result,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../support/collect/mod.rs"]
+mod collect_support;
+#[path = "../support/engine/mod.rs"]
+mod engine_support;
+#[path = "../support/run/mod.rs"]
+mod run_support;
+
+mod engine;
+mod machine;
+mod sampler;
