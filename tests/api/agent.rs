@@ -15,15 +15,6 @@ use plimsoll::node::machine::state_dir::Writer;
 use crate::run_support::eventually;
 use serde_json::{Value, json};
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 #[test]
 fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     let Some(mut node) = Node::new() else { return };

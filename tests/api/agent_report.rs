@@ -33,15 +33,6 @@ use tokio::time::sleep;
 /// Timeout of waits, long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// An agent with a new report every 300 ms.
 struct Agent {
     client: Client,

@@ -22,15 +22,6 @@ const SOON: Duration = Duration::from_mins(4);
 /// So many requests are under way at a time.
 const AT_ONCE: usize = 8;
 
-/// Not a test: what runs in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// A resource as discovery names it.
 #[derive(Clone, Debug)]
 struct Resource {

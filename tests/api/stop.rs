@@ -14,15 +14,6 @@ use serde_json::{Value, json};
 /// The agent restores everything within 10 s of the stop; with a margin for a busy machine.
 const RESTORE_WITHIN: Duration = Duration::from_secs(15);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// A node with the stop object, rules that throttle and taint, and a Preview rule.
 fn node() -> Option<(Node, String)> {
     let mut node = Node::new()?;

@@ -22,12 +22,6 @@ use proptest::prelude::*;
 use crate::run_support::{BINARY, Machine, throttle};
 use serde_json::Value;
 
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
-
 fn replay(trace: &Path, policies: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
     command

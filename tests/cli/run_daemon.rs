@@ -6,12 +6,6 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use crate::run_support::{Machine, eventually, throttle};
 
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
-
 /// A machine with one burning pod under the throttle policy.
 fn machine() -> Machine {
     let mut machine = Machine::new();
@@ -37,7 +31,7 @@ fn an_overloaded_machine_is_throttled_in_steps_and_restored_exactly() {
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
     let breach = daemon
-        .seen
+        .events
         .iter()
         .find(|line| line["change"] == "state")
         .unwrap();

@@ -7,12 +7,6 @@ use std::process::{Command, Output};
 use nix::sys::signal::Signal;
 use crate::run_support::{BINARY, Machine, eventually, pod, throttle};
 
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
-
 fn machine() -> Machine {
     let mut machine = Machine::new();
     machine.burning_pod("batch");
