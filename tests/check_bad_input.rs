@@ -234,7 +234,7 @@ fn a_folder_is_read_with_what_is_below_it_and_other_kinds_are_skipped() {
         .unwrap();
     let found = String::from_utf8(output.stdout).unwrap();
     assert!(
-        found.contains("latin1.yaml:2: error: is no UTF-8 text"),
+        found.contains("latin1.yaml:2: error: is not UTF-8 text"),
         "{found}"
     );
     assert_eq!(found.lines().count(), 1, "{found}");
@@ -262,7 +262,9 @@ fn where_there_is_no_policy_nothing_was_checked() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(
-            told.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
+            told.contains(
+                "no policy found; a policy starts with apiVersion: ensurance.crane.io/v1alpha1"
+            ),
             "{told}"
         );
         let allowed = check(text, &["--allow-warnings"]);

@@ -1,9 +1,9 @@
-//! The engine decides and touches nothing: no file of it names the world outside.
+//! The engine is pure: it uses no I/O, clock, thread, randomness or other crate layer.
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::path::{Path, PathBuf};
 
-const OUTSIDE: [&str; 12] = [
+const FORBIDDEN: [&str; 12] = [
     "tokio",
     "kube::",
     "std::fs",
@@ -18,8 +18,8 @@ const OUTSIDE: [&str; 12] = [
     "crate::crd",
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             sources(&path, found);
@@ -30,10 +30,10 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_file_of_the_engine_names_the_world_outside() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
+fn the_engine_has_no_side_effects() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
     let mut files = Vec::new();
-    sources(&folder, &mut files);
+    sources(&dir, &mut files);
     assert!(files.len() > 20, "the engine's files were not found");
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -41,7 +41,7 @@ fn no_file_of_the_engine_names_the_world_outside() {
             .lines()
             .filter(|line| !line.trim_start().starts_with("//"));
         for (number, line) in code.enumerate() {
-            for name in OUTSIDE {
+            for name in FORBIDDEN {
                 assert!(
                     !line.contains(name),
                     "{} mentions {name} (code line {number}): {line}",
@@ -49,7 +49,11 @@ fn no_file_of_the_engine_names_the_world_outside() {
                 );
             }
             let ours = line.contains("use crate::") && !line.contains("crate::engine");
-            assert!(!ours, "{} imports from outside: {line}", file.display());
+            assert!(
+                !ours,
+                "{} imports from another layer: {line}",
+                file.display()
+            );
         }
     }
 }
