@@ -27,44 +27,48 @@ use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;
 
-/// How often it is looked again while it waits.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often `--wait` repeats the checks.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 const HELP: &str = "\
-Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of \
-both may do and what holds them to it, how agents ask for evictions, heartbeats and clocks, flow control of the API server, what \
-agents say of their nodes (rules that can't be kept or judged, and others who undo what they do), the emergency stop, and \
-policies that can do nothing. What you may not read is a finding. What may be intended is a note, and no finding. It writes nothing: it \
-reads, asks the API server who may do what, and tries, as dry runs in the name of agents and controller (the right to \
-impersonate), what admission policies have to refuse.
+Checks the Kubernetes version, API aggregation, definitions, controller, agents and their layouts, their permissions and \
+admission policies, eviction requests, heartbeats and clocks, flow control, what agents report about their nodes, the emergency \
+stop, and policies without effect. Each finding says what to do. Anything that you may not read is a finding; anything that may \
+be intended is only a note.
 
-With --only agents it looks at the agents alone: whether all are ready, and of the last upgrade, on nodes that are Ready and not being \
-deleted. Nodes that no layout selects are a note then.
+It writes nothing. To test admission policies it sends dry-run requests as agents and controller, which needs the permission \
+to impersonate them.
+
+With --only agents it checks only that all agents are ready and up to date, on nodes that are Ready and not being deleted. Nodes \
+that no layout selects are then only a note.
 
 Examples:
+  Check the installation:
     plimsoll doctor
+  Wait until all agents are upgraded:
     plimsoll doctor --only agents --wait 4m
+  List only what to do:
     plimsoll doctor -o json | jq -r '.findings[].do'
 
-Exit status: 0 nothing was found, 1 something was, 2 there is no way to an API server.";
+Exit status: 0 no findings, 1 findings, 2 the API server could not be reached.";
 
 /// Arguments of `plimsoll doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// How to print it
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
 
-    /// What to look at [default: all]
+    /// Check only this part [default: all]
     #[arg(long, value_enum, value_name = "PART")]
     only: Option<Part>,
 
-    /// Look again for so long until nothing is wrong: an upgrade that has just ended settles
+    /// Repeat the checks for up to this long, until there are no findings
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     wait: Option<Duration>,
 
-    /// Namespace of the Leases that agents renew [default: what the agents are told]
+    /// Namespace of the Leases that agents renew [default: as configured for the agents]
     #[arg(long, value_name = "NAME")]
     lease_namespace: Option<String>,
 
@@ -73,19 +77,19 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 }
 
-/// The forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// A paragraph for each finding.
     Text,
-    /// A JSON object in a line: {findings: [{about, what, do}], notes: [the same], summary}.
+    /// One JSON object: {findings: [{about, what, do}], notes: [the same], summary}.
     Json,
 }
 
-/// The parts of an installation that can be looked at alone.
+/// Parts of an installation that can be checked alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Whether the agents are ready.
+    /// Whether the agents are ready
     Agents,
 }
 
@@ -100,7 +104,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             if is_well || clock::now().since(begun) >= wait {
                 return seen;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     })?;
     let (found, notes, summary) = (findings(&seen), notes(&seen), summary(&seen));

@@ -48,13 +48,13 @@ pub(super) fn doubled(seen: &Seen) -> Vec<Finding> {
     }
     let sets = unique(doubled.values().flatten().copied());
     let what = format!(
-        "on {} there is one of more than one layout ({}): {}",
-        count(doubled.len(), "node"),
+        "agents of more than one layout ({}) on {}: {}",
         list(sets),
+        count(doubled.len(), "node"),
         list(doubled.into_keys())
     );
     let cure =
-        "only one of them can run: make the nodeSelectors of agent.layouts exclude each other";
+        "only one of them can run: make the nodeSelectors of agent.layouts mutually exclusive";
     vec![finding("agents", what, cure)]
 }
 
@@ -77,7 +77,7 @@ pub(super) fn layouts(seen: &Seen) -> Vec<Finding> {
     }
     let all = items(&seen.daemon_sets);
     if all.is_empty() {
-        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
+        return vec![finding("agents", "there is no DaemonSet", INSTALL)];
     }
     let pods = pods(seen);
     let doubled = sets_of_doubled(&pods);
@@ -85,8 +85,7 @@ pub(super) fn layouts(seen: &Seen) -> Vec<Finding> {
     for set in all {
         let tally = Tally::of(set);
         if tally.wanted == 0 {
-            let cure =
-                "label nodes as its layout's nodeSelector says, or take it out of agent.layouts";
+            let cure = "label nodes to match its layout's nodeSelector, or remove the layout from agent.layouts";
             found.push(finding(about(set), "it selects no node", cure));
         }
         if tally.unmade() > 0 {
@@ -106,7 +105,7 @@ pub(super) fn rollout(seen: &Seen) -> Vec<Finding> {
     }
     let all = items(&seen.daemon_sets);
     if all.is_empty() {
-        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
+        return vec![finding("agents", "there is no DaemonSet", INSTALL)];
     }
     let up = up(seen);
     let (waited, others): (Vec<_>, Vec<_>) = pods(seen)
@@ -117,8 +116,12 @@ pub(super) fn rollout(seen: &Seen) -> Vec<Finding> {
     for set in &all {
         let tally = Tally::of(set);
         if !is_observed(set) {
-            let cure = "does kube-controller-manager run? It makes the pods of DaemonSets";
-            found.push(finding(about(set), "its last edit is not seen yet", cure));
+            let cure = "check that kube-controller-manager runs: it creates the pods of DaemonSets";
+            found.push(finding(
+                about(set),
+                "its last edit is not observed yet",
+                cure,
+            ));
         } else if tally.unmade() > 0 {
             found.extend(unmade(seen, set, &tally));
         }
@@ -130,8 +133,7 @@ pub(super) fn rollout(seen: &Seen) -> Vec<Finding> {
     }
     if !up.is_empty() && all.iter().all(|set| Tally::of(set).wanted == 0) {
         let what = "no layout selects any node";
-        let cure =
-            "make the nodeSelectors of agent.layouts fit the labels of the nodes, or label them";
+        let cure = "make the nodeSelectors of agent.layouts match the labels of the nodes, or label the nodes";
         found.push(finding("agents", what, cure));
     }
     found
@@ -163,7 +165,7 @@ pub(super) fn away(seen: &Seen) -> Option<Finding> {
         count(away.len(), "node"),
         list(away.iter().copied())
     );
-    let cure = "nothing: an agent starts where its node comes back";
+    let cure = "nothing: an agent starts when its node comes back";
     (!away.is_empty()).then(|| finding("agents", what, cure))
 }
 
@@ -176,7 +178,7 @@ fn is_observed(set: &Value) -> bool {
 fn outdated(set: &Value, tally: &Tally, elsewhere: usize) -> Option<Finding> {
     let old = usize::try_from(tally.wanted.saturating_sub(tally.updated)).unwrap_or(usize::MAX);
     let what = format!("{old} of {} agents are still to be replaced", tally.wanted);
-    let cure = "wait: at most agent.maxUnavailable of them are away at a time; a large fleet needs a larger \
+    let cure = "wait: at most agent.maxUnavailable agents are replaced at a time; a large cluster needs a larger \
                 waitForAgents.timeoutSeconds";
     (old > elsewhere).then(|| finding(about(set), what, cure))
 }
@@ -234,8 +236,8 @@ fn unmade(seen: &Seen, set: &Value, tally: &Tally) -> Option<Finding> {
     }
     let lacking = count(usize::try_from(tally.unmade()).unwrap_or(usize::MAX), "pod");
     let what = why.map_or_else(
-        || format!("{lacking} of {} could not be made", tally.wanted),
-        |why| format!("{lacking} of {} could not be made: {why}", tally.wanted),
+        || format!("{lacking} of {} could not be created", tally.wanted),
+        |why| format!("{lacking} of {} could not be created: {why}", tally.wanted),
     );
     let cure = match why {
         Some(_) if is_standard => admit(namespace),
@@ -244,13 +246,13 @@ fn unmade(seen: &Seen, set: &Value, tally: &Tally) -> Option<Finding> {
             format!("oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
         }
         Some(_) => {
-            "have what refuses them admit them; then they are made within minutes".to_owned()
+            "make whatever rejects them admit them; they are then created within minutes".to_owned()
         }
         None if is_standard => format!(
-            "where the cluster holds namespaces to a Pod Security standard by default: {}; kubectl describe daemonset says what refuses them",
+            "if the cluster enforces a Pod Security standard by default: {}; otherwise kubectl describe daemonset shows what rejects them",
             admit(namespace)
         ),
-        None => "kubectl describe daemonset says what refuses them".to_owned(),
+        None => "kubectl describe daemonset shows what rejects them".to_owned(),
     };
     Some(finding(about(set), what, cure))
 }
@@ -278,7 +280,7 @@ fn unready(
     }
     let ready = format!("{} of {} agents are ready", tally.ready, tally.wanted);
     if waiting.is_empty() {
-        let cure = "kubectl get nodes: that of an agent that is not ready may be away; kubectl describe pod says of each";
+        let cure = "kubectl get nodes shows nodes that are down; kubectl describe pod shows why an agent is not ready";
         return Some(finding(about(set), ready, cure));
     }
     let mut states: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
@@ -287,7 +289,7 @@ fn unready(
         states.entry(state).or_default().push(pod.node);
     }
     let described = states.iter().map(|((state, missing), nodes)| {
-        let missing = missing.map(|folder| format!(" (no folder {folder})"));
+        let missing = missing.map(|folder| format!(" (no directory {folder})"));
         let state = format!("{state}{}", missing.unwrap_or_default());
         let nodes = nodes.iter().copied().filter(|node| *node != NOWHERE);
         match list(nodes).as_str() {
@@ -331,15 +333,15 @@ fn fit(set: &Value, folder: &str) -> String {
     let page = "docs/install.md, \"Which layout\"";
     match (V1_TREES.contains(&tree), tree == inner) {
         (true, true) => format!(
-            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no tree {tree} of cgroup v1 ({page})"
+            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no cgroup v1 hierarchy {tree} ({page})"
         ),
         (true, false) => format!(
-            "{entry} set kubepods to what the node's kubelet has: kubepods with the cgroupfs driver, kubepods.slice with \
-             systemd's ({page})"
+            "{entry} set kubepods to match the node's kubelet: kubepods for the cgroupfs driver, kubepods.slice for systemd \
+             ({page})"
         ),
         (false, _) => format!(
-            "{entry} set cgroup to v1 where `stat -fc %T /sys/fs/cgroup` on the node says tmpfs, else kubepods to what its \
-             kubelet has: kubepods.slice with the systemd driver, kubepods with cgroupfs ({page})"
+            "{entry} set cgroup to v1 if `stat -fc %T /sys/fs/cgroup` on the node prints tmpfs, else set kubepods to match its \
+             kubelet: kubepods.slice for the systemd driver, kubepods for cgroupfs ({page})"
         ),
     }
 }
@@ -348,18 +350,20 @@ fn fit(set: &Value, folder: &str) -> String {
 fn cure_of(state: &str) -> &'static str {
     match state {
         "Pending" => {
-            "kubectl describe pod of one that is Pending says what its node lacks (agent.resources, agent.priorityClassName)"
+            "kubectl describe pod shows what the node of a Pending pod lacks (agent.resources, agent.priorityClassName)"
         }
         "ContainerCreating" => {
-            "kubectl describe pod of one that is being created: where it names a folder below /sys/fs/cgroup, the layout does \
-             not fit the node (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)"
+            "kubectl describe pod: if it names a directory below /sys/fs/cgroup, the layout does not fit the node \
+             (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)"
         }
         "ErrImagePull" | "ImagePullBackOff" => {
-            "kubectl describe pod of one whose image can't be pulled says why (image.repository, image.digest, imagePullSecrets)"
+            "kubectl describe pod shows why the image can't be pulled (image.repository, image.digest, imagePullSecrets)"
         }
-        "CrashLoopBackOff" | "Error" => "kubectl logs --previous of one that ended says why",
-        "Terminating" => "kubectl get nodes: one that does not end is on a node that is away",
-        _ => "kubectl describe pod, and kubectl logs, say what one waits for",
+        "CrashLoopBackOff" | "Error" => "kubectl logs --previous shows why it exited",
+        "Terminating" => {
+            "kubectl get nodes: a pod that does not terminate is on a node that is down"
+        }
+        _ => "kubectl describe pod and kubectl logs show what it waits for",
     }
 }
 
@@ -375,11 +379,11 @@ fn foreign<'a>(seen: &'a Seen, pods: &[Pod<'_>]) -> BTreeSet<&'a str> {
 pub(super) fn without_image(seen: &Seen) -> Option<Finding> {
     let nodes = foreign(seen, &pods(seen));
     let what = format!(
-        "on {} of another architecture than amd64 none runs: {}",
+        "none runs on {} of another architecture than amd64: {}",
         count(nodes.len(), "node"),
         list(nodes.iter().copied())
     );
-    let cure = "nothing, if no policy is meant for them: the image is for amd64; else build one for theirs, and name it (image.repository)";
+    let cure = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository";
     (!nodes.is_empty()).then(|| finding("agents", what, cure))
 }
 
@@ -397,11 +401,11 @@ pub(super) fn bare(seen: &Seen) -> Vec<Finding> {
         return Vec::new();
     }
     let what = format!(
-        "on {} none runs: {}",
+        "none runs on {}: {}",
         count(without.len(), "node"),
         list(without)
     );
-    let cure = "give agent.layouts an entry that fits them: nodeSelector, cgroup, kubepods";
+    let cure = "add an entry to agent.layouts that fits them: nodeSelector, cgroup, kubepods";
     vec![finding("agents", what, cure)]
 }
 
@@ -422,9 +426,12 @@ pub(super) fn versions(seen: &Seen) -> Vec<Finding> {
     if others.is_empty() {
         return Vec::new();
     }
-    let what = format!("some are of version {}, and this is {ours}", list(others));
+    let what = format!(
+        "some have version {}, and this command has {ours}",
+        list(others)
+    );
     let cure =
-        "run the plimsoll of their version, or upgrade them; within an upgrade wait for its end";
+        "run plimsoll of their version, or upgrade them; during an upgrade, wait until it is done";
     vec![finding("agents", what, cure)]
 }
 
@@ -455,16 +462,16 @@ pub(super) fn heartbeats(seen: &Seen) -> Vec<Finding> {
         }
     };
     if seen.leases.is_ok() {
-        let cure = "kubectl logs of the agent says what its API server answers";
+        let cure = "kubectl logs of the agent shows the response of the API server";
         let mute = mute.into_iter().collect();
         let what = format!("without a Lease in {}", seen.lease_namespace);
         tell("heartbeats", mute, "agent", &what, cure);
     }
-    let cure = "where kubectl get nodes says NotReady, mend the node; else plimsoll top says since when, and kubectl logs of the agent \
-                why; compare `date` there and here";
-    let what = "silent, or their clocks behind";
+    let cure = "if kubectl get nodes shows NotReady, repair the node; otherwise plimsoll top shows since when, and kubectl logs of \
+                the agent why; compare `date` there and here";
+    let what = "unresponsive, or with a clock that is behind";
     tell("heartbeats", silent, "agent", what, cure);
-    let cure = "compare `date` there and here, and let NTP set what is wrong";
+    let cure = "compare `date` there and here, and synchronize the clocks with NTP";
     let what = "ahead of this machine by more than 5 s";
     tell("clocks", ahead, "clock", what, cure);
     found

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_layout_whose_agents_do_not_come_up_is_told_with_what_they_wait_for() {
+fn a_layout_with_unready_agents_is_reported_with_their_state() {
     let about = "DaemonSet plimsoll/agent-v2";
     let one = |status: &'static str, node: &'static str| {
         move |it: &mut Seen| {
@@ -33,7 +33,7 @@ fn a_layout_whose_agents_do_not_come_up_is_told_with_what_they_wait_for() {
 }
 
 #[test]
-fn a_layout_without_nodes_and_nodes_without_a_layout_are_told() {
+fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
     let sets = vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [0, 0, 0])];
     says(
         |it| it.daemon_sets = of(sets),
@@ -43,11 +43,11 @@ fn a_layout_without_nodes_and_nodes_without_a_layout_are_told() {
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents = vec![pods(&[["agent-v2-x", "1/1", "Running", "a"]])];
     };
-    says(bare, &["agents", "on 1 node none runs: b", "agent.layouts"]);
+    says(bare, &["agents", "none runs on 1 node: b", "agent.layouts"]);
 }
 
 #[test]
-fn a_node_that_the_image_is_not_for_is_told_as_that() {
+fn a_node_of_another_architecture_is_noted() {
     let arm = |it: &mut Seen| {
         it.foreign = table(["Name"], &[["b"]]);
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
@@ -55,19 +55,24 @@ fn a_node_that_the_image_is_not_for_is_told_as_that() {
     };
     let mut seen = well();
     arm(&mut seen);
-    assert_eq!(findings(&seen), [], "it is so in a cluster of several");
+    assert_eq!(
+        findings(&seen),
+        [],
+        "not a finding in a cluster of several architectures"
+    );
     let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("another architecture than amd64 none runs: b"),
+        said.len() == 1
+            && said[0].contains("none runs on 1 node of another architecture than amd64: b"),
         "{said:?}"
     );
     let mut seen = well();
     seen.foreign = table(["Name"], &[["b"]]);
-    assert_eq!(notes(&seen), [], "somebody has built one for it");
+    assert_eq!(notes(&seen), [], "an agent runs there");
 }
 
 #[test]
-fn a_node_with_agents_of_two_layouts_is_told_whether_or_not_they_run() {
+fn a_node_with_agents_of_two_layouts_is_reported() {
     for [ready, status] in [["0/1", "CrashLoopBackOff"], ["0/1", "ContainerCreating"]] {
         let twice = |it: &mut Seen| {
             it.daemon_sets = of(vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [1, 0, 1])]);
@@ -80,12 +85,12 @@ fn a_node_with_agents_of_two_layouts_is_told_whether_or_not_they_run() {
         says(
             twice,
             &[
-                "on 1 node there is one of more than one layout (agent-v1, agent-v2): a",
-                "nodeSelectors of agent.layouts exclude each other",
+                "agents of more than one layout (agent-v1, agent-v2) on 1 node: a",
+                "nodeSelectors of agent.layouts mutually exclusive",
             ],
         );
     }
-    // A node that went from one layout to the other has both for a moment.
+    // A node that changes its layout has both agents for a moment.
     let mut seen = well();
     seen.daemon_sets = of(vec![set("agent-v2", [1, 1, 1]), set("agent-v1", [1, 1, 1])]);
     seen.agents = vec![pods(&[
@@ -104,7 +109,7 @@ fn namespace(level: &str) -> Answer {
     Ok(json!({"metadata": {"name": "plimsoll", "labels": {ENFORCE: level}}}))
 }
 
-/// No pod could be made, and this is what the `DaemonSet`s' events say.
+/// No pod could be created, and `DaemonSet`s have these events.
 fn unmade(it: &mut Seen, said: &[(&str, &str, &str)]) {
     it.daemon_sets = of(vec![set("agent-v2", [0, 0, 2])]);
     it.agents = vec![pods(&[])];
@@ -113,25 +118,25 @@ fn unmade(it: &mut Seen, said: &[(&str, &str, &str)]) {
 }
 
 #[test]
-fn a_namespace_that_says_that_it_admits_no_agent_is_told() {
+fn a_namespace_that_does_not_admit_agents_is_reported() {
     says(
         |it| it.namespaces[0].1 = namespace("baseline"),
         &["is baseline", OPEN],
     );
-    // Once, also where it has kept agents away already.
+    // Once, even if it has already rejected agents.
     let why = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
-    let kept_away = |it: &mut Seen| {
+    let rejected = |it: &mut Seen| {
         it.namespaces[0].1 = namespace("restricted");
         unmade(it, &[("agent-v2", "2026-01-01T00:00:00Z", why)]);
     };
-    says(kept_away, &["is restricted", OPEN]);
+    says(rejected, &["is restricted", OPEN]);
     let mut seen = well();
     seen.namespaces[0].1 = namespace("privileged");
     assert_eq!(findings(&seen), []);
 }
 
 #[test]
-fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
+fn pods_that_could_not_be_created_are_reported_with_the_reason() {
     let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z");
     let standard = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
     let by_default = |it: &mut Seen| {
@@ -146,18 +151,23 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
     };
     says(
         by_default,
-        &["DaemonSet", "2 pods of 2 could not be made", standard, OPEN],
+        &[
+            "DaemonSet",
+            "2 pods of 2 could not be created",
+            standard,
+            OPEN,
+        ],
     );
-    // Where nobody says why, or nobody may read it.
+    // The reason is unknown, or can't be read.
     says(
         |it| unmade(it, &[]),
-        &["2 pods of 2 could not be made", OPEN],
+        &["2 pods of 2 could not be created", OPEN],
     );
     let unread = |it: &mut Seen| {
         unmade(it, &[]);
         it.refusals = vec![refused(403)];
     };
-    says(unread, &["could not be made", OPEN]);
+    says(unread, &["could not be created", OPEN]);
     let context = "unable to validate against any security context constraint";
     says(
         |it| unmade(it, &[("agent-v2", late, context)]),
@@ -168,8 +178,8 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
         unmade(it, &[("agent-v2", late, quota)]);
         it.namespaces[0].1 = namespace("privileged");
     };
-    says(of_quota, &[quota, "have what refuses them admit them"]);
-    // Of what was made some may not run either.
+    says(of_quota, &[quota, "make whatever rejects them admit them"]);
+    // Created pods may not run either.
     let mut both = well();
     unmade(&mut both, &[]);
     both.daemon_sets = of(vec![set("agent-v2", [1, 0, 2])]);
@@ -177,7 +187,7 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
     let found = findings(&both);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].what.contains("1 pod of 2 could not be made"),
+        found[0].what.contains("1 pod of 2 could not be created"),
         "{found:?}"
     );
     assert!(
@@ -194,7 +204,7 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
 }
 
 #[test]
-fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
+fn unresponsive_agents_and_clocks_that_are_ahead_are_reported() {
     let leases = |times: [&str; 2]| {
         of(vec![
             lease("a", times[0]),
@@ -205,7 +215,7 @@ fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
     let fresh = "2026-01-01T00:00:59Z";
     says(
         |it| it.leases = leases([fresh, "2026-01-01T00:00:09Z"]),
-        &["1 agent silent", ": b"],
+        &["1 agent unresponsive", ": b"],
     );
     says(
         |it| it.leases = leases(["2026-01-01T00:01:06Z", fresh]),
@@ -217,7 +227,7 @@ fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
 }
 
 #[test]
-fn an_agent_that_works_and_has_no_lease_is_told() {
+fn a_running_agent_without_a_lease_is_reported() {
     let only = of(vec![lease("a", "2026-01-01T00:00:59Z")]);
     says(
         |it| it.leases = only,
@@ -228,7 +238,7 @@ fn an_agent_that_works_and_has_no_lease_is_told() {
     );
 }
 
-/// An installation whose agents alone are looked at, with this `DaemonSet` and these pods.
+/// A snapshot for `--only agents`, with this `DaemonSet` and these pods.
 fn agents_alone(set: Value, rows: &[[&str; 4]]) -> Seen {
     Seen {
         agents_alone: true,
@@ -244,14 +254,14 @@ fn first(seen: &Seen) -> String {
 }
 
 #[test]
-fn agents_alone_are_waited_for_until_all_are_ready_and_of_the_upgrade() {
+fn only_agents_waits_until_all_are_ready_and_upgraded() {
     let ready = [
         ["agent-v2-x", "1/1", "Running", "a"],
         ["agent-v2-y", "1/1", "Running", "b"],
     ];
     let mut seen = agents_alone(set("agent-v2", [2, 2, 2]), &ready);
     seen.deployments = refused(403);
-    assert_eq!(findings(&seen), [], "nothing else is looked at");
+    assert_eq!(findings(&seen), [], "nothing else is checked");
     assert_eq!(notes(&seen), []);
     assert_eq!(summary(&seen), "Kubernetes 1.34, 2 nodes, 2 agents running");
 
@@ -261,7 +271,7 @@ fn agents_alone_are_waited_for_until_all_are_ready_and_of_the_upgrade() {
         edited["status"]["observedGeneration"],
     ) = (2.into(), 1.into());
     let seen = agents_alone(edited, &ready);
-    assert!(first(&seen).contains("its last edit is not seen yet"));
+    assert!(first(&seen).contains("its last edit is not observed yet"));
 
     let mut old = set("agent-v2", [2, 2, 2]);
     old["status"]["updatedNumberScheduled"] = 1.into();
@@ -278,7 +288,7 @@ fn agents_alone_are_waited_for_until_all_are_ready_and_of_the_upgrade() {
 }
 
 #[test]
-fn a_node_that_is_away_or_being_deleted_is_not_waited_for() {
+fn nodes_that_are_not_ready_or_being_deleted_are_not_waited_for() {
     let mut half = set("agent-v2", [2, 1, 2]);
     half["status"]["updatedNumberScheduled"] = 1.into();
     let rows = [
@@ -312,24 +322,24 @@ fn a_node_that_is_away_or_being_deleted_is_not_waited_for() {
 }
 
 #[test]
-fn a_release_that_no_node_can_have_an_agent_of_is_not_waited_for_in_silence() {
+fn a_release_that_selects_no_node_is_reported() {
     let mut seen = agents_alone(set("agent-v1", [0, 0, 0]), &[]);
     assert!(first(&seen).contains("no layout selects any node"));
     seen.nodes = table(["Name", "Status"], &[]);
     assert_eq!(findings(&seen), [], "a cluster without nodes");
-    // Nodes that somebody leaves out are no reason to fail an upgrade.
+    // Nodes that are left out do not fail an upgrade.
     let rows = [["agent-v2-x", "1/1", "Running", "a"]];
     let seen = agents_alone(set("agent-v2", [1, 1, 1]), &rows);
     assert_eq!(findings(&seen), []);
     let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("on 1 node none runs: b"),
+        said.len() == 1 && said[0].contains("none runs on 1 node: b"),
         "{said:?}"
     );
 }
 
 #[test]
-fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set() {
+fn an_unfit_layout_is_reported_with_directory_and_value() {
     let failed = |folder: &str| {
         let message = format!(
             "MountVolume.SetUp failed for volume \"pods\" : hostPath type check failed: {folder} is not a directory"
@@ -340,7 +350,7 @@ fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set(
         (
             &["/sys/fs/cgroup/kubepods.slice"][..],
             "/sys/fs/cgroup/kubepods.slice",
-            "kubepods with cgroupfs",
+            "kubepods for cgroupfs",
         ),
         (
             &["/sys/fs/cgroup/cpu/kubepods", "/sys/fs/cgroup/cpu"],
@@ -350,7 +360,7 @@ fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set(
         (
             &["/sys/fs/cgroup/memory/kubepods"],
             "/sys/fs/cgroup/memory/kubepods",
-            "kubepods.slice with systemd's",
+            "kubepods.slice for systemd",
         ),
     ] {
         let unfit = |it: &mut Seen| {
@@ -364,7 +374,7 @@ fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set(
             it.unmounted = vec![of(folders.iter().copied().map(failed).collect())];
         };
         let what =
-            format!("1 of 2 agents are ready; ContainerCreating (no folder {missing}) on b\n");
+            format!("1 of 2 agents are ready; ContainerCreating (no directory {missing}) on b\n");
         says(unfit, &[&what, "in the entry v2 of agent.layouts", cure]);
     }
 }

@@ -22,8 +22,8 @@ use crate::node::machine::wording::count;
 /// A leader that has not said so for so long, after its Lease ran out, leads no more; it, or this machine, may be so much off.
 const AWAY: SignedDuration = SignedDuration::from_secs(60);
 
-const READ: &str = "run it as somebody who may read that";
-const RETRY: &str = "look again; if it stays so, look at the API server";
+const READ: &str = "run it as a user who may read that";
+const RETRY: &str = "try again; if it persists, check the API server";
 
 /// All that is wrong, the roots of others first.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
@@ -66,7 +66,7 @@ pub(super) fn notes(seen: &Seen) -> Vec<Finding> {
     let idle = items(&seen.pod_qos).into_iter();
     let idle = idle.filter(|it| it["status"]["matchedPods"] == 0);
     let note = |it| {
-        let cure = "nothing, if such pods are to come; correct its selectors otherwise";
+        let cure = "nothing, if such pods are created later; otherwise correct its selectors";
         finding(
             format!("PodQOS {}", full_name(it)),
             "it matches no pod",
@@ -126,7 +126,7 @@ fn unread(seen: &Seen) -> Vec<Finding> {
         ("NodeWatermarks", &seen.watermarks),
         ("Leases", &seen.leases),
         ("admission policies", &seen.admission[0]),
-        ("their bindings", &seen.admission[1]),
+        ("bindings of admission policies", &seen.admission[1]),
         ("flow schemas", &seen.flow[0]),
         ("priority levels", &seen.flow[1]),
         ("the emergency stop", &seen.stop),
@@ -175,7 +175,7 @@ fn stopped(seen: &Seen) -> Vec<Finding> {
     let about = format!("ConfigMap {}/{OBJECT}", seen.lease_namespace);
     let object = match &seen.stop {
         Err(error) if error.is_missing() => {
-            let what = "it is missing: kubectl annotate has nothing to annotate in an emergency";
+            let what = "it is missing, so kubectl annotate can't stop the agents in an emergency";
             let cure = format!(
                 "kubectl create configmap {OBJECT} -n {}",
                 seen.lease_namespace
@@ -191,7 +191,11 @@ fn stopped(seen: &Seen) -> Vec<Finding> {
     let order = order.map(|reason| {
         let words = emergency_stop::words(&reason);
         let what = format!("everything is {words}: no agent acts ({ANNOTATION})");
-        finding(about, what, "plimsoll resume, when the reason is gone")
+        finding(
+            about,
+            what,
+            "plimsoll resume, when the reason no longer applies",
+        )
     });
     order.into_iter().collect()
 }
@@ -218,7 +222,7 @@ fn defined(seen: &Seen) -> Vec<Finding> {
             Some(missing) if missing.is_empty() => None,
             Some(missing) => {
                 let missing = list(missing.iter().map(String::as_str));
-                let what = format!("it is of another version of plimsoll, and lacks {missing}");
+                let what = format!("it is from another version of plimsoll, and lacks {missing}");
                 Some(finding(about, what, define(seen)))
             }
         }
@@ -246,11 +250,11 @@ fn controller(seen: &Seen) -> Vec<Finding> {
             _ if wanted == 0 => (String::new(), "kubectl scale it to 2 replicas"),
             Some(_) => (
                 format!("; {}", message(refused)),
-                "have what refuses its pods admit them",
+                "make whatever rejects its pods admit them",
             ),
             None => (
                 String::new(),
-                "kubectl describe pod, and kubectl logs, of those that are not ready say why",
+                "kubectl describe pod and kubectl logs of a replica that is not ready show why",
             ),
         };
         let what = format!("{ready} of {wanted} replicas are ready{why}");
@@ -289,7 +293,7 @@ fn leader(seen: &Seen) -> Vec<Finding> {
     if seen.elections.iter().all(|it| is_lead(&it)) {
         return Vec::new();
     }
-    let cure = "kubectl logs of its replicas say what keeps them from their Lease";
+    let cure = "kubectl logs of its replicas show why they can't acquire the Lease";
     let what = "no replica leads: no policy is compiled for any node";
     vec![finding("controller", what, cure)]
 }
@@ -310,7 +314,7 @@ fn compiled(seen: &Seen) -> Vec<Finding> {
         count(without.len(), "node"),
         list(without)
     );
-    let cure = "kubectl logs of the controller that leads says why it does not write them";
+    let cure = "kubectl logs of the leading controller shows why it does not write them";
     vec![finding("NodeWatermarks", what, cure)]
 }
 
@@ -330,7 +334,7 @@ fn installations(seen: &Seen) -> Vec<Finding> {
         return Vec::new();
     }
     let what = format!(
-        "there are {}: {}; they would undo each other's work",
+        "there are {}: {}; they interfere with each other",
         found.len(),
         list(found.iter().map(String::as_str))
     );
@@ -344,8 +348,8 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
         Ok(service) => service,
         Err(error) => {
             let is_wanted = !arguments(&seen.deployments, "--metrics-api-listen=").is_empty();
-            let what = "it is missing, so that kubectl get nodemetrics can't work";
-            let cure = "install the chart anew, with helm upgrade";
+            let what = "it is missing, so kubectl get nodemetrics can't work";
+            let cure = "reinstall the chart with helm upgrade";
             let is_gone = is_wanted && error.is_missing();
             return is_gone
                 .then(|| finding(about, what, cure))
@@ -364,14 +368,14 @@ fn aggregation(seen: &Seen) -> Vec<Finding> {
         }
     };
     if is_off {
-        let what = "the API server has no --requestheader-client-ca-file, so that kubectl get nodemetrics can't work";
+        let what = "the API server has no --requestheader-client-ca-file, so kubectl get nodemetrics can't work";
         let cure = "configure the aggregation layer, or install with metricsAPI.enabled=false";
         found.push(finding("API aggregation", what, cure));
     }
     let available = condition(service, "Available");
     if available.is_none_or(|it| it["status"] != "True") {
         let what = format!("it is not available: {}", message(available));
-        let cure = "look at the controller's pods, and whether API servers reach them (NetworkPolicy, firewall)";
+        let cure = "check the controller's pods, and whether API servers can reach them (NetworkPolicy, firewall)";
         found.push(finding(about, what, cure));
     }
     found
@@ -392,15 +396,14 @@ fn permissions(seen: &Seen) -> Vec<Finding> {
         .into_iter()
         .map(|(it, verbs)| {
             let what = format!("{} may not {verbs} {}", it.user, it.what);
-            let cure = "install the chart's roles anew, with helm upgrade";
+            let cure = "reinstall the chart's roles with helm upgrade";
             finding(format!("permissions of {}", it.actor.name()), what, cure)
         })
         .collect();
     let unknown = seen.reviews.iter().find_map(|it| it.allowed.as_ref().err());
     if let Some(Refused { why, .. }) = unknown {
-        let what =
-            format!("whether agents and controller have what they need could not be asked: {why}");
-        let cure = "run it as somebody who may create subjectaccessreviews";
+        let what = format!("the permissions of agents and controller could not be checked: {why}");
+        let cure = "run it as a user who may create subjectaccessreviews";
         found.push(finding("plimsoll doctor", what, cure));
     }
     found
@@ -430,7 +433,7 @@ fn policies(seen: &Seen) -> Vec<Finding> {
             } else if kind == "AvoidanceAction" && items_of(&object["status"]["usedBy"]) == 0 {
                 found.push(finding(
                     about,
-                    "no NodeQOS names it",
+                    "no NodeQOS uses it",
                     "name it in a rule's actionName, or delete it",
                 ));
             }
@@ -447,7 +450,7 @@ fn out_of_sight(about: &str, object: &Value) -> Option<Finding> {
     let name = rule["name"].as_str().unwrap_or("?");
     let what = format!("rule {name} never acts: no agent in a pod can measure {METRIC}");
     let cure =
-        "name another metric, such as cpu_pressure_some_avg10 or container_cpu_throttled_ratio";
+        "use another metric, such as cpu_pressure_some_avg10 or container_cpu_throttled_ratio";
     Some(finding(about, what, cure))
 }
 
@@ -457,29 +460,39 @@ fn items_of(list: &Value) -> usize {
 
 /// What nobody has judged as it is now.
 fn unjudged(about: &str, object: &Value) -> Option<Finding> {
-    let cure = "the controller judges it within seconds: does it run?";
+    let cure = "check that the controller runs: it evaluates policies within seconds";
     if object["status"]["conditions"].is_null() {
-        return Some(finding(about, "nobody has judged it yet", cure));
+        return Some(finding(
+            about,
+            "the controller has not evaluated it yet",
+            cure,
+        ));
     }
     let judged = object["status"]["observedGeneration"].as_i64();
     let is_old = judged < object["metadata"]["generation"].as_i64();
-    is_old.then(|| finding(about, "nobody has judged its last edit yet", cure))
+    is_old.then(|| {
+        finding(
+            about,
+            "the controller has not evaluated its last edit yet",
+            cure,
+        )
+    })
 }
 
 /// What the controller says of it: not in force, in part or as a whole, or not on all nodes.
 fn conditions(about: &str, object: &Value) -> Option<Finding> {
     let is = |kind: &str, status: &str| condition(object, kind).filter(|it| it["status"] == status);
     if let ready @ Some(_) = is("Ready", "False") {
-        let cure = "correct it as the message says; plimsoll check names line and field";
+        let cure = "correct it as the message says; plimsoll check shows line and field";
         return Some(finding(about, message(ready), cure));
     }
     if let ignored @ Some(_) = is("FieldsNotEnforced", "True") {
-        let cure = "take the fields out, or know that they do nothing";
+        let cure = "remove the fields, or accept that they do nothing";
         return Some(finding(about, message(ignored), cure));
     }
     let is_stuck = |it: &&Value| it["reason"] == "CanariesAct" || it["reason"] == "NoCanary";
     let stuck = is("RolledOut", "False").filter(is_stuck)?;
-    let cure = "as the message says; the nodes go on with the policy as it was before";
+    let cure = "follow the message; until then the nodes use the policy as it was before";
     Some(finding(about, message(Some(stuck)), cure))
 }
 

@@ -246,14 +246,14 @@ fn says(change: impl FnOnce(&mut Seen), words: &[&str]) {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_is_wrong() {
+fn a_healthy_installation_has_no_findings() {
     assert_eq!(findings(&well()), []);
     let summary = summary(&well());
     assert_eq!(
         summary,
         "Kubernetes 1.34, 2 nodes, 2 agents running, 1 NodeQOS"
     );
-    // Without the API of node metrics nobody needs what it needs.
+    // Without the metrics API its requirements do not matter.
     let mut seen = well();
     (seen.api_service, seen.aggregation) = (refused(404), Ok(json!({"data": {}})));
     without(&mut seen.deployments, "--metrics-api-listen=");
@@ -261,7 +261,7 @@ fn nothing_is_found_where_nothing_is_wrong() {
 }
 
 #[test]
-fn an_old_kubernetes_is_told() {
+fn an_old_kubernetes_is_reported() {
     says(
         |it| it.version = Ok(json!({"major": "1", "minor": "32"})),
         &["1.32", "1.33 or later"],
@@ -269,7 +269,7 @@ fn an_old_kubernetes_is_told() {
 }
 
 #[test]
-fn what_may_not_be_read_is_told_and_nothing_is_concluded_from_it() {
+fn unreadable_objects_are_reported_and_cause_no_other_finding() {
     says(
         |it| it.nodes = refused(403),
         &["nodes could not be read: refused (403)"],
@@ -278,11 +278,11 @@ fn what_may_not_be_read_is_told_and_nothing_is_concluded_from_it() {
         |it| it.agents = vec![refused(403)],
         &["pods of agents could not be read"],
     );
-    let rights = "run it as somebody who may read that";
+    let rights = "run it as a user who may read that";
     says(|it| it.stop = refused(403), &["emergency stop", rights]);
     says(
         |it| it.leases = refused(500),
-        &["Leases could not be read", "look at the API server"],
+        &["Leases could not be read", "check the API server"],
     );
     says(
         |it| it.namespaces[0].1 = refused(403),
@@ -299,12 +299,12 @@ fn what_may_not_be_read_is_told_and_nothing_is_concluded_from_it() {
     let unknown = Err(Refused::default());
     says(
         |it| it.reviews[0].allowed = unknown,
-        &["could not be asked", "subjectaccessreviews"],
+        &["could not be checked", "subjectaccessreviews"],
     );
 }
 
 #[test]
-fn definitions_that_are_missing_or_of_another_version_are_told() {
+fn missing_or_outdated_definitions_are_reported() {
     says(
         |it| it.schemas[1] = refused(404),
         &[
@@ -332,12 +332,16 @@ fn definitions_that_are_missing_or_of_another_version_are_told() {
     };
     says(
         older,
-        &["of another version", "lacks status.would", "plimsoll crds"],
+        &[
+            "from another version",
+            "lacks status.would",
+            "plimsoll crds",
+        ],
     );
 }
 
 #[test]
-fn a_stop_and_the_lack_of_its_object_are_told() {
+fn an_emergency_stop_and_its_missing_object_are_reported() {
     let annotated = json!({"metadata": {"annotations": {ANNOTATION: "why"}}});
     says(
         |it| it.stop = Ok(annotated),
@@ -354,7 +358,7 @@ fn a_stop_and_the_lack_of_its_object_are_told() {
 }
 
 #[test]
-fn a_controller_that_is_missing_or_not_ready_is_told() {
+fn a_missing_or_unready_controller_is_reported() {
     says(
         |it| it.deployments = of(Vec::new()),
         &["controller", "there is none"],
@@ -384,7 +388,7 @@ fn a_controller_that_is_missing_or_not_ready_is_told() {
 }
 
 #[test]
-fn controllers_of_which_none_leads_are_told() {
+fn a_controller_without_a_leader_is_reported() {
     let none = "no replica leads";
     let of_old = election("me", "2026-01-01T00:59:51Z");
     says(
@@ -400,7 +404,7 @@ fn controllers_of_which_none_leads_are_told() {
     assert_eq!(findings(&seen), [], "8 s, and a minute more");
     seen.now = "2026-01-01T01:01:00Z".parse().expect("a time");
     assert_eq!(findings(&seen).len(), 1);
-    // Of what is not ready nobody expects that it leads.
+    // A controller that is not ready is not expected to lead.
     seen.deployments.as_mut().expect("a list")["items"][0]["status"] = json!({});
     let found = findings(&seen);
     assert!(
@@ -410,7 +414,7 @@ fn controllers_of_which_none_leads_are_told() {
 }
 
 #[test]
-fn nodes_without_rules_are_told_while_a_controller_runs() {
+fn nodes_without_a_watermark_are_reported_while_a_controller_runs() {
     let one = |seen: &mut Seen| {
         seen.watermarks = watermarks(&[kept("a")]);
     };
@@ -418,7 +422,7 @@ fn nodes_without_rules_are_told_while_a_controller_runs() {
 }
 
 #[test]
-fn two_installations_are_told() {
+fn two_installations_are_reported() {
     let second = json!({
         "metadata": {"name": "c", "namespace": "other", "labels": {"app.kubernetes.io/instance": "second"}},
         "spec": {"replicas": 1}, "status": {"readyReplicas": 1},
@@ -437,7 +441,7 @@ fn two_installations_are_told() {
 }
 
 #[test]
-fn an_api_of_node_metrics_that_is_not_served_is_told() {
+fn an_unavailable_metrics_api_is_reported() {
     says(
         |it| it.aggregation = Ok(json!({"data": {}})),
         &["API aggregation", "metricsAPI.enabled=false"],
@@ -450,7 +454,7 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
         |it| it.aggregation = refused(403),
         &[
             "API aggregation could not be checked: refused (403)",
-            "run it as somebody who may read that",
+            "run it as a user who may read that",
         ],
     );
     says(
@@ -467,17 +471,17 @@ fn an_api_of_node_metrics_that_is_not_served_is_told() {
 }
 
 #[test]
-fn agents_of_another_version_are_told() {
+fn agents_of_another_version_are_reported() {
     let mut older = kept("b");
     older[2] = "0.0.1";
     says(
         |it| it.watermarks = watermarks(&[kept("a"), older]),
-        &["some are of version 0.0.1", OURS],
+        &["some have version 0.0.1", OURS],
     );
 }
 
 #[test]
-fn a_permission_that_lacks_is_told() {
+fn a_missing_permission_is_reported() {
     let words = [
         "permissions of agents",
         "system:serviceaccount:plimsoll:agent may not patch nodes",
@@ -502,7 +506,7 @@ fn without(list: &mut Answer, argument: &str) {
 }
 
 #[test]
-fn where_agents_cannot_ask_for_evictions_that_is_found() {
+fn missing_arguments_for_evictions_are_reported() {
     says(
         |it| without(&mut it.deployments, "--report-listen="),
         &["evictions", "--report-listen", "no pod is evicted"],
@@ -512,13 +516,13 @@ fn where_agents_cannot_ask_for_evictions_that_is_found() {
         &[
             "evictions",
             "--report-service",
-            "through the API server alone",
+            "only through the API server",
         ],
     );
 }
 
 #[test]
-fn admission_policies_that_are_not_in_force_are_told() {
+fn admission_policies_not_in_force_are_reported() {
     let only =
         |which: usize, items: Vec<Value>| move |it: &mut Seen| it.admission[which] = of(items);
     let all_but_one = HELD[1..].iter().map(|name| held(name)).collect();
@@ -557,28 +561,28 @@ fn admission_policies_that_are_not_in_force_are_told() {
     );
     says(
         |it| it.admission[1] = refused(403),
-        &["their bindings could not be read"],
+        &["bindings of admission policies could not be read"],
     );
 }
 
 #[test]
-fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
+fn admission_policies_that_reject_nothing_are_reported() {
     let through = |it: &mut Seen| it.trials[6].answer = Ok(json!({}));
     says(
         through,
         &[
-            "there, and refuse nothing: controller-eviction;",
+            "installed, but reject nothing: controller-eviction;",
             "--disable-admission-plugins",
         ],
     );
-    // There is no such pod, and no policy has said so before.
+    // A missing pod is only noticed after all policies have allowed the request.
     let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
     let code = Some(404);
     says(
         |it| it.trials[6].answer = Err(Refused { code, why }),
-        &["there, and refuse nothing: controller-eviction;"],
+        &["installed, but reject nothing: controller-eviction;"],
     );
-    // Told once: what is not bound refuses nothing.
+    // Reported once: a policy that is not bound rejects nothing.
     let unbound = |it: &mut Seen| {
         it.trials[0].answer = Ok(json!({}));
         it.admission[1] = of(HELD[1..].iter().map(|name| binding(name, "Deny")).collect());
@@ -587,26 +591,22 @@ fn admission_policies_that_are_there_and_refuse_nothing_are_told() {
     let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
     let mut seen = well();
     seen.trials[0].answer = forbidden(denied);
-    assert_eq!(findings(&seen), [], "who asks has too few rights");
+    assert_eq!(findings(&seen), [], "the user has too few permissions");
     let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 1, "{said:?}");
-    for words in [
-        "agent-node refuses",
-        "could not be tried",
-        "may impersonate",
-    ] {
+    for words in ["agent-node could", "could not be tested", "may impersonate"] {
         assert!(said[0].contains(words), "{said:?}");
     }
     let other = |it: &mut Seen| it.trials[1].answer = refused(500);
     says(
         other,
         &[
-            "agent-lease refuses",
-            "could not be tried",
-            "the answer says",
+            "agent-lease could",
+            "could not be tested",
+            "follow the message",
         ],
     );
     let mut seen = well();
     seen.trials[2].answer = refused(404);
-    assert_eq!(findings(&seen), [], "there was nothing to try it with");
+    assert_eq!(findings(&seen), [], "there was no object to test with");
 }

@@ -32,10 +32,10 @@ pub(super) fn flow(seen: &Seen) -> Vec<Finding> {
         return Vec::new();
     }
     let what = format!(
-        "no FlowSchema with a PriorityLevelConfiguration: {}; a crowd of requests delays heartbeats, or the election",
+        "no FlowSchema with a PriorityLevelConfiguration: {}; many other requests can delay heartbeats or the election",
         list(lacking.iter().map(String::as_str))
     );
-    let cure = "install the chart anew, with helm upgrade";
+    let cure = "reinstall the chart with helm upgrade";
     vec![finding("flow control", what, cure)]
 }
 
@@ -43,8 +43,8 @@ pub(super) fn flow(seen: &Seen) -> Vec<Finding> {
 pub(super) fn without_flow(seen: &Seen) -> Option<Finding> {
     let is_installed = !wanted(seen).is_empty();
     (is_installed && is_known(seen) && is_off(seen)).then(|| {
-        let what = "there is no FlowSchema: heartbeats and the election wait with the requests of all ServiceAccounts";
-        let cure = "nothing, if flowControl.enabled=false is meant; otherwise helm upgrade without it";
+        let what = "there is no FlowSchema: heartbeats and the election share a queue with the requests of all ServiceAccounts";
+        let cure = "nothing, if flowControl.enabled=false is intended; otherwise helm upgrade without it";
         finding("flow control", what, cure)
     })
 }

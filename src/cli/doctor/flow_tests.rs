@@ -14,7 +14,7 @@ fn schemas_but(change: impl FnOnce(&mut Vec<Value>)) -> impl FnOnce(&mut Seen) {
 }
 
 #[test]
-fn flow_schemas_that_lack_or_lead_nowhere_are_reported() {
+fn missing_or_unbound_flow_schemas_are_reported() {
     for (place, name) in FLOW.iter().enumerate() {
         let lacks = schemas_but(|schemas| drop(schemas.remove(place)));
         says(lacks, &[LACKING[0], LACKING[1], &format!(": {name};")]);

@@ -6,9 +6,9 @@ use super::finding::{Finding, finding, items, list};
 use super::read::{Answer, Seen, accounts, arguments, items_in};
 use super::trials::Verdict;
 
-const ANEW: &str = "install the chart anew, with helm upgrade";
+const ANEW: &str = "reinstall the chart with helm upgrade";
 /// What follows where nothing holds them.
-const THEN: &str = "whoever has the token of an agent, or of the controller, may do to any node what they should do to none";
+const THEN: &str = "with a stolen token of an agent or the controller, any node could be changed";
 /// Where the controller listens for agents.
 const LISTENS: &str = "--report-listen=";
 
@@ -58,19 +58,19 @@ pub(super) fn held(seen: &Seen) -> Vec<Finding> {
         .map(|trial| trial.policy.clone())
         .collect();
     if !through.is_empty() {
-        let what = format!("there, and refuse nothing: {}; {THEN}", names(&through));
-        let cure = "take ValidatingAdmissionPolicy out of --disable-admission-plugins of every kube-apiserver; where it is not there, \
-                    install the chart anew, with helm upgrade";
+        let what = format!("installed, but reject nothing: {}; {THEN}", names(&through));
+        let cure = "remove ValidatingAdmissionPolicy from --disable-admission-plugins of every kube-apiserver; if it is not there, \
+                    reinstall the chart with helm upgrade";
         found.push(finding("admission policies", what, cure));
     }
-    let cure = "it was a dry run in the name of that ServiceAccount: the answer says what came before the policy";
+    let cure = "a dry run as that ServiceAccount failed before the policy was evaluated: follow the message";
     found.extend(untried(seen, false, cure));
     found
 }
 
 /// Who asks may not try it: as `helm test`, whose account may impersonate nobody.
 pub(super) fn not_tried(seen: &Seen) -> Option<Finding> {
-    let cure = "run plimsoll doctor as somebody who may impersonate the ServiceAccounts of the release, such as a cluster's administrator";
+    let cure = "run plimsoll doctor as a user who may impersonate the ServiceAccounts of the release, such as a cluster administrator";
     untried(seen, true, cure)
 }
 
@@ -84,7 +84,7 @@ fn untried(seen: &Seen, for_lack_of_rights: bool, cure: &str) -> Option<Finding>
         }
         _ => None,
     })?;
-    let what = format!("whether {policy} refuses what it should could not be tried: {why}");
+    let what = format!("the admission policy {policy} could not be tested: {why}");
     Some(finding("plimsoll doctor", what, cure))
 }
 
@@ -110,9 +110,9 @@ pub(super) fn evictions(seen: &Seen) -> Vec<Finding> {
         !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
     };
     let what = if lacks(&seen.deployments, LISTENS) {
-        "the controller does not listen for agents (--report-listen), so that no pod is evicted"
+        "the controller does not listen for agents (--report-listen), so no pod is evicted"
     } else if lacks(&seen.daemon_sets, "--report-service=") {
-        "agents do not know where the controller listens (--report-service), and can ask for evictions through the API server alone"
+        "agents do not know where the controller listens (--report-service), and can request evictions only through the API server"
     } else {
         return Vec::new();
     };

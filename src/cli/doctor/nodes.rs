@@ -31,29 +31,29 @@ const CHECKS: [Check; 5] = [
             let well = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
             !well.contains(&why) && why != condition::NONE_JUDGED
         },
-        what: "not the rules as they are now are kept",
-        cure: "says why; where it is not understood, have agents and controller of one version",
+        what: "the current rules are not enforced",
+        cure: "shows why; if it is not clear, use one version of agents and controller",
     },
     Check {
         column: "Ready",
         why: "Ready",
         is_wrong: |why| why == condition::NONE_JUDGED,
-        what: "the rules are kept, but none can be judged",
-        cure: "says why of each rule; look at its metric or its probe",
+        what: "the rules are enforced, but none can be evaluated",
+        cure: "shows why for each rule; check its metric or its probe",
     },
     Check {
         column: "Degraded",
         why: "Degraded",
         is_wrong: |why| !["", "AllInOrder"].contains(&why),
-        what: "not everything can be done",
-        cure: "says what, and why",
+        what: "some actions fail",
+        cure: "shows what, and why",
     },
     Check {
         column: "Contested",
         why: "Contested",
         is_wrong: |why| !["", "NotContested"].contains(&why),
-        what: "somebody else undoes what the agent does",
-        cure: "says what; let nobody else write that, such as an agent of crane",
+        what: "another writer reverts what the agent does",
+        cure: "shows what; stop the other writer, for example an agent of crane",
     },
     Check {
         column: LAST,
@@ -62,8 +62,8 @@ const CHECKS: [Check; 5] = [
             let passing = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
             !why.is_empty() && !passing.contains(&why)
         },
-        what: "this rule can't be judged",
-        cure: "says why, and whether there are more; look at its metric's name, or at its probe",
+        what: "this rule can't be evaluated",
+        cure: "shows why, and whether there are more; check the name of its metric, or its probe",
     },
 ];
 /// A definition that has it has the others too.
@@ -76,7 +76,7 @@ pub(super) fn nodes(seen: &Seen) -> Vec<Finding> {
     };
     let mut columns = table["columnDefinitions"].as_array().into_iter().flatten();
     if !columns.any(|it: &Value| it["name"] == LAST) {
-        let what = "it is of an older version, and does not tell how agents are";
+        let what = "it is from an older version, and does not show the state of agents";
         return vec![finding("definition of NodeWatermark", what, define(seen))];
     }
     CHECKS

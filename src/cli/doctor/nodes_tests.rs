@@ -6,7 +6,7 @@ use crate::node::machine::wording::unknown_reason;
 use crate::node::report::conditions::{Health, Unready, conditions};
 use kube::CustomResourceExt as _;
 
-/// Both nodes as they are where all is well, but for this cell of each.
+/// Two healthy nodes, except for this cell of each.
 fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Seen) {
     let place = WATERMARK.iter().position(|it| *it == column);
     let place = place.expect("a column");
@@ -21,26 +21,26 @@ fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Seen) {
 }
 
 #[test]
-fn what_agents_say_of_their_nodes_is_told() {
+fn conditions_of_nodes_are_reported() {
     says(
         with("Ready", "LastRulesHeld"),
         &[
-            "agents: LastRulesHeld: not the rules as they are now are kept on 2 nodes: a, b",
-            "kubectl describe nodewatermark a says why",
+            "agents: LastRulesHeld: the current rules are not enforced on 2 nodes: a, b",
+            "kubectl describe nodewatermark a shows why",
         ],
     );
     says(
         with("Degraded", "NodeNotMarked"),
-        &["NodeNotMarked: not everything can be done on 2 nodes: a, b"],
+        &["NodeNotMarked: some actions fail on 2 nodes: a, b"],
     );
     says(
         with("Contested", "UndoneByOthers"),
-        &["UndoneByOthers: somebody else undoes what the agent does on 2 nodes"],
+        &["UndoneByOthers: another writer reverts what the agent does on 2 nodes"],
     );
 }
 
 #[test]
-fn nodes_none_of_whose_rules_can_be_judged_have_a_finding_with_its_own_cure() {
+fn nodes_without_evaluable_rules_have_their_own_cure() {
     let mut seen = well();
     with("Ready", NONE_JUDGED)(&mut seen);
     let [found] = &findings(&seen)[..] else {
@@ -48,14 +48,14 @@ fn nodes_none_of_whose_rules_can_be_judged_have_a_finding_with_its_own_cure() {
     };
     assert_eq!(
         found.what,
-        "NoneJudged: the rules are kept, but none can be judged on 2 nodes: a, b"
+        "NoneJudged: the rules are enforced, but none can be evaluated on 2 nodes: a, b"
     );
-    assert!(found.cure.contains("look at its metric or its probe"));
+    assert!(found.cure.contains("check its metric or its probe"));
     assert!(!found.cure.contains("one version"), "{}", found.cure);
 }
 
 #[test]
-fn each_reason_is_told_with_its_own_nodes() {
+fn each_reason_is_reported_with_its_own_nodes() {
     let mut seen = well();
     let (mut first, mut second) = (kept("a"), kept("b"));
     (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
@@ -67,7 +67,7 @@ fn each_reason_is_told_with_its_own_nodes() {
 }
 
 #[test]
-fn a_rule_that_can_not_be_judged_is_told_but_not_while_its_window_fills() {
+fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
     let unjudged = |why: Unknown| {
         move |seen: &mut Seen| {
             let mut row = kept("b");
@@ -79,8 +79,8 @@ fn a_rule_that_can_not_be_judged_is_told_but_not_while_its_window_fills() {
         says(
             unjudged(why),
             &[
-                "q/cpu: this rule can't be judged on 1 node: b",
-                "nodewatermark b says why",
+                "q/cpu: this rule can't be evaluated on 1 node: b",
+                "nodewatermark b shows why",
             ],
         );
     }
@@ -101,7 +101,7 @@ fn said(health: &Health) -> [String; 3] {
 }
 
 #[test]
-fn of_an_agent_that_is_well_starts_ends_or_is_stopped_nothing_is_told() {
+fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
     let ended = Unready::Ended("its DaemonSet goes away".to_owned());
     for unready in [
         None,
@@ -123,7 +123,7 @@ fn of_an_agent_that_is_well_starts_ends_or_is_stopped_nothing_is_told() {
 }
 
 #[test]
-fn a_table_without_the_columns_is_of_an_older_definition() {
+fn a_table_without_the_columns_means_an_older_definition() {
     says(
         |it| it.watermarks = table(["Name", "Agent"], &[["a", OURS], ["b", OURS]]),
         &[
@@ -135,7 +135,7 @@ fn a_table_without_the_columns_is_of_an_older_definition() {
 }
 
 #[test]
-fn the_definition_has_every_column_that_is_looked_at() {
+fn the_definition_has_every_column_that_is_read() {
     let definition = NodeWatermark::crd();
     let columns = definition.spec.versions[0]
         .additional_printer_columns

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
+fn a_pod_qos_without_pods_is_a_note() {
     let mut seen = well();
     assert_eq!(notes(&seen), []);
     seen.pod_qos = of(vec![
@@ -18,14 +18,14 @@ fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
 }
 
 #[test]
-fn policies_that_can_do_nothing_are_told() {
+fn policies_without_effect_are_reported() {
     says(
         |it| it.node_qos = of(vec![policy("q", &json!({"matchedNodes": 0}))]),
         &["NodeQOS q", "no node"],
     );
     says(
         |it| it.actions = of(vec![policy("act", &json!({}))]),
-        &["AvoidanceAction act", "no NodeQOS names it"],
+        &["AvoidanceAction act", "no NodeQOS uses it"],
     );
     let with = |kind: &str, status: &str| {
         let condition = json!({"type": kind, "status": status, "reason": "UnknownAction", "message": "rules[0]: no such action"});
@@ -53,7 +53,7 @@ fn policies_that_can_do_nothing_are_told() {
 }
 
 #[test]
-fn edits_that_do_not_come_to_their_nodes_are_told() {
+fn edits_that_do_not_reach_their_nodes_are_reported() {
     let stuck = json!([
         {"type": "Ready", "status": "True"},
         {"type": "RolledOut", "status": "False", "reason": "NoCanary", "message": "the edit waits"},
@@ -72,16 +72,16 @@ fn edits_that_do_not_come_to_their_nodes_are_told() {
     let unseen = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
     says(
         |it| it.node_qos = unseen("q"),
-        &["nobody has judged it yet"],
+        &["the controller has not evaluated it yet"],
     );
     says(
         |it| it.actions = unseen("act"),
-        &["nobody has judged it yet"],
+        &["the controller has not evaluated it yet"],
     );
     let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));
     edited["metadata"]["generation"] = 2.into();
     says(
         |it| it.node_qos = of(vec![edited]),
-        &["judged its last edit"],
+        &["evaluated its last edit"],
     );
 }
