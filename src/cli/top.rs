@@ -187,7 +187,7 @@ async fn pods(
     let throttled = read::throttled(client).await;
     let (throttled, note) = or_note(throttled, "throttled pods are unknown");
     let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall());
-    Ok(screen.noted(note))
+    Ok(screen.with_note(note))
 }
 
 /// The nodes, from `NodeMetric`s.
@@ -208,11 +208,11 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
     let mut leases = ordered::map(leases.into_iter().map(named));
     let now = clock::wall();
     let row = |metric: &NodeMetric| {
-        let node = metric.name_any();
+        let name = metric.name_any();
         let in_force = in_force
             .as_ref()
-            .and_then(|known| known.get(&node).copied());
-        Row::measured(metric, leases.remove(&node), in_force, now)
+            .and_then(|known| known.get(&name).copied());
+        Row::measured(metric, leases.remove(&name), in_force, now)
     };
     let rows = metrics.iter().map(row).collect();
     Screen::new(Source::NodeMetrics, rows, args.sort, notes)
