@@ -121,6 +121,7 @@ pub struct Args {
 
     /// Maximum number (3) or share (30%) of nodes tainted NoSchedule at once, of those that any policy may taint; any more
     /// get PreferNoSchedule instead, within seconds
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NODES", default_value = "30%")]
     max_unschedulable: Cap,
 

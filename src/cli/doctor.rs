@@ -1,28 +1,30 @@
 //! `plimsoll doctor`.
 
+mod admission;
 mod agents;
+mod checks;
+mod dry_runs;
 mod finding;
-mod findings;
 mod flow;
-mod holding;
+mod installation;
 mod nodes;
 mod permissions;
-mod read;
-mod tables;
-mod trials;
+mod pods;
+mod policies;
+mod snapshot;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kube::Client;
 use serde_json::json;
 
+use self::checks::{findings, notes, summary};
 use self::finding::Finding;
-use self::findings::{findings, notes, summary};
-pub(super) use self::read::lease_namespaces;
-use self::read::{Seen, agents_alone, read};
+use self::snapshot::Snapshot;
+pub(super) use self::snapshot::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;
@@ -95,31 +97,27 @@ enum Part {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let seen = runtime::start()?.block_on(async {
+    let snapshot = runtime::start()?.block_on(async {
         let client = connect(args.kubeconfig.as_deref()).await?;
-        let (begun, wait) = (clock::now(), args.wait.unwrap_or_default());
+        let only_agents = args.only == Some(Part::Agents);
+        let (started, wait) = (clock::now(), args.wait.unwrap_or_default());
         loop {
-            let seen = look(&client, args).await;
-            let is_well = seen.as_ref().is_ok_and(|seen| findings(seen).is_empty());
-            if is_well || clock::now().since(begun) >= wait {
-                return seen;
+            let namespace = args.lease_namespace.as_deref();
+            let snapshot = Box::pin(Snapshot::read(&client, only_agents, namespace)).await;
+            let is_well = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
+            if is_well || clock::now().since(started) >= wait {
+                return snapshot;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     })?;
-    let (found, notes, summary) = (findings(&seen), notes(&seen), summary(&seen));
-    print(written(args.output, &found, &notes, &summary).as_bytes())?;
+    let (found, notes) = (findings(&snapshot), notes(&snapshot));
+    let text = render(args.output, &found, &notes, &summary(&snapshot));
+    print(text.as_bytes())?;
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
-async fn look(client: &Client, args: &Args) -> anyhow::Result<Seen> {
-    match args.only {
-        None => read(client, args.lease_namespace.as_deref(), LEASE_NAMESPACE).await,
-        Some(Part::Agents) => agents_alone(client).await,
-    }
-}
-
-fn written(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
+fn render(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
     if output == Output::Json {
         let json = json!({"findings": found, "notes": notes, "summary": summary});
         return format!("{json}\n");

@@ -1,120 +1,135 @@
-//! Whether admission policies hold agents and controllers to what they should do, and whether the controller can evict for agents.
+//! Checks of admission policies, and of the arguments for evictions.
 
-use serde_json::Value;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 
-use super::finding::{Finding, finding, items, list};
-use super::read::{Answer, Seen, accounts, arguments, items_in};
-use super::trials::Verdict;
+use super::dry_runs::Verdict;
+use super::finding::{Finding, REINSTALL, finding, list};
+use super::snapshot::{Read, ReadError, Snapshot, Workload, accounts, arguments, items};
 
-const ANEW: &str = "reinstall the chart with helm upgrade";
-/// What follows where nothing holds them.
-const THEN: &str = "with a stolen token of an agent or the controller, any node could be changed";
-/// Where the controller listens for agents.
-const LISTENS: &str = "--report-listen=";
+/// The consequence of a policy that is not in force.
+const CONSEQUENCE: &str =
+    "with a stolen token of an agent or the controller, any node could be changed";
+/// The argument with the address where the controller listens for agents.
+const REPORT_LISTEN: &str = "--report-listen=";
 
-/// The admission policies that the chart has for these accounts, and for what the controller is told to keep.
-fn policies_wanted(seen: &Seen) -> Vec<String> {
-    let has = |argument: &str| !arguments(&seen.deployments, argument).is_empty();
-    let mut controllers = vec!["node", "token"];
-    if has("--metrics-api-listen=") {
-        controllers.push("api");
-    }
-    if has(LISTENS) {
-        controllers.push("eviction");
-    }
-    let agents = vec!["node", "lease", "watermark", "event", "token"];
-    let both = [
-        (&seen.daemon_sets, agents),
-        (&seen.deployments, controllers),
+/// The chart's admission policies for the installed components.
+fn wanted(snapshot: &Snapshot) -> Vec<String> {
+    let has = |argument: &str| !arguments(&snapshot.deployments, argument).is_empty();
+    let optional = [
+        ("api", "--metrics-api-listen="),
+        ("eviction", REPORT_LISTEN),
     ];
+    let optional = optional.into_iter().filter(|(_, argument)| has(argument));
+    let optional: Vec<&str> = optional.map(|(kind, _)| kind).collect();
+    let controller = [&["node", "token"][..], &optional].concat();
+    let agent = ["node", "lease", "watermark", "event", "token"];
     let mut wanted = Vec::new();
-    for (workloads, kinds) in both {
-        for (_, account) in accounts(workloads) {
-            wanted.extend(kinds.iter().map(|kind| format!("{account}-{kind}")));
-        }
+    for (_, account) in accounts(&snapshot.daemon_sets).into_keys() {
+        wanted.extend(agent.iter().map(|kind| format!("{account}-{kind}")));
+    }
+    for (_, account) in accounts(&snapshot.deployments).into_keys() {
+        wanted.extend(controller.iter().map(|kind| format!("{account}-{kind}")));
     }
     wanted
 }
 
-/// What holds agents to their own node, and the controller to what it does: a policy that is not in force refuses nobody.
-pub(super) fn held(seen: &Seen) -> Vec<Finding> {
-    let is_known = |answer: &Answer| !answer.as_ref().is_err_and(|error| !error.is_missing());
-    if !seen.admission.iter().all(is_known) {
+fn is_known(snapshot: &Snapshot) -> bool {
+    let policies = snapshot.admission_policies.as_ref().err();
+    let bindings = snapshot.admission_bindings.as_ref().err();
+    let mut errors = policies.into_iter().chain(bindings);
+    errors.all(ReadError::is_missing)
+}
+
+/// Whether a policy exists, fails closed, and has a binding that denies.
+fn is_bound(snapshot: &Snapshot, name: &str) -> bool {
+    let is_strict = |policy: &ValidatingAdmissionPolicy| {
+        let spec = policy.spec.as_ref();
+        let failure_policy = spec.and_then(|it| it.failure_policy.as_deref());
+        policy.metadata.name.as_deref() == Some(name) && failure_policy != Some("Ignore")
+    };
+    let denies = |binding: &ValidatingAdmissionPolicyBinding| {
+        let spec = binding.spec.clone().unwrap_or_default();
+        let actions = spec.validation_actions.unwrap_or_default();
+        spec.policy_name.as_deref() == Some(name) && actions.iter().any(|it| it == "Deny")
+    };
+    items(&snapshot.admission_policies).iter().any(is_strict)
+        && items(&snapshot.admission_bindings).iter().any(denies)
+}
+
+/// Policies that are missing or not bound.
+pub(super) fn unbound_policies(snapshot: &Snapshot) -> Option<Finding> {
+    let mut unbound = wanted(snapshot);
+    unbound.retain(|name| !is_bound(snapshot, name));
+    if !is_known(snapshot) || unbound.is_empty() {
+        return None;
+    }
+    let what = format!("not in force: {}; {CONSEQUENCE}", list(unbound));
+    Some(finding("admission policies", what, REINSTALL))
+}
+
+/// The verdicts on policies that are in force as far as can be read.
+fn verdicts(snapshot: &Snapshot) -> Vec<(&str, Verdict<'_>)> {
+    if !is_known(snapshot) {
         return Vec::new();
     }
-    let (sound, unsound): (Vec<_>, Vec<_>) = policies_wanted(seen)
-        .into_iter()
-        .partition(|name| is_bound(seen, name));
-    let mut found = Vec::new();
-    if !unsound.is_empty() {
-        let what = format!("not in force: {}; {THEN}", names(&unsound));
-        found.push(finding("admission policies", what, ANEW));
+    let wanted = wanted(snapshot);
+    let runs = snapshot.dry_runs.iter();
+    let runs = runs.filter(|it| wanted.contains(&it.policy) && is_bound(snapshot, &it.policy));
+    runs.map(|it| (it.policy.as_str(), it.verdict())).collect()
+}
+
+/// Policies that allow what they should reject.
+pub(super) fn ineffective_policies(snapshot: &Snapshot) -> Option<Finding> {
+    let verdicts = verdicts(snapshot).into_iter();
+    let allowed = verdicts.filter(|(_, verdict)| *verdict == Verdict::Allowed);
+    let allowed: Vec<&str> = allowed.map(|(policy, _)| policy).collect();
+    if allowed.is_empty() {
+        return None;
     }
-    let through: Vec<String> = seen
-        .trials
-        .iter()
-        .filter(|trial| sound.contains(&trial.policy))
-        .filter(|trial| matches!(trial.verdict(), Verdict::LetThrough))
-        .map(|trial| trial.policy.clone())
-        .collect();
-    if !through.is_empty() {
-        let what = format!("installed, but reject nothing: {}; {THEN}", names(&through));
-        let cure = "remove ValidatingAdmissionPolicy from --disable-admission-plugins of every kube-apiserver; if it is not there, \
-                    reinstall the chart with helm upgrade";
-        found.push(finding("admission policies", what, cure));
-    }
+    let what = format!(
+        "installed, but reject nothing: {}; {CONSEQUENCE}",
+        list(allowed)
+    );
+    let cure = "remove ValidatingAdmissionPolicy from --disable-admission-plugins of every kube-apiserver; if it is not there, \
+                reinstall the chart with helm upgrade";
+    Some(finding("admission policies", what, cure))
+}
+
+pub(super) fn untested_policies(snapshot: &Snapshot) -> Option<Finding> {
     let cure = "a dry run as that ServiceAccount failed before the policy was evaluated: follow the message";
-    found.extend(untried(seen, false, cure));
-    found
+    untested(snapshot, false, cure)
 }
 
-/// Who asks may not try it: as `helm test`, whose account may impersonate nobody.
-pub(super) fn not_tried(seen: &Seen) -> Option<Finding> {
+/// A note: the user may not impersonate the accounts, as the one of `helm test`.
+pub(super) fn not_permitted_to_test(snapshot: &Snapshot) -> Option<Finding> {
     let cure = "run plimsoll doctor as a user who may impersonate the ServiceAccounts of the release, such as a cluster administrator";
-    untried(seen, true, cure)
+    untested(snapshot, true, cure)
 }
 
-fn untried(seen: &Seen, for_lack_of_rights: bool, cure: &str) -> Option<Finding> {
-    let wanted = policies_wanted(seen);
-    let mut trials = seen.trials.iter();
-    let (policy, why) = trials.find_map(|trial| match trial.verdict() {
-        Verdict::Untried(why) if why.contains("impersonate") == for_lack_of_rights => {
-            let counts = wanted.contains(&trial.policy) && is_bound(seen, &trial.policy);
-            counts.then_some((&trial.policy, why))
+fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, cure: &str) -> Option<Finding> {
+    let mut verdicts = verdicts(snapshot).into_iter();
+    verdicts.find_map(|(policy, verdict)| match verdict {
+        Verdict::Failed(why) if why.contains("impersonate") == for_lack_of_permission => {
+            let what = format!("the admission policy {policy} could not be tested: {why}");
+            Some(finding("plimsoll doctor", what, cure))
         }
         _ => None,
-    })?;
-    let what = format!("the admission policy {policy} could not be tested: {why}");
-    Some(finding("plimsoll doctor", what, cure))
+    })
 }
 
-fn names(policies: &[String]) -> String {
-    list(policies.iter().map(String::as_str))
-}
-
-/// Whether a policy is there, and bound so that it refuses.
-fn is_bound(seen: &Seen, name: &str) -> bool {
-    let [policies, bindings] = &seen.admission;
-    let is_strict =
-        |it: &&Value| it["metadata"]["name"] == name && it["spec"]["failurePolicy"] != "Ignore";
-    let denies = |it: &&Value| {
-        let actions = items_in(it, "/spec/validationActions");
-        it["spec"]["policyName"] == name && actions.iter().any(|action| *action == "Deny")
-    };
-    items(policies).iter().any(is_strict) && items(bindings).iter().any(denies)
-}
-
-/// No pod is evicted where the controller does not listen for agents; where they do not know where, one way to it is left.
-pub(super) fn evictions(seen: &Seen) -> Vec<Finding> {
-    let lacks = |workloads: &Answer, argument: &str| {
+/// Evictions need the controller to listen; agents that do not know where use the API server.
+pub(super) fn evictions(snapshot: &Snapshot) -> Option<Finding> {
+    fn lacks<W: Workload>(workloads: &Read<Vec<W>>, argument: &str) -> bool {
         !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
-    };
-    let what = if lacks(&seen.deployments, LISTENS) {
+    }
+    let what = if lacks(&snapshot.deployments, REPORT_LISTEN) {
         "the controller does not listen for agents (--report-listen), so no pod is evicted"
-    } else if lacks(&seen.daemon_sets, "--report-service=") {
+    } else if lacks(&snapshot.daemon_sets, "--report-service=") {
         "agents do not know where the controller listens (--report-service), and can request evictions only through the API server"
     } else {
-        return Vec::new();
+        return None;
     };
-    vec![finding("evictions", what, ANEW)]
+    Some(finding("evictions", what, REINSTALL))
 }

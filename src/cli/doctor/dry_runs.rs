@@ -1,151 +1,169 @@
-//! What agents and controllers must not do, tried in their name: an API server that holds them to their due refuses it. All
-//! are dry runs: nothing is written, whatever the answer.
+//! Dry runs, as agents and controllers, of requests that the chart's admission policies have to reject. Nothing is written,
+//! whatever the response.
 
+use hyper::Request;
+use hyper::header::HeaderValue;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::request::{self, Error};
+use kube::{Client, Resource};
 use serde_json::{Value, json};
 
-use super::read::{Answer, Refused, arguments};
+use super::snapshot::{API_SERVICE, Read, ReadError, Snapshot, accounts, arguments, items, user};
+use crate::cluster::client::call;
+use crate::crd::NodeWatermark;
 
-/// Something that one of the chart's admission policies has to refuse.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Attempt {
-    /// The policy.
-    pub policy: String,
-    /// `system:serviceaccount:namespace:name`
-    pub user: String,
-    pub method: &'static str,
-    pub path: String,
-    pub body: Value,
-}
+/// The name of objects in dry runs.
+const NAME: &str = "plimsoll-doctor";
 
-/// What came of an attempt.
+/// A dry run, and its result.
 #[derive(Clone, Debug)]
-pub(super) struct Trial {
+pub(super) struct DryRun {
+    /// The policy that has to reject it.
     pub policy: String,
-    pub answer: Answer,
+    pub result: Read<()>,
 }
 
-/// What an answer says of the policies.
+/// What a dry run says about its policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict<'a> {
-    /// A policy refused it: they are in force.
-    Held,
-    /// Nobody did.
-    LetThrough,
-    /// What it is about is not there.
-    Missing,
-    /// It came to no policy.
-    Untried(&'a str),
+    /// A policy rejected it.
+    Rejected,
+    /// No policy rejected it.
+    Allowed,
+    /// There is no such object to test with.
+    NoObject,
+    /// It failed before policies were evaluated.
+    Failed(&'a str),
 }
 
-impl Trial {
+impl DryRun {
     pub(super) fn verdict(&self) -> Verdict<'_> {
-        match &self.answer {
-            Ok(_) => Verdict::LetThrough,
-            Err(Refused {
+        match &self.result {
+            Ok(()) => Verdict::Allowed,
+            Err(ReadError {
                 code: Some(403),
                 why,
-            }) if why.contains("ValidatingAdmissionPolicy '") => Verdict::Held,
-            // The pod to evict is looked for after all policies were asked, and there is none of this name.
-            Err(refused) if refused.is_missing() && refused.why.contains(NAME) => {
-                Verdict::LetThrough
-            }
-            Err(refused) if refused.is_missing() => Verdict::Missing,
-            Err(refused) => Verdict::Untried(&refused.why),
+            }) if why.contains("ValidatingAdmissionPolicy '") => Verdict::Rejected,
+            // The pod to evict, which does not exist, is looked up after all policies have allowed the request.
+            Err(error) if error.is_missing() && error.why.contains(NAME) => Verdict::Allowed,
+            Err(error) if error.is_missing() => Verdict::NoObject,
+            Err(error) => Verdict::Failed(&error.why),
         }
     }
 }
 
-/// Objects that there are, to try it with; empty: there is none.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Objects<'a> {
-    pub node: &'a str,
-    pub watermark: &'a str,
-    pub leases: &'a str,
+/// A request for a dry run.
+type Attempt = (&'static str, Result<Request<Vec<u8>>, Error>);
+
+/// Runs all dry runs for which there are objects.
+pub(super) async fn run_all(client: &Client, snapshot: &Snapshot) -> Vec<DryRun> {
+    let agents = accounts(&snapshot.daemon_sets).into_keys();
+    let agents = agents.map(|it| (it, by_agent(snapshot)));
+    let controllers = accounts(&snapshot.deployments).into_keys();
+    let controllers = controllers.map(|it| (it, by_controller(snapshot)));
+    let mut runs = Vec::new();
+    for ((namespace, account), attempts) in agents.chain(controllers) {
+        let user = user(&namespace, &account);
+        for (kind, request) in attempts {
+            runs.push(DryRun {
+                policy: format!("{account}-{kind}"),
+                result: run(client, &user, request).await,
+            });
+        }
+    }
+    runs
 }
 
-/// What no agent may do with this account. Impersonated, it is bound to no node: all writes are refused.
-pub(super) fn by_agent(user: &str, account: &str, objects: Objects<'_>) -> Vec<Attempt> {
-    let Objects {
-        node,
-        watermark,
-        leases,
-    } = objects;
-    let attempt = |kind: &str, method, path: String, body| Attempt {
-        policy: format!("{account}-{kind}"),
-        user: user.to_owned(),
-        method,
-        path: format!("{path}?dryRun=All"),
-        body,
-    };
+async fn run(client: &Client, user: &str, request: Result<Request<Vec<u8>>, Error>) -> Read<()> {
+    let response = call(async {
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        let user = HeaderValue::from_str(user);
+        let user = user.map_err(|error| kube::Error::HttpError(error.into()))?;
+        request.headers_mut().insert("impersonate-user", user);
+        client.request::<Value>(request).await
+    });
+    Ok(response.await.map(drop)?)
+}
+
+/// Requests that no agent may make. Impersonated, it is bound to no node, so all its writes are rejected.
+fn by_agent(snapshot: &Snapshot) -> Vec<Attempt> {
+    let lease = json!({"metadata": {"name": NAME}});
+    let leases = &snapshot.lease_namespace;
     let mut attempts = vec![
-        attempt(
-            "lease",
-            "POST",
-            format!("/apis/coordination.k8s.io/v1/namespaces/{leases}/leases"),
-            json!({"metadata": {"name": NAME}}),
-        ),
-        attempt(
-            "event",
-            "POST",
-            "/api/v1/namespaces/default/events".to_owned(),
-            event(),
-        ),
+        ("lease", create::<Lease>(leases, &lease)),
+        ("event", create::<Event>("default", &event())),
     ];
-    if !node.is_empty() {
-        let path = format!("/api/v1/nodes/{node}");
-        attempts.push(attempt("node", "PATCH", path, labelled()));
+    if let Some(node) = items(&snapshot.nodes).first() {
+        attempts.push(("node", label::<Node>(&node.name)));
     }
-    if !watermark.is_empty() {
-        let path = format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{watermark}/status");
-        attempts.push(attempt("watermark", "PATCH", path, labelled()));
-    }
-    attempts
-}
-
-/// What no controller of this Deployment may do: label what it has to keep, and evict a pod of the system without naming its UID.
-pub(super) fn by_controller(
-    user: &str,
-    account: &str,
-    deployments: &Answer,
-    node: &str,
-) -> Vec<Attempt> {
-    let mut places = Vec::new();
-    if !node.is_empty() {
-        places.push(("node", format!("/api/v1/nodes/{node}")));
-    }
-    if !arguments(deployments, "--metrics-api-listen=").is_empty() {
-        let path = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
-        places.push(("api", path.to_owned()));
-    }
-    let attempt = |policy, method, path: String, body| Attempt {
-        policy: format!("{account}-{policy}"),
-        user: user.to_owned(),
-        method,
-        path: format!("{path}?dryRun=All"),
-        body,
-    };
-    let labels = places.into_iter();
-    let labels = labels.map(|(policy, path)| attempt(policy, "PATCH", path, labelled()));
-    let mut attempts: Vec<_> = labels.collect();
-    if !arguments(deployments, "--report-listen=").is_empty() {
-        let path = format!("/api/v1/namespaces/kube-system/pods/{NAME}/eviction");
-        attempts.push(attempt("eviction", "POST", path, eviction()));
+    let watermarks = snapshot.watermarks.as_ref().ok();
+    let watermark = watermarks.and_then(|it| it.cells(["Name"]).first().copied());
+    if let Some([name]) = watermark {
+        let request = request::Request::new(NodeWatermark::url_path(&(), None));
+        let request = request.patch_subresource("status", name, &dry_patch(), &labels());
+        attempts.push(("watermark", request));
     }
     attempts
 }
 
-/// What is created and labelled, if nobody minds.
-const NAME: &str = "plimsoll-doctor";
-
-fn eviction() -> Value {
-    json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": NAME, "namespace": "kube-system"}})
+/// Requests that no controller may make: labelling what it writes otherwise, and evicting a pod without its UID.
+fn by_controller(snapshot: &Snapshot) -> Vec<Attempt> {
+    let has = |argument: &str| !arguments(&snapshot.deployments, argument).is_empty();
+    let mut attempts = Vec::new();
+    if let Some(node) = items(&snapshot.nodes).first() {
+        attempts.push(("node", label::<Node>(&node.name)));
+    }
+    if has("--metrics-api-listen=") {
+        attempts.push(("api", label::<APIService>(API_SERVICE)));
+    }
+    if has("--report-listen=") {
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": NAME, "namespace": "kube-system"}});
+        let pods = request::Request::new(Pod::url_path(&(), Some("kube-system")));
+        let request = pods.create_subresource("eviction", NAME, &dry_post(), bytes(&eviction));
+        attempts.push(("eviction", request));
+    }
+    attempts
 }
 
-fn labelled() -> Value {
-    json!({"metadata": {"labels": {"plimsoll.dev/doctor": "forbidden"}}})
+fn dry_post() -> PostParams {
+    PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    }
 }
 
-/// A valid one, in a name that is not the agent's.
+fn dry_patch() -> PatchParams {
+    PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    }
+}
+
+fn bytes(object: &Value) -> Vec<u8> {
+    object.to_string().into_bytes()
+}
+
+fn create<K>(namespace: &str, object: &Value) -> Result<Request<Vec<u8>>, Error>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let request = request::Request::new(K::url_path(&(), Some(namespace)));
+    request.create(&dry_post(), bytes(object))
+}
+
+fn label<K: Resource<DynamicType = ()>>(name: &str) -> Result<Request<Vec<u8>>, Error> {
+    let request = request::Request::new(K::url_path(&(), None));
+    request.patch(name, &dry_patch(), &labels())
+}
+
+fn labels() -> Patch<Value> {
+    Patch::Merge(json!({"metadata": {"labels": {"plimsoll.dev/doctor": "forbidden"}}}))
+}
+
+/// A valid event, reported by another component than the agent.
 fn event() -> Value {
     json!({
         "metadata": {"name": NAME, "namespace": "default"},

@@ -7,16 +7,16 @@ use crate::node::report::conditions::{Health, Unready, conditions};
 use kube::CustomResourceExt as _;
 
 /// Two healthy nodes, except for this cell of each.
-fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Seen) {
-    let place = WATERMARK.iter().position(|it| *it == column);
-    let place = place.expect("a column");
-    move |seen| {
+fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Snapshot) {
+    let index = WATERMARK.iter().position(|it| *it == column);
+    let index = index.expect("a column");
+    move |snapshot| {
         let rows = ["a", "b"].map(|node| {
-            let mut row = kept(node);
-            row[place] = cell;
+            let mut row = healthy(node);
+            row[index] = cell;
             row
         });
-        seen.watermarks = watermarks(&rows);
+        snapshot.watermarks = watermarks(&rows);
     }
 }
 
@@ -41,10 +41,10 @@ fn conditions_of_nodes_are_reported() {
 
 #[test]
 fn nodes_without_evaluable_rules_have_their_own_cure() {
-    let mut seen = well();
-    with("Ready", NONE_JUDGED)(&mut seen);
-    let [found] = &findings(&seen)[..] else {
-        panic!("{:?}", findings(&seen));
+    let mut snapshot = well();
+    with("Ready", NONE_JUDGED)(&mut snapshot);
+    let [found] = &findings(&snapshot)[..] else {
+        panic!("{:?}", findings(&snapshot));
     };
     assert_eq!(
         found.what,
@@ -56,11 +56,11 @@ fn nodes_without_evaluable_rules_have_their_own_cure() {
 
 #[test]
 fn each_reason_is_reported_with_its_own_nodes() {
-    let mut seen = well();
-    let (mut first, mut second) = (kept("a"), kept("b"));
+    let mut snapshot = well();
+    let (mut first, mut second) = (healthy("a"), healthy("b"));
     (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
-    seen.watermarks = watermarks(&[first, second]);
-    let found: Vec<String> = findings(&seen).into_iter().map(|it| it.what).collect();
+    snapshot.watermarks = watermarks(&[first, second]);
+    let found: Vec<String> = findings(&snapshot).into_iter().map(|it| it.what).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(found[0].starts_with("NodeNotMarked") && found[0].ends_with("on 1 node: b"));
     assert!(found[1].starts_with("StateNotWritten") && found[1].ends_with("on 1 node: a"));
@@ -69,10 +69,10 @@ fn each_reason_is_reported_with_its_own_nodes() {
 #[test]
 fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
     let unjudged = |why: Unknown| {
-        move |seen: &mut Seen| {
-            let mut row = kept("b");
+        move |snapshot: &mut Snapshot| {
+            let mut row = healthy("b");
             (row[6], row[7]) = ("q/cpu", unknown_reason(why));
-            seen.watermarks = watermarks(&[kept("a"), row]);
+            snapshot.watermarks = watermarks(&[healthy("a"), row]);
         }
     };
     for why in [Unknown::Missing, Unknown::Stale, Unknown::Impossible] {
@@ -85,15 +85,15 @@ fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
         );
     }
     for why in [Unknown::Rebased, Unknown::Sparse] {
-        let mut seen = well();
-        unjudged(why)(&mut seen);
-        assert_eq!(findings(&seen), [], "{why:?}");
+        let mut snapshot = well();
+        unjudged(why)(&mut snapshot);
+        assert_eq!(findings(&snapshot), [], "{why:?}");
     }
 }
 
 /// The reasons of `Ready`, `Degraded` and `Contested` as an agent writes them.
 fn said(health: &Health) -> [String; 3] {
-    let all = conditions(health, None, &[], Timestamp::UNIX_EPOCH);
+    let all = conditions(health, None, &[], jiff::Timestamp::UNIX_EPOCH);
     ["Ready", "Degraded", "Contested"].map(|kind| {
         let found = all.iter().find(|it| it.type_ == kind);
         found.expect("a condition").reason.clone()
@@ -115,10 +115,10 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
         };
         let reasons = said(&health);
         let [ready, degraded, contested] = reasons.each_ref().map(String::as_str);
-        let mut seen = well();
+        let mut snapshot = well();
         let row = ["a", "", OURS, ready, degraded, contested, "", ""];
-        seen.watermarks = watermarks(&[row, kept("b")]);
-        assert_eq!(findings(&seen), [], "{health:?}");
+        snapshot.watermarks = watermarks(&[row, healthy("b")]);
+        assert_eq!(findings(&snapshot), [], "{health:?}");
     }
 }
 

@@ -2,14 +2,14 @@ use super::*;
 
 #[test]
 fn a_pod_qos_without_pods_is_a_note() {
-    let mut seen = well();
-    assert_eq!(notes(&seen), []);
-    seen.pod_qos = of(vec![
+    let mut snapshot = well();
+    assert_eq!(notes(&snapshot), []);
+    snapshot.pod_qos = of(vec![
         policy("p", &json!({"matchedPods": 0})),
         policy("used", &json!({"matchedPods": 2})),
     ]);
-    assert_eq!(findings(&seen), []);
-    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert_eq!(findings(&snapshot), []);
+    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(
         said[0].starts_with("PodQOS p: it matches no pod\n"),
@@ -66,16 +66,16 @@ fn edits_that_do_not_reach_their_nodes_are_reported() {
         |it| it.node_qos = of(vec![stuck]),
         &["the edit waits (NoCanary)", "as it was before"],
     );
-    let mut seen = well();
-    seen.node_qos = of(vec![goes]);
-    assert_eq!(findings(&seen), [], "it is on its way");
-    let unseen = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
+    let mut snapshot = well();
+    snapshot.node_qos = of(vec![goes]);
+    assert_eq!(findings(&snapshot), [], "it is on its way");
+    let unevaluated = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
     says(
-        |it| it.node_qos = unseen("q"),
+        |it| it.node_qos = unevaluated("q"),
         &["the controller has not evaluated it yet"],
     );
     says(
-        |it| it.actions = unseen("act"),
+        |it| it.actions = unevaluated("act"),
         &["the controller has not evaluated it yet"],
     );
     let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));

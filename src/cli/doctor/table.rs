@@ -1,85 +1,64 @@
-//! Tables, as `kubectl get -o wide` prints them.
+//! A table of an API server, as `kubectl get -o wide` prints it. `NodeWatermark`s are read this way because it leaves out
+//! their rules, which may take 40 kB each.
 
-use std::collections::BTreeSet;
-
+use kube::Client;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::read::{Answer, Seen};
+const FORMAT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
-/// The cells of a table's columns, row by row; empty where it can't be read.
-pub(super) fn cells<'a, const N: usize>(
-    table: &'a Answer,
-    columns: [&str; N],
-) -> Vec<[&'a str; N]> {
-    let Ok(table) = table else { return Vec::new() };
-    let defined = table["columnDefinitions"].as_array();
-    let place = |name: &str| defined?.iter().position(|column| column["name"] == name);
-    let places = columns.map(place);
-    let rows = table["rows"].as_array().into_iter().flatten();
-    let cell =
-        |row: &'a Value, place: Option<usize>| place.and_then(|place| row["cells"][place].as_str());
-    rows.map(|row| places.map(|place| cell(row, place).unwrap_or_default()))
-        .collect()
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Table {
+    #[serde(rename = "columnDefinitions", default)]
+    columns: Vec<Column>,
+    #[serde(default)]
+    rows: Vec<Row>,
 }
 
-/// The names in a table.
-pub(super) fn names(table: &Answer) -> BTreeSet<&str> {
-    unique(cells(table, ["Name"]).into_iter().map(|[name]| name))
+#[derive(Clone, Debug, Deserialize)]
+struct Column {
+    name: String,
 }
 
-/// Each once, in order. A loop: what collects sorts first, in code of its own for every use.
-pub(super) fn unique<'a>(items: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
-    let mut unique = BTreeSet::new();
-    for item in items {
-        unique.insert(item);
-    }
-    unique
+#[derive(Clone, Debug, Deserialize)]
+struct Row {
+    #[serde(deserialize_with = "texts")]
+    cells: Vec<String>,
 }
 
-/// A pod of an agent.
-#[derive(Debug)]
-pub(super) struct Pod<'a> {
-    pub name: &'a str,
-    ready: &'a str,
-    /// What its containers wait for, or its phase.
-    pub status: &'a str,
-    /// `<none>` before it has one.
-    pub node: &'a str,
+/// Cells that are not text are empty.
+fn texts<'de, D: Deserializer<'de>>(cells: D) -> Result<Vec<String>, D::Error> {
+    let cells = Vec::<Value>::deserialize(cells)?.into_iter();
+    let text = |cell: Value| cell.as_str().unwrap_or_default().to_owned();
+    Ok(cells.map(text).collect())
 }
 
-/// Those of all agents.
-pub(super) fn pods(seen: &Seen) -> Vec<Pod<'_>> {
-    let columns = ["Name", "Ready", "Status", "Node"];
-    let rows = seen.agents.iter().flat_map(|table| cells(table, columns));
-    rows.map(|[name, ready, status, node]| Pod {
-        name,
-        ready,
-        status,
-        node,
-    })
-    .collect()
-}
-
-impl<'a> Pod<'a> {
-    /// All its containers are ready.
-    pub(super) fn is_ready(&self) -> bool {
-        let parts = self.ready.split_once('/');
-        parts.is_some_and(|(is, of)| is == of && is != "0")
+impl Table {
+    /// The table of all objects at this path.
+    pub(super) async fn read(client: &Client, path: String) -> kube::Result<Self> {
+        let request = hyper::Request::get(path + "?includeObject=None");
+        let request = request.header("accept", FORMAT).body(Vec::new());
+        let request = request.map_err(kube::Error::HttpError)?;
+        client.request(request).await
     }
 
-    /// It was deleted, and ends.
-    pub(super) fn is_ending(&self) -> bool {
-        self.status == "Terminating"
+    pub(super) fn has(&self, column: &str) -> bool {
+        self.columns.iter().any(|it| it.name == column)
     }
 
-    /// The `DaemonSet` that has made it.
-    pub(super) fn set(&self) -> &'a str {
-        self.name.rsplit_once('-').map_or(self.name, |(set, _)| set)
+    /// The cells of these columns, row by row.
+    pub(super) fn cells<const N: usize>(&self, columns: [&str; N]) -> Vec<[&str; N]> {
+        let index = |name: &str| self.columns.iter().position(|it| it.name == name);
+        let indexes = columns.map(index);
+        let rows = self.rows.iter();
+        rows.map(|row| indexes.map(|index| row.cell(index)))
+            .collect()
     }
 }
 
-/// Nodes with an agent whose containers all are ready.
-pub(super) fn running<'a>(pods: &[Pod<'a>]) -> BTreeSet<&'a str> {
-    let ready = pods.iter().filter(|pod| pod.is_ready());
-    unique(ready.map(|pod| pod.node))
+impl Row {
+    fn cell(&self, index: Option<usize>) -> &str {
+        let cell = index.and_then(|index| self.cells.get(index));
+        cell.map_or("", String::as_str)
+    }
 }

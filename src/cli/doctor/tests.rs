@@ -1,14 +1,23 @@
 #![allow(
-    clippy::unnecessary_wraps,
     clippy::needless_pass_by_value,
-    reason = "they stand for what was read"
+    clippy::unnecessary_wraps,
+    clippy::unwrap_in_result,
+    reason = "helpers make what was read"
 )]
 
-use serde_json::json;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
-use super::super::permissions::Actor;
-use super::super::trials::Trial;
+use super::super::dry_runs::DryRun;
+use super::super::permissions::{Actor, Review};
+use super::super::pods::AgentPod;
+use super::super::snapshot::{AgentNamespace, NodeState, Read, ReadError};
+use super::super::table::Table;
 use super::*;
+use crate::crd::definitions;
+use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
 
 #[path = "agents_tests.rs"]
 mod agents;
@@ -20,7 +29,7 @@ mod nodes;
 mod policies;
 
 const OURS: &str = env!("CARGO_PKG_VERSION");
-/// The columns of `NodeWatermark`s that are looked at.
+/// The columns of `NodeWatermark`s that are read.
 const WATERMARK: [&str; 8] = [
     "Name",
     "Stopped",
@@ -32,48 +41,72 @@ const WATERMARK: [&str; 8] = [
     "Because",
 ];
 
-fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Answer {
+/// An object that was read.
+fn read<T: DeserializeOwned>(object: Value) -> Read<T> {
+    Ok(serde_json::from_value(object).expect("an object"))
+}
+
+/// A list that was read.
+fn of<T: DeserializeOwned>(items: Vec<Value>) -> Read<Vec<T>> {
+    read(items.into())
+}
+
+fn refused<T>(code: u16) -> Read<T> {
+    let why = format!("refused ({code})");
+    let code = Some(code);
+    Err(ReadError { code, why })
+}
+
+fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Read<Table> {
     let columns = columns.map(|name| json!({"name": name})).to_vec();
     let row = |cells: &[&str; N]| json!({"cells": cells.to_vec()});
     let rows: Vec<Value> = rows.iter().map(row).collect();
-    Ok(json!({"columnDefinitions": columns, "rows": rows}))
-}
-
-fn of(items: Vec<Value>) -> Answer {
-    Ok(json!({"items": items}))
-}
-
-fn refused(code: u16) -> Answer {
-    let why = format!("refused ({code})");
-    Err(Refused {
-        code: Some(code),
-        why,
-    })
+    read(json!({"columnDefinitions": columns, "rows": rows}))
 }
 
 fn meta(name: &str) -> Value {
     json!({"name": name, "namespace": "plimsoll", "labels": {"app.kubernetes.io/instance": "plimsoll"}})
 }
 
-fn pods(rows: &[[&str; 4]]) -> Answer {
-    table(["Name", "Ready", "Status", "Node"], rows)
+/// Pods as name, ready containers, status and node; the `DaemonSet` is in the name.
+fn pods(rows: &[[&str; 4]]) -> Read<Vec<AgentPod>> {
+    let pod = |[name, ready, status, node]: &[&str; 4]| AgentPod {
+        name: (*name).to_owned(),
+        set: name.rsplit_once('-').expect("a name").0.to_owned(),
+        node: (*node != "<none>").then(|| (*node).to_owned()),
+        status: (*status).to_owned(),
+        ready: *ready == "1/1",
+        deleted: *status == "Terminating",
+    };
+    Ok(rows.iter().map(pod).collect())
 }
 
-fn watermarks(rows: &[[&str; 8]]) -> Answer {
+/// Nodes, and whether they are Ready.
+fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
+    let node = |(name, ready): &(&str, bool)| NodeState {
+        name: (*name).to_owned(),
+        ready: *ready,
+        deleted: false,
+        foreign: false,
+    };
+    Ok(rows.iter().map(node).collect())
+}
+
+fn watermarks(rows: &[[&str; 8]]) -> Read<Table> {
     table(WATERMARK, rows)
 }
 
-/// The row of a node whose agent finds nothing wrong.
-fn kept(node: &str) -> [&str; 8] {
+/// The row of a node whose agent has no problem.
+fn healthy(node: &str) -> [&str; 8] {
     let [ready, degraded, contested] = ["RulesKept", "AllInOrder", "NotContested"];
     [node, "", OURS, ready, degraded, contested, "", ""]
 }
 
-/// A `DaemonSet` of so many pods that were made, are ready and are wanted.
-fn set(name: &str, [made, ready, wanted]: [u32; 3]) -> Value {
+/// A `DaemonSet` with these numbers of created, ready and wanted pods.
+fn set(name: &str, [created, ready, wanted]: [u32; 3]) -> Value {
     json!({
         "metadata": meta(name),
-        "status": {"currentNumberScheduled": made, "numberReady": ready, "updatedNumberScheduled": made, "desiredNumberScheduled": wanted},
+        "status": {"currentNumberScheduled": created, "numberReady": ready, "updatedNumberScheduled": created, "desiredNumberScheduled": wanted},
         "spec": {"template": {"spec": {"serviceAccountName": "agent", "containers": [{"args": ["agent", "--report-service=report"]}]}}},
     })
 }
@@ -82,8 +115,8 @@ fn lease(node: &str, renewed: &str) -> Value {
     json!({"metadata": {"name": node}, "spec": {"renewTime": renewed, "leaseDurationSeconds": 40}})
 }
 
-/// The document of an API server that has our definitions of this group.
-fn schema(group: &str) -> Answer {
+/// The document of an API server with our definitions of this group.
+fn schema(group: &str) -> Read<Value> {
     let ours = definitions().into_iter();
     let ours = ours.filter(|it| it.spec.group == group).map(|it| {
         let schema = it.spec.versions[0].schema.as_ref().expect("a schema");
@@ -104,7 +137,7 @@ fn policy(name: &str, status: &Value) -> Value {
 }
 
 /// Admission policies of the accounts `agent` and `controller`.
-const HELD: [&str; 9] = [
+const ADMISSION: [&str; 9] = [
     "agent-node",
     "agent-lease",
     "agent-watermark",
@@ -119,25 +152,25 @@ const HELD: [&str; 9] = [
 /// Flow schemas, and priority levels, of these accounts.
 const FLOW: [&str; 3] = ["agent", "agent-leases", "controller-election"];
 
-/// A policy's answer, or another's.
-fn forbidden(why: &str) -> Answer {
-    Err(Refused {
+fn forbidden<T>(why: &str) -> Read<T> {
+    Err(ReadError {
         code: Some(403),
         why: why.to_owned(),
     })
 }
 
-fn trial(policy: &str) -> Trial {
+/// A dry run that the policy rejected.
+fn dry_run(policy: &str) -> DryRun {
     let why = format!(
         "nodes is forbidden: ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: no"
     );
-    Trial {
+    DryRun {
         policy: policy.to_owned(),
-        answer: forbidden(&why),
+        result: forbidden(&why),
     }
 }
 
-fn held(name: &str) -> Value {
+fn admission_policy(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"failurePolicy": "Fail"}})
 }
 
@@ -145,7 +178,7 @@ fn binding(name: &str, action: &str) -> Value {
     json!({"metadata": {"name": "some"}, "spec": {"policyName": name, "validationActions": [action, "Audit"]}})
 }
 
-fn schema_of_flow(name: &str) -> Value {
+fn flow_schema(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"priorityLevelConfiguration": {"name": name}}})
 }
 
@@ -153,62 +186,66 @@ fn level(name: &str) -> Value {
     json!({"metadata": {"name": name}})
 }
 
-/// An installation with nothing wrong.
-fn well() -> Seen {
-    Seen {
-        agents_alone: false,
-        unmounted: Vec::new(),
-        leaving: std::collections::BTreeSet::new(),
+/// A `Deployment` of controllers.
+fn deployment(replicas: u32, status: &Value) -> Value {
+    let arguments = [
+        "controller",
+        "--report-listen=[::]:8444",
+        "--metrics-api-listen=[::]:8443",
+        "--lease-name=controller",
+    ];
+    let pod = json!({"serviceAccountName": "controller", "containers": [{"args": arguments}]});
+    json!({
+        "metadata": meta("controller"), "status": status,
+        "spec": {"replicas": replicas, "template": {"spec": pod}},
+    })
+}
+
+/// An installation without problems.
+fn well() -> Snapshot {
+    Snapshot {
+        only_agents: false,
         now: "2026-01-01T00:01:00Z".parse().expect("a time"),
         lease_namespace: "plimsoll-node-lease".to_owned(),
-        version: Ok(json!({"major": "1", "minor": "34+"})),
-        aggregation: Ok(json!({"data": {"requestheader-client-ca-file": "pem"}})),
-        api_service: Ok(
+        version: read(json!({"major": "1", "minor": "34+"})),
+        aggregation: read(json!({"data": {"requestheader-client-ca-file": "pem"}})),
+        api_service: read(
             json!({"status": {"conditions": [{"type": "Available", "status": "True"}]}}),
         ),
         schemas: ["ensurance.crane.io", "plimsoll.dev"].map(schema),
         daemon_sets: of(vec![set("agent-v2", [2, 2, 2])]),
-        deployments: of(vec![json!({
-            "metadata": meta("controller"), "status": {"readyReplicas": 2},
-            "spec": {"replicas": 2, "template": {"spec": {
-                "serviceAccountName": "controller", "containers": [{"args": ["controller", "--report-listen=[::]:8444",
-                    "--metrics-api-listen=[::]:8443", "--lease-name=controller"]}],
-            }}},
-        })]),
-        elections: vec![Ok(election("me", "2026-01-01T00:00:58Z"))],
-        namespaces: vec![(
-            "plimsoll".to_owned(),
-            Ok(json!({"metadata": {"name": "plimsoll"}})),
-        )],
-        refusals: vec![of(Vec::new())],
-        nodes: table(
-            ["Name", "Status", "Roles"],
-            &[["a", "Ready", ""], ["b", "Ready", ""]],
-        ),
-        foreign: table(["Name"], &[]),
-        agents: vec![pods(&[
-            ["agent-v2-x", "1/1", "Running", "a"],
-            ["agent-v2-y", "1/1", "Running", "b"],
-        ])],
-        watermarks: watermarks(&[kept("a"), kept("b"), ["c", "", "", "", "", "", "", ""]]),
+        deployments: of(vec![deployment(2, &json!({"readyReplicas": 2}))]),
+        elections: vec![election("me", "2026-01-01T00:00:58Z")],
+        agents: vec![AgentNamespace {
+            name: "plimsoll".to_owned(),
+            object: read(json!({"metadata": {"name": "plimsoll"}})),
+            pods: pods(&[
+                ["agent-v2-x", "1/1", "Running", "a"],
+                ["agent-v2-y", "1/1", "Running", "b"],
+            ]),
+            failed_create: of(Vec::new()),
+            failed_mount: of(Vec::new()),
+        }],
+        nodes: nodes(&[("a", true), ("b", true)]),
+        watermarks: watermarks(&[
+            healthy("a"),
+            healthy("b"),
+            ["c", "", "", "", "", "", "", ""],
+        ]),
         leases: of(vec![
             lease("a", "2026-01-01T00:00:55.000000Z"),
             lease("b", "2026-01-01T00:00:30.000000Z"),
         ]),
-        admission: [
-            of(HELD.map(held).to_vec()),
-            of(HELD.map(|name| binding(name, "Deny")).to_vec()),
-        ],
-        flow: [
-            of(FLOW.map(schema_of_flow).to_vec()),
-            of(FLOW.map(level).to_vec()),
-        ],
-        stop: Ok(json!({"metadata": {"name": OBJECT}})),
+        admission_policies: of(ADMISSION.map(admission_policy).to_vec()),
+        admission_bindings: of(ADMISSION.map(|name| binding(name, "Deny")).to_vec()),
+        flow_schemas: of(FLOW.map(flow_schema).to_vec()),
+        priority_levels: of(FLOW.map(level).to_vec()),
+        stop: read(json!({"metadata": {"name": OBJECT}})),
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
         reviews: ["get", "list", "patch"].map(review).to_vec(),
-        trials: HELD.map(trial).to_vec(),
+        dry_runs: ADMISSION.map(dry_run).to_vec(),
     }
 }
 
@@ -222,15 +259,16 @@ fn review(verb: &'static str) -> Review {
     }
 }
 
-fn election(holder: &str, renewed: &str) -> Value {
-    json!({"spec": {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 8}})
+fn election(holder: &str, renewed: &str) -> Read<Lease> {
+    let spec = json!({"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 8});
+    read(json!({"spec": spec}))
 }
 
-/// The one finding about an installation that is well but for this.
-fn but(change: impl FnOnce(&mut Seen)) -> String {
-    let mut seen = well();
-    change(&mut seen);
-    let found = findings(&seen);
+/// The only finding after this change to a healthy installation.
+fn only_finding(change: impl FnOnce(&mut Snapshot)) -> String {
+    let mut snapshot = well();
+    change(&mut snapshot);
+    let found = findings(&snapshot);
     let [finding] = found.as_slice() else {
         panic!("{found:?}");
     };
@@ -238,8 +276,8 @@ fn but(change: impl FnOnce(&mut Seen)) -> String {
     finding.to_string()
 }
 
-fn says(change: impl FnOnce(&mut Seen), words: &[&str]) {
-    let said = but(change);
+fn says(change: impl FnOnce(&mut Snapshot), words: &[&str]) {
+    let said = only_finding(change);
     for word in words {
         assert!(said.contains(word), "{word} is not in {said}");
     }
@@ -254,16 +292,16 @@ fn a_healthy_installation_has_no_findings() {
         "Kubernetes 1.34, 2 nodes, 2 agents running, 1 NodeQOS"
     );
     // Without the metrics API its requirements do not matter.
-    let mut seen = well();
-    (seen.api_service, seen.aggregation) = (refused(404), Ok(json!({"data": {}})));
-    without(&mut seen.deployments, "--metrics-api-listen=");
-    assert_eq!(findings(&seen), []);
+    let mut snapshot = well();
+    (snapshot.api_service, snapshot.aggregation) = (refused(404), read(json!({"data": {}})));
+    without(of_controller(&mut snapshot), "--metrics-api-listen=");
+    assert_eq!(findings(&snapshot), []);
 }
 
 #[test]
 fn an_old_kubernetes_is_reported() {
     says(
-        |it| it.version = Ok(json!({"major": "1", "minor": "32"})),
+        |it| it.version = read(json!({"major": "1", "minor": "32"})),
         &["1.32", "1.33 or later"],
     );
 }
@@ -275,7 +313,7 @@ fn unreadable_objects_are_reported_and_cause_no_other_finding() {
         &["nodes could not be read: refused (403)"],
     );
     says(
-        |it| it.agents = vec![refused(403)],
+        |it| it.agents[0].pods = refused(403),
         &["pods of agents could not be read"],
     );
     let rights = "run it as a user who may read that";
@@ -285,7 +323,7 @@ fn unreadable_objects_are_reported_and_cause_no_other_finding() {
         &["Leases could not be read", "check the API server"],
     );
     says(
-        |it| it.namespaces[0].1 = refused(403),
+        |it| it.agents[0].object = refused(403),
         &["the namespace of agents could not be read"],
     );
     says(
@@ -296,7 +334,7 @@ fn unreadable_objects_are_reported_and_cause_no_other_finding() {
         |it| it.schemas[1] = refused(403),
         &["definition of NodeWatermark", "could not be read"],
     );
-    let unknown = Err(Refused::default());
+    let unknown = Err(ReadError::default());
     says(
         |it| it.reviews[0].allowed = unknown,
         &["could not be checked", "subjectaccessreviews"],
@@ -313,9 +351,9 @@ fn missing_or_outdated_definitions_are_reported() {
             "plimsoll crds | kubectl apply",
         ],
     );
-    let on_1_33 = |seen: &mut Seen| {
-        seen.version = Ok(json!({"major": "1", "minor": "33"}));
-        seen.schemas[1] = refused(404);
+    let on_1_33 = |snapshot: &mut Snapshot| {
+        snapshot.version = read(json!({"major": "1", "minor": "33"}));
+        snapshot.schemas[1] = refused(404);
     };
     says(
         on_1_33,
@@ -324,8 +362,8 @@ fn missing_or_outdated_definitions_are_reported() {
             "plimsoll crds --kubernetes 1.33 | kubectl apply",
         ],
     );
-    let older = |seen: &mut Seen| {
-        let document = seen.schemas[1].as_mut().expect("there");
+    let older = |snapshot: &mut Snapshot| {
+        let document = snapshot.schemas[1].as_mut().expect("there");
         let status = "/components/schemas/NodeWatermark/properties/status/properties";
         let fields = document.pointer_mut(status).and_then(Value::as_object_mut);
         fields.expect("fields").remove("would");
@@ -344,7 +382,7 @@ fn missing_or_outdated_definitions_are_reported() {
 fn an_emergency_stop_and_its_missing_object_are_reported() {
     let annotated = json!({"metadata": {"annotations": {ANNOTATION: "why"}}});
     says(
-        |it| it.stop = Ok(annotated),
+        |it| it.stop = read(annotated),
         &["everything is stopped: why", "plimsoll resume"],
     );
     says(
@@ -363,26 +401,21 @@ fn a_missing_or_unready_controller_is_reported() {
         |it| it.deployments = of(Vec::new()),
         &["controller", "there is none"],
     );
-    let spec = |replicas: u32| {
-        let containers = json!([{"args": ["controller", "--report-listen=[::]:8444"]}]);
-        json!({"replicas": replicas, "template": {"spec": {"containers": containers}}})
-    };
-    let down =
-        json!({"metadata": meta("controller"), "spec": spec(2), "status": {"readyReplicas": 1}});
+    let down = deployment(2, &json!({"readyReplicas": 1}));
     says(
         |it| it.deployments = of(vec![down]),
         &["Deployment plimsoll/controller", "1 of 2 replicas"],
     );
-    let none = json!({"metadata": meta("controller"), "spec": spec(0), "status": {}});
+    let none = deployment(0, &json!({}));
     says(
         |it| it.deployments = of(vec![none]),
         &["0 of 0 replicas are ready", "kubectl scale"],
     );
     let why = "insufficient quota to match these scopes";
-    let refused = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
-    let unmade = json!({"metadata": meta("controller"), "spec": spec(2), "status": {"conditions": [refused]}});
+    let failure = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
+    let rejected = deployment(2, &json!({"conditions": [failure]}));
     says(
-        |it| it.deployments = of(vec![unmade]),
+        |it| it.deployments = of(vec![rejected]),
         &["0 of 2 replicas", why, "admit them"],
     );
 }
@@ -392,21 +425,21 @@ fn a_controller_without_a_leader_is_reported() {
     let none = "no replica leads";
     let of_old = election("me", "2026-01-01T00:59:51Z");
     says(
-        |it| it.elections = vec![Ok(election("", "2026-01-01T00:00:58Z"))],
+        |it| it.elections = vec![election("", "2026-01-01T00:00:58Z")],
         &[none],
     );
     says(|it| it.elections = vec![refused(404)], &[none]);
-    let mut seen = well();
-    seen.elections = vec![Ok(of_old.clone())];
-    seen.leases = of(Vec::new());
-    seen.agents = Vec::new();
-    seen.now = "2026-01-01T01:00:58Z".parse().expect("a time");
-    assert_eq!(findings(&seen), [], "8 s, and a minute more");
-    seen.now = "2026-01-01T01:01:00Z".parse().expect("a time");
-    assert_eq!(findings(&seen).len(), 1);
+    let mut snapshot = well();
+    snapshot.elections = vec![of_old];
+    snapshot.leases = of(Vec::new());
+    snapshot.agents = Vec::new();
+    snapshot.now = "2026-01-01T01:00:58Z".parse().expect("a time");
+    assert_eq!(findings(&snapshot), [], "8 s, and a minute more");
+    snapshot.now = "2026-01-01T01:01:00Z".parse().expect("a time");
+    assert_eq!(findings(&snapshot).len(), 1);
     // A controller that is not ready is not expected to lead.
-    seen.deployments.as_mut().expect("a list")["items"][0]["status"] = json!({});
-    let found = findings(&seen);
+    snapshot.deployments.as_mut().expect("a list")[0].status = None;
+    let found = findings(&snapshot);
     assert!(
         found[0].what.contains("0 of 2 replicas") && found.len() == 1,
         "{found:?}"
@@ -415,8 +448,8 @@ fn a_controller_without_a_leader_is_reported() {
 
 #[test]
 fn nodes_without_a_watermark_are_reported_while_a_controller_runs() {
-    let one = |seen: &mut Seen| {
-        seen.watermarks = watermarks(&[kept("a")]);
+    let one = |snapshot: &mut Snapshot| {
+        snapshot.watermarks = watermarks(&[healthy("a")]);
     };
     says(one, &["NodeWatermarks: there is none for 1 node: b"]);
 }
@@ -427,9 +460,9 @@ fn two_installations_are_reported() {
         "metadata": {"name": "c", "namespace": "other", "labels": {"app.kubernetes.io/instance": "second"}},
         "spec": {"replicas": 1}, "status": {"readyReplicas": 1},
     });
-    let add = |seen: &mut Seen| {
-        let list = seen.deployments.as_mut().expect("there");
-        list["items"].as_array_mut().expect("a list").push(second);
+    let add = |snapshot: &mut Snapshot| {
+        let list = snapshot.deployments.as_mut().expect("a list");
+        list.push(serde_json::from_value(second).expect("a Deployment"));
     };
     says(
         add,
@@ -443,7 +476,7 @@ fn two_installations_are_reported() {
 #[test]
 fn an_unavailable_metrics_api_is_reported() {
     says(
-        |it| it.aggregation = Ok(json!({"data": {}})),
+        |it| it.aggregation = read(json!({"data": {}})),
         &["API aggregation", "metricsAPI.enabled=false"],
     );
     says(
@@ -465,17 +498,17 @@ fn an_unavailable_metrics_api_is_reported() {
         {"type": "Available", "status": "False", "reason": "MissingEndpoints", "message": "no endpoints"},
     ]}});
     says(
-        |it| it.api_service = Ok(away),
+        |it| it.api_service = read(away),
         &["APIService", "no endpoints (MissingEndpoints)"],
     );
 }
 
 #[test]
 fn agents_of_another_version_are_reported() {
-    let mut older = kept("b");
+    let mut older = healthy("b");
     older[2] = "0.0.1";
     says(
-        |it| it.watermarks = watermarks(&[kept("a"), older]),
+        |it| it.watermarks = watermarks(&[healthy("a"), older]),
         &["some have version 0.0.1", OURS],
     );
 }
@@ -487,7 +520,7 @@ fn a_missing_permission_is_reported() {
         "system:serviceaccount:plimsoll:agent may not patch nodes",
     ];
     says(|it| it.reviews[2].allowed = Ok(false), &words);
-    let none = |it: &mut Seen| {
+    let none = |it: &mut Snapshot| {
         for review in &mut it.reviews {
             review.allowed = Ok(false);
         }
@@ -495,24 +528,33 @@ fn a_missing_permission_is_reported() {
     says(none, &["agent may not get, list, patch nodes\n"]);
 }
 
-/// Takes the argument from the first workload of the list.
-fn without(list: &mut Answer, argument: &str) {
-    let workload = &mut list.as_mut().expect("a list")["items"][0];
-    let args = &mut workload["spec"]["template"]["spec"]["containers"][0]["args"];
-    let args = args.as_array_mut().expect("arguments");
-    let before = args.len();
-    args.retain(|it| !it.as_str().unwrap_or_default().starts_with(argument));
-    assert_eq!(args.len() + 1, before, "{argument}");
+/// Removes an argument of a container.
+fn without(template: &mut PodTemplateSpec, argument: &str) {
+    let pod = template.spec.as_mut().expect("a pod");
+    let arguments = pod.containers[0].args.as_mut().expect("arguments");
+    let before = arguments.len();
+    arguments.retain(|it| !it.starts_with(argument));
+    assert_eq!(arguments.len() + 1, before, "{argument}");
+}
+
+fn of_controller(snapshot: &mut Snapshot) -> &mut PodTemplateSpec {
+    let deployment = &mut snapshot.deployments.as_mut().expect("a list")[0];
+    &mut deployment.spec.as_mut().expect("a spec").template
+}
+
+fn of_agents(snapshot: &mut Snapshot) -> &mut PodTemplateSpec {
+    let set = &mut snapshot.daemon_sets.as_mut().expect("a list")[0];
+    &mut set.spec.as_mut().expect("a spec").template
 }
 
 #[test]
 fn missing_arguments_for_evictions_are_reported() {
     says(
-        |it| without(&mut it.deployments, "--report-listen="),
+        |it| without(of_controller(it), "--report-listen="),
         &["evictions", "--report-listen", "no pod is evicted"],
     );
     says(
-        |it| without(&mut it.daemon_sets, "--report-service="),
+        |it| without(of_agents(it), "--report-service="),
         &[
             "evictions",
             "--report-service",
@@ -523,11 +565,15 @@ fn missing_arguments_for_evictions_are_reported() {
 
 #[test]
 fn admission_policies_not_in_force_are_reported() {
-    let only =
-        |which: usize, items: Vec<Value>| move |it: &mut Seen| it.admission[which] = of(items);
-    let all_but_one = HELD[1..].iter().map(|name| held(name)).collect();
-    says(only(0, all_but_one), &["not in force: agent-node;"]);
-    let weak = HELD.map(|name| {
+    let all_but_one = of(ADMISSION[1..]
+        .iter()
+        .map(|name| admission_policy(name))
+        .collect());
+    says(
+        |it| it.admission_policies = all_but_one,
+        &["not in force: agent-node;"],
+    );
+    let weak = ADMISSION.map(|name| {
         binding(
             name,
             if name == "agent-lease" {
@@ -537,7 +583,10 @@ fn admission_policies_not_in_force_are_reported() {
             },
         )
     });
-    says(only(1, weak.to_vec()), &["not in force: agent-lease;"]);
+    says(
+        |it| it.admission_bindings = of(weak.to_vec()),
+        &["not in force: agent-lease;"],
+    );
     for weak in [
         "controller-node",
         "controller-api",
@@ -545,29 +594,29 @@ fn admission_policies_not_in_force_are_reported() {
         "agent-token",
         "controller-token",
     ] {
-        let loose = HELD.map(|name| {
-            let mut policy = held(name);
+        let loose = ADMISSION.map(|name| {
+            let mut policy = admission_policy(name);
             if name == weak {
                 policy["spec"]["failurePolicy"] = "Ignore".into();
             }
             policy
         });
         let not = format!("not in force: {weak};");
-        says(only(0, loose.to_vec()), &[&not]);
+        says(|it| it.admission_policies = of(loose.to_vec()), &[&not]);
     }
     says(
-        |it| it.admission = [refused(404), refused(404)],
+        |it| (it.admission_policies, it.admission_bindings) = (refused(404), refused(404)),
         &["agent-node, agent-lease", "helm upgrade"],
     );
     says(
-        |it| it.admission[1] = refused(403),
+        |it| it.admission_bindings = refused(403),
         &["bindings of admission policies could not be read"],
     );
 }
 
 #[test]
 fn admission_policies_that_reject_nothing_are_reported() {
-    let through = |it: &mut Seen| it.trials[6].answer = Ok(json!({}));
+    let through = |it: &mut Snapshot| it.dry_runs[6].result = Ok(());
     says(
         through,
         &[
@@ -579,25 +628,28 @@ fn admission_policies_that_reject_nothing_are_reported() {
     let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
     let code = Some(404);
     says(
-        |it| it.trials[6].answer = Err(Refused { code, why }),
+        |it| it.dry_runs[6].result = Err(ReadError { code, why }),
         &["installed, but reject nothing: controller-eviction;"],
     );
     // Reported once: a policy that is not bound rejects nothing.
-    let unbound = |it: &mut Seen| {
-        it.trials[0].answer = Ok(json!({}));
-        it.admission[1] = of(HELD[1..].iter().map(|name| binding(name, "Deny")).collect());
+    let unbound = |it: &mut Snapshot| {
+        it.dry_runs[0].result = Ok(());
+        it.admission_bindings = of(ADMISSION[1..]
+            .iter()
+            .map(|name| binding(name, "Deny"))
+            .collect());
     };
     says(unbound, &["not in force: agent-node;"]);
     let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
-    let mut seen = well();
-    seen.trials[0].answer = forbidden(denied);
-    assert_eq!(findings(&seen), [], "the user has too few permissions");
-    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    let mut snapshot = well();
+    snapshot.dry_runs[0].result = forbidden(denied);
+    assert_eq!(findings(&snapshot), [], "the user has too few permissions");
+    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 1, "{said:?}");
     for words in ["agent-node could", "could not be tested", "may impersonate"] {
         assert!(said[0].contains(words), "{said:?}");
     }
-    let other = |it: &mut Seen| it.trials[1].answer = refused(500);
+    let other = |it: &mut Snapshot| it.dry_runs[1].result = refused(500);
     says(
         other,
         &[
@@ -606,7 +658,7 @@ fn admission_policies_that_reject_nothing_are_reported() {
             "follow the message",
         ],
     );
-    let mut seen = well();
-    seen.trials[2].answer = refused(404);
-    assert_eq!(findings(&seen), [], "there was no object to test with");
+    let mut snapshot = well();
+    snapshot.dry_runs[2].result = refused(404);
+    assert_eq!(findings(&snapshot), [], "there was no object to test with");
 }
