@@ -30,7 +30,7 @@ use crate::cluster::client::connect;
 use crate::cluster::clock;
 
 /// How often `--wait` repeats the checks.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 const HELP: &str = "\
 Checks the Kubernetes version, API aggregation, definitions, controller, agents and their layouts, their permissions and \
