@@ -446,7 +446,7 @@ fn the_commands_wait_until_every_node_has_followed() {
     let output = plimsoll(&node, &["resume"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.ends_with("1 of 1 nodes go on\n"), "{text}");
+    assert!(text.ends_with("1 of 1 nodes have resumed\n"), "{text}");
     agent.until("it acts again", || is_acting(&node, &batch));
     // An unresponsive agent is named; the stop stays.
     agent.kill();
@@ -519,7 +519,7 @@ fn it_goes_where_agents_watch(node: &Node) {
     let output = plimsoll(node, &["stop", "--wait=false", "--reason=why"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    let made = "was missing in namespace elsewhere, and was made";
+    let made = "was missing in namespace elsewhere and has been created";
     assert!(text.contains(made), "{text}");
     let args = ["stop", "--wait=false", "--lease-namespace", LEASES];
     let output = plimsoll(node, &args);

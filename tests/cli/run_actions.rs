@@ -66,7 +66,7 @@ fn a_pod_is_evicted_and_new_work_is_not_allowed_meanwhile() {
     let gone = machine.state(&["--schedulable"]);
     assert_eq!(gone.status.code(), Some(2));
     let why = String::from_utf8(gone.stderr).unwrap();
-    assert!(why.contains("does not run any more"), "{why}");
+    assert!(why.contains("no longer runs"), "{why}");
 }
 
 #[test]
