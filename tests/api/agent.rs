@@ -8,11 +8,11 @@ use crate::agent_support::{
 use crate::api_support::faults::{Fault, Proxy};
 use crate::api_support::leader::{Asked, Fate, Leader};
 use crate::api_support::{free_port, policy};
+use crate::run_support::eventually;
 use plimsoll::crd::eviction::{PATH, api_path};
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
-use crate::run_support::eventually;
 use serde_json::{Value, json};
 
 #[test]

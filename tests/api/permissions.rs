@@ -255,7 +255,9 @@ async fn check_account(
             verb,
         };
         assert!(
-            !actor.may(&crate::chart_support::access_review(&asked)).await,
+            !actor
+                .may(&crate::chart_support::access_review(&asked))
+                .await,
             "{verb}"
         );
     }
@@ -514,7 +516,10 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let ours = |taint: &String| taint.starts_with("interference");
     assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition(), Value::Null);
-    assert_eq!(crate::agent_support::ready(&node.status()), "False AgentEnded");
+    assert_eq!(
+        crate::agent_support::ready(&node.status()),
+        "False AgentEnded"
+    );
 }
 
 /// A pod that something would start again.

@@ -259,10 +259,10 @@ fn input_without_policies_is_a_warning() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(
-            told.contains(
+            stderr.contains(
                 "no policy found; a policy starts with apiVersion: ensurance.crane.io/v1alpha1"
             ),
-            "{told}"
+            "{stderr}"
         );
         let allowed = check(text, &["--allow-warnings"]);
         assert_eq!(allowed.status.code(), Some(0), "{text}");

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::run_support::{BINARY, Machine, throttle};
 use nix::sys::signal::Signal;
 use plimsoll::engine::Engine;
 use plimsoll::engine::plan::{Change, Plan, Transition};
@@ -19,7 +20,6 @@ use plimsoll::trace::Header;
 use plimsoll::trace::record::Recorder;
 use plimsoll::trace::replay::Replay;
 use proptest::prelude::*;
-use crate::run_support::{BINARY, Machine, throttle};
 use serde_json::Value;
 
 fn replay(trace: &Path, policies: &Path, more: &[&str]) -> Output {

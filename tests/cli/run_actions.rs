@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use crate::run_support::{Machine, eventually, policy, throttle};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 fn evict(more: &str) -> String {
@@ -158,7 +158,9 @@ fn systemd_is_notified_of_start_liveness_and_stop() {
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
     let socket = UnixDatagram::bind(machine.path("notify")).unwrap();
-    socket.set_read_timeout(Some(crate::run_support::TIMEOUT)).unwrap();
+    socket
+        .set_read_timeout(Some(crate::run_support::TIMEOUT))
+        .unwrap();
     let mut command = machine.run_command(&[]);
     command
         .env("NOTIFY_SOCKET", machine.path("notify"))

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use crate::run_support::{Machine, eventually, throttle};
+use nix::sys::signal::Signal;
 
 /// A machine with one burning pod under the throttle policy.
 fn machine() -> Machine {

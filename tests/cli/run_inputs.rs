@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use nix::sys::signal::Signal;
 use crate::run_support::{BINARY, Machine, eventually, pod, throttle};
+use nix::sys::signal::Signal;
 
 fn machine() -> Machine {
     let mut machine = Machine::new();

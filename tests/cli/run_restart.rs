@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use crate::run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use nix::sys::signal::Signal;
 use plimsoll::engine::metric::Resource;
 use plimsoll::engine::sample::{CpuTimes, Sample};
@@ -10,7 +11,6 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::window::{NodeWindows, Span};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::kept::{Kept, Worth};
-use crate::run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use serde_json::Value;
 
 /// A machine whose pod is throttled to its floor, after `plimsoll run` was terminated.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::run_support::{Machine, eventually, pod, throttle};
 use allocation_counter::measure;
 use nix::unistd::Pid;
 use plimsoll::engine::policy::NodeFacts;
@@ -15,7 +16,6 @@ use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
 use plimsoll::standalone::policies::{self, Overrides};
-use crate::run_support::{Machine, eventually, pod, throttle};
 
 /// A machine in this process over real cgroups.
 fn machine(env: &Machine, threshold: &str) -> host::Machine {
