@@ -1,4 +1,4 @@
-//! The controller's decisions, without a cluster: any history of edits ends where a full compile begins.
+//! The controller's decisions, without a cluster: any history of edits ends in the result of a full compilation.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -6,7 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod world_support;
+mod reconciler_support;
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use plimsoll::engine::policy::{NodeFacts, RuleId};
 use plimsoll::evictions::{Denial, Permit, RuleQuery};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use reconciler_support::{Cluster, breached, node_qos, observed_node, ready, reconciler, seen};
 use serde_json::{Value, json};
-use world_support::{Cluster, breached, node_qos, node_seen, ready, seen, world};
 
 #[derive(Clone, Debug)]
 enum Edit {
@@ -134,80 +134,80 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_history_of_edits_ends_where_a_full_compile_begins(edits in vec(edit(), 0..40)) {
+    fn any_history_of_edits_ends_in_the_result_of_a_full_compilation(edits in vec(edit(), 0..40)) {
         let mut cluster = Cluster::new();
         for edit in &edits {
             carry_out(&mut cluster, edit);
         }
-        cluster.rest();
+        cluster.finish();
         prop_assert_eq!(cluster.hashes(), cluster.compiled_in_full());
-        // At rest nothing is written, also by another replica that begins to lead.
+        // Once settled nothing is written, also by another replica that starts to lead.
         cluster.pass(Duration::from_mins(10));
         prop_assert_eq!(cluster.settle(0), 0);
-        let mut other = world();
+        let mut other = reconciler();
         for ((kind, name), object) in &cluster.objects {
             other.apply_policy(*kind, name, object);
         }
         for (name, object) in &cluster.watermarks {
-            other.apply_live(name, &seen(object));
+            other.apply_watermark(name, &seen(object));
         }
         for (name, facts) in &cluster.nodes {
-            other.apply_node(name, node_seen(name, facts));
+            other.apply_node(name, observed_node(name, facts));
         }
-        other.lead();
+        other.start_leading();
         prop_assert!(other.plan(cluster.now, 100).is_empty());
     }
 }
 
 #[test]
-fn a_policy_that_was_made_anew_while_nobody_watched_is_compiled() {
+fn a_policy_recreated_during_a_watch_outage_is_compiled() {
     let mut cluster = ready(2);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
-    cluster.rest();
+    cluster.finish();
     cluster.replace(
         Kind::NodeQos,
         "q",
         &node_qos(None, "close", 4000, "Preview"),
     );
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.hashes(), cluster.compiled_in_full());
 }
 
-/// Nodes that are not to be closed, because too many are.
-fn soft(cluster: &Cluster) -> Vec<String> {
-    let soft = cluster.watermarks.iter();
-    let soft = soft.filter(|(_, object)| object["spec"]["softenScheduling"] == true);
-    soft.map(|(name, _)| name.clone()).collect()
+/// Nodes with `PreferNoSchedule` because of the cap.
+fn beyond_cap(cluster: &Cluster) -> Vec<String> {
+    let beyond = cluster.watermarks.iter();
+    let beyond = beyond.filter(|(_, object)| object["spec"]["softenScheduling"] == true);
+    beyond.map(|(name, _)| name.clone()).collect()
 }
 
 #[test]
-fn a_node_that_was_opened_leaves_its_place_under_the_cap_to_others() {
+fn a_node_whose_taint_was_removed_frees_a_slot_under_the_cap() {
     let mut cluster = ready(2);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
-    cluster.rest();
+    cluster.finish();
     cluster.report("node000", breached(5000.0));
     cluster.settle(0);
     cluster.report("node001", breached(4100.0));
     cluster.settle(0);
-    assert_eq!(soft(&cluster), ["node001"]);
-    // Its agent ended, and somebody took its taint away: what it said last stands there for ever.
+    assert_eq!(beyond_cap(&cluster), ["node001"]);
+    // Its agent ended, and its taint was removed by hand: its last status stays forever.
     cluster.taint("node000", false);
     cluster.settle(0);
-    assert_eq!(soft(&cluster), [""; 0]);
+    assert_eq!(beyond_cap(&cluster), [""; 0]);
     cluster.fail_over();
     cluster.settle(0);
-    assert_eq!(soft(&cluster), [""; 0]);
-    // An agent runs there again, and closes it: of the two that are closed the one most over its mark stays so.
+    assert_eq!(beyond_cap(&cluster), [""; 0]);
+    // An agent runs there again and sets the taint: of the two nodes, the one furthest above its threshold keeps it.
     cluster.taint("node000", true);
     cluster.settle(0);
-    assert_eq!(soft(&cluster), ["node001"]);
+    assert_eq!(beyond_cap(&cluster), ["node001"]);
 }
 
 #[test]
-fn no_more_nodes_are_closed_than_the_cap_and_the_worst_stay_closed() {
+fn the_cap_limits_unschedulable_nodes_and_the_worst_stay_so() {
     let mut cluster = ready(20);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
-    cluster.rest();
+    cluster.finish();
     let names: Vec<String> = cluster.nodes.keys().cloned().collect();
     for (index, name) in names.iter().enumerate() {
         #[allow(clippy::cast_precision_loss, reason = "a small number")]
@@ -216,8 +216,8 @@ fn no_more_nodes_are_closed_than_the_cap_and_the_worst_stay_closed() {
         cluster.report(name, status);
     }
     cluster.settle(0);
-    assert_eq!(soft(&cluster), names[..14]);
-    // Those that are closed stay closed, whatever the others do: no flapping.
+    assert_eq!(beyond_cap(&cluster), names[..14]);
+    // Unschedulable nodes stay so, whatever the others do: no flapping.
     for name in &names[14..] {
         cluster.report(name, breached(4050.0));
     }
@@ -226,11 +226,11 @@ fn no_more_nodes_are_closed_than_the_cap_and_the_worst_stay_closed() {
         cluster.report(name, json!({"scheduling": {"state": "Enabled"}}));
     }
     cluster.settle(0);
-    assert_eq!(soft(&cluster), Vec::<String>::new());
+    assert_eq!(beyond_cap(&cluster), Vec::<String>::new());
 }
 
 #[test]
-fn an_edit_of_one_policy_writes_only_the_nodes_that_it_selects() {
+fn an_edit_of_one_policy_writes_only_the_nodes_it_selects() {
     let mut cluster = Cluster::new();
     for index in 0..30 {
         cluster.node(&format!("node{index:03}"), POOLS[index % 3]);
@@ -243,7 +243,7 @@ fn an_edit_of_one_policy_writes_only_the_nodes_that_it_selects() {
             &node_qos(Some(pool), "close", 4000, "None"),
         );
     }
-    cluster.rest();
+    cluster.finish();
     cluster.apply(
         Kind::NodeQos,
         "b",
@@ -253,64 +253,66 @@ fn an_edit_of_one_policy_writes_only_the_nodes_that_it_selects() {
 }
 
 #[test]
-fn the_pods_that_a_pod_qos_matches_are_summed_from_what_agents_tell_and_unknown_before() {
+fn matched_pods_are_summed_over_agents_and_unknown_before_their_reports() {
     let mut cluster = ready(3);
     let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "batch", &spec);
     cluster.settle(0);
     let matched = |cluster: &mut Cluster| {
-        cluster.world.status_failed(cluster.now);
+        cluster.reconciler.status_failed(cluster.now);
         cluster.pass(Duration::from_secs(20));
-        let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+        let statuses = cluster
+            .reconciler
+            .statuses(cluster.now, "2026-11-21T00:00:00Z");
         let mut of_pods = statuses.into_iter().filter(|s| s.key.0 == Kind::PodQos);
         of_pods.next().unwrap().status["matchedPods"].clone()
     };
     assert_eq!(matched(&mut cluster), Value::Null);
-    let tells = |pods: u32| json!({"podPolicies": [{"name": "batch", "matched": pods}, {"name": "other", "matched": 9}]});
-    cluster.report("node000", tells(0));
+    let status = |pods: u32| json!({"podPolicies": [{"name": "batch", "matched": pods}, {"name": "other", "matched": 9}]});
+    cluster.report("node000", status(0));
     assert_eq!(matched(&mut cluster), 0);
-    cluster.report("node001", tells(4));
-    cluster.report("node002", tells(7));
+    cluster.report("node001", status(4));
+    cluster.report("node002", status(7));
     assert_eq!(matched(&mut cluster), 11);
 }
 
 #[test]
-fn what_was_mended_is_not_held_against_an_object_by_nodes_that_it_does_not_concern() {
+fn a_fixed_finding_is_not_reported_by_nodes_the_object_does_not_affect() {
     let mut cluster = ready(1);
     cluster.node("unselected", "b");
     let spec = node_qos(Some("a"), "close", 4000, "None");
     cluster.apply(Kind::NodeQos, "q", &spec);
     let action = |ratio: u32| json!({"throttle": {"cpuThrottle": {"minCPURatio": ratio}}});
     cluster.apply(Kind::AvoidanceAction, "slow", &action(100));
-    // By this every node is compiled anew.
+    // This recompiles every node.
     let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "batch", &spec);
-    cluster.rest();
+    cluster.finish();
     let ready = |cluster: &mut Cluster| cluster.condition(Kind::AvoidanceAction, "slow", "Ready");
     assert_eq!(ready(&mut cluster).unwrap().1, "ActionWithoutEffect");
     cluster.apply(Kind::AvoidanceAction, "slow", &action(10));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(ready(&mut cluster).unwrap().1, "Ready");
 }
 
 #[test]
-fn a_standby_remembers_no_node_that_is_gone() {
+fn a_standby_forgets_deleted_nodes() {
     let mut cluster = ready(1);
-    cluster.world.follow();
+    cluster.reconciler.stop_leading();
     for index in 0..100 {
         let name = format!("spot{index}");
         cluster.node(&name, "a");
         cluster.delete_node(&name);
     }
     assert_eq!(cluster.settle(0), 0);
-    let [nodes, pending, _] = cluster.world.counts();
+    let [nodes, pending, _] = cluster.reconciler.counts();
     assert_eq!((nodes, pending), (1, 0));
 }
 
 #[test]
-fn every_field_is_written_so_that_none_keeps_what_others_put_there() {
+fn every_field_is_written_so_that_edits_of_others_are_reverted() {
     let mut cluster = ready(1);
-    cluster.rest();
+    cluster.finish();
     let spec = &cluster.watermarks["node000"]["spec"];
     for list in ["rules", "actions", "podPolicies", "sources"] {
         assert_eq!(spec[list], json!([]), "{list}");
@@ -319,27 +321,32 @@ fn every_field_is_written_so_that_none_keeps_what_others_put_there() {
 }
 
 #[test]
-fn numbers_alone_are_not_written_more_often_than_every_ten_seconds() {
+fn counts_alone_are_written_at_most_every_ten_seconds() {
     let mut cluster = ready(2);
     cluster.apply(
         Kind::PodQos,
         "batch",
         &json!({"labelSelector": {}, "allowedActions": ["throttle"]}),
     );
-    cluster.rest();
+    cluster.finish();
     let mut writes = 0;
     for second in 0..60 {
-        let tells = json!({"podPolicies": [{"name": "batch", "matched": second}]});
-        cluster.report("node000", tells);
+        let status = json!({"podPolicies": [{"name": "batch", "matched": second}]});
+        cluster.report("node000", status);
         cluster.pass(Duration::from_secs(1));
-        for status in cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z") {
+        for status in cluster
+            .reconciler
+            .statuses(cluster.now, "2026-11-21T00:00:00Z")
+        {
             if status.key.0 == Kind::PodQos {
                 writes += 1;
                 cluster.generation += 1;
                 // The watch shows it.
                 let mut object = cluster.objects[&status.key].clone();
                 object["status"] = status.status;
-                cluster.world.apply_policy(Kind::PodQos, "batch", &object);
+                cluster
+                    .reconciler
+                    .apply_policy(Kind::PodQos, "batch", &object);
             }
         }
     }
@@ -347,7 +354,7 @@ fn numbers_alone_are_not_written_more_often_than_every_ten_seconds() {
 }
 
 #[test]
-fn more_rules_than_a_node_can_keep_are_left_out_and_told_and_block_no_other_edit() {
+fn rules_beyond_the_limit_of_a_node_are_reported_and_block_no_other_edit() {
     let mut cluster = ready(2);
     let mut spec = node_qos(None, "close", 4000, "Preview");
     let rule = spec["rules"][0].clone();
@@ -360,14 +367,14 @@ fn more_rules_than_a_node_can_keep_are_left_out_and_told_and_block_no_other_edit
     for index in 0..5 {
         cluster.apply(Kind::NodeQos, &format!("q{index}"), &spec);
     }
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.rules("node000"), 256);
     let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
     assert_eq!(ready, ("False".into(), "TooMany".into()));
     let ready = cluster.condition(Kind::NodeQos, "q3", "Ready").unwrap();
     assert_eq!(ready.0, "True");
     cluster.delete(Kind::NodeQos, "q0");
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.rules("node000"), 240);
     let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
     assert_eq!(ready.0, "True");
@@ -375,9 +382,11 @@ fn more_rules_than_a_node_can_keep_are_left_out_and_told_and_block_no_other_edit
 
 /// A `NodeQOS` over all nodes: its rules in force, their strategies and the message of its condition Ready.
 fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
-    cluster.world.status_failed(cluster.now);
+    cluster.reconciler.status_failed(cluster.now);
     cluster.pass(std::time::Duration::from_secs(20));
-    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let statuses = cluster
+        .reconciler
+        .statuses(cluster.now, "2026-11-21T00:00:00Z");
     let q = statuses
         .iter()
         .find(|it| it.key == (Kind::NodeQos, "q".into()));
@@ -393,7 +402,7 @@ fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
 }
 
 #[test]
-fn a_rule_whose_action_does_not_exist_is_not_counted_among_those_in_force() {
+fn a_rule_with_an_unknown_action_does_not_count_as_in_force() {
     let mut cluster = ready(3);
     let mut spec = node_qos(None, "close", 4000, "Preview");
     let mut other = spec["rules"][0].clone();
@@ -405,7 +414,7 @@ fn a_rule_whose_action_does_not_exist_is_not_counted_among_those_in_force() {
     let (rules, strategy, message) = rules_in_force(&mut cluster);
     assert_eq!((rules, &*strategy), (1, "Preview"));
     assert!(message.contains("there-is-none"), "{message}");
-    // Where no node is selected, those count that would be in force.
+    // If no node is selected, the rules count that would be in force.
     spec["selector"] = json!({"matchLabels": {"pool": "none"}});
     cluster.apply(Kind::NodeQos, "q", &spec);
     let (rules, strategy, _) = rules_in_force(&mut cluster);
@@ -416,7 +425,7 @@ fn a_rule_whose_action_does_not_exist_is_not_counted_among_those_in_force() {
 }
 
 #[test]
-fn a_rule_that_is_off_on_some_nodes_and_a_mark_that_some_cannot_pass_say_on_which() {
+fn a_finding_that_holds_on_some_nodes_says_on_which() {
     let mut cluster = ready(2);
     let facts = |cpus| NodeFacts {
         cpus,
@@ -425,8 +434,8 @@ fn a_rule_that_is_off_on_some_nodes_and_a_mark_that_some_cannot_pass_say_on_whic
     // The nodes of the cluster have 8 CPUs.
     for (name, cpus) in [("small0", 2), ("small1", 2), ("tiny", 1)] {
         cluster
-            .world
-            .apply_node(name, node_seen(name, &facts(cpus)));
+            .reconciler
+            .apply_node(name, observed_node(name, &facts(cpus)));
     }
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     let (rules, _, message) = rules_in_force(&mut cluster);
@@ -468,7 +477,7 @@ fn evicting() -> Cluster {
             &node_qos(None, "evict", 4000, strategy),
         );
     }
-    cluster.rest();
+    cluster.finish();
     cluster
 }
 
@@ -487,7 +496,7 @@ fn permit(cluster: &Cluster, node: &str, rule: &str, hash: &str) -> Result<Permi
         "status": {"phase": "Running"},
     });
     let (reply, _) = tokio::sync::oneshot::channel();
-    cluster.world.permit(&RuleQuery {
+    cluster.reconciler.permit(&RuleQuery {
         node: node.into(),
         hash: hash.to_owned(),
         rule: RuleId::from(rule),
@@ -497,7 +506,7 @@ fn permit(cluster: &Cluster, node: &str, rule: &str, hash: &str) -> Result<Permi
 }
 
 #[test]
-fn an_eviction_is_permitted_with_the_grace_period_of_the_action_and_the_zone_of_the_node() {
+fn a_permitted_eviction_has_the_actions_grace_period_and_the_nodes_zone() {
     let mut cluster = evicting();
     let hash = hash_of(&cluster, "node000");
     let grace = Duration::from_secs(7);
@@ -507,16 +516,16 @@ fn an_eviction_is_permitted_with_the_grace_period_of_the_action_and_the_zone_of_
     let zone = "topology.kubernetes.io/zone".to_owned();
     facts.labels.insert(zone, "a".to_owned());
     cluster
-        .world
-        .apply_node("node000", node_seen("node000", &facts));
-    cluster.rest();
+        .reconciler
+        .apply_node("node000", observed_node("node000", &facts));
+    cluster.finish();
     let permitted = permit(&cluster, "node000", "q/cpu", &hash);
     let zone = Some("a".to_owned());
     assert_eq!(permitted, Ok(Permit { grace, zone }));
 }
 
 #[test]
-fn an_eviction_is_denied_that_the_rules_of_the_node_do_not_ask_for() {
+fn an_eviction_that_no_rule_of_the_node_asks_for_is_denied() {
     let cluster = evicting();
     let hashes = ["node000", "node001"].map(|node| hash_of(&cluster, node));
     let not_wanted = Denial::Objection(Objection::NotWanted);
@@ -539,13 +548,13 @@ fn an_eviction_is_denied_that_the_rules_of_the_node_do_not_ask_for() {
 }
 
 #[test]
-fn an_eviction_is_denied_where_the_agent_enforces_other_rules_than_the_api_server_has() {
+fn an_eviction_is_denied_if_the_agent_enforces_other_rules() {
     let mut cluster = evicting();
     let before = hash_of(&cluster, "node000");
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "evict", 6000, "None"));
     let planned = permit(&cluster, "node000", "q/cpu", &before);
-    assert_eq!(planned, Err(Denial::OtherRules), "others are to be written");
-    cluster.rest();
+    assert_eq!(planned, Err(Denial::OtherRules), "a write is pending");
+    cluster.finish();
     let denied = permit(&cluster, "node000", "q/cpu", &before);
     assert_eq!(denied, Err(Denial::OtherRules));
     let after = hash_of(&cluster, "node000");
@@ -554,29 +563,31 @@ fn an_eviction_is_denied_where_the_agent_enforces_other_rules_than_the_api_serve
     // Another writer edits the NodeWatermark, and leaves the hash as it is.
     let mut edited = cluster.watermarks["node000"].clone();
     edited["spec"]["rules"][0]["watermark"] = json!(1.0);
-    cluster.world.apply_live("node000", &seen(&edited));
+    cluster
+        .reconciler
+        .apply_watermark("node000", &seen(&edited));
     let denied = permit(&cluster, "node000", "q/cpu", &after);
     assert_eq!(denied, Err(Denial::OtherRules));
-    cluster.world.delete_live("node000");
+    cluster.reconciler.delete_watermark("node000");
     let denied = permit(&cluster, "node000", "q/cpu", &after);
     assert_eq!(denied, Err(Denial::OtherRules));
 }
 
 #[test]
-fn rules_of_a_node_that_is_gone_permit_nothing_on_another_of_its_name() {
+fn rules_of_a_deleted_node_permit_nothing_on_its_replacement() {
     let mut cluster = evicting();
     let hash = hash_of(&cluster, "node000");
     let facts = cluster.nodes["node000"].clone();
-    cluster.world.delete_node("node000");
+    cluster.reconciler.delete_node("node000");
     let denied = permit(&cluster, "node000", "q/cpu", &hash);
     assert_eq!(denied, Err(Denial::OtherRules));
-    let mut other = node_seen("node000", &facts);
+    let mut other = observed_node("node000", &facts);
     other.uid = "another".to_owned();
-    cluster.world.apply_node("node000", other);
+    cluster.reconciler.apply_node("node000", other);
     let denied = permit(&cluster, "node000", "q/cpu", &hash);
     assert_eq!(
         denied,
         Err(Denial::OtherRules),
-        "nothing is written for it yet"
+        "its NodeWatermark is not written yet"
     );
 }

@@ -1,4 +1,4 @@
-//! Agents that fall silent while something is in force on their nodes.
+//! Agents that become unresponsive while something is in force on their nodes.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -9,86 +9,86 @@ use std::process::Command;
 use std::time::Duration;
 
 use plimsoll::engine::time::BootTime;
-use plimsoll::reconcilers::wire::{NodeSeen, Watermark};
-use plimsoll::reconcilers::world::{Note, Settings, Subject, World, Write};
+use plimsoll::reconcilers::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject};
+use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
 use serde_json::{Value, json};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
 struct Fleet {
-    world: World,
+    reconciler: Reconciler,
     now: BootTime,
-    spoken: u32,
+    updates: u32,
 }
 
-fn node(name: &str, ready: bool, tainted: bool) -> NodeSeen {
-    NodeSeen {
+fn node(name: &str, ready: bool, tainted: bool) -> ObservedNode {
+    ObservedNode {
         uid: name.to_owned(),
         ready,
         tainted,
-        ..NodeSeen::default()
+        ..ObservedNode::default()
     }
 }
 
 impl Fleet {
-    /// So many nodes, Ready and with our taint, whose agents have just spoken.
+    /// Ready nodes with our taint, whose agents have just written their status.
     fn tainted(nodes: usize) -> Self {
         let mut fleet = Self {
-            world: World::new(Settings::default()),
+            reconciler: Reconciler::new(Settings::default()),
             now: BootTime::from_nanos(1),
-            spoken: 0,
+            updates: 0,
         };
-        fleet.world.lead();
+        fleet.reconciler.start_leading();
         for name in names(nodes) {
-            fleet.world.apply_node(&name, node(&name, true, true));
-            fleet.says(&name, json!({"scheduling": {"state": "NoSchedule"}}));
+            fleet.reconciler.apply_node(&name, node(&name, true, true));
+            fleet.write_status(&name, json!({"scheduling": {"state": "NoSchedule"}}));
         }
-        fleet.look();
+        fleet.plan();
         fleet
     }
 
-    /// Its agent writes.
-    fn says(&mut self, name: &str, mut status: Value) {
-        self.spoken += 1;
-        status["agent"] = json!({"version": "1", "bootID": self.spoken.to_string()});
+    /// The agent writes its status.
+    fn write_status(&mut self, name: &str, mut status: Value) {
+        self.updates += 1;
+        status["agent"] = json!({"version": "1", "bootID": self.updates.to_string()});
         let object =
             json!({"metadata": {"uid": "w", "generation": 1}, "spec": {}, "status": status});
-        self.world
-            .apply_live(name, &Watermark::of_value(&object).unwrap());
+        self.reconciler
+            .apply_watermark(name, &Watermark::of_value(&object).unwrap());
     }
 
-    fn speak(&mut self, name: &str) {
-        self.says(name, json!({"scheduling": {"state": "NoSchedule"}}));
+    fn respond(&mut self, name: &str) {
+        self.write_status(name, json!({"scheduling": {"state": "NoSchedule"}}));
     }
 
-    /// The nodes that are opened now; every opening works.
-    fn look(&mut self) -> Vec<String> {
-        let mut opened = Vec::new();
-        for write in self.world.plan(self.now, 100) {
-            if let Write::Open { node, uid } = write {
+    /// Carries out what is planned; returns the nodes whose taint was removed.
+    fn plan(&mut self) -> Vec<String> {
+        let mut removed = Vec::new();
+        for operation in self.reconciler.plan(self.now, 100) {
+            if let Operation::RemoveTaint { node, uid } = operation {
                 assert_eq!(node, uid);
-                self.world.opened(&node, self.now, Ok(true));
-                opened.push(node);
+                self.reconciler.taint_removed(&node, self.now, Ok(true));
+                removed.push(node);
             }
         }
-        opened
+        removed
     }
 
     fn pass(&mut self, time: Duration) -> Vec<String> {
         self.now = self.now + time;
-        self.look()
+        self.plan()
     }
 
-    /// How many agents are silent, and how many of these left throttled pods.
-    fn silent(&self) -> [usize; 2] {
-        let figures = self.world.silence_figures();
-        [figures.silent, figures.throttling]
+    /// The numbers of unresponsive agents, and of those that left throttled pods.
+    fn unresponsive(&self) -> [usize; 2] {
+        let counts = self.reconciler.liveness_counts();
+        [counts.unresponsive, counts.throttling]
     }
 
-    fn notes(&mut self, reason: &str) -> Vec<Note> {
-        let mut notes = self.world.take_notes();
-        notes.retain(|note| note.reason == reason);
-        notes
+    fn events(&mut self, reason: &str) -> Vec<PendingEvent> {
+        let mut events = self.reconciler.take_events();
+        events.retain(|event| event.reason == reason);
+        events
     }
 }
 
@@ -97,190 +97,205 @@ fn names(nodes: usize) -> Vec<String> {
 }
 
 #[test]
-fn the_taint_of_an_agent_that_is_silent_for_ten_minutes_is_taken_away_once_and_told() {
+fn the_taint_is_removed_once_after_ten_unresponsive_minutes() {
     let mut fleet = Fleet::tainted(2);
     for _ in 0..9 {
         assert_eq!(fleet.pass(MINUTE), [""; 0]);
-        fleet.speak("node01");
+        fleet.respond("node01");
     }
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
-    let told = fleet.notes("TaintOfSilentAgentRemoved");
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].about, Subject::Node("node00".to_owned()));
-    assert!(told[0].message.contains("10 min"), "{}", told[0].message);
+    let events = fleet.events("TaintOfSilentAgentRemoved");
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].about, Subject::Node("node00".to_owned()));
+    assert!(
+        events[0].message.contains("10 min"),
+        "{}",
+        events[0].message
+    );
     // The watch shows it only later.
-    fleet.speak("node01");
+    fleet.respond("node01");
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
     fleet
-        .world
+        .reconciler
         .apply_node("node00", node("node00", true, false));
-    fleet.speak("node01");
+    fleet.respond("node01");
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
-    assert_eq!(fleet.silent(), [0, 0]);
+    assert_eq!(fleet.unresponsive(), [0, 0]);
 }
 
 #[test]
-fn an_opening_that_fails_is_tried_again_after_a_pause() {
+fn a_failed_taint_removal_is_retried() {
     let mut fleet = Fleet::tainted(1);
     fleet.now = fleet.now + 10 * MINUTE;
-    let writes = fleet.world.plan(fleet.now, 100);
-    assert!(matches!(&writes[..], [Write::Open { .. }]), "{writes:?}");
+    let operations = fleet.reconciler.plan(fleet.now, 100);
     assert!(
-        fleet.world.plan(fleet.now, 100).is_empty(),
-        "it is under way"
+        matches!(&operations[..], [Operation::RemoveTaint { .. }]),
+        "{operations:?}"
     );
-    fleet.world.opened("node00", fleet.now, Err(()));
-    assert_eq!(fleet.look(), [""; 0]);
+    assert!(
+        fleet.reconciler.plan(fleet.now, 100).is_empty(),
+        "it is in progress"
+    );
+    fleet.reconciler.taint_removed("node00", fleet.now, Err(()));
+    assert_eq!(fleet.plan(), [""; 0]);
     assert_eq!(fleet.pass(Duration::from_secs(2)), ["node00"]);
 }
 
 #[test]
-fn an_opening_that_took_the_taint_alone_is_tried_again_for_the_condition() {
+fn a_removal_without_the_condition_is_retried() {
     let mut fleet = Fleet::tainted(1);
     fleet.now = fleet.now + 10 * MINUTE;
-    let writes = fleet.world.plan(fleet.now, 100);
-    assert!(matches!(&writes[..], [Write::Open { .. }]), "{writes:?}");
+    let operations = fleet.reconciler.plan(fleet.now, 100);
+    assert!(
+        matches!(&operations[..], [Operation::RemoveTaint { .. }]),
+        "{operations:?}"
+    );
     // The watch shows that the taint is gone before it is known that the condition could not be written.
     fleet
-        .world
+        .reconciler
         .apply_node("node00", node("node00", true, false));
-    fleet.world.opened("node00", fleet.now, Err(()));
+    fleet.reconciler.taint_removed("node00", fleet.now, Err(()));
     assert_eq!(fleet.pass(Duration::from_secs(2)), ["node00"]);
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
-    assert_eq!(fleet.silent(), [0, 0]);
+    assert_eq!(fleet.unresponsive(), [0, 0]);
 }
 
 #[test]
-fn a_condition_that_outlived_its_taint_goes_too_whoever_leads() {
+fn a_condition_left_without_its_taint_is_removed_by_any_leader() {
     let mut fleet = Fleet::tainted(1);
-    let half = NodeSeen {
+    let half = ObservedNode {
         interferes: true,
         ..node("node00", true, false)
     };
     fleet.now = fleet.now + 10 * MINUTE;
-    let writes = fleet.world.plan(fleet.now, 100);
-    assert!(matches!(&writes[..], [Write::Open { .. }]), "{writes:?}");
-    fleet.world.apply_node("node00", half);
-    fleet.world.opened("node00", fleet.now, Err(()));
-    // The same outage ends the watch, and another replica leads.
-    fleet.world.missed();
-    fleet.world.follow();
-    fleet.world.lead();
-    fleet.look();
+    let operations = fleet.reconciler.plan(fleet.now, 100);
+    assert!(
+        matches!(&operations[..], [Operation::RemoveTaint { .. }]),
+        "{operations:?}"
+    );
+    fleet.reconciler.apply_node("node00", half);
+    fleet.reconciler.taint_removed("node00", fleet.now, Err(()));
+    // The same outage interrupts the watch, and another replica leads.
+    fleet.reconciler.watch_interrupted();
+    fleet.reconciler.stop_leading();
+    fleet.reconciler.start_leading();
+    fleet.plan();
     assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
 }
 
 #[test]
-fn what_the_controller_itself_makes_is_no_sign_of_life() {
+fn the_controllers_own_write_does_not_count_as_an_update_of_the_agent() {
     let mut fleet = Fleet::tainted(1);
     fleet.pass(9 * MINUTE);
-    fleet.world.delete_live("node00");
+    fleet.reconciler.delete_watermark("node00");
     let made = json!({"metadata": {"uid": "new", "generation": 1}, "spec": {}});
     fleet
-        .world
-        .apply_live("node00", &Watermark::of_value(&made).unwrap());
+        .reconciler
+        .apply_watermark("node00", &Watermark::of_value(&made).unwrap());
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
 }
 
 #[test]
-fn on_a_node_that_is_not_ready_nothing_is_undone_until_it_is() {
+fn nothing_is_restored_on_a_node_that_is_not_ready() {
     let mut fleet = Fleet::tainted(1);
     fleet
-        .world
+        .reconciler
         .apply_node("node00", node("node00", false, true));
     assert_eq!(fleet.pass(30 * MINUTE), [""; 0]);
-    fleet.world.apply_node("node00", node("node00", true, true));
+    fleet
+        .reconciler
+        .apply_node("node00", node("node00", true, true));
     assert_eq!(fleet.pass(Duration::from_secs(1)), ["node00"]);
 }
 
 #[test]
-fn who_begins_to_lead_or_was_cut_off_counts_from_anew() {
+fn timers_restart_with_a_new_term_and_after_an_outage() {
     let mut fleet = Fleet::tainted(1);
     fleet.pass(9 * MINUTE);
-    fleet.world.follow();
-    fleet.world.lead();
-    fleet.look();
+    fleet.reconciler.stop_leading();
+    fleet.reconciler.start_leading();
+    fleet.plan();
     assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
-    fleet.world.missed();
-    fleet.look();
+    fleet.reconciler.watch_interrupted();
+    fleet.plan();
     assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
 }
 
 #[test]
-fn throttled_pods_of_a_silent_agent_are_told_of_once_with_the_command_that_restores_them() {
+fn throttled_pods_are_reported_once_with_the_restore_command() {
     let mut fleet = Fleet::tainted(1);
     fleet
-        .world
+        .reconciler
         .apply_node("node00", node("node00", true, false));
-    fleet.says("node00", json!({"counts": {"throttled": 3}}));
-    fleet.look();
+    fleet.write_status("node00", json!({"counts": {"throttled": 3}}));
+    fleet.plan();
     assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
-    assert_eq!(fleet.notes("ThrottledBySilentAgent"), []);
+    assert_eq!(fleet.events("ThrottledBySilentAgent"), []);
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
-    let told = fleet.notes("ThrottledBySilentAgent");
-    assert_eq!(told.len(), 1);
-    assert!(told[0].warning && told[0].message.contains("3 pods"));
+    let events = fleet.events("ThrottledBySilentAgent");
+    assert_eq!(events.len(), 1);
+    assert!(events[0].warning && events[0].message.contains("3 pods"));
     let command = "plimsoll agent --restore --node-name node00";
-    assert!(told[0].message.contains(command), "{}", told[0].message);
-    assert_eq!(fleet.silent(), [1, 1]);
+    assert!(events[0].message.contains(command), "{}", events[0].message);
+    assert_eq!(fleet.unresponsive(), [1, 1]);
     fleet.pass(MINUTE);
-    assert_eq!(fleet.notes("ThrottledBySilentAgent"), []);
-    // Heard again and silent again: told again.
-    fleet.says("node00", json!({"counts": {"throttled": 2}}));
-    fleet.look();
+    assert_eq!(fleet.events("ThrottledBySilentAgent"), []);
+    // It responds and becomes unresponsive again: reported again.
+    fleet.write_status("node00", json!({"counts": {"throttled": 2}}));
+    fleet.plan();
     fleet.pass(10 * MINUTE);
-    assert_eq!(fleet.notes("ThrottledBySilentAgent").len(), 1);
+    assert_eq!(fleet.events("ThrottledBySilentAgent").len(), 1);
 }
 
 #[test]
-fn most_agents_silent_at_once_are_our_fault_and_nothing_is_undone() {
+fn nothing_is_restored_while_most_agents_are_unresponsive() {
     let mut fleet = Fleet::tainted(10);
-    // They wrote last at different times within five minutes, and then nothing came any more.
+    // They last wrote at different times within five minutes.
     for (minute, name) in names(10).into_iter().enumerate().take(5) {
         let names = names(10);
         assert_eq!(fleet.pass(MINUTE), [""; 0], "minute {minute}");
-        fleet.speak(&name);
-        fleet.speak(&names[minute + 5]);
+        fleet.respond(&name);
+        fleet.respond(&names[minute + 5]);
     }
     for _ in 0..60 {
         assert_eq!(fleet.pass(MINUTE), [""; 0]);
     }
-    let told = fleet.notes("AgentsSilent");
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].warning && told[0].about == Subject::Fleet);
-    assert_eq!(fleet.world.silence_figures().held, 1);
-    // Most come back: the others are dead indeed.
+    let events = fleet.events("AgentsSilent");
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(events[0].warning && events[0].about == Subject::Controller);
+    assert_eq!(fleet.reconciler.liveness_counts().frozen_zones, 1);
+    // Most respond again: the others are really dead.
     for name in &names(10)[..8] {
-        fleet.speak(name);
+        fleet.respond(name);
     }
     assert_eq!(fleet.pass(Duration::from_secs(1)), ["node08", "node09"]);
-    assert_eq!(fleet.notes("AgentsHeard").len(), 1);
+    assert_eq!(fleet.events("AgentsHeard").len(), 1);
 }
 
 #[test]
-fn agents_that_write_together_every_five_minutes_are_never_taken_for_silent() {
+fn agents_that_write_together_every_five_minutes_are_not_unresponsive() {
     let mut fleet = Fleet::tainted(10);
     for _ in 0..5 {
-        // A quarter of a second before the controller's next look, and some seconds late.
+        // Some seconds late.
         assert_eq!(fleet.pass(5 * MINUTE + Duration::from_secs(5)), [""; 0]);
-        assert_eq!(fleet.world.silence_figures().held, 0);
+        assert_eq!(fleet.reconciler.liveness_counts().frozen_zones, 0);
         for name in &names(10) {
-            fleet.speak(name);
+            fleet.respond(name);
         }
     }
-    assert_eq!(fleet.notes("AgentsSilent"), []);
+    assert_eq!(fleet.events("AgentsSilent"), []);
 }
 
 #[test]
-fn two_silent_agents_of_two_are_taken_for_dead() {
+fn two_unresponsive_agents_of_two_are_dead() {
     let mut fleet = Fleet::tainted(2);
     assert_eq!(fleet.pass(10 * MINUTE), ["node00", "node01"]);
 }
 
 #[test]
-fn a_silence_that_living_agents_keep_too_is_refused() {
+fn a_timeout_shorter_than_the_agents_write_interval_is_rejected() {
     let started = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
         .args(["controller", "--silent-agent-after", "5m59s"])
         .env("KUBECONFIG", "/nowhere")

@@ -18,8 +18,8 @@ use crate::evictions;
 use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
 use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
+use crate::reconcilers::reconciler::Settings;
 use crate::reconcilers::run::{self, Options};
-use crate::reconcilers::world::Settings;
 
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says \

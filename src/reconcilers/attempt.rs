@@ -1,4 +1,4 @@
-//! A write that is under way, or failed and waits. Pure.
+//! Retry state of a write. Pure.
 
 use std::time::Duration;
 
@@ -6,55 +6,54 @@ use crate::cluster::backoff::jittered;
 use crate::crd::node_watermark::Hash;
 use crate::engine::time::BootTime;
 
-/// A failed write is tried again after this, doubled at each failure...
-const RETRY: Duration = Duration::from_secs(1);
+/// Delay before the first retry; doubled after each further failure...
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// ...up to this.
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
-/// A write that is under way, or failed and waits.
+/// A write that is in progress, or failed and waits for its retry.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attempt {
     running: bool,
     failures: u32,
     not_before: Option<BootTime>,
-    /// The hash that was asked for, if it is about a hash.
-    pub asked: Option<Hash>,
+    /// The hash of the spec that is being written.
+    pub hash: Option<Hash>,
 }
 
 impl Attempt {
-    /// Whether it may begin.
+    /// Whether it may start.
     pub fn is_due(&self, now: BootTime) -> bool {
         !self.running && self.not_before.is_none_or(|at| now >= at)
     }
 
-    /// It is under way, or failed and is to be tried again.
-    pub const fn is_begun(&self) -> bool {
+    /// It is in progress or waits for a retry.
+    pub const fn is_started(&self) -> bool {
         self.running || self.failures > 0
     }
 
-    /// It begins.
-    pub const fn begin(&mut self) {
+    /// It starts.
+    pub const fn start(&mut self) {
         self.running = true;
     }
 
     /// It failed.
     pub fn failed(&mut self, now: BootTime) {
         self.running = false;
-        self.not_before = Some(now + pause(self.failures));
+        self.not_before = Some(now + retry_delay(self.failures));
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// It waits at least for so long.
+    /// Delays it until then at least.
     pub fn wait(&mut self, until: BootTime) {
         self.not_before = self.not_before.max(Some(until));
     }
 }
 
-/// How long to wait after this many failures before: with jitter, as what fails at once for many nodes is not to be tried
-/// for all of them at once.
-pub fn pause(failures: u32) -> Duration {
-    let pause = RETRY.saturating_mul(1 << failures.min(10));
-    jittered(pause.min(LONGEST_RETRY))
+/// The delay after `failures` earlier failures. With jitter, so that writes that failed together are not retried together.
+pub fn retry_delay(failures: u32) -> Duration {
+    let delay = MIN_RETRY_DELAY.saturating_mul(1 << failures.min(10));
+    jittered(delay.min(MAX_RETRY_DELAY))
 }
 
 #[cfg(test)]
@@ -64,12 +63,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_that_failed_together_are_not_tried_again_together() {
-        for (failures, least) in [(0, 1), (3, 8), (10, 60)] {
-            let least = Duration::from_secs(least);
-            let pauses: BTreeSet<Duration> = (0..100).map(|_| pause(failures)).collect();
+    fn retries_after_a_common_failure_are_spread() {
+        for (failures, min) in [(0, 1), (3, 8), (10, 60)] {
+            let min = Duration::from_secs(min);
+            let pauses: BTreeSet<Duration> = (0..100).map(|_| retry_delay(failures)).collect();
             assert!(pauses.len() > 50, "{pauses:?}");
-            assert!(pauses.iter().all(|it| (least..=least * 5 / 4).contains(it)));
+            assert!(pauses.iter().all(|it| (min..=min * 5 / 4).contains(it)));
         }
     }
 }

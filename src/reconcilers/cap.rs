@@ -1,33 +1,33 @@
-//! One bad watermark must not close a cluster: at most a part of the nodes is unschedulable at a time. Pure.
+//! The cap on unschedulable nodes, so that one bad threshold can't close a whole cluster. Pure.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use crate::ordered;
 
-/// One node whose rules want it closed.
+/// A node whose rules want it unschedulable.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Closing {
+pub struct Candidate {
     /// Its name.
     pub node: String,
-    /// It is closed already.
-    pub closed: bool,
-    /// The largest value over mark of those rules: 1.2 is 20 % over.
-    pub over: f64,
+    /// It has the `NoSchedule` taint already.
+    pub unschedulable: bool,
+    /// The largest value/threshold of those rules: 1.2 is 20 % above.
+    pub ratio: f64,
 }
 
-/// The most nodes that may be closed at once.
+/// How many nodes may be unschedulable at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
-    /// So many.
+    /// A number of nodes.
     Nodes(usize),
-    /// So many percent of those that any rule may close, from 1 to 100.
+    /// A percentage of the nodes that any rule may make unschedulable, from 1 to 100.
     Percent(usize),
 }
 
 impl Cap {
-    /// How many of so many nodes: at least one, or a single node would never be protected.
-    pub fn most(self, matched: usize) -> usize {
+    /// The limit for `matched` nodes. At least one, otherwise a single node would never be protected.
+    pub fn limit(self, matched: usize) -> usize {
         match self {
             Self::Nodes(nodes) => nodes,
             Self::Percent(percent) => (matched * percent / 100).max(1),
@@ -44,18 +44,23 @@ impl FromStr for Cap {
             None => text.parse().ok().map(Self::Nodes),
         };
         cap.filter(|cap| matches!(cap, Self::Nodes(1..) | Self::Percent(1..=100)))
-            .ok_or("write a number of nodes, such as 3, or a part of them from 1% to 100%")
+            .ok_or("write a number of nodes, such as 3, or a percentage from 1% to 100%")
     }
 }
 
-/// Those that get `PreferNoSchedule` instead: of nodes that are not closed yet the ones least over their mark.
-pub fn soften(mut closing: Vec<Closing>, most: usize) -> BTreeSet<String> {
-    ordered::sort_by(&mut closing, |a, b| {
-        let by_state = b.closed.cmp(&a.closed);
-        let by_mark = b.over.total_cmp(&a.over);
-        by_state.then(by_mark).then_with(|| a.node.cmp(&b.node))
+/// The nodes beyond the limit, which get `PreferNoSchedule` instead. Nodes that are unschedulable already stay so first, then those
+/// furthest above their threshold.
+pub fn beyond_limit(mut candidates: Vec<Candidate>, limit: usize) -> BTreeSet<String> {
+    ordered::sort_by(&mut candidates, |a, b| {
+        let by_state = b.unschedulable.cmp(&a.unschedulable);
+        let by_ratio = b.ratio.total_cmp(&a.ratio);
+        by_state.then(by_ratio).then_with(|| a.node.cmp(&b.node))
     });
-    closing.into_iter().skip(most).map(|one| one.node).collect()
+    candidates
+        .into_iter()
+        .skip(limit)
+        .map(|it| it.node)
+        .collect()
 }
 
 #[cfg(test)]
@@ -63,12 +68,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cap_is_a_number_of_nodes_or_a_part_of_them() {
-        let most = |text: &str, matched| text.parse::<Cap>().map(|cap| cap.most(matched));
-        assert_eq!(most("3", 2), Ok(3));
-        assert_eq!(most("3", 1000), Ok(3));
-        assert_eq!(most("20%", 1000), Ok(200));
-        assert_eq!(most("20%", 2), Ok(1), "a single node is protected too");
+    fn a_cap_is_a_number_of_nodes_or_a_percentage() {
+        let limit = |text: &str, matched| text.parse::<Cap>().map(|cap| cap.limit(matched));
+        assert_eq!(limit("3", 2), Ok(3));
+        assert_eq!(limit("3", 1000), Ok(3));
+        assert_eq!(limit("20%", 1000), Ok(200));
+        assert_eq!(limit("20%", 2), Ok(1), "a single node is protected too");
         for wrong in ["0", "0%", "101%", "-1", "1.5", "%", "", "few", "3 %"] {
             assert!(wrong.parse::<Cap>().is_err(), "{wrong}");
         }

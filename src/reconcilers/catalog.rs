@@ -1,4 +1,4 @@
-//! The policy objects, and what they amount to for each class of node. Pure.
+//! The policy objects, and what they compile to for each class of nodes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::engine::units::Bytes;
 /// An object's kind and name.
 pub type Key = (Kind, String);
 
-/// Nodes that the same `NodeQOS` select and that are of one size keep the same.
+/// Nodes of the same size, selected by the same `NodeQOS`, get the same policies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassKey {
     selected: Vec<Arc<str>>,
@@ -24,55 +24,54 @@ struct ClassKey {
     memory: u64,
 }
 
-/// What the nodes of one class keep.
+/// The compiled policies of one class of nodes.
 #[derive(Debug, Default)]
 pub struct Class {
-    /// The `NodeQOS` that select them, in order of name.
+    /// The `NodeQOS` that select the nodes, ordered by name.
     pub selected: Vec<Arc<str>>,
-    /// What they keep. Empty, pod policies included, where nothing selects them.
+    /// The compiled policies. Empty, including pod policies, if no `NodeQOS` selects the nodes.
     pub content: Arc<Content>,
-    /// What was found about these while compiling.
+    /// Findings about these `NodeQOS` while compiling.
     pub findings: Vec<Finding>,
-    /// `<kind>/<name>@<generation>` of what it was compiled from.
+    /// `<kind>/<name>@<generation>` of each object compiled in.
     pub sources: Arc<[String]>,
 }
 
 impl Class {
     /// Whether this `NodeQOS` selects its nodes.
     pub fn is_selected_by(&self, node_qos: &str) -> bool {
-        let place = self
+        let index = self
             .selected
             .binary_search_by(|name| (**name).cmp(node_qos));
-        place.is_ok()
+        index.is_ok()
     }
 }
 
-/// One object as it was last seen.
-struct Part {
+/// One policy object as last seen.
+struct Policy {
     objects: Objects,
     uid: String,
     generation: i64,
     immediate: bool,
     spec: Value,
-    /// Its conditions, as last seen.
     status: Value,
 }
 
-/// Which nodes an edit may concern.
+/// Which nodes an edit may affect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affected {
-    /// None: nothing that is compiled changed.
+    /// None: the compiled result is the same.
     None,
-    /// Those that these `NodeQOS` select now, or did before.
+    /// The nodes that these `NodeQOS` select now or selected before.
     SelectedBy(BTreeSet<Arc<str>>),
-    /// Those that any `NodeQOS` selects.
+    /// The nodes that any `NodeQOS` selects.
     AllSelected,
 }
 
 /// All policy objects.
 #[derive(Default)]
 pub struct Catalog {
-    parts: BTreeMap<Key, Part>,
+    policies: BTreeMap<Key, Policy>,
     objects: Objects,
     selectors: Vec<(Arc<str>, Option<Selector>)>,
     classes: HashMap<ClassKey, Arc<Class>>,
@@ -80,12 +79,12 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// What nodes keep, or are to keep.
+    /// The compiled policies of all nodes.
     pub const fn contents(&mut self) -> &mut Contents {
         &mut self.contents
     }
 
-    /// Takes an object as it is now; says which nodes that may concern.
+    /// Adds or changes an object; returns which nodes that may affect.
     pub fn apply(&mut self, kind: Kind, name: &str, object: &Value) -> Affected {
         let key = (kind, name.to_owned());
         let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
@@ -93,26 +92,26 @@ impl Catalog {
         let immediate = annotation.as_str() == Some("immediate");
         let status = object["status"].clone();
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
-        if let Some(part) = self.parts.get_mut(&key) {
-            part.status = status;
-            uid.clone_into(&mut part.uid);
-            part.immediate = immediate;
-            part.generation = generation;
-            // The generation does not tell: of an object that was made anew, or put back from a backup, it may be the same.
-            if part.spec == object["spec"] {
+        if let Some(policy) = self.policies.get_mut(&key) {
+            policy.status = status;
+            uid.clone_into(&mut policy.uid);
+            policy.immediate = immediate;
+            policy.generation = generation;
+            // Not by generation: an object that was created again or restored from a backup may have the same one.
+            if policy.spec == object["spec"] {
                 return Affected::None;
             }
-            part.spec.clone_from(&object["spec"]);
+            policy.spec.clone_from(&object["spec"]);
         }
         let objects = Objects::from_values([object.clone()]);
         if self
-            .parts
+            .policies
             .get(&key)
-            .is_some_and(|part| part.objects == objects)
+            .is_some_and(|policy| policy.objects == objects)
         {
             return Affected::None;
         }
-        let part = Part {
+        let policy = Policy {
             objects,
             uid: uid.to_owned(),
             generation,
@@ -120,26 +119,26 @@ impl Catalog {
             spec: object["spec"].clone(),
             status: object["status"].clone(),
         };
-        self.parts.insert(key, part);
+        self.policies.insert(key, policy);
         self.rebuild(kind, name)
     }
 
-    /// An object is gone.
+    /// Removes an object.
     pub fn delete(&mut self, kind: Kind, name: &str) -> Affected {
-        match self.parts.remove(&(kind, name.to_owned())) {
+        match self.policies.remove(&(kind, name.to_owned())) {
             Some(_) => self.rebuild(kind, name),
             None => Affected::None,
         }
     }
 
     fn rebuild(&mut self, kind: Kind, name: &str) -> Affected {
-        let before = self.concerned(kind, name);
-        self.objects = Objects::merged(self.parts.values().map(|part| &part.objects));
+        let before = self.affected_by(kind, name);
+        self.objects = Objects::merged(self.policies.values().map(|policy| &policy.objects));
         let selectors = self.objects.node_selectors();
         self.selectors = selectors
             .map(|(name, selector)| (Arc::from(name), selector))
             .collect();
-        let after = self.concerned(kind, name);
+        let after = self.affected_by(kind, name);
         let affected = match (before, after) {
             (Affected::SelectedBy(mut before), Affected::SelectedBy(after)) => {
                 before.extend(after);
@@ -148,11 +147,11 @@ impl Catalog {
             _ => Affected::AllSelected,
         };
         self.classes
-            .retain(|key, _| !affected.concerns(&key.selected));
+            .retain(|key, _| !affected.affects(&key.selected));
         affected
     }
 
-    fn concerned(&self, kind: Kind, name: &str) -> Affected {
+    fn affected_by(&self, kind: Kind, name: &str) -> Affected {
         match kind {
             Kind::PodQos => Affected::AllSelected,
             Kind::NodeQos => Affected::SelectedBy(BTreeSet::from([Arc::from(name)])),
@@ -169,12 +168,12 @@ impl Catalog {
             .collect()
     }
 
-    /// What a node of these facts keeps.
+    /// The class of a node.
     pub fn class(&mut self, facts: &NodeFacts) -> Arc<Class> {
         let key = ClassKey {
             selected: self.selected(facts),
             cpus: facts.cpus,
-            memory: about(facts.memory.0),
+            memory: rounded(facts.memory.0),
         };
         if let Some(class) = self.classes.get(&key) {
             return Arc::clone(class);
@@ -185,22 +184,22 @@ impl Catalog {
     }
 
     fn selected(&self, facts: &NodeFacts) -> Vec<Arc<str>> {
-        let selects =
-            |(_, selector): &&(Arc<str>, Option<Selector>)| takes(selector.as_ref(), facts);
-        let selected = self.selectors.iter().filter(selects);
+        let is_selected =
+            |(_, selector): &&(Arc<str>, Option<Selector>)| selects(selector.as_ref(), facts);
+        let selected = self.selectors.iter().filter(is_selected);
         selected.map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// The selectors of the `NodeQOS` that an edit names, as they are now.
+    /// The current selectors of the `NodeQOS` named by an edit.
     pub fn selectors_of(&self, affected: &Affected) -> Vec<Option<Selector>> {
         let Affected::SelectedBy(names) = affected else {
             return Vec::new();
         };
-        let concerned = self
+        let edited = self
             .selectors
             .iter()
             .filter(|(name, _)| names.contains(name));
-        concerned.map(|(_, selector)| selector.clone()).collect()
+        edited.map(|(_, selector)| selector.clone()).collect()
     }
 
     fn compile(&mut self, key: &ClassKey, facts: &NodeFacts) -> Class {
@@ -215,18 +214,22 @@ impl Catalog {
         } else {
             compiled.policy
         };
-        // What is found about others holds on any node, or is another class's: an edit of theirs does not make this one anew.
+        // Findings about other objects belong to other classes or hold on any node; their edits do not recompile this class.
         let mut class = Class {
             selected: key.selected.clone(),
             sources: self.sources(&key.selected, &policy),
             content: self.contents.of(policy),
             findings: Vec::new(),
         };
-        let concerns = |finding: &Finding| {
+        let is_about_class = |finding: &Finding| {
             let object = &finding.object;
             object.kind == Kind::NodeQos.name() && class.is_selected_by(&object.name)
         };
-        class.findings = compiled.findings.into_iter().filter(concerns).collect();
+        class.findings = compiled
+            .findings
+            .into_iter()
+            .filter(is_about_class)
+            .collect();
         class
     }
 
@@ -248,45 +251,49 @@ impl Catalog {
         keys.into_iter().take(MOST_SOURCES).map(print).collect()
     }
 
-    /// What the objects amount to, and what is found about them, whatever the node.
+    /// All objects compiled for a node that everything selects, with the findings that hold on any node.
     pub fn compiled_for_any_node(&self) -> Compiled {
         let everywhere = self.objects.clone().for_every_node();
         compile(&everywhere, &NodeFacts::default())
     }
 
-    /// `metadata.uid` of an object as it was last seen; empty where there is none.
+    /// `metadata.uid` of an object; empty if there is none.
     pub fn uid(&self, key: &Key) -> &str {
-        self.parts.get(key).map_or("", |part| &part.uid)
+        self.policies.get(key).map_or("", |policy| &policy.uid)
     }
 
-    /// `metadata.generation` of an object as it was last seen; 0 where there is none.
+    /// `metadata.generation` of an object; 0 if there is none.
     pub fn generation(&self, key: &Key) -> i64 {
-        self.parts.get(key).map_or(0, |part| part.generation)
+        self.policies.get(key).map_or(0, |policy| policy.generation)
     }
 
-    /// Whether the object asks for its edits to go to all nodes at once.
+    /// Whether the object is annotated to skip the canaries.
     pub fn is_immediate(&self, key: &Key) -> bool {
-        self.parts.get(key).is_some_and(|part| part.immediate)
+        self.policies
+            .get(key)
+            .is_some_and(|policy| policy.immediate)
     }
 
-    /// Every object with its status as last seen.
+    /// The last seen status of every object.
     pub fn statuses(&self) -> impl Iterator<Item = (&Key, &Value)> {
-        self.parts.iter().map(|(key, part)| (key, &part.status))
+        self.policies
+            .iter()
+            .map(|(key, policy)| (key, &policy.status))
     }
 
-    /// The status of one object as last seen.
+    /// The last seen status of one object.
     pub fn status(&self, key: &Key) -> Option<&Value> {
-        self.parts.get(key).map(|part| &part.status)
+        self.policies.get(key).map(|policy| &policy.status)
     }
 }
 
-/// Whether a node is selected; a selector that is absent takes all.
-pub fn takes(selector: Option<&Selector>, facts: &NodeFacts) -> bool {
+/// Whether a node is selected; an absent selector selects all nodes.
+pub fn selects(selector: Option<&Selector>, facts: &NodeFacts) -> bool {
     selector.is_none_or(|selector| selector.matches(&facts.labels))
 }
 
 impl Affected {
-    /// Whether the edit changes what this object does.
+    /// Whether this object itself was edited.
     pub fn edits(&self, key: &Key) -> bool {
         match self {
             Self::SelectedBy(names) => {
@@ -296,11 +303,11 @@ impl Affected {
         }
     }
 
-    /// Whether a node that these `NodeQOS` select is among them.
-    pub fn concerns(&self, selected: &[Arc<str>]) -> bool {
+    /// Whether a node selected by these `NodeQOS` is affected.
+    pub fn affects(&self, selected: &[Arc<str>]) -> bool {
         match self {
             Self::None => false,
-            // Both are sorted, and mostly one name is looked up among many.
+            // Both are sorted; usually one name is searched among many.
             Self::SelectedBy(names) => names
                 .iter()
                 .any(|name| selected.binary_search(name).is_ok()),
@@ -309,9 +316,9 @@ impl Affected {
     }
 }
 
-/// The memory of a node to about 3 %, rounded down: it only serves to find mistakes in the unit, and nodes of one
-/// make differ by a few pages.
-const fn about(bytes: u64) -> u64 {
+/// The memory of a node, rounded down to about 3 %: it is only used to find mistakes in the unit, and nodes of one
+/// model differ by a few pages.
+const fn rounded(bytes: u64) -> u64 {
     let bits = 64 - bytes.leading_zeros();
     let drop = bits.saturating_sub(6);
     (bytes >> drop) << drop

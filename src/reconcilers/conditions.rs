@@ -1,4 +1,4 @@
-//! Conditions of the policy kinds, from what was found about them. Pure.
+//! Conditions of the policy kinds, derived from findings. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,23 +7,23 @@ use serde_json::{Value, json};
 use crate::crd::{Finding, Kind, Reason, Severity};
 use crate::ordered;
 
-/// The most characters of a message.
-const LONGEST_MESSAGE: usize = 1024;
+/// Characters of a message.
+const MAX_MESSAGE: usize = 1024;
 
-/// One condition, but for when it began to hold.
+/// A condition without its transition time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its type.
+    /// `type`.
     pub kind: &'static str,
-    /// True or False.
+    /// `status`: True or False.
     pub holds: bool,
-    /// One word for why.
+    /// CamelCase reason.
     pub reason: String,
-    /// Why.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// What holds for an object about which this was found.
+/// The conditions of an object with these findings.
 pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
     let refused = |reason| matches!(reason, Reason::Invalid | Reason::DuplicateName);
     let mut claims = vec![claim("Accepted", findings, |f| refused(f.reason))];
@@ -48,13 +48,13 @@ pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
     claims
 }
 
-/// True unless something of that sort was found.
+/// True unless a finding matches.
 fn claim(
     kind: &'static str,
     findings: &BTreeSet<Finding>,
-    sort: impl Fn(&Finding) -> bool,
+    matches: impl Fn(&Finding) -> bool,
 ) -> Claim {
-    let found: Vec<&Finding> = findings.iter().filter(|finding| sort(finding)).collect();
+    let found: Vec<&Finding> = findings.iter().filter(|finding| matches(finding)).collect();
     let describe = |finding: &&Finding| {
         if finding.path.is_empty() {
             finding.message.clone()
@@ -69,19 +69,19 @@ fn claim(
         reason: found
             .first()
             .map_or_else(|| kind.to_owned(), |first| first.reason.to_string()),
-        message: cut(message.join("; ")),
+        message: truncate(message.join("; ")),
     }
 }
 
-fn cut(text: String) -> String {
-    if text.chars().count() <= LONGEST_MESSAGE {
+fn truncate(text: String) -> String {
+    if text.chars().count() <= MAX_MESSAGE {
         return text;
     }
-    let cut: String = text.chars().take(LONGEST_MESSAGE - 3).collect();
+    let cut: String = text.chars().take(MAX_MESSAGE - 3).collect();
     format!("{cut}...")
 }
 
-/// The conditions as the API server is to have them: one whose status did not change keeps the time since when.
+/// The conditions to write. A condition whose status is unchanged keeps its transition time.
 pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str) -> Vec<Value> {
     let since = |kind: &str, status: &str| {
         let before = before.as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! What nodes keep, once for all nodes that keep the same: compiled, hashed, written and read back once.
+//! Compiled policies, shared by all nodes that have the same: compiled, hashed, encoded and decoded once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -11,10 +11,10 @@ use crate::crd::NodeWatermarkSpec;
 use crate::crd::node_watermark::Hash;
 use crate::engine::policy::PolicySet;
 
-/// Entries that nobody keeps any more are looked for when there are so many more than after the last look.
-const MANY: usize = 64;
+/// Unused entries are removed after this many new ones.
+const SWEEP_AFTER: usize = 64;
 
-/// A set of policies with the hashes of its parts. Immutable, shared by all nodes that keep it.
+/// A policy set with the hashes of its parts. Immutable, shared between nodes.
 #[derive(Debug, Default)]
 pub struct Content {
     /// The policies.
@@ -39,7 +39,7 @@ impl Parts {
         ])
     }
 
-    /// The hash of the spec that carries these to a node.
+    /// The hash of a node's spec with these parts.
     pub fn hash(&self, node_uid: &str, soften: bool) -> Hash {
         let [rules, actions, pods] = &self.0;
         Hash::combine(node_uid, soften, [rules, actions, pods])
@@ -55,12 +55,12 @@ impl Content {
         }
     }
 
-    /// The hash of the spec that carries this to a node.
+    /// The hash of a node's spec with this content.
     pub fn hash(&self, node_uid: &str, soften: bool) -> Hash {
         self.parts.hash(node_uid, soften)
     }
 
-    /// The blocks of a spec that carries this.
+    /// The JSON blocks of a spec with this content.
     pub fn encoded(&self) -> &Encoded {
         self.encoded.get_or_init(|| {
             let spec = NodeWatermarkSpec::new("", &self.policy, false, Vec::new());
@@ -73,37 +73,37 @@ impl Content {
     }
 }
 
-/// A type that can't be written as JSON is not in the schema.
+/// All types of the schema can be encoded.
 fn block<T: serde::Serialize>(parts: &[T]) -> Option<Box<RawValue>> {
     to_raw_value(parts).ok()
 }
 
-/// Blocks as they stood in an object, read.
+/// The decoded blocks of an object.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct Decoded {
     /// Their hashes.
     pub parts: Arc<Parts>,
-    /// What they mean; `None` where something in them is not understood.
+    /// Their content; `None` if something in them is not understood.
     pub content: Option<Arc<Content>>,
 }
 
-/// Blocks as they were read before.
-struct Remembered {
+/// Blocks that were decoded before.
+struct CachedBlocks {
     parts: Arc<Parts>,
     content: Weak<Content>,
 }
 
-/// All contents that some node keeps or is to keep, each once.
+/// All contents in use, each once.
 #[derive(Default)]
 pub struct Contents {
     all: HashMap<Hash, Weak<Content>>,
     /// By the SHA-256 of the bytes: API servers write equal objects in equal bytes.
-    read: HashMap<[u8; 32], Remembered>,
+    decoded: HashMap<[u8; 32], CachedBlocks>,
     swept: usize,
 }
 
 impl Contents {
-    /// The one content that carries this policy.
+    /// The shared content with this policy.
     pub fn of(&mut self, policy: PolicySet) -> Arc<Content> {
         let spec = NodeWatermarkSpec::new("", &policy, false, Vec::new());
         self.share(policy, Parts::of(&spec))
@@ -120,54 +120,54 @@ impl Contents {
         content
     }
 
-    /// Reads the blocks of an object, if equal ones were not read before.
-    pub fn read(&mut self, blocks: &Blocks) -> Known {
+    /// Decodes the blocks of an object, unless equal ones are cached.
+    pub fn decode(&mut self, blocks: &Blocks) -> Decoded {
         let key = blocks.digest();
-        let known = self.read.get(&key);
+        let known = self.decoded.get(&key);
         let known =
             known.and_then(|known| Some((Arc::clone(&known.parts), known.content.upgrade()?)));
         if let Some((parts, content)) = known {
             let content = Some(content);
-            return Known { parts, content };
+            return Decoded { parts, content };
         }
-        let known = self.read_anew(blocks);
+        let known = self.decode_uncached(blocks);
         if let Some(content) = &known.content {
             let parts = Arc::clone(&known.parts);
             let content = Arc::downgrade(content);
-            self.read.insert(key, Remembered { parts, content });
+            self.decoded.insert(key, CachedBlocks { parts, content });
         }
         known
     }
 
-    fn read_anew(&mut self, blocks: &Blocks) -> Known {
+    fn decode_uncached(&mut self, blocks: &Blocks) -> Decoded {
         let spec = blocks.spec();
         let parts = Parts::of(&spec);
         let read = spec.read().ok().filter(|read| read.refused.is_empty());
-        // What is read may be written in another order than we write: the hash is of what stands there.
+        // The object may have another order than we write; the hash is of what it contains.
         let content = read.map(|read| self.of(read.policy));
-        Known {
+        Decoded {
             parts: Arc::new(parts),
             content,
         }
     }
 
     fn sweep(&mut self) {
-        if self.all.len() + self.read.len() < self.swept + MANY {
+        if self.all.len() + self.decoded.len() < self.swept + SWEEP_AFTER {
             return;
         }
         self.all.retain(|_, content| content.strong_count() > 0);
-        self.read
+        self.decoded
             .retain(|_, known| known.content.strong_count() > 0);
-        self.swept = self.all.len() + self.read.len();
+        self.swept = self.all.len() + self.decoded.len();
     }
 }
 
-/// The spec that one node is to have.
+/// The desired spec of one node's `NodeWatermark`.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct DesiredSpec {
     /// UID of the Node.
     pub node_uid: String,
-    /// What it keeps.
+    /// Rules, actions and pod policies.
     pub content: Arc<Content>,
     /// `spec.softenScheduling`.
     pub soften: bool,
@@ -175,16 +175,16 @@ pub struct Wanted {
     pub sources: Arc<[String]>,
 }
 
-impl Wanted {
+impl DesiredSpec {
     /// `spec.hash`.
     pub fn hash(&self) -> Hash {
         self.content.hash(&self.node_uid, self.soften)
     }
 }
 
-impl Serialize for Wanted {
-    /// As [`NodeWatermarkSpec`] does, from blocks that are written once for all nodes; also what is empty, since of a field
-    /// that is not applied the API server leaves what others wrote.
+impl Serialize for DesiredSpec {
+    /// As [`NodeWatermarkSpec`], from blocks that are encoded once for all nodes. Includes empty fields: the API server would leave
+    /// what others wrote in a field that is not applied.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut spec = serializer.serialize_struct("NodeWatermarkSpec", 7)?;
         spec.serialize_field("nodeUID", &self.node_uid)?;

@@ -1,4 +1,4 @@
-//! The Lease of an agent, read only as far as it is used: five hundred may arrive in a second.
+//! The Lease of an agent. Decodes only the fields in use: five hundred may arrive per second.
 
 use std::time::Duration;
 
@@ -11,30 +11,30 @@ use serde::Deserialize;
 use crate::crd::Summary;
 use crate::metrics_api::compose::Heartbeat;
 
-/// What a Lease holds for that does not say so sensibly...
-const USUAL: Duration = Duration::from_secs(40);
-/// ...and at most.
-const LONGEST: Duration = Duration::from_hours(1);
-/// A renewal takes its way: an agent is silent so long after its Lease has run out.
+/// The duration of a Lease without a valid one...
+const DEFAULT_DURATION: Duration = Duration::from_secs(40);
+/// ...and the upper limit.
+const MAX_DURATION: Duration = Duration::from_hours(1);
+/// Time after the expiry of a Lease before its agent counts as unresponsive, for renewals in flight.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// One state of a Lease.
+/// A Lease at one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Renewal {
+pub struct LeaseState {
     /// `metadata.uid`
     pub uid: String,
     /// `metadata.resourceVersion`
     pub version: String,
-    /// How long it holds without a renewal, as its holder says.
-    pub holds: Duration,
-    /// Somebody holds it.
+    /// `spec.leaseDurationSeconds`, within limits.
+    pub duration: Duration,
+    /// It has a holder.
     pub held: bool,
 }
 
-impl Renewal {
-    /// How long after it its holder is silent.
+impl LeaseState {
+    /// How long after a renewal its holder counts as unresponsive.
     pub fn grace(&self) -> Duration {
-        self.holds + GRACE
+        self.duration + GRACE
     }
 }
 
@@ -94,7 +94,7 @@ impl From<Whole> for LeaseObject {
 }
 
 impl LeaseObject {
-    /// What its agent says of the node; `None`: nobody holds it.
+    /// The heartbeat of its agent; `None` if nobody holds the Lease.
     pub fn heartbeat(&self) -> Option<Heartbeat> {
         self.is_held().then(|| Heartbeat {
             time: self.renewed().map(Time),
@@ -102,12 +102,12 @@ impl LeaseObject {
         })
     }
 
-    /// When it was renewed last, by the clock of the node.
+    /// When it was last renewed, by the node's clock.
     pub fn renewed(&self) -> Option<Timestamp> {
         self.spec.renew_time.as_ref().map(|time| time.0)
     }
 
-    /// The node's health and load, as its agent told it last.
+    /// The node's health and load as last reported by its agent.
     pub fn summary(&self) -> Summary {
         let summary = self.summary.as_deref().map(Summary::parse);
         summary.unwrap_or_default()
@@ -118,18 +118,18 @@ impl LeaseObject {
         holder.is_some_and(|holder| !holder.is_empty())
     }
 
-    /// What it says.
-    pub fn renewal(self) -> Renewal {
+    /// Its current state.
+    pub fn state(self) -> LeaseState {
         let seconds = self.spec.lease_duration_seconds.unwrap_or(0);
-        let holds = u64::try_from(seconds).map_or(Duration::ZERO, Duration::from_secs);
-        Renewal {
+        let duration = u64::try_from(seconds).map_or(Duration::ZERO, Duration::from_secs);
+        LeaseState {
             held: self.is_held(),
             uid: self.metadata.uid.unwrap_or_default(),
             version: self.metadata.resource_version.unwrap_or_default(),
-            holds: if holds.is_zero() {
-                USUAL
+            duration: if duration.is_zero() {
+                DEFAULT_DURATION
             } else {
-                holds.min(LONGEST)
+                duration.min(MAX_DURATION)
             },
         }
     }
@@ -141,27 +141,34 @@ mod tests {
 
     use super::*;
 
-    fn renewal(spec: &Value) -> Renewal {
+    fn state(spec: &Value) -> LeaseState {
         let metadata = json!({"name": "n", "uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "m"}]});
         let object: LeaseObject =
             serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a Lease");
-        object.renewal()
+        object.state()
     }
 
     #[test]
-    fn a_lease_holds_for_what_it_says_within_reason() {
-        let read = renewal(&json!({"holderIdentity": "n", "leaseDurationSeconds": 240}));
+    fn the_duration_of_a_lease_is_limited() {
+        let read = state(&json!({"holderIdentity": "n", "leaseDurationSeconds": 240}));
         assert_eq!((read.uid.as_str(), read.version.as_str()), ("u", "7"));
-        assert_eq!((read.holds, read.held), (Duration::from_mins(4), true));
-        for (said, holds) in [(-5, USUAL), (0, USUAL), (i32::MAX, LONGEST)] {
-            assert_eq!(renewal(&json!({"leaseDurationSeconds": said})).holds, holds);
+        assert_eq!((read.duration, read.held), (Duration::from_mins(4), true));
+        for (seconds, duration) in [
+            (-5, DEFAULT_DURATION),
+            (0, DEFAULT_DURATION),
+            (i32::MAX, MAX_DURATION),
+        ] {
+            assert_eq!(
+                state(&json!({"leaseDurationSeconds": seconds})).duration,
+                duration
+            );
         }
     }
 
     #[test]
-    fn a_lease_that_was_given_back_is_held_by_nobody() {
+    fn a_released_lease_has_no_holder() {
         for spec in [json!(null), json!({}), json!({"holderIdentity": ""})] {
-            assert!(!renewal(&spec).held, "{spec}");
+            assert!(!state(&spec).held, "{spec}");
         }
     }
 }

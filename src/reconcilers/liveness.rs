@@ -1,337 +1,346 @@
-//! Agents that fell silent, by this process's own clock. Pure.
+//! Agent liveness, by this process's own clock. Pure.
 //!
 //! An agent renews its Lease and reports every few seconds, and writes its status at least every five minutes while
-//! something is in force. Only *that* one of them changed counts, and when it was seen: no clock of a node is ever read.
+//! something is in force. What counts is when this process sees a change; a node's clock is never read.
 
-mod watched;
+mod agent;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
-use super::lease::Renewal;
+use super::lease::LeaseState;
 use crate::engine::time::BootTime;
-use watched::{Reporting, Watched};
+use agent::{Agent, DirectReports};
 
-/// So many silent agents of a hundred in a zone at once, and at least so many, are our fault rather than theirs.
-const MOST_PERCENT: usize = 55;
-const LEAST_SILENT: usize = 3;
-/// It is not looked more often who is silent.
-const LOOK: Duration = Duration::from_secs(1);
-/// At one look no more Leases are asked for.
-const MOST_ASKED: usize = 16;
+/// If this part of a zone's agents, and at least this many, are unresponsive at once, the fault is probably the controller's
+/// connection: the zone is frozen.
+const FREEZE_PERCENT: usize = 55;
+const MIN_TO_FREEZE: usize = 3;
+/// Minimum interval between two checks.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Leases to read per check.
+const MAX_LEASE_READS: usize = 16;
 
-/// What is in force on a node, as far as it is known without its agent.
+/// What Plimsoll has in force on a node, as far as it is known without the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InForce {
-    /// A taint of ours is on it, or its condition says that it is over a mark.
-    pub marked: bool,
-    /// Pods that were throttled when its agent last said anything.
+pub struct NodeEffects {
+    /// Our taint is on the node, or its condition is True.
+    pub tainted: bool,
+    /// Throttled pods, as last reported by the agent.
     pub throttled: usize,
-    /// Its kubelet says that it is Ready: there is somebody to run an agent, or a command.
+    /// The node is Ready: its kubelet can run an agent.
     pub ready: bool,
 }
 
-impl InForce {
-    const fn is_anything(self) -> bool {
-        self.marked || self.throttled > 0
+impl NodeEffects {
+    const fn any(self) -> bool {
+        self.tainted || self.throttled > 0
     }
 }
 
-/// Who is silent, and since when.
+/// Which agents are unresponsive, and since when.
 #[derive(Debug)]
-pub struct Silence {
-    /// An agent that was not heard for so long is dead.
-    after: Duration,
-    nodes: BTreeMap<String, Watched>,
-    /// Zones in which nothing is undone, because so many are silent there.
-    held: BTreeSet<Arc<str>>,
-    /// Agents that are heard again, and were told of as silent.
-    back: BTreeSet<String>,
-    /// Nodes that were heard since the last call, which will say when that was.
-    just_heard: BTreeSet<String>,
-    looked: Option<BootTime>,
-    figures: Figures,
+pub struct LivenessMonitor {
+    /// An agent that is unresponsive for this long is dead.
+    dead_after: Duration,
+    agents: BTreeMap<String, Agent>,
+    /// Zones in which nothing is restored, because most agents are unresponsive there.
+    frozen: BTreeSet<Arc<str>>,
+    /// Agents that respond again after they were reported as unresponsive.
+    recovered: BTreeSet<String>,
+    /// Agents seen since the last check, which sets the time.
+    just_seen: BTreeSet<String>,
+    checked: Option<BootTime>,
+    counts: LivenessCounts,
 }
 
-/// How many agents are how silent, as of the last look.
+/// Agent counts at the last check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct LivenessCounts {
     /// Agents that hold a Lease.
     pub agents: usize,
-    /// Agents that are silent: by their Lease, or where they have none by what they write while something is in force.
-    pub silent: usize,
-    /// Those of them that left throttled pods.
+    /// Unresponsive agents: by their Lease, or if they have none, by their status writes while something is in force.
+    pub unresponsive: usize,
+    /// Unresponsive agents that left throttled pods.
     pub throttling: usize,
-    /// Zones in which nothing is undone.
-    pub held: usize,
-    /// Since when the Lease was not renewed that was not renewed for longest.
-    pub oldest: Duration,
+    /// Zones in which nothing is restored.
+    pub frozen_zones: usize,
+    /// The age of the oldest heartbeat.
+    pub oldest_heartbeat: Duration,
 }
 
-/// What is to be done about silence.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// Nodes whose Lease is to be read: it seems that it was not renewed.
-    pub ask: Vec<String>,
-    /// Nodes whose agent is newly silent, and for how long it may be before it counts as that.
-    pub silent: Vec<(String, Duration)>,
-    /// Nodes whose agent is heard again.
-    pub back: Vec<String>,
-    /// Nodes whose taint is to be taken away.
-    pub open: Vec<String>,
-    /// Nodes that are newly silent while this many pods are throttled there.
+pub struct LivenessCheck {
+    /// Nodes whose Lease has to be read to confirm that it was not renewed.
+    pub read_lease: Vec<String>,
+    /// Nodes whose agent is newly unresponsive, with its grace period.
+    pub unresponsive: Vec<(String, Duration)>,
+    /// Nodes whose agent responds again.
+    pub recovered: Vec<String>,
+    /// Nodes whose taint has to be removed.
+    pub remove_taint: Vec<String>,
+    /// Nodes whose agent is newly dead, with the number of pods throttled there.
     pub throttled: Vec<(String, usize)>,
-    /// Zones in which so many are silent that nothing is undone, of how many: where that began with this look.
-    pub held: Vec<(Arc<str>, usize, usize)>,
-    /// Zones in which that ended with this look.
-    pub resumed: Vec<Arc<str>>,
+    /// Newly frozen zones, with the numbers of overdue and of all agents.
+    pub frozen: Vec<(Arc<str>, usize, usize)>,
+    /// Zones that are no longer frozen.
+    pub unfrozen: Vec<Arc<str>>,
 }
 
-impl Silence {
-    /// Knows of no node yet.
-    pub fn new(after: Duration) -> Self {
+impl LivenessMonitor {
+    /// A monitor without agents.
+    pub fn new(dead_after: Duration) -> Self {
         Self {
-            after,
-            nodes: BTreeMap::new(),
-            held: BTreeSet::new(),
-            back: BTreeSet::new(),
-            just_heard: BTreeSet::new(),
-            looked: None,
-            figures: Figures::default(),
+            dead_after,
+            agents: BTreeMap::new(),
+            frozen: BTreeSet::new(),
+            recovered: BTreeSet::new(),
+            just_seen: BTreeSet::new(),
+            checked: None,
+            counts: LivenessCounts::default(),
         }
     }
 
-    /// An agent that was not heard for so long is dead.
-    pub const fn after(&self) -> Duration {
-        self.after
+    /// An agent that is unresponsive for this long is dead.
+    pub const fn dead_after(&self) -> Duration {
+        self.dead_after
     }
 
-    /// Begins to tell: every agent counts as just heard, and nothing as told. No answer comes to what was asked before.
-    pub fn begin(&mut self) {
-        for node in self.nodes.values_mut() {
-            node.begin();
-            node.asking = Attempt::default();
+    /// Starts to report: every agent counts as just seen and as not reported. Lease reads in progress are forgotten.
+    pub fn start(&mut self) {
+        for agent in self.agents.values_mut() {
+            agent.start();
+            agent.lease_read = Attempt::default();
         }
-        self.back.clear();
-        self.held.clear();
-        self.looked = None;
+        self.recovered.clear();
+        self.frozen.clear();
+        self.checked = None;
     }
 
-    /// Every agent counts as just heard: what was missed is not known.
+    /// Every agent counts as just seen, because updates may have been missed.
     pub fn restart(&mut self) {
         self.restart_where(|_| true);
     }
 
-    /// The same for the agents that hold Leases, which could not be seen.
+    /// As [`Self::restart`], for the agents that hold Leases.
     pub fn restart_leases(&mut self) {
-        self.restart_where(Watched::has_lease);
+        self.restart_where(Agent::has_lease);
     }
 
-    fn restart_where(&mut self, counts: impl Fn(&Watched) -> bool) {
-        for node in self.nodes.values_mut().filter(|node| counts(node)) {
-            node.restart();
+    fn restart_where(&mut self, matches: impl Fn(&Agent) -> bool) {
+        for agent in self.agents.values_mut().filter(|agent| matches(agent)) {
+            agent.restart();
         }
-        self.looked = None;
+        self.checked = None;
     }
 
-    /// A node of this zone is there, and this is in force on it; `None`: it is gone.
-    pub fn stands(&mut self, node: &str, place: Option<(&Arc<str>, InForce)>) {
-        let place = place.map(|(zone, state)| (Arc::clone(zone), state));
-        if let Some(known) = self.nodes.get_mut(node) {
-            if place.is_none() {
-                // No report of a node that is gone is taken.
-                known.reports = None;
+    /// The zone of a node and what is in force on it; `None`: the node is gone.
+    pub fn node_changed(&mut self, name: &str, node: Option<(&Arc<str>, NodeEffects)>) {
+        let node = node.map(|(zone, effects)| (Arc::clone(zone), effects));
+        if let Some(agent) = self.agents.get_mut(name) {
+            if node.is_none() {
+                // Reports of deleted nodes are not accepted.
+                agent.reports = None;
             }
-            known.place = place;
-            self.drop_if_idle(node);
-        } else if place.as_ref().is_some_and(|(_, state)| state.is_anything()) {
-            let watched = Watched::at(place);
-            self.nodes.insert(node.to_owned(), watched);
-            self.just_heard.insert(node.to_owned());
+            agent.node = node;
+            self.drop_if_idle(name);
+        } else if node.as_ref().is_some_and(|(_, effects)| effects.any()) {
+            self.agents.insert(name.to_owned(), Agent::on(node));
+            self.just_seen.insert(name.to_owned());
         }
     }
 
-    /// Nobody can be silent where nothing is expected.
+    /// Forgets an agent from which nothing is expected.
     fn drop_if_idle(&mut self, node: &str) {
-        if self.nodes.get(node).is_some_and(Watched::is_idle) {
-            self.nodes.remove(node);
-            self.back.remove(node);
-            self.just_heard.remove(node);
+        if self.agents.get(node).is_some_and(Agent::is_idle) {
+            self.agents.remove(node);
+            self.recovered.remove(node);
+            self.just_seen.remove(node);
         }
     }
 
-    /// Its agent wrote.
-    pub fn heard(&mut self, node: &str) {
-        self.hear(node, None);
+    /// The agent wrote its status.
+    pub fn status_written(&mut self, node: &str) {
+        self.seen(node, None);
     }
 
-    fn hear(&mut self, node: &str, at: Option<BootTime>) {
-        let Some(known) = self.nodes.get_mut(node) else {
+    fn seen(&mut self, node: &str, at: Option<BootTime>) {
+        let Some(agent) = self.agents.get_mut(node) else {
             return;
         };
-        if known.is_heard(at) {
-            self.back.insert(node.to_owned());
+        if agent.seen(at) {
+            self.recovered.insert(node.to_owned());
         }
         if at.is_none() {
-            self.just_heard.insert(node.to_owned());
+            self.just_seen.insert(node.to_owned());
         }
     }
 
-    /// Its agent reported, and will again within this interval.
+    /// The agent reported directly, and announced the next report within this interval.
     pub fn reported(&mut self, node: &str, interval: Duration, at: BootTime) {
-        let known = self.nodes.entry(node.to_owned()).or_default();
-        known.reports = Some(Reporting {
+        let agent = self.agents.entry(node.to_owned()).or_default();
+        agent.reports = Some(DirectReports {
             interval,
             last: Some(at),
         });
-        self.hear(node, Some(at));
+        self.seen(node, Some(at));
     }
 
-    /// A Lease as it is now. Where it was renewed since it was last seen: how long after its agent was last heard.
-    pub fn renewed(&mut self, node: &str, lease: Renewal, now: BootTime) -> Option<Duration> {
+    /// The Lease of an agent. If it was renewed, returns the time since its agent was last seen.
+    pub fn lease_changed(
+        &mut self,
+        node: &str,
+        lease: LeaseState,
+        now: BootTime,
+    ) -> Option<Duration> {
         if !lease.held {
             self.released(node);
             return None;
         }
-        let known = self.nodes.entry(node.to_owned()).or_default();
-        let before = known.lease.replace(lease);
-        if before == known.lease {
+        let agent = self.agents.entry(node.to_owned()).or_default();
+        let before = agent.lease.replace(lease);
+        if before == agent.lease {
             return None;
         }
-        let age = known.heard.map(|heard| now.since(heard));
-        self.hear(node, Some(now));
+        let age = agent.last_seen.map(|seen| now.since(seen));
+        self.seen(node, Some(now));
         age.filter(|_| before.is_some())
     }
 
-    /// Its agent gave the Lease back, or the Lease is gone: none is expected any more.
+    /// The Lease was released or deleted: no renewals are expected any more.
     pub fn released(&mut self, node: &str) {
-        if let Some(known) = self.nodes.get_mut(node) {
-            known.lease = None;
-            known.reports = None;
-            known.told = false;
+        if let Some(agent) = self.agents.get_mut(node) {
+            agent.lease = None;
+            agent.reports = None;
+            agent.reported = false;
             self.drop_if_idle(node);
         }
     }
 
-    /// The Lease of an agent that seemed silent was read: as it is now, `None` where there is none. Whether the agent was
-    /// heard by that.
-    pub fn answered(
+    /// The Lease of an agent that seemed unresponsive was read (`None`: there is none). Returns whether it had been renewed.
+    pub fn lease_read(
         &mut self,
         node: &str,
         now: BootTime,
-        outcome: Result<Option<Renewal>, ()>,
+        outcome: Result<Option<LeaseState>, ()>,
     ) -> bool {
-        let Some(known) = self.nodes.get_mut(node) else {
+        let Some(agent) = self.agents.get_mut(node) else {
             return false;
         };
-        let Ok(seen) = outcome else {
-            known.asking.failed(now);
+        let Ok(lease) = outcome else {
+            agent.lease_read.failed(now);
             return false;
         };
-        known.asking = Attempt::default();
-        match seen {
-            Some(seen) if known.lease.as_ref() == Some(&seen) => known.confirmed = Some(now),
-            Some(seen) => return self.renewed(node, seen, now).is_some(),
+        agent.lease_read = Attempt::default();
+        match lease {
+            Some(lease) if agent.lease.as_ref() == Some(&lease) => agent.confirmed = Some(now),
+            Some(lease) => return self.lease_changed(node, lease, now).is_some(),
             None => self.released(node),
         }
         false
     }
 
-    /// The nodes on which an agent holds its Lease or reports, silent ones too, in order of name.
+    /// The nodes whose agent holds its Lease or reports, also unresponsive ones, ordered by name.
     pub fn with_agent(&self) -> impl Iterator<Item = &String> {
-        let nodes = self.nodes.iter();
-        nodes.filter(|(_, node)| node.has_agent()).map(|it| it.0)
+        let agents = self.agents.iter();
+        agents.filter(|(_, agent)| agent.exists()).map(|it| it.0)
     }
 
-    /// Looks who is silent now; `None`: that was done a moment ago.
-    pub fn look(&mut self, now: BootTime) -> Option<Look> {
-        for name in std::mem::take(&mut self.just_heard) {
-            if let Some(node) = self.nodes.get_mut(&name) {
-                node.heard.get_or_insert(now);
+    /// Checks all agents; `None`: the last check was less than a second ago.
+    pub fn check(&mut self, now: BootTime) -> Option<LivenessCheck> {
+        for name in std::mem::take(&mut self.just_seen) {
+            if let Some(agent) = self.agents.get_mut(&name) {
+                agent.last_seen.get_or_insert(now);
             }
         }
-        if self.looked.is_some_and(|looked| now.since(looked) < LOOK) {
+        if self
+            .checked
+            .is_some_and(|checked| now.since(checked) < CHECK_INTERVAL)
+        {
             return None;
         }
-        self.looked = Some(now);
-        let mut look = Look {
-            back: std::mem::take(&mut self.back).into_iter().collect(),
-            ..Look::default()
+        self.checked = Some(now);
+        let mut check = LivenessCheck {
+            recovered: std::mem::take(&mut self.recovered).into_iter().collect(),
+            ..LivenessCheck::default()
         };
-        self.hold(now, &mut look);
-        for (name, node) in &mut self.nodes {
-            if node.zone().is_some_and(|zone| !self.held.contains(zone)) {
-                node.look(name, now, self.after, &mut look);
+        self.update_frozen_zones(now, &mut check);
+        for (name, agent) in &mut self.agents {
+            if agent.zone().is_some_and(|zone| !self.frozen.contains(zone)) {
+                agent.check(name, now, self.dead_after, &mut check);
             }
         }
-        Some(look)
+        Some(check)
     }
 
-    /// Finds the zones in which nothing is undone, and counts.
-    fn hold(&mut self, now: BootTime, look: &mut Look) {
+    /// Finds the zones to freeze, and counts agents.
+    fn update_frozen_zones(&mut self, now: BootTime, check: &mut LivenessCheck) {
         let mut zones = BTreeMap::<Arc<str>, [usize; 2]>::new();
-        let mut figures = Figures::default();
-        for node in self.nodes.values_mut() {
-            let heard = node.heard_by(now);
-            let Some(zone) = node.zone().map(Arc::clone) else {
+        let mut counts = LivenessCounts::default();
+        for agent in self.agents.values_mut() {
+            let last_seen = agent.last_seen_by(now);
+            let Some(zone) = agent.zone().map(Arc::clone) else {
                 continue;
             };
-            if !node.opened {
+            if !agent.taint_removed {
                 let [overdue, all] = zones.entry(zone).or_default();
                 *all += 1;
-                *overdue += usize::from(node.is_overdue(now, self.after));
+                *overdue += usize::from(agent.is_overdue(now, self.dead_after));
             }
-            let silent = node.is_silent(now, self.after);
-            figures.silent += usize::from(silent);
-            figures.throttling += usize::from(silent && node.throttled() > 0);
-            if node.has_lease() {
-                figures.agents += 1;
-                figures.oldest = figures.oldest.max(now.since(heard));
+            let unresponsive = agent.is_unresponsive(now, self.dead_after);
+            counts.unresponsive += usize::from(unresponsive);
+            counts.throttling += usize::from(unresponsive && agent.throttled() > 0);
+            if agent.has_lease() {
+                counts.agents += 1;
+                counts.oldest_heartbeat = counts.oldest_heartbeat.max(now.since(last_seen));
             }
         }
         let too_many = |[overdue, all]: [usize; 2]| {
-            overdue >= LEAST_SILENT && overdue * 100 >= all * MOST_PERCENT
+            overdue >= MIN_TO_FREEZE && overdue * 100 >= all * FREEZE_PERCENT
         };
-        zones.retain(|_, counts| too_many(*counts));
-        let begun = zones.iter().filter(|(zone, _)| !self.held.contains(*zone));
-        look.held = begun
+        zones.retain(|_, zone| too_many(*zone));
+        let newly = zones
+            .iter()
+            .filter(|(zone, _)| !self.frozen.contains(*zone));
+        check.frozen = newly
             .map(|(zone, [overdue, all])| (Arc::clone(zone), *overdue, *all))
             .collect();
-        let held: BTreeSet<Arc<str>> = zones.into_keys().collect();
-        look.resumed = self.held.difference(&held).cloned().collect();
-        figures.held = held.len();
-        self.held = held;
-        self.figures = figures;
+        let frozen: BTreeSet<Arc<str>> = zones.into_keys().collect();
+        check.unfrozen = self.frozen.difference(&frozen).cloned().collect();
+        counts.frozen_zones = frozen.len();
+        self.frozen = frozen;
+        self.counts = counts;
     }
 
-    /// Taking a taint away came to its end.
-    pub fn opened(&mut self, node: &str, now: BootTime, done: bool) {
-        let Some(known) = self.nodes.get_mut(node) else {
+    /// An attempt to remove a taint finished.
+    pub fn taint_removed(&mut self, node: &str, now: BootTime, done: bool) {
+        let Some(agent) = self.agents.get_mut(node) else {
             return;
         };
         if done {
-            known.opened = true;
-            known.opening = Attempt::default();
+            agent.taint_removed = true;
+            agent.removal = Attempt::default();
         } else {
-            known.opening.failed(now);
+            agent.removal.failed(now);
         }
         self.drop_if_idle(node);
     }
 
-    /// Whether its agent lacked a word at the last look, long before it counts as silent. Where most are silent it is not they that are.
-    pub fn is_quiet(&self, node: &str) -> bool {
-        let known = self.nodes.get(node).zip(self.looked);
-        known.is_some_and(|(known, now)| {
-            let held = known.zone().is_some_and(|zone| self.held.contains(zone));
-            !held && known.is_quiet(now, self.after)
+    /// Whether an update of the agent was late at the last check, well before it counts as unresponsive. Not in frozen zones.
+    pub fn is_late(&self, node: &str) -> bool {
+        let agent = self.agents.get(node).zip(self.checked);
+        agent.is_some_and(|(agent, now)| {
+            let frozen = agent.zone().is_some_and(|zone| self.frozen.contains(zone));
+            !frozen && agent.is_late(now, self.dead_after)
         })
     }
 
-    /// How many agents are how silent, as of the last look.
-    pub const fn figures(&self) -> Figures {
-        self.figures
+    /// Agent counts at the last check.
+    pub const fn counts(&self) -> LivenessCounts {
+        self.counts
     }
 }
 
@@ -340,16 +349,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_never_looks_remembers_no_node_that_is_gone() {
-        let mut standby = Silence::new(Duration::from_mins(10));
+    fn a_standby_forgets_deleted_nodes() {
+        let mut standby = LivenessMonitor::new(Duration::from_mins(10));
         let zone = Arc::from("a");
-        let throttles = InForce {
+        let effects = NodeEffects {
             throttled: 1,
-            ..InForce::default()
+            ..NodeEffects::default()
         };
-        standby.stands("spot", Some((&zone, throttles)));
-        assert_eq!(standby.just_heard.len(), 1);
-        standby.stands("spot", None);
-        assert!(standby.just_heard.is_empty());
+        standby.node_changed("spot", Some((&zone, effects)));
+        assert_eq!(standby.just_seen.len(), 1);
+        standby.node_changed("spot", None);
+        assert!(standby.just_seen.is_empty());
     }
 }

@@ -1,6 +1,6 @@
-//! The controller: compiles policies into one `NodeWatermark` a node, and says what it makes of them.
+//! The controller: compiles policies into one `NodeWatermark` per node, and reports in the policies' statuses.
 //!
-//! [`world::World`] decides, and does no I/O; [`run`] feeds it from watches and carries out what it plans.
+//! [`reconciler::Reconciler`] decides and does no I/O; [`run`] feeds it from watches and carries out what it plans.
 
 pub mod attempt;
 pub mod cap;
@@ -8,15 +8,15 @@ pub mod catalog;
 pub mod conditions;
 pub mod content;
 pub mod lease;
+pub mod liveness;
 pub mod metrics;
-pub mod restrain;
+pub mod reconciler;
 pub mod rollout;
 pub mod run;
-pub mod silence;
+pub mod tightening;
 pub mod wire;
-pub mod world;
 
-/// One series of every metric of the controller, in the text format of `OpenMetrics`: for the documentation.
+/// One series of every controller metric in the `OpenMetrics` text format, for the documentation.
 pub fn metrics_example() -> String {
     metrics::Metrics::example()
 }

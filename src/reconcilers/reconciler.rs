@@ -1,15 +1,15 @@
-//! What the controller knows of the cluster, and what it makes of it. Pure: objects and the time in, writes out.
+//! The controller's decisions. Pure: objects and the time in, operations out.
 
-mod closing;
-mod contest;
-mod edits;
+mod agents;
+mod cap;
+mod conflicts;
+mod events;
 mod evictions;
-mod glance;
-mod live;
-mod notes;
-mod policies;
-mod silent;
+mod label_filter;
+mod rollouts;
+mod statuses;
 mod targets;
+mod watermark;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -18,31 +18,31 @@ use std::time::Duration;
 
 use super::attempt::Attempt;
 use super::cap::Cap;
-use super::catalog::{Affected, Catalog, Class, Key, takes};
-use super::content::Wanted;
+use super::catalog::{Affected, Catalog, Class, Key, selects};
+use super::content::DesiredSpec;
+use super::liveness::LivenessMonitor;
 use super::rollout::Rollout;
-use super::silence::Silence;
-use super::wire::{NodeSeen, Watermark};
+use super::wire::{ObservedNode, Watermark};
 use crate::cluster::backoff::jittered;
 use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
-use contest::Contests;
-use glance::{Asked, Glance};
-use live::Live;
+use conflicts::EditConflicts;
+use label_filter::{LabelFilter, SelectorFilter};
 use targets::Targets;
+use watermark::KnownWatermark;
 
-pub use notes::{Note, Subject};
-pub use policies::StatusWrite;
+pub use events::{PendingEvent, Subject};
+pub use statuses::StatusWrite;
 
-/// What an administrator chooses.
+/// Settings of the controller.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Nodes a second that an edit reaches once its canaries did well.
+    /// Nodes per second that an edit reaches after its canaries succeeded.
     pub rollout_nodes_per_second: f64,
-    /// How many of the nodes that any rule may close, those of all policies together, may be closed at once.
+    /// How many nodes may be unschedulable at a time, of those that any rule may make so.
     pub max_unschedulable: Cap,
-    /// The taint of an agent that was not heard for so long is taken away.
+    /// The taint of an agent that is unresponsive for this long is removed.
     pub silent_agent_after: Duration,
 }
 
@@ -56,33 +56,33 @@ impl Default for Settings {
     }
 }
 
-/// Something to write.
+/// An operation on the API server.
 #[derive(Clone, Debug)]
-pub enum Write {
+pub enum Operation {
     /// Apply the `NodeWatermark` of a node.
     Apply {
         /// Its node.
         node: String,
-        /// What to apply.
-        spec: Wanted,
+        /// The spec to apply.
+        spec: DesiredSpec,
     },
-    /// Delete the `NodeWatermark` of a node that is gone.
+    /// Delete the `NodeWatermark` of a deleted node.
     Delete {
         /// The node.
         node: String,
-        /// The object's UID: another of that name is left alone.
+        /// The object's UID, as a precondition.
         uid: String,
     },
-    /// Read the Lease of an agent that seems to be silent.
-    Ask {
+    /// Read the Lease of an agent that seems unresponsive.
+    ReadLease {
         /// The node.
         node: String,
     },
-    /// Take our taint away from a node whose agent is silent.
-    Open {
+    /// Remove our taint from a node whose agent is unresponsive.
+    RemoveTaint {
         /// The node.
         node: String,
-        /// Its UID: another of that name is left alone.
+        /// Its UID, as a precondition.
         uid: String,
     },
 }
@@ -91,7 +91,7 @@ pub enum Write {
 struct Node {
     uid: String,
     facts: NodeFacts,
-    glance: Glance,
+    label_filter: LabelFilter,
     class: Arc<Class>,
     zone: Arc<str>,
     ready: bool,
@@ -99,75 +99,76 @@ struct Node {
     interferes: bool,
 }
 
-/// What the controller knows of the cluster.
-pub struct World {
+/// The state of the controller, and its decisions.
+pub struct Reconciler {
     settings: Settings,
     catalog: Catalog,
     nodes: BTreeMap<String, Node>,
-    live: BTreeMap<String, Live>,
-    softened: BTreeSet<String>,
-    /// Nodes whose taint was taken away because their agent is silent.
-    silent: BTreeSet<String>,
-    silence: Silence,
+    watermarks: BTreeMap<String, KnownWatermark>,
+    /// Nodes beyond the cap, which get `PreferNoSchedule`.
+    prefer_no_schedule: BTreeSet<String>,
+    /// Nodes whose taint was removed because their agent is unresponsive.
+    taint_removed: BTreeSet<String>,
+    liveness: LivenessMonitor,
     /// Nodes that a `NodeQOS` selects and that have no agent.
-    unkept: usize,
-    /// How old heartbeats were when the next was seen.
-    ages: Vec<Duration>,
-    /// Whose agents fell silent (true), or are heard again.
-    silences: Vec<(String, bool)>,
+    without_agent: usize,
+    /// Ages of heartbeats when the next one arrived.
+    heartbeat_ages: Vec<Duration>,
+    /// Nodes whose agent became unresponsive (true), or responds again.
+    liveness_changes: Vec<(String, bool)>,
     rollouts: BTreeMap<Key, Rollout>,
     targets: Targets,
     /// Nodes whose `NodeWatermark` may have to be written.
     dirty: BTreeSet<String>,
     attempts: BTreeMap<String, Attempt>,
-    contests: Contests,
-    notes: Vec<Note>,
+    conflicts: EditConflicts,
+    events: Vec<PendingEvent>,
     statuses_dirty: bool,
     statuses_at: Option<BootTime>,
-    /// When the status of each object was written last.
-    counted_at: BTreeMap<Key, BootTime>,
-    /// The cap has to be looked at.
+    /// When the status of each object was last written.
+    status_written_at: BTreeMap<Key, BootTime>,
+    /// The cap has to be checked.
     cap_dirty: bool,
     leading: bool,
 }
 
-impl World {
-    /// Knows nothing yet.
+impl Reconciler {
+    /// An empty state.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             catalog: Catalog::default(),
             nodes: BTreeMap::new(),
-            live: BTreeMap::new(),
-            softened: BTreeSet::new(),
-            silent: BTreeSet::new(),
-            silence: Silence::new(settings.silent_agent_after),
-            unkept: 0,
-            ages: Vec::new(),
-            silences: Vec::new(),
+            watermarks: BTreeMap::new(),
+            prefer_no_schedule: BTreeSet::new(),
+            taint_removed: BTreeSet::new(),
+            liveness: LivenessMonitor::new(settings.silent_agent_after),
+            without_agent: 0,
+            heartbeat_ages: Vec::new(),
+            liveness_changes: Vec::new(),
             rollouts: BTreeMap::new(),
             targets: Targets::default(),
             dirty: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            contests: Contests::default(),
-            notes: Vec::new(),
+            conflicts: EditConflicts::default(),
+            events: Vec::new(),
             statuses_dirty: true,
             statuses_at: None,
-            counted_at: BTreeMap::new(),
+            status_written_at: BTreeMap::new(),
             cap_dirty: true,
             leading: false,
         }
     }
 
-    /// A node as it is now.
-    pub fn apply_node(&mut self, name: &str, seen: NodeSeen) {
-        let NodeSeen {
+    /// A node was added or changed.
+    pub fn apply_node(&mut self, name: &str, node: ObservedNode) {
+        let ObservedNode {
             uid,
             facts,
             ready,
             tainted,
             interferes,
-        } = seen;
+        } = node;
         if let Some(node) = self.nodes.get_mut(name)
             && node.uid == uid
             && node.facts == facts
@@ -175,15 +176,15 @@ impl World {
             if (node.ready, node.tainted, node.interferes) != (ready, tainted, interferes) {
                 self.cap_dirty |= node.tainted != tainted;
                 (node.ready, node.tainted, node.interferes) = (ready, tainted, interferes);
-                self.watch_over(name);
+                self.update_liveness(name);
             }
             return;
         }
         let class = self.catalog.class(&facts);
         let node = Node {
             uid,
-            zone: silent::zone(&facts.labels),
-            glance: Glance::of(&facts.labels),
+            zone: agents::zone(&facts.labels),
+            label_filter: LabelFilter::of(&facts.labels),
             facts,
             class,
             ready,
@@ -191,17 +192,17 @@ impl World {
             interferes,
         };
         self.nodes.insert(name.to_owned(), node);
-        self.roll_out_without(name);
-        self.watch_over(name);
+        self.remove_from_rollouts(name);
+        self.update_liveness(name);
         self.touch(name);
     }
 
-    /// A node is gone.
+    /// A node was deleted.
     pub fn delete_node(&mut self, name: &str) {
         self.nodes.remove(name);
-        self.silent.remove(name);
-        self.roll_out_without(name);
-        self.watch_over(name);
+        self.taint_removed.remove(name);
+        self.remove_from_rollouts(name);
+        self.update_liveness(name);
         self.touch(name);
     }
 
@@ -211,7 +212,7 @@ impl World {
         self.cap_dirty = true;
     }
 
-    /// A policy object as it is now.
+    /// A policy object was added or changed.
     pub fn apply_policy(&mut self, kind: Kind, name: &str, object: &serde_json::Value) {
         let affected = self.catalog.apply(kind, name, object);
         let key = (kind, name.to_owned());
@@ -221,15 +222,15 @@ impl World {
         self.recompile(&key, &affected);
     }
 
-    /// A policy object is gone.
+    /// A policy object was deleted.
     pub fn delete_policy(&mut self, kind: Kind, name: &str) {
         let affected = self.catalog.delete(kind, name);
         let key = (kind, name.to_owned());
-        self.counted_at.remove(&key);
+        self.status_written_at.remove(&key);
         self.recompile(&key, &affected);
     }
 
-    /// Compiles anew what an edit concerns, and begins to roll it out.
+    /// Recompiles what an edit affects, and starts to roll it out.
     fn recompile(&mut self, key: &Key, affected: &Affected) {
         self.statuses_dirty = true;
         self.cap_dirty = true;
@@ -239,110 +240,113 @@ impl World {
         self.rollouts
             .retain(|rolling, _| rolling != key && !affected.edits(rolling));
         let selectors = self.catalog.selectors_of(affected);
-        let selectors = selectors.iter().map(|it| (Asked::by(it.as_ref()), it));
+        let selectors = selectors
+            .iter()
+            .map(|it| (SelectorFilter::of(it.as_ref()), it));
         let selectors: Vec<_> = selectors.collect();
         let mut touched = Vec::new();
         for (name, node) in &mut self.nodes {
-            let selected_now = selectors.iter().any(|(asked, selector)| {
-                asked.may_take(node.glance) && takes(selector.as_ref(), &node.facts)
+            let selected_now = selectors.iter().any(|(filter, selector)| {
+                filter.may_match(node.label_filter) && selects(selector.as_ref(), &node.facts)
             });
-            if !selected_now && !affected.concerns(&node.class.selected) {
+            if !selected_now && !affected.affects(&node.class.selected) {
                 continue;
             }
             node.class = self.catalog.class(&node.facts);
             touched.push(name.clone());
         }
         if self.leading {
-            self.begin_rollouts(&touched);
+            self.start_rollouts(&touched);
         }
         self.dirty.extend(touched);
     }
 
-    /// A `NodeWatermark` as a watch or the answer to a write shows it; one that is older than what is known is passed over.
-    pub fn apply_live(&mut self, name: &str, seen: &Watermark) {
-        let before = self.live.get(name);
+    /// A `NodeWatermark` from a watch or the response to a write. Ignored if a newer one is known.
+    pub fn apply_watermark(&mut self, name: &str, seen: &Watermark) {
+        let before = self.watermarks.get(name);
         if !before.is_some_and(|before| before.is_newer_than(seen)) {
-            self.list_live(name, seen);
+            self.apply_listed_watermark(name, seen);
         }
     }
 
-    /// A `NodeWatermark` as a full list has it. Generations begin anew where an API server is put back from a backup.
-    pub fn list_live(&mut self, name: &str, seen: &Watermark) {
-        let before = self.live.get(name);
-        let live = Live::of(seen, self.catalog.contents(), before);
-        let said_more = before.is_none_or(|before| !before.said_the_same(&live));
-        let by_hand = before.is_some_and(|before| before.was_ours_before(&live));
-        if before.is_none_or(|before| before.hash != live.hash || before.uid != live.uid) {
+    /// A `NodeWatermark` from a full list. It may be older than the known one: the API server may be restored from a backup.
+    pub fn apply_listed_watermark(&mut self, name: &str, seen: &Watermark) {
+        let before = self.watermarks.get(name);
+        let known = KnownWatermark::of(seen, self.catalog.contents(), before);
+        let status_changed = before.is_none_or(|before| !before.has_same_status(&known));
+        let edited = before.is_some_and(|before| before.was_edited(&known));
+        if before.is_none_or(|before| before.hash != known.hash || before.uid != known.uid) {
             self.dirty.insert(name.to_owned());
         }
-        self.live.insert(name.to_owned(), live);
-        if said_more {
+        self.watermarks.insert(name.to_owned(), known);
+        if status_changed {
             self.statuses_dirty = true;
             self.cap_dirty = true;
-            self.watch_over(name);
+            self.update_liveness(name);
         }
-        // Without a status it is what this controller itself made.
-        if said_more && seen.has_status() {
-            self.heard(name);
+        // Without a status it is the controller's own write.
+        if status_changed && seen.has_status() {
+            self.status_written(name);
         }
-        if by_hand && self.leading {
+        if edited && self.leading {
             self.edited_by(name, seen.edited_by.as_deref());
         }
     }
 
-    /// A `NodeWatermark` is gone.
-    pub fn delete_live(&mut self, name: &str) {
-        let known = self.live.remove(name).is_some();
+    /// A `NodeWatermark` was deleted.
+    pub fn delete_watermark(&mut self, name: &str) {
+        let known = self.watermarks.remove(name).is_some();
         if known && self.leading && self.nodes.contains_key(name) {
-            let message =
-                "its NodeWatermark was deleted, by whom is not known, and is made anew".to_owned();
+            let message = "its NodeWatermark was deleted by an unknown client and is created again"
+                .to_owned();
             self.warn_node(name, "WatermarkDeleted", message);
         }
-        self.watch_over(name);
+        self.update_liveness(name);
         self.touch(name);
     }
 
-    /// Begins to lead: whatever is not as it should be is put right, tightenings by way of their canaries.
-    pub fn lead(&mut self) {
+    /// Starts to lead: every difference is reconciled, tightenings by way of canaries.
+    pub fn start_leading(&mut self) {
         self.leading = true;
         self.attempts.clear();
-        self.silent.clear();
-        self.silences.clear();
-        self.silence.begin();
-        let soft = self.live.iter().filter(|(_, live)| live.softened);
-        self.softened = soft.map(|(name, _)| name.clone()).collect();
+        self.taint_removed.clear();
+        self.liveness_changes.clear();
+        self.liveness.start();
+        let prefer = self.watermarks.iter();
+        let prefer = prefer.filter(|(_, watermark)| watermark.soften_scheduling);
+        self.prefer_no_schedule = prefer.map(|(name, _)| name.clone()).collect();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
-        self.take_rollouts_up();
+        self.resume_rollouts();
         self.dirty.extend(names);
-        self.dirty.extend(self.live.keys().cloned());
+        self.dirty.extend(self.watermarks.keys().cloned());
         self.statuses_dirty = true;
         self.cap_dirty = true;
     }
 
     /// Stops leading.
-    pub fn follow(&mut self) {
+    pub fn stop_leading(&mut self) {
         self.leading = false;
-        self.notes.clear();
+        self.events.clear();
     }
 
-    /// What has to be written now, at most `room` writes of `NodeWatermarks`. Each is under way until
-    /// [`Self::written`], [`Self::opened`] or [`Self::answered`] is told.
-    pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Write> {
+    /// The operations to start now, with at most `room` writes of `NodeWatermarks`. Each is in progress until
+    /// [`Self::written`], [`Self::taint_removed`] or [`Self::lease_read`] is called.
+    pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Operation> {
         if !self.leading {
-            // Who leads next begins with all of them.
+            // A new leader starts with all nodes.
             self.dirty.clear();
             return Vec::new();
         }
         self.advance_rollouts(now);
         if std::mem::take(&mut self.cap_dirty) {
-            self.advance_cap();
+            self.update_cap();
         }
-        self.pace_contests(now);
-        let mut writes = self.plan_openings(now);
-        let room = room + writes.len();
+        self.delay_conflicting_writes(now);
+        let mut operations = self.check_liveness(now);
+        let room = room + operations.len();
         let mut next = self.dirty.first().cloned();
         while let Some(name) = next {
-            if writes.len() >= room {
+            if operations.len() >= room {
                 break;
             }
             let later = (Bound::Excluded(name.as_str()), Bound::Unbounded);
@@ -351,45 +355,45 @@ impl World {
             if !attempt.is_none_or(|attempt| attempt.is_due(now)) {
                 continue;
             }
-            match self.write_for(&name) {
-                Some(write) => {
-                    self.begin(&name, &write);
-                    writes.push(write);
+            match self.operation_for(&name) {
+                Some(operation) => {
+                    self.start(&name, &operation);
+                    operations.push(operation);
                 }
                 None => drop(self.dirty.remove(&name)),
             }
         }
         self.targets.clear();
-        writes
+        operations
     }
 
-    fn begin(&mut self, name: &str, write: &Write) {
+    fn start(&mut self, name: &str, operation: &Operation) {
         let attempt = self.attempts.entry(name.to_owned()).or_default();
-        attempt.begin();
-        attempt.asked = match write {
-            Write::Apply { spec, .. } => Some(spec.hash()),
+        attempt.start();
+        attempt.hash = match operation {
+            Operation::Apply { spec, .. } => Some(spec.hash()),
             _ => None,
         };
     }
 
-    fn write_for(&mut self, name: &str) -> Option<Write> {
-        let live = self.live.get(name);
+    fn operation_for(&mut self, name: &str) -> Option<Operation> {
+        let current = self.watermarks.get(name);
         let Some(node) = self.nodes.get(name) else {
-            return live.map(|live| Write::Delete {
+            return current.map(|current| Operation::Delete {
                 node: name.to_owned(),
-                uid: live.uid.clone(),
+                uid: current.uid.clone(),
             });
         };
         let content = self
             .targets
-            .of(name, node, live, &self.rollouts, &mut self.catalog);
-        let soften = self.softened.contains(name);
-        if live.is_some_and(|live| live.hash == Some(content.hash(&node.uid, soften))) {
+            .of(name, node, current, &self.rollouts, &mut self.catalog);
+        let soften = self.prefer_no_schedule.contains(name);
+        if current.is_some_and(|current| current.hash == Some(content.hash(&node.uid, soften))) {
             return None;
         }
-        Some(Write::Apply {
+        Some(Operation::Apply {
             node: name.to_owned(),
-            spec: Wanted {
+            spec: DesiredSpec {
                 node_uid: node.uid.clone(),
                 content,
                 soften,
@@ -398,47 +402,51 @@ impl World {
         })
     }
 
-    /// A write came to its end. `seen` is the object as the API server has it now.
+    /// A write finished; the object as the API server has it now, `None` if it was deleted.
     pub fn written(
         &mut self,
         node: &str,
         now: BootTime,
-        outcome: Result<Option<Watermark>, Failed>,
+        outcome: Result<Option<Watermark>, WriteError>,
     ) {
         self.dirty.insert(node.to_owned());
         match outcome {
             Ok(Some(seen)) => {
-                let asked = self.attempts.get(node).and_then(|attempt| attempt.asked);
-                self.apply_live(node, &seen);
-                let live = self.live.get(node);
-                // An API server that drops fields would be written to for ever.
-                if live.is_some_and(|live| asked.is_some() && live.hash.is_none()) {
-                    return self.failed(node, now, Failed::default());
+                let applied = self.attempts.get(node).and_then(|attempt| attempt.hash);
+                self.apply_watermark(node, &seen);
+                let current = self.watermarks.get(node);
+                // Back off: an API server that drops fields would be written to in a loop.
+                if current.is_some_and(|it| applied.is_some() && it.hash.is_none()) {
+                    return self.failed(node, now, WriteError::default());
                 }
             }
-            Ok(None) => drop(self.live.remove(node)),
-            Err(failed) => return self.failed(node, now, failed),
+            Ok(None) => drop(self.watermarks.remove(node)),
+            Err(error) => return self.failed(node, now, error),
         }
         self.attempts.remove(node);
     }
 
-    fn failed(&mut self, node: &str, now: BootTime, failed: Failed) {
+    fn failed(&mut self, node: &str, now: BootTime, error: WriteError) {
         let attempt = self.attempts.entry(node.to_owned()).or_default();
         attempt.failed(now);
-        if let Some(wait) = failed.wait {
-            attempt.wait(now + jittered(wait));
+        if let Some(delay) = error.retry_after {
+            attempt.wait(now + jittered(delay));
         }
     }
 
-    /// How many nodes there are, how many wait to be written, and how many are softened.
+    /// The numbers of nodes, of nodes waiting to be written, and of nodes beyond the cap.
     pub fn counts(&self) -> [usize; 3] {
-        [self.nodes.len(), self.dirty.len(), self.softened.len()]
+        [
+            self.nodes.len(),
+            self.dirty.len(),
+            self.prefer_no_schedule.len(),
+        ]
     }
 }
 
-/// A write failed.
+/// Why a write failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Failed {
-    /// The API server said how long to wait.
-    pub wait: Option<Duration>,
+pub struct WriteError {
+    /// The delay that the API server asks for.
+    pub retry_after: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! A tightening edit goes to a few nodes first, and to the others when it does no harm there. Pure.
+//! The roll-out of one tightening edit: to a few canary nodes first, and to the others if it does no harm there. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -7,158 +7,158 @@ use crate::crd::node_watermark::Hash;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 
-/// The canaries are watched at least for so long.
-const LEAST_WATCH: Duration = Duration::from_mins(1);
-/// More of them than this newly acting stops the edit.
-const MOST_ACTING_PERCENT: usize = 20;
-/// A canary whose agent has not said for so long that it keeps the edit is joined by another. Agents tell within 10 s.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Where there are too few nodes that could try the edit, it is looked for some so often.
-const LOOK: Duration = Duration::from_secs(5);
-/// Canaries that are silent are replaced by as many again, and at least by so many: more would spread an edit that
-/// nobody has seen at work.
-const LEAST_SPARE: usize = 3;
-/// How long the canaries are still watched is reported in steps of so many seconds, and of a minute where it is longer than this.
-const STEP: u64 = 10;
-const LONG_WATCH: Duration = Duration::from_mins(5);
+/// Minimum time for which canaries are watched.
+const MIN_WATCH: Duration = Duration::from_mins(1);
+/// The edit stops when more than this part of the canaries newly acts.
+const MAX_ACTING_PERCENT: usize = 20;
+/// Another canary is added when the agent of one has not confirmed the edit for this long. Agents report within 10 s.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often more canaries are searched while too few nodes can be one.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Unresponsive canaries are replaced by up to as many again, and at least this many. More would spread an untested edit.
+const MIN_SPARE: usize = 3;
+/// The remaining watch time is reported in steps of this many seconds, and of minutes above the limit below.
+const STEP_SECONDS: u64 = 10;
+const MINUTE_STEPS_ABOVE: Duration = Duration::from_mins(5);
 
-/// How far an edit of one object has come.
+/// The roll-out of one object's edit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
-    /// The nodes whose content it changes, in an order that only their names decide: objects that are edited together
-    /// have their canaries in common.
+    /// The nodes whose content it changes, ordered by a hash of their names, so that objects edited together share canaries.
     members: Vec<String>,
-    /// Members on which nothing of the object was in force before: they have canaries of their own, since an edit that
-    /// does well on the others proves nothing for them.
-    newcomers: HashSet<String>,
-    /// Where each stands in it.
-    places: HashMap<String, usize>,
-    /// Those that have the edit first.
+    /// Members on which nothing of the object was in force before. They have canaries of their own, since success on the others
+    /// proves nothing for them.
+    new_members: HashSet<String>,
+    /// The index of each member.
+    positions: HashMap<String, usize>,
+    /// The nodes that get the edit first.
     canaries: BTreeSet<String>,
-    /// Canaries that acted for the object before the edit.
+    /// Canaries that already acted for the object before the edit.
     acting_before: BTreeSet<String>,
-    /// Nodes that had the edit when this began, and acted: whether they did before they had it is not known.
-    unclear: BTreeSet<String>,
-    /// What the object amounted to before the edit.
+    /// Nodes that had the edit at the start and acted: it is unknown whether they did so before the edit.
+    excluded: BTreeSet<String>,
+    /// The object's policies before the edit.
     before: PolicySet,
     watch: Duration,
-    /// The canaries are still watched for so long, in steps.
-    left: Duration,
+    /// The remaining watch time, in steps.
+    remaining: Duration,
     phase: Phase,
 }
 
-/// One number for members that had an earlier version of the object in force, one for the newcomers.
+/// One number for members with an earlier version of the object in force, one for new members.
 pub type Counts = [usize; 2];
 
-/// What the edit waits for.
+/// The phase of a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// For agents of canaries to say that they keep it.
+    /// Waits until the canaries' agents confirm that they enforce the edit.
     Canaries {
-        /// When it was last looked for canaries.
-        looked: Option<BootTime>,
-        /// So many members are waited for of which none can try it; 0: canaries are about to.
+        /// When canaries were last searched.
+        searched: Option<BootTime>,
+        /// Number of members none of which can be a canary; 0: canaries are about to confirm.
         stuck: usize,
     },
-    /// For the time to pass in which the canaries are watched.
+    /// The canaries enforce the edit and are watched.
     Watching {
-        /// When the last canary kept it.
+        /// When the last canary confirmed it.
         since: BootTime,
-        /// How many these are.
+        /// The number of canaries.
         canaries: Counts,
     },
-    /// It goes to the others, so many a second.
-    Others {
-        /// When that began; `None`: with the next look.
+    /// The edit goes to the other nodes at a limited rate.
+    Progressing {
+        /// When that started; `None`: starts with the next call.
         since: Option<BootTime>,
-        /// Nodes that had been released then.
+        /// Members released at that time.
         base: usize,
-        /// Those that come first of all nodes, so many, may have it; canaries too.
+        /// The first `released` members may have it, and the canaries.
         released: usize,
     },
-    /// Too many canaries act: it goes no further.
+    /// Too many canaries act: the edit goes no further.
     Stopped {
-        /// Canaries that newly act; 0: an earlier leader has counted them.
+        /// Canaries that newly act; 0: an earlier leader counted them.
         acting: usize,
     },
     /// Every node may have it.
     Done,
 }
 
-/// What is seen of one node.
+/// What is known of one node during a roll-out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sight {
-    /// It is Ready, and its agent tells what it does.
-    pub speaks: bool,
-    /// Its agent keeps all that the node may have.
-    pub keeps: bool,
+pub struct NodeObservation {
+    /// It is Ready, and its agent reports.
+    pub reporting: bool,
+    /// Its agent enforces all that was released to the node.
+    pub up_to_date: bool,
     /// It acts for the object.
-    pub acts: bool,
+    pub acting: bool,
 }
 
 impl Phase {
-    const fn canaries(looked: Option<BootTime>, stuck: usize) -> Self {
-        Self::Canaries { looked, stuck }
+    const fn canaries(searched: Option<BootTime>, stuck: usize) -> Self {
+        Self::Canaries { searched, stuck }
     }
 }
 
 impl Rollout {
-    /// Begins to roll an edit out to the nodes whose content it changes; true for those on which nothing of the object was
-    /// in force. `slowest` is the longest threshold x period of the object's rules; `before` is what the object amounted to
-    /// until now.
+    /// Starts to roll out an edit to the nodes whose content it changes (true: nothing of the object was in force there). `slowest`
+    /// is the longest threshold x period of the object's rules; `before` are the object's policies before the edit.
     pub fn new(nodes: BTreeMap<String, bool>, slowest: Duration, before: PolicySet) -> Self {
-        let newcomers = nodes.iter().filter(|(_, new)| **new);
-        let newcomers = newcomers.map(|(node, _)| node.clone());
-        let newcomers = several_of_each(nodes.len(), newcomers.collect());
+        let new_members = nodes.iter().filter(|(_, new)| **new);
+        let new_members = new_members.map(|(node, _)| node.clone());
+        let new_members = if_several_of_each(nodes.len(), new_members.collect());
         let mut members: Vec<String> = nodes.into_keys().collect();
         members.sort_by_cached_key(Hash::of);
-        // With nobody left to protect there is nothing to wait for.
+        // With one node there are no others to protect.
         let phase = if members.len() <= 1 {
             Phase::Done
         } else {
             Phase::canaries(None, 0)
         };
-        let places = members.iter().cloned().zip(0..).collect();
-        let watch = LEAST_WATCH.max(slowest.saturating_mul(2));
+        let positions = members.iter().cloned().zip(0..).collect();
+        let watch = MIN_WATCH.max(slowest.saturating_mul(2));
         Self {
             members,
-            newcomers,
-            places,
+            new_members,
+            positions,
             canaries: BTreeSet::new(),
             acting_before: BTreeSet::new(),
-            unclear: BTreeSet::new(),
+            excluded: BTreeSet::new(),
             before,
             watch,
-            left: watch,
+            remaining: watch,
             phase,
         }
     }
 
-    /// Chooses the first canaries, of an edit that is not [`Phase::Done`]. Nodes that have it already, for whatever
-    /// reason, and act prove nothing.
-    pub fn begin(&mut self, has_it: impl Fn(&str) -> bool, look: impl Fn(&str) -> Sight) {
-        let unclear = self
+    /// Chooses the first canaries. Nodes that already have the edit and act are no use as canaries.
+    pub fn start(
+        &mut self,
+        has_it: impl Fn(&str) -> bool,
+        observe: impl Fn(&str) -> NodeObservation,
+    ) {
+        let excluded = self
             .members
             .iter()
-            .filter(|node| look(node).acts && has_it(node));
-        self.unclear = unclear.cloned().collect();
-        self.choose(self.wanted(), &look);
+            .filter(|node| observe(node).acting && has_it(node));
+        self.excluded = excluded.cloned().collect();
+        self.choose(self.wanted(), &observe);
         self.phase = Phase::canaries(None, self.without(self.count(|_| true)));
     }
 
-    /// It was stopped before this process led, and the object was not edited since: it stays with those that have it.
+    /// An earlier leader stopped the edit, and the object was not edited since: it stays on the nodes that have it.
     pub fn stop(&mut self, has_it: impl Fn(&str) -> bool) {
         let canaries = self.members.iter().filter(|node| has_it(node));
         self.canaries = canaries.cloned().collect();
         self.phase = Phase::Stopped { acting: 0 };
     }
 
-    /// It goes on after a time in which nothing was seen: what that would have shown is watched for anew.
+    /// Continues after a time without observations: the canaries are watched again.
     pub const fn resume(&mut self) {
         match self.phase {
             Phase::Watching { .. } => self.phase = Phase::canaries(None, 0),
-            Phase::Others { released, .. } => {
-                self.phase = Phase::Others {
+            Phase::Progressing { released, .. } => {
+                self.phase = Phase::Progressing {
                     since: None,
                     base: released,
                     released,
@@ -168,27 +168,32 @@ impl Rollout {
         }
     }
 
-    /// A node is gone. Says whether the edit has to begin anew, among the nodes that there are now: with one member or
-    /// none nobody could try it, and whoever came later would wait for ever.
-    pub fn forget(&mut self, node: &str) -> bool {
-        let Some(place) = self.places.remove(node) else {
+    /// Removes a node. Returns whether the roll-out has to start again with the nodes of now: with at most one member there could be
+    /// no canary, and nodes that join later would wait forever.
+    pub fn remove_node(&mut self, node: &str) -> bool {
+        let Some(position) = self.positions.remove(node) else {
             return false;
         };
-        self.members.remove(place);
-        self.newcomers.remove(node);
-        self.newcomers = several_of_each(self.members.len(), std::mem::take(&mut self.newcomers));
-        for later in self.places.values_mut().filter(|later| **later > place) {
+        self.members.remove(position);
+        self.new_members.remove(node);
+        self.new_members =
+            if_several_of_each(self.members.len(), std::mem::take(&mut self.new_members));
+        for later in self
+            .positions
+            .values_mut()
+            .filter(|later| **later > position)
+        {
             *later -= 1;
         }
         for set in [
             &mut self.canaries,
             &mut self.acting_before,
-            &mut self.unclear,
+            &mut self.excluded,
         ] {
             set.remove(node);
         }
-        if let Phase::Others { base, released, .. } = &mut self.phase
-            && place < *released
+        if let Phase::Progressing { base, released, .. } = &mut self.phase
+            && position < *released
         {
             *released -= 1;
             *base = base.saturating_sub(1);
@@ -196,25 +201,26 @@ impl Rollout {
         self.members.len() <= 1 && !matches!(self.phase, Phase::Stopped { .. })
     }
 
-    /// How many members there are of each kind.
+    /// The number of members of each kind.
     fn sizes(&self) -> Counts {
-        let new = self.newcomers.len();
+        let new = self.new_members.len();
         [self.members.len().saturating_sub(new), new]
     }
 
-    /// So many canaries are asked for: 1 % of the members, at least one of each kind that there is.
+    /// The number of canaries wanted: 1 % of the members, at least one of each kind.
     fn wanted(&self) -> Counts {
         self.sizes().map(|size| size.div_ceil(100))
     }
 
-    /// How many canaries this holds of.
-    fn count(&self, holds: impl Fn(&str) -> bool) -> Counts {
-        let counted = self.canaries.iter().filter(|node| holds(node));
-        let (new, old): (Vec<_>, Vec<_>) = counted.partition(|node| self.newcomers.contains(*node));
+    /// The number of canaries that match.
+    fn count(&self, matches: impl Fn(&str) -> bool) -> Counts {
+        let counted = self.canaries.iter().filter(|node| matches(node));
+        let (new, old): (Vec<_>, Vec<_>) =
+            counted.partition(|node| self.new_members.contains(*node));
         [old.len(), new.len()]
     }
 
-    /// How many members there are of the kinds that have none of these canaries.
+    /// The number of members of the kinds without any of these canaries.
     fn without(&self, canaries: Counts) -> usize {
         let kinds = self.sizes().into_iter().zip(canaries);
         kinds
@@ -223,82 +229,82 @@ impl Rollout {
             .sum()
     }
 
-    /// Those that have the edit first.
+    /// The nodes that get the edit first.
     pub const fn canaries(&self) -> &BTreeSet<String> {
         &self.canaries
     }
 
-    /// How many nodes it changes something on.
+    /// The number of nodes that the edit changes.
     pub const fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// How far it is.
+    /// The current phase.
     pub const fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// For how long the canaries have still to do well, from when they keep the edit; `None`: it does not wait for that.
-    pub const fn left(&self) -> Option<Duration> {
+    /// How long the canaries will still be watched, counted from their confirmation; `None`: they are not waited for.
+    pub const fn remaining(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Canaries { stuck: 0, .. } | Phase::Watching { .. } => Some(self.left),
+            Phase::Canaries { stuck: 0, .. } | Phase::Watching { .. } => Some(self.remaining),
             _ => None,
         }
     }
 
-    /// What the object amounted to before the edit.
+    /// The object's policies before the edit.
     pub const fn before(&self) -> &PolicySet {
         &self.before
     }
 
-    /// Whether a node may have the edit. One that came later waits for the canaries too.
+    /// Whether a node may have the edit. A node that joined later waits for the canaries too.
     pub fn releases(&self, node: &str) -> bool {
         match self.phase {
             Phase::Done => true,
-            Phase::Others { released, .. } => {
-                let place = self.places.get(node);
-                place.is_none_or(|place| *place < released) || self.canaries.contains(node)
+            Phase::Progressing { released, .. } => {
+                let position = self.positions.get(node);
+                position.is_none_or(|position| *position < released) || self.canaries.contains(node)
             }
             _ => self.canaries.contains(node),
         }
     }
 
-    /// Goes on, given what is seen of nodes. Gives those that may have the edit from now on.
+    /// Advances with the current observations. Returns the nodes that may have the edit from now on.
     pub fn advance(
         &mut self,
         now: BootTime,
         rate: f64,
-        look: impl Fn(&str) -> Sight,
+        observe: impl Fn(&str) -> NodeObservation,
     ) -> Vec<String> {
         let released = match self.phase {
-            Phase::Canaries { looked, .. } => self.try_out(now, looked, look),
-            Phase::Watching { since, canaries } => self.watch(now, since, canaries, look),
-            Phase::Others {
+            Phase::Canaries { searched, .. } => self.await_canaries(now, searched, observe),
+            Phase::Watching { since, canaries } => self.watch(now, since, canaries, observe),
+            Phase::Progressing {
                 since,
                 base,
                 released,
             } => self.release(now, since.unwrap_or(now), [base, released], rate),
             _ => Vec::new(),
         };
-        self.left = match self.phase {
+        self.remaining = match self.phase {
             Phase::Watching { since, .. } => in_steps(self.watch.saturating_sub(now.since(since))),
             _ => self.watch,
         };
         released
     }
 
-    /// Waits until enough canaries keep the edit; others join where agents don't say so.
-    fn try_out(
+    /// Waits until enough canaries enforce the edit, and adds canaries where agents don't confirm it.
+    fn await_canaries(
         &mut self,
         now: BootTime,
-        looked: Option<BootTime>,
-        look: impl Fn(&str) -> Sight,
+        searched: Option<BootTime>,
+        observe: impl Fn(&str) -> NodeObservation,
     ) -> Vec<String> {
-        let keeping = self.count(|node| look(node).speaks && look(node).keeps);
-        let missing = less(self.wanted(), keeping);
+        let confirmed = self.count(|node| observe(node).reporting && observe(node).up_to_date);
+        let missing = difference(self.wanted(), confirmed);
         let watching = Phase::Watching {
             since: now,
-            canaries: keeping,
+            canaries: confirmed,
         };
         if missing == Counts::default() {
             self.phase = watching;
@@ -306,20 +312,24 @@ impl Rollout {
         }
         let chosen = self.count(|_| true);
         let untried = self.without(chosen);
-        let Some(looked) = looked else {
+        let Some(searched) = searched else {
             self.phase = Phase::canaries(Some(now), untried);
             return Vec::new();
         };
-        let pause = if untried > 0 { LOOK } else { PATIENCE };
-        if now.since(looked) < pause {
+        let pause = if untried > 0 {
+            SEARCH_INTERVAL
+        } else {
+            CONFIRM_TIMEOUT
+        };
+        if now.since(searched) < pause {
             return Vec::new();
         }
-        let most = self.wanted().map(|wanted| wanted + wanted.max(LEAST_SPARE));
-        let [room, room_for_new] = less(most, chosen);
+        let max = self.wanted().map(|wanted| wanted + wanted.max(MIN_SPARE));
+        let [room, room_for_new] = difference(max, chosen);
         let [missing, missing_new] = missing;
-        let more = self.choose([missing.min(room), missing_new.min(room_for_new)], &look);
-        let unproven = self.without(keeping);
-        // Fewer than were asked for are better than none.
+        let more = self.choose([missing.min(room), missing_new.min(room_for_new)], &observe);
+        let unproven = self.without(confirmed);
+        // Fewer canaries than wanted are better than none.
         self.phase = if more.is_empty() && unproven == 0 {
             watching
         } else {
@@ -329,40 +339,48 @@ impl Rollout {
         more
     }
 
-    /// Lets more nodes of each kind try the edit.
-    fn choose(&mut self, [more, more_new]: Counts, look: &impl Fn(&str) -> Sight) -> Vec<String> {
-        let mut chosen = self.choose_among(false, more, look);
-        chosen.extend(self.choose_among(true, more_new, look));
+    /// Adds canaries of each kind.
+    fn choose(
+        &mut self,
+        [more, more_new]: Counts,
+        observe: &impl Fn(&str) -> NodeObservation,
+    ) -> Vec<String> {
+        let mut chosen = self.choose_among(false, more, observe);
+        chosen.extend(self.choose_among(true, more_new, observe));
         chosen
     }
 
-    /// In their order those that speak, and before all others those that do not act, since the edit can't make the others
-    /// act.
+    /// Takes members whose agents report, in order; those that don't act yet first, since the edit can't make the others act.
     fn choose_among(
         &mut self,
         new: bool,
         more: usize,
-        look: &impl Fn(&str) -> Sight,
+        observe: &impl Fn(&str) -> NodeObservation,
     ) -> Vec<String> {
-        let [mut quiet, mut acting] = [Vec::new(), Vec::new()];
-        let of_kind = |node: &&String| self.newcomers.contains(*node) == new;
+        let [mut idle, mut acting] = [Vec::new(), Vec::new()];
+        let of_kind = |node: &&String| self.new_members.contains(*node) == new;
         for node in self.members.iter().filter(of_kind) {
-            if quiet.len() >= more {
+            if idle.len() >= more {
                 break;
             }
-            let sight = look(node);
-            if !sight.speaks || self.canaries.contains(node) || self.unclear.contains(node) {
+            let node_state = observe(node);
+            if !node_state.reporting || self.canaries.contains(node) || self.excluded.contains(node)
+            {
                 continue;
             }
-            let list = if sight.acts { &mut acting } else { &mut quiet };
+            let list = if node_state.acting {
+                &mut acting
+            } else {
+                &mut idle
+            };
             list.push(node.clone());
         }
-        let room = more - quiet.len().min(more);
+        let room = more - idle.len().min(more);
         acting.truncate(room);
         self.acting_before.extend(acting.iter().cloned());
-        quiet.extend(acting);
-        self.canaries.extend(quiet.iter().cloned());
-        quiet
+        idle.extend(acting);
+        self.canaries.extend(idle.iter().cloned());
+        idle
     }
 
     fn watch(
@@ -370,25 +388,25 @@ impl Rollout {
         now: BootTime,
         since: BootTime,
         canaries: Counts,
-        look: impl Fn(&str) -> Sight,
+        observe: impl Fn(&str) -> NodeObservation,
     ) -> Vec<String> {
-        let speaking = self.count(|node| look(node).speaks);
+        let reporting = self.count(|node| observe(node).reporting);
         let acting = self.count(|node| {
-            let sight = look(node);
-            sight.speaks && sight.acts && !self.acting_before.contains(node)
+            let node_state = observe(node);
+            node_state.reporting && node_state.acting && !self.acting_before.contains(node)
         });
-        let mut kinds = acting.into_iter().zip(speaking);
-        let too_many = |(acting, speaking)| acting * 100 > speaking * MOST_ACTING_PERCENT;
-        let mut left = speaking.into_iter().zip(canaries);
+        let mut kinds = acting.into_iter().zip(reporting);
+        let too_many = |(acting, reporting)| acting * 100 > reporting * MAX_ACTING_PERCENT;
+        let mut remaining = reporting.into_iter().zip(canaries);
         if kinds.any(too_many) {
             let acting = acting.into_iter().sum();
             self.phase = Phase::Stopped { acting };
-        } else if left.any(|(speaking, canaries)| speaking * 2 < canaries) {
-            // What is left of them proves little.
+        } else if remaining.any(|(reporting, canaries)| reporting * 2 < canaries) {
+            // Too few are left to prove anything.
             self.phase = Phase::canaries(Some(now), 0);
         } else if now.since(since) >= self.watch {
             let released = self.canaries.len();
-            self.phase = Phase::Others {
+            self.phase = Phase::Progressing {
                 since: Some(now),
                 base: released,
                 released,
@@ -415,7 +433,7 @@ impl Rollout {
         self.phase = if released == self.members.len() {
             Phase::Done
         } else {
-            Phase::Others {
+            Phase::Progressing {
                 since: Some(since),
                 base,
                 released,
@@ -425,21 +443,25 @@ impl Rollout {
     }
 }
 
-/// A single node needs no canary of its own kind: it would be that canary itself. One that is away must not stop the
-/// others.
-fn several_of_each(members: usize, newcomers: HashSet<String>) -> HashSet<String> {
-    let split = newcomers.len() > 1 && members - newcomers.len() > 1;
-    if split { newcomers } else { HashSet::new() }
+/// A kind with a single node needs no canary of its own: that would be the node itself, and must not block the others while it is
+/// unavailable.
+fn if_several_of_each(members: usize, new_members: HashSet<String>) -> HashSet<String> {
+    let split = new_members.len() > 1 && members - new_members.len() > 1;
+    if split { new_members } else { HashSet::new() }
 }
 
-/// So long or a little longer: a status that shows it is written once a step.
+/// Rounds up to a step, so that the status that shows it changes only once per step.
 fn in_steps(time: Duration) -> Duration {
-    let step = if time > LONG_WATCH { 60 } else { STEP };
+    let step = if time > MINUTE_STEPS_ABOVE {
+        60
+    } else {
+        STEP_SECONDS
+    };
     Duration::from_secs(time.as_secs().div_ceil(step) * step)
 }
 
-/// What is missing of each.
-fn less(of: Counts, there: Counts) -> Counts {
+/// `of - there`, by kind.
+fn difference(of: Counts, there: Counts) -> Counts {
     let ([of, of_new], [there, there_new]) = (of, there);
     [of.saturating_sub(there), of_new.saturating_sub(there_new)]
 }

@@ -1,4 +1,4 @@
-//! What of an edit may go to every node at once, and what has to be tried on a few first. Pure.
+//! Which parts of an edit go to every node at once, and which are tried on canaries first. Pure.
 
 use std::collections::BTreeSet;
 
@@ -8,46 +8,48 @@ use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, Strategy,
 };
 
-/// What a node keeps while some sources of its policies are not released to it.
+/// The policies of a node while some edits are withheld from it.
 #[derive(Debug, Default, PartialEq)]
-pub struct Restrained {
-    /// Every loosening of the edit, and every tightening of the sources that are released.
+pub struct Staged {
+    /// All loosenings, and the tightenings of released sources.
     pub policy: PolicySet,
     /// The sources whose tightenings are left out.
-    pub held: BTreeSet<Key>,
+    pub withheld: BTreeSet<Key>,
 }
 
-/// Leaves out of `wanted` what is tighter than what the node keeps now, where `released` does not allow it: a rule
-/// that is new or stronger stays as it was, a pod policy that allows more too. What is deleted or looser is taken. Both are
-/// sorted.
-pub fn restrain(
-    live: &PolicySet,
+/// Applies `wanted` except for tightenings of sources that are not `released`: a new or stronger rule, or a pod policy that allows
+/// more, stays as in `current`. Deletions and loosenings always apply. Both policy sets are sorted.
+pub fn withhold(
+    current: &PolicySet,
     wanted: &PolicySet,
     released: impl Fn(&Key) -> bool,
-) -> Restrained {
-    let mut out = Restrained::default();
+) -> Staged {
+    let mut out = Staged::default();
     for rule in &wanted.rules {
-        let before = live
+        let before = current
             .rules
             .binary_search_by(|before| before.id.cmp(&rule.id));
-        let before = before.ok().and_then(|index| live.rules.get(index));
+        let before = before.ok().and_then(|index| current.rules.get(index));
         let source = source(rule);
         if !is_tighter(rule, before) || released(&source) {
             out.policy.rules.push(rule.clone());
             continue;
         }
         out.policy.rules.extend(before.cloned());
-        out.held.insert(source);
+        out.withheld.insert(source);
     }
     for policy in &wanted.pods {
-        let before = live.pods.iter().find(|before| before.name == policy.name);
+        let before = current
+            .pods
+            .iter()
+            .find(|before| before.name == policy.name);
         let source = (Kind::PodQos, policy.name.clone());
         if !allows_more(policy, before) || released(&source) {
             out.policy.pods.push(policy.clone());
             continue;
         }
         out.policy.pods.extend(before.cloned());
-        out.held.insert(source);
+        out.withheld.insert(source);
     }
     out
 }
@@ -59,7 +61,7 @@ pub fn source(rule: &Rule) -> Key {
     (Kind::NodeQos, name.to_owned())
 }
 
-/// Whether a rule acts where, or earlier or harder than, it did not before.
+/// Whether a rule acts where it did not before, or earlier or harder.
 pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
     if rule.strategy == Strategy::Preview {
         return false;
@@ -75,7 +77,7 @@ pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
         || rule.avoidance_threshold < before.avoidance_threshold
         || rule.restore_threshold > before.restore_threshold
         || rule.period < before.period
-        // What was too old to be judged by is no longer.
+        // Accepts samples that were too old before.
         || rule.sample_ttl > before.sample_ttl
         || is_stronger(&rule.action, &before.action)
 }
@@ -86,7 +88,7 @@ fn is_stronger(action: &Action, before: &Action) -> bool {
         || (action.force_gc && !before.force_gc)
         || throttles_more(action.throttle, before.throttle)
         || evicts_more(action.eviction, before.eviction)
-        // What throttling and reclaim release need not be evicted.
+        // What throttling and reclaim free need not be evicted.
         || (action.eviction.is_some() && releases_less(action, before))
         || action.name != before.name
 }
@@ -117,8 +119,7 @@ fn evicts_more(eviction: Option<EvictionSpec>, before: Option<EvictionSpec>) -> 
     }
 }
 
-/// Whether a pod policy may allow what it did not before. Selectors are not compared: one that is not the same may select
-/// more.
+/// Whether a pod policy may allow what it did not before. Any change of a selector counts: it may select more.
 pub fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
     let Some(before) = before else {
         return true;
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn to_throttle_less_is_stricter_where_more_is_evicted_then() {
+    fn throttling_less_is_tighter_if_the_action_also_evicts() {
         let gentle = CpuThrottle {
             min_ratio: 50,
             ..THROTTLE
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn to_judge_by_older_samples_is_stricter() {
+    fn accepting_older_samples_is_tighter() {
         let before = rule(Some(THROTTLE), None);
         let with = |sample_ttl| Rule {
             sample_ttl,

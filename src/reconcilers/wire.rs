@@ -1,5 +1,5 @@
-//! Objects as API servers send them, read only as far as they are used: of a `NodeWatermark` most bytes are the same on
-//! many nodes, and are left as they stand until it is known whether equal ones were read before.
+//! Objects as the API server sends them, decoded only as far as they are used. Most bytes of a `NodeWatermark` are the same on many
+//! nodes; they stay undecoded until it is known whether equal ones were decoded before.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -17,15 +17,15 @@ use crate::cluster::taint;
 use crate::crd::{NodeWatermarkSpec, NodeWatermarkStatus};
 use crate::engine::policy::{NodeFacts, TaintEffect};
 
-/// In whose name the controller writes.
+/// The field manager of the controller's writes.
 pub const FIELD_MANAGER: &str = "plimsoll-controller";
 
-/// A `NodeWatermark` with every field of its spec as it stands.
+/// A `NodeWatermark` with every field of its spec undecoded.
 pub type WatermarkObject = Object<Option<BTreeMap<String, Box<RawValue>>>, Box<RawValue>>;
-/// A Node, as far as it is used.
+/// The fields of a Node that are used.
 pub type NodeObject = Object<Option<NodeSpec>, NodeStatus>;
 
-/// What is used of a Node's spec.
+/// The fields of a Node's spec that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct NodeSpec {
     #[serde(default)]
@@ -46,7 +46,7 @@ impl Taint {
     }
 }
 
-/// What is used of a Node's status.
+/// The fields of a Node's status that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct NodeStatus {
     #[serde(default)]
@@ -64,7 +64,7 @@ struct NodeInfo {
 }
 
 impl NodeStatus {
-    /// Of the boot that its kubelet runs in; empty: it does not say.
+    /// `status.nodeInfo.bootID`; empty if absent.
     pub fn boot_id(&self) -> &str {
         &self.node_info.boot_id
     }
@@ -77,23 +77,23 @@ struct NodeCondition {
     status: String,
 }
 
-/// A node as it is now.
+/// A node as last seen.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeSeen {
+pub struct ObservedNode {
     /// `metadata.uid`.
     pub uid: String,
-    /// What compiling has to know.
+    /// What compilation needs.
     pub facts: NodeFacts,
-    /// Its kubelet says that it is Ready.
+    /// Its condition Ready is True.
     pub ready: bool,
-    /// A taint of our key is on it.
+    /// It has our taint.
     pub tainted: bool,
-    /// Its condition says that it is over a mark.
+    /// Our condition `InterferenceIdentified` is True.
     pub interferes: bool,
 }
 
-impl NodeSeen {
-    /// Of an object as an API server sends it.
+impl ObservedNode {
+    /// From an object of the API server.
     pub fn of(node: NodeObject) -> Self {
         let status = node.status.unwrap_or_default();
         let taints = node.spec.unwrap_or_default().taints;
@@ -113,7 +113,7 @@ impl NodeSeen {
     }
 }
 
-/// Rules, actions and pod policies of a spec, as they stand.
+/// Rules, actions and pod policies of a spec, undecoded.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks {
     rules: Option<Box<RawValue>>,
@@ -135,7 +135,7 @@ impl Blocks {
         digest
     }
 
-    /// A spec of these blocks and nothing else.
+    /// A spec with only these blocks.
     pub fn spec(&self) -> NodeWatermarkSpec {
         NodeWatermarkSpec {
             rules: read(self.rules.as_deref()),
@@ -146,8 +146,8 @@ impl Blocks {
     }
 }
 
-/// Tells one list of sources from another.
-pub fn sources_print(sources: &[String]) -> u64 {
+/// A fingerprint of a list of sources.
+pub fn sources_fingerprint(sources: &[String]) -> u64 {
     let mut hasher = DefaultHasher::new();
     sources.hash(&mut hasher);
     hasher.finish()
@@ -158,7 +158,7 @@ fn read<T: DeserializeOwned + Default>(block: Option<&RawValue>) -> T {
     read.unwrap_or_default()
 }
 
-/// A `NodeWatermark` as it is now.
+/// A `NodeWatermark` as last seen.
 #[derive(Clone, Debug, Default)]
 pub struct Watermark {
     /// `metadata.uid`.
@@ -170,22 +170,22 @@ pub struct Watermark {
     /// `spec.hash`.
     pub hash: String,
     /// `spec.softenScheduling`.
-    pub softened: bool,
-    /// The spec says more than this version understands.
-    pub more: bool,
-    /// Who else wrote the spec last, as far as the API server knows.
+    pub soften_scheduling: bool,
+    /// The spec has fields unknown to this version.
+    pub has_unknown_fields: bool,
+    /// The last other field manager that wrote the spec.
     pub edited_by: Option<String>,
-    /// Tells one `spec.sources` from another.
+    /// Fingerprint of `spec.sources`.
     pub sources: u64,
-    /// The rest of the spec.
+    /// Rules, actions and pod policies.
     pub blocks: Blocks,
     status: Option<Box<RawValue>>,
-    /// The status once it was read.
-    said: OnceCell<NodeWatermarkStatus>,
+    /// The status once it was decoded.
+    decoded_status: OnceCell<NodeWatermarkStatus>,
 }
 
 impl Watermark {
-    /// Of an object as an API server sends it.
+    /// From an object of the API server.
     pub fn of(object: WatermarkObject) -> Self {
         let ObjectMeta {
             uid,
@@ -193,7 +193,7 @@ impl Watermark {
             managed_fields,
             ..
         } = object.metadata;
-        let mut seen = Self {
+        let mut watermark = Self {
             uid: uid.unwrap_or_default(),
             generation: generation.unwrap_or(0),
             edited_by: editor(managed_fields.unwrap_or_default()),
@@ -201,15 +201,15 @@ impl Watermark {
             ..Self::default()
         };
         for (field, value) in object.spec.unwrap_or_default() {
-            seen.take(&field, value);
+            watermark.take(&field, value);
         }
-        seen
+        watermark
     }
 
-    /// Of an object in JSON.
+    /// From an object in JSON.
     ///
     /// # Errors
-    /// It is no object of the API.
+    /// It is not a valid object.
     pub fn of_value(object: &Value) -> serde_json::Result<Self> {
         WatermarkObject::deserialize(object).map(Self::of)
     }
@@ -218,35 +218,36 @@ impl Watermark {
         match field {
             "nodeUID" => self.node_uid = read(Some(&value)),
             "hash" => self.hash = read(Some(&value)),
-            "softenScheduling" => self.softened = read(Some(&value)),
+            "softenScheduling" => self.soften_scheduling = read(Some(&value)),
             "rules" => self.blocks.rules = Some(value),
             "actions" => self.blocks.actions = Some(value),
             "podPolicies" => self.blocks.pod_policies = Some(value),
-            "sources" => self.sources = sources_print(&read::<Vec<String>>(Some(&value))),
-            _ => self.more = true,
+            "sources" => self.sources = sources_fingerprint(&read::<Vec<String>>(Some(&value))),
+            _ => self.has_unknown_fields = true,
         }
     }
 
-    /// Whether anybody has said anything about the node.
+    /// Whether the object has a status.
     pub const fn has_status(&self) -> bool {
         self.status.is_some()
     }
 
-    /// Tells one status from another.
-    pub fn status_print(&self) -> u64 {
+    /// A fingerprint of the status.
+    pub fn status_fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let text = self.status.as_ref().map(|status| status.get());
         text.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// What the agent says, read when it is first asked for; what can't be read is as if it said nothing.
+    /// The status, decoded on first use; empty if it can't be decoded.
     pub fn status(&self) -> &NodeWatermarkStatus {
-        self.said.get_or_init(|| read(self.status.as_deref()))
+        self.decoded_status
+            .get_or_init(|| read(self.status.as_deref()))
     }
 }
 
-/// Who, the controller aside, wrote anything but the status last.
+/// The field manager, except the controller, that last wrote anything but the status.
 fn editor(entries: Vec<ManagedFieldsEntry>) -> Option<String> {
     let others = entries.into_iter().filter(|entry| {
         entry.subresource.is_none() && entry.manager.as_deref() != Some(FIELD_MANAGER)

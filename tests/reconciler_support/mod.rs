@@ -1,4 +1,4 @@
-//! The controller's decisions with an API server, agents and a clock that are only pretended.
+//! A simulated cluster for the reconciler: API server, agents and clock.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -13,20 +13,20 @@ use plimsoll::crd::{Kind, NodeWatermarkSpec, Objects, compile};
 use plimsoll::engine::policy::{NodeFacts, PolicySet};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::wire::{NodeSeen, Watermark};
-use plimsoll::reconcilers::world::{Failed, Settings, World, Write};
+use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings, WriteError};
+use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
 use serde_json::{Value, json};
 
-pub fn world() -> World {
-    World::new(Settings::default())
+pub fn reconciler() -> Reconciler {
+    Reconciler::new(Settings::default())
 }
 
 pub fn seen(object: &Value) -> Watermark {
     Watermark::of_value(object).unwrap()
 }
 
-pub fn node_seen(name: &str, facts: &NodeFacts) -> NodeSeen {
-    NodeSeen {
+pub fn observed_node(name: &str, facts: &NodeFacts) -> ObservedNode {
+    ObservedNode {
         uid: name.to_owned(),
         facts: facts.clone(),
         ready: true,
@@ -35,9 +35,9 @@ pub fn node_seen(name: &str, facts: &NodeFacts) -> NodeSeen {
     }
 }
 
-/// An API server that holds what the controller writes, and the clock.
+/// An API server with the controller's writes, and the clock.
 pub struct Cluster {
-    pub world: World,
+    pub reconciler: Reconciler,
     pub now: BootTime,
     pub objects: BTreeMap<(Kind, String), Value>,
     pub nodes: BTreeMap<String, NodeFacts>,
@@ -45,18 +45,18 @@ pub struct Cluster {
     pub generation: i64,
     replaced: usize,
     writes: usize,
-    /// Nodes whose agents say nothing.
-    mute: BTreeSet<String>,
+    /// Nodes whose agents do not report.
+    unresponsive: BTreeSet<String>,
     /// Nodes with our taint.
     tainted: BTreeSet<String>,
 }
 
 impl Cluster {
     pub fn new() -> Self {
-        let mut world = world();
-        world.lead();
+        let mut reconciler = reconciler();
+        reconciler.start_leading();
         Self {
-            world,
+            reconciler,
             now: BootTime::default(),
             objects: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl Cluster {
             generation: 0,
             replaced: 0,
             writes: 0,
-            mute: BTreeSet::new(),
+            unresponsive: BTreeSet::new(),
             tainted: BTreeSet::new(),
         }
     }
@@ -75,12 +75,13 @@ impl Cluster {
             cpus: 8,
             memory: Bytes(16 << 30),
         };
-        self.world.apply_node(name, node_seen(name, &facts));
+        self.reconciler
+            .apply_node(name, observed_node(name, &facts));
         self.nodes.insert(name.to_owned(), facts);
     }
 
     pub fn delete_node(&mut self, name: &str) {
-        self.world.delete_node(name);
+        self.reconciler.delete_node(name);
         self.nodes.remove(name);
     }
 
@@ -89,18 +90,18 @@ impl Cluster {
         let before = self.objects.get(&(kind, name.to_owned()));
         let uid = match before {
             Some(before) => before["metadata"]["uid"].clone(),
-            None => json!(format!("made at {}", self.generation)),
+            None => json!(format!("created at {}", self.generation)),
         };
         self.take(kind, name, &uid, self.generation, spec);
     }
 
-    /// Somebody deletes it and makes it anew while nobody watches: only the new object is seen, of the generation that
-    /// the other had.
+    /// The object is deleted and created again while the watch is interrupted: only the new object is seen, with the same
+    /// generation.
     pub fn replace(&mut self, kind: Kind, name: &str, spec: &Value) {
         self.replaced += 1;
         let before = self.objects.get(&(kind, name.to_owned()));
         let generation = before.map_or(1, |it| it["metadata"]["generation"].as_i64().unwrap());
-        let uid = json!(format!("made anew, {}", self.replaced));
+        let uid = json!(format!("created again, {}", self.replaced));
         self.take(kind, name, &uid, generation, spec);
     }
 
@@ -111,44 +112,46 @@ impl Cluster {
             "metadata": {"name": name, "uid": uid, "generation": generation},
             "spec": spec,
         });
-        self.world.apply_policy(kind, name, &object);
+        self.reconciler.apply_policy(kind, name, &object);
         self.objects.insert((kind, name.to_owned()), object);
     }
 
     pub fn delete(&mut self, kind: Kind, name: &str) {
-        self.world.delete_policy(kind, name);
+        self.reconciler.delete_policy(kind, name);
         self.objects.remove(&(kind, name.to_owned()));
     }
 
-    /// Carries out what is planned until nothing is; every `fail`-th write fails.
+    /// Carries out planned operations until there are none; every `fail`-th one fails.
     pub fn settle(&mut self, fail: usize) -> usize {
         let before = self.writes;
         for _ in 0..10_000 {
-            let planned = self.world.plan(self.now, 7);
+            let planned = self.reconciler.plan(self.now, 7);
             if planned.is_empty() {
                 return self.writes - before;
             }
-            for write in planned {
+            for operation in planned {
                 self.writes += 1;
                 let failed = fail > 0 && self.writes.is_multiple_of(fail);
-                self.carry_out(write, failed);
+                self.carry_out(operation, failed);
             }
         }
-        panic!("the controller never comes to rest");
+        panic!("the controller never settles");
     }
 
-    fn carry_out(&mut self, write: Write, failed: bool) {
-        let node = match &write {
-            Write::Apply { node, .. }
-            | Write::Delete { node, .. }
-            | Write::Open { node, .. }
-            | Write::Ask { node } => node.clone(),
+    fn carry_out(&mut self, operation: Operation, failed: bool) {
+        let node = match &operation {
+            Operation::Apply { node, .. }
+            | Operation::Delete { node, .. }
+            | Operation::RemoveTaint { node, .. }
+            | Operation::ReadLease { node } => node.clone(),
         };
         if failed {
-            return self.world.written(&node, self.now, Err(Failed::default()));
+            return self
+                .reconciler
+                .written(&node, self.now, Err(WriteError::default()));
         }
-        let live = match write {
-            Write::Apply { node, spec } => {
+        let written = match operation {
+            Operation::Apply { node, spec } => {
                 let before = self.watermarks.get(&node);
                 let generation =
                     before.map_or(1, |b| b["metadata"]["generation"].as_i64().unwrap() + 1);
@@ -158,75 +161,75 @@ impl Cluster {
                     "spec": spec,
                     "status": status,
                 });
-                self.keeps(&node, &mut object);
-                let live = seen(&object);
+                self.confirm(&node, &mut object);
+                let watermark = seen(&object);
                 self.watermarks.insert(node, object);
-                Some(live)
+                Some(watermark)
             }
-            Write::Delete { node, .. } => {
+            Operation::Delete { node, .. } => {
                 self.watermarks.remove(&node);
                 None
             }
-            Write::Ask { .. } => {
-                self.world.answered(&node, self.now, Ok(None));
+            Operation::ReadLease { .. } => {
+                self.reconciler.lease_read(&node, self.now, Ok(None));
                 return;
             }
-            Write::Open { .. } => {
-                return self.world.opened(&node, self.now, Ok(true));
+            Operation::RemoveTaint { .. } => {
+                return self.reconciler.taint_removed(&node, self.now, Ok(true));
             }
         };
-        self.world.written(&node, self.now, Ok(live));
+        self.reconciler.written(&node, self.now, Ok(written));
     }
 
-    /// Its agent says that it keeps what it is to keep.
-    fn keeps(&self, node: &str, object: &mut Value) {
-        if !self.mute.contains(node) {
+    /// The agent confirms that it enforces the spec.
+    fn confirm(&self, node: &str, object: &mut Value) {
+        if !self.unresponsive.contains(node) {
             let hash = object["spec"]["hash"].clone();
             object["status"]["observedHash"] = hash;
         }
     }
 
-    /// Agents say nothing from now on.
-    pub fn fall_silent(&mut self, nodes: &[String]) {
-        self.mute.extend(nodes.iter().cloned());
+    /// These agents stop reporting.
+    pub fn stop_agents(&mut self, nodes: &[String]) {
+        self.unresponsive.extend(nodes.iter().cloned());
     }
 
-    /// An agent begins to speak.
-    pub fn speak(&mut self, node: &str) {
-        self.mute.remove(node);
+    /// An agent starts to report.
+    pub fn start_agent(&mut self, node: &str) {
+        self.unresponsive.remove(node);
         self.report(node, json!({}));
     }
 
-    fn node_as_it_is(&self, name: &str, facts: &NodeFacts) -> NodeSeen {
-        NodeSeen {
+    fn current_node(&self, name: &str, facts: &NodeFacts) -> ObservedNode {
+        ObservedNode {
             tainted: self.tainted.contains(name),
-            ..node_seen(name, facts)
+            ..observed_node(name, facts)
         }
     }
 
-    /// Our taint is put on a node, or taken away.
+    /// Adds or removes our taint.
     pub fn taint(&mut self, node: &str, tainted: bool) {
         if tainted {
             self.tainted.insert(node.to_owned());
         } else {
             self.tainted.remove(node);
         }
-        let seen = self.node_as_it_is(node, &self.nodes[node]);
-        self.world.apply_node(node, seen);
+        let seen = self.current_node(node, &self.nodes[node]);
+        self.reconciler.apply_node(node, seen);
     }
 
-    /// Somebody deletes its `NodeWatermark`.
+    /// Another client deletes the `NodeWatermark`.
     pub fn delete_watermark(&mut self, node: &str) {
         self.watermarks.remove(node);
-        self.world.delete_live(node);
+        self.reconciler.delete_watermark(node);
     }
 
-    /// All nodes.
+    /// The names of all nodes.
     pub fn names(&self) -> Vec<String> {
         self.nodes.keys().cloned().collect()
     }
 
-    /// Nodes whose first rule has this value in a field.
+    /// The nodes whose first rule has this value in a field.
     pub fn with(&self, field: &str, value: impl Into<Value>) -> Vec<String> {
         let value = value.into();
         let nodes = self.watermarks.iter();
@@ -234,35 +237,35 @@ impl Cluster {
         nodes.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Another replica takes over, that has seen nothing of what this one did.
+    /// Another replica takes over, with no state of this one.
     pub fn fail_over(&mut self) {
-        self.world.status_failed(self.now);
+        self.reconciler.status_failed(self.now);
         self.pass(Duration::from_secs(20));
-        for status in self.world.statuses(self.now, "2026-11-21T00:00:00Z") {
+        for status in self.reconciler.statuses(self.now, "2026-11-21T00:00:00Z") {
             if let Some(object) = self.objects.get_mut(&status.key) {
                 object["status"] = status.status;
             }
         }
-        let mut other = world();
+        let mut other = reconciler();
         for ((kind, name), object) in &self.objects {
             other.apply_policy(*kind, name, object);
         }
         for (name, object) in &self.watermarks {
-            other.apply_live(name, &seen(object));
+            other.apply_watermark(name, &seen(object));
         }
         for (name, facts) in &self.nodes {
-            other.apply_node(name, self.node_as_it_is(name, facts));
+            other.apply_node(name, self.current_node(name, facts));
         }
-        other.lead();
-        self.world = other;
+        other.start_leading();
+        self.reconciler = other;
     }
 
     pub fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
     }
 
-    /// Lets roll-outs and retries come to their ends.
-    pub fn rest(&mut self) {
+    /// Waits until roll-outs and retries are finished.
+    pub fn finish(&mut self) {
         for _ in 0..8 {
             self.settle(0);
             self.pass(Duration::from_mins(5));
@@ -270,14 +273,14 @@ impl Cluster {
         self.settle(0);
     }
 
-    /// Its agent does what it says, and says it.
+    /// The agent reports a status, and sets the taint accordingly.
     pub fn report(&mut self, node: &str, status: Value) {
         let state = &status["scheduling"]["state"];
         self.taint(node, state.is_string() && state != "Enabled");
         let mut object = self.watermarks[node].clone();
         object["status"] = status;
-        self.keeps(node, &mut object);
-        self.world.apply_live(node, &seen(&object));
+        self.confirm(node, &mut object);
+        self.reconciler.apply_watermark(node, &seen(&object));
         self.watermarks.insert(node.to_owned(), object);
     }
 
@@ -300,9 +303,9 @@ impl Cluster {
         name: &str,
         condition: &str,
     ) -> Option<(String, String)> {
-        self.world.status_failed(self.now);
+        self.reconciler.status_failed(self.now);
         self.pass(Duration::from_secs(20));
-        let statuses = self.world.statuses(self.now, "2026-11-21T00:00:00Z");
+        let statuses = self.reconciler.statuses(self.now, "2026-11-21T00:00:00Z");
         let status = statuses
             .into_iter()
             .find(|s| s.key == (kind, name.to_owned()))?;
@@ -312,7 +315,7 @@ impl Cluster {
         Some((text("status"), text("reason")))
     }
 
-    /// What a compile of everything, from nothing, gives each node.
+    /// The hashes of a full compilation, by node.
     pub fn compiled_in_full(&self) -> BTreeMap<String, String> {
         let objects = Objects::from_values(self.objects.values().cloned());
         let hash = |(name, facts): (&String, &NodeFacts)| {

@@ -1,92 +1,91 @@
-//! One agent that is listened for.
+//! The liveness of one agent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::attempt::Attempt;
-use super::super::lease::Renewal;
-use super::{InForce, Look, MOST_ASKED};
+use super::super::lease::LeaseState;
+use super::{LivenessCheck, MAX_LEASE_READS, NodeEffects};
 use crate::engine::time::BootTime;
 
-/// An agent that reports is silent after so long, or five of its intervals: as soon as one whose Lease holds for 40 s.
-const REPORTS: Duration = Duration::from_secs(50);
-/// What a watch shows may be old. Nothing is told or undone unless the Lease itself was read so short a while ago.
-const CONFIRMED: Duration = Duration::from_mins(1);
+/// Grace period for direct reports, or five intervals if that is longer: the same as for a Lease of 40 s.
+const REPORT_GRACE: Duration = Duration::from_secs(50);
+/// A watch may lag. Nothing is reported or restored unless the Lease itself was read within this time.
+const CONFIRMATION_TTL: Duration = Duration::from_mins(1);
 
-/// What an agent promises that reports directly.
+/// The direct reports of an agent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reporting {
-    /// The next report comes within this time...
+pub(super) struct DirectReports {
+    /// The next report is due within this time...
     pub(super) interval: Duration,
-    /// ...of the last one; `None`: since the last look.
+    /// ...of the last one; `None`: seen since the last check.
     pub(super) last: Option<BootTime>,
 }
 
-/// One agent, and what is known of it.
+/// One agent.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct Agent {
     /// Zone of its node, and what is in force there; `None`: there is no such node.
-    pub(super) place: Option<(Arc<str>, InForce)>,
-    /// Its Lease as last seen, where it holds one.
-    pub(super) lease: Option<Renewal>,
-    /// Where it reports directly.
-    pub(super) reports: Option<Reporting>,
-    /// When it was heard last; `None`: since the last look.
-    pub(super) heard: Option<BootTime>,
-    /// When its Lease was last read and was as old as it seemed.
+    pub(super) node: Option<(Arc<str>, NodeEffects)>,
+    /// The Lease that it holds, as last seen.
+    pub(super) lease: Option<LeaseState>,
+    /// Set if it reports directly.
+    pub(super) reports: Option<DirectReports>,
+    /// When it was last seen; `None`: since the last check.
+    pub(super) last_seen: Option<BootTime>,
+    /// When a read of its Lease last confirmed that it was not renewed.
     pub(super) confirmed: Option<BootTime>,
-    pub(super) asking: Attempt,
-    /// Its silence was told of.
-    pub(super) told: bool,
-    /// That it left throttled pods was told of.
-    told_throttled: bool,
-    /// Its taint was taken away in this silence.
-    pub(super) opened: bool,
-    pub(super) opening: Attempt,
+    pub(super) lease_read: Attempt,
+    /// It was reported as unresponsive.
+    pub(super) reported: bool,
+    /// Its throttled pods were reported.
+    reported_throttled: bool,
+    /// Its taint was removed since it was last seen.
+    pub(super) taint_removed: bool,
+    pub(super) removal: Attempt,
 }
 
-impl Watched {
-    pub(super) fn at(place: Option<(Arc<str>, InForce)>) -> Self {
+impl Agent {
+    pub(super) fn on(node: Option<(Arc<str>, NodeEffects)>) -> Self {
         Self {
-            place,
+            node,
             ..Self::default()
         }
     }
 
-    /// It is heard; whether its silence was told of. A Lease is being read for as long as it takes.
-    pub(super) fn is_heard(&mut self, at: Option<BootTime>) -> bool {
+    /// The agent was seen. Returns whether it had been reported as unresponsive. A Lease read in progress goes on.
+    pub(super) fn seen(&mut self, at: Option<BootTime>) -> bool {
         let before = std::mem::take(self);
         *self = Self {
-            place: before.place,
+            node: before.node,
             lease: before.lease,
             reports: before.reports,
-            heard: at,
-            asking: before.asking,
+            last_seen: at,
+            lease_read: before.lease_read,
             ..Self::default()
         };
-        before.told
+        before.reported
     }
 
-    /// It counts as just heard, in every way; whether its silence was told of.
-    pub(super) fn begin(&mut self) -> bool {
+    /// Counts as just seen, in every way. Returns whether it had been reported as unresponsive.
+    pub(super) fn start(&mut self) -> bool {
         if let Some(reports) = &mut self.reports {
             reports.last = None;
         }
-        self.is_heard(None)
+        self.seen(None)
     }
 
-    /// The same, but what was told was told.
+    /// As [`Self::start`], but stays reported.
     pub(super) fn restart(&mut self) {
-        let told = self.begin();
-        self.told = told;
+        self.reported = self.start();
     }
 
-    /// When it was heard last; what was since the last look was now.
-    pub(super) fn heard_by(&mut self, now: BootTime) -> BootTime {
+    /// When it was last seen; sets the time if it was seen since the last check.
+    pub(super) fn last_seen_by(&mut self, now: BootTime) -> BootTime {
         if let Some(reports) = &mut self.reports {
             reports.last.get_or_insert(now);
         }
-        *self.heard.get_or_insert(now)
+        *self.last_seen.get_or_insert(now)
     }
 
     pub(super) const fn has_lease(&self) -> bool {
@@ -94,103 +93,115 @@ impl Watched {
     }
 
     pub(super) fn zone(&self) -> Option<&Arc<str>> {
-        self.place.as_ref().map(|(zone, _)| zone)
+        self.node.as_ref().map(|(zone, _)| zone)
     }
 
-    fn state(&self) -> InForce {
-        self.place.as_ref().map_or_else(InForce::default, |it| it.1)
+    fn effects(&self) -> NodeEffects {
+        self.node
+            .as_ref()
+            .map_or_else(NodeEffects::default, |it| it.1)
     }
 
     pub(super) fn throttled(&self) -> usize {
-        self.state().throttled
+        self.effects().throttled
     }
 
-    /// It neither holds a Lease nor reports, and nothing is in force there that it would have to tell of.
+    /// It neither holds a Lease nor reports, and nothing is in force that it would have to report.
     pub(super) fn is_idle(&self) -> bool {
-        let opens = self.place.is_some() && self.opening.is_begun();
-        !self.has_agent() && !self.state().is_anything() && !opens
+        let removing = self.node.is_some() && self.removal.is_started();
+        !self.exists() && !self.effects().any() && !removing
     }
 
-    pub(super) const fn has_agent(&self) -> bool {
+    /// It holds a Lease or reports.
+    pub(super) const fn exists(&self) -> bool {
         self.lease.is_some() || self.reports.is_some()
     }
 
-    fn silent_for(&self, now: BootTime) -> Duration {
-        self.heard.map_or(Duration::ZERO, |heard| now.since(heard))
+    fn unseen_for(&self, now: BootTime) -> Duration {
+        self.last_seen
+            .map_or(Duration::ZERO, |seen| now.since(seen))
     }
 
-    /// How long it may be silent. A report promises the next one, a renewal of its Lease the next renewal, and it is silent
-    /// once both promises are broken. While it reports the Lease is renewed seldom, and promises no more than a report.
+    /// How long it may go unseen. It is unresponsive when both its next report and its next Lease renewal are overdue. While it
+    /// reports, the Lease is renewed rarely and extends the grace period no further than a report does.
     fn grace(&self) -> Option<Duration> {
-        let by_lease = self.lease.as_ref().map(Renewal::grace);
-        let Some(Reporting { interval, last }) = self.reports else {
+        let by_lease = self.lease.as_ref().map(LeaseState::grace);
+        let Some(DirectReports { interval, last }) = self.reports else {
             return by_lease;
         };
-        let by_reports = REPORTS.max(interval * 5);
-        let passed = self.heard.zip(last);
-        let passed = passed.map_or(Duration::ZERO, |(heard, last)| heard.since(last));
+        let by_reports = REPORT_GRACE.max(interval * 5);
+        let passed = self.last_seen.zip(last);
+        let passed = passed.map_or(Duration::ZERO, |(seen, last)| seen.since(last));
         let at_least = by_lease.map_or(by_reports, |lease| lease.min(by_reports));
         Some(by_reports.saturating_sub(passed).max(at_least))
     }
 
-    /// It is silent.
-    pub(super) fn is_silent(&self, now: BootTime, after: Duration) -> bool {
-        let silent = self.silent_for(now);
-        self.grace().map_or(silent >= after, |grace| silent > grace)
-    }
-
-    /// Two of its words are missing: its grace is that of four or five.
-    pub(super) fn is_quiet(&self, now: BootTime, after: Duration) -> bool {
-        let silent = self.silent_for(now);
+    /// It was not seen within its grace period.
+    pub(super) fn is_unresponsive(&self, now: BootTime, dead_after: Duration) -> bool {
+        let unseen = self.unseen_for(now);
         self.grace()
-            .map_or(silent >= after, |grace| silent > grace / 2)
+            .map_or(unseen >= dead_after, |grace| unseen > grace)
     }
 
-    /// It should have been heard by now. One without a Lease may write as seldom as twice in the time after which it
-    /// counts as silent, and a write takes its way.
-    pub(super) fn is_overdue(&self, now: BootTime, after: Duration) -> bool {
-        let allowed = self.grace().unwrap_or(after / 2 + after / 10);
-        self.silent_for(now) > allowed
+    /// Two updates are missing; the grace period is that of four or five.
+    pub(super) fn is_late(&self, now: BootTime, dead_after: Duration) -> bool {
+        let unseen = self.unseen_for(now);
+        self.grace()
+            .map_or(unseen >= dead_after, |grace| unseen > grace / 2)
     }
 
-    /// Notes what is to be done about it.
-    pub(super) fn look(&mut self, name: &str, now: BootTime, after: Duration, look: &mut Look) {
-        if !self.is_silent(now, after) {
+    /// An update is overdue. An agent without a Lease may write only twice within `dead_after`; a tenth is added for the write itself.
+    pub(super) fn is_overdue(&self, now: BootTime, dead_after: Duration) -> bool {
+        let allowed = self.grace().unwrap_or(dead_after / 2 + dead_after / 10);
+        self.unseen_for(now) > allowed
+    }
+
+    /// Adds what has to be done about this agent.
+    pub(super) fn check(
+        &mut self,
+        name: &str,
+        now: BootTime,
+        dead_after: Duration,
+        check: &mut LivenessCheck,
+    ) {
+        if !self.is_unresponsive(now, dead_after) {
             return;
         }
-        let state = self.state();
-        let dead_after = self.grace().map_or(after, |grace| grace.max(after));
-        let dead = state.ready && self.silent_for(now) >= dead_after;
-        let leaves = dead && state.throttled > 0 && !self.told_throttled;
-        let marked = state.marked || self.opening.is_begun();
-        let opens = dead && marked && !self.opened && self.opening.is_due(now);
-        let tells = self.has_agent() && !self.told;
-        if !(tells || leaves || opens) || !self.is_sure(name, now, look) {
+        let effects = self.effects();
+        let dead_after = self
+            .grace()
+            .map_or(dead_after, |grace| grace.max(dead_after));
+        let dead = effects.ready && self.unseen_for(now) >= dead_after;
+        let report_throttled = dead && effects.throttled > 0 && !self.reported_throttled;
+        let tainted = effects.tainted || self.removal.is_started();
+        let remove_taint = dead && tainted && !self.taint_removed && self.removal.is_due(now);
+        let report = self.exists() && !self.reported;
+        if !(report || report_throttled || remove_taint) || !self.is_confirmed(name, now, check) {
             return;
         }
-        if let (true, Some(grace)) = (tells, self.grace()) {
-            self.told = true;
-            look.silent.push((name.to_owned(), grace));
+        if let (true, Some(grace)) = (report, self.grace()) {
+            self.reported = true;
+            check.unresponsive.push((name.to_owned(), grace));
         }
-        if leaves {
-            self.told_throttled = true;
-            look.throttled.push((name.to_owned(), state.throttled));
+        if report_throttled {
+            self.reported_throttled = true;
+            check.throttled.push((name.to_owned(), effects.throttled));
         }
-        if opens {
-            self.opening.begin();
-            look.open.push(name.to_owned());
+        if remove_taint {
+            self.removal.start();
+            check.remove_taint.push(name.to_owned());
         }
     }
 
-    /// Whether its silence is certain; where it is not, its Lease is asked for.
-    fn is_sure(&mut self, name: &str, now: BootTime, look: &mut Look) -> bool {
-        let fresh = |confirmed| now.since(confirmed) <= CONFIRMED;
+    /// Whether a recent read of the Lease confirms that it was not renewed; otherwise requests a read.
+    fn is_confirmed(&mut self, name: &str, now: BootTime, check: &mut LivenessCheck) -> bool {
+        let fresh = |confirmed| now.since(confirmed) <= CONFIRMATION_TTL;
         if !self.has_lease() || self.confirmed.is_some_and(fresh) {
             return true;
         }
-        if self.asking.is_due(now) && look.ask.len() < MOST_ASKED {
-            self.asking.begin();
-            look.ask.push(name.to_owned());
+        if self.lease_read.is_due(now) && check.read_lease.len() < MAX_LEASE_READS {
+            self.lease_read.start();
+            check.read_lease.push(name.to_owned());
         }
         false
     }

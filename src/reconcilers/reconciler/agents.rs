@@ -1,80 +1,81 @@
-//! What is done about agents that fell silent.
+//! Handles unresponsive agents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::lease::Renewal;
-use super::super::silence::{Figures, InForce, Look};
-use super::{World, Write};
+use super::super::lease::LeaseState;
+use super::super::liveness::{LivenessCheck, LivenessCounts, NodeEffects};
+use super::{Operation, Reconciler};
 use crate::engine::time::BootTime;
 
-impl World {
-    /// What is in force on a node may have changed.
-    pub(super) fn watch_over(&mut self, name: &str) {
-        let throttled = self.live.get(name).map_or(0, |live| live.status.throttled);
-        let place = self.nodes.get(name).map(|node| {
-            let state = InForce {
-                marked: node.tainted || node.interferes,
+impl Reconciler {
+    /// Updates what is in force on a node.
+    pub(super) fn update_liveness(&mut self, name: &str) {
+        let watermark = self.watermarks.get(name);
+        let throttled = watermark.map_or(0, |watermark| watermark.status.throttled);
+        let node = self.nodes.get(name).map(|node| {
+            let effects = NodeEffects {
+                tainted: node.tainted || node.interferes,
                 ready: node.ready,
                 throttled,
             };
-            (&node.zone, state)
+            (&node.zone, effects)
         });
-        self.silence.stands(name, place);
+        self.liveness.node_changed(name, node);
     }
 
-    /// Its agent wrote.
-    pub(super) fn heard(&mut self, name: &str) {
-        self.silent.remove(name);
-        self.silence.heard(name);
+    /// The agent of a node wrote its status.
+    pub(super) fn status_written(&mut self, name: &str) {
+        self.taint_removed.remove(name);
+        self.liveness.status_written(name);
     }
 
-    /// The Lease of an agent as it is now.
-    pub fn apply_lease(&mut self, name: &str, lease: Renewal, now: BootTime) {
-        if let Some(age) = self.silence.renewed(name, lease, now) {
-            self.ages.push(age);
-            self.cap_dirty |= self.silent.remove(name);
+    /// The Lease of an agent was added or changed.
+    pub fn apply_lease(&mut self, name: &str, lease: LeaseState, now: BootTime) {
+        if let Some(age) = self.liveness.lease_changed(name, lease, now) {
+            self.heartbeat_ages.push(age);
+            self.cap_dirty |= self.taint_removed.remove(name);
         }
-        // One that was not known before has a node perhaps.
-        self.watch_over(name);
+        // An agent that was unknown before may have a node.
+        self.update_liveness(name);
     }
 
-    /// An agent reported to this replica, and will again within this interval.
+    /// An agent reported to this replica, and announced the next report within this interval.
     pub fn reported(&mut self, name: &str, interval: Duration, at: BootTime) {
-        self.silence.reported(name, interval, at);
-        self.cap_dirty |= self.silent.remove(name);
-        self.watch_over(name);
+        self.liveness.reported(name, interval, at);
+        self.cap_dirty |= self.taint_removed.remove(name);
+        self.update_liveness(name);
     }
 
-    /// The Lease of an agent is gone.
+    /// The Lease of an agent was deleted.
     pub fn delete_lease(&mut self, name: &str) {
-        self.silence.released(name);
+        self.liveness.released(name);
     }
 
-    /// How old heartbeats were when the next was seen, since the last call.
-    pub fn take_ages(&mut self) -> Vec<Duration> {
-        std::mem::take(&mut self.ages)
+    /// Ages of heartbeats when the next one arrived, since the last call.
+    pub fn take_heartbeat_ages(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.heartbeat_ages)
     }
 
-    /// Nodes whose agents fell silent (true), or are heard again, since the last call.
-    pub fn take_silences(&mut self) -> Vec<(String, bool)> {
-        std::mem::take(&mut self.silences)
+    /// Nodes whose agent became unresponsive (true), or responds again, since the last call.
+    pub fn take_liveness_changes(&mut self) -> Vec<(String, bool)> {
+        std::mem::take(&mut self.liveness_changes)
     }
 
-    /// How many agents are how silent.
-    pub const fn silence_figures(&self) -> Figures {
-        self.silence.figures()
+    /// Agent counts at the last check.
+    pub const fn liveness_counts(&self) -> LivenessCounts {
+        self.liveness.counts()
     }
 
-    /// Nodes that a `NodeQOS` selects and that have no agent, as of the last look.
-    pub const fn unkept(&self) -> usize {
-        self.unkept
+    /// Nodes that a `NodeQOS` selects and that have no agent, at the last check.
+    pub const fn nodes_without_agent(&self) -> usize {
+        self.without_agent
     }
 
-    /// Both are in order of name: one walk along them is much less than a search for each node.
-    fn count_unkept(&self) -> usize {
-        let mut with_agent = self.silence.with_agent().peekable();
+    /// Walks nodes and agents in parallel, both ordered by name: much faster than a lookup per node.
+    fn count_without_agent(&self) -> usize {
+        let mut with_agent = self.liveness.with_agent().peekable();
         let mut has_agent = |name: &String| {
             while with_agent.next_if(|other| *other < name).is_some() {}
             with_agent.peek() == Some(&name)
@@ -85,104 +86,107 @@ impl World {
             .count()
     }
 
-    /// A watch was cut: what was not seen since does not count as silence.
-    pub fn missed(&mut self) {
-        self.silence.restart();
+    /// A watch was interrupted: updates that were missed make no agent unresponsive.
+    pub fn watch_interrupted(&mut self) {
+        self.liveness.restart();
     }
 
-    /// The watch of the Leases was cut: for agents that hold one the same.
-    pub fn missed_leases(&mut self) {
-        self.silence.restart_leases();
+    /// As [`Self::watch_interrupted`], for the watch of Leases.
+    pub fn lease_watch_interrupted(&mut self) {
+        self.liveness.restart_leases();
     }
 
-    /// What is to be done about silent agents.
-    pub(super) fn plan_openings(&mut self, now: BootTime) -> Vec<Write> {
-        let Some(mut look) = self.silence.look(now) else {
+    /// The operations for unresponsive agents.
+    pub(super) fn check_liveness(&mut self, now: BootTime) -> Vec<Operation> {
+        let Some(mut check) = self.liveness.check(now) else {
             return Vec::new();
         };
-        self.unkept = self.count_unkept();
-        let open = std::mem::take(&mut look.open);
-        let ask = std::mem::take(&mut look.ask);
-        self.tell_silence(look);
+        self.without_agent = self.count_without_agent();
+        let remove_taint = std::mem::take(&mut check.remove_taint);
+        let read_lease = std::mem::take(&mut check.read_lease);
+        self.report_liveness(check);
         let uid = |node: &String| self.nodes.get(node).map(|node| node.uid.clone());
-        let open = open.into_iter();
-        let open = open.filter_map(|node| uid(&node).map(|uid| Write::Open { node, uid }));
-        let ask = ask.into_iter().map(|node| Write::Ask { node });
-        open.chain(ask).collect()
+        let remove_taint = remove_taint.into_iter();
+        let remove_taint = remove_taint
+            .filter_map(|node| uid(&node).map(|uid| Operation::RemoveTaint { node, uid }));
+        let read_lease = read_lease.into_iter();
+        let read_lease = read_lease.map(|node| Operation::ReadLease { node });
+        remove_taint.chain(read_lease).collect()
     }
 
-    fn tell_silence(&mut self, look: Look) {
-        for (zone, silent, all) in look.held {
+    fn report_liveness(&mut self, check: LivenessCheck) {
+        for (zone, overdue, all) in check.frozen {
             let message = format!(
-                "{silent} of {all} agents {} that should have been heard were not: more likely they can't reach the API \
-                 server, or it can't be seen from here, than that all of them ended. Nothing of theirs is undone until \
-                 most are heard again",
-                place(&zone)
+                "{overdue} of {all} agents {} are unresponsive: more likely they can't reach the API server, or the \
+                 controller can't see their updates, than that all of them died. What is in force there stays until most \
+                 agents respond again",
+                in_zone(&zone)
             );
-            self.note_fleet(true, "AgentsSilent", message);
+            self.controller_event(true, "AgentsSilent", message);
         }
-        for zone in look.resumed {
-            let message = format!("most agents {} are heard again", place(&zone));
-            self.note_fleet(false, "AgentsHeard", message);
+        for zone in check.unfrozen {
+            let message = format!("most agents {} respond again", in_zone(&zone));
+            self.controller_event(false, "AgentsHeard", message);
         }
-        let silent = look.silent.iter().map(|(node, _)| (node.clone(), true));
-        let back = look.back.iter().map(|node| (node.clone(), false));
-        self.silences.extend(silent.chain(back));
-        for (node, grace) in look.silent {
+        let unresponsive = check.unresponsive.iter();
+        let unresponsive = unresponsive.map(|(node, _)| (node.clone(), true));
+        let recovered = check.recovered.iter().map(|node| (node.clone(), false));
+        self.liveness_changes.extend(unresponsive.chain(recovered));
+        for (node, grace) in check.unresponsive {
             let message = format!(
-                "nothing was heard of its agent for {}, neither a renewal of its Lease nor a report. What is in force on the node stays; see why the agent's \
-                 pod there does not run, or is not ready",
-                words(grace)
+                "its agent has been unresponsive for {}: neither a renewal of its Lease nor a report arrived. What is in \
+                 force on the node stays; check why the agent's pod there is not running or not ready",
+                format_duration(grace)
             );
             self.warn_node(&node, "AgentSilent", message);
         }
-        for node in look.back {
-            let message = "its agent is heard again".to_owned();
-            self.note_node(&node, false, "AgentBack", message);
+        for node in check.recovered {
+            let message = "its agent responds again".to_owned();
+            self.node_event(&node, false, "AgentBack", message);
         }
-        let after = words(self.silence.after());
-        for (node, pods) in look.throttled {
+        let dead_after = format_duration(self.liveness.dead_after());
+        for (node, pods) in check.throttled {
             let message = format!(
-                "its agent has said nothing for {after}, and {pods} pods were throttled when it last did: they stay so \
-                 until an agent runs there again. To undo it by hand have plimsoll agent --restore --node-name {node} run \
-                 there, as docs/kubernetes.md says of a node without an agent"
+                "its agent has been unresponsive for {dead_after}, and {pods} pods were throttled at its last update: they \
+                 stay throttled until an agent runs there again. To restore them by hand, have plimsoll agent --restore \
+                 --node-name {node} run there; see docs/kubernetes.md about nodes without an agent"
             );
             self.warn_node(&node, "ThrottledBySilentAgent", message);
         }
     }
 
-    /// The Lease of an agent that seemed silent was read, as it is now; `None`: there is none. Whether it had been renewed
-    /// without the watch telling.
-    pub fn answered(
+    /// The Lease of an agent that seemed unresponsive was read (`None`: there is none). Returns whether it had been
+    /// renewed without the watch showing it.
+    pub fn lease_read(
         &mut self,
         node: &str,
         now: BootTime,
-        outcome: Result<Option<Renewal>, ()>,
+        outcome: Result<Option<LeaseState>, ()>,
     ) -> bool {
-        let heard = self.silence.answered(node, now, outcome);
-        self.cap_dirty |= heard && self.silent.remove(node);
-        heard
+        let renewed = self.liveness.lease_read(node, now, outcome);
+        self.cap_dirty |= renewed && self.taint_removed.remove(node);
+        renewed
     }
 
-    /// Taking a taint away came to its end; `Ok(true)`: there was one.
-    pub fn opened(&mut self, node: &str, now: BootTime, outcome: Result<bool, ()>) {
-        self.silence.opened(node, now, outcome.is_ok());
+    /// An attempt to remove a taint finished; `Ok(true)`: there was one.
+    pub fn taint_removed(&mut self, node: &str, now: BootTime, outcome: Result<bool, ()>) {
+        self.liveness.taint_removed(node, now, outcome.is_ok());
         if outcome.is_ok() {
-            self.silent.insert(node.to_owned());
+            self.taint_removed.insert(node.to_owned());
             self.cap_dirty = true;
         }
         if outcome == Ok(true) {
-            let after = words(self.silence.after());
+            let dead_after = format_duration(self.liveness.dead_after());
             let message = format!(
-                "its agent has said nothing for {after} while the node is Ready: its taint is taken away, so that new \
-                 pods may be placed here again; see why the agent's pod does not run"
+                "its agent has been unresponsive for {dead_after} while the node is Ready: its taint is removed, so that \
+                 new pods may be scheduled here again; check why the agent's pod is not running"
             );
             self.warn_node(node, "TaintOfSilentAgentRemoved", message);
         }
     }
 }
 
-/// The zone of a node: its region and its zone, as far as it is labelled with them.
+/// The region and zone labels of a node.
 pub(super) fn zone(labels: &BTreeMap<String, String>) -> Arc<str> {
     let label = |name: &str| labels.get(&format!("topology.kubernetes.io/{name}"));
     let parts = ["region", "zone"].into_iter().filter_map(label);
@@ -190,7 +194,7 @@ pub(super) fn zone(labels: &BTreeMap<String, String>) -> Arc<str> {
     parts.join("/").into()
 }
 
-fn place(zone: &str) -> String {
+fn in_zone(zone: &str) -> String {
     if zone.is_empty() {
         "on nodes without a zone".to_owned()
     } else {
@@ -198,7 +202,7 @@ fn place(zone: &str) -> String {
     }
 }
 
-pub(super) fn words(time: Duration) -> String {
+pub(super) fn format_duration(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
         seconds => format!("{seconds} s"),

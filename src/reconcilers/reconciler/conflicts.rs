@@ -1,60 +1,59 @@
-//! Somebody else writes `NodeWatermarks`: they are made anew, at once the first time, and ever more slowly where it does
-//! not end.
+//! Other writers of `NodeWatermarks`: their edits are reverted, at once the first time, then with exponential backoff.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::super::attempt::pause;
-use super::World;
+use super::super::attempt::retry_delay;
+use super::Reconciler;
 use crate::engine::time::BootTime;
 
-/// An edit so long after the last is a new one.
-const FORGOTTEN: Duration = Duration::from_mins(10);
+/// An edit this long after the last one starts a new series.
+const SERIES_WINDOW: Duration = Duration::from_mins(10);
 
-/// Who writes to what, how often.
+/// Edits by other writers, per node.
 #[derive(Default)]
-pub(super) struct Contests {
-    /// Edits that were not looked at yet.
+pub(super) struct EditConflicts {
+    /// Edits that are not processed yet.
     new: Vec<String>,
-    known: BTreeMap<String, Contest>,
+    known: BTreeMap<String, EditSeries>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Contest {
+struct EditSeries {
     edits: u32,
     last: BootTime,
 }
 
-impl World {
-    /// Somebody edited the `NodeWatermark` of a node.
+impl Reconciler {
+    /// Another writer edited the `NodeWatermark` of a node.
     pub(super) fn edited_by(&mut self, name: &str, manager: Option<&str>) {
-        let by = manager.unwrap_or("somebody else");
+        let by = manager.unwrap_or("another client");
         let message = format!(
-            "its NodeWatermark was edited by {by} and is made anew; edit NodeQOS, PodQOS and AvoidanceAction instead"
+            "its NodeWatermark was edited by {by} and is reverted; edit NodeQOS, PodQOS and AvoidanceAction instead"
         );
         self.warn_node(name, "WatermarkEdited", message);
-        self.contests.new.push(name.to_owned());
+        self.conflicts.new.push(name.to_owned());
     }
 
-    /// From the second edit on it is waited before the object is made anew.
-    pub(super) fn pace_contests(&mut self, now: BootTime) {
-        if self.contests.new.is_empty() {
+    /// Delays the write from the second edit of a series on.
+    pub(super) fn delay_conflicting_writes(&mut self, now: BootTime) {
+        if self.conflicts.new.is_empty() {
             return;
         }
-        let is_recent = |contest: &Contest| now.since(contest.last) < FORGOTTEN;
-        self.contests.known.retain(|_, contest| is_recent(contest));
-        for name in std::mem::take(&mut self.contests.new) {
-            let none = Contest {
+        let is_recent = |series: &EditSeries| now.since(series.last) < SERIES_WINDOW;
+        self.conflicts.known.retain(|_, series| is_recent(series));
+        for name in std::mem::take(&mut self.conflicts.new) {
+            let none = EditSeries {
                 edits: 0,
                 last: now,
             };
-            let contest = self.contests.known.entry(name.clone()).or_insert(none);
-            if contest.edits > 0 {
+            let series = self.conflicts.known.entry(name.clone()).or_insert(none);
+            if series.edits > 0 {
                 let attempt = self.attempts.entry(name).or_default();
-                attempt.wait(now + pause(contest.edits - 1));
+                attempt.wait(now + retry_delay(series.edits - 1));
             }
-            *contest = Contest {
-                edits: contest.edits.saturating_add(1),
+            *series = EditSeries {
+                edits: series.edits.saturating_add(1),
                 last: now,
             };
         }

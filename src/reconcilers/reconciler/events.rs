@@ -1,9 +1,9 @@
-//! What people are told of, once.
+//! Events to publish.
 
-use super::World;
+use super::Reconciler;
 use crate::crd::Kind;
 
-/// What something is about.
+/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A node, by name.
@@ -14,44 +14,44 @@ pub enum Subject {
         kind: Kind,
         /// Its name.
         name: String,
-        /// Its UID: `kubectl describe` shows the events that bear it.
+        /// Its UID, by which `kubectl describe` finds the events.
         uid: String,
     },
-    /// The controller and all nodes.
-    Fleet,
+    /// The controller itself.
+    Controller,
 }
 
-/// Something to tell people of, once.
+/// An event to publish.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Note {
-    /// What it is about.
+pub struct PendingEvent {
+    /// The object.
     pub about: Subject,
-    /// Something is wrong.
+    /// Its type is `Warning`, otherwise `Normal`.
     pub warning: bool,
-    /// One word for it.
+    /// CamelCase reason.
     pub reason: &'static str,
-    /// What happened.
+    /// Human-readable message.
     pub message: String,
 }
 
-impl World {
-    /// What happened since the last call.
-    pub fn take_notes(&mut self) -> Vec<Note> {
-        std::mem::take(&mut self.notes)
+impl Reconciler {
+    /// Events since the last call.
+    pub fn take_events(&mut self) -> Vec<PendingEvent> {
+        std::mem::take(&mut self.events)
     }
 
     pub(super) fn warn_node(&mut self, node: &str, reason: &'static str, message: String) {
-        self.note_node(node, true, reason, message);
+        self.node_event(node, true, reason, message);
     }
 
-    pub(super) fn note_node(
+    pub(super) fn node_event(
         &mut self,
         node: &str,
         warning: bool,
         reason: &'static str,
         message: String,
     ) {
-        self.notes.push(Note {
+        self.events.push(PendingEvent {
             about: Subject::Node(node.to_owned()),
             warning,
             reason,
@@ -59,9 +59,14 @@ impl World {
         });
     }
 
-    pub(super) fn note_fleet(&mut self, warning: bool, reason: &'static str, message: String) {
-        self.notes.push(Note {
-            about: Subject::Fleet,
+    pub(super) fn controller_event(
+        &mut self,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    ) {
+        self.events.push(PendingEvent {
+            about: Subject::Controller,
             warning,
             reason,
             message,

@@ -1,23 +1,26 @@
-//! Whether the rules that a node was given allow an eviction that its agent asks for.
+//! Checks whether a node's rules allow an eviction that its agent requests.
 
-use super::World;
+use super::Reconciler;
 use crate::crd::eviction::permit;
 use crate::evictions::{Denial, Permit, RuleQuery};
 
-impl World {
-    /// By the `NodeWatermark` as the API server has it, which has to be the one that the agent enforces.
+impl Reconciler {
+    /// Checks against the `NodeWatermark` in the API server, which has to be the one that the agent enforces.
     ///
     /// # Errors
-    /// They do not allow it.
+    /// The rules don't allow it.
     pub fn permit(&self, query: &RuleQuery) -> Result<Permit, Denial> {
-        // What is to be written next may take away what the agent asks by.
+        // A pending write may remove the rule.
         if self.dirty.contains(&*query.node) {
             return Err(Denial::OtherRules);
         }
         let node = self.nodes.get(&*query.node).ok_or(Denial::OtherRules)?;
-        let live = self.live.get(&*query.node).ok_or(Denial::OtherRules)?;
-        let hash = live.hash.as_ref().map(ToString::to_string);
-        let content = live
+        let current = self
+            .watermarks
+            .get(&*query.node)
+            .ok_or(Denial::OtherRules)?;
+        let hash = current.hash.as_ref().map(ToString::to_string);
+        let content = current
             .content_for(&node.uid)
             .filter(|_| hash.as_deref() == Some(&*query.hash))
             .ok_or(Denial::OtherRules)?;

@@ -1,21 +1,20 @@
-//! A first look at a node's labels that most selectors fail: a few words of each node instead of strings all over the
-//! memory.
+//! A Bloom filter over a node's labels that rules out most selectors without comparing strings.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::engine::selector::{Requirement, Selector};
 
-/// The labels that a node has, each as up to three of 256 bits: a Bloom filter. Of 22 labels, which are many, one that
-/// the node does not have is taken for one of them in a case of a hundred.
+/// A Bloom filter of a node's labels, with up to three of 256 bits per label. With 22 labels, which are many, about 1 % of lookups
+/// are false positives.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Glance([u128; 2]);
+pub(super) struct LabelFilter([u128; 2]);
 
-/// What a selector asks of it: of each requirement, one of these labels.
+/// The labels that a selector requires: one of each inner list.
 #[derive(Debug)]
-pub(super) struct Asked(Vec<Vec<Glance>>);
+pub(super) struct SelectorFilter(Vec<Vec<LabelFilter>>);
 
-impl Glance {
+impl LabelFilter {
     pub(super) fn of(labels: &BTreeMap<String, String>) -> Self {
         let labels = labels.iter().map(|(key, value)| Self::of_label(key, value));
         labels.fold(Self::default(), |Self([a, b]), Self([c, d])| {
@@ -39,13 +38,13 @@ impl Glance {
     }
 }
 
-impl Asked {
-    /// Of a selector; of one that is absent: nothing.
-    pub(super) fn by(selector: Option<&Selector>) -> Self {
+impl SelectorFilter {
+    /// An absent selector requires nothing.
+    pub(super) fn of(selector: Option<&Selector>) -> Self {
         let requirements = selector.into_iter().flat_map(|it| &it.requirements);
         let labels = requirements.filter_map(|requirement| match requirement {
             Requirement::In(key, values) => {
-                let labels = values.iter().map(|value| Glance::of_label(key, value));
+                let labels = values.iter().map(|value| LabelFilter::of_label(key, value));
                 Some(labels.collect())
             }
             _ => None,
@@ -53,8 +52,8 @@ impl Asked {
         Self(labels.collect())
     }
 
-    /// Whether the selector may take the node: `false` is certain.
-    pub(super) fn may_take(&self, node: Glance) -> bool {
+    /// Whether the selector may match the node; `false` is certain.
+    pub(super) fn may_match(&self, node: LabelFilter) -> bool {
         self.0
             .iter()
             .all(|labels| labels.iter().any(|label| node.has(*label)))
@@ -80,20 +79,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_node_is_passed_over_that_the_selector_takes(
+        fn no_matching_node_is_filtered_out(
             labels in btree_map("[a-c]", "[x-z]", 0..4),
             requirements in vec(requirement(), 0..4),
         ) {
             let selector = Selector { requirements };
-            let may = Asked::by(Some(&selector)).may_take(Glance::of(&labels));
+            let may = SelectorFilter::of(Some(&selector)).may_match(LabelFilter::of(&labels));
             prop_assert!(may || !selector.matches(&labels));
         }
     }
 
     #[test]
-    fn most_other_nodes_are_passed_over() {
+    fn most_other_nodes_are_filtered_out() {
         let requirements = vec![Requirement::In("pool".to_owned(), vec!["7".to_owned()])];
-        let asked = Asked::by(Some(&Selector { requirements }));
+        let filter = SelectorFilter::of(Some(&Selector { requirements }));
         let common = (0..20).map(|it| (format!("label-{it}"), format!("value-{it}")));
         let common: BTreeMap<String, String> = common.collect();
         let pool = |pool: u32| {
@@ -101,8 +100,8 @@ mod tests {
             labels.insert("pool".to_owned(), pool.to_string());
             labels
         };
-        let passed = (100..200).filter(|it| !asked.may_take(Glance::of(&pool(*it))));
-        assert!(passed.count() > 90);
-        assert!(asked.may_take(Glance::of(&pool(7))));
+        let filtered = (100..200).filter(|it| !filter.may_match(LabelFilter::of(&pool(*it))));
+        assert!(filtered.count() > 90);
+        assert!(filter.may_match(LabelFilter::of(&pool(7))));
     }
 }

@@ -1,4 +1,4 @@
-//! Rolls edits out.
+//! Starts and advances the roll-outs of edits.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use super::super::catalog::Key;
 use super::super::content::Content;
-use super::super::restrain::{allows_more, is_tighter, restrain, source};
-use super::super::rollout::{Phase, Rollout, Sight};
-use super::notes::{Note, Subject};
-use super::{Node, World, policies};
+use super::super::rollout::{NodeObservation, Phase, Rollout};
+use super::super::tightening::{allows_more, is_tighter, source, withhold};
+use super::events::{PendingEvent, Subject};
+use super::{Node, Reconciler, statuses};
 use crate::crd::Kind;
 use crate::engine::policy::{PodPolicy, PolicySet, Strategy};
 use crate::engine::time::BootTime;
 
-/// What a node keeps and what it is to keep, each by its address: most nodes have both in common.
+/// The current and the desired content of a node, by address: most nodes share both.
 type Pair = (*const Content, *const Content);
 
-/// What is tighter than what nodes keep, of one object.
+/// A tightening edit of one object.
 #[derive(Default)]
 pub(super) struct Edit {
-    /// Where it is; true where nothing of the object is in force yet.
+    /// The nodes that it changes, by content; true if nothing of the object is in force there.
     pairs: HashMap<Pair, bool>,
-    /// What the object amounts to where it is.
+    /// The object's policies on these nodes before the edit.
     before: PolicySet,
 }
 
 impl Edit {
-    /// Where nodes keep different versions of the object, `before` becomes the loosest: a tighter one may be the canary's
-    /// of an edit that was stopped.
-    fn add(&mut self, key: &Key, pair: Pair, kept: &PolicySet) {
-        let rules = kept.rules.iter().filter(|rule| source(rule) == *key);
+    /// If nodes have different versions of the object, `before` becomes the loosest: a tighter one may be that of a canary of a stopped
+    /// edit.
+    fn add(&mut self, key: &Key, pair: Pair, current: &PolicySet) {
+        let rules = current.rules.iter().filter(|rule| source(rule) == *key);
         let rules: Vec<_> = rules.collect();
         let pod = |pod: &&PodPolicy| key.0 == Kind::PodQos && pod.name == key.1;
-        let pod = kept.pods.iter().find(pod);
+        let pod = current.pods.iter().find(pod);
         let acts = rules.iter().any(|rule| rule.strategy == Strategy::Enforce);
         self.pairs.insert(pair, pod.is_none() && !acts);
         for rule in rules {
@@ -52,36 +52,36 @@ impl Edit {
     }
 }
 
-/// Why the roll-out of an edit begins.
+/// Why a roll-out starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// The object was edited now: no node has this edit from before.
+    /// The object was edited now: no node has this edit yet.
     Edited,
-    /// It began before, and nodes may have it already.
+    /// It started earlier, and nodes may have it already.
     Resumed,
-    /// As [`Origin::Resumed`], but the last leader stopped it.
+    /// As [`Origin::Resumed`], but an earlier leader stopped it.
     Stopped,
 }
 
-/// Whether what an object says may matter to a node.
-fn concerns(key: &Key, node: &Node) -> bool {
+/// Whether an object may affect a node.
+fn affects(key: &Key, node: &Node) -> bool {
     match key.0 {
         Kind::PodQos => !node.class.selected.is_empty(),
         _ => node.class.is_selected_by(&key.1),
     }
 }
 
-impl World {
-    /// Each object that is now tighter than what these nodes keep goes to its canaries first.
-    pub(super) fn begin_rollouts(&mut self, nodes: &[String]) {
+impl Reconciler {
+    /// Starts a roll-out for each object that is now tighter than what these nodes have.
+    pub(super) fn start_rollouts(&mut self, nodes: &[String]) {
         for (key, edit) in self.edits(nodes) {
-            self.begin_rollout(key, &edit, Origin::Edited);
+            self.start_rollout(key, &edit, Origin::Edited);
         }
     }
 
-    /// Goes on with the edits that were on their way when this process led last, and begins with those that others
-    /// left. What the last leader stopped stays so until the object is edited.
-    pub(super) fn take_rollouts_up(&mut self) {
+    /// Resumes the roll-outs of this replica's last term, and takes over those of other leaders. What the last leader stopped stays
+    /// stopped until the object is edited.
+    pub(super) fn resume_rollouts(&mut self) {
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         let edits = self.edits(&names);
         let mut rollouts = std::mem::take(&mut self.rollouts);
@@ -100,32 +100,32 @@ impl World {
             } else {
                 Origin::Resumed
             };
-            self.begin_rollout(key, &edit, origin);
+            self.start_rollout(key, &edit, origin);
         }
     }
 
-    /// What of each object is tighter than what these nodes keep.
+    /// The tightening edits on these nodes, by object.
     fn edits(&self, nodes: &[String]) -> BTreeMap<Key, Edit> {
         let mut seen = HashSet::new();
         let mut edits: BTreeMap<Key, Edit> = BTreeMap::new();
         for name in nodes {
-            let Some((kept, wanted)) = self.kept_and_wanted(name) else {
+            let Some((current, desired)) = self.current_and_desired(name) else {
                 continue;
             };
-            let pair = (Arc::as_ptr(kept), Arc::as_ptr(wanted));
+            let pair = (Arc::as_ptr(current), Arc::as_ptr(desired));
             if !seen.insert(pair) {
                 continue;
             }
-            for key in restrain(&kept.policy, &wanted.policy, |_| false).held {
+            for key in withhold(&current.policy, &desired.policy, |_| false).withheld {
                 let edit = edits.entry(key.clone()).or_default();
-                edit.add(&key, pair, &kept.policy);
+                edit.add(&key, pair, &current.policy);
             }
         }
         edits
     }
 
-    /// One that is on its way already goes on: only an edit of the object itself begins anew.
-    fn begin_rollout(&mut self, key: Key, edit: &Edit, origin: Origin) {
+    /// A roll-out in progress continues: only an edit of the object itself restarts it.
+    fn start_rollout(&mut self, key: Key, edit: &Edit, origin: Origin) {
         if self.rollouts.contains_key(&key) || self.catalog.is_immediate(&key) {
             return;
         }
@@ -139,22 +139,22 @@ impl World {
         if origin == Origin::Stopped {
             rollout.stop(has_it);
         } else {
-            rollout.begin(has_it, |node| self.sight(node, &key));
+            rollout.start(has_it, |node| self.observe(node, &key));
         }
         if origin == Origin::Edited {
-            self.note_rollout(&key, &rollout);
+            self.publish_rollout(&key, &rollout);
         }
         self.rollouts.insert(key, rollout);
     }
 
-    /// A node is gone, or is another than it was: edits that concern it no longer go on without it, since a canary that
-    /// has lost the edit proves nothing. They start again where no node is left to try them.
-    pub(super) fn roll_out_without(&mut self, name: &str) {
+    /// A node was deleted or changed: roll-outs that no longer affect it continue without it, since a canary that lost the edit proves
+    /// nothing. A roll-out without nodes left to be canaries starts again.
+    pub(super) fn remove_from_rollouts(&mut self, name: &str) {
         let node = self.nodes.get(name);
         let rollouts = self.rollouts.iter_mut();
-        let rollouts = rollouts.filter(|(key, _)| !node.is_some_and(|node| concerns(key, node)));
+        let rollouts = rollouts.filter(|(key, _)| !node.is_some_and(|node| affects(key, node)));
         let stranded = rollouts.filter_map(|(key, rollout)| {
-            let is_stranded = rollout.forget(name);
+            let is_stranded = rollout.remove_node(name);
             is_stranded.then(|| key.clone())
         });
         for key in stranded.collect::<Vec<_>>() {
@@ -162,16 +162,16 @@ impl World {
             let nodes = self.nodes_of(&key);
             let edits = self.edits(&nodes);
             if let Some(edit) = edits.get(&key) {
-                self.begin_rollout(key, edit, Origin::Resumed);
+                self.start_rollout(key, edit, Origin::Resumed);
             }
             self.dirty.extend(self.nodes.keys().cloned());
             self.cap_dirty = true;
         }
     }
 
-    /// Whether the last leader stopped the roll-out of this object, which was not edited since.
+    /// Whether the last leader stopped the roll-out of this object, and it was not edited since.
     fn is_stopped(&self, key: &Key) -> bool {
-        policies::stopped_before(self.catalog.status(key), self.catalog.generation(key))
+        statuses::stopped_before(self.catalog.status(key), self.catalog.generation(key))
     }
 
     fn has_it(&self, name: &str, edit: &Edit) -> bool {
@@ -179,45 +179,46 @@ impl World {
         pair.is_some_and(|pair| !edit.pairs.contains_key(&pair))
     }
 
-    /// `None` where it is not known what the node keeps.
+    /// `None` if the node's current content is unknown.
     fn pair(&self, name: &str) -> Option<Pair> {
         let node = self.nodes.get(name)?;
-        let kept = self.live.get(name)?.content_for(&node.uid)?;
-        Some((Arc::as_ptr(kept), Arc::as_ptr(&node.class.content)))
+        let current = self.watermarks.get(name)?.content_for(&node.uid)?;
+        Some((Arc::as_ptr(current), Arc::as_ptr(&node.class.content)))
     }
 
-    /// What is seen of a node while an object is rolled out.
-    fn sight(&self, name: &str, key: &Key) -> Sight {
-        let (Some(node), Some(live)) = (self.nodes.get(name), self.live.get(name)) else {
-            return Sight::default();
+    /// What is known of a node during the roll-out of an object.
+    fn observe(&self, name: &str, key: &Key) -> NodeObservation {
+        let (Some(node), Some(watermark)) = (self.nodes.get(name), self.watermarks.get(name))
+        else {
+            return NodeObservation::default();
         };
-        Sight {
-            speaks: node.ready && live.speaks() && !self.silence.is_quiet(name),
-            keeps: live.keeps && !self.dirty.contains(name),
-            acts: live.acts(key),
+        NodeObservation {
+            reporting: node.ready && watermark.has_agent() && !self.liveness.is_late(name),
+            up_to_date: watermark.enforced && !self.dirty.contains(name),
+            acting: watermark.acts(key),
         }
     }
 
-    /// What a node keeps, and what it is to keep, where that is not the same.
-    fn kept_and_wanted(&self, name: &str) -> Option<(&Arc<Content>, &Arc<Content>)> {
+    /// The current and the desired content of a node, if they differ.
+    fn current_and_desired(&self, name: &str) -> Option<(&Arc<Content>, &Arc<Content>)> {
         let node = self.nodes.get(name)?;
-        let kept = self.live.get(name)?.content_for(&node.uid)?;
-        let wanted = &node.class.content;
-        (!Arc::ptr_eq(kept, wanted)).then_some((kept, wanted))
+        let current = self.watermarks.get(name)?.content_for(&node.uid)?;
+        let desired = &node.class.content;
+        (!Arc::ptr_eq(current, desired)).then_some((current, desired))
     }
 
-    /// All nodes that an object concerns, and that keep something already.
+    /// All nodes that an object affects and that have a `NodeWatermark`.
     fn nodes_of(&self, key: &Key) -> Vec<String> {
-        let nodes = self.nodes.iter().filter(|(_, node)| concerns(key, node));
+        let nodes = self.nodes.iter().filter(|(_, node)| affects(key, node));
         let names = nodes.map(|(name, _)| name);
         names
-            .filter(|name| self.live.contains_key(*name))
+            .filter(|name| self.watermarks.contains_key(*name))
             .cloned()
             .collect()
     }
 
-    /// The nodes whose content an edit changes; of one that began before, those included that have it since. True where
-    /// nothing of the object was in force. Nodes that had as much of it before the edit can't show what it does.
+    /// The nodes whose content an edit changes (true: nothing of the object was in force there). A resumed edit includes the nodes that
+    /// have got it. Nodes that had the same before the edit can't show what it does.
     fn changed_by(&self, key: &Key, edit: &Edit, origin: Origin) -> BTreeMap<String, bool> {
         let nodes = self.nodes_of(key).into_iter();
         let changed = nodes.filter(|name| {
@@ -235,7 +236,7 @@ impl World {
                 .filter(|(_, new)| *new == Some(kind))
                 .count()
         };
-        // What held before on a node that has the edit is not known: a kind of such nodes alone could stay without a canary.
+        // It is unknown what was in force before on a node that has the edit: assume the more common kind.
         let usual = count(true) > count(false);
         let with_kind = with_kind.into_iter();
         with_kind
@@ -243,22 +244,21 @@ impl World {
             .collect()
     }
 
-    /// Whether a node that has an edit got it by this edit: it is up to date, and other nodes that are to get the same
-    /// content wait for it.
+    /// Whether a node got its content by this edit: it is up to date, and other nodes wait for the same content.
     fn got_it(&self, name: &str, edit: &Edit) -> bool {
-        let wanted = self.pair(name).map(|(_, wanted)| wanted);
-        let is_changed = edit.pairs.keys().any(|(_, to)| Some(*to) == wanted);
+        let desired = self.pair(name).map(|(_, desired)| desired);
+        let is_changed = edit.pairs.keys().any(|(_, to)| Some(*to) == desired);
         is_changed && self.is_up_to_date(name)
     }
 
-    /// Whether what a node keeps was written since the last edit of any of its policies.
+    /// Whether a node's spec was written after the last edit of any of its policies.
     fn is_up_to_date(&self, name: &str) -> bool {
-        let (node, live) = (self.nodes.get(name), self.live.get(name));
-        node.zip(live)
-            .is_some_and(|(node, live)| live.was_written_from(&node.class.sources))
+        let (node, watermark) = (self.nodes.get(name), self.watermarks.get(name));
+        node.zip(watermark)
+            .is_some_and(|(node, watermark)| watermark.was_written_from(&node.class.sources))
     }
 
-    /// The longest threshold x period of an object's rules that act; of a `PodQOS` those of all its nodes.
+    /// The longest threshold x period of an object's enforced rules; for a `PodQOS` of all rules of its nodes.
     fn slowest(&self, key: &Key, nodes: &BTreeMap<String, bool>) -> Duration {
         let prefix = format!("{}/", key.1);
         let contents = nodes
@@ -280,26 +280,26 @@ impl World {
     pub(super) fn advance_rollouts(&mut self, now: BootTime) {
         let mut rollouts = std::mem::take(&mut self.rollouts);
         for (key, rollout) in &mut rollouts {
-            let before = (rollout.phase(), rollout.left());
+            let before = (rollout.phase(), rollout.remaining());
             let rate = self.settings.rollout_nodes_per_second;
-            let released = rollout.advance(now, rate, |node| self.sight(node, key));
+            let released = rollout.advance(now, rate, |node| self.observe(node, key));
             let reached = !released.is_empty();
             self.dirty.extend(released);
             self.cap_dirty |= reached;
             let phase = rollout.phase();
             if std::mem::discriminant(&before.0) != std::mem::discriminant(&phase) {
-                self.note_rollout(key, rollout);
+                self.publish_rollout(key, rollout);
                 if phase == Phase::Done {
                     self.dirty.extend(self.nodes.keys().cloned());
                 }
             }
-            self.statuses_dirty |= reached || before != (phase, rollout.left());
+            self.statuses_dirty |= reached || before != (phase, rollout.remaining());
         }
         rollouts.retain(|_, rollout| rollout.phase() != Phase::Done);
         self.rollouts = rollouts;
     }
 
-    fn note_rollout(&mut self, key: &Key, rollout: &Rollout) {
+    fn publish_rollout(&mut self, key: &Key, rollout: &Rollout) {
         let (warning, reason) = match rollout.phase() {
             Phase::Canaries { stuck: 1.., .. } => (true, "RolloutWaits"),
             Phase::Canaries { .. } => (false, "RolloutStarted"),
@@ -307,7 +307,7 @@ impl World {
             Phase::Done => (false, "RolledOut"),
             _ => return,
         };
-        self.notes.push(Note {
+        self.events.push(PendingEvent {
             about: Subject::Policy {
                 kind: key.0,
                 name: key.1.clone(),
@@ -315,17 +315,17 @@ impl World {
             },
             warning,
             reason,
-            message: policies::rollout_message(rollout),
+            message: statuses::rollout_message(rollout),
         });
     }
 
-    /// How many edits are on their way, by how far they are.
+    /// The number of roll-outs by phase.
     pub fn rollout_counts(&self) -> [(&'static str, usize); 3] {
         let mut counts = [("canaries", 0), ("progressing", 0), ("stopped", 0)];
         for rollout in self.rollouts.values() {
             match rollout.phase() {
                 Phase::Canaries { .. } | Phase::Watching { .. } => counts[0].1 += 1,
-                Phase::Others { .. } => counts[1].1 += 1,
+                Phase::Progressing { .. } => counts[1].1 += 1,
                 Phase::Stopped { .. } => counts[2].1 += 1,
                 Phase::Done => {}
             }

@@ -1,4 +1,4 @@
-//! What is said about each policy object.
+//! The statuses of policy objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,35 +8,35 @@ use serde_json::{Value, json};
 
 use super::super::catalog::{Class, Key};
 use super::super::conditions::{self, Claim};
-use super::super::restrain::source;
 use super::super::rollout::{Phase, Rollout};
-use super::silent::words;
-use super::{Live, Node, World};
+use super::super::tightening::source;
+use super::agents::format_duration;
+use super::{KnownWatermark, Node, Reconciler};
 use crate::cluster::backoff::jittered;
 use crate::crd::{Finding, Kind, Reason};
 use crate::engine::policy::{Rule, RuleId, Strategy};
 use crate::engine::time::BootTime;
 
-/// Statuses are not written more often.
+/// Minimum interval between two status updates.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-/// After a failure not for so much longer.
-const STATUS_RETRY: Duration = Duration::from_secs(3);
-/// The condition about a roll-out, and its reason where that was stopped.
+/// Extra delay after a failure.
+const STATUS_RETRY_DELAY: Duration = Duration::from_secs(3);
+/// The condition about a roll-out, and its reason if it was stopped.
 const ROLLED_OUT: &str = "RolledOut";
 const STOPPED: &str = "CanariesAct";
-/// So many canaries are named.
-const MOST_NAMED: usize = 3;
+/// Canaries to name in a message.
+const MAX_NAMED: usize = 3;
 
 /// The status of one policy object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusWrite {
     /// Which object.
     pub key: Key,
-    /// Its status.
+    /// The new status.
     pub status: Value,
 }
 
-/// Statuses in which only numbers changed are not written more often: pods come and go.
+/// Minimum interval for statuses in which only counts changed: pods come and go.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 const COUNTS: [&str; 4] = [
     "matchedNodes",
@@ -45,47 +45,47 @@ const COUNTS: [&str; 4] = [
     "matchedPods",
 ];
 
-/// How nodes take the policies.
+/// Node and pod counts of all policies.
 #[derive(Default)]
 struct Tallies {
     node_qos: BTreeMap<Arc<str>, Tally>,
-    /// Matched pods by `PodQOS`; one of which no agent has told is not there.
+    /// Matched pods by `PodQOS`; absent if no agent has reported any.
     pods: BTreeMap<String, i64>,
 }
 
-/// How nodes take one `NodeQOS`.
+/// Node counts of one `NodeQOS`.
 #[derive(Clone, Default)]
 struct Tally {
-    /// The strategies of the rules that are in force on some node; where none is selected, that would be on any.
+    /// The strategies of the rules in force on some node; if no node is selected, of those that would be.
     rules: BTreeMap<RuleId, Strategy>,
     matched: usize,
     breached: usize,
     preview: usize,
 }
 
-/// Nodes that keep the same.
+/// The nodes of a class.
 struct ClassOfNodes<'a> {
     class: &'a Arc<Class>,
-    /// The first of them by name.
+    /// The name of the first one.
     first: &'a str,
     nodes: usize,
 }
 
-impl World {
-    /// The statuses that differ from what the API server has. `timestamp` is the wall clock, as conditions have it.
+impl Reconciler {
+    /// The statuses that differ from the API server's. `timestamp` is the wall clock time for conditions.
     pub fn statuses(&mut self, now: BootTime, timestamp: &str) -> Vec<StatusWrite> {
-        let lately = self
+        let is_recent = self
             .statuses_at
             .is_some_and(|at| now.since(at) < STATUS_INTERVAL);
-        if !self.leading || !self.statuses_dirty || lately {
+        if !self.leading || !self.statuses_dirty || is_recent {
             return Vec::new();
         }
         self.statuses_at = Some(now);
         self.statuses_dirty = false;
-        let anywhere = self.catalog.compiled_for_any_node();
+        let any_node = self.catalog.compiled_for_any_node();
         let classes = self.classes();
-        let findings = all_findings(&anywhere.findings, &classes);
-        let tallies = self.tallies(&anywhere.policy.rules, &classes);
+        let findings = all_findings(&any_node.findings, &classes);
+        let tallies = self.tallies(&any_node.policy.rules, &classes);
         let status = |(key, before): (&Key, &Value)| {
             let status = self.status_of(key, before, &findings, &tallies, timestamp);
             (status != *before).then(|| (key.clone(), status))
@@ -98,35 +98,35 @@ impl World {
         changed.into_iter().filter_map(due).collect()
     }
 
-    /// Whether a changed status may be written already.
+    /// Whether a changed status may be written now.
     fn is_due(&mut self, key: &Key, status: &Value, now: BootTime) -> bool {
         let before = self.catalog.status(key).cloned().unwrap_or_default();
-        let lately = self
-            .counted_at
+        let is_recent = self
+            .status_written_at
             .get(key)
             .is_some_and(|at| now.since(*at) < COUNT_INTERVAL);
-        if lately && without_counts(before) == without_counts(status.clone()) {
+        if is_recent && without_counts(before) == without_counts(status.clone()) {
             self.statuses_dirty = true;
             return false;
         }
-        self.counted_at.insert(key.clone(), now);
+        self.status_written_at.insert(key.clone(), now);
         true
     }
 
-    /// A status could not be written: all are looked at again, but not at once.
+    /// A status could not be written: all are checked again after a delay.
     pub fn status_failed(&mut self, now: BootTime) {
         self.statuses_dirty = true;
-        self.statuses_at = Some(now + jittered(STATUS_RETRY));
+        self.statuses_at = Some(now + jittered(STATUS_RETRY_DELAY));
     }
 
-    /// The classes that there are nodes of, in the order of their first nodes.
+    /// The classes that have nodes, ordered by their first node.
     fn classes(&self) -> Vec<ClassOfNodes<'_>> {
-        let mut places: HashMap<usize, usize> = HashMap::new();
+        let mut indexes: HashMap<usize, usize> = HashMap::new();
         let mut classes: Vec<ClassOfNodes<'_>> = Vec::new();
         for (name, node) in &self.nodes {
             let address = Arc::as_ptr(&node.class).addr();
-            let place = *places.entry(address).or_insert(classes.len());
-            match classes.get_mut(place) {
+            let index = *indexes.entry(address).or_insert(classes.len());
+            match classes.get_mut(index) {
                 Some(known) => known.nodes += 1,
                 None => classes.push(ClassOfNodes {
                     class: &node.class,
@@ -138,11 +138,11 @@ impl World {
         classes
     }
 
-    fn tallies(&self, anywhere: &[Rule], classes: &[ClassOfNodes<'_>]) -> Tallies {
+    fn tallies(&self, any_node: &[Rule], classes: &[ClassOfNodes<'_>]) -> Tallies {
         let mut tallies = Tallies::default();
         for (name, node) in &self.nodes {
-            if let Some(live) = self.live.get(name) {
-                tallies.add(node, live);
+            if let Some(watermark) = self.watermarks.get(name) {
+                tallies.add(node, watermark);
             }
         }
         for ClassOfNodes { class, nodes, .. } in classes {
@@ -152,7 +152,7 @@ impl World {
             tallies.in_force(&class.content.policy.rules, |_| true);
         }
         let selected = tallies.node_qos.keys().cloned().collect::<BTreeSet<_>>();
-        tallies.in_force(anywhere, |source| !selected.contains(source));
+        tallies.in_force(any_node, |source| !selected.contains(source));
         tallies
     }
 
@@ -206,7 +206,7 @@ impl Tallies {
         self.node_qos.entry(Arc::clone(source)).or_default()
     }
 
-    /// These rules are in force somewhere.
+    /// Counts rules that are in force.
     fn in_force(&mut self, rules: &[Rule], counts: impl Fn(&str) -> bool) {
         for rule in rules {
             let (_, source) = source(rule);
@@ -217,9 +217,9 @@ impl Tallies {
         }
     }
 
-    /// What the agent of one node says.
-    fn add(&mut self, node: &Node, live: &Live) {
-        for (policy, pods) in &live.status.matched {
+    /// Counts what the agent of one node reports.
+    fn add(&mut self, node: &Node, watermark: &KnownWatermark) {
+        for (policy, pods) in &watermark.status.matched {
             let sum = self.pods.entry(policy.clone()).or_default();
             *sum = sum.saturating_add(*pods);
         }
@@ -230,18 +230,23 @@ impl Tallies {
                 .ok()
         };
         let source = |name: &str| node.class.selected.get(selected(name)?);
-        for source in live.active_sources().into_iter().filter_map(source) {
+        for source in watermark.active_sources().into_iter().filter_map(source) {
             self.of(source).breached += 1;
         }
-        for source in live.status.would.iter().filter_map(|name| source(name)) {
+        for source in watermark
+            .status
+            .would
+            .iter()
+            .filter_map(|name| source(name))
+        {
             self.of(source).preview += 1;
         }
     }
 }
 
-/// What holds on any node, and what holds on some of those that there are: of that, on which.
+/// The findings that hold on any node, and those that hold on some nodes, with the nodes.
 fn all_findings(
-    anywhere: &[Finding],
+    any_node: &[Finding],
     classes: &[ClassOfNodes<'_>],
 ) -> BTreeMap<Key, BTreeSet<Finding>> {
     let mut found: BTreeMap<Key, BTreeSet<Finding>> = BTreeMap::new();
@@ -254,10 +259,10 @@ fn all_findings(
             about.or_default().insert(finding);
         }
     };
-    anywhere.iter().cloned().for_each(&mut add);
-    let anywhere: BTreeSet<&Finding> = anywhere.iter().collect();
-    // The sizes in a message differ from class to class: one is as good as the other.
-    let mut somewhere: BTreeMap<_, (&Finding, &str, usize)> = BTreeMap::new();
+    any_node.iter().cloned().for_each(&mut add);
+    let any_node: BTreeSet<&Finding> = any_node.iter().collect();
+    // Sizes in the messages differ between classes; the first one is used.
+    let mut some_nodes: BTreeMap<_, (&Finding, &str, usize)> = BTreeMap::new();
     for ClassOfNodes {
         class,
         first,
@@ -265,12 +270,12 @@ fn all_findings(
     } in classes
     {
         let here = class.findings.iter();
-        for finding in here.filter(|finding| !anywhere.contains(finding)) {
+        for finding in here.filter(|finding| !any_node.contains(finding)) {
             let same = (&finding.object, &finding.path, finding.reason);
-            somewhere.entry(same).or_insert((finding, first, 0)).2 += nodes;
+            some_nodes.entry(same).or_insert((finding, first, 0)).2 += nodes;
         }
     }
-    for (finding, first, nodes) in somewhere.into_values() {
+    for (finding, first, nodes) in some_nodes.into_values() {
         let selected = classes
             .iter()
             .filter(|it| it.class.is_selected_by(&finding.object.name));
@@ -288,7 +293,7 @@ fn all_findings(
     found
 }
 
-/// On how many of the nodes that a `NodeQOS` selects something holds.
+/// On how many of the nodes selected by a `NodeQOS` a finding holds.
 fn on_which(reason: Reason, first: &str, nodes: usize, all: usize) -> String {
     let others = all.saturating_sub(nodes);
     match (all, others) {
@@ -316,12 +321,12 @@ fn without_counts(mut status: Value) -> Value {
     status
 }
 
-/// One word for how far an edit is; `None`: it is where it should be.
+/// The reason of the condition `RolledOut`; `None` when the roll-out is done.
 const fn rollout_reason(rollout: &Rollout) -> Option<&'static str> {
     Some(match rollout.phase() {
         Phase::Stopped { .. } => STOPPED,
         Phase::Done => return None,
-        Phase::Others { .. } => "Progressing",
+        Phase::Progressing { .. } => "Progressing",
         Phase::Canaries { stuck: 1.., .. } => "NoCanary",
         Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
     })
@@ -336,42 +341,42 @@ fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
     })
 }
 
-/// What `kubectl get` shows: `Canaries, 40 s left`.
+/// The column of `kubectl get`: `Canaries, 40 s left`.
 fn rollout_column(rollout: &Rollout) -> Option<String> {
     let reason = rollout_reason(rollout)?;
-    Some(rollout.left().map_or_else(
+    Some(rollout.remaining().map_or_else(
         || reason.to_owned(),
-        |left| format!("{reason}, {} left", words(left)),
+        |left| format!("{reason}, {} left", format_duration(left)),
     ))
 }
 
-/// How far an edit is, in words.
+/// The progress of a roll-out, as a message.
 pub(super) fn rollout_message(rollout: &Rollout) -> String {
     let canaries = canaries(rollout);
     let size = rollout.size();
     match rollout.phase() {
         Phase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
-            "the edit waits: of the {stuck} nodes that have to try it too, none is Ready with an agent that says it keeps its \
-             rules; see why agents do not run there, or, to send the edit to all {size} nodes untried, annotate the object \
-             with plimsoll.dev/rollout=immediate"
-        ),
-        Phase::Canaries { stuck: 1.., .. } => format!(
-            "the edit waits: of its {size} nodes none is Ready with an agent that says it keeps its rules, so that none \
-             can try it first; see why agents do not run there, or, to send the edit to all nodes untried, annotate \
+            "the edit waits: of the {stuck} nodes that have to try it too, none is Ready with an agent that enforces its \
+             rules; check why agents do not run there, or, to send the edit to all {size} nodes without canaries, annotate \
              the object with plimsoll.dev/rollout=immediate"
         ),
+        Phase::Canaries { stuck: 1.., .. } => format!(
+            "the edit waits: of its {size} nodes none is Ready with an agent that enforces its rules, so that none can be a \
+             canary; check why agents do not run there, or, to send the edit to all nodes without canaries, annotate the \
+             object with plimsoll.dev/rollout=immediate"
+        ),
         Phase::Canaries { .. } | Phase::Watching { .. } => {
-            let left = rollout.left().map(words).unwrap_or_default();
+            let left = rollout.remaining().map(format_duration).unwrap_or_default();
             let from = match rollout.phase() {
                 Phase::Watching { .. } => "more",
-                _ => "from when these keep it",
+                _ => "after they enforce it",
             };
             format!(
                 "the edit is tried on {canaries} first, for {left} {from}; to skip that, annotate the object with \
                  plimsoll.dev/rollout=immediate"
             )
         }
-        Phase::Others { .. } => format!("the edit goes to {size} nodes"),
+        Phase::Progressing { .. } => format!("the edit is going to {size} nodes"),
         Phase::Stopped { acting } => {
             let acting = if acting == 0 {
                 "too many".to_owned()
@@ -379,8 +384,8 @@ pub(super) fn rollout_message(rollout: &Rollout) -> String {
                 acting.to_string()
             };
             format!(
-                "the edit stops at {canaries}, because {acting} of these act since they have it; edit \
-                 the object again, or annotate it with plimsoll.dev/rollout=immediate to go on"
+                "the edit stopped at {canaries}, because {acting} of these act since they enforce it; edit the object \
+                 again, or annotate it with plimsoll.dev/rollout=immediate to continue"
             )
         }
         Phase::Done => format!("all {size} nodes may have the edit"),
@@ -392,7 +397,7 @@ fn canaries(rollout: &Rollout) -> String {
     let names: Vec<&str> = rollout.canaries().iter().map(String::as_str).collect();
     let of = format!("{} of {} nodes", names.len(), rollout.size());
     match &names[..] {
-        few if few.len() <= MOST_NAMED => format!("{of} ({})", few.join(", ")),
+        few if few.len() <= MAX_NAMED => format!("{of} ({})", few.join(", ")),
         _ => of,
     }
 }

@@ -1,67 +1,70 @@
-//! What a node is to keep, as far as edits are released to it.
+//! The target content of a node: the desired content without edits that are not released to it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::super::catalog::{Catalog, Key};
 use super::super::content::Content;
-use super::super::restrain::restrain;
 use super::super::rollout::Rollout;
-use super::{Live, Node};
+use super::super::tightening::withhold;
+use super::{KnownWatermark, Node};
 use crate::engine::policy::PolicySet;
 use crate::ordered;
 
-/// What is kept, what is wanted (each by its address), and which edits are released: most nodes have these in common.
+/// Current and desired content (by address), and which edits are released: most nodes share these.
 type Case = (usize, usize, Vec<bool>);
 
-/// The targets of nodes, each worked out once.
+/// A cache of targets.
 #[derive(Default)]
 pub(super) struct Targets(HashMap<Case, Arc<Content>>);
 
 impl Targets {
-    /// Forgets all: an address may soon be another's.
+    /// Clears the cache: addresses may be reused later.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Of one node.
+    /// The target of one node.
     pub(super) fn of(
         &mut self,
         name: &str,
         node: &Node,
-        live: Option<&Live>,
+        watermark: Option<&KnownWatermark>,
         rollouts: &BTreeMap<Key, Rollout>,
         catalog: &mut Catalog,
     ) -> Arc<Content> {
-        let wanted = &node.class.content;
+        let desired = &node.class.content;
         if rollouts.is_empty() {
-            return Arc::clone(wanted);
+            return Arc::clone(desired);
         }
-        let kept = live.and_then(|live| live.content_for(&node.uid));
+        let current = watermark.and_then(|watermark| watermark.content_for(&node.uid));
         let edits = rollouts.values().map(|rollout| rollout.releases(name));
         let address = |content: &Arc<Content>| Arc::as_ptr(content).addr();
-        let case = (kept.map_or(0, address), address(wanted), edits.collect());
+        let case = (
+            current.map_or(0, address),
+            address(desired),
+            edits.collect(),
+        );
         let target = self.0.entry(case).or_insert_with(|| {
-            let others = kept.is_none().then(|| before(rollouts));
+            let others = current.is_none().then(|| before(rollouts));
             let nothing = PolicySet::default();
-            let kept = kept.map(|kept| &kept.policy);
-            let before = kept.or(others.as_ref()).unwrap_or(&nothing);
+            let current = current.map(|current| &current.policy);
+            let before = current.or(others.as_ref()).unwrap_or(&nothing);
             let released = |key: &Key| {
                 let rollout = rollouts.get(key);
                 rollout.is_none_or(|rollout| rollout.releases(name))
             };
-            let restrained = restrain(before, &wanted.policy, released);
-            if restrained.held.is_empty() {
-                return Arc::clone(wanted);
+            let staged = withhold(before, &desired.policy, released);
+            if staged.withheld.is_empty() {
+                return Arc::clone(desired);
             }
-            catalog.contents().of(restrained.policy)
+            catalog.contents().of(staged.policy)
         });
         Arc::clone(target)
     }
 }
 
-/// What others keep of the objects whose edits are on their way: a node that keeps nothing yet, or nothing any more, is
-/// to keep that too.
+/// The policies before the edits in progress, for a node without a `NodeWatermark`.
 fn before(rollouts: &BTreeMap<Key, Rollout>) -> PolicySet {
     let mut policy = PolicySet::default();
     for rollout in rollouts.values() {

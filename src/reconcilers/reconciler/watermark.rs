@@ -1,4 +1,4 @@
-//! What is kept in memory of one `NodeWatermark`.
+//! The parts of a `NodeWatermark` that stay in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,120 +7,121 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::super::catalog::Key;
 use super::super::content::{Content, Contents};
-use super::super::wire::{Watermark, sources_print};
+use super::super::wire::{Watermark, sources_fingerprint};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 use crate::ordered;
 
-/// One `NodeWatermark` as it was last seen.
+/// One `NodeWatermark` as last seen.
 #[derive(Clone, Debug, Default)]
-pub struct Live {
+pub struct KnownWatermark {
     /// UID of the object.
     pub uid: String,
     generation: i64,
-    /// Of what stands in the spec; `None` where it is not what the field `hash` says: somebody else wrote it.
+    /// The hash of the spec; `None` if it differs from the field `hash`, because another writer changed the spec.
     pub hash: Option<Hash>,
     /// `spec.softenScheduling`.
-    pub softened: bool,
+    pub soften_scheduling: bool,
     node_uid: String,
     content: Option<Arc<Content>>,
-    /// Tells one `spec.sources` from another.
+    /// Fingerprint of `spec.sources`.
     sources: u64,
-    /// Its agent says that it keeps this spec.
-    pub(super) keeps: bool,
-    status_print: u64,
+    /// Its agent enforces this spec.
+    pub(super) enforced: bool,
+    status_fingerprint: u64,
     pub(super) status: Arc<Status>,
 }
 
-/// What is used of the status.
+/// The parts of the status that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Status {
-    /// The hash of the spec that the agent keeps; `None` where there is none, or it says that it is not Ready.
+    /// The hash of the spec that the agent enforces; `None` if there is no agent or it is not Ready.
     observed: Option<Box<str>>,
-    /// Our taint with effect `NoSchedule` is on the node.
-    pub(super) closed: bool,
-    /// Our taint is on the node, whatever its effect.
-    pub(super) disabled: bool,
-    /// Pods that are throttled.
+    /// The node has our taint with effect `NoSchedule`.
+    pub(super) no_schedule: bool,
+    /// The node has our taint, with any effect.
+    pub(super) scheduling_disabled: bool,
+    /// Throttled pods.
     pub(super) throttled: usize,
     /// Pods are throttled, or were evicted in the last hour.
     pub(super) acts_on_pods: bool,
-    /// The `NodeQOS` of which some Preview rule would act.
+    /// The `NodeQOS` with a Preview rule that would act.
     pub(super) would: BTreeSet<String>,
-    /// Each rule that is Breached or Cooling.
+    /// The rules that are Breached or Cooling.
     pub(super) active: BTreeMap<String, Active>,
-    /// How many pods each `PodQOS` matches; one that is not there is not known.
+    /// Matched pods by `PodQOS`; absent if unknown.
     pub(super) matched: BTreeMap<String, i64>,
 }
 
 /// A rule that is Breached or Cooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Active {
-    /// Its value over its mark: 1.2 is 20 % over.
-    over: f64,
-    /// It acts: its strategy, as its agent keeps it, is not `Preview`.
+    /// Its value/threshold: 1.2 is 20 % above.
+    ratio: f64,
+    /// It acts: the agent enforces it with another strategy than `Preview`.
     acts: bool,
 }
 
-impl Live {
-    /// Reads an object; what can't be read is as if somebody else wrote it. `before` is how it was seen before.
+impl KnownWatermark {
+    /// From an object; one that can't be decoded counts as written by another writer. `before` is the previous version.
     pub(super) fn of(seen: &Watermark, contents: &mut Contents, before: Option<&Self>) -> Self {
-        let known = contents.read(&seen.blocks);
-        let hash = known.parts.hash(&seen.node_uid, seen.softened);
-        let ours = hash.to_string() == seen.hash && !seen.more;
-        let status_print = seen.status_print();
+        let decoded = contents.decode(&seen.blocks);
+        let hash = decoded.parts.hash(&seen.node_uid, seen.soften_scheduling);
+        let ours = hash.to_string() == seen.hash && !seen.has_unknown_fields;
+        let status_fingerprint = seen.status_fingerprint();
         let status = match before {
-            Some(before) if before.status_print == status_print => Arc::clone(&before.status),
+            Some(before) if before.status_fingerprint == status_fingerprint => {
+                Arc::clone(&before.status)
+            }
             _ => Arc::new(Status::of(seen.status())),
         };
         Self {
             uid: seen.uid.clone(),
             generation: seen.generation,
             hash: ours.then_some(hash),
-            keeps: ours && status.observed.as_deref() == Some(&*seen.hash),
-            softened: seen.softened,
+            enforced: ours && status.observed.as_deref() == Some(&*seen.hash),
+            soften_scheduling: seen.soften_scheduling,
             sources: seen.sources,
             node_uid: seen.node_uid.clone(),
-            content: known.content.filter(|_| ours),
-            status_print,
+            content: decoded.content.filter(|_| ours),
+            status_fingerprint,
             status,
         }
     }
 
-    /// What a node of this UID keeps by it.
+    /// The content, if it is for a node with this UID.
     pub(super) fn content_for(&self, node_uid: &str) -> Option<&Arc<Content>> {
         let content = self.content.as_ref();
         content.filter(|_| self.node_uid == node_uid)
     }
 
-    /// Whether it was written since each of these was edited last. An edit that changes nothing on the node is no reason
-    /// to write.
+    /// Whether it was written from these versions of the sources. (An edit that changes nothing on the node causes no write.)
     pub(super) fn was_written_from(&self, sources: &[String]) -> bool {
-        self.sources == sources_print(sources)
+        self.sources == sources_fingerprint(sources)
     }
 
-    /// Whether this was seen after `other`: a watch may lag behind the answer to a write.
+    /// Whether this is newer than `other`: a watch may lag behind the response to a write.
     pub(super) fn is_newer_than(&self, other: &Watermark) -> bool {
         self.uid == other.uid && self.generation > other.generation
     }
 
-    /// Whether the agent has written since.
-    pub(super) const fn said_the_same(&self, now: &Self) -> bool {
-        self.status_print == now.status_print
+    /// Whether the agent has not written since.
+    pub(super) const fn has_same_status(&self, now: &Self) -> bool {
+        self.status_fingerprint == now.status_fingerprint
     }
 
-    /// Whether somebody else has written since.
-    pub(super) fn was_ours_before(&self, now: &Self) -> bool {
+    /// Whether another writer has changed the spec since.
+    pub(super) fn was_edited(&self, now: &Self) -> bool {
         self.uid == now.uid && self.hash.is_some() && now.hash.is_none()
     }
 
-    /// Whether an agent tells what it does on the node.
-    pub(super) fn speaks(&self) -> bool {
+    /// Whether an agent reports its state in the status.
+    pub(super) fn has_agent(&self) -> bool {
         self.status.observed.is_some()
     }
 
-    /// Whether the node acts for an object. A rule that only reports does not.
+    /// Whether the node acts for an object. A Preview rule does not act.
     pub(super) fn acts(&self, key: &Key) -> bool {
         if key.0 == Kind::PodQos {
             return self.status.acts_on_pods;
@@ -134,16 +135,20 @@ impl Live {
         self.status.active.keys().map(|rule| source(rule)).collect()
     }
 
-    /// The largest value over mark of the rules of `policy` that want the node closed; `None` where none does. One that
-    /// only reports so far is about to want it, where `released` says that the node may have the edit of its `NodeQOS`.
-    pub(super) fn over(&self, policy: &PolicySet, released: impl Fn(&str) -> bool) -> Option<f64> {
-        let over = |(id, active): (&String, &Active)| {
+    /// The largest value/threshold of the rules of `policy` that want the node unschedulable; `None` if none does. A Preview rule counts
+    /// if the node is about to enforce it: `released` says whether the node may have the edit of its `NodeQOS`.
+    pub(super) fn threshold_ratio(
+        &self,
+        policy: &PolicySet,
+        released: impl Fn(&str) -> bool,
+    ) -> Option<f64> {
+        let ratio = |(id, active): (&String, &Active)| {
             let rule = policy.rules.binary_search_by(|rule| (*rule.id.0).cmp(id));
             let rule = policy.rules.get(rule.ok()?)?;
-            (closes(rule) && (active.acts || released(source(id)))).then_some(active.over)
+            (is_no_schedule(rule) && (active.acts || released(source(id)))).then_some(active.ratio)
         };
         let active = self.status.active.iter();
-        active.filter_map(over).max_by(f64::total_cmp)
+        active.filter_map(ratio).max_by(f64::total_cmp)
     }
 }
 
@@ -152,15 +157,15 @@ fn source(rule: &str) -> &str {
     rule.split_once('/').map_or(rule, |(name, _)| name)
 }
 
-/// Whether a rule closes its node.
-pub(super) fn closes(rule: &Rule) -> bool {
+/// Whether a rule makes its node unschedulable.
+pub(super) fn is_no_schedule(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce && rule.action.scheduling == Some(TaintEffect::NoSchedule)
 }
 
 impl Active {
     fn of(rule: &RuleStatus) -> Self {
         Self {
-            over: rule.value.unwrap_or(0.0) / rule.mark,
+            ratio: rule.value.unwrap_or(0.0) / rule.mark,
             acts: rule.strategy != "Preview",
         }
     }
@@ -174,8 +179,8 @@ impl Status {
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
         let policies = status.pod_policies.iter();
-        // Rules that can't be judged are kept all the same: an edit has to reach them.
-        let ended = |it: &Condition| {
+        // Rules that can't be evaluated are enforced all the same: an edit has to reach them.
+        let not_ready = |it: &Condition| {
             it.type_ == condition::READY
                 && it.status == "False"
                 && it.reason != condition::NONE_JUDGED
@@ -183,10 +188,10 @@ impl Status {
         let observed = status.observed_hash.as_deref();
         Self {
             observed: observed
-                .filter(|_| !status.conditions.iter().any(ended))
+                .filter(|_| !status.conditions.iter().any(not_ready))
                 .map(Box::from),
-            closed: scheduling.is_some_and(|it| it.state == scheduling::NO_SCHEDULE),
-            disabled: scheduling.is_some_and(SchedulingStatus::is_disabled),
+            no_schedule: scheduling.is_some_and(|it| it.state == scheduling::NO_SCHEDULE),
+            scheduling_disabled: scheduling.is_some_and(SchedulingStatus::is_disabled),
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
@@ -203,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_can_judge_no_rule_has_taken_the_edit_and_one_that_keeps_others_has_not() {
+    fn an_agent_that_cannot_evaluate_rules_has_the_edit_unlike_one_with_old_rules() {
         let observed = |status: &str, reason: &str| {
             let ready = json!({
                 "type": "Ready", "status": status, "reason": reason, "message": "",
@@ -214,8 +219,8 @@ mod tests {
             Status::of(&status).observed
         };
         assert_eq!(observed("True", "RulesKept").as_deref(), Some("abc"));
-        let unjudged = observed("False", condition::NONE_JUDGED);
-        assert_eq!(unjudged.as_deref(), Some("abc"));
+        let unevaluated = observed("False", condition::NONE_JUDGED);
+        assert_eq!(unevaluated.as_deref(), Some("abc"));
         assert_eq!(observed("False", "LastRulesHeld"), None);
     }
 }

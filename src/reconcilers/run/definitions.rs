@@ -1,4 +1,4 @@
-//! Whether the API server has our definitions, and of this version: else it drops what we write.
+//! Checks that the API server has our definitions in this version; otherwise it would drop fields that we write.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,37 +14,44 @@ use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call};
 use crate::crd::{KubernetesVersion, definitions, missing_fields};
 
-/// How often is looked while all is well, and while something is missing.
-const SELDOM: Duration = Duration::from_mins(1);
-const OFTEN: Duration = Duration::from_secs(10);
-/// At most so many fields are named.
-const MOST_NAMED: usize = 5;
+/// Check interval, and the shorter one while something is missing.
+const CHECK_INTERVAL: Duration = Duration::from_mins(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Missing fields to name.
+const MAX_NAMED: usize = 5;
 
-/// Looks for ever, and says in the probes what is missing.
+/// Checks forever, and reports in the probes what is missing.
 pub(super) async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
     loop {
-        let mut well = true;
+        let mut complete = true;
         for definition in definitions() {
             let kind = definition.spec.names.kind.clone();
-            let lacks = look(&client, &definition).await.unwrap_or_else(|error| {
-                // Nothing is known: the watches say what is wrong with the API server.
-                tracing::debug!(kind, %error, "failed to read which fields are served");
-                None
-            });
+            let lacks = check_one(&client, &definition)
+                .await
+                .unwrap_or_else(|error| {
+                    // Unknown: the watches report what is wrong with the API server.
+                    tracing::debug!(kind, %error, "failed to read which fields are served");
+                    None
+                });
             if let Some(lacks) = &lacks {
                 tracing::error!(kind, "{lacks}");
-                well = false;
+                complete = false;
             }
-            metrics.defined(kind, lacks);
+            metrics.definition_checked(kind, lacks);
         }
-        // An API server goes on describing a definition for a while after it was deleted: a list that fails says more.
-        let calm = well && !metrics.is_waiting();
-        tokio::time::sleep(jittered(if calm { SELDOM } else { OFTEN })).await;
+        // The API server describes a deleted definition for a while; a failing list shows it sooner.
+        let is_normal = complete && !metrics.is_waiting();
+        let interval = if is_normal {
+            CHECK_INTERVAL
+        } else {
+            RETRY_INTERVAL
+        };
+        tokio::time::sleep(jittered(interval)).await;
     }
 }
 
-/// What a definition lacks, in words.
-async fn look(
+/// What a definition lacks, as a message.
+async fn check_one(
     client: &Client,
     definition: &CustomResourceDefinition,
 ) -> Result<Option<String>, CallError> {
@@ -63,7 +70,7 @@ async fn look(
         None => "the definition is not installed".to_owned(),
         Some(missing) if missing.is_empty() => return Ok(None),
         Some(missing) => format!(
-            "the definition is of another version of plimsoll, and lacks {}",
+            "the definition is from another version of plimsoll and lacks {}",
             list(&missing)
         ),
     };
@@ -73,7 +80,7 @@ async fn look(
     )))
 }
 
-/// Of the cluster; where it does not tell, the newest.
+/// The cluster's version; the newest if unknown.
 async fn version_of(client: &Client) -> KubernetesVersion {
     let version = call(client.apiserver_version()).await.ok();
     version
@@ -82,7 +89,7 @@ async fn version_of(client: &Client) -> KubernetesVersion {
 }
 
 fn list(fields: &[String]) -> String {
-    let named = &fields[..fields.len().min(MOST_NAMED)];
+    let named = &fields[..fields.len().min(MAX_NAMED)];
     match fields.len() - named.len() {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),

@@ -1,23 +1,23 @@
-//! Work that is sent out so much at a time; what comes meanwhile waits for its turn.
+//! A bounded queue of tasks with limited concurrency.
 
 use std::collections::VecDeque;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 
-/// At most so much is under way.
-const MOST_RUNNING: usize = 64;
-/// At most so much waits.
-const MOST_WAITING: usize = 4096;
+/// Tasks running at a time.
+const MAX_RUNNING: usize = 64;
+/// Tasks waiting.
+const MAX_WAITING: usize = 4096;
 
-/// Work that comes to its end with a `T`.
-pub(super) struct Outbox<T> {
+/// Tasks that return a `T`.
+pub(super) struct TaskQueue<T> {
     running: FuturesUnordered<BoxFuture<'static, T>>,
     waiting: VecDeque<BoxFuture<'static, T>>,
 }
 
-impl<T> Outbox<T> {
-    /// Nothing to do yet.
+impl<T> TaskQueue<T> {
+    /// An empty queue.
     pub(super) fn new() -> Self {
         Self {
             running: FuturesUnordered::new(),
@@ -25,35 +25,35 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Takes more work; false: too much waits already, and it is dropped.
-    pub(super) fn push(&mut self, work: BoxFuture<'static, T>) -> bool {
-        if self.waiting.len() >= MOST_WAITING {
+    /// Adds a task; `false`: the queue is full and the task was dropped.
+    pub(super) fn push(&mut self, task: BoxFuture<'static, T>) -> bool {
+        if self.waiting.len() >= MAX_WAITING {
             return false;
         }
-        self.waiting.push_back(work);
-        self.begin();
+        self.waiting.push_back(task);
+        self.start();
         true
     }
 
-    /// Gives up all that has not come to its end.
+    /// Cancels all tasks.
     pub(super) fn clear(&mut self) {
         self.running.clear();
         self.waiting.clear();
     }
 
-    fn begin(&mut self) {
-        while self.running.len() < MOST_RUNNING {
-            let Some(work) = self.waiting.pop_front() else {
+    fn start(&mut self) {
+        while self.running.len() < MAX_RUNNING {
+            let Some(task) = self.waiting.pop_front() else {
                 return;
             };
-            self.running.push(work);
+            self.running.push(task);
         }
     }
 
-    /// What comes to its end next; `None` where nothing is under way.
+    /// The result of the next finished task; `None` if none is running.
     pub(super) async fn next(&mut self) -> Option<T> {
         let done = self.running.next().await;
-        self.begin();
+        self.start();
         done
     }
 }
@@ -68,22 +68,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_comes_at_once_is_all_done_64_at_a_time() {
-        let mut outbox = Outbox::new();
+    async fn a_burst_is_processed_64_at_a_time() {
+        let mut queue = TaskQueue::new();
         let running = Arc::new(AtomicUsize::new(0));
         for number in 0..200 {
             let running = Arc::clone(&running);
             let work = async move {
-                let most = running.fetch_add(1, Relaxed) + 1;
+                let concurrent = running.fetch_add(1, Relaxed) + 1;
                 tokio::task::yield_now().await;
                 running.fetch_sub(1, Relaxed);
-                (number, most)
+                (number, concurrent)
             };
-            assert!(outbox.push(work.boxed()));
+            assert!(queue.push(work.boxed()));
         }
         let mut done = Vec::new();
-        while let Some((number, most)) = outbox.next().await {
-            assert!(most <= MOST_RUNNING, "{most} at a time");
+        while let Some((number, concurrent)) = queue.next().await {
+            assert!(concurrent <= MAX_RUNNING, "{concurrent} at a time");
             done.push(number);
         }
         done.sort_unstable();
@@ -91,22 +91,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_given_up_never_comes_to_its_end() {
-        let mut outbox = Outbox::new();
+    async fn cancelled_tasks_never_finish() {
+        let mut queue = TaskQueue::new();
         for number in 0..200 {
-            assert!(outbox.push(std::future::ready(number).boxed()));
+            assert!(queue.push(std::future::ready(number).boxed()));
         }
-        outbox.clear();
-        assert_eq!(outbox.next().await, None);
-        assert!(outbox.push(std::future::ready(200).boxed()));
-        assert_eq!(outbox.next().await, Some(200));
+        queue.clear();
+        assert_eq!(queue.next().await, None);
+        assert!(queue.push(std::future::ready(200).boxed()));
+        assert_eq!(queue.next().await, Some(200));
     }
 
     #[test]
-    fn what_waits_is_bounded() {
-        let mut outbox = Outbox::new();
-        let all = MOST_RUNNING + MOST_WAITING;
-        assert!((0..all).all(|_| outbox.push(std::future::ready(()).boxed())));
-        assert!(!outbox.push(std::future::ready(()).boxed()));
+    fn the_queue_is_bounded() {
+        let mut queue = TaskQueue::new();
+        let all = MAX_RUNNING + MAX_WAITING;
+        assert!((0..all).all(|_| queue.push(std::future::ready(()).boxed())));
+        assert!(!queue.push(std::future::ready(()).boxed()));
     }
 }

@@ -1,4 +1,4 @@
-//! From the changes of one kind to the world.
+//! The watches: feeds changes of each kind to the reconciler and to the metrics API.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use kube::{Api, Client};
 use serde_json::Value;
 
 use super::super::lease::LeaseObject;
-use super::super::wire::{NodeObject, NodeSeen, Watermark, WatermarkObject};
-use super::super::world::World;
+use super::super::reconciler::Reconciler;
+use super::super::wire::{NodeObject, ObservedNode, Watermark, WatermarkObject};
 use crate::cluster::nodes;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
@@ -17,11 +17,11 @@ use crate::engine::time::BootTime;
 use crate::metrics_api::Feed;
 use crate::metrics_api::compose::NodeKnown;
 
-/// Objects in one page of a list: a `NodeWatermark` may have 40 kB.
-const NODES: u32 = 500;
-const WATERMARKS: u32 = 100;
+/// Objects per page of a list; a `NodeWatermark` may have 40 kB.
+const PAGE: u32 = 500;
+const WATERMARK_PAGE: u32 = 100;
 
-/// What is watched.
+/// A watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Policy(Kind),
@@ -30,7 +30,7 @@ pub(super) enum Source {
     Leases,
 }
 
-/// An object of one of them.
+/// An object of a watched kind.
 pub(super) enum Item {
     Policy(Kind, Value),
     Node(Box<NodeObject>),
@@ -57,26 +57,26 @@ impl Source {
         }
     }
 
-    /// Whether nothing can be done before its objects are known. Without Leases agents are heard by what they write.
-    pub(super) const fn is_needed(self) -> bool {
+    /// Whether the controller has to know its objects before it acts. Without Leases, agents are seen by what they write.
+    pub(super) const fn is_required(self) -> bool {
         !matches!(self, Self::Leases)
     }
 
-    /// Whether its changes change what is compiled.
+    /// Whether its changes affect compilation.
     pub(super) const fn is_compiled(self) -> bool {
         !matches!(self, Self::Watermarks | Self::Leases)
     }
 
-    /// It can't be seen: what agents do meanwhile is not known.
-    pub(super) fn is_blind(self, world: &mut World) {
+    /// The watch was interrupted: updates of agents may have been missed.
+    pub(super) fn interrupted(self, reconciler: &mut Reconciler) {
         match self {
-            Self::Nodes | Self::Watermarks => world.missed(),
-            Self::Leases => world.missed_leases(),
+            Self::Nodes | Self::Watermarks => reconciler.watch_interrupted(),
+            Self::Leases => reconciler.lease_watch_interrupted(),
             Self::Policy(_) => {}
         }
     }
 
-    /// All changes; `leases` are those of agents.
+    /// Watches it; `leases` are the agents'.
     pub(super) fn watch(
         self,
         client: Client,
@@ -88,14 +88,14 @@ impl Source {
                 .boxed(),
             Self::Nodes => {
                 let nodes = resource("", "v1", "Node", "nodes");
-                watch::labelled_as(client, &nodes, NODES, nodes::KEPT)
+                watch::labelled_as(client, &nodes, PAGE, nodes::KEPT)
                     .map(|change| change.map(|node| Item::Node(Box::new(node))))
                     .boxed()
             }
-            Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARKS)
+            Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARK_PAGE)
                 .map(|change| change.map(|object| Item::Watermark(Box::new(object))))
                 .boxed(),
-            Self::Leases => watch::objects(leases.clone(), NODES)
+            Self::Leases => watch::objects(leases.clone(), PAGE)
                 .map(|change| change.map(|object| Item::Lease(Box::new(object))))
                 .boxed(),
         }
@@ -111,19 +111,19 @@ pub(super) fn watermark_resource() -> ApiResource {
     resource(group, "v1alpha1", "NodeWatermark", "nodewatermarks")
 }
 
-/// The objects of one kind: only their names, so that a new list shows which are gone.
-pub(super) struct Store {
+/// The watch of one kind. Remembers names, so that a new list shows which objects are gone.
+pub(super) struct Watch {
     pub(super) source: Source,
     known: BTreeSet<String>,
     listed: Option<BTreeSet<String>>,
-    /// All objects were there once.
+    /// All objects were listed once.
     pub(super) complete: bool,
 }
 
-impl Store {
-    /// Whether nothing has to be awaited of it before the controller acts.
+impl Watch {
+    /// Whether its objects are known, as far as required.
     pub(super) fn is_known(&self) -> bool {
-        self.complete || !self.source.is_needed()
+        self.complete || !self.source.is_required()
     }
 
     pub(super) const fn new(source: Source) -> Self {
@@ -135,11 +135,11 @@ impl Store {
         }
     }
 
-    /// Tells the world, and those who serve `NodeMetrics`, of a change. True when all objects are there now.
+    /// Passes a change on to the reconciler and the metrics API. Returns whether the list is now complete.
     pub(super) fn take(
         &mut self,
         change: Change<Item>,
-        world: &mut World,
+        reconciler: &mut Reconciler,
         mut feed: Option<&mut Feed>,
         now: BootTime,
     ) -> bool {
@@ -150,19 +150,19 @@ impl Store {
                     listed.insert(name.clone());
                 }
                 let is_listed = self.listed.is_some();
-                apply(&name, object, is_listed, world, feed, now);
+                apply(&name, object, is_listed, reconciler, feed, now);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
                 self.known.remove(&name);
-                self.delete(&name, world, feed.as_deref_mut());
+                self.delete(&name, reconciler, feed.as_deref_mut());
             }
             Change::Complete => {
                 let listed = self.listed.take().unwrap_or_default();
                 let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
                 for name in gone {
                     self.known.remove(&name);
-                    self.delete(&name, world, feed.as_deref_mut());
+                    self.delete(&name, reconciler, feed.as_deref_mut());
                 }
                 self.complete = true;
                 match (self.source, feed) {
@@ -177,7 +177,7 @@ impl Store {
         false
     }
 
-    fn delete(&self, name: &str, world: &mut World, feed: Option<&mut Feed>) {
+    fn delete(&self, name: &str, reconciler: &mut Reconciler, feed: Option<&mut Feed>) {
         if let Some(feed) = feed {
             match self.source {
                 Source::Policy(_) => {}
@@ -187,10 +187,10 @@ impl Store {
             }
         }
         match self.source {
-            Source::Policy(kind) => world.delete_policy(kind, name),
-            Source::Nodes => world.delete_node(name),
-            Source::Watermarks => world.delete_live(name),
-            Source::Leases => world.delete_lease(name),
+            Source::Policy(kind) => reconciler.delete_policy(kind, name),
+            Source::Nodes => reconciler.delete_node(name),
+            Source::Watermarks => reconciler.delete_watermark(name),
+            Source::Leases => reconciler.delete_lease(name),
         }
     }
 }
@@ -199,16 +199,16 @@ fn apply(
     name: &str,
     object: Item,
     is_listed: bool,
-    world: &mut World,
+    reconciler: &mut Reconciler,
     feed: Option<&mut Feed>,
     now: BootTime,
 ) {
     match object {
         Item::Policy(kind, mut object) => {
-            // Items of a list come without them.
+            // Items of a list lack these.
             object["apiVersion"] = crd::API_VERSION.into();
             object["kind"] = kind.name().into();
-            world.apply_policy(kind, name, &object);
+            reconciler.apply_policy(kind, name, &object);
         }
         Item::Node(node) => {
             let created = node.metadata.creation_timestamp.clone();
@@ -216,7 +216,7 @@ fn apply(
                 .status
                 .as_ref()
                 .map(|status| status.boot_id().to_owned());
-            let seen = NodeSeen::of(*node);
+            let seen = ObservedNode::of(*node);
             if let Some(feed) = feed {
                 let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
                 let known = NodeKnown {
@@ -227,7 +227,7 @@ fn apply(
                 };
                 feed.node(name, Some(known));
             }
-            world.apply_node(name, seen);
+            reconciler.apply_node(name, seen);
         }
         Item::Watermark(object) => {
             let seen = Watermark::of(*object);
@@ -235,16 +235,16 @@ fn apply(
                 feed.watermark(name, Some(seen.status()));
             }
             if is_listed {
-                world.list_live(name, &seen);
+                reconciler.apply_listed_watermark(name, &seen);
             } else {
-                world.apply_live(name, &seen);
+                reconciler.apply_watermark(name, &seen);
             }
         }
         Item::Lease(object) => {
             if let Some(feed) = feed {
                 feed.heartbeat(name, object.heartbeat());
             }
-            world.apply_lease(name, object.renewal(), now);
+            reconciler.apply_lease(name, object.state(), now);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Writes to the API server: server-side apply in the name of one field manager.
+//! Carries out operations on the API server; writes use server-side apply with one field manager.
 
 use kube::api::{
     DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, ValidationDirective,
@@ -7,17 +7,17 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::super::catalog::Key;
-use super::super::content::Wanted;
-use super::super::lease::{LeaseObject, Renewal};
+use super::super::content::DesiredSpec;
+use super::super::lease::{LeaseObject, LeaseState};
+use super::super::reconciler::{Operation, StatusWrite};
 use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
-use super::super::world::{StatusWrite, Write};
-use super::store::{policy_resource, watermark_resource};
+use super::watches::{policy_resource, watermark_resource};
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::crd::API_VERSION;
 
-/// A write came to its end.
-pub(super) enum Done {
+/// The outcome of an operation.
+pub(super) enum Outcome {
     Watermark {
         node: String,
         outcome: Result<Option<Box<Watermark>>, CallError>,
@@ -26,19 +26,19 @@ pub(super) enum Done {
         key: Key,
         outcome: Result<(), CallError>,
     },
-    /// The Lease of an agent that seemed silent.
-    Asked {
+    /// The Lease of an agent that seemed unresponsive.
+    LeaseRead {
         node: String,
-        outcome: Result<Option<Renewal>, CallError>,
+        outcome: Result<Option<LeaseState>, CallError>,
     },
-    /// The marks of a silent agent on its node: whether there were any.
-    Opened {
+    /// Whether the node had our taint or condition.
+    TaintRemoved {
         node: String,
         outcome: Result<bool, TaintError>,
     },
 }
 
-/// A field that the definition does not have is refused: were it dropped, the object would never be as it should be.
+/// Strict: if the API server dropped unknown fields, the object would never match.
 fn params() -> PatchParams {
     PatchParams {
         field_validation: Some(ValidationDirective::Strict),
@@ -46,39 +46,47 @@ fn params() -> PatchParams {
     }
 }
 
-/// Carries out one write; `leases` are those of agents.
-pub(super) async fn carry_out(client: Client, leases: Api<LeaseObject>, write: Write) -> Done {
-    match write {
-        Write::Apply { node, spec } => Done::Watermark {
+/// Carries out one operation; `leases` are the agents'.
+pub(super) async fn carry_out(
+    client: Client,
+    leases: Api<LeaseObject>,
+    operation: Operation,
+) -> Outcome {
+    match operation {
+        Operation::Apply { node, spec } => Outcome::Watermark {
             outcome: apply(client, &node, &spec).await.map(Some),
             node,
         },
-        Write::Delete { node, uid } => Done::Watermark {
+        Operation::Delete { node, uid } => Outcome::Watermark {
             outcome: delete(client, &node, uid).await.map(|()| None),
             node,
         },
-        Write::Ask { node } => {
+        Operation::ReadLease { node } => {
             let lease = found(call(leases.get(&node)).await);
-            Done::Asked {
-                outcome: lease.map(|lease| lease.map(LeaseObject::renewal)),
+            Outcome::LeaseRead {
+                outcome: lease.map(|lease| lease.map(LeaseObject::state)),
                 node,
             }
         }
-        Write::Open { node, uid } => Done::Opened {
-            outcome: open(&client, &node, &uid).await,
+        Operation::RemoveTaint { node, uid } => Outcome::TaintRemoved {
+            outcome: remove_taint(&client, &node, &uid).await,
             node,
         },
     }
 }
 
-async fn apply(client: Client, node: &str, spec: &Wanted) -> Result<Box<Watermark>, CallError> {
+async fn apply(
+    client: Client,
+    node: &str,
+    spec: &DesiredSpec,
+) -> Result<Box<Watermark>, CallError> {
     let api: Api<WatermarkObject> = Api::all_with(client, &watermark_resource());
     let body = watermark(node, spec);
     let object = call(stored(api.patch(node, &params(), &Patch::Apply(&body)))).await?;
     Ok(Box::new(Watermark::of(object)))
 }
 
-/// Gone already, or made anew with another UID, is as good as deleted.
+/// Succeeds also if the object is gone or was created again with another UID.
 async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError> {
     let api: Api<DynamicObject> = Api::all_with(client, &watermark_resource());
     let params = DeleteParams::default().preconditions(Preconditions {
@@ -91,17 +99,17 @@ async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError
     }
 }
 
-/// Takes our marks away. A node that is gone, or another of its name, has none of ours.
-async fn open(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
-    let seen = match taint::read(client, node).await {
-        Ok(seen) if seen.uid == uid => seen,
+/// Removes our taint and condition. Does nothing if the node is gone or was replaced.
+async fn remove_taint(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
+    let node = match taint::read(client, node).await {
+        Ok(node) if node.uid == uid => node,
         Ok(_) | Err(TaintError::NoNode(_)) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let marked = seen.is_marked();
-    // Where it is gone or another meanwhile, the next try finds that.
-    taint::keep(client, seen, Bearing::Nothing).await?;
-    Ok(marked)
+    let was_tainted = node.is_marked();
+    // If it was deleted or replaced in the meantime, the next attempt finds that.
+    taint::keep(client, node, Bearing::Nothing).await?;
+    Ok(was_tainted)
 }
 
 #[derive(Debug, serde::Serialize)]
@@ -110,10 +118,10 @@ struct Body<'a> {
     api_version: &'static str,
     kind: &'static str,
     metadata: Value,
-    spec: &'a Wanted,
+    spec: &'a DesiredSpec,
 }
 
-fn watermark<'a>(node: &str, spec: &'a Wanted) -> Body<'a> {
+fn watermark<'a>(node: &str, spec: &'a DesiredSpec) -> Body<'a> {
     let owner = json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": spec.node_uid});
     Body {
         api_version: "plimsoll.dev/v1alpha1",
@@ -124,7 +132,7 @@ fn watermark<'a>(node: &str, spec: &'a Wanted) -> Body<'a> {
 }
 
 /// Writes the status of one policy object.
-pub(super) async fn status(client: Client, write: StatusWrite) -> Done {
+pub(super) async fn status(client: Client, write: StatusWrite) -> Outcome {
     let StatusWrite { key, status } = write;
     let api: Api<DynamicObject> = Api::all_with(client, &policy_resource(key.0));
     let body = json!({
@@ -136,7 +144,7 @@ pub(super) async fn status(client: Client, write: StatusWrite) -> Done {
     let patch = Patch::Apply(&body);
     let params = params();
     let outcome = call(stored(api.patch_status(&key.1, &params, &patch))).await;
-    Done::Status {
+    Outcome::Status {
         key,
         outcome: outcome.map(drop),
     }

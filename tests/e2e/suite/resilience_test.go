@@ -622,7 +622,7 @@ func TestANodeWatermarkChangedByHandIsMadeAnew(t *testing.T) {
 			what, told string
 			change     func() error
 		}{
-			{"edited", "WatermarkEdited: its NodeWatermark was edited by " + editor + " and is made anew", func() error {
+			{"edited", "WatermarkEdited: its NodeWatermark was edited by " + editor + " and is reverted", func() error {
 				_, err := objects.Resource(nodeWatermarks).Patch(background, node, types.MergePatchType, []byte(`{"spec":{"rules":[]}}`), metav1.PatchOptions{FieldManager: editor})
 				return err
 			}},
