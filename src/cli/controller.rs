@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::eviction_budgets::EvictionArgs;
-use super::{LEASE_NAMESPACE, duration, logging, runtime, watchdog};
+use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::evictions;
@@ -40,7 +40,7 @@ and stops there when more than 20 % of these newly act; deleting and loosening g
 are Ready with an agent that reports can be the first; where there is none the edit waits, and the condition RolledOut \
 says so. To send an edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
-Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start, 3 was ended by --watchdog.";
+Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start.";
 
 /// Arguments of `plimsoll controller`.
 #[derive(Debug, clap::Args)]
@@ -134,17 +134,6 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
     silent_agent_after: Duration,
 
-    /// Run as the child of a process that ends it (exit status 3) when it stands still for 4.5 s, as by SIGSTOP or a
-    /// debugger: whoever watches NodeMetrics there then finds another replica, rather than waiting for as long. For where
-    /// something starts it again, such as a kubelet
-    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
-    #[arg(long)]
-    watchdog: bool,
-
-    /// For --watchdog, which starts its child so
-    #[arg(long, hide = true, overrides_with = "watchdog")]
-    watched: bool,
-
     /// For tests: takes a shorter --silent-agent-after, at which living agents count as dead
     #[arg(long, hide = true)]
     short_silence: bool,
@@ -226,12 +215,6 @@ impl Args {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    if args.watchdog {
-        return watchdog::supervise();
-    }
-    if args.watched {
-        watchdog::beat()?;
-    }
     runtime::start()?.block_on(control(args))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,7 @@
 //! The event loop: feeds the reconciler from watches, and carries out what it plans.
 
 mod definitions;
+mod probes;
 mod task_queue;
 mod watches;
 mod write;
@@ -32,7 +33,7 @@ use crate::cluster::watch::Change;
 use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Feed, Serving, StartError};
-use crate::serve::{self, ServeError};
+use crate::serve::ServeError;
 use task_queue::TaskQueue;
 use watches::{Item, Source, Watch};
 use write::Outcome;
@@ -76,6 +77,9 @@ pub enum RunError {
     /// The address of probes and metrics can't be listened on.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// The thread of probes and metrics can't be started.
+    #[error("failed to start the thread of probes and metrics")]
+    Thread(#[from] std::io::Error),
     /// The `NodeMetrics` can't be served.
     #[error(transparent)]
     MetricsApi(#[from] StartError),
@@ -93,7 +97,7 @@ pub async fn run(
 ) -> Result<(), RunError> {
     metrics.loop_turned(clock::now());
     let client = server.client(Arc::clone(&metrics) as _)?;
-    let listener = serve::listen(options.listen)?;
+    let probes = probes::serve(options.listen, Arc::clone(&metrics))?;
     let Options {
         namespace,
         lease,
@@ -128,20 +132,19 @@ pub async fn run(
         controller.feed = Some(feed);
         api = Some(serving);
     }
-    let definitions = definitions::check(client, Arc::clone(&metrics));
+    let definitions = definitions::check(client, metrics);
     // If any part ends, the process ends.
-    let serving = serve::serve(listener, metrics);
-    tokio::pin!(election, serving, definitions);
+    tokio::pin!(election, probes, definitions);
     tokio::select! {
         _ = stop.wait_for(|stop| *stop) => {
             tokio::select! {
                 result = shut_down(released, api) => result?,
                 never = &mut election => match never {},
-                () = &mut serving => {}
+                () = &mut probes => {}
             }
         }
         never = &mut election => match never {},
-        () = &mut serving => {}
+        () = &mut probes => {}
         result = finished(api.as_mut()) => result?,
         never = &mut definitions => match never {},
         () = controller.run(elected) => {}

@@ -10,31 +10,37 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"plimsoll.dev/suite/plane"
 )
 
-// TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader: the leader stands still for 30 s, and all who watch are held by it. Without
-// --watchdog they would be shown nothing for so long.
-func TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader(t *testing.T) {
-	s := openWith(t, setting{flags: []string{"--watchdog"}})
+// detection is how long the kubelet may take to kill a stopped container with the chart's liveness probe: the stop comes just after a probe,
+// and three probes fail, 2 s apart, by a timeout of 1 s. Then preStop and the process have 3 s together.
+const detection = 10 * time.Second
+
+// TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader: all watches are served by the leader, which is stopped. Its liveness probe
+// fails, and they start again at the other replica.
+func TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.T) {
+	s := open(t)
 	s.edits()
 	leader, standby := s.leader()
 	held, kubectl := s.heldBy(leader, standby)
-	controller := leader.Child()
-	if err := syscall.Kill(controller, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	killed := s.killWhenUnhealthy(leader)
+	leader.Signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	code := make(chan int, 1)
-	go func() { code <- leader.Ended() }()
-	s.knowInTime("stopped: clients that the leader held", held)
-	s.isStartedAgain(leader, code)
+	took := s.knowSoon("stopped: clients of the leader", held)
+	if limit := detection + 2*time.Second; took > limit {
+		t.Errorf("that is more than %s", limit)
+	}
+	t.Logf("killed after %s", (<-killed).Sub(stopped).Round(100*time.Millisecond))
+	leader.Start()
 	again := time.Now()
 	select {
 	case watch := <-kubectl:
 		took := watch.at.Sub(stopped)
 		t.Logf("stopped: kubectl get --watch ended after %s", took.Round(100*time.Millisecond))
-		if watch.err != nil || took > failover {
+		if watch.err != nil || took > detection+2*time.Second {
 			t.Errorf("kubectl get --watch ended after %s: %v", took, watch.err)
 		}
 	case <-time.After(soon):
@@ -42,7 +48,7 @@ func TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader(t *testing.T) {
 	}
 	s.complete(leader)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
-	s.knowSoon("30 s later: clients that the leader held", held)
+	s.knowSoon("30 s later: clients of the leader", held)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
@@ -124,16 +130,29 @@ func (s *scene) kubectlWatches() <-chan end {
 	return ended
 }
 
-// isStartedAgain waits until a replica's watchdog has ended it, and starts it as the kubelet does then.
-func (s *scene) isStartedAgain(r *replica, code <-chan int) {
-	s.T.Helper()
-	select {
-	case code := <-code:
-		if code != 3 {
-			s.T.Errorf("%s ended with %d", r.name, code)
+// killWhenUnhealthy kills a replica when its liveness probe fails, as the kubelet does with the chart's settings. It returns when that was.
+func (s *scene) killWhenUnhealthy(r *replica) <-chan time.Time {
+	killed := make(chan time.Time, 1)
+	probe := s.controller.LivenessProbe
+	// The preStop hook takes the whole grace period; the kubelet then gives the process 2 s.
+	grace := time.Duration(*probe.TerminationGracePeriodSeconds+2) * time.Second
+	go func() {
+		s.untilUnhealthy(r, probe)
+		time.Sleep(grace)
+		r.Kill()
+		killed <- time.Now()
+	}()
+	return killed
+}
+
+func (s *scene) untilUnhealthy(r *replica, probe *corev1.Probe) {
+	next := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
+	defer next.Stop()
+	for failures := int32(0); ; <-next.C {
+		if err := r.ready(probe); err == nil {
+			failures = 0
+		} else if failures++; failures == probe.FailureThreshold {
+			return
 		}
-	case <-time.After(soon):
-		s.T.Fatalf("%s does not end", r.name)
 	}
-	r.Start()
 }
