@@ -1,10 +1,6 @@
 //! The event loop: feeds the reconciler from watches, and carries out what it plans.
 
-mod definitions;
 mod probes;
-mod task_queue;
-mod watches;
-mod write;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -22,8 +18,12 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::lease::{LeaseObject, LeaseState};
+use super::apply::task_queue::TaskQueue;
+use super::apply::write::{self, Outcome};
 use super::metrics::Metrics;
+use super::observe::definitions;
+use super::observe::lease::{LeaseObject, LeaseState};
+use super::observe::watches::{Item, Source, Watch};
 use super::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject, WriteError};
 use crate::cluster::client::{CallError, ClientError, Server, call};
 use crate::cluster::clock;
@@ -34,9 +34,6 @@ use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Feed, Serving, StartError};
 use crate::serve::ServeError;
-use task_queue::TaskQueue;
-use watches::{Item, Source, Watch};
-use write::Outcome;
 
 /// Writes in progress at a time.
 const MAX_WRITES: usize = 16;

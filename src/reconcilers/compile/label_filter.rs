@@ -8,14 +8,14 @@ use crate::engine::selector::{Requirement, Selector};
 /// A Bloom filter of a node's labels, with up to three of 256 bits per label. With 22 labels, which are many, about 1 % of lookups
 /// are false positives.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LabelFilter([u128; 2]);
+pub struct LabelFilter([u128; 2]);
 
 /// The labels that a selector requires: one of each inner list.
 #[derive(Debug)]
-pub(super) struct SelectorFilter(Vec<Vec<LabelFilter>>);
+pub struct SelectorFilter(Vec<Vec<LabelFilter>>);
 
 impl LabelFilter {
-    pub(super) fn of(labels: &BTreeMap<String, String>) -> Self {
+    pub fn of(labels: &BTreeMap<String, String>) -> Self {
         let labels = labels.iter().map(|(key, value)| Self::of_label(key, value));
         labels.fold(Self::default(), |Self([a, b]), Self([c, d])| {
             Self([a | c, b | d])
@@ -40,7 +40,7 @@ impl LabelFilter {
 
 impl SelectorFilter {
     /// An absent selector requires nothing.
-    pub(super) fn of(selector: Option<&Selector>) -> Self {
+    pub fn of(selector: Option<&Selector>) -> Self {
         let requirements = selector.into_iter().flat_map(|it| &it.requirements);
         let labels = requirements.filter_map(|requirement| match requirement {
             Requirement::In(key, values) => {
@@ -53,7 +53,7 @@ impl SelectorFilter {
     }
 
     /// Whether the selector may match the node; `false` is certain.
-    pub(super) fn may_match(&self, node: LabelFilter) -> bool {
+    pub fn may_match(&self, node: LabelFilter) -> bool {
         self.0
             .iter()
             .all(|labels| labels.iter().any(|label| node.has(*label)))

@@ -7,15 +7,15 @@ use kube::core::ApiResource;
 use kube::{Api, Client};
 use serde_json::Value;
 
-use super::super::lease::LeaseObject;
-use super::super::reconciler::Reconciler;
-use super::super::wire::{NodeObject, ObservedNode, Watermark, WatermarkObject};
+use super::lease::LeaseObject;
+use super::wire::{NodeObject, ObservedNode, Watermark, WatermarkObject};
 use crate::cluster::nodes;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
 use crate::engine::time::BootTime;
 use crate::metrics_api::Feed;
 use crate::metrics_api::compose::NodeKnown;
+use crate::reconcilers::reconciler::Reconciler;
 
 /// Objects per page of a list; a `NodeWatermark` may have 40 kB.
 const PAGE: u32 = 500;
@@ -23,7 +23,7 @@ const WATERMARK_PAGE: u32 = 100;
 
 /// A watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub enum Source {
     Policy(Kind),
     Nodes,
     Watermarks,
@@ -31,7 +31,7 @@ pub(super) enum Source {
 }
 
 /// An object of a watched kind.
-pub(super) enum Item {
+pub enum Item {
     Policy(Kind, Value),
     Node(Box<NodeObject>),
     Watermark(Box<WatermarkObject>),
@@ -39,7 +39,7 @@ pub(super) enum Item {
 }
 
 impl Source {
-    pub(super) const ALL: [Self; 6] = [
+    pub const ALL: [Self; 6] = [
         Self::Policy(Kind::AvoidanceAction),
         Self::Policy(Kind::NodeQos),
         Self::Policy(Kind::PodQos),
@@ -48,7 +48,7 @@ impl Source {
         Self::Leases,
     ];
 
-    pub(super) const fn kind(self) -> &'static str {
+    pub const fn kind(self) -> &'static str {
         match self {
             Self::Policy(kind) => kind.name(),
             Self::Nodes => "Node",
@@ -58,17 +58,17 @@ impl Source {
     }
 
     /// Whether the controller has to know its objects before it acts. Without Leases, agents are seen by what they write.
-    pub(super) const fn is_required(self) -> bool {
+    pub const fn is_required(self) -> bool {
         !matches!(self, Self::Leases)
     }
 
     /// Whether its changes affect compilation.
-    pub(super) const fn is_compiled(self) -> bool {
+    pub const fn is_compiled(self) -> bool {
         !matches!(self, Self::Watermarks | Self::Leases)
     }
 
     /// The watch was interrupted: updates of agents may have been missed.
-    pub(super) fn interrupted(self, reconciler: &mut Reconciler) {
+    pub fn interrupted(self, reconciler: &mut Reconciler) {
         match self {
             Self::Nodes | Self::Watermarks => reconciler.watch_interrupted(),
             Self::Leases => reconciler.lease_watch_interrupted(),
@@ -77,7 +77,7 @@ impl Source {
     }
 
     /// Watches it; `leases` are the agents'.
-    pub(super) fn watch(
+    pub fn watch(
         self,
         client: Client,
         leases: &Api<LeaseObject>,
@@ -102,31 +102,31 @@ impl Source {
     }
 }
 
-pub(super) fn policy_resource(kind: Kind) -> ApiResource {
+pub fn policy_resource(kind: Kind) -> ApiResource {
     resource(crd::GROUP, crd::VERSION, kind.name(), kind.plural())
 }
 
-pub(super) fn watermark_resource() -> ApiResource {
+pub fn watermark_resource() -> ApiResource {
     let group = node_watermark::GROUP;
     resource(group, "v1alpha1", "NodeWatermark", "nodewatermarks")
 }
 
 /// The watch of one kind. Remembers names, so that a new list shows which objects are gone.
-pub(super) struct Watch {
-    pub(super) source: Source,
+pub struct Watch {
+    pub source: Source,
     known: BTreeSet<String>,
     listed: Option<BTreeSet<String>>,
     /// All objects were listed once.
-    pub(super) complete: bool,
+    pub complete: bool,
 }
 
 impl Watch {
     /// Whether its objects are known, as far as required.
-    pub(super) fn is_known(&self) -> bool {
+    pub fn is_known(&self) -> bool {
         self.complete || !self.source.is_required()
     }
 
-    pub(super) const fn new(source: Source) -> Self {
+    pub const fn new(source: Source) -> Self {
         Self {
             source,
             known: BTreeSet::new(),
@@ -136,7 +136,7 @@ impl Watch {
     }
 
     /// Passes a change on to the reconciler and the metrics API. Returns whether the list is now complete.
-    pub(super) fn take(
+    pub fn take(
         &mut self,
         change: Change<Item>,
         reconciler: &mut Reconciler,

@@ -4,15 +4,18 @@
 //! something is in force. What counts is when this process sees a change; a node's clock is never read.
 
 mod agent;
+mod messages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::Attempt;
-use super::lease::LeaseState;
 use crate::engine::time::BootTime;
+use crate::reconcilers::observe::lease::LeaseState;
+use crate::reconcilers::retry::Attempt;
 use agent::{Agent, DirectReports};
+
+pub(in crate::reconcilers) use messages::taint_removed;
 
 /// If this part of a zone's agents, and at least this many, are unresponsive at once, the fault is probably the controller's
 /// connection: the zone is frozen.
@@ -54,6 +57,10 @@ pub struct LivenessMonitor {
     just_seen: BTreeSet<String>,
     checked: Option<BootTime>,
     counts: LivenessCounts,
+    /// Ages of heartbeats when the next one arrived.
+    heartbeat_ages: Vec<Duration>,
+    /// Nodes whose agent became unresponsive (true), or responds again.
+    changes: Vec<(String, bool)>,
 }
 
 /// Agent counts at the last check.
@@ -67,6 +74,8 @@ pub struct LivenessCounts {
     pub throttling: usize,
     /// Zones in which nothing is restored.
     pub frozen_zones: usize,
+    /// Nodes that a `NodeQOS` selects and that have no agent.
+    pub without_agent: usize,
     /// The age of the oldest heartbeat.
     pub oldest_heartbeat: Duration,
 }
@@ -101,6 +110,8 @@ impl LivenessMonitor {
             just_seen: BTreeSet::new(),
             checked: None,
             counts: LivenessCounts::default(),
+            heartbeat_ages: Vec::new(),
+            changes: Vec::new(),
         }
     }
 
@@ -117,6 +128,7 @@ impl LivenessMonitor {
         }
         self.recovered.clear();
         self.frozen.clear();
+        self.changes.clear();
         self.checked = None;
     }
 
@@ -189,13 +201,15 @@ impl LivenessMonitor {
         self.seen(node, Some(at));
     }
 
-    /// The Lease of an agent. If it was renewed, returns the time since its agent was last seen.
-    pub fn lease_changed(
-        &mut self,
-        node: &str,
-        lease: LeaseState,
-        now: BootTime,
-    ) -> Option<Duration> {
+    /// The Lease of an agent was added or changed. Returns whether it was renewed.
+    pub fn lease_changed(&mut self, node: &str, lease: LeaseState, now: BootTime) -> bool {
+        let age = self.renewed(node, lease, now);
+        self.heartbeat_ages.extend(age);
+        age.is_some()
+    }
+
+    /// If the Lease was renewed, returns the time since its agent was last seen.
+    fn renewed(&mut self, node: &str, lease: LeaseState, now: BootTime) -> Option<Duration> {
         if !lease.held {
             self.released(node);
             return None;
@@ -237,16 +251,32 @@ impl LivenessMonitor {
         agent.lease_read = Attempt::default();
         match lease {
             Some(lease) if agent.lease.as_ref() == Some(&lease) => agent.confirmed = Some(now),
-            Some(lease) => return self.lease_changed(node, lease, now).is_some(),
+            Some(lease) => return self.renewed(node, lease, now).is_some(),
             None => self.released(node),
         }
         false
     }
 
-    /// The nodes whose agent holds its Lease or reports, also unresponsive ones, ordered by name.
-    pub fn with_agent(&self) -> impl Iterator<Item = &String> {
-        let agents = self.agents.iter();
-        agents.filter(|(_, agent)| agent.exists()).map(|it| it.0)
+    /// Counts the selected nodes, which are ordered by name, that have no agent. An unresponsive agent counts as one.
+    pub fn count_without_agent<'a>(&mut self, selected: impl Iterator<Item = &'a String>) {
+        let agents = self.agents.iter().filter(|(_, agent)| agent.exists());
+        // Walks both in parallel: much faster than a lookup per node.
+        let mut with_agent = agents.map(|(name, _)| name).peekable();
+        let without = selected.filter(|name| {
+            while with_agent.next_if(|other| *other < *name).is_some() {}
+            with_agent.peek() != Some(name)
+        });
+        self.counts.without_agent = without.count();
+    }
+
+    /// Ages of heartbeats when the next one arrived, since the last call.
+    pub fn take_heartbeat_ages(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.heartbeat_ages)
+    }
+
+    /// Nodes whose agent became unresponsive (true), or responds again, since the last call.
+    pub fn take_changes(&mut self) -> Vec<(String, bool)> {
+        std::mem::take(&mut self.changes)
     }
 
     /// Checks all agents; `None`: the last check was less than a second ago.
@@ -273,6 +303,10 @@ impl LivenessMonitor {
                 agent.check(name, now, self.dead_after, &mut check);
             }
         }
+        let unresponsive = check.unresponsive.iter();
+        let unresponsive = unresponsive.map(|(node, _)| (node.clone(), true));
+        let recovered = check.recovered.iter().map(|node| (node.clone(), false));
+        self.changes.extend(unresponsive.chain(recovered));
         Some(check)
     }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::super::catalog::Key;
-use super::super::content::{Content, Contents};
-use super::super::wire::{Watermark, sources_fingerprint};
+use super::catalog::Key;
+use super::content::{Content, Contents};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
 use crate::ordered;
+use crate::reconcilers::observe::wire::{Watermark, sources_fingerprint};
 
 /// One `NodeWatermark` as last seen.
 #[derive(Clone, Debug, Default)]
@@ -28,35 +28,35 @@ pub struct KnownWatermark {
     /// Fingerprint of `spec.sources`.
     sources: u64,
     /// Its agent enforces this spec.
-    pub(super) enforced: bool,
+    pub enforced: bool,
     status_fingerprint: u64,
-    pub(super) status: Arc<Status>,
+    pub status: Arc<Status>,
 }
 
 /// The parts of the status that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Status {
+pub struct Status {
     /// The hash of the spec that the agent enforces; `None` if there is no agent or it is not Ready.
     observed: Option<Box<str>>,
     /// The node has our taint with effect `NoSchedule`.
-    pub(super) no_schedule: bool,
+    pub no_schedule: bool,
     /// The node has our taint, with any effect.
-    pub(super) scheduling_disabled: bool,
+    pub scheduling_disabled: bool,
     /// Throttled pods.
-    pub(super) throttled: usize,
+    pub throttled: usize,
     /// Pods are throttled, or were evicted in the last hour.
-    pub(super) acts_on_pods: bool,
+    pub acts_on_pods: bool,
     /// The `NodeQOS` with a Preview rule that would act.
-    pub(super) would: BTreeSet<String>,
+    pub would: BTreeSet<String>,
     /// The rules that are Breached or Cooling.
-    pub(super) active: BTreeMap<String, Active>,
+    pub active: BTreeMap<String, Active>,
     /// Matched pods by `PodQOS`; absent if unknown.
-    pub(super) matched: BTreeMap<String, i64>,
+    pub matched: BTreeMap<String, i64>,
 }
 
 /// A rule that is Breached or Cooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Active {
+pub struct Active {
     /// Its value/threshold: 1.2 is 20 % above.
     ratio: f64,
     /// It acts: the agent enforces it with another strategy than `Preview`.
@@ -65,7 +65,7 @@ pub(super) struct Active {
 
 impl KnownWatermark {
     /// From an object; one that can't be decoded counts as written by another writer. `before` is the previous version.
-    pub(super) fn of(seen: &Watermark, contents: &mut Contents, before: Option<&Self>) -> Self {
+    pub fn of(seen: &Watermark, contents: &mut Contents, before: Option<&Self>) -> Self {
         let decoded = contents.decode(&seen.blocks);
         let hash = decoded.parts.hash(&seen.node_uid, seen.soften_scheduling);
         let ours = hash.to_string() == seen.hash && !seen.has_unknown_fields;
@@ -91,38 +91,38 @@ impl KnownWatermark {
     }
 
     /// The content, if it is for a node with this UID.
-    pub(super) fn content_for(&self, node_uid: &str) -> Option<&Arc<Content>> {
+    pub fn content_for(&self, node_uid: &str) -> Option<&Arc<Content>> {
         let content = self.content.as_ref();
         content.filter(|_| self.node_uid == node_uid)
     }
 
     /// Whether it was written from these versions of the sources. (An edit that changes nothing on the node causes no write.)
-    pub(super) fn was_written_from(&self, sources: &[String]) -> bool {
+    pub fn was_written_from(&self, sources: &[String]) -> bool {
         self.sources == sources_fingerprint(sources)
     }
 
     /// Whether this is newer than `other`: a watch may lag behind the response to a write.
-    pub(super) fn is_newer_than(&self, other: &Watermark) -> bool {
+    pub fn is_newer_than(&self, other: &Watermark) -> bool {
         self.uid == other.uid && self.generation > other.generation
     }
 
     /// Whether the agent has not written since.
-    pub(super) const fn has_same_status(&self, now: &Self) -> bool {
+    pub const fn has_same_status(&self, now: &Self) -> bool {
         self.status_fingerprint == now.status_fingerprint
     }
 
     /// Whether another writer has changed the spec since.
-    pub(super) fn was_edited(&self, now: &Self) -> bool {
+    pub fn was_edited(&self, now: &Self) -> bool {
         self.uid == now.uid && self.hash.is_some() && now.hash.is_none()
     }
 
     /// Whether an agent reports its state in the status.
-    pub(super) fn has_agent(&self) -> bool {
+    pub fn has_agent(&self) -> bool {
         self.status.observed.is_some()
     }
 
     /// Whether the node acts for an object. A Preview rule does not act.
-    pub(super) fn acts(&self, key: &Key) -> bool {
+    pub fn acts(&self, key: &Key) -> bool {
         if key.0 == Kind::PodQos {
             return self.status.acts_on_pods;
         }
@@ -131,13 +131,13 @@ impl KnownWatermark {
     }
 
     /// The `NodeQOS` of which a rule is Breached or Cooling.
-    pub(super) fn active_sources(&self) -> BTreeSet<&str> {
+    pub fn active_sources(&self) -> BTreeSet<&str> {
         self.status.active.keys().map(|rule| source(rule)).collect()
     }
 
     /// The largest value/threshold of the rules of `policy` that want the node unschedulable; `None` if none does. A Preview rule counts
     /// if the node is about to enforce it: `released` says whether the node may have the edit of its `NodeQOS`.
-    pub(super) fn threshold_ratio(
+    pub fn threshold_ratio(
         &self,
         policy: &PolicySet,
         released: impl Fn(&str) -> bool,
@@ -158,7 +158,7 @@ fn source(rule: &str) -> &str {
 }
 
 /// Whether a rule makes its node unschedulable.
-pub(super) fn is_no_schedule(rule: &Rule) -> bool {
+pub fn is_no_schedule(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce && rule.action.scheduling == Some(TaintEffect::NoSchedule)
 }
 

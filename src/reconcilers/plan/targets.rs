@@ -3,29 +3,30 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::super::catalog::{Catalog, Key};
-use super::super::content::Content;
-use super::super::rollout::Rollout;
-use super::super::tightening::withhold;
-use super::{KnownWatermark, Node};
+use super::rollout::Rollout;
+use super::tightening::withhold;
 use crate::engine::policy::PolicySet;
 use crate::ordered;
+use crate::reconcilers::compile::catalog::{Catalog, Key};
+use crate::reconcilers::compile::content::Content;
+use crate::reconcilers::compile::index::Node;
+use crate::reconcilers::compile::watermark::KnownWatermark;
 
 /// Current and desired content (by address), and which edits are released: most nodes share these.
 type Case = (usize, usize, Vec<bool>);
 
 /// A cache of targets.
 #[derive(Default)]
-pub(super) struct Targets(HashMap<Case, Arc<Content>>);
+pub struct Targets(HashMap<Case, Arc<Content>>);
 
 impl Targets {
     /// Clears the cache: addresses may be reused later.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.0.clear();
     }
 
     /// The target of one node.
-    pub(super) fn of(
+    pub fn of(
         &mut self,
         name: &str,
         node: &Node,

@@ -11,14 +11,14 @@ const MAX_RUNNING: usize = 64;
 const MAX_WAITING: usize = 4096;
 
 /// Tasks that return a `T`.
-pub(super) struct TaskQueue<T> {
+pub struct TaskQueue<T> {
     running: FuturesUnordered<BoxFuture<'static, T>>,
     waiting: VecDeque<BoxFuture<'static, T>>,
 }
 
 impl<T> TaskQueue<T> {
     /// An empty queue.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             running: FuturesUnordered::new(),
             waiting: VecDeque::new(),
@@ -26,7 +26,7 @@ impl<T> TaskQueue<T> {
     }
 
     /// Adds a task; `false`: the queue is full and the task was dropped.
-    pub(super) fn push(&mut self, task: BoxFuture<'static, T>) -> bool {
+    pub fn push(&mut self, task: BoxFuture<'static, T>) -> bool {
         if self.waiting.len() >= MAX_WAITING {
             return false;
         }
@@ -36,7 +36,7 @@ impl<T> TaskQueue<T> {
     }
 
     /// Cancels all tasks.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.running.clear();
         self.waiting.clear();
     }
@@ -51,7 +51,7 @@ impl<T> TaskQueue<T> {
     }
 
     /// The result of the next finished task; `None` if none is running.
-    pub(super) async fn next(&mut self) -> Option<T> {
+    pub async fn next(&mut self) -> Option<T> {
         let done = self.running.next().await;
         self.start();
         done

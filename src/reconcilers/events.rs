@@ -1,6 +1,7 @@
 //! Events to publish.
 
-use super::Reconciler;
+use std::time::Duration;
+
 use crate::crd::Kind;
 
 /// The object of an event.
@@ -34,42 +35,40 @@ pub struct PendingEvent {
     pub message: String,
 }
 
-impl Reconciler {
-    /// Events since the last call.
-    pub fn take_events(&mut self) -> Vec<PendingEvent> {
-        std::mem::take(&mut self.events)
-    }
-
-    pub(super) fn warn_node(&mut self, node: &str, reason: &'static str, message: String) {
-        self.node_event(node, true, reason, message);
-    }
-
-    pub(super) fn node_event(
-        &mut self,
-        node: &str,
-        warning: bool,
-        reason: &'static str,
-        message: String,
-    ) {
-        self.events.push(PendingEvent {
+impl PendingEvent {
+    /// A warning about a node.
+    pub fn node_warning(node: &str, reason: &'static str, message: String) -> Self {
+        Self {
             about: Subject::Node(node.to_owned()),
-            warning,
+            warning: true,
             reason,
             message,
-        });
+        }
     }
 
-    pub(super) fn controller_event(
-        &mut self,
-        warning: bool,
-        reason: &'static str,
-        message: String,
-    ) {
-        self.events.push(PendingEvent {
+    /// A normal event about a node.
+    pub fn node(node: &str, reason: &'static str, message: String) -> Self {
+        Self {
+            warning: false,
+            ..Self::node_warning(node, reason, message)
+        }
+    }
+
+    /// An event about the controller.
+    pub const fn controller(warning: bool, reason: &'static str, message: String) -> Self {
+        Self {
             about: Subject::Controller,
             warning,
             reason,
             message,
-        });
+        }
+    }
+}
+
+/// A duration in messages: `40 s` or `10 min`.
+pub fn format_duration(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::catalog::Key;
 use crate::crd::Kind;
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, Strategy,
 };
+use crate::reconcilers::compile::catalog::Key;
 
 /// The policies of a node while some edits are withheld from it.
 #[derive(Debug, Default, PartialEq)]

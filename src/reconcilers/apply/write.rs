@@ -6,18 +6,19 @@ use kube::api::{
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::super::catalog::Key;
-use super::super::content::DesiredSpec;
-use super::super::lease::{LeaseObject, LeaseState};
-use super::super::reconciler::{Operation, StatusWrite};
-use super::super::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
-use super::watches::{policy_resource, watermark_resource};
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::crd::API_VERSION;
+use crate::reconcilers::compile::catalog::Key;
+use crate::reconcilers::compile::content::DesiredSpec;
+use crate::reconcilers::observe::lease::{LeaseObject, LeaseState};
+use crate::reconcilers::observe::watches::{policy_resource, watermark_resource};
+use crate::reconcilers::observe::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
+use crate::reconcilers::reconciler::Operation;
+use crate::reconcilers::status::policies::StatusWrite;
 
 /// The outcome of an operation.
-pub(super) enum Outcome {
+pub enum Outcome {
     Watermark {
         node: String,
         outcome: Result<Option<Box<Watermark>>, CallError>,
@@ -47,11 +48,7 @@ fn params() -> PatchParams {
 }
 
 /// Carries out one operation; `leases` are the agents'.
-pub(super) async fn carry_out(
-    client: Client,
-    leases: Api<LeaseObject>,
-    operation: Operation,
-) -> Outcome {
+pub async fn carry_out(client: Client, leases: Api<LeaseObject>, operation: Operation) -> Outcome {
     match operation {
         Operation::Apply { node, spec } => Outcome::Watermark {
             outcome: apply(client, &node, &spec).await.map(Some),
@@ -132,7 +129,7 @@ fn watermark<'a>(node: &str, spec: &'a DesiredSpec) -> Body<'a> {
 }
 
 /// Writes the status of one policy object.
-pub(super) async fn status(client: Client, write: StatusWrite) -> Outcome {
+pub async fn status(client: Client, write: StatusWrite) -> Outcome {
     let StatusWrite { key, status } = write;
     let api: Api<DynamicObject> = Api::all_with(client, &policy_resource(key.0));
     let body = json!({

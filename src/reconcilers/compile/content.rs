@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::wire::Blocks;
 use crate::crd::NodeWatermarkSpec;
 use crate::crd::node_watermark::Hash;
 use crate::engine::policy::PolicySet;
+use crate::reconcilers::observe::wire::Blocks;
 
 /// Unused entries are removed after this many new ones.
 const SWEEP_AFTER: usize = 64;
