@@ -11,14 +11,10 @@ use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
 use crate::reconcilers::observe::wire::{ObservedNode, Watermark};
 
-/// One node.
 pub struct Node {
-    /// `metadata.uid`.
     pub uid: String,
-    /// Labels and capacity.
     pub facts: NodeFacts,
     label_filter: LabelFilter,
-    /// The compiled policies.
     pub class: Arc<Class>,
     /// Region and zone.
     pub zone: Arc<str>,
@@ -67,16 +63,14 @@ pub struct WatermarkChange {
 /// All policies, nodes and `NodeWatermarks`.
 #[derive(Default)]
 pub struct Index {
-    /// The policies.
     pub catalog: Catalog,
-    /// The nodes, by name.
+    /// By name.
     pub nodes: BTreeMap<String, Node>,
-    /// The `NodeWatermarks`, by the name of their node.
+    /// By the name of their node.
     pub watermarks: BTreeMap<String, KnownWatermark>,
 }
 
 impl Index {
-    /// Adds or changes a node.
     pub fn apply_node(&mut self, name: &str, node: ObservedNode) -> NodeChange {
         let ObservedNode {
             uid,

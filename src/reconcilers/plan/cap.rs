@@ -85,7 +85,6 @@ pub(in crate::reconcilers) struct CapEnforcement {
 }
 
 impl CapEnforcement {
-    /// No node is beyond the cap yet.
     pub fn new(cap: Cap) -> Self {
         Self {
             cap,
@@ -122,12 +121,10 @@ impl CapEnforcement {
         }
     }
 
-    /// Whether a node gets `PreferNoSchedule`.
     pub fn is_beyond(&self, node: &str) -> bool {
         self.beyond.contains(node)
     }
 
-    /// The number of nodes beyond the cap.
     pub fn count(&self) -> usize {
         self.beyond.len()
     }

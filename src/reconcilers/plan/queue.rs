@@ -10,7 +10,6 @@ use crate::crd::node_watermark::Hash;
 use crate::engine::time::BootTime;
 use crate::reconcilers::retry::Attempt;
 
-/// The write queue.
 #[derive(Default)]
 pub struct WriteQueue {
     pending: BTreeSet<String>,
@@ -19,12 +18,10 @@ pub struct WriteQueue {
 }
 
 impl WriteQueue {
-    /// Adds nodes.
     pub fn extend<'a>(&mut self, nodes: impl IntoIterator<Item = &'a String>) {
         self.pending.extend(nodes.into_iter().cloned());
     }
 
-    /// Adds a node.
     pub fn add(&mut self, node: &str) {
         self.pending.insert(node.to_owned());
     }
@@ -34,7 +31,6 @@ impl WriteQueue {
         self.pending.remove(node);
     }
 
-    /// Removes all nodes.
     pub fn clear(&mut self) {
         self.pending.clear();
     }
@@ -49,7 +45,6 @@ impl WriteQueue {
         self.pending.contains(node)
     }
 
-    /// The number of nodes.
     pub fn count(&self) -> usize {
         self.pending.len()
     }

@@ -70,11 +70,8 @@ enum Origin {
 /// What roll-outs depend on.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
-    /// Nodes and `NodeWatermarks`.
     pub index: &'a Index,
-    /// Agents.
     pub liveness: &'a LivenessMonitor,
-    /// Nodes with a pending write.
     pub queue: &'a WriteQueue,
 }
 
@@ -97,7 +94,6 @@ pub struct Rollouts {
 }
 
 impl Rollouts {
-    /// The roll-out of an object.
     pub fn get(&self, key: &Key) -> Option<&Rollout> {
         self.by_object.get(key)
     }
