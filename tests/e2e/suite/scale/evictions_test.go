@@ -152,7 +152,7 @@ func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *
 	})
 	for range 3 {
 		said, err := a.ask(background, a.wish(pod, older))
-		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "other rules") {
+		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "the node's rules have changed") {
 			t.Errorf("with the older rules it is answered %+v (%v)", said, err)
 		}
 	}
