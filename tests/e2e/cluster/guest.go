@@ -83,7 +83,7 @@ func guestInputs(here layout) (string, error) {
 	return fmt.Sprintf("%s %s %x", inputs, kubelet, sum.Sum(nil)), nil
 }
 
-// writeEmbedded makes a folder anew with the files of an embedded one.
+// writeEmbedded makes a folder again with the files of an embedded one.
 func writeEmbedded(source, folder string) error {
 	embedded, err := fs.Sub(files, source)
 	if err != nil {

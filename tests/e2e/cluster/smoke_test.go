@@ -60,16 +60,16 @@ spec:
       containers: [{name: pause, image: "plimsoll.dev/e2e/tools:latest", imagePullPolicy: Never, args: [pause]}]
 `
 
-func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
+func TestClusterWorksAndLeavesNothing(t *testing.T) {
 	if os.Getenv(givenKubeconfig) != "" {
 		t.Skip(givenKubeconfig + " names another cluster")
 	}
 	nodes := testNodes(t)
 	must(t, "down")
 	settings := machineSettings(t)
-	begun := time.Now()
+	started := time.Now()
 	t.Log(must(t, "up"))
-	if took := time.Since(begun); took > 30*time.Second {
+	if took := time.Since(started); took > 30*time.Second {
 		t.Errorf("it took %s until it was up", took)
 	}
 	t.Cleanup(func() { cluster(t, "", "down") })

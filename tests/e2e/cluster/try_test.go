@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes does what `make try` does once all is built, looks at it by the lines that it prints,
+// TestTryThrottlesAndClosesWithinTwoMinutes does what `make try` does once all is built, looks at it by the lines that it prints,
 // and presses Ctrl-C.
-func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
+func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 	if len(testNodes(t)) < 2 {
 		t.Skip("shows it on node v2")
 	}

@@ -111,7 +111,7 @@ func eventually(t testing.TB, limit time.Duration, what string, condition func()
 	}
 }
 
-// always fails as soon as a condition does not hold, for so long.
+// always fails as soon as a condition does not hold, for that long.
 func always(t testing.TB, length time.Duration, what string, condition func() error) {
 	t.Helper()
 	for start := time.Now(); time.Since(start) < length; time.Sleep(200 * time.Millisecond) {

@@ -35,13 +35,13 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestControllerPodsMoveElsewhereWhileAllStaysInForce drains the nodes of one replica after the other, the leader's first. Every node
+// TestControllerPodsMoveWhileActionsStayInForce drains the nodes of one replica after the other, the leader's first. Every node
 // is closed by us meanwhile, and the new replicas have to run somewhere.
-func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
+func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	all := onAll(t)
-	kept := watchHeld(t, all)
+	kept := watchInForce(t, all)
 	answered := askForLoad(t)
 	for range 2 {
 		_, old := leader(t)
@@ -85,11 +85,11 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(60 * time.Second)
+		o.waitAllRestored(60 * time.Second)
 	}
 }
 
-// askForLoad lists NodeMetrics again and again; the answer ends that, and tells how often it failed and for how long there was no answer.
+// askForLoad lists NodeMetrics again and again; the returned function ends that, and tells how often it failed and for how long there was no answer.
 func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Duration)) {
 	t.Helper()
 	requests, failed, silence, last := 0, 0, time.Duration(0), time.Now()
@@ -108,13 +108,13 @@ func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Du
 	return func() (int, int, time.Duration) { stop(); return requests, failed, silence }
 }
 
-// TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest gives the release a second authority as the leader does after eight
+// TestCertificatesRotateWithoutFailedRequest gives the release a second authority as the leader does after eight
 // months, but one that nearly everybody knows already, so that it signs minutes later and not a day.
-func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) {
+func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // others may restart neither controllers nor agents
+	lockAllNodes(t) // others may restart neither controllers nor agents
 	const secret, known = "plimsoll-metrics-ca", 4 * time.Minute
 	signers := func() (names []string) {
 		for _, pod := range componentPods(t, "controller") {
@@ -159,7 +159,7 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 	}
 }
 
-// underTraffic asks for the load all the time, watches it, and has agents report. The answer waits until all have connected anew, ends that,
+// underTraffic asks for the load all the time, watches it, and has agents report. The answer waits until all have connected again, ends that,
 // fails the test for requests and reports that failed, and tells what became of the watch.
 func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
 	t.Helper()
@@ -181,7 +181,7 @@ func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
 	}
 }
 
-// watchLoad watches NodeMetrics as client-go does; the answer ends that.
+// watchLoad watches NodeMetrics as client-go does; the returned function ends that.
 func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	t.Helper()
 	list, err := objects.Resource(nodeMetrics).List(background, metav1.ListOptions{})
@@ -195,7 +195,7 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 		defer lock.Unlock()
 		broken = errors.Join(broken, err)
 	}
-	// One that ends is begun anew where it was, as clients do; that has to succeed.
+	// One that ends is started again where it was, as clients do; that has to succeed.
 	begin := func(options metav1.ListOptions) (watch.Interface, error) {
 		watching, err := objects.Resource(nodeMetrics).Watch(background, options)
 		saw(err)
@@ -297,11 +297,11 @@ func (r reports) failedSince(before reports) (failed string) {
 	return failed
 }
 
-// TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted has nobody left who knows an authority of the replicas, and a node that comes and goes.
-func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
+// TestDeletedControllerObjectsAreRecreated has nobody left who knows an authority of the replicas, and a node that comes and goes.
+func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	kept := []string{"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca"}
 	before := map[string]string{}
 	for _, object := range kept {
@@ -328,7 +328,7 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 			if err == nil && now.measured.Before(renewed) {
 				err = fmt.Errorf("it was measured at %s", now.measured)
 			}
-			return cmp.Or(err, told(node))
+			return cmp.Or(err, reported(node))
 		})
 	}
 	const passing = "e2e-comes-and-goes"
@@ -347,8 +347,8 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead asks each past the API server.
-func TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead(t *testing.T) {
+// TestReplicaAskedDirectlyAuthenticatesAndAuthorizes asks each past the API server.
+func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 	needShell(t)
 	if nodes[0] != "v1" {
 		t.Skip("needs node v1, which has curl")

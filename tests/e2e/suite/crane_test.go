@@ -70,8 +70,8 @@ const cranePolicies = `
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: crane-took-it}, spec: {rules: [{name: nothing, actionName: throttle}]}}
 `
 
-// TestAClusterComesFromCraneAsThePageSays has the cluster alone, and begins with one that never had Plimsoll.
-func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
+// TestMigrationFromCraneFollowsTheDocs has the cluster alone, and begins with one that never had Plimsoll.
+func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	needShell(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	page := pages.Read(t, absolute("."), "docs/migrating-from-crane.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -80,7 +80,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: file}).have(t, repository, tag, generous)
+	(&release{values: file}).have(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
 		if t.Failed() { // from whatever it came to
 			tryKubectl("", "delete", "crd", "nodeqoss.ensurance.crane.io", "podqoss.ensurance.crane.io", "avoidanceactions.ensurance.crane.io", "--ignore-not-found")
@@ -93,7 +93,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	guide.Run(t, "Uninstall")
 	guide.Run(t, "Remove the rest")
 
-	s := &scene{T: t, node: nodes[0], name: "from-crane", calm: time.Minute}
+	s := &scene{T: t, node: nodes[0], name: "from-crane", settleTimeout: time.Minute}
 	kubectl(t, "create", "namespace", s.name)
 	t.Cleanup(func() { kubectl(t, "delete", "namespace", s.name, "--wait=false") })
 	s.set(cold)
@@ -101,7 +101,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 	limited := s.victim("limited")
 	cranes(t)
-	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), mark))
+	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), threshold))
 	t.Cleanup(func() {
 		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/crane-took-it", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
 		s.waitRestored(time.Minute, limited.folder, limited.before)

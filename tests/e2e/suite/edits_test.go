@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
+func TestEndOfOneRuleKeepsActionsOfAnother(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
@@ -24,8 +24,8 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 		s.allow(s.name, "", "throttle")
 		s.rule(mild, rule{action: mild})
 		s.rule(hard, rule{action: hard, metric: second})
-		s.waitKept(mild)
-		s.waitKept(hard)
+		s.waitRulesEnforced(mild)
+		s.waitRulesEnforced(hard)
 
 		// The harder rule ends: up to where the milder one holds, and no further; the node is open, which only the harder one closes.
 		s.set(hot)
@@ -39,7 +39,7 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 			if found, err := taint(node); err != nil || found != nil {
 				return fmt.Errorf("taint is %v (%v)", found, err)
 			}
-			return s.held(limited, cap)
+			return s.checkCap(limited, cap)
 		})
 		// The milder one ends, of which the harder one needs nothing.
 		s.setMetric(second, hot)
@@ -58,7 +58,7 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 			}
 			return fmt.Errorf("rules are %+v", now.Status.Rules)
 		})
-		always(t, 3*time.Second, "what the harder rule needs stays", func() error { return s.holds(limited) })
+		always(t, 3*time.Second, "what the harder rule needs stays", func() error { return s.inForce(limited) })
 		s.setMetric(second, cold)
 		s.waitRestored(20*time.Second, limited.folder, limited.before)
 		s.waitNoTaint(20 * time.Second)
@@ -73,13 +73,13 @@ func throttledScene(t *testing.T, s *scene) *victim {
 	s.action(s.name, gently)
 	s.allow(s.name, "", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 	s.set(hot)
 	s.waitRatio(30*time.Second, limited, 50)
 	return limited
 }
 
-func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
+func TestEditTakesEffectWhileActionIsInForce(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		limited := throttledScene(t, s)
@@ -87,7 +87,7 @@ func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 25}}}")
 		s.waitRatio(30*time.Second, limited, 25)
 		// A higher mark: the value is below it now.
-		s.rule(s.name, rule{action: s.name, mark: 1000})
+		s.rule(s.name, rule{action: s.name, threshold: 1000})
 		s.waitRestored(20*time.Second, limited.folder, limited.before)
 	})
 }
@@ -95,7 +95,7 @@ func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
 // label is a label of the scene's own for nodes.
 func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
 
-func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
+func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
@@ -148,7 +148,7 @@ func (s *scene) wanted() {
 	s.set(hot)
 }
 
-// closed tells whether the node takes no new pods.
+// closed checks whether the node takes no new pods.
 func (s *scene) closed() error {
 	if found, err := taint(s.node); err != nil || found == nil || found.Effect != corev1.TaintEffectNoSchedule {
 		return fmt.Errorf("taint is %v (%v)", found, err)
@@ -156,7 +156,7 @@ func (s *scene) closed() error {
 	return nil
 }
 
-func TestARuleWhoseActionIsMissingReportsAndActsOnceItAppears(t *testing.T) {
+func TestRuleWithMissingActionReportsAndActsOnceItExists(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})

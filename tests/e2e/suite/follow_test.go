@@ -72,8 +72,8 @@ func (s *scene) changes(lines string) (seen []change) {
 
 func (c change) is(cap int) bool { return c.millicores >= cap-1 && c.millicores <= cap+1 }
 
-// followed tells whether the cap was taken off by somebody, and is back.
-func followed(seen []change, cap int) error {
+// capRestored checks whether the cap was taken off by somebody, and is back.
+func capRestored(seen []change, cap int) error {
 	if len(resets(seen, cap)) == 0 || !seen[len(seen)-1].is(cap) {
 		return fmt.Errorf("a cap of %dm: %v", cap, seen)
 	}
@@ -95,8 +95,8 @@ func resets(seen []change, cap int) (away []float64) {
 	return away
 }
 
-// checkBack fails the test where the cap was away for longer than a tick takes.
-func (s *scene) checkBack(what string, seen []change, cap int) {
+// checkCapRestored fails the test where the cap was away for longer than a tick takes.
+func (s *scene) checkCapRestored(what string, seen []change, cap int) {
 	s.Helper()
 	for _, away := range resets(seen, cap) {
 		s.Logf("%s: the cap was away for %.2f s", what, away)
@@ -107,9 +107,9 @@ func (s *scene) checkBack(what string, seen []change, cap int) {
 	}
 }
 
-// checkHeld fails the test unless somebody let the pod use more than `most`, and never for longer than two ticks take: one finds a new limit,
+// checkCapped fails the test unless somebody let the pod use more than `most`, and never for longer than two ticks take: one finds a new limit,
 // the next throttles by it.
-func (s *scene) checkHeld(what string, seen []change, most int) {
+func (s *scene) checkCapped(what string, seen []change, most int) {
 	s.Helper()
 	free, longest := -1.0, -1.0
 	for _, change := range seen {

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those that restart it
+func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those that restart it
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
 	pods := componentPods(t, "controller")
 	if len(pods) != 2 || (len(nodes) > 1 && pods[0].Spec.NodeName == pods[1].Spec.NodeName) {
@@ -22,7 +22,7 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 	}
 	for _, pod := range pods {
 		// Other scenes kill it, or have its watchdog end it.
-		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 && last.ExitCode != stoodStill {
+		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 && last.ExitCode != watchdogExitCode {
 			t.Errorf("%s ended by itself: %+v", pod.Name, last)
 		}
 	}
@@ -35,7 +35,7 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 	}
 }
 
-func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
+func TestInstalledAgentIsLockedDown(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		shared(t, node) // with an agent: scenes that take it away have the node alone
 		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
@@ -171,7 +171,7 @@ func manifests(t *testing.T, folder string) []string {
 // applyGuide applies the guide's three policies, each manifest changed by a function, on nodes that are ours alone.
 func applyGuide(t *testing.T, change func(string) string) {
 	t.Helper()
-	haveAllNodes(t) // its PodQOS would match the pods of other scenes
+	lockAllNodes(t) // its PodQOS would match the pods of other scenes
 	for _, file := range manifests(t, "tests/guide") {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -193,7 +193,7 @@ func applyGuide(t *testing.T, change func(string) string) {
 	}
 }
 
-func TestTheGuidesPoliciesAreTakenByteForByte(t *testing.T) {
+func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 	t.Parallel()
 	applyGuide(t, func(text string) string { return text })
 	for _, node := range nodes {
@@ -215,7 +215,7 @@ func TestTheGuidesPoliciesAreTakenByteForByte(t *testing.T) {
 	}
 }
 
-func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
+func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 	t.Parallel()
 	scenes := map[string]*scene{}
 	before := map[string]*victim{}
@@ -225,7 +225,7 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	applyGuide(t, small.Replace)
 	for _, node := range nodes {
 		s := newScene(t, node)
-		s.calm = 2 * time.Minute // the guide's throttle lets go in steps of 10 % each 10 s
+		s.settleTimeout = 2 * time.Minute // the guide's throttle is released in steps of 10 % each 10 s
 		s.start(work{name: "besteffort", args: []string{"burn", "150"}}, work{name: "burstable", args: []string{"burn", "150"}, requests: "20m"})
 		elastic[node] = s.owned(work{name: "elastic", args: []string{"burn", "50"}, requests: "20m", labels: map[string]string{"preemptible_job": "true"}})[0]
 		scenes[node] = s
@@ -239,8 +239,8 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	for node, s := range scenes {
 		s.waitTaint(45*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(t, 60*time.Second, "the BestEffort pod on "+node+" is throttled", func() error {
-			if told := s.throttled("besteffort"); told == nil || told.Rule != "watermark2/cpu-usage" || told.Ratio > 90 {
-				return fmt.Errorf("the status says %+v", told)
+			if reported := s.throttled("besteffort"); reported == nil || reported.Rule != "watermark2/cpu-usage" || reported.Ratio > 90 {
+				return fmt.Errorf("the status says %+v", reported)
 			}
 			return nil
 		})
@@ -274,26 +274,26 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 		s.waitNoTaint(30 * time.Second)
 		// What the kubelet writes for such a pod, a new one tells: this one was throttled soon after it started.
 		s.running(work{name: "like", args: []string{"pause"}})
-		s.waitRestored(s.calm, s.folder("besteffort"), s.victim("like").before)
+		s.waitRestored(s.settleTimeout, s.folder("besteffort"), s.victim("like").before)
 	}
 }
 
-func TestTheExamplesAreAccepted(t *testing.T) {
+func TestExamplesAreAccepted(t *testing.T) {
 	t.Parallel()
 	for _, file := range manifests(t, "examples/ensurance") {
 		kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-f", file)
 	}
 }
 
-func TestTheExamplesAreKeptAsOneFolder(t *testing.T) {
+func TestExamplesAreEnforcedTogether(t *testing.T) {
 	needShell(t) // on a cluster of somebody's they could act on pods that are not ours
 	t.Parallel()
-	haveAllNodes(t) // their PodQOS would match the pods of other scenes
+	lockAllNodes(t) // their PodQOS would match the pods of other scenes
 	folder := absolute("examples/ensurance")
 	t.Cleanup(func() {
 		tryKubectl("", "delete", "-f", folder, "--ignore-not-found")
 		for _, node := range nodes {
-			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return keepsNothing(node) })
+			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return checkNoRules(node) })
 		}
 	})
 	kubectl(t, "apply", "--validate=strict", "-f", folder)
@@ -304,13 +304,13 @@ func TestTheExamplesAreKeptAsOneFolder(t *testing.T) {
 	}
 	for _, node := range nodes {
 		eventually(t, 30*time.Second, "node "+node+" keeps those of them that select it", func() error {
-			return keepsRules(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
+			return checkRulesEnforced(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
 		})
 	}
 }
 
-// keepsRules tells whether a node keeps these rules, among others.
-func keepsRules(node string, ids ...string) error {
+// checkRulesEnforced checks whether a node keeps these rules, among others.
+func checkRulesEnforced(node string, ids ...string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
 		return err
@@ -327,8 +327,8 @@ func keepsRules(node string, ids ...string) error {
 	return nil
 }
 
-// keepsNothing tells whether a node has neither rules nor our taint.
-func keepsNothing(node string) error {
+// checkNoRules checks whether a node has neither rules nor our taint.
+func checkNoRules(node string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
 		return err
@@ -362,7 +362,7 @@ var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a priority that is no number", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Priority, operator: In, values: [high]}]}}", "spec.scopeSelector.matchExpressions[0]", "-100"},
 }
 
-func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
+func TestInvalidManifestsAreRejectedWithFieldAndFix(t *testing.T) {
 	t.Parallel()
 	for _, c := range invalid {
 		t.Run(c.name, func(t *testing.T) {
@@ -379,7 +379,7 @@ func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
 	}
 }
 
-func TestKubectlShowsWhatAnOperatorAsks(t *testing.T) {
+func TestKubectlShowsTheColumnsAnOperatorNeeds(t *testing.T) {
 	t.Parallel()
 	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
 	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) STOPPED AGENT AGE"

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// begin gives a cluster with Plimsoll on it; the answer ends what it began.
+// begin gives a cluster with Plimsoll on it; the returned function ends what it began.
 func begin() (end func(), err error) {
 	end = func() {}
 	kubeconfig := given
@@ -204,11 +204,11 @@ func values(repository, tag string) (string, error) {
 	return fmt.Sprintf("%s\nimage: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", layouts, repository, tag), err
 }
 
-// generous is as many evictions as the tests that run beside each other want: the budgets have tests of their own.
-const generous = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
+// generousBudgets is as many evictions as the tests that run beside each other want: the budgets have tests of their own.
+const generousBudgets = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
 
 // install installs the chart, as its README says, with the values of the cluster under test.
-func install() error { return installWith(generous) }
+func install() error { return installWith(generousBudgets) }
 
 // installWith does so with other budgets of evictions; empty: the chart's own.
 func installWith(budgets string) error {

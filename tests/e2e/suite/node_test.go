@@ -87,7 +87,7 @@ func row(node string) (shown map[string]string, err error) {
 	return shown, nil
 }
 
-// checkRow tells whether kubectl shows this state of scheduling, and in other columns at least so many.
+// checkRow checks whether kubectl shows this state of scheduling, and in other columns at least so many.
 func checkRow(node, scheduling string, least map[string]int) error {
 	shown, err := row(node)
 	if err != nil {
@@ -104,7 +104,7 @@ func checkRow(node, scheduling string, least map[string]int) error {
 	return nil
 }
 
-// checkBreached tells whether the status says that the scene's metric is over the mark of a NodeQOS, since about this time.
+// checkBreached checks whether the status says that the scene's metric is over the threshold of a NodeQOS, since about this time.
 func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 		if rule.ID != nodeQOS+"/hot" {
 			continue
 		}
-		if rule.State != "Breached" || rule.Metric != s.metric() || rule.Value == nil || *rule.Value != hot || rule.Mark != mark {
+		if rule.State != "Breached" || rule.Metric != s.metric() || rule.Value == nil || *rule.Value != hot || rule.Mark != threshold {
 			return fmt.Errorf("the rule is %+v", rule)
 		}
 		// By the node's clock, which may be some seconds off.
@@ -126,7 +126,7 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
 }
 
-// checkRefused tells whether the status says of a pod of the scene, or of none, why a rule left it alone: in words that contain these.
+// checkRefused checks whether the status says of a pod of the scene, or of none, why a rule left it alone: in words that contain these.
 func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -144,8 +144,8 @@ func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	return fmt.Errorf("%s of %s for %q is not among %+v", what, pod, words, now.Status.Refused)
 }
 
-// waitKept waits until the agent says that it keeps what the controller compiled, with a rule of this NodeQOS.
-func (s *scene) waitKept(nodeQOS string) {
+// waitRulesEnforced waits until the agent says that it keeps what the controller compiled, with a rule of this NodeQOS.
+func (s *scene) waitRulesEnforced(nodeQOS string) {
 	s.Helper()
 	eventually(s, 20*time.Second, "the agent keeps "+nodeQOS, func() error {
 		now, err := watermarkOf(s.node)

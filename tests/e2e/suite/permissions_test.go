@@ -19,7 +19,7 @@ import (
 )
 
 // allUsed has the whole run fail in which a permission of the chart was not used.
-var allUsed = flag.Bool("permissions", false, "fail where nobody used a permission that the chart gives; all scenes, with -long, use each")
+var allUsed = flag.Bool("permissions", false, "fail where were not used a permission that the chart gives; all scenes, with -long, use each")
 
 // A permission is one verb on one thing for one of our accounts.
 type permission struct {
@@ -36,7 +36,7 @@ func (p permission) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s may %s %s in %s %s", p.account, p.verb, strings.Trim(p.resource+"."+p.group, "."), place, p.name))
 }
 
-// covers tells whether this permission is what allowed the other, which was asked for.
+// covers checks whether this permission is what allowed the other, which was asked for.
 func (p permission) covers(asked permission) bool {
 	prefix, any := strings.CutSuffix(p.resource, "*")
 	return p.account == asked.account && p.verb == asked.verb && p.group == asked.group &&
@@ -136,7 +136,7 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 	return slices.Collect(maps.Keys(used)), nil
 }
 
-// checkPermissions tells which permissions nobody used.
+// checkPermissions tells which permissions were not used.
 func checkPermissions(since time.Time) error {
 	if given != "" {
 		fmt.Println("skipped: which permissions were used, for which the audit log of our own cluster is needed")
@@ -161,7 +161,7 @@ func checkPermissions(since time.Time) error {
 	}
 	fmt.Printf("%d of %d permissions were used\n", len(chart)-len(idle), len(chart))
 	if len(idle) > 0 {
-		return fmt.Errorf("nobody used these permissions:\n  %s", strings.Join(idle, "\n  "))
+		return fmt.Errorf("were not used these permissions:\n  %s", strings.Join(idle, "\n  "))
 	}
 	return nil
 }

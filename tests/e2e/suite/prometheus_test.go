@@ -341,7 +341,7 @@ func isElsewhere(what string) bool {
 	return strings.Contains(what, "plimsoll_agent_pod_stalled_percent") && !slices.Contains(nodes, "v2")
 }
 
-func TestPrometheusFindsWhatTheDashboardAndTheAlertsAskFor(t *testing.T) {
+func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	needShell(t)
 	const node = "v1" // where Prometheus is too
 	if !slices.Contains(nodes, node) {
@@ -402,7 +402,7 @@ func (s *scene) movesFigures(p prometheus) {
 	s.rule(look, rule{action: hold, strategy: "Preview"})
 	s.rule(move, rule{action: move, metric: evicts})
 	for _, name := range []string{hold, shut, look, move} {
-		s.waitKept(name)
+		s.waitRulesEnforced(name)
 	}
 	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_mark) == 4`, s.name))
 

@@ -33,9 +33,9 @@ type release struct {
 	values string // the file of values that each command of the page is given besides
 }
 
-// TestTheReleaseFromInstallationToRemoval does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
+// TestReleaseFromInstallToUninstall does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
 // has the cluster alone: nothing of ours is left in it at times.
-func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
+func TestReleaseFromInstallToUninstall(t *testing.T) {
 	needShell(t)
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
 	r.page = pages.Read(t, absolute("."), "docs/install.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -44,7 +44,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generous)
+	r.have(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
 		if err := install(); err != nil {
 			t.Error(err)
@@ -55,7 +55,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 		test func(*testing.T, *release)
 	}{
 		{"uninstalled while it acts it leaves every node as it was", uninstalledWhileItActs},
-		{"installed with nothing to edit it says that all is well", installedAnew},
+		{"installed with nothing to edit it says that all is well", freshInstall},
 		{"the policies of a preset came with it, are changed, and go", anotherPreset},
 		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
 		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradedInTheMiddleOfARound},
@@ -82,11 +82,11 @@ func (r *release) have(t *testing.T, repository, tag, more string) {
 }
 
 // onAll presses every node at the same time.
-func onAll(t *testing.T) (all []*oracle) {
+func onAll(t *testing.T) (all []*baseline) {
 	t.Helper()
 	for _, node := range nodes {
 		s := newScene(t, node)
-		o, _ := pressed(t, s)
+		o, _ := underPressure(t, s)
 		all = append(all, o)
 	}
 	return all
@@ -127,7 +127,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 		}
 		return nil
 	})
-	// The pods go on burning all the while, and nobody is there who would mind.
+	// The pods go on burning the whole time, and nobody is there who would mind.
 	always(t, 5*time.Second, "nobody touches a node any more", func() error {
 		for _, o := range all {
 			if found, err := taint(o.scene.node); err != nil || found != nil {
@@ -150,7 +150,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 }
 
 // untouched fails the test unless a node is as if we had never been there.
-func (o *oracle) untouched(t *testing.T) {
+func (o *baseline) untouched(t *testing.T) {
 	t.Helper()
 	if err := o.asBefore(); err != nil {
 		t.Error(err)
@@ -164,7 +164,7 @@ func (o *oracle) untouched(t *testing.T) {
 }
 
 // asBefore tells which cgroup is not as it was.
-func (o *oracle) asBefore() error {
+func (o *baseline) asBefore() error {
 	for _, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
 		if err == nil {
@@ -174,7 +174,7 @@ func (o *oracle) asBefore() error {
 			return fmt.Errorf("%s on %s: %w", v.name, o.scene.node, err)
 		}
 	}
-	return o.leftAlone()
+	return o.bystanderUntouched()
 }
 
 func noFinalizers(t *testing.T) {
@@ -189,7 +189,7 @@ func noFinalizers(t *testing.T) {
 	}
 }
 
-// ofOurs are all objects of the cluster that bear our name, our label or a kind of ours, but for events.
+// ofOurs are all objects of the cluster that bear our name, our label or a kind of ours, except for events.
 func ofOurs() ([]string, error) {
 	kinds, err := tryKubectl("", "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
@@ -227,16 +227,16 @@ func (r *release) installWith(t *testing.T, preset string) {
 		}
 		return nil
 	})
-	r.have(t, repository, tag, generous+"policies: {preset: "+preset+"}\n")
+	r.have(t, repository, tag, generousBudgets+"policies: {preset: "+preset+"}\n")
 	r.page.Run(t, "Install")
-	r.have(t, repository, tag, generous)
+	r.have(t, repository, tag, generousBudgets)
 }
 
-func installedAnew(t *testing.T, r *release) {
+func freshInstall(t *testing.T, r *release) {
 	// After all of it was removed: policies could be made only when a pod had seen their definitions served.
 	waitPreset(t, "preview")
-	if told := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(told, "Completed: Job completed") {
-		t.Errorf("what waits for the definitions has told %q", told)
+	if reported := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(reported, "Completed: Job completed") {
+		t.Errorf("what waits for the definitions has told %q", reported)
 	}
 	if left := kubectl(t, "get", "jobs,sa", "-n", namespace, "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
 		t.Errorf("what waited for the definitions has left %s", left)
@@ -285,7 +285,7 @@ func waitPreset(t *testing.T, preset string) {
 	}
 }
 
-// judgesPreset tells whether a node keeps the rules of a preset and no others, and has a value for each.
+// judgesPreset checks whether a node keeps the rules of a preset and no others, and has a value for each.
 func judgesPreset(node, preset string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
@@ -322,19 +322,19 @@ func anotherPreset(t *testing.T, _ *release) {
 		t.Errorf("without a preset there is %s", left)
 	}
 	for _, node := range nodes {
-		eventually(t, time.Minute, "node "+node+" keeps no rules", func() error { return keepsNothing(node) })
+		eventually(t, time.Minute, "node "+node+" keeps no rules", func() error { return checkNoRules(node) })
 	}
 }
 
 func upgradedAndRolledBack(t *testing.T, r *release) {
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
-		// The page's commands are shown all the same.
+		// The page's commands are shown anyway.
 		chart, older = absolute("charts/plimsoll"), binary()
 	}
 	before := r.installPrevious(t, chart, older)
 	all := onAll(t)
-	kept := watchHeld(t, all)
+	kept := watchInForce(t, all)
 	now, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 
 	// As an older definition has none.
 	kubectl(t, "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p", `[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns"}]`)
-	r.have(t, now, tag, generous)
+	r.have(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
 	agentsRun(t, now)
 	kept("an upgrade")
@@ -361,7 +361,7 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(60 * time.Second)
+		o.waitAllRestored(60 * time.Second)
 	}
 	if missing != nil {
 		t.Skipf("NOT TESTED: nothing was upgraded but the name of an image, as chart and binary of revision %s are not to be had here (make previous): %v",
@@ -382,7 +382,7 @@ func (r *release) installPrevious(t *testing.T, chart, older string) (before str
 	}
 	// What controllers made stays when a release goes, and that chart makes objects of these names.
 	r.page.Run(t, "Uninstall")
-	if _, err := helm(old+generous, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
+	if _, err := helm(old+generousBudgets, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
 		t.Fatal(err)
 	}
 	agentsRun(t, before)
@@ -405,15 +405,15 @@ func upgradedInTheMiddleOfARound(t *testing.T, r *release) {
 	s := newScene(t, nodes[0])
 	const grace = 45 // longer than agents take to be replaced
 	pods := s.owned(s.lingers("first", grace), s.lingers("second", grace), s.lingers("third", grace), s.lingers("fourth", grace))
-	e := s.watchEndings(pods)
-	s.evictsOneARound()
+	e := s.watchTerminations(pods)
+	s.evictOnePodPerRound()
 	s.set(hot)
 	next := func(count int, by string) {
 		t.Helper()
 		eventually(t, 3*time.Minute, fmt.Sprintf("pod %d is evicted by %s", count, by), func() error { return e.count(count) })
 	}
 	next(1, "the agent of before")
-	r.have(t, now, tag, generous)
+	r.have(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
 	agentsRun(t, now)
 	next(2, "the leader")
@@ -460,8 +460,8 @@ func agentsRun(t *testing.T, image string) {
 	})
 }
 
-// watchHeld looks all the time whether what is in force stays so. The answer fails the test if it did not, up to then.
-func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
+// watchInForce looks all the time whether what is in force stays so. The returned function fails the test if it did not, up to then.
+func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	t.Helper()
 	caps := map[*victim]int{}
 	for _, o := range all {
@@ -479,7 +479,7 @@ func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
 			}
 			for _, v := range o.before {
 				if err == nil {
-					err = o.scene.held(v, caps[v])
+					err = o.scene.checkCap(v, caps[v])
 				}
 			}
 			lock.Lock()
@@ -496,7 +496,7 @@ func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
 		defer lock.Unlock()
 		t.Logf("%s: what is in force was looked at %d times", during, looked)
 		if looked == 0 || len(lost) > 0 {
-			t.Fatalf("during %s something was let go, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
+			t.Fatalf("during %s something was released, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
 		}
 		looked = 0
 	}
@@ -507,7 +507,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generous+"uninstall: {timeoutSeconds: 30}\n")
+	r.have(t, repository, tag, generousBudgets+"uninstall: {timeoutSeconds: 30}\n")
 	r.page.Run(t, "Upgrade")
 	all := onAll(t)
 	gone := all[len(all)-1]
@@ -522,7 +522,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	}
 
 	leave()
-	kept := watchHeld(t, []*oracle{gone})
+	kept := watchInForce(t, []*baseline{gone})
 	refused()
 	kept("an uninstallation that was refused")
 	for _, o := range all[:len(all)-1] {
@@ -534,7 +534,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 
 	// Somebody thinks again.
 	if _, err := r.page.Try("Upgrade"); err == nil {
-		t.Error("Helm upgrades what it has begun to remove: the page says otherwise")
+		t.Error("Helm upgrades what it has started to remove: the page says otherwise")
 	}
 	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
 	waitAgent(gone.scene, "")
@@ -568,8 +568,8 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	for _, o := range all {
 		for _, v := range o.before {
 			eventually(t, time.Minute, v.name+" is throttled again", func() error {
-				if told := o.scene.throttled(v.name); told == nil || told.Ratio != 50 {
-					return fmt.Errorf("the status says %+v", told)
+				if reported := o.scene.throttled(v.name); reported == nil || reported.Ratio != 50 {
+					return fmt.Errorf("the status says %+v", reported)
 				}
 				return nil
 			})
@@ -591,7 +591,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(90 * time.Second)
+		o.waitAllRestored(90 * time.Second)
 	}
 }
 

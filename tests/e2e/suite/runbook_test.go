@@ -15,15 +15,15 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestTheRunbooksCommandsDoWhatTheySay runs them all, on an installation that is well.
-func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
+// TestRunbookCommandsWork runs them all, on an installation that is well.
+func TestRunbookCommandsWork(t *testing.T) {
 	needShell(t)
 	values := filepath.Join(t.TempDir(), "values.yaml")
 	repository, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: values}).have(t, repository, tag, generous)
+	(&release{values: values}).have(t, repository, tag, generousBudgets)
 	// kubectl logs fails of a pod that ends meanwhile: a replica of the scene before.
 	eventually(t, 2*time.Minute, "no replica begins or ends", func() error {
 		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
@@ -81,10 +81,10 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		}
 	}
 	kubectl(t, "delete", "nodeqos", "runbook")
-	t.Run("what the first page tells to use on a cluster", theReadmesCommands)
+	t.Run("what the first page tells to use on a cluster", runReadmeCommands)
 	t.Run("new replicas", func(t *testing.T) {
 		page.Run(t, renewed)
-		theReplicasAreNew(t)
+		waitReplicasReplaced(t)
 	})
 	stop := pages.Read(t, absolute("."), "docs/emergency-stop.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	t.Cleanup(func() {
@@ -104,8 +104,8 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
-// theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs), and what builds.
-func theReadmesCommands(t *testing.T) {
+// runReadmeCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs), and what builds.
+func runReadmeCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.From(heading, "plimsoll doctor")
@@ -120,8 +120,8 @@ func theReadmesCommands(t *testing.T) {
 	}
 }
 
-// theReplicasAreNew waits for the end of a roll-out of the controller, and for one of its replicas to lead.
-func theReplicasAreNew(t *testing.T) {
+// waitReplicasReplaced waits for the end of a roll-out of the controller, and for one of its replicas to lead.
+func waitReplicasReplaced(t *testing.T) {
 	t.Helper()
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	eventually(t, 2*time.Minute, "the replicas of before are gone", func() error {

@@ -52,17 +52,17 @@ func (s *scene) throttled(pod string) *throttled {
 func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 	s.Helper()
 	eventually(s, limit, fmt.Sprintf("%s is throttled to %d %%", v.name, ratio), func() error {
-		told := s.throttled(v.name)
-		if told == nil || told.Ratio != ratio || told.ToMillicores == nil {
-			return fmt.Errorf("the status says %+v", told)
+		reported := s.throttled(v.name)
+		if reported == nil || reported.Ratio != ratio || reported.ToMillicores == nil {
+			return fmt.Errorf("the status says %+v", reported)
 		}
 		read, err := readSettings(s.node, v.folder)
 		if err != nil {
 			return err
 		}
 		cap = read.millicores()
-		if cap < *told.ToMillicores-1 || cap > *told.ToMillicores+1 {
-			return fmt.Errorf("the status says %dm, the kernel %dm", *told.ToMillicores, cap)
+		if cap < *reported.ToMillicores-1 || cap > *reported.ToMillicores+1 {
+			return fmt.Errorf("the status says %dm, the kernel %dm", *reported.ToMillicores, cap)
 		}
 		return nil
 	})
@@ -76,11 +76,11 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 // waitCap waits until the kernel holds a pod to some millicores.
 func (s *scene) waitCap(limit time.Duration, v *victim, millicores int) {
 	s.Helper()
-	eventually(s, limit, fmt.Sprintf("%s is held to %dm", v.name, millicores), func() error { return s.held(v, millicores) })
+	eventually(s, limit, fmt.Sprintf("%s is held to %dm", v.name, millicores), func() error { return s.checkCap(v, millicores) })
 }
 
-// held tells whether the kernel holds a pod to some millicores.
-func (s *scene) held(v *victim, millicores int) error {
+// checkCap checks whether the kernel holds a pod to some millicores.
+func (s *scene) checkCap(v *victim, millicores int) error {
 	read, err := readSettings(s.node, v.folder)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (s *scene) held(v *victim, millicores int) error {
 	return nil
 }
 
-// trace reads a pod's cap 5 times a second on the node itself; the answer ends that and returns the different caps in their order.
+// trace reads a pod's cap 5 times a second on the node itself; the returned function ends that and returns the different caps in their order.
 func (s *scene) trace(v *victim) (end func() []int) {
 	s.Helper()
 	file := "cpu.max"
@@ -110,7 +110,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 		for _, line := range strings.Split(<-traced, "\n") {
 			sum := 0
 			for _, word := range strings.Fields(line) {
-				if micros, err := strconv.Atoi(word); err == nil && micros > 1000 { // but for the sandbox's on v1
+				if micros, err := strconv.Atoi(word); err == nil && micros > 1000 { // except for the sandbox's on v1
 					sum += micros / 100
 				}
 				if s.node == "v2" {
@@ -125,7 +125,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 	}
 }
 
-func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T) {
+func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(
@@ -136,7 +136,7 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 40}}}")
 		s.allow(s.name, "limited", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		if free := s.usage(limited.folder, 2*time.Second); free < 70 {
 			t.Fatalf("the pod uses only %dm of 100m while nothing is in force", free)
 		}
@@ -148,8 +148,8 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		if used := s.usage(limited.folder, 4*time.Second); used > cap*105/100+2 || used < cap*60/100 {
 			t.Errorf("at a cap of %dm it uses %dm", cap, used)
 		}
-		if told := s.throttled("limited"); told == nil || told.Rule != s.name+"/hot" || told.FromMillicores == nil || *told.FromMillicores != 100 {
-			t.Errorf("the status says %+v", told)
+		if reported := s.throttled("limited"); reported == nil || reported.Rule != s.name+"/hot" || reported.FromMillicores == nil || *reported.FromMillicores != 100 {
+			t.Errorf("the status says %+v", reported)
 		}
 		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
 			t.Errorf("a pod that no PodQOS selects was touched: %v", err)
@@ -162,14 +162,14 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		if used := s.usage(limited.folder, 2*time.Second); used < 70 {
 			t.Errorf("it has its 100m again and uses %dm", used)
 		}
-		told := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
-		if !strings.Contains(told, s.name+"/hot") {
-			t.Errorf("no event of the pod names the rule:\n%s", told)
+		reported := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
+		if !strings.Contains(reported, s.name+"/hot") {
+			t.Errorf("no event of the pod names the rule:\n%s", reported)
 		}
 	})
 }
 
-// checkSteps tells whether caps go one way from a start to an end, with steps between.
+// checkSteps checks whether caps go one way from a start to an end, with steps between.
 func checkSteps(t *testing.T, seen []int, start, end int) {
 	t.Helper()
 	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
@@ -182,7 +182,7 @@ func checkSteps(t *testing.T, seen []int, start, end int) {
 	}
 }
 
-func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
+func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(work{name: "free", args: []string{"burn", "200"}})
@@ -194,7 +194,7 @@ func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
 		s.action(s.name, gently)
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		eventually(t, 20*time.Second, "it is held below its use", func() error {
 			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
@@ -211,7 +211,7 @@ func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
 	})
 }
 
-func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
+func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(
@@ -222,7 +222,7 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		s.action(s.name, gently)
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		cap, freeCap := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
 
@@ -231,10 +231,10 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			for _, command := range []string{"systemctl daemon-reload", "systemctl daemon-reexec"} {
 				seen, end := s.follow(limited)
 				onNode(t, node, command)
-				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return followed(seen(), cap) })
+				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return capRestored(seen(), cap) })
 				all := seen()
 				end()
-				s.checkBack(command, all, cap)
+				s.checkCapRestored(command, all, cap)
 				s.waitCap(5*time.Second, free, freeCap)
 			}
 		}
@@ -242,14 +242,14 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			seen, end := s.follow(limited)
 			s.restart(daemon)
 			always(t, 3*time.Second, "several ticks after "+daemon+" is back the caps are as they were", func() error {
-				if err := s.held(limited, cap); err != nil {
+				if err := s.checkCap(limited, cap); err != nil {
 					return err
 				}
-				return s.held(free, freeCap)
+				return s.checkCap(free, freeCap)
 			})
 			all := seen()
 			end()
-			s.checkBack("the restart of "+daemon, all, cap)
+			s.checkCapRestored("the restart of "+daemon, all, cap)
 		}
 		waitNodeReady(t, node)
 
@@ -260,7 +260,7 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			checkStayed = func() {
 				all := seen()
 				end()
-				s.checkBack("the restart of the container", all, cap)
+				s.checkCapRestored("the restart of the container", all, cap)
 			}
 		}
 		eventually(t, 60*time.Second, "the kubelet serves again", func() error {
@@ -293,15 +293,15 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		})
 		// A tick finds the new limit and another throttles by it; the kubelet may still write to the cgroups, and a status takes a while.
 		eventually(t, 30*time.Second, "the pod is throttled by its new limit", func() error {
-			told := s.throttled("limited")
-			if told == nil || told.FromMillicores == nil || *told.FromMillicores != 200 || told.ToMillicores == nil || *told.ToMillicores > 100 {
-				return fmt.Errorf("the status says %+v", told)
+			reported := s.throttled("limited")
+			if reported == nil || reported.FromMillicores == nil || *reported.FromMillicores != 200 || reported.ToMillicores == nil || *reported.ToMillicores > 100 {
+				return fmt.Errorf("the status says %+v", reported)
 			}
-			return s.held(limited, *told.ToMillicores)
+			return s.checkCap(limited, *reported.ToMillicores)
 		})
 		all := seen()
 		end()
-		s.checkHeld("the resize", all, 100)
+		s.checkCapped("the resize", all, 100)
 
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
@@ -312,9 +312,9 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 	})
 }
 
-// TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
+// TestCrashLoopingContainerStartsInThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
 // pod's: EINVAL, and the kubelet cannot start it.
-func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
+func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	t.Parallel()
 	if !slices.Contains(nodes, "v1") {
 		t.Skip("needs the node with cgroup v1")
@@ -328,9 +328,9 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	})
 	s.waitRunning("mixed")
 	const full = "10000" // of 100 ms, at a limit of 100m
-	var o *oracle
+	var o *baseline
 	eventually(t, 60*time.Second, "both containers are there, with their limits", func() error {
-		o = s.oracle("mixed")
+		o = s.baseline("mixed")
 		quotas := o.before[string(s.pod("mixed").UID)].before["containers/cpu.cfs_quota_us"]
 		if strings.Count(quotas, full) != 2 {
 			return fmt.Errorf("quotas are %s", quotas)
@@ -339,7 +339,7 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	})
 	mixed := o.before[string(s.pod("mixed").UID)]
 	_, id, _ := strings.Cut(containerOf(t, s.pod("mixed"), "work").ContainerID, "://")
-	// throttled tells whether the busy container has less than it was given.
+	// throttled checks whether the busy container has less than it was given.
 	throttled := func() error {
 		quota, err := tryOnNode("v1", "cat "+mixed.folder+"/"+id+"/cpu.cfs_quota_us")
 		if err != nil {
@@ -353,12 +353,12 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	s.action(s.name, gently)
 	s.allow(s.name, "mixed", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 
 	s.set(hot)
 	eventually(t, 40*time.Second, "the pod is throttled", func() error {
-		if told := s.throttled("mixed"); told == nil || told.Ratio != 50 {
-			return fmt.Errorf("the status says %+v", told)
+		if reported := s.throttled("mixed"); reported == nil || reported.Ratio != 50 {
+			return fmt.Errorf("the status says %+v", reported)
 		}
 		return throttled()
 	})
@@ -374,13 +374,13 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 		}
 		return nil
 	})
-	for _, told := range events(t, "Pod", s.name, "mixed") {
-		if strings.HasPrefix(told, "Failed: ") {
-			t.Errorf("a container could not be started: %s", told)
+	for _, reported := range events(t, "Pod", s.name, "mixed") {
+		if strings.HasPrefix(reported, "Failed: ") {
+			t.Errorf("a container could not be started: %s", reported)
 		}
 	}
 	s.set(cold)
-	o.waitUndone(60 * time.Second)
+	o.waitAllRestored(60 * time.Second)
 }
 
 // containerOf is the status of one of a pod's containers.

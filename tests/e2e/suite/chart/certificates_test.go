@@ -37,7 +37,7 @@ func field[T any](t *testing.T, object map[string]any, fields ...string) T {
 	return typed
 }
 
-// option is what a container is told by a flag; empty: nothing.
+// option is the value of a container's flag; empty: nothing.
 func option(container map[string]any, name string) string {
 	for _, argument := range container["args"].([]any) {
 		if value, found := strings.CutPrefix(argument.(string), "--"+name+"="); found {
@@ -47,7 +47,7 @@ func option(container map[string]any, name string) string {
 	return ""
 }
 
-func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
+func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["cert-manager"])
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
 		}
 	}
 	if secret := option(container, "metrics-api-secret"); secret != "" {
-		t.Errorf("the controller is told of the Secret %s", secret)
+		t.Errorf("the controller has the Secret %s", secret)
 	}
 	names := []any{}
 	for _, service := range []string{"metrics-api-service", "report-service"} {
@@ -89,7 +89,7 @@ func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
 	one(t, rendered, "Issuer", field[string](t, authority, "spec", "issuerRef", "name"))
 }
 
-func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
+func TestControllerCannotReadSecretsWithCertManager(t *testing.T) {
 	rights := func(values string) (found int) {
 		rendered, err := render(t, "--values", combinations(t)[values])
 		if err != nil {
@@ -118,7 +118,7 @@ func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
 	}
 }
 
-func TestAnIssuerOfOnesOwnSignsAloneAndAlsoWithoutTheAPI(t *testing.T) {
+func TestOwnIssuerSignsWithAndWithoutMetricsAPI(t *testing.T) {
 	kinds := func(args ...string) (found []string) {
 		rendered, err := render(t, args...)
 		if err != nil {

@@ -39,7 +39,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.takesThePoliciesOfItsFirstRevisionWithIt(t)
 }
 
-func TestAClusterWithoutAdmissionPoliciesIsRefused(t *testing.T) {
+func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
 	off := "admissionregistration.k8s.io/v1/validatingadmissionpolicies=false,admissionregistration.k8s.io/v1/validatingadmissionpolicybindings=false"
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")
@@ -363,7 +363,7 @@ func (c cluster) changesItsPolicies(t *testing.T) {
 	first := policy()
 	c.takes("upgrade", "--reset-then-reuse-values")
 	if now := policy(); now != first {
-		t.Errorf("an upgrade has made policies anew: %s was %s", now, first)
+		t.Errorf("an upgrade has made policies again: %s was %s", now, first)
 	}
 	c.has("plimsoll-preview", "after an upgrade")
 	if _, err := c.ofRelease("rollback", "1"); err != nil {

@@ -51,7 +51,7 @@ func ofTheNode(spec corev1.PodSpec) (paths []string) {
 	return paths
 }
 
-func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
+func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 	file := combinations(t)["nodes"]
 	v1 := "/sys/fs/cgroup/cpu /sys/fs/cgroup/cpu/kubepods w /sys/fs/cgroup/cpuacct /sys/fs/cgroup/cpuacct/kubepods w " +
 		"/sys/fs/cgroup/memory /sys/fs/cgroup/memory/kubepods w /var/lib/plimsoll w"
@@ -81,8 +81,8 @@ func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestTheTokensOfPodsEndWithinTheHour: one that is mounted automatically is valid for a year, as API servers extend those of 3607 s alone.
-func TestTheTokensOfPodsEndWithinTheHour(t *testing.T) {
+// TestPodTokensExpireWithinAnHour: one that is mounted automatically is valid for a year, as API servers extend those of 3607 s alone.
+func TestPodTokensExpireWithinAnHour(t *testing.T) {
 	rendered, err := render(t, "--set", "restoreNode=worker-1")
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestTheTokensOfPodsEndWithinTheHour(t *testing.T) {
 	}
 }
 
-func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
+func TestOpenShiftAccountsMayRunTheirPods(t *testing.T) {
 	constraints := func(args ...string) (found []string) {
 		t.Helper()
 		rendered, err := render(t, args...)
@@ -158,7 +158,7 @@ func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
 	}
 }
 
-func TestAgentsHaveTheLabelsOfSELinuxThatAreAskedFor(t *testing.T) {
+func TestAgentsHaveConfiguredSELinuxLabels(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string

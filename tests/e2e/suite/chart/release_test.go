@@ -21,8 +21,8 @@ import (
 // workers are so many nodes that a tenth of them, rounded up as Kubernetes does, is more than one.
 const workers, tenth = 12, 2
 
-// TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved: Helm waits for all of it, as kwok has the pods come up and end.
-func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
+// TestReleaseLifecycle: Helm waits for all of it, as kwok has the pods come up and end.
+func TestReleaseLifecycle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes: make e2e-long; by Helm 4, make helm4")
 	}
@@ -162,7 +162,7 @@ func (c cluster) watchRollOut() (away func() int) {
 // passes lets the next pod of the test end well: no program runs here that could tell.
 func (c cluster) passes() {
 	go func() {
-		for begun := time.Now(); time.Since(begun) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
+		for started := time.Now(); time.Since(started) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
 			ended := `{"status":{"phase":"Succeeded"}}`
 			phase, err := c.TryKubectl("", "get", "pod", "-n", "plimsoll", "plimsoll-test", "-o", "jsonpath={.status.phase}")
 			if err == nil && phase == "Running" {

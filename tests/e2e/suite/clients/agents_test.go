@@ -33,7 +33,7 @@ type pace struct {
 	every time.Duration
 	// They promise the next direct report within so long...
 	interval time.Duration
-	// ...and renew their Leases with each heartbeat once the leader has acknowledged none for so long.
+	// ...and renew their Leases with each heartbeat once the leader has acknowledged none for that long.
 	unheard time.Duration
 }
 

@@ -144,7 +144,7 @@ func (s *scene) list(page int64) ([]unstructured.Unstructured, error) {
 	}
 }
 
-// poller lists again and again, by pages where their size is given. What it is refused it asks again; what it is told has to be right.
+// poller lists again and again, by pages where their size is given. Refused requests are retried; every response has to be correct.
 func (s *scene) poller(name string, page int64) *ledger {
 	l := s.ledger(name)
 	running := s.running()

@@ -20,9 +20,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayRightWhereAControllersClockIsAnHourOff: ahead of all others, or behind. Each replica leads in its turn, and hears of all
+// TestClientsStayCorrectIfControllerClockIsOffByAnHour: ahead of all others, or behind. Each replica leads in its turn, and hears of all
 // agents: that one by way of the other, or by their Leases, since by its clock no token is valid now.
-func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
+func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
 	for _, off := range []struct {
 		way, refused string
 		ahead        time.Duration
@@ -69,9 +69,9 @@ func (s *scene) events(reason string) (about []string) {
 	return about
 }
 
-// TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre: ahead, or behind. It reports, is well, and keeps its node closed; when it is killed
+// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: ahead, or behind. It reports, is well, and keeps its node closed; when it is killed
 // that is noticed in time, though its Lease would be from the future; and it comes back.
-func TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre(t *testing.T) {
+func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: agents need root")
 	}
@@ -177,7 +177,7 @@ func (m *machine) isWell(s *scene, message string) error {
 		return fmt.Errorf("Healthy is %q", told)
 	}
 	row := strings.Fields(s.patiently("get", "nm", m.node, "-o", "wide", "--no-headers"))
-	// It is told of at least every 10 s.
+	// Its age is published at least every 10 s.
 	if age := row[len(row)-3]; !regexp.MustCompile(`^[0-9]s$|^[1-3][0-9]s$`).MatchString(age) {
 		return fmt.Errorf("REPORTED is %s of %q", age, row)
 	}

@@ -10,9 +10,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer: it stops leading before another begins. It can't see who leads, and refuses
+// TestClientsStayCorrectWhenLeaderLosesTheAPIServer: it stops leading before another begins. It can't see who leads, and refuses
 // whoever API servers send to it: who asks again finds the other. It goes on answering what every replica knows.
-func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
+func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	all, leader, standby := s.leaderIsCut(func(leader *replica) { leader.server.cut() })
@@ -31,8 +31,8 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	s.knowSoon("mended: all clients", all)
 }
 
-// TestClientsStayRightWhenTheLeaderIsCutFromTheAgents: the other replica, which they still reach, passes on what they report.
-func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderLosesTheAgents: the other replica, which they still reach, passes on what they report.
+func TestClientsStayCorrectWhenLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks again at once"))
@@ -49,8 +49,8 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
 	s.knowSoon("mended: all clients", all)
 }
 
-// TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem: also at their usual pace, where they renew no Lease for 25 s.
-func TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem(t *testing.T) {
+// TestReportsStayFreshWhileLeaderLosesTheAgents: also at their usual pace, where they renew no Lease for 25 s.
+func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true, pace: usual})
 	all := append(s.all(), s.asker("a client that asks again at once"))
 	leader, standby := s.leader()
@@ -87,11 +87,11 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 			}
 			return nil
 		})
-		begun := time.Now()
+		started := time.Now()
 		for _, l := range which {
 			s.Eventually(soon, "the heartbeat is shown", func() error { return l.behind(next) })
 		}
-		took := time.Since(begun)
+		took := time.Since(started)
 		s.T.Logf("%s: heartbeat %d was shown after %s", what, next, took.Round(100*time.Millisecond))
 		if took > failover {
 			s.T.Errorf("that is more than %s", failover)
@@ -99,8 +99,8 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderIsCutFromAll: from the API server and from the agents. The other has all reports already.
-func TestClientsStayRightWhenTheLeaderIsCutFromAll(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderIsDisconnected: from the API server and from the agents. The other has all reports already.
+func TestClientsStayCorrectWhenLeaderIsDisconnected(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	for _, r := range s.replicas {
 		s.reportsArrive(r, "stored")

@@ -20,12 +20,12 @@ import (
 // Another aggregated API, which nobody serves.
 const another = "absent.example.com"
 
-// An outage is what is told of an API that nobody answers for, by GROUP for its name.
+// An outage has the messages about an API that no replica serves; GROUP stands for its name.
 type outage struct{ kubectl, aggregated, legacy, request, namespace string }
 
-// TestAllElseWorksWhileEveryReplicaIsDown: all are killed, or stand still for a minute. It fails what fails where the backend of any other
+// TestOtherAPIsWorkWhileAllReplicasAreDown: all are killed, or stop for a minute. It fails what fails where the backend of any other
 // aggregated API is down, in the same words, and nothing else does.
-func TestAllElseWorksWhileEveryReplicaIsDown(t *testing.T) {
+func TestOtherAPIsWorkWhileAllReplicasAreDown(t *testing.T) {
 	s := open(t)
 	s.controls("namespace-controller", "garbage-collector-controller")
 	all := s.all()
@@ -155,7 +155,7 @@ func (s *scene) nodes() string {
 	return s.Kubectl("get", "nodes", "-o", "custom-columns=:.metadata.name,:.metadata.resourceVersion")
 }
 
-// isEmptied deletes a namespace with something in it, which has to go, and waits for what is told of why the namespace itself does not.
+// isEmptied deletes a namespace with something in it, which has to go, and waits for the condition that says why the namespace itself remains.
 func (s *scene) isEmptied(name string) (why string) {
 	s.T.Helper()
 	s.namespace(name)
@@ -184,7 +184,7 @@ func (s *scene) isEmptied(name string) (why string) {
 // worksOtherwise uses what discovery and OpenAPI are for: kubectl explains and validates, and what lost its owner is deleted.
 func (s *scene) worksOtherwise() {
 	s.T.Helper()
-	begun := time.Now()
+	started := time.Now()
 	if out := s.Kubectl("explain", "pods.spec.containers"); !strings.Contains(out, "VERSION:    v1") {
 		s.T.Error(out)
 	}
@@ -192,7 +192,7 @@ func (s *scene) worksOtherwise() {
 	if _, err := s.TryKubectl(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"wrong","namespace":"default"},"dta":{}}`, "apply", "-f", "-"); err == nil {
 		s.T.Error("kubectl does not see that there is no field dta")
 	}
-	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(begun).Round(100*time.Millisecond))
+	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(started).Round(100*time.Millisecond))
 	maps := s.Kube.CoreV1().ConfigMaps("default")
 	owner, err := maps.Get(background, "owner", metav1.GetOptions{})
 	s.agents.must(nil, err)

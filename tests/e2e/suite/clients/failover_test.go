@@ -47,8 +47,8 @@ func (s *scene) edits() {
 	}()
 }
 
-// TestClientsStayRightWhenTheLeaderIsKilled: each client has new data of all nodes soon after the leader is killed, twice.
-func TestClientsStayRightWhenTheLeaderIsKilled(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderIsKilled: each client has new data of all nodes soon after the leader is killed, twice.
+func TestClientsStayCorrectWhenLeaderIsKilled(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
@@ -63,8 +63,8 @@ func TestClientsStayRightWhenTheLeaderIsKilled(t *testing.T) {
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderEnds: as in a rolling update, one replica after the other. Nobody who asks is refused, not once.
-func TestClientsStayRightWhenTheLeaderEnds(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderTerminates: as in a rolling update, one replica after the other. Nobody who asks is refused, not once.
+func TestClientsStayCorrectWhenLeaderTerminates(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := append(s.all(), s.impatient())
@@ -81,10 +81,10 @@ func TestClientsStayRightWhenTheLeaderEnds(t *testing.T) {
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderStandsStill: it is stopped for 30 s or more, and goes on. A client that asks has new data meanwhile:
-// another replica leads, and the one that stands still leaves the endpoints. A watch that the stopped process itself holds open shows
+// TestClientsStayCorrectWhenLeaderIsStopped: it is stopped for 30 s or more, and goes on. A client that asks has new data meanwhile:
+// another replica leads, and the one that is stopped leaves the endpoints. A watch that the stopped process itself holds open shows
 // nothing until it goes on: nobody else can end it; what it shows then is right. It writes nothing when it goes on.
-func TestClientsStayRightWhenTheLeaderStandsStill(t *testing.T) {
+func TestClientsStayCorrectWhenLeaderIsStopped(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks"))
@@ -104,8 +104,8 @@ func TestClientsStayRightWhenTheLeaderStandsStill(t *testing.T) {
 	s.wroteNothing(leader, goesOn)
 }
 
-// TestClientsStayRightWhenTheAPIServerIsRestarted: all watches break, and neither replica can renew its Lease for a while.
-func TestClientsStayRightWhenTheAPIServerIsRestarted(t *testing.T) {
+// TestClientsStayCorrectWhenAPIServerRestarts: all watches break, and neither replica can renew its Lease for a while.
+func TestClientsStayCorrectWhenAPIServerRestarts(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
@@ -117,8 +117,8 @@ func TestClientsStayRightWhenTheAPIServerIsRestarted(t *testing.T) {
 	s.knowSoon("the API server is back: all clients", all)
 }
 
-// TestAHundredInformersListAnewAtOnce: each failover makes all of them list, and all stay right.
-func TestAHundredInformersListAnewAtOnce(t *testing.T) {
+// TestHundredInformersRelistAtOnce: each failover makes all of them list, and all stay right.
+func TestHundredInformersRelistAtOnce(t *testing.T) {
 	s := open(t)
 	var all []*ledger
 	for index := range 100 {

@@ -31,10 +31,10 @@ const (
 	lag = 10 * time.Second
 )
 
-// TestClientsNoticeNothingOfWhatCertManagerRenews: its controllers make what the chart asks for, and make all of it anew, as `cmctl renew`
+// TestClientsDoNotNoticeCertManagerRenewals: its controllers make what the chart asks for, and make all of it again, as `cmctl renew`
 // has them do. No request is refused: of no client, of no agent that reports, of none that asks for an eviction through the API server; and nothing is
 // started again.
-func TestClientsNoticeNothingOfWhatCertManagerRenews(t *testing.T) {
+func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	s := openWith(t, setting{directly: true, issued: true})
 	for _, r := range s.replicas {
 		s.serves(r, s.issued())
@@ -103,7 +103,7 @@ func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 	})
 }
 
-// renew has cert-manager make a Certificate's Secret anew.
+// renew has cert-manager make a Certificate's Secret again.
 func (s *scene) renew(name string) {
 	s.T.Helper()
 	var made func() error
@@ -114,7 +114,7 @@ func (s *scene) renew(name string) {
 	s.Eventually(soon, name+" is renewed", made)
 }
 
-// believers connect to the replicas again and again as agents do, who know the authorities that their kubelet brought last. The answer counts.
+// believers connect to the replicas again and again as agents do, who know the authorities that their kubelet brought last. The returned function counts.
 func (s *scene) believers() *atomic.Int64 {
 	l, running, count := s.ledger("an agent that believes what it was told"), s.running(), &atomic.Int64{}
 	roots := x509.NewCertPool()
@@ -145,7 +145,7 @@ func (s *scene) believers() *atomic.Int64 {
 	return count
 }
 
-// evictor asks again and again, through the API server, for the eviction of a pod that is gone, as the agent of a node. The answer counts how
+// evictor asks again and again, through the API server, for the eviction of a pod that is gone, as the agent of a node. The returned function counts how
 // often the leader has said so.
 func (s *scene) evictor() *atomic.Int64 {
 	s.T.Helper()

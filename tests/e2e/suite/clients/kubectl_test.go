@@ -117,8 +117,8 @@ func (s *scene) isAvailable(group, wanted string) error {
 	return err
 }
 
-// TestNamespacesAreDeletedWhicheverReplicaIsDown: and kubectl finds and asks all it could before.
-func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
+// TestNamespacesAreDeletedWithEitherReplicaDown: and kubectl finds and asks all it could before.
+func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	s.kubectl()
@@ -138,7 +138,7 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 		s.apiResources("nodewatermarks")
 		name := "beside-" + r.name
 		s.namespace(name)
-		s.gone(name, r.name+" stands still")
+		s.gone(name, r.name+" is stopped")
 		s.isEndpoint(r, false)
 		r.Signal(syscall.SIGCONT)
 		s.isEndpoint(r, true)
@@ -147,8 +147,8 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 	s.kubectl()
 }
 
-// TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes: and don't take the place of those that lack nothing.
-func TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes(t *testing.T) {
+// TestUnreadyReplicasServeDiscoveryIfNoneIsReady: and don't take the place of those that lack nothing.
+func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	definition := "nodewatermarks.plimsoll.dev"
@@ -172,7 +172,7 @@ func TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes(t *testing.
 	time.Sleep(20 * time.Second)
 	s.isEndpoint(first, false)
 	s.namespace("one-lacks")
-	s.gone("one-lacks", "one replica lacks something and has begun anew")
+	s.gone("one-lacks", "one replica lacks something and has started again")
 
 	second.Kill()
 	s.isEndpoint(first, true)

@@ -14,9 +14,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayRightWhileTheFrontProxysAuthorityRotates: as an administrator does it on an API server that runs. First both are
+// TestClientsStayCorrectWhileFrontProxyCARotates: as an administrator does it on an API server that runs. First both are
 // believed, then the API server gets a certificate of the new one, and in the end the old one is believed no more.
-func TestClientsStayRightWhileTheFrontProxysAuthorityRotates(t *testing.T) {
+func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 	s := open(t)
 	all := s.all()
 	s.allKnow(soon, all)

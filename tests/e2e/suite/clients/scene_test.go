@@ -199,7 +199,7 @@ func (s *scene) complete(r *replica) {
 func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
 	s.T.Helper()
 	// The next one may be under way.
-	begun, beat := time.Now(), s.agents.last()+2
+	started, beat := time.Now(), s.agents.last()+2
 	var last *ledger
 	for {
 		var late error
@@ -209,9 +209,9 @@ func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *l
 			}
 		}
 		if late == nil {
-			return time.Since(begun), last
+			return time.Since(started), last
 		}
-		if time.Since(begun) > limit {
+		if time.Since(started) > limit {
 			s.T.Fatalf("not within %s: %v", limit, late)
 		}
 		time.Sleep(50 * time.Millisecond)

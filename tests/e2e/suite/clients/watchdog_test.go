@@ -13,9 +13,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader: the leader stands still for 30 s, and all who watch are held by it. Without
-// --watchdog they would be shown nothing for so long.
-func TestWatchersFindAnotherReplicaWhenTheWatchdogEndsTheLeader(t *testing.T) {
+// TestWatchersMoveToAnotherReplicaWhenTheWatchdogKillsTheLeader: the leader is stopped for 30 s, and all who watch are held by it. Without
+// --watchdog they would be shown nothing for that long.
+func TestWatchersMoveToAnotherReplicaWhenTheWatchdogKillsTheLeader(t *testing.T) {
 	s := openWith(t, setting{flags: []string{"--watchdog"}})
 	s.edits()
 	leader, standby := s.leader()

@@ -59,13 +59,13 @@ func (s *scene) views() map[string]*view {
 
 // look asks once, through the API server as kubectl does, and notes what is shown and how old it is by then.
 func (s *scene) look(v *view) error {
-	begun := time.Now()
+	started := time.Now()
 	content, err := s.Kube.Discovery().RESTClient().Get().AbsPath(v.path).DoRaw(background)
 	now := time.Now()
 	if err != nil {
 		return err
 	}
-	v.took = append(v.took, float64(now.Sub(begun).Microseconds())/1000)
+	v.took = append(v.took, float64(now.Sub(started).Microseconds())/1000)
 	v.size = len(content)
 	var list struct{ Items []item }
 	if err := json.Unmarshal(content, &list); err != nil {

@@ -17,8 +17,8 @@ var (
 	length = flag.Duration("for", 90*time.Second, "how long nobody reads, and again how long a client does")
 )
 
-// TestTheLoadOfNodesBesideMetricsServer prints a table in Markdown: docs/comparison.md has it.
-func TestTheLoadOfNodesBesideMetricsServer(t *testing.T) {
+// TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/comparison.md has it.
+func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 	s := open(t, *nodes)
 	// What was started goes on starting for a while: the first answers fill caches.
 	time.Sleep(resolution)
@@ -51,19 +51,19 @@ type phase struct {
 func (s *scene) phase(during func(until time.Time)) *phase {
 	servers := s.servers()
 	p := &phase{}
-	begun := time.Now()
+	started := time.Now()
 	before := used(servers)
 	ended, memory := make(chan struct{}), make(chan []int)
 	go func() { memory <- most(servers, ended) }()
-	during(begun.Add(*length))
+	during(started.Add(*length))
 	after := used(servers)
-	p.took = time.Since(begun)
+	p.took = time.Since(started)
 	close(ended)
 	p.memory = <-memory
 	for index := range servers {
 		p.cores = append(p.cores, (after[index]-before[index])/p.took.Seconds())
 	}
-	p.requests = s.requests(begun, begun.Add(p.took))
+	p.requests = s.requests(started, started.Add(p.took))
 	return p
 }
 

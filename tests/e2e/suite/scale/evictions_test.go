@@ -55,23 +55,23 @@ var evicts = []string{
 // evictors stand for the agents of the nodes: each has one pod of its node evicted after the other, as fast as it is let.
 type evictors struct {
 	lock sync.Mutex
-	// begun has when each pod began to end, cut to the second, as the API server has stamped it: also of an eviction whose answer got lost.
-	begun map[types.UID]time.Time
+	// started has when each pod started to terminate, cut to the second, as the API server has stamped it: also of an eviction whose answer got lost.
+	started map[types.UID]time.Time
 	// accepted are those that somebody was told of.
 	accepted []types.UID
 	// refusals counts them by their words.
 	refusals map[string]int
 }
 
-// TestTheFleetsBudgetOfEvictionsHoldsOverFailovers: fifty agents ask for evictions at once, for as long as they are let; the leader is
+// TestFleetEvictionBudgetSurvivesFailovers: fifty agents ask for evictions at once, for as long as they are let; the leader is
 // killed twice meanwhile.
-func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
+func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 	p := installed(t)
 	nodes := p.nodes(evicting)
 	p.victims(nodes)
 	replicas := []*replica{p.begin("first"), p.begin("second")}
 	p.Apply(evicts...)
-	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
@@ -86,8 +86,8 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	until := func(what string, evictions int) {
 		t.Helper()
 		p.Eventually(3*time.Minute, what, func() error {
-			if begun := e.count(); begun < evictions {
-				return fmt.Errorf("%d are, refused: %v", begun, e.said())
+			if started := e.count(); started < evictions {
+				return fmt.Errorf("%d are, refused: %v", started, e.said())
 			}
 			return nil
 		})
@@ -112,14 +112,14 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	}
 }
 
-// TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes: an edit comes between what the agent enforces and what it asks.
-func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *testing.T) {
+// TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules: an edit comes between what the agent enforces and what it asks.
+func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	p := installed(t)
 	node := p.nodes(1)[0]
 	p.victims([]string{node})
 	a := p.agentOf(node, []*replica{p.begin("only")})
 	p.Apply(evicts...)
-	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	older := ""
 	p.Eventually(time.Minute, "the node has rules", func() (err error) {
@@ -194,8 +194,8 @@ func (e *evictors) watch(p *plane) {
 		grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
 		e.lock.Lock()
 		defer e.lock.Unlock()
-		if _, known := e.begun[pod.UID]; !known {
-			e.begun[pod.UID] = pod.DeletionTimestamp.Add(-grace)
+		if _, known := e.started[pod.UID]; !known {
+			e.started[pod.UID] = pod.DeletionTimestamp.Add(-grace)
 		}
 	}
 	pods := factory.Core().V1().Pods().Informer()
@@ -226,24 +226,24 @@ func (e *evictors) misses(p *plane) error {
 	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if ended := evicting*victimsPerNode - running; ended != len(e.begun) {
-		return fmt.Errorf("%d of %d were seen", len(e.begun), ended)
+	if ended := evicting*victimsPerNode - running; ended != len(e.started) {
+		return fmt.Errorf("%d of %d were seen", len(e.started), ended)
 	}
 	for _, uid := range e.accepted {
-		if _, seen := e.begun[uid]; !seen {
+		if _, seen := e.started[uid]; !seen {
 			return fmt.Errorf("%s was evicted, as its agent was told, and does not end", uid)
 		}
 	}
 	return nil
 }
 
-// holds fails the test where more pods began to end within a window than the budget allows.
+// holds fails the test where more pods started to terminate within a window than the budget allows.
 func (e *evictors) holds(t *testing.T) {
 	t.Helper()
-	begun := slices.SortedFunc(maps.Values(e.begun), time.Time.Compare)
-	for index := range max(0, len(begun)-allowed) {
+	started := slices.SortedFunc(maps.Values(e.started), time.Time.Compare)
+	for index := range max(0, len(started)-allowed) {
 		// However far apart they were, they were less far than this: both are cut to the second.
-		if most := begun[index+allowed].Sub(begun[index]) + time.Second; most <= window {
+		if most := started[index+allowed].Sub(started[index]) + time.Second; most <= window {
 			t.Errorf("evictions %d to %d began within %s: %d are allowed in %s", index, index+allowed, most, allowed, window)
 		}
 	}
@@ -252,7 +252,7 @@ func (e *evictors) holds(t *testing.T) {
 func (e *evictors) count() int {
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	return len(e.begun)
+	return len(e.started)
 }
 
 func (e *evictors) said() string {
@@ -372,7 +372,7 @@ func (a *evictor) ask(running context.Context, wish report.Eviction) (said repor
 	return said, err
 }
 
-// installed is a plane with what the chart installs, but for the API of NodeMetrics: evictions do without.
+// installed is a plane with what the chart installs, except for the API of NodeMetrics: evictions do without.
 func installed(t *testing.T) *plane {
 	p := &plane{Plane: shared.Start(t, []string{"--max-requests-inflight=800", "--max-mutating-requests-inflight=400"})}
 	p.Run("kwok", "--kubeconfig="+p.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")

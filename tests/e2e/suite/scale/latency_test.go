@@ -23,9 +23,9 @@ import (
 // So many evictions are asked for in a phase at most, and in a second: far more than budgets usually let.
 const timedEvictions, aSecond = 500, 2
 
-// TestInAFleetThatReportsAnEvictionIsQuick: while all agents report, some of them ask for evictions. What is measured is the time from the
+// TestFleetEvictionIsFastWhileAgentsReport: while all agents report, some of them ask for evictions. What is measured is the time from the
 // request, which an agent sends right after its decision, to the answer that the API server has taken the Eviction.
-func TestInAFleetThatReportsAnEvictionIsQuick(t *testing.T) {
+func TestFleetEvictionIsFastWhileAgentsReport(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
 	f.Apply(strings.Replace(evicts[2], `"selector": {}`, `"selector": {"matchLabels": {"evicts": "true"}}`, 1), evicts[0], evicts[1])
@@ -108,9 +108,9 @@ func (f *fleet) evicts(evictors []*evictor, count int, length time.Duration) (to
 	var lock sync.Mutex
 	busy := make([]sync.Mutex, len(evictors))
 	var all sync.WaitGroup
-	begun := time.Now()
+	started := time.Now()
 	for index := range count {
-		time.Sleep(time.Until(begun.Add(length * time.Duration(index) / time.Duration(count))))
+		time.Sleep(time.Until(started.Add(length * time.Duration(index) / time.Duration(count))))
 		all.Go(func() {
 			busy[index%len(evictors)].Lock()
 			defer busy[index%len(evictors)].Unlock()

@@ -96,7 +96,7 @@ func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool
 	}
 }
 
-// phase lets the fleet run for so long; in the middle of it the leader may be killed.
+// phase lets the fleet run for that long; in the middle of it the leader may be killed.
 func (f *fleet) phase(name string, length time.Duration, reach []string, flags ...string) *phase {
 	p := &phase{name: name, codes: map[string]int{}, fleet: f}
 	kill := flags[len(flags)-1] == "kill"
@@ -314,9 +314,9 @@ func (p *phase) judge(list metrics) {
 
 // timed fetches, and says how long that took in milliseconds.
 func timed(client *http.Client, path string) (float64, []byte, error) {
-	begun := time.Now()
+	started := time.Now()
 	content, err := fetch(client, path)
-	return float64(time.Since(begun).Microseconds()) / 1000, content, err
+	return float64(time.Since(started).Microseconds()) / 1000, content, err
 }
 
 func fetch(client *http.Client, path string) ([]byte, error) {

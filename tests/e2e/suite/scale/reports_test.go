@@ -67,8 +67,8 @@ func (r *replica) leads() bool {
 // size is that of the cluster for which the bars are; a larger fleet shows what there is room for.
 const size = 5000
 
-// TestAFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
-func TestAFleetReportsDirectly(t *testing.T) {
+// TestFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
+func TestFleetReportsDirectly(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
 	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())

@@ -47,7 +47,7 @@ func (p *plane) effects() map[string][]string {
 	return effects
 }
 
-// marks counts the nodes by the mark of their first rule.
+// marks counts the nodes by the threshold of their first rule.
 func (p *plane) marks() map[float64]int {
 	list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -90,7 +90,7 @@ func (p *plane) allKeep(limit time.Duration, nodes int) {
 
 func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
 	p.T.Helper()
-	return p.Eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
+	return p.Eventually(limit, fmt.Sprintf("all nodes have the threshold %d", mark), func() error {
 		if marks := p.marks(); marks[float64(mark)] < nodes {
 			return fmt.Errorf("nodes by mark: %v", marks)
 		}
@@ -98,9 +98,9 @@ func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
 	})
 }
 
-// TestNoMoreNodesAreClosedThanTheCap: twenty nodes are over their mark at once; six stay closed, those most over it, and fourteen
+// TestMaxUnschedulableIsNotExceeded: twenty nodes are over their mark at once; six stay closed, those most over it, and fourteen
 // get a taint that only asks for others to be preferred.
-func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
+func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
@@ -108,12 +108,12 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 	p.reachAll(30*time.Second, 4000, 20)
 	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
 	agents.measures(over, nodes...)
-	begun := time.Now()
+	started := time.Now()
 	tooMany := time.Duration(0)
 	settled := p.Eventually(time.Minute, "six are closed", func() error {
 		effects := p.effects()
 		if len(effects["NoSchedule"]) > 6 {
-			tooMany = time.Since(begun)
+			tooMany = time.Since(started)
 		}
 		if len(effects["NoSchedule"]) != 6 || len(effects["PreferNoSchedule"]) != 14 {
 			return fmt.Errorf("%v", effects)
@@ -149,8 +149,8 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 	})
 }
 
-// TestABadTighteningEditStopsAtItsCanary: the canary acts since it has the edit; nineteen nodes never get it.
-func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
+// TestTighteningEditStopsAtCanaryThatActs: the canary acts since it has the edit; nineteen nodes never get it.
+func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
@@ -193,9 +193,9 @@ func (p *plane) versions() map[string]string {
 	return versions
 }
 
-// TestAThousandNodesAndFiftyPolicies: an edit that tightens reaches all nodes in the time that its roll-out allows (a minute with ten
+// TestThousandNodesAndFiftyPolicies: an edit that tightens reaches all nodes in the time that its roll-out allows (a minute with ten
 // canaries, then a hundred nodes a second), and then nothing is written any more.
-func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
+func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	p := start(t)
 	const count = 1000
 	nodes := p.nodes(count)

@@ -28,11 +28,11 @@ const (
 	memoryLimit = 512 << 10
 )
 
-// A crowd is many clients that list all nodes and read that slowly, each anew when it is cut.
+// A crowd is many clients that list all nodes and read that slowly, each again when it is cut.
 type crowd struct {
-	begun, cut atomic.Int64
-	running    sync.WaitGroup
-	stop       context.CancelFunc
+	started, cut atomic.Int64
+	running      sync.WaitGroup
+	stop         context.CancelFunc
 }
 
 // readSlowly has so many of them ask the leader, a fifth of them for a watch that begins with all nodes.
@@ -89,7 +89,7 @@ func (c *crowd) reads(running context.Context, from *replica, watches bool) {
 	if response.StatusCode != http.StatusOK {
 		return
 	}
-	c.begun.Add(1)
+	c.started.Add(1)
 	part := make([]byte, slowPart)
 	for err == nil {
 		_, err = response.Body.Read(part)
@@ -119,9 +119,9 @@ func (f *fleet) peaks(running context.Context) map[*replica]int {
 	return most
 }
 
-// TestAFleetsLeaderOutlastsSlowReaders: fifty clients read lists and watches of all nodes slowly while agents report. The leader stays below
+// TestFleetLeaderSurvivesSlowReaders: fifty clients read lists and watches of all nodes slowly while agents report. The leader stays below
 // the chart's limit of its memory, and whoever reads as fast as is usual gets as many lists, as fresh and as whole, as without them.
-func TestAFleetsLeaderOutlastsSlowReaders(t *testing.T) {
+func TestFleetLeaderSurvivesSlowReaders(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
 	length = max(length, 2*slowReaders*time.Second)
@@ -157,9 +157,9 @@ func TestAFleetsLeaderOutlastsSlowReaders(t *testing.T) {
 		return nil
 	})
 	_, cut := pinned()
-	t.Logf("%d slow reads began, %d broke off; the leader cut %.0f of them for the memory they took", crowd.begun.Load(), crowd.cut.Load(), cut)
-	if crowd.begun.Load() < slowReaders {
-		t.Errorf("only %d slow reads began", crowd.begun.Load())
+	t.Logf("%d slow reads began, %d broke off; the leader cut %.0f of them for the memory they took", crowd.started.Load(), crowd.cut.Load(), cut)
+	if crowd.started.Load() < slowReaders {
+		t.Errorf("only %d slow reads began", crowd.started.Load())
 	}
 	for r, resident := range most {
 		beside.holds(t, "memory of replica "+r.address+" at most, in kB", float64(resident), memoryLimit, agents <= size)

@@ -69,9 +69,9 @@ func run(options options) error {
 	}
 	tally := &tally{}
 	var all sync.WaitGroup
-	begun := time.Now()
+	started := time.Now()
 	for index := options.first; index < options.first+options.nodes; index++ {
-		first := begun.Add(time.Duration(rand.Int64N(int64(options.begin))))
+		first := started.Add(time.Duration(rand.Int64N(int64(options.begin))))
 		agent, err := newAgent(options, index, sender, leases, tally)
 		if err != nil {
 			return err
@@ -85,7 +85,7 @@ func run(options options) error {
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		tally.print(running, begun)
+		tally.print(running, started)
 	}()
 	<-running.Done()
 	all.Wait()
@@ -150,7 +150,7 @@ func (t *tally) renewed(size int, took time.Duration) {
 	t.line.Renewed = append(t.line.Renewed, took.Microseconds())
 }
 
-func (t *tally) print(running context.Context, begun time.Time) {
+func (t *tally) print(running context.Context, started time.Time) {
 	out := bufio.NewWriter(os.Stdout)
 	ticks := time.NewTicker(time.Second)
 	defer ticks.Stop()
@@ -163,7 +163,7 @@ func (t *tally) print(running context.Context, begun time.Time) {
 		now := t.line
 		t.line = line{}
 		t.lock.Unlock()
-		now.Second = int(time.Since(begun).Seconds())
+		now.Second = int(time.Since(started).Seconds())
 		json.NewEncoder(out).Encode(now)
 		out.Flush()
 	}

@@ -29,10 +29,10 @@ func count(t *testing.T, node string) *tally {
 	return now
 }
 
-// forget makes it that of an agent that is only about to start.
-func (c *tally) forget() { c.requests, c.events = 0, 0 }
+// reset makes it that of an agent that is only about to start.
+func (c *tally) reset() { c.requests, c.events = 0, 0 }
 
-// check tells whether the agent has asked for no more since then than one does that waits as it should, and this much for what
+// check checks whether the agent has asked for no more since then than one does that waits as it should, and this much for what
 // happened on the node meanwhile.
 //
 // However long the API server or the controller is away: Lease, status, taint and the event at hand are each tried every ten seconds at
