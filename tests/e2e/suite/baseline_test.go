@@ -41,15 +41,15 @@ func records(text string) (records []record, err error) {
 	return records, nil
 }
 
-// leastMillicores is what the least quota that the kernel takes, 1 ms of 100, lets a pod use.
+// leastMillicores is the CPU of the smallest quota that the kernel accepts, 1 ms of 100 ms.
 const leastMillicores = 10
 
-// baseline holds what the pods of a scene were before, and judges what they are later.
+// baseline is the state of a scene's pods before the test, to compare with.
 type baseline struct {
 	scene  *scene
 	before map[string]*victim // by UID
-	floors map[string]int     // by UID: the millicores that no throttle goes below
-	// bystander is a pod that no policy selects, and its UID. Nil: there is none.
+	floors map[string]int     // by UID: the floor in millicores
+	// bystander is a pod that no policy selects. May be nil.
 	bystander    *victim
 	bystanderUID string
 }
@@ -65,13 +65,13 @@ func (s *scene) baseline(pods ...string) *baseline {
 	return o
 }
 
-// watchBystander has the baseline watch a pod that no policy selects, which nobody may ever touch.
+// watchBystander adds a pod that no policy selects: its cgroup must never change.
 func (o *baseline) watchBystander(pod string) {
 	o.scene.Helper()
 	o.bystander, o.bystanderUID = o.scene.victim(pod), string(o.scene.pod(pod).UID)
 }
 
-// bystanderUntouched fails the test as soon as the pod that no policy selects is not as it was (I3). An error: its files could not be read.
+// bystanderUntouched fails the test as soon as the pod that no policy selects has changed (I3). It returns an error if the files cannot be read.
 func (o *baseline) bystanderUntouched() error {
 	o.scene.Helper()
 	if o.bystander == nil {
@@ -87,7 +87,7 @@ func (o *baseline) bystanderUntouched() error {
 	return nil
 }
 
-// inForce checks whether the pod is throttled as far as it was, the node closed, and the pod that no policy selects left alone.
+// inForce checks that the pod is still throttled to its cap, the node closed and the bystander untouched.
 func (o *baseline) inForce(v *victim) error {
 	o.scene.Helper()
 	if err := o.scene.inForce(v); err != nil {
@@ -104,7 +104,7 @@ func requested(pod *corev1.Pod) (millicores int) {
 	return millicores
 }
 
-// waitAccounted waits until every file that differs from before has its one entry in the journal, and every entry such a file
+// waitAccounted waits until each changed file has exactly one journal entry and each entry a changed file
 // (I1), and every cap is between the floor and the original (I2).
 func (o *baseline) waitAccounted(limit time.Duration) {
 	o.scene.Helper()
@@ -121,7 +121,7 @@ func (o *baseline) checkJournal() error {
 		return err
 	}
 	if left := o.unjournalled(now); len(left) > 0 {
-		return fmt.Errorf("no entry of the journal tells of %s", strings.Join(left, "; "))
+		return fmt.Errorf("the journal has no entry for %s", strings.Join(left, "; "))
 	}
 	for key, entry := range now.entries {
 		if held, there := now.files[key]; !there {
@@ -151,7 +151,7 @@ func (o *baseline) bounded() error {
 	return nil
 }
 
-// snapshot is what the journal tells of the baseline's pods and what their files hold, each by UID and the file's path below the pod's folder.
+// snapshot has the journal entries and the cgroup files of the baseline's pods, by UID and path below the pod's cgroup.
 type snapshot struct {
 	entries map[string]record
 	files   map[string]string
@@ -195,7 +195,7 @@ func (o *baseline) parseSnapshot(out string) (*snapshot, error) {
 	return now, nil
 }
 
-// unjournalled are the files that hold something else than before and that no entry of the journal tells of.
+// unjournalled are the changed files without a journal entry.
 func (o *baseline) unjournalled(now *snapshot) (left []string) {
 	for key, value := range now.files {
 		uid, file, _ := strings.Cut(key, " ")
@@ -206,14 +206,14 @@ func (o *baseline) unjournalled(now *snapshot) (left []string) {
 	return left
 }
 
-// changesLeftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
-// the journal tells of: what nothing would ever restore.
+// changesLeftByKilling kills the agent and returns the changed files of the scene's pods without a journal entry, which no agent would
+// restore.
 func (o *baseline) changesLeftByKilling(pid string) ([]string, error) {
 	left, _, err := o.changesLeftBy(fmt.Sprintf("set -e; kill -KILL %s; ", pid) + untilGone(pid))
 	return left, err
 }
 
-// changesLeftBy does so by a script that ends the agent, and returns what that printed, too. All of it is read in one go before another agent
+// changesLeftBy does so with a script that ends the agent, and also returns its output. It reads everything at once, before another agent
 // starts.
 func (o *baseline) changesLeftBy(script string) (left []string, out string, err error) {
 	out, err = tryOnNode(o.scene.node, script+o.snapshotScript())
@@ -227,7 +227,7 @@ func (o *baseline) changesLeftBy(script string) (left []string, out string, err 
 	return o.unjournalled(now), out, nil
 }
 
-// untilGone is a part of a script that waits until a process is gone, and fails where it is not within some seconds.
+// untilGone is a shell snippet that waits up to 5 s for a process to exit.
 func untilGone(pid string) string {
 	return fmt.Sprintf("n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid)
 }
@@ -256,7 +256,7 @@ func (v *victim) had(file, value string) bool {
 	return v.before["pod/"+file] == value
 }
 
-// waitAllRestored waits until all is as before: files, journal, taint, status (I6, I7).
+// waitAllRestored waits until files, journal, taint and status are as before (I6, I7).
 func (o *baseline) waitAllRestored(limit time.Duration) {
 	o.scene.Helper()
 	deadline := time.Now().Add(limit)
@@ -265,7 +265,7 @@ func (o *baseline) waitAllRestored(limit time.Duration) {
 	}
 	o.waitAccounted(5 * time.Second)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
-	// Except for whether the node is closed, a status is written at most every ten seconds.
+	// Except for changes of scheduling, the status is written at most every ten seconds.
 	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.statusEmpty)
 }
 
@@ -285,7 +285,7 @@ func (o *baseline) statusEmpty() error {
 	return nil
 }
 
-// waitAgent waits until the agent of a node is ready, and its container is not the one before.
+// waitAgent waits until the agent of a node is ready in a container other than this one.
 func waitAgent(s *scene, not string) {
 	s.Helper()
 	eventually(s, 90*time.Second, "the agent is ready", func() error { return s.agentReady(not) })

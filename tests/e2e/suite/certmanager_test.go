@@ -25,8 +25,8 @@ const (
 	authoritySecret = "plimsoll-metrics-authority"
 )
 
-// TestCertManagerRenewsCertificateWithoutFailedRequest has an installation go over to cert-manager as docs/kubernetes.md
-// says. Its controllers run beside the cluster; the kubelets mount what they make, and bring what they make again.
+// TestCertManagerRenewsCertificateWithoutFailedRequest switches an installation to cert-manager as docs/kubernetes.md
+// describes. Its controllers run beside the cluster; the kubelets mount the Secrets and update them.
 func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
@@ -53,12 +53,12 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	if now := issued(t); string(now["ca.crt"]) == string(before["ca.crt"]) || string(now["tls.key"]) == string(before["tls.key"]) {
 		t.Error("the authority or the key is still the same")
 	}
-	// A kubelet brings it within some two minutes, and it waits five.
-	t.Logf("both replicas serve what was made anew after %s", waitServed(t, 12*time.Minute).Round(time.Second))
+	// A kubelet updates the mount within about two minutes, and the replica waits five.
+	t.Logf("both replicas serve the renewed certificate after %s", waitServed(t, 12*time.Minute).Round(time.Second))
 	waitEvictionsAnswered(t, s.node)
 	events, broken := unharmed()
-	// A machine that is stopped may have another replica lead: then a watch begins again, as ever.
-	if isAsEver := leaderChanges(t) > changes; (broken != nil || events == 0) && !isAsEver {
+	// On a stalled machine leadership may change; then watches restart, which is expected.
+	if leaderChanged := leaderChanges(t) > changes; (broken != nil || events == 0) && !leaderChanged {
 		t.Errorf("the watch saw %d events, and then: %v", events, broken)
 	}
 	if now := restartsOf(t); now != lives {
@@ -66,7 +66,7 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	}
 }
 
-// withCertManager does what the page says, where cert-manager runs; after the test all is as it was before.
+// withCertManager follows the page with cert-manager running; the test's cleanup reverts it.
 func withCertManager(t *testing.T) {
 	t.Helper()
 	definitions := plane.CertManagerDefinitions(t)
@@ -110,7 +110,7 @@ func withCertManager(t *testing.T) {
 	}
 }
 
-// issued is what cert-manager has made last.
+// issued is the Secret that cert-manager wrote last.
 func issued(t *testing.T) map[string][]byte {
 	t.Helper()
 	found, err := kube.CoreV1().Secrets(namespace).Get(background, issuedSecret, metav1.GetOptions{})
@@ -120,7 +120,7 @@ func issued(t *testing.T) map[string][]byte {
 	return found.Data
 }
 
-// waitServed waits until both replicas serve by that.
+// waitServed waits until both replicas serve that certificate.
 func waitServed(t *testing.T, limit time.Duration) time.Duration {
 	t.Helper()
 	started := time.Now()
@@ -146,7 +146,7 @@ func waitServed(t *testing.T, limit time.Duration) time.Duration {
 	return time.Since(started)
 }
 
-// renew has cert-manager make a Certificate's Secret again.
+// renew has cert-manager renew a Certificate.
 func renew(t *testing.T, name string) {
 	t.Helper()
 	var made func() error
@@ -157,7 +157,7 @@ func renew(t *testing.T, name string) {
 	eventually(t, 2*time.Minute, name+" is renewed", made)
 }
 
-// waitEvictionsAnswered asks, as the agent of a node and through the API server, for the eviction of a pod that is gone: the leader says so.
+// waitEvictionsAnswered requests, as a node's agent through the API server, the eviction of a deleted pod until the leader answers.
 func waitEvictionsAnswered(t *testing.T, node string) {
 	t.Helper()
 	agent, err := kubernetes.NewForConfig(plane.AsAgent(access, namespace, node))
@@ -173,19 +173,19 @@ func waitEvictionsAnswered(t *testing.T, node string) {
 	})
 }
 
-// gone is a request to evict a pod that is gone. Each is another one, of a boot that no node has.
+// gone is a unique request to evict a pod that does not exist, with a boot ID that no node has.
 func gone() report.Eviction {
 	return report.Eviction{BootID: "e2e", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
 }
 
-// leaderChanges is how often the replicas have started, or ceased, to lead.
+// leaderChanges counts the changes of leadership in the replicas' logs.
 func leaderChanges(t *testing.T) int {
 	t.Helper()
 	logs := kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--tail=-1")
 	return strings.Count(logs, "leadership changed")
 }
 
-// restartsOf tells of each replica how often it was started.
+// restartsOf lists the UID and restart count of each replica.
 func restartsOf(t *testing.T) string {
 	t.Helper()
 	var lives []string

@@ -14,8 +14,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// craneChart stands for crane's: definitions in the folder that Helm never upgrades, without status and with next to no validation,
-// and an agent that can't do anything here. Its files by their names.
+// craneChart imitates crane's chart: CRDs in the folder that Helm never upgrades, without status and with little validation,
+// and an agent that does nothing. Maps file names to contents.
 func craneChart() map[string]string {
 	files := map[string]string{
 		"Chart.yaml": "{apiVersion: v2, name: crane, version: 0.11.0}",
@@ -56,7 +56,7 @@ spec:
 	return files
 }
 
-// cranePolicies are of the guide's form, on this node, with a metric of the test's; the last is one that crane took and we don't.
+// cranePolicies look like the guide's, for this node and with a test metric; crane accepts the last one, Plimsoll does not.
 const cranePolicies = `
 {apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: throttle}, spec: {coolDownSeconds: 2, throttle: {cpuThrottle: {minCPURatio: 50, stepCPURatio: 25}}}}
 ---
@@ -70,7 +70,7 @@ const cranePolicies = `
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: crane-took-it}, spec: {rules: [{name: nothing, actionName: throttle}]}}
 `
 
-// TestMigrationFromCraneFollowsTheDocs has the cluster alone, and begins with one that never had Plimsoll.
+// TestMigrationFromCraneFollowsTheDocs has the cluster alone, and starts without Plimsoll.
 func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	needShell(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -82,7 +82,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	}
 	(&release{values: file}).have(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
-		if t.Failed() { // from whatever it came to
+		if t.Failed() { // whatever the state is
 			tryKubectl("", "delete", "crd", "nodeqoss.ensurance.crane.io", "podqoss.ensurance.crane.io", "avoidanceactions.ensurance.crane.io", "--ignore-not-found")
 			if err := install(); err != nil {
 				t.Error(err)
@@ -127,7 +127,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 		}
 		return err
 	})
-	// The one that is not valid is found, and harms nobody.
+	// The invalid policy is found and has no effect.
 	if out, err := page.Try("See what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
 		t.Errorf("plimsoll doctor says nothing of the rule without a metric: %s (%v)", out, err)
 	}
@@ -146,7 +146,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	page.AllRun()
 }
 
-// cranes installs what stands for crane.
+// cranes installs the imitation of crane.
 func cranes(t *testing.T) {
 	t.Helper()
 	folder := t.TempDir()
@@ -168,7 +168,7 @@ func cranes(t *testing.T) {
 	})
 }
 
-// policiesAre tells the policies' identities.
+// policiesAre lists the UIDs of the policies.
 func policiesAre(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{"\n"}{end}`)

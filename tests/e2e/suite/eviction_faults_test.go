@@ -18,15 +18,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The chart's own budget of a node: so many in so long.
+// The chart's default eviction budget of a node.
 const (
 	nodeBudget       = 2
 	nodeBudgetWindow = time.Minute
 )
 
-// TestEvictionsStayWithinBudgetsDuringFaults has the chart's own budgets, and a node that is above its threshold for minutes. Two of its pods
-// end in a minute, one after the other; no further one while the one before still ends, however often the agent is killed, none while
-// the metric is unknown, and none while no controller can be asked, which keeps nobody else from evicting.
+// TestEvictionsStayWithinBudgetsDuringFaults uses the chart's default budgets and a node that is above its threshold for minutes. Two of its pods
+// are evicted in a minute, one after the other; no further one while the previous one terminates, even if the agent is killed; none while
+// the metric is unknown or no controller is reachable. Other clients may still evict.
 func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	needShell(t)
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	t.Cleanup(func() { setBudgets(t, generousBudgets) })
 	s := newScene(t, nodes[0])
 	pause := []string{"pause"}
-	// In the order in which they go: BestEffort, Burstable, Guaranteed. Whatever replaces them waits until the node is open again.
+	// In eviction order: BestEffort, Burstable, Guaranteed. Their replacements stay pending until the taint is gone.
 	pods := s.owned(
 		work{name: "first", args: pause, intolerant: true},
 		work{name: "second", args: pause, intolerant: true},
@@ -61,12 +61,12 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("told: %v", reported)
+		return fmt.Errorf("events: %v", reported)
 	})
 	always(t, 3*time.Second, "two pods in a minute", e.only(first, second))
 	s.waitTerminating(90*time.Second, third)
 
-	// The second one counts only for some seconds more: then it is the round alone that keeps the next one.
+	// The second eviction leaves the budget's window in a few seconds: from then on only the round delays the next one.
 	for range 3 {
 		old := agentContainer(s)
 		onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
@@ -77,12 +77,12 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 		t.Errorf("it was to run until it is killed, and is %s", phase)
 	}
 
-	// The round is over, too: only nobody knows whether the node is above its threshold.
+	// The round is over, too, but it is unknown whether the node is above its threshold.
 	s.set(0)
 	eventually(t, 30*time.Second, "the status says that the metric is unknown", s.unknown)
-	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // which must not find its own shell
+	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // the brackets keep pkill from matching its own shell
 	s.waitGone(60*time.Second, third)
-	always(t, 5*time.Second, "nobody is evicted by an unknown metric", e.only(first, second, third))
+	always(t, 5*time.Second, "no pod is evicted while the metric is unknown", e.only(first, second, third))
 
 	scale := func(replicas int) {
 		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
@@ -110,7 +110,7 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	e.checkBudget(fifth)
 }
 
-// setBudgets gives the release budgets of evictions, and waits until a replica leads that has them; empty: the chart's own.
+// setBudgets sets the release's eviction budgets and waits until a replica with them leads; empty: the chart's defaults.
 func setBudgets(t *testing.T, budgets string) {
 	t.Helper()
 	if err := installWith(budgets); err != nil {
@@ -120,7 +120,7 @@ func setBudgets(t *testing.T, budgets string) {
 	leader(t)
 }
 
-// checkNoRecordedEvictions checks whether no eviction counts for any budget.
+// checkNoRecordedEvictions checks that no eviction counts towards any budget.
 func checkNoRecordedEvictions() error {
 	kept, err := kube.CoreV1().ConfigMaps(namespace).Get(background, "plimsoll-evictions", metav1.GetOptions{})
 	if err != nil {
@@ -137,12 +137,12 @@ func checkNoRecordedEvictions() error {
 	return nil
 }
 
-// checkEvictionRefused checks whether the status says why the scene's rule can't evict any pod: in words that contain these.
+// checkEvictionRefused checks that the status gives this reason why the scene's rule can't evict any pod.
 func (s *scene) checkEvictionRefused(words string) error {
 	return s.checkRefused("evict", "", s.name, words)
 }
 
-// unknown checks whether the status says that the scene's rule can't be judged, and is held.
+// unknown checks that the status shows the scene's rule as Breached with an unknown value.
 func (s *scene) unknown() error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -156,21 +156,21 @@ func (s *scene) unknown() error {
 	return fmt.Errorf("rules are %+v", now.Status.Rules)
 }
 
-// terminations is when pods of a scene started to terminate.
+// terminations records when pods of a scene started to terminate.
 type terminations struct {
 	scene *scene
 	pods  []string
 	lock  sync.Mutex
-	// started is cut to the second, as the API server has stamped it.
+	// started is truncated to seconds, as the API server's timestamps are.
 	started map[string]time.Time
-	// concurrent are those that ran on at the same time after they were asked to end.
+	// concurrent are pods that were terminating and still running at the same time.
 	concurrent []string
 }
 
 // watchTerminations looks at pods several times a second until the test ends.
 func (s *scene) watchTerminations(pods []string) *terminations {
 	e := &terminations{scene: s, pods: pods, started: map[string]time.Time{}}
-	repeatedly(s, func() { _ = e.look() }) // where one fails the next one sees as much
+	repeatedly(s, func() { _ = e.look() }) // a failed poll is covered by the next one
 	return e
 }
 
@@ -193,7 +193,7 @@ func (e *terminations) look() error {
 		}
 		started := time.Now()
 		if is {
-			// It says until when the pod is left time.
+			// The deletion timestamp includes the grace period.
 			started = pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		}
 		if _, known := e.started[name]; !known {
@@ -209,7 +209,7 @@ func (e *terminations) look() error {
 	return nil
 }
 
-// only checks whether these pods, and no others, are terminating.
+// only checks that exactly these pods are terminating or gone.
 func (e *terminations) only(pods ...string) func() error {
 	return func() error {
 		if err := e.look(); err != nil {
@@ -224,8 +224,8 @@ func (e *terminations) only(pods ...string) func() error {
 	}
 }
 
-// checkBudget fails the test where more pods started to terminate within the budget's window than it allows, or two ended at the same time. Some were
-// evicted by others.
+// checkBudget fails the test where more pods started to terminate within the budget's window than it allows, or two terminated at the same time. Pods in others
+// were evicted by other clients.
 func (e *terminations) checkBudget(others ...string) {
 	e.scene.Helper()
 	e.lock.Lock()
@@ -242,7 +242,7 @@ func (e *terminations) checkBudget(others ...string) {
 	}
 	slices.SortFunc(started, time.Time.Compare)
 	for i := range max(0, len(started)-nodeBudget) {
-		// However far apart they were, they were less far than this: both are cut to the second.
+		// An upper bound: both times are truncated to seconds.
 		if most := started[i+nodeBudget].Sub(started[i]) + time.Second; most <= nodeBudgetWindow {
 			e.scene.Errorf("evictions %d to %d began within %s: %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
 		}

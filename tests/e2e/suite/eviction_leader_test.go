@@ -18,12 +18,12 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// lingers is a pod that ends only when it is killed, so many seconds after it was asked to. Whatever replaces it waits until the node is open again.
+// lingers is a pod that ignores SIGTERM for its whole grace period. Its replacement stays pending until the taint is gone.
 func (s *scene) lingers(name string, grace int64) work {
 	return work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: grace, intolerant: true}
 }
 
-// evictOnePodPerRound has the node's pods evicted, one a round, each with its own grace, while it is above its threshold.
+// evictOnePodPerRound applies policies that evict the scene's pods, one per round, each with its own grace period.
 func (s *scene) evictOnePodPerRound() {
 	s.Helper()
 	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}")
@@ -51,7 +51,7 @@ func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) 
 	t.Cleanup(func() { tryOnNode(node, inside+tables+" --delete "+drop) })
 	cut := time.Now()
 	s.set(hot)
-	// By the port it waits for an answer first, for 8 s.
+	// The agent first waits 8 s for an answer on the port.
 	s.waitTerminating(45*time.Second, pods[0])
 	t.Logf("it was evicted after %s", time.Since(cut).Round(time.Second))
 	always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
@@ -63,7 +63,7 @@ func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) 
 	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return reported(node) })
 }
 
-// evictionRequestedThroughAPIServer reports whether an agent has asked through the API server since then to evict a pod of a node, and was answered.
+// evictionRequestedThroughAPIServer reports whether an agent has successfully requested an eviction on a node through the API server since then.
 func evictionRequestedThroughAPIServer(t *testing.T, node string, since time.Time) bool {
 	t.Helper()
 	all, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
@@ -77,8 +77,8 @@ func evictionRequestedThroughAPIServer(t *testing.T, node string, since time.Tim
 	})
 }
 
-// TestKilledLeaderNeitherLosesNorRepeatsEvictions has the leader end twice for each pod, as kill -9 ends it: somewhere between the
-// decision, the record and the Eviction, and again right after the pod was asked to end.
+// TestKilledLeaderNeitherLosesNorRepeatsEvictions kills the leader twice for each pod: somewhere between the
+// decision, the record and the Eviction, and again right after the pod started to terminate.
 func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
@@ -94,15 +94,15 @@ func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	e := s.watchTerminations(pods)
 	s.evictOnePodPerRound()
 	s.set(hot)
-	free := time.Now() // since when no pod ends
+	free := time.Now() // since when no pod is terminating
 	for round := range pods {
-		// An agent finds within some seconds that the need is still there.
+		// An agent notices within seconds that an eviction is still needed.
 		time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 		killLeader(t)
 		eventually(t, time.Minute, "another pod is evicted", func() error { return e.count(round + 1) })
 		took := time.Since(free)
 		t.Logf("round %d: a pod was evicted after %s", round+1, took.Round(time.Second))
-		// A request may be lost for 30 s, and the node sees its need again within some seconds.
+		// A lost request times out after 30 s, and the agent retries within seconds.
 		if took > 40*time.Second {
 			t.Errorf("round %d: a pod was evicted only after %s", round+1, took)
 		}
@@ -115,7 +115,7 @@ func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	leader(t)
 }
 
-// killLeader ends the replica that leads as kill -9 does, and its pod with it, so that no kubelet waits ever longer before it starts it again.
+// killLeader kills the leading replica and deletes its pod, so that the kubelet's restart back-off does not grow.
 func killLeader(t *testing.T) {
 	t.Helper()
 	_, pod := leader(t)
@@ -134,7 +134,7 @@ func killLeader(t *testing.T) {
 	})
 }
 
-// count fails unless so many pods are terminating.
+// count fails unless at least this many pods are terminating or gone.
 func (e *terminations) count(wanted int) error {
 	if err := e.look(); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (e *terminations) count(wanted int) error {
 	return nil
 }
 
-// allGone fails unless all pods are gone that are terminating.
+// allGone fails while any pod is terminating.
 func (e *terminations) allGone() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -159,7 +159,7 @@ func (e *terminations) allGone() error {
 	return nil
 }
 
-// onePerRound fails the test where two pods ended at the same time.
+// onePerRound fails the test if two pods terminated at the same time.
 func (e *terminations) onePerRound() {
 	e.scene.Helper()
 	e.lock.Lock()
@@ -172,8 +172,8 @@ func (e *terminations) onePerRound() {
 	}
 }
 
-// TestRuleChangesDuringEvictionEvictOnce: each edit gives the node another generation of rules, so that the agent asks by
-// one that the leader has replaced. It is refused, and asks again.
+// TestRuleChangesDuringEvictionEvictOnce: each edit changes the node's rules, so the agent may send a hash that
+// the leader has replaced. The request is refused and the agent retries.
 func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
@@ -183,7 +183,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 		edits := 0
 		edit := func() {
 			edits++
-			// Of a rule that never acts: what the scene's own rule has counted stays.
+			// This rule never acts, so the breach counter of the scene's own rule is kept.
 			s.rule(s.name+"-other", rule{action: s.name, strategy: "Preview", threshold: 1000 + edits})
 		}
 		edit()
@@ -210,7 +210,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 	})
 }
 
-// checkEvictedOnce fails where the agent's events say that a pod was evicted more than once.
+// checkEvictedOnce fails if the agent's events show that a pod was evicted more than once.
 func (s *scene) checkEvictedOnce(pod string) error {
 	published := 0
 	for event, times := range eventCounts(s, "Pod", s.name, pod) {

@@ -21,7 +21,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// owned starts pods each of a ReplicaSet of its own, which therefore may be evicted, and returns their names.
+// owned starts pods, each in its own ReplicaSet so that it may be evicted, and returns their names.
 func (s *scene) owned(works ...work) (names []string) {
 	s.Helper()
 	for _, w := range works {
@@ -62,7 +62,7 @@ func (s *scene) podOf(app, not string) (name string) {
 	return name
 }
 
-// alive checks whether a pod is there and was not asked to end.
+// alive checks that a pod exists and is not terminating.
 func (s *scene) alive(name string) error {
 	pod, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *scene) alive(name string) error {
 	return nil
 }
 
-// waitTerminating waits until a pod was asked to end, or is gone.
+// waitTerminating waits until a pod is terminating or gone.
 func (s *scene) waitTerminating(limit time.Duration, name string) {
 	s.Helper()
 	eventually(s, limit, "pod "+name+" is evicted", func() error {
@@ -97,7 +97,7 @@ func (s *scene) waitGone(limit time.Duration, name string) {
 	})
 }
 
-// lifetimeOf is when a pod that lingers told of itself.
+// lifetimeOf is when a lingering pod was first and last seen.
 func lifetimeOf(t *testing.T, who string) (first, last time.Time) {
 	t.Helper()
 	answer, err := askGauge("/heard", "", "")
@@ -130,7 +130,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
 
-		// While the first one ends, no second one is asked to.
+		// While the first pod terminates, no second one is evicted.
 		ending := func() (names []string) {
 			for name := range pods {
 				if s.alive(name) != nil {
@@ -160,7 +160,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		if reported := end.Sub(begin); reported < grace-time.Second || reported > grace+2*time.Second {
 			t.Errorf("after SIGTERM the pod lived %s, its grace is %s", reported, grace)
 		}
-		// The replacement runs, and not on the node that is hot.
+		// The replacement runs on the other node.
 		replacement := s.podOf(app, first)
 		if on := s.pod(replacement).Spec.NodeName; on == node {
 			t.Errorf("the replacement came back to %s", on)
@@ -174,13 +174,13 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 			t.Errorf("no event of the pod names the rule:\n%s", reported)
 		}
 		// A status is written every 10 s at most.
-		eventually(t, 15*time.Second, "the status tells of the eviction", func() error {
+		eventually(t, 15*time.Second, "the status shows the eviction", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
 			}
 			if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
-				return fmt.Errorf("it tells of %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
+				return fmt.Errorf("it shows %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
 			}
 			shown, err := row(node)
 			if count, _ := strconv.Atoi(shown["EVICTED(1H)"]); err != nil || count < 1 {
@@ -192,7 +192,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 	})
 }
 
-// closeOther closes the other node, so that pods which may go anywhere begin on the scene's; the returned function opens it.
+// closeOther cordons the other node, so that pods without a node selector start on the scene's; the returned function uncordons it.
 func (s *scene) closeOther() (open func()) {
 	s.Helper()
 	kubectl(s, "cordon", other(s.node))
@@ -209,7 +209,7 @@ func TestDisruptionBudgetIsRespectedAndNextCandidateEvicted(t *testing.T) {
 		if _, err := kube.PolicyV1().PodDisruptionBudgets(s.name).Create(background, budget, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		// The guarded one is first in order: it is BestEffort.
+		// The guarded pod is BestEffort and therefore first in order.
 		names := s.owned(work{name: "guarded", args: []string{"burn", "50"}}, work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
 		guarded, next := names[0], names[1]
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
@@ -220,7 +220,7 @@ func TestDisruptionBudgetIsRespectedAndNextCandidateEvicted(t *testing.T) {
 		s.set(hot)
 		s.waitTerminating(30*time.Second, next)
 		// A status is written every 10 s at most.
-		eventually(t, 30*time.Second, "table and status tell of both while it lasts", func() error {
+		eventually(t, 30*time.Second, "table and status show both meanwhile", func() error {
 			if err := s.checkRefused("evict", guarded, s.name, "keep"); err != nil {
 				return err
 			}
@@ -272,7 +272,7 @@ func TestProtectedPodsMustNotBeEvicted(t *testing.T) {
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTerminating(30*time.Second, victim)
-		nobodyElse := func() error {
+		noOtherPod := func() error {
 			for _, name := range keep {
 				if err := s.alive(name); err != nil {
 					return err
@@ -281,13 +281,13 @@ func TestProtectedPodsMustNotBeEvicted(t *testing.T) {
 			_, err := kube.CoreV1().Pods("default").Get(background, unselected, metav1.GetOptions{})
 			return err
 		}
-		// Several rounds more: its replacements go, and nobody else.
-		always(t, 6*time.Second, "nobody else is evicted", nobodyElse)
-		// Those that come before the victim in order: each round passes them over.
+		// Several more rounds: only the victim's replacements are evicted.
+		always(t, 6*time.Second, "no other pod is evicted", noOtherPod)
+		// Pods before the victim in order are skipped in each round.
 		whyNot := map[string]string{
 			"unowned": "it has no controller", names[1]: "it is protected", names[2]: "annotated to stay", names[3]: "annotated to stay",
 		}
-		eventually(t, 30*time.Second, "the status tells why they are not", func() error {
+		eventually(t, 30*time.Second, "the status gives the reasons", func() error {
 			for pod, words := range whyNot {
 				if err := s.checkRefused("act", pod, s.name, words); err != nil {
 					return err
@@ -296,13 +296,13 @@ func TestProtectedPodsMustNotBeEvicted(t *testing.T) {
 			return nil
 		})
 
-		// Without it, each round comes to the last in order, too, and there is nobody else to take.
+		// Without the victim each round reaches the last pod in order.
 		kubectl(t, "delete", "replicaset", "-n", s.name, "victim")
 		s.waitNone(60*time.Second, "victim")
-		eventually(t, 30*time.Second, "the status tells why the last in order is not", func() error {
+		eventually(t, 30*time.Second, "the status gives the reason for the last pod", func() error {
 			return s.checkRefused("act", names[4], s.name, "system-critical")
 		})
-		always(t, 8*time.Second, "nobody is evicted where nobody may be", nobodyElse)
+		always(t, 8*time.Second, "no pod is evicted", noOtherPod)
 		s.set(cold)
 	})
 }

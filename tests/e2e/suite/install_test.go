@@ -21,7 +21,7 @@ func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those
 		t.Errorf("two replicas on different nodes are expected: %v", podNames(pods))
 	}
 	for _, pod := range pods {
-		// Other scenes kill it, or have its watchdog end it.
+		// Other scenes kill it, or have its watchdog kill it.
 		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 && last.ExitCode != watchdogExitCode {
 			t.Errorf("%s ended by itself: %+v", pod.Name, last)
 		}
@@ -37,7 +37,7 @@ func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those
 
 func TestInstalledAgentIsLockedDown(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		shared(t, node) // with an agent: scenes that take it away have the node alone
+		shared(t, node) // the agent runs: scenes that remove it have the node alone
 		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func TestInstalledAgentIsLockedDown(t *testing.T) {
 	})
 }
 
-// checkLocked reads on the node, from the kernel, what the processes of a pod may do.
+// checkLocked checks the privileges of a pod's processes in /proc on the node.
 func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	t.Helper()
 	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
@@ -99,7 +99,7 @@ func processOf(t *testing.T, node, command string) string {
 // watched is what a controller's watchdog has started: the pattern of its command, between quotes.
 const watched = `controller "*" --watched`
 
-// processOfPod is the only one in a certain pod.
+// processOfPod is the only such process in a pod.
 func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	t.Helper()
 	pids := processesOfPod(t, pod, command)
@@ -109,7 +109,7 @@ func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	return pids[0]
 }
 
-// processesOfPod are all in a certain pod, of which there have to be some.
+// processesOfPod are all such processes in a pod, at least one.
 func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	t.Helper()
 	needShell(t)
@@ -120,7 +120,7 @@ func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	return pids
 }
 
-// findProcess is the only one on a node.
+// findProcess is the only such process on a node.
 func findProcess(node, command string) (string, error) {
 	pids, err := findProcesses(node, command, "")
 	if err == nil && len(pids) != 1 {
@@ -129,7 +129,7 @@ func findProcess(node, command string) (string, error) {
 	return strings.Join(pids, " "), err
 }
 
-// findProcesses looks among the processes of a pod; uid empty: of any.
+// findProcesses searches the processes of a pod; uid empty: of any pod.
 func findProcesses(node, command, uid string) ([]string, error) {
 	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
 	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
@@ -185,7 +185,7 @@ func applyGuide(t *testing.T, change func(string) string) {
 	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=Accepted", "--timeout=10s")
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
-		// One node has it at once, the others in a minute: not to wait for it is what the annotation is for.
+		// Skips the canary phase, which takes a minute.
 		kubectl(t, "annotate", "nodeqos", name, "plimsoll.dev/rollout=immediate")
 	}
 	for _, name := range []string{"all-be-pods", "all-elastic-pods"} {
@@ -197,7 +197,7 @@ func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 	t.Parallel()
 	applyGuide(t, func(text string) string { return text })
 	for _, node := range nodes {
-		eventually(t, 20*time.Second, "node "+node+" keeps the three rules", func() error {
+		eventually(t, 20*time.Second, "node "+node+" enforces the three rules", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
@@ -208,7 +208,7 @@ func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 			}
 			want := "watermark1/cpu-usage Normal, watermark2/cpu-usage Normal, watermark3/cpu-usage Normal"
 			if strings.Join(kept, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
-				return fmt.Errorf("it keeps %v", kept)
+				return fmt.Errorf("it enforces %v", kept)
 			}
 			return nil
 		})
@@ -220,7 +220,7 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 	scenes := map[string]*scene{}
 	before := map[string]*victim{}
 	elastic := map[string]string{}
-	// A node with 2 CPUs is never above 4 or 6 of them. A mark of 30m any node with a busy pod is above.
+	// A node with 2 CPUs never uses 4 or 6 of them, but any node with a busy pod uses more than 30m.
 	small := strings.NewReplacer("value: 4000", "value: 30", "value: 6000", "value: 30")
 	applyGuide(t, small.Replace)
 	for _, node := range nodes {
@@ -272,7 +272,7 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 	}
 	for _, s := range scenes {
 		s.waitNoTaint(30 * time.Second)
-		// What the kubelet writes for such a pod, a new one tells: this one was throttled soon after it started.
+		// Compare with a new pod of the same kind: this one was throttled soon after it started.
 		s.running(work{name: "like", args: []string{"pause"}})
 		s.waitRestored(s.settleTimeout, s.folder("besteffort"), s.victim("like").before)
 	}
@@ -286,7 +286,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 }
 
 func TestExamplesAreEnforcedTogether(t *testing.T) {
-	needShell(t) // on a cluster of somebody's they could act on pods that are not ours
+	needShell(t) // on a shared cluster they could act on other pods
 	t.Parallel()
 	lockAllNodes(t) // their PodQOS would match the pods of other scenes
 	folder := absolute("examples/ensurance")
@@ -309,7 +309,7 @@ func TestExamplesAreEnforcedTogether(t *testing.T) {
 	}
 }
 
-// checkRulesEnforced checks whether a node keeps these rules, among others.
+// checkRulesEnforced checks that a node enforces these rules, among others.
 func checkRulesEnforced(node string, ids ...string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
@@ -321,13 +321,13 @@ func checkRulesEnforced(node string, ids ...string) error {
 	}
 	for _, id := range ids {
 		if !kept[id] {
-			return fmt.Errorf("it keeps %v", kept)
+			return fmt.Errorf("it enforces %v", kept)
 		}
 	}
 	return nil
 }
 
-// checkNoRules checks whether a node has neither rules nor our taint.
+// checkNoRules checks that a node has neither rules nor our taint.
 func checkNoRules(node string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
@@ -339,7 +339,7 @@ func checkNoRules(node string) error {
 	return nil
 }
 
-// invalid manifests, each with the field and the cure that the answer has to name.
+// invalid manifests, each with the field and the fix that the error must name.
 var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a step of 0", "AvoidanceAction", "{throttle: {cpuThrottle: {stepCPURatio: 0}}}", "spec.throttle.cpuThrottle.stepCPURatio", "greater than or equal to 1"},
 	{"a floor above 100", "AvoidanceAction", "{throttle: {cpuThrottle: {minCPURatio: 101}}}", "spec.throttle.cpuThrottle.minCPURatio", "less than or equal to 100"},

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// wrongKubepods are the `kubepods` of layouts with cgroup v2 that do not fit these nodes: the chart's default, on one with cgroup v1, and what the
-// cgroupfs driver has, on one with systemd's.
+// wrongKubepods are `kubepods` values of cgroup v2 layouts that do not fit these nodes: the chart's default on a cgroup v1 node, and the
+// cgroupfs driver's on a node with the systemd driver.
 var wrongKubepods = map[string]string{"v1": "kubepods.slice", "v2": "kubepods"}
 
 // TestWrongLayoutIsReportedAndCreatesNoCgroup has the cluster alone: its nodes are without agents meanwhile.
@@ -34,7 +34,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	_, err = helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values", "--wait",
 		"--set", "waitForAgents.timeoutSeconds=60", "--set-json", "agent.layouts=["+strings.Join(layouts, ",")+"]")
 	if err == nil {
-		t.Fatal("helm upgrade --wait ends well without one agent")
+		t.Fatal("helm upgrade --wait succeeds without a single agent")
 	}
 	shown, read := tryKubectl("", "get", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=wait", "-o", "jsonpath={.items[*].status.containerStatuses[*].state.terminated.message}")
 	for _, node := range nodes {
@@ -79,7 +79,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	checkNoCgroups(t)
 }
 
-// checkNoCgroups fails the test where a node has a cgroup, in any tree, by the name that a layout has wrongly.
+// checkNoCgroups fails the test if a node has a cgroup with the wrong layout's name, in any hierarchy.
 func checkNoCgroups(t *testing.T) {
 	t.Helper()
 	for _, node := range nodes {

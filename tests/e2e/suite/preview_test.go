@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// nodeView is what of the Node object Preview must not change.
+// nodeView has the parts of the Node that Preview must not change.
 func nodeView(t *testing.T, node string) string {
 	t.Helper()
 	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
@@ -98,7 +98,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 		} {
 			s.waitRuleEvent(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)
 		}
-		// What is counted as written may lag behind the requests.
+		// The counters of writes may lag behind the requests.
 		eventually(t, 15*time.Second, "all that was written are events and the status", func() error {
 			now := agentMetrics(t, node)
 			grew := func(name string) float64 { return now[name] - asked[name] }
@@ -124,13 +124,13 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			if reported == nil || reported.Rule != throttle+"/hot" || reported.ToMillicores == nil {
 				return fmt.Errorf("the status says %+v", reported)
 			}
-			// Foretold as `to 90 %, 123m`, from what the pod used then.
+			// Predicted as `to 90 %, 123m`, from the pod's usage at that time.
 			var ratio, previewPolicies int
 			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &previewPolicies); err != nil {
-				t.Fatalf("it was foretold as %q: %v", how["throttle"], err)
+				t.Fatalf("the preview was %q: %v", how["throttle"], err)
 			}
 			if reported.Ratio != ratio || *reported.ToMillicores < previewPolicies*8/10 || *reported.ToMillicores > previewPolicies*12/10 {
-				t.Fatalf("it was foretold as %q, and became %d %%, %dm", how["throttle"], reported.Ratio, *reported.ToMillicores)
+				t.Fatalf("the preview was %q, but it became %d %%, %dm", how["throttle"], reported.Ratio, *reported.ToMillicores)
 			}
 			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
 		})
@@ -172,7 +172,7 @@ func agentMetrics(t *testing.T, node string) map[string]float64 {
 	return read
 }
 
-// previewOutput is what the tests read of what `plimsoll preview -o json` prints.
+// previewOutput has the fields of `plimsoll preview -o json` that the tests read.
 type previewOutput struct {
 	Nodes []struct {
 		Node  string
@@ -190,7 +190,7 @@ type previewRule struct {
 	}
 }
 
-// preview runs the command of the binary under test for policies in a file, and returns what it says of the scene's node, by rule.
+// preview runs `plimsoll preview` for policies in a file, and returns its output for the scene's node, by rule.
 func (s *scene) preview(file string, args ...string) (rules map[string]previewRule, err error) {
 	s.Helper()
 	command := []string{binary(), "preview", "--kubeconfig", absolute("target/e2e/kubeconfig"), "-f", file, "--node", s.node, "-o", "json"}
@@ -212,7 +212,7 @@ func (s *scene) preview(file string, args ...string) (rules map[string]previewRu
 	return rules, nil
 }
 
-// victims are the pods to which this would be done, in their order.
+// victims are the pods that this change would affect, in order.
 func (r previewRule) victims(change string) (names []string) {
 	for _, pod := range r.Pods {
 		for _, would := range pod.Would {
@@ -234,7 +234,7 @@ func (r previewRule) reason(s *scene, name string) string {
 	return "it is not there"
 }
 
-// victims are the pods to which the agent says that a rule would do this, in the order in which it would.
+// victims are the pods that the rule would affect according to the agent, in order.
 func (w watermark) victims(rule, what string) (names []string) {
 	for _, entry := range w.Status.Would {
 		if entry.Rule == rule && entry.What == what {
@@ -244,7 +244,7 @@ func (w watermark) victims(rule, what string) (names []string) {
 	return names
 }
 
-// previewPolicies are policies of which one rule is above its threshold wherever anything runs, and the other where the scene says so. They throttle batch
+// previewPolicies have one rule that is above its threshold on any node, and one that follows the scene's metric. They throttle batch
 // jobs, and evict the app moved.
 const previewPolicies = `apiVersion: ensurance.crane.io/v1alpha1
 kind: AvoidanceAction
@@ -278,9 +278,9 @@ spec:
   - {name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-evict, strategy: Preview, metricRule: {name: %[4]s, value: %[5]d}}
 `
 
-// TestPreviewCommandMatchesTheAgent asks about policies that nobody has applied yet: what pods use only the kubelet can tell.
+// TestPreviewCommandMatchesTheAgent previews policies that are not applied yet: pod usage comes from the kubelet.
 func TestPreviewCommandMatchesTheAgent(t *testing.T) {
-	needShell(t) // what runs on this machine has our own cluster's kubeconfig
+	needShell(t) // the command uses our own cluster's kubeconfig
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		batch := map[string]string{"job": "batch"}
@@ -305,8 +305,8 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// A kubelet looks at its pods every 10 to 15 s.
-		eventually(t, 90*time.Second, "it is foretold from what the kubelet tells", func() error {
+		// A kubelet measures its pods every 10 to 15 s.
+		eventually(t, 90*time.Second, "the preview from the kubelet's data matches", func() error {
 			rules, err := s.preview(file, "--value", fmt.Sprintf("%s=%d", s.metric(), hot))
 			if err != nil {
 				return err
@@ -314,14 +314,14 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 			return wanted.checkCommand(s, rules, "kubelet", "given")
 		})
 		if made := kubectl(t, "get", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "-o", "name"); made != "" {
-			t.Fatalf("policies that were only looked at are applied: %s", made)
+			t.Fatalf("the preview applied policies: %s", made)
 		}
 
 		s.set(hot)
 		apply(t, policies)
 		s.waitRulesEnforced(s.name)
-		eventually(t, 40*time.Second, "the agent says the same", func() error { return wanted.checkStatus(s) })
-		eventually(t, 60*time.Second, "it is foretold from what the agent tells", func() error {
+		eventually(t, 40*time.Second, "the agent's status matches", func() error { return wanted.checkStatus(s) })
+		eventually(t, 60*time.Second, "the preview from the agent's data matches", func() error {
 			rules, err := s.preview(file)
 			if err != nil {
 				return err
@@ -335,7 +335,7 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 }
 
 // expectedPreview is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and why some
-// are spared.
+// are skipped.
 type expectedPreview struct {
 	throttled, evicted []string
 	spared             []spared
@@ -343,7 +343,7 @@ type expectedPreview struct {
 
 type spared struct{ rule, pod, reason string }
 
-// checkCommand checks whether the command says so, with the values of busy and hot from these sources.
+// checkCommand checks the command's output, with the values of busy and hot from these sources.
 func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, busyFrom, hotFrom string) error {
 	busy, heated := rules[s.name+"/busy"], rules[s.name+"/hot"]
 	if busy.Standing != "over" || heated.Standing != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
@@ -363,7 +363,7 @@ func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, bu
 	return nil
 }
 
-// checkStatus checks whether the agent's status says so.
+// checkStatus checks the agent's status.
 func (o expectedPreview) checkStatus(s *scene) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {

@@ -30,10 +30,10 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// escape is a shell that was got in the agent's place: it says of each attempt whether it left its container, and of the one thing that
-// it is there for whether it can do it. $TREES are the cgroup trees that it may read, $PODS the parts of them that it may write. There is
+// escape is a shell script that runs in the agent's place: it reports for each attempt whether it left its container, and whether it can still
+// do the agent's job. $TREES are the cgroup trees that it may read, $PODS the parts that it may write. There is
 // a pod on the node that is root without capabilities, as it is itself: the kernel keeps such processes apart only where they can't see each other.
-// Of what was held it tells the number alone: a container's last message may have 4096 bytes.
+// It only counts the blocked attempts: a termination message is limited to 4096 bytes.
 const escape = `
 b=/bin/busybox
 held=0
@@ -148,8 +148,8 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 }
 
 // TestLockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
-// TestAgentDoesNotExposePodsToRemoteClients: an API server connects to it from elsewhere, as any pod of the cluster does. That the
-// chart's agents leave series of single pods out is shown where it is rendered.
+// TestAgentDoesNotExposePodsToRemoteClients: the API server's proxy connects from outside, like any pod of the cluster. That the
+// chart's agents omit per-pod series is tested in package chart.
 func TestAgentDoesNotExposePodsToRemoteClients(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/v1/node-metric"
@@ -207,8 +207,8 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(cold)
 }
 
-// TestLockedAgentSetsPodIdleClass ends it both ways: the rule is over, and its policies are deleted. Of a Guaranteed pod, whose cgroup is
-// beside those of the other classes, nothing else can be taken: its request is all that it has.
+// TestLockedAgentSetsPodIdleClass ends it both ways: the rule ends, and its policies are deleted. A Guaranteed pod, whose cgroup is
+// beside those of the other classes, keeps its quota: its request is its limit.
 func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
@@ -260,7 +260,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 			return nil
 		})
 
-		// The kernel gives what stops to be idle class the default weight: this pod's own is another.
+		// The kernel resets the weight to its default when a cgroup leaves the idle class: this pod has another weight.
 		s.set(cold)
 		s.waitRestored(30*time.Second, free.folder, free.before)
 		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
@@ -306,7 +306,7 @@ func (s *scene) startWeak(name string) {
 	s.waitRunning(name)
 }
 
-// takenOver is the agent's own pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
+// takenOver is the agent's pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
 func takenOver(spec corev1.PodSpec) corev1.PodSpec {
 	spec = *spec.DeepCopy()
 	spec.RestartPolicy, spec.TerminationGracePeriodSeconds = corev1.RestartPolicyNever, ptr.To(int64(1))
@@ -345,9 +345,9 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 
 		action := s.name + "-none"
 		s.action(action, "{}")
-		// Processes of others are out of sight: what has to be known of them is unknown, not 0.
+		// Other processes are not visible: metrics that need them are unknown, not 0.
 		unknown := s.name + "-queue/hot"
-		rules := map[string]rule{ // whose marks are never reached
+		rules := map[string]rule{ // whose thresholds are never reached
 			"load":  {metric: "cpu_load_1_min", threshold: 1_000_000},
 			"net":   {metric: "network_receive_pckps", threshold: 1_000_000_000},
 			"queue": {metric: "container_sched_run_queue_time", threshold: 1_000_000_000},
@@ -381,17 +381,17 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 	})
 }
 
-// stolenToken has the tokens that the kubelet gave to the agent of a node, and nothing else.
+// stolenToken is an attacker who has only the tokens of a node's agent.
 type stolenToken struct {
 	*scene
 	kube    kubernetes.Interface
 	objects dynamic.Interface
-	// mark is in all that it tries to write: as a value, and as the name of whoever wrote a field.
+	// marker is in everything that it tries to write: as value and as field manager.
 	marker         string
 	reports, trust string
 }
 
-// stealToken reads what stands in the agent's container.
+// stealToken reads the tokens from the agent's container.
 func stealToken(s *scene) *stolenToken {
 	s.Helper()
 	agent, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
@@ -412,7 +412,7 @@ func stealToken(s *scene) *stolenToken {
 	return stolen
 }
 
-// refused tries something until it is refused in these words: a Lease may be renewed meanwhile, and the controller be slow to answer.
+// refused retries until the attempt is refused with this message: a Lease may be renewed meanwhile, and the controller may be slow.
 func (th *stolenToken) refused(what, words string, try func() error) {
 	th.Helper()
 	eventually(th, time.Minute, "it is forbidden to "+what, func() error {
@@ -427,7 +427,7 @@ func (th *stolenToken) refused(what, words string, try func() error) {
 	})
 }
 
-// patches gives what patches an object; $MARK in the patch is the thief's mark.
+// patches returns a function that patches an object; $MARK in the patch stands for the marker.
 func (th *stolenToken) patches(kind schema.GroupVersionResource, name, patch string, subresources ...string) func() error {
 	return func() error {
 		body := []byte(strings.ReplaceAll(patch, "$MARK", th.marker))
@@ -464,12 +464,12 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 			th.cannotEvictOn(their)
 			th.cannotReportFor(their)
 		}
-		// Whatever it had written would carry its marker.
+		// Any successful write would carry the marker.
 		written := append([]string{"get", "node,nodewatermark,lease", "-n", "plimsoll-node-lease", "-o", "json", "--show-managed-fields", "--ignore-not-found"}, nodes...)
 		if now := kubectl(t, written...); !strings.Contains(now, "managedFields") || strings.Contains(now, th.marker) {
 			t.Errorf("%s has written to one of these:\n%s", th.marker, now)
 		}
-		// What it still can do, as docs/security.md says: read.
+		// It can still read, as docs/security.md says.
 		pods, err := th.kube.CoreV1().Pods("").List(background, metav1.ListOptions{})
 		if err != nil || len(pods.Items) == 0 {
 			t.Errorf("an agent's token reads no pods: %v", err)
@@ -480,7 +480,7 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 	})
 }
 
-// cannotRemoveGuards tries to delete what holds it.
+// cannotRemoveGuards tries to delete the admission policies that restrict it.
 func (th *stolenToken) cannotRemoveGuards() {
 	th.Helper()
 	guards := strings.Fields(kubectl(th, "get", "validatingadmissionpolicy,validatingadmissionpolicybinding",
@@ -502,7 +502,7 @@ func (th *stolenToken) cannotRemoveGuards() {
 	}
 }
 
-// renew takes the Lease of a node for its own.
+// renew tries to take over the Lease of a node.
 func (th *stolenToken) renew(node string) error {
 	leases := th.kube.CoordinationV1().Leases("plimsoll-node-lease")
 	lease, err := leases.Get(background, node, metav1.GetOptions{})
@@ -514,7 +514,7 @@ func (th *stolenToken) renew(node string) error {
 	return err
 }
 
-// cannotEvictDirectly tries to evict a pod of its own node, and to have one evicted that no rule names.
+// cannotEvictDirectly tries to evict a pod of its own node, and to request the eviction of one that no rule selects.
 func (th *stolenToken) cannotEvictDirectly(node string) {
 	th.Helper()
 	th.running(work{name: "own-" + node, args: []string{"pause"}})
@@ -526,7 +526,7 @@ func (th *stolenToken) cannotEvictDirectly(node string) {
 	th.evictionRefused(own, "no rule asks for it any more")
 }
 
-// cannotEvictOn tries to have a pod of another node evicted, as itself and in the name of its agent.
+// cannotEvictOn requests the eviction of another node's pod, as itself and as that node's agent.
 func (th *stolenToken) cannotEvictOn(node string) {
 	th.Helper()
 	there := &scene{th.T, node, th.name, th.settleTimeout}
@@ -542,13 +542,13 @@ func (th *stolenToken) cannotEvictOn(node string) {
 	}
 }
 
-// evictionRequest is a request to evict a pod, for a rule that there is not.
+// evictionRequest requests the eviction of a pod for a rule that does not exist.
 func (th *stolenToken) evictionRequest(pod *corev1.Pod, hash string) report.Eviction {
 	return report.Eviction{BootID: th.marker, Sequence: time.Now().UnixNano(), Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
 		Rule: th.marker + "/hot", Hash: cmp.Or(hash, "none")}
 }
 
-// evictionRefused asks for the eviction of a pod with all that the agent's token can read, until the leader refuses it in these words.
+// evictionRefused requests an eviction with everything that the token can read, until the leader refuses it with this message.
 func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 	th.Helper()
 	eventually(th, time.Minute, "the leader refuses to evict "+pod.Name, func() error {
@@ -560,7 +560,7 @@ func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 		if said.Result == "accepted" {
 			th.Fatalf("a holder of the agent's token can have %s evicted", pod.Name)
 		}
-		// Other scenes may change the rules of the node, or be evicting there.
+		// Other scenes may change the node's rules or evict there meanwhile.
 		if err != nil || said.Result != "refused" || !strings.Contains(said.Why, words) {
 			return fmt.Errorf("it is answered %+v (%v)", said, err)
 		}

@@ -21,7 +21,7 @@ import (
 )
 
 // underPressure is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
-// A third pod, beside them and like the first, is none that the policies select.
+// A third pod, like the first, is not selected by the policies.
 func underPressure(t *testing.T, s *scene) (*baseline, *victim) {
 	t.Helper()
 	selected := map[string]string{"app": "pressed"}
@@ -45,7 +45,7 @@ func underPressure(t *testing.T, s *scene) (*baseline, *victim) {
 	return o, limited
 }
 
-// inForce checks whether the pod is throttled as far as it was, and the node closed.
+// inForce checks that the pod is still throttled to its cap and the node closed.
 func (s *scene) inForce(v *victim) error {
 	if err := s.checkCap(v, v.cap); err != nil {
 		return err
@@ -141,9 +141,9 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 			return err
 		})
 		took := time.Since(left)
-		t.Logf("%s: %.0f s after its agent was told to go", node, took.Seconds())
+		t.Logf("%s: %.0f s after its agent was stopped", node, took.Seconds())
 		if took < 50*time.Second {
-			t.Error("nobody is silent so soon")
+			t.Error("the agent was declared unresponsive too early")
 		}
 		if condition := nodeCondition(t, node); condition == nil || condition.Status == corev1.ConditionTrue {
 			t.Errorf("its condition is %+v", condition)
@@ -166,7 +166,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 	}
 }
 
-// reasons is how often events with each reason were told of a node.
+// reasons counts a node's events by reason.
 func reasons(t *testing.T, node string) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
@@ -186,7 +186,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 		s := alone(t, node)
 		o, limited := underPressure(t, s)
 		for i := range kills {
-			// Under change: values go up and down, so that the kill comes amid steps.
+			// The value changes all the time, so that the kill hits in the middle of steps.
 			s.set([]int{cold, hot}[i%2])
 			time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 			var left []string
@@ -197,7 +197,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 				}
 				return err
 			})
-			// Between the journal and the file there is an instant in which only the entry is there; the other way round never.
+			// An entry may exist before its write, but never a write without its entry.
 			if len(left) > 0 {
 				t.Fatalf("after kill %d nothing would ever restore %s", i+1, strings.Join(left, "; "))
 			}
@@ -213,8 +213,8 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 }
 
 // exhaust is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
-// prints how many processes the kernel killed so. What eats the memory is a process of the node in the container's cgroup, since the
-// agent runs no other program; the kernel is asked to take the agent first.
+// prints the kernel's count of OOM kills. A process of the node in the container's cgroup allocates the memory, since the
+// agent's image has no other program; oom_score_adj makes the kernel kill the agent first.
 func (s *scene) exhaust(agent string) string {
 	s.Helper()
 	pod := s.folderOf(namespace, agentPod(s.node), "memory")
@@ -259,7 +259,7 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
-		// The container's cgroup may have gone before the kernel's count was read.
+		// The container's cgroup may be gone before the count is read.
 		if last == nil || last.ExitCode != 137 || !byKernel && last.Reason != "OOMKilled" {
 			t.Errorf("it was not killed for its memory: %+v", last)
 		}
@@ -268,14 +268,14 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 	})
 }
 
-// pressedScene is a scene with everything in force, what was before, and its pod that has a limit.
+// pressedScene is a scene with everything in force, its baseline, and its pod with a limit.
 type pressedScene struct {
 	*scene
 	*baseline
 	*victim
 }
 
-// underPressureOnAllNodes has everything in force on all nodes, where no other scene is.
+// underPressureOnAllNodes puts everything in force on all nodes, without other scenes.
 func underPressureOnAllNodes(t *testing.T) (all []pressedScene) {
 	t.Helper()
 	lockAllNodes(t)
@@ -287,7 +287,7 @@ func underPressureOnAllNodes(t *testing.T) (all []pressedScene) {
 	return all
 }
 
-// staysInForce fails the test as soon as something is no longer in force on some node, for that long.
+// staysInForce fails the test if anything ceases to be in force on any node during this time.
 func staysInForce(t *testing.T, length time.Duration, all []pressedScene) {
 	t.Helper()
 	always(t, length, "what is in force stays", func() error {
@@ -300,7 +300,7 @@ func staysInForce(t *testing.T, length time.Duration, all []pressedScene) {
 	})
 }
 
-// generations are those of all NodeWatermarks under test.
+// generations are the generations of all NodeWatermarks under test.
 func generations(t *testing.T) map[string]string {
 	t.Helper()
 	now := map[string]string{}
@@ -310,7 +310,7 @@ func generations(t *testing.T) map[string]string {
 	return now
 }
 
-// notRewritten fails the test where a NodeWatermark was written since.
+// notRewritten fails the test if a NodeWatermark's spec was written since.
 func notRewritten(t *testing.T, before map[string]string) {
 	t.Helper()
 	for node, now := range generations(t) {
@@ -327,7 +327,7 @@ func TestPoliciesStayEnforcedWithoutTheAPIServer(t *testing.T) {
 	if *long {
 		outage = 60 * time.Second
 	}
-	// One of the agents even has to start without it, the others live through it: each node sees both.
+	// One agent has to start during the outage, the others keep running: each node sees both cases.
 	for _, restarted := range slices.Backward(nodes) {
 		withoutAPIServer(t, all, restarted, outage)
 		outage = 15 * time.Second
@@ -340,7 +340,7 @@ func TestPoliciesStayEnforcedWithoutTheAPIServer(t *testing.T) {
 	}
 }
 
-// withoutAPIServer has the API server away for that long, and an agent killed meanwhile.
+// withoutAPIServer stops the API server for this long and kills an agent meanwhile.
 func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage time.Duration) {
 	t.Helper()
 	before := generations(t)
@@ -349,7 +349,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 	for _, node := range nodes {
 		since[node] = count(t, node)
 	}
-	// It is killed, and its successor counts from nothing.
+	// It will be killed, and its successor counts from zero.
 	since[restarted].reset()
 	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
 	stopped := time.Now()
@@ -368,12 +368,12 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 		}
 		time.Sleep(time.Second)
 	}
-	// Somebody resets a file to what the pod's limit says: the agent goes on keeping it, without the API server.
+	// Another writer resets a file to the pod's limit: the agent restores the cap without the API server.
 	for _, each := range all {
 		file := "cpu.max"
 		reset := "echo '10000 100000' > " + each.victim.folder + "/cpu.max"
 		if each.scene.node == "v1" {
-			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // the sandbox, at its floor, is nobody's
+			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // skips the sandbox, which is at the smallest quota
 		}
 		onNode(t, each.scene.node, reset)
 		eventually(t, 15*time.Second, file+" is asserted again without an API server", func() error {
@@ -389,10 +389,10 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 		each.scene.waitTaint(20*time.Second, corev1.TaintEffectNoSchedule)
 	}
 	notRewritten(t, before)
-	// What was missed is caught up with little by little: in a minute after an outage of one.
+	// The agent catches up gradually: within a minute after an outage of a minute.
 	staysInForce(t, outage, all)
 	for _, node := range nodes {
-		// Nothing changed on the node except for the file that was set back: there is next to nothing to tell.
+		// Nothing changed on the node except the file that was reset, so there is little to report.
 		since[node].check(t, node, 0, 10)
 		waitNodeReady(t, node)
 	}
@@ -441,13 +441,13 @@ func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 		each.scene.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 	}
 
-	// Back again, it repeats and restores nothing.
+	// When it is back, it neither repeats nor undoes anything.
 	scale(2)
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	staysInForce(t, 5*time.Second, all)
 	notRewritten(t, before)
 	for _, each := range all {
-		// Meanwhile the rule ended and began: each time the taint, its condition, and some ten events of the node, its NodeWatermark
+		// Meanwhile the rule ended and was breached again: each time the taint, its condition, and about ten events of the node, its NodeWatermark
 		// and the two pods.
 		since[each.scene.node].check(t, each.scene.node, 40, 40)
 		each.scene.set(cold)
@@ -512,16 +512,16 @@ func TestStandbyTakesOverFromStoppedLeader(t *testing.T) {
 	}
 }
 
-// holder is the replica that leads, and which life of it.
+// holder is the identity in the leader Lease.
 func holder(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
 }
 
-// leader is the replica that leads, and its pod. One that is being replaced leads on until it has handed over.
+// leader is the leading replica and its pod. A replica that is being replaced leads until it has handed over.
 func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 	t.Helper()
-	eventually(t, 30*time.Second, "a replica leads that is to stay", func() error {
+	eventually(t, 30*time.Second, "a replica of the current roll-out leads", func() error {
 		holds = holder(t)
 		for _, each := range componentPods(t, "controller") {
 			if strings.HasPrefix(holds, each.Name+"_") {
@@ -534,7 +534,7 @@ func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 	return holds, pod
 }
 
-// inForceUntil waits for a condition; the whole time what is in force stays so.
+// inForceUntil waits for a condition while everything stays in force.
 func (o *baseline) inForceUntil(limit time.Duration, what string, v *victim, condition func() error) {
 	o.scene.Helper()
 	eventually(o.scene, limit, what, func() error {
@@ -561,7 +561,7 @@ func TestRestartsOfAgentAndControllerLoseNothing(t *testing.T) {
 			kubectl(t, "delete", "pod", "-n", namespace, agentPod(node), "--wait=false")
 			o.inForceUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
 		}
-		// Each is done before the next begins: the agent after the controller, and the controller after the agent.
+		// Both orders: the agent after the controller, and the controller after the agent.
 		for i, restart := range []func(){controller, agent, controller} {
 			restart()
 			what := fmt.Sprintf("after restart %d what is in force stays", i+1)
@@ -596,9 +596,9 @@ func TestRebootedNodeStartsClean(t *testing.T) {
 	waitNodeReady(t, "v2")
 	waitAgent(s, old)
 	s.waitRunning("limited")
-	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
+	// The pods are back in new cgroups; the rule, still breached, throttles them again from their new original values.
 	s.waitRatio(60*time.Second, limited, 50)
-	// They are the same pods, with the same originals, and what is true of their files and the journal is so again.
+	// They are the same pods with the same original values, so the journal checks apply again.
 	s.waitRestored(90*time.Second, o.bystander.folder, o.bystander.before)
 	o.waitAccounted(30 * time.Second)
 	s.set(cold)
@@ -647,17 +647,17 @@ func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {
 				return fmt.Errorf("rules are %v", now.Spec.Rules)
 			})
 			s.waitRulesEnforced(s.name)
-			eventually(t, 15*time.Second, "an event of the node tells what was done to it, and by whom", func() error {
+			eventually(t, 15*time.Second, "an event of the node names the change and its author", func() error {
 				now := eventCounts(t, "Node", "", node)
 				for event, count := range now {
 					if strings.HasPrefix(event, hand.reported) && count > before[event] {
 						return nil
 					}
 				}
-				return fmt.Errorf("none of them is new and begins with %q: %v", hand.reported, now)
+				return fmt.Errorf("no new event starts with %q: %v", hand.reported, now)
 			})
 		}
-		// As a person finds it.
+		// What a user sees.
 		if page := kubectl(t, "describe", "node", node); !strings.Contains(page, "edited by "+editor) {
 			t.Errorf("kubectl describe node does not name %s:\n%s", editor, page)
 		}
@@ -693,7 +693,7 @@ func TestSecondAgentOnNodeDoesNotAct(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		o, limited := underPressure(t, s)
-		// Only the node itself tells that another one is there.
+		// Only the lock on the node shows that another agent runs.
 		second := s.secondAgent(ownState)
 		eventually(t, 60*time.Second, "it says that there is another", func() error {
 			log, err := tryKubectl("", "logs", "-n", namespace, second)

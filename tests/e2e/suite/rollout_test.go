@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// edits is one NodeQOS of two nodes, whose edits go to a canary first.
+// edits is a NodeQOS of two nodes whose edits go to a canary first.
 type edits struct {
 	*testing.T
 	name  string
 	nodes []*scene
 }
 
-// twoNodes has both nodes to itself: where other policies were edited meanwhile, agents would be asked again and again whether they keep theirs.
+// twoNodes locks both nodes: edits of other policies would restart the observation of the canary.
 func twoNodes(t *testing.T) *edits {
 	t.Helper()
 	if len(nodes) < 2 {
@@ -39,7 +39,7 @@ func twoNodes(t *testing.T) *edits {
 	return e
 }
 
-// edit gives the rule another mark; the metric is one for both nodes.
+// edit changes the rule's threshold; both nodes share the metric.
 func (e *edits) edit(threshold int, annotations string) {
 	e.Helper()
 	s := e.nodes[0]
@@ -54,7 +54,7 @@ spec:
 `, e.name, annotations, s.label(), gaugeAddress, s.metric(), threshold))
 }
 
-// with are the nodes that are to keep the rule with this mark.
+// with are the nodes whose NodeWatermark has this threshold.
 func (e *edits) with(threshold int) (found []string) {
 	e.Helper()
 	for _, s := range e.nodes {
@@ -73,7 +73,7 @@ func (e *edits) with(threshold int) (found []string) {
 
 func (e *edits) waitAllWith(limit time.Duration, threshold int) {
 	e.Helper()
-	eventually(e, limit, fmt.Sprintf("both nodes are to keep the threshold %d", threshold), func() error {
+	eventually(e, limit, fmt.Sprintf("both nodes have the threshold %d", threshold), func() error {
 		if have := e.with(threshold); len(have) != len(e.nodes) {
 			return fmt.Errorf("these are: %v", have)
 		}
@@ -87,7 +87,7 @@ func (e *edits) status(path string) string {
 	return kubectl(e, "get", "nodeqos", e.name, "-o", "jsonpath={.status"+path+"}")
 }
 
-// rolledOut is a field of the condition that tells how far an edit is; empty: none is on its way.
+// rolledOut is a field of the condition RolledOut; empty: no edit is being rolled out.
 func (e *edits) rolledOut(field string) string {
 	e.Helper()
 	return e.status(`.conditions[?(@.type=="RolledOut")].` + field)
@@ -154,7 +154,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 		return checkRestored(other.before, quiet.settings(other.folder))
 	})
 
-	// Taken back, it goes to all at once.
+	// The revert reaches all nodes at once.
 	e.edit(lax, "")
 	e.waitAllWith(20*time.Second, lax)
 	e.waitRolledOut(20*time.Second, "")
@@ -167,7 +167,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	e.waitAllWith(4*time.Minute, good)
 	took := time.Since(started)
 	t.Logf("from the canary to both nodes: %.1f s", took.Seconds())
-	if took < 55*time.Second { // a minute, less what it took to see it on the canary
+	if took < 55*time.Second { // a minute, less the time until the test saw it on the canary
 		t.Errorf("the canary was watched for %s", took)
 	}
 	e.waitEvent("RolledOut")
@@ -203,7 +203,7 @@ func (e *edits) waitStopped(threshold int) (canary string) {
 // waitOne waits until an edit is on its canary.
 func (e *edits) waitOne(threshold int) {
 	e.Helper()
-	eventually(e, 20*time.Second, fmt.Sprintf("one node is to keep the threshold %d", threshold), func() error {
+	eventually(e, 20*time.Second, fmt.Sprintf("one node has the threshold %d", threshold), func() error {
 		have := e.with(threshold)
 		if len(have) > 1 {
 			e.Fatalf("the edit is on %v", have)

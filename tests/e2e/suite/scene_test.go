@@ -31,7 +31,7 @@ var toolsImage = cmp.Or(os.Getenv("PLIMSOLL_E2E_TOOLS_IMAGE"), "plimsoll.dev/e2e
 
 const (
 	taintKey = "interference.crane.io"
-	// mark is the watermark of each scene's rule; cold and hot are values of its metric below and above.
+	// threshold is that of each scene's rule; cold and hot are values of its metric below and above.
 	threshold, cold, hot = 50, 10, 90
 )
 
@@ -41,7 +41,7 @@ type scene struct {
 	node string
 	// name of the namespace, and of the policy objects where a test has one of a kind.
 	name string
-	// settleTimeout is within what time all has to be restored once the policies are gone.
+	// settleTimeout is how long restoring may take once the policies are deleted.
 	settleTimeout time.Duration
 }
 
@@ -56,7 +56,7 @@ func alone(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// aloneWithSpareNode is a scene alone on its node, with another node that stays open to pods.
+// aloneWithSpareNode is a scene alone on its node, with another schedulable node.
 func aloneWithSpareNode(t *testing.T, node string) *scene {
 	t.Helper()
 	if len(nodes) < 2 {
@@ -66,7 +66,7 @@ func aloneWithSpareNode(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// lockAllNodes waits until no other scene is on any node, and keeps them away until the test ends.
+// lockAllNodes locks all nodes until the test ends.
 func lockAllNodes(t *testing.T) {
 	t.Helper()
 	for _, node := range nodes { // always in this order
@@ -83,7 +83,7 @@ func shared(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// newScene makes the namespace. At the test's end the policies are deleted, and the node has to be as if they had never been.
+// newScene creates the namespace. The cleanup deletes the policies and waits until nothing of them is in force.
 func newScene(t *testing.T, node string) *scene {
 	t.Helper()
 	words := strings.ToLower(regexp.MustCompile("[A-Z][a-z]+").FindString(strings.TrimPrefix(t.Name(), "Test")))
@@ -105,7 +105,7 @@ func newScene(t *testing.T, node string) *scene {
 	return s
 }
 
-// logState logs what an operator would look at.
+// logState logs what an operator would look at first.
 func (s *scene) logState() {
 	for _, args := range [][]string{
 		{"get", "nodewatermarks"},
@@ -125,7 +125,7 @@ func (s *scene) logState() {
 // metric is the name of the scene's metric.
 func (s *scene) metric() string { return "e2e_" + strings.ReplaceAll(s.name, "-", "_") }
 
-// set sets the scene's metric; 0 takes it away.
+// set sets the scene's metric; 0 removes it.
 func (s *scene) set(value int) { s.setMetric(s.metric(), value) }
 
 func (s *scene) setMetric(name string, value int) {
@@ -214,7 +214,7 @@ func (s *scene) waitSettled() {
 		}
 		for _, rule := range now.Status.Rules {
 			if strings.HasPrefix(rule.ID, s.name) {
-				return fmt.Errorf("rule %s is still kept", rule.ID)
+				return fmt.Errorf("rule %s is still enforced", rule.ID)
 			}
 		}
 		return nil
@@ -331,7 +331,7 @@ func events(t testing.TB, kind, ns, name string) []string {
 	return reported
 }
 
-// eventCounts is how often each event about an object was told, as `Reason: message`.
+// eventCounts counts the events about an object, by `Reason: message`.
 func eventCounts(t testing.TB, kind, ns, name string) map[string]int {
 	t.Helper()
 	list, err := kube.CoreV1().Events(ns).List(background, metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
@@ -345,7 +345,7 @@ func eventCounts(t testing.TB, kind, ns, name string) map[string]int {
 	return counts
 }
 
-// packetFilter is the command for the family of addresses by which pods reach each other and the API server.
+// packetFilter is iptables or ip6tables, by the cluster's pod addresses.
 func packetFilter(t *testing.T) string {
 	t.Helper()
 	if strings.Contains(componentPods(t, "controller")[0].Status.PodIP, ":") {
@@ -411,7 +411,7 @@ func askGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
 	return request.DoRaw(background)
 }
 
-// noteURL is where a pod leaves word that it lives.
+// noteURL is the URL where a pod reports that it is alive.
 func noteURL(who string) string {
 	return "http://" + gaugeAddress + "/note?who=" + url.QueryEscape(who)
 }

@@ -81,7 +81,7 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 const exporterPort = 19464
 
 // TestNodeExporterIsProbedWithoutHost has an exporter on the node's network, and a probe that names no host: the agent, which is
-// on a network of its own, asks the node's address.
+// on its own network, probes the node's address.
 func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
@@ -90,7 +90,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 		s.waitRunning("exporter")
 		expose := func(value int) {
 			t.Helper()
-			eventually(t, 20*time.Second, "the exporter is told what to say", func() error {
+			eventually(t, 20*time.Second, "the exporter accepts its value", func() error {
 				_, err := askGaugeOf(s.name, fmt.Sprintf("exporter:%d", exporterPort), "/set", "room_celsius", fmt.Sprint(value))
 				return err
 			})
@@ -114,7 +114,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 			}
 			return fmt.Errorf("no rule is %s at %v: %+v", state, value, now.Status.Rules)
 		}
-		eventually(t, 40*time.Second, "the exporter is heard", func() error { return state("Normal", cold) })
+		eventually(t, 40*time.Second, "the exporter's value is in the status", func() error { return state("Normal", cold) })
 		if found, err := taint(node); err != nil || found != nil {
 			t.Fatalf("before it is hot the taint is %v (%v)", found, err)
 		}
@@ -159,7 +159,7 @@ func TestTaintsOfOtherWritersAreKept(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 
-		// Somebody else writes taints the whole time.
+		// Another client writes taints the whole time.
 		stop, ended := make(chan struct{}), make(chan int)
 		go func() {
 			writes := 0
@@ -181,17 +181,17 @@ func TestTaintsOfOtherWritersAreKept(t *testing.T) {
 			s.set(hot)
 			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule)
 			if now := taints(); !slices.Contains(now, "example.com/kept") {
-				t.Errorf("another's taint is lost: %v", now)
+				t.Errorf("the other client's taint is lost: %v", now)
 			}
 			s.set(cold)
 			s.waitNoTaint(15 * time.Second)
 			if now := taints(); !slices.Contains(now, "example.com/kept") {
-				t.Errorf("another's taint is lost: %v", now)
+				t.Errorf("the other client's taint is lost: %v", now)
 			}
 		}
 		close(stop)
 		if writes := <-ended; writes < 4 {
-			t.Fatalf("only %d writes of another came between", writes)
+			t.Fatalf("only %d writes of the other client came in between", writes)
 		}
 	})
 }
@@ -204,7 +204,7 @@ func TestTaintLeftByDeadAgentIsRemoved(t *testing.T) {
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
-		// The agent dies, and before the next one looks the policy is gone.
+		// The agent dies, and the policy is deleted before the next agent starts.
 		freeze := processOf(t, node, "agent")
 		onNode(t, node, "kill -STOP "+freeze)
 		s.noPolicies()

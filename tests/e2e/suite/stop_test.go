@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; no reason: takes the annotation off.
+// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; an empty reason removes the annotation.
 func (s *scene) stopped(reason string) {
 	s.Helper()
 	annotation := "plimsoll.dev/stop-"
@@ -21,7 +21,7 @@ func (s *scene) stopped(reason string) {
 	kubectl(s, "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "--overwrite", annotation)
 }
 
-// TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades has all nodes alone: the stop is the whole cluster's.
+// TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades locks all nodes: the stop applies to the whole cluster.
 func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
@@ -68,11 +68,11 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
 		reported := strings.Join(events(s, "Node", "default", s.node), "\n")
 		if !strings.Contains(reported, "EmergencyStop: stopped: seen from the suite") {
-			s.Errorf("no event tells of it:\n%s", reported)
+			s.Errorf("there is no event for it:\n%s", reported)
 		}
 	}
 
-	// The metric is far above its threshold the whole time: an agent that is started again, and an upgrade, change nothing.
+	// The metric is far above its threshold the whole time: a restarted agent and an upgrade change nothing.
 	kubectl(t, "delete", "pod", "-n", namespace, agentPod(first.node), "--wait=false")
 	if err := install(); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 			return released(s)
 		})
 		always(s, 5*time.Second, "nothing is done", func() error { return undone(s) })
-		eventually(s, 15*time.Second, "it says so still", func() error { return released(s) })
+		eventually(s, 15*time.Second, "it still says so", func() error { return released(s) })
 	}
 
 	first.stopped("")
@@ -104,7 +104,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	}
 }
 
-// TestAgentWithDroppedConnectionsSeesEmergencyStop: nothing comes by them any more, and nobody says so, while new ones work.
+// TestAgentWithDroppedConnectionsSeesEmergencyStop: its open connections are dropped without notice, while new ones work.
 func TestAgentWithDroppedConnectionsSeesEmergencyStop(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)

@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// gently takes half of the CPU in two steps: the floor is reached soon. A step at 1 s of period is seen by polling.
+// gently takes half of the CPU in two steps, so that the floor is reached soon. Polling sees each step of 1 s.
 const gently = "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}"
 
-// victim is a pod that is throttled, its cgroup and what that held before.
+// victim is a pod that is throttled, with its cgroup and original settings.
 type victim struct {
 	name   string
 	folder string
@@ -32,7 +32,7 @@ func (s *scene) victim(name string) *victim {
 	return &victim{name: name, folder: folder, before: s.settings(folder)}
 }
 
-// throttled is what the status says of a pod of the scene; nil: it is not throttled.
+// throttled is the status entry of a pod of the scene; nil if it is not throttled.
 func (s *scene) throttled(pod string) *throttled {
 	s.Helper()
 	now, err := watermarkOf(s.node)
@@ -47,7 +47,7 @@ func (s *scene) throttled(pod string) *throttled {
 	return nil
 }
 
-// waitRatio waits until a pod is throttled to a percentage, as the status tells it and as the kernel has it, and returns
+// waitRatio waits until a pod is throttled to a percentage, in the status and in the kernel, and returns
 // the cap in millicores.
 func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 	s.Helper()
@@ -66,20 +66,20 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 		}
 		return nil
 	})
-	// 100 % is the quota, or the use at the first step if that was less.
+	// 100 % is the quota, or the usage at the first step if that was lower.
 	if original := v.before.millicores(); original > 0 && (cap > original*ratio/100+1 || cap < original*ratio/200) {
 		s.Errorf("%s had %dm, and %d %% of its base is %dm", v.name, original, ratio, cap)
 	}
 	return cap
 }
 
-// waitCap waits until the kernel holds a pod to some millicores.
+// waitCap waits until the kernel caps a pod at this many millicores.
 func (s *scene) waitCap(limit time.Duration, v *victim, millicores int) {
 	s.Helper()
-	eventually(s, limit, fmt.Sprintf("%s is held to %dm", v.name, millicores), func() error { return s.checkCap(v, millicores) })
+	eventually(s, limit, fmt.Sprintf("%s is capped at %dm", v.name, millicores), func() error { return s.checkCap(v, millicores) })
 }
 
-// checkCap checks whether the kernel holds a pod to some millicores.
+// checkCap checks that the kernel caps a pod at this many millicores.
 func (s *scene) checkCap(v *victim, millicores int) error {
 	read, err := readSettings(s.node, v.folder)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *scene) checkCap(v *victim, millicores int) error {
 	return nil
 }
 
-// trace reads a pod's cap 5 times a second on the node itself; the returned function ends that and returns the different caps in their order.
+// trace reads a pod's cap 5 times a second on the node itself; the returned function stops it and returns the distinct caps in order.
 func (s *scene) trace(v *victim) (end func() []int) {
 	s.Helper()
 	file := "cpu.max"
@@ -169,7 +169,7 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 	})
 }
 
-// checkSteps checks whether caps go one way from a start to an end, with steps between.
+// checkSteps checks that caps change monotonically from start to end, with steps in between.
 func checkSteps(t *testing.T, seen []int, start, end int) {
 	t.Helper()
 	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
@@ -196,7 +196,7 @@ func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		eventually(t, 20*time.Second, "it is held below its use", func() error {
+		eventually(t, 20*time.Second, "it is capped below its usage", func() error {
 			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
 				return fmt.Errorf("it uses %dm and may use %dm", used, now)
 			}
@@ -227,7 +227,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		cap, freeCap := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
 
 		if node == "v2" {
-			// systemd puts every slice back to what it knows of it: a pod's limit, or none.
+			// systemd resets every slice to its own settings: the pod's limit, or none.
 			for _, command := range []string{"systemctl daemon-reload", "systemctl daemon-reexec"} {
 				seen, end := s.follow(limited)
 				onNode(t, node, command)
@@ -253,7 +253,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		}
 		waitNodeReady(t, node)
 
-		// On v2 it is the pod that is held, whatever becomes of its container. On v1 there is no cap until the new container is there.
+		// On v2 the pod's cgroup has the cap, so it survives the container. On v1 there is no cap until the new container exists.
 		checkStayed := func() {}
 		if node == "v2" {
 			seen, end := s.follow(limited)
@@ -274,7 +274,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 			}
 			return nil
 		})
-		// Not what a tick takes alone: each look is a command on the node, and the new container has it busy.
+		// More than a tick: each check is a command on a node that the new container keeps busy.
 		s.waitCap(5*time.Second, limited, cap)
 		checkStayed()
 
@@ -291,7 +291,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 			}
 			return nil
 		})
-		// A tick finds the new limit and another throttles by it; the kubelet may still write to the cgroups, and a status takes a while.
+		// One tick finds the new limit and the next throttles by it; the kubelet may still write to the cgroups, and the status lags.
 		eventually(t, 30*time.Second, "the pod is throttled by its new limit", func() error {
 			reported := s.throttled("limited")
 			if reported == nil || reported.FromMillicores == nil || *reported.FromMillicores != 200 || reported.ToMillicores == nil || *reported.ToMillicores > 100 {
@@ -306,7 +306,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
 		s.waitCap(20*time.Second, limited, 200)
-		// What the kubelet writes for such a pod, a new one tells.
+		// Compare with a new pod of the same kind.
 		s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "10m"})
 		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 	})
@@ -339,7 +339,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	})
 	mixed := o.before[string(s.pod("mixed").UID)]
 	_, id, _ := strings.Cut(containerOf(t, s.pod("mixed"), "work").ContainerID, "://")
-	// throttled checks whether the busy container has less than it was given.
+	// throttled checks that the busy container is below its original quota.
 	throttled := func() error {
 		quota, err := tryOnNode("v1", "cat "+mixed.folder+"/"+id+"/cpu.cfs_quota_us")
 		if err != nil {
@@ -365,7 +365,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	before := containerOf(t, s.pod("mixed"), "crash").RestartCount
 	eventually(t, 120*time.Second, "the container that crashes is started again and again", func() error {
 		if err := throttled(); err != nil {
-			t.Fatalf("the throttle is not held: %v", err)
+			t.Fatalf("the throttle is not in force: %v", err)
 		}
 		now := containerOf(t, s.pod("mixed"), "crash")
 		checkCrashed(t, now)
@@ -395,7 +395,7 @@ func containerOf(t *testing.T, pod *corev1.Pod, name string) corev1.ContainerSta
 	return corev1.ContainerStatus{}
 }
 
-// checkCrashed fails the test where a container has not ended by itself, but could not be started.
+// checkCrashed fails the test if a container could not be started, instead of exiting by itself.
 func checkCrashed(t *testing.T, now corev1.ContainerStatus) {
 	t.Helper()
 	if waiting := now.State.Waiting; waiting != nil && slices.Contains([]string{"RunContainerError", "CreateContainerError"}, waiting.Reason) {
