@@ -49,13 +49,13 @@ func TestWatchersMoveToAnotherReplicaWhenTheWatchdogKillsTheLeader(t *testing.T)
 	s.wroteNothing(leader, again)
 }
 
-// An end is when something ended, and what is wrong with how it did.
+// An end is when a process ended, and its error.
 type end struct {
 	at  time.Time
 	err error
 }
 
-// heldBy are clients that watch, by connections that the API server has to the leader itself; and the end of a kubectl that does.
+// heldBy are clients whose watches the leader serves, and the end of a kubectl among them.
 func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.T.Helper()
 	answers := func(r *replica, verb string) float64 {
@@ -87,14 +87,14 @@ func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.allKnow(soon, all)
 	held := answers(leader, "watch")
 	kubectl := s.kubectlWatches()
-	s.Eventually(soon, "the leader holds kubectl's watch", func() error {
+	s.Eventually(soon, "the leader serves kubectl's watch", func() error {
 		if now := answers(leader, "watch"); now <= held {
 			return fmt.Errorf("it has answered %.0f, as before", now)
 		}
 		return nil
 	})
 	if now := answers(standby, "watch"); now != before {
-		s.T.Fatalf("%s holds some of those who watch", standby.name)
+		s.T.Fatalf("%s serves some of the watches", standby.name)
 	}
 	s.join(standby)
 	s.isEndpoint(standby, true)
@@ -116,7 +116,7 @@ func (s *scene) kubectlWatches() <-chan end {
 		if !bytes.Contains(told.Bytes(), []byte(s.agents.nodes[0])) {
 			err = fmt.Errorf("it showed no node (%v): %s", err, &told)
 		} else {
-			// Whether it complains of a watch that ends is its own affair.
+			// An error because the watch ended is fine.
 			err = nil
 		}
 		ended <- end{time.Now(), err}
