@@ -112,7 +112,7 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 		for _, other := range nodes {
 			t.Run("a pod on "+node+" reaches a service on "+other, func(t *testing.T) {
 				address := must(t, "kubectl", "get", "service", other, "-o", "jsonpath={.spec.clusterIP}")
-				eventually(t, 10*time.Second, func() error { // the proxy hears of a ready pod a moment later
+				eventually(t, 10*time.Second, func() error { // the proxy learns of a ready pod a moment later
 					out, err := cluster(t, "", "kubectl", "exec", node, "--", "podtool", "get", "http://"+address+"/")
 					if err == nil && out != other {
 						err = fmt.Errorf("it answered %q", out)
