@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// one is the only object of a kind and name.
+// one returns the only object of this kind and name.
 func one(t *testing.T, rendered, kind, name string) map[string]any {
 	t.Helper()
 	all := objects(t, rendered)
@@ -26,7 +26,7 @@ func one(t *testing.T, rendered, kind, name string) map[string]any {
 	return all[found].Object
 }
 
-// field is a field of an object; what isn't there fails the test.
+// field returns a field of an object; a missing field fails the test.
 func field[T any](t *testing.T, object map[string]any, fields ...string) T {
 	t.Helper()
 	value, _, err := unstructured.NestedFieldNoCopy(object, fields...)
@@ -134,7 +134,7 @@ func TestOwnIssuerSignsWithAndWithoutMetricsAPI(t *testing.T) {
 	if found := kinds("--values", combinations(t)["everything"]); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("with an issuer there are %v", found)
 	}
-	// The port of reports has the same certificate.
+	// The report port has the same certificate.
 	signed := []string{"--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true,metricsAPI.certManager.issuerRef.name=internal"}
 	if found := kinds(signed...); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("without the API there are %v", found)

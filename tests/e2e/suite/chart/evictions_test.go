@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// roles are those that may do this with the resource: the names of roles, each once.
+// roles are the names of the roles with this verb on the resource.
 func roles(t *testing.T, rendered, resource string) (found []string) {
 	t.Helper()
 	for _, object := range objects(t, rendered) {
@@ -59,7 +59,7 @@ func TestKubeSystemPodsAreEvictedOnlyIfConfigured(t *testing.T) {
 	}
 }
 
-// TestAgentsReportAndRequestEvictionsWithoutMetricsAPI: what they reach the controller by does not go with the API.
+// TestAgentsReportAndRequestEvictionsWithoutMetricsAPI: their connection to the controller does not depend on the API.
 func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["least"], "--set", "networkPolicies.enabled=true")
 	if err != nil {

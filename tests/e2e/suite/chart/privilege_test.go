@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podsOf are the Pods and the templates of Pods among what was rendered, by kind and name.
+// podsOf are the rendered Pods and pod templates, by kind and name.
 func podsOf(t *testing.T, rendered string) map[string]corev1.PodSpec {
 	t.Helper()
 	found := map[string]corev1.PodSpec{}
@@ -35,7 +35,7 @@ func podsOf(t *testing.T, rendered string) map[string]corev1.PodSpec {
 	return found
 }
 
-// ofTheNode are the paths of the node that a pod has, each with a `w` where it may write there.
+// ofTheNode are a pod's hostPath mounts, with `w` if writable.
 func ofTheNode(spec corev1.PodSpec) (paths []string) {
 	for _, volume := range spec.Volumes {
 		if volume.HostPath == nil {
@@ -81,7 +81,7 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// TestPodTokensExpireWithinAnHour: one that is mounted automatically is valid for a year, as API servers extend those of 3607 s alone.
+// TestPodTokensExpireWithinAnHour: automatically mounted ones are valid for a year, since API servers extend exactly those of 3607 s.
 func TestPodTokensExpireWithinAnHour(t *testing.T) {
 	rendered, err := render(t, "--set", "restoreNode=worker-1")
 	if err != nil {

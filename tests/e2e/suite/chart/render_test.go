@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package chart shows what the Helm chart renders and refuses, without a cluster, and on an API server what installing it does.
+// Package chart tests what the Helm chart renders and rejects, without a cluster, and its installation on an API server.
 package chart
 
 import (
@@ -26,7 +26,7 @@ import (
 
 const chart = "charts/plimsoll"
 
-// run runs a program with an input: its output, and what it complains of.
+// run runs a program with this stdin and returns its output, and stderr as part of the error.
 func run(t *testing.T, input, name string, args ...string) (string, error) {
 	t.Helper()
 	var out, complaint bytes.Buffer
@@ -45,7 +45,7 @@ func render(t *testing.T, args ...string) (string, error) {
 	return run(t, "", plane.Helm(), append([]string{"template", "plimsoll", plane.Absolute(t, chart), "--namespace", "plimsoll"}, args...)...)
 }
 
-// combinations are the files of values that the chart is checked with, by name.
+// combinations are the values files that the chart is checked with, by name.
 func combinations(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, chart+"/ci/*-values.yaml"))
@@ -59,7 +59,7 @@ func combinations(t *testing.T) map[string]string {
 	return found
 }
 
-// refused are values that there are not, each with what the answer has to say.
+// refused are invalid values, each with the expected message.
 var refused = []struct{ set, says string }{
 	{"controller.replica=3", "at '/controller': additional properties 'replica' not allowed"},
 	{"controller.replica=3", "invalid propertyName 'replica'\n  - at '': value must be 'controller.replicas'"},
@@ -129,7 +129,7 @@ func TestUnknownValuesAreRejectedWithSuggestions(t *testing.T) {
 	}
 }
 
-// TestNoDefaultCanBeRemoved: Helm takes it away where somebody gives null, and a program would have an empty flag.
+// TestNoDefaultCanBeRemoved: Helm removes a default if a user sets null, and a flag would be empty.
 func TestNoDefaultCanBeRemoved(t *testing.T) {
 	text, err := os.ReadFile(plane.Absolute(t, chart+"/values.yaml"))
 	if err != nil {
@@ -167,7 +167,7 @@ func TestNoDefaultCanBeRemoved(t *testing.T) {
 	}
 }
 
-// missing checks whether an answer says that an object lacks this name.
+// missing reports whether a message says that an object lacks this name.
 func missing(answer, object, name string) bool {
 	at := "- at '" + strings.TrimSuffix("/"+object, "/") + "': missing propert"
 	for line := range strings.Lines(answer) {
@@ -287,7 +287,7 @@ func TestPodsSelectLinuxNodesOfTheValues(t *testing.T) {
 	}
 }
 
-// TestAgentCanWriteOnlyBelowKubepods: a path that leads out of it would give it the whole tree.
+// TestAgentCanWriteOnlyBelowKubepods: a path that leads out of it would expose the whole tree.
 func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 	layout := func(kubepods string) string {
 		return fmt.Sprintf(`agent.layouts=[{"name":"v2","cgroup":"v2","kubepods":%q}]`, kubepods)
@@ -306,7 +306,7 @@ func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 	}
 }
 
-// TestLongReleaseNamesStayUnique: accounts that are one have the rights of both.
+// TestLongReleaseNamesStayUnique: accounts with the same name would have the permissions of both.
 func TestLongReleaseNamesStayUnique(t *testing.T) {
 	named := func(release string) map[string]bool {
 		t.Helper()
@@ -343,7 +343,7 @@ func TestLayoutCanTargetAnotherArchitecture(t *testing.T) {
 	}
 }
 
-// specs are those of the pods of this kind.
+// specs are the pod specs of objects of this kind.
 func specs(t *testing.T, kind string, args ...string) []map[string]any {
 	t.Helper()
 	rendered, err := render(t, args...)
@@ -362,7 +362,7 @@ func specs(t *testing.T, kind string, args ...string) []map[string]any {
 	return found
 }
 
-// TestAgentsAreNotScheduledWhereTheyCannotRun asks, of the selectors of the agents' pods, as the controller of DaemonSets does.
+// TestAgentsAreNotScheduledWhereTheyCannotRun evaluates the node selectors of the agents' pods like the DaemonSet controller.
 func TestAgentsAreNotScheduledWhereTheyCannotRun(t *testing.T) {
 	pools := `agent.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["batch"]}]}]}}}`
 	byDefault, batch := specs(t, "DaemonSet"), specs(t, "DaemonSet", "--set-json", pools)

@@ -90,7 +90,7 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 	if strings.Count(picture, "No data") != 1 {
 		t.Error("a panel that has data says that there is none")
 	}
-	// Nothing was heard for four seconds: the line has two parts.
+	// There is no data for four seconds: the line has two parts.
 	for _, part := range strings.Split(picture, "\n") {
 		if strings.Contains(part, `stroke-width="1.5"`) && strings.Count(part, "M") != 2 {
 			t.Errorf("the line is %s", part)
