@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::world_support::{Cluster, breached, node_qos, ready};
+use crate::reconciler_support::{Cluster, breached, node_qos, ready};
 use plimsoll::crd::Kind;
 use crate::reconciler_support::{Cluster, breached, node_qos, ready};
 use serde_json::{Value, json};
