@@ -2,8 +2,9 @@
 TARGET := x86_64-unknown-linux-musl
 comma := ,
 CARGO_TEST := cargo test --target $(TARGET)
-TESTS := $(notdir $(basename $(wildcard tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs)))
 BINARY := target/$(TARGET)/release/plimsoll
+# What the tests run, also on the cluster: quick to build.
+TEST_BINARY := target/$(TARGET)/debug/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
 CHART := charts/plimsoll
@@ -17,14 +18,17 @@ QUICK := AgentsReport|Throttle|PreferNoSchedule|SomebodyRemoves|Disruption|Previ
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestAnExporterOfTheNode|TestPreviewByTheCommand|TestTheStandbyTakesOver$$|Operator
 # Other versions of Kubernetes, and what rests on what an API server does.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
-ON_VERSIONS := crd_apiserver api_certificates api_controller api_doctor api_evict api_permissions api_stolen_token api_stop api_taint
+ON_VERSIONS := certificates controller definitions doctor evict:: permissions stolen_token stop taint
 # What agents that report cost.
 AGENTS := 5000
 FOR := 10m
 EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-.PHONY: help demo test bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny unit guest binary
+# Programs for cluster-build beyond those of the cluster itself.
+export EXTRAS
+
+.PHONY: help demo test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
 .PHONY: versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -35,19 +39,23 @@ demo: tools-demo ## Watches the policies protect this machine for a minute (need
 	@cargo build --profile demo
 	@target/demo/plimsoll demo
 
-test: tools ## Runs every check, as CI does (needs root; installs what it lacks)
+test: tools ## Runs every check, as CI does (needs root; installs what is missing)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
-	@$(PHASE) clippy $(MAKE) -s clippy
+	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers,promtool
 	@$(PHASE) deny $(MAKE) -s deny
-	@$(PHASE) kubernetes $(MAKE) -s cluster-build NODES=$(NODE)
+	@$(PHASE) pure $(CARGO_TEST) --lib --test pure
+	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
+	@$(PHASE) api $(CARGO_TEST) --test api -- --test-threads=4
 	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
-	@$(PHASE) tests $(MAKE) -s unit
-	@$(PHASE) binary $(MAKE) -s binary
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; IPv6 alone, and both families: make ip-families; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
+	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the release image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; IPv6 alone, and both families: make ip-families; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
+
+watch: tools-build ## Reruns tests at each change of a source: make watch TEST="--test pure engine::throttle"
+	@command -v entr >/dev/null || apt-get install -y -qq entr
+	@find src tests -name '*.rs' | entr -c $(CARGO_TEST) $(TEST)
 
 bench: tools-build ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
@@ -66,8 +74,9 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	@cargo run -q --target $(TARGET) -- crds --kubernetes 1.33 --output-dir target/crds-before-1.34
 	@cp target/crds-before-1.34/ensurance.crane.io_nodeqoss.yaml $(CHART)/files/crds-before-1.34/
 	@go run -C tests/chart .
-	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test docs the_matrix_of_permissions
+	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
 
+chart: EXTRAS ?= checkers,promtool
 chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
 	@go run -C tests/chart . -check
@@ -75,12 +84,14 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages ./stamp
 
+helm4: EXTRAS = kwok,checkers,promtool
 helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm 3 do, and a release's whole life (ten minutes)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm
 	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart
 
-build: tools-build ## Builds the static release binary
+build: tools-build ## Builds the release binary and checks that it is static and small
 	cargo build --release --target $(TARGET)
+	scripts/check-binary $(BINARY)
 
 previous: tools-build ## Builds the release from which scenes upgrade: target/previous (once)
 	@scripts/previous
@@ -103,31 +114,29 @@ deny: ## Checks licences, sources and duplicates of the dependencies, and the ad
 	cargo deny --log-level error check bans licenses sources
 	@scripts/advisories
 
-unit: ## Runs the tests on this machine's kernel
+compile: clippy ## Lints, and builds the tests and the program that they run
 	$(CARGO_TEST) --no-run
-	$(CARGO_TEST) --lib --bins $(addprefix --test ,$(filter-out api_%,$(TESTS)))
-	@$(MAKE) -s -j2 -O $(filter api_%,$(TESTS))
 
-# With an API server of their own: they mostly wait.
-.PHONY: $(TESTS)
-$(TESTS):
-	$(CARGO_TEST) --test $@
+unit: ## Runs the tests on this machine's kernel
+	$(CARGO_TEST) --lib --test pure --test kernel --test steady --test cli
+	$(CARGO_TEST) --test api -- --test-threads=4
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
 
-binary: build ## Builds the release binary and checks that it is static and small
-	scripts/check-binary $(BINARY)
+try: tools-cluster ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
+	@$(MAKE) -s -j2 cluster-build test-binary NODES=$(BOTH)
+	@NODES=$(BOTH) scripts/try $(TEST_BINARY)
 
-try: tools-cluster build ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
-	@$(MAKE) -s cluster-build NODES=$(BOTH)
-	@NODES=$(BOTH) scripts/try $(BINARY)
+test-binary:
+	@cargo build --target $(TARGET)
 
-e2e-quick: build ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
+e2e-quick: test-binary ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
-	@NODES=$(NODE) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
+	@NODES=$(NODE) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
 
+scale fleet compare: EXTRAS = kwok
 scale: tools-cluster build ## Shows the fleet cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 agents that report, and 15 000 (simulated nodes; needs no root; an hour and a half)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(SCALE) -skip Fleet
@@ -151,7 +160,7 @@ versions: tools-cluster ## Runs what rests on the API server against the other s
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@for version in $(VERSIONS); do \
 		echo "== Kubernetes $$version"; bin=$$(scripts/api-server $$version) || exit; \
-		PLIMSOLL_E2E_BIN=$$bin $(MAKE) -s -k -j2 -O $(ON_VERSIONS) || exit; \
+		PLIMSOLL_E2E_BIN=$$bin $(CARGO_TEST) --test api -- --test-threads=4 $(ON_VERSIONS) || exit; \
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
@@ -167,13 +176,14 @@ dashboard: tools-cluster build ## Has a Prometheus scrape an installation, asks 
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools-cluster build previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
-	@go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
+e2e: tools-cluster test-binary previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
 
 cert-manager: # What makes certificates in some scenes: its controllers, from its Go module.
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
+e2e-long: EXTRAS = kwok,checkers,promtool
 e2e-long: tools-cluster build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
 	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long -permissions

@@ -1,15 +1,15 @@
-//! What keeps the binary small at link time.
+//! Linker options that keep the binary small.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "cargo tells a build script by its environment"
+    reason = "cargo passes settings to build scripts in the environment"
 )]
 
 use std::path::Path;
 use std::{env, fs};
 
-/// Discards the tables by which a panic would unwind, a tenth of the binary: a release aborts, and, stripped as it is, has
-/// no names for a backtrace. Those of the C runtime are an end mark that it refers to.
+/// Discards the unwind tables, a tenth of the binary: a release aborts on panic and has no symbols for a backtrace. The C
+/// runtime's own tables stay, because it refers to them as an end marker.
 const NO_UNWIND_TABLES: &str = "SECTIONS {
   /DISCARD/ : {
     *(EXCLUDE_FILE(*crtbegin*.o *crtend*.o) .eh_frame)
@@ -21,7 +21,7 @@ INSERT BEFORE .rodata;
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
-    // Relocations take a tenth of what they would in the older form; every static libc since musl 1.2.4 reads it.
+    // Relative relocations are ten times smaller; musl supports them since 1.2.4.
     println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
         let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;

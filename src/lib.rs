@@ -1,7 +1,6 @@
 //! Plimsoll: a `QoS` operator for Kubernetes nodes, and the same enforcement for a single Linux machine.
 //!
-//! Imports go one way: `cli -> {demo, standalone} -> {node, trace} -> crd -> engine` and
-//! `cli -> reconcilers -> metrics_api -> {guard, crd} -> {serve, cluster} -> engine` and `cli -> preview -> {node, cluster, crd} -> engine`.
+//! Imports go one way; `tests/layers.rs` has the layers and enforces them.
 
 pub mod cli;
 pub mod cluster;

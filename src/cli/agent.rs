@@ -13,36 +13,36 @@ use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::node::agent::{self, AgentError, Options, PodData, PodRef, Stop};
 use crate::node::{direct_report, heartbeat};
 
-/// Where the chart mounts what direct reports need.
+/// Where the chart mounts the credentials of direct reports.
 const CREDENTIALS: &str = "/var/run/secrets/plimsoll.dev/report";
 
 const HELP: &str = "\
-Keeps what the NodeWatermark of one Kubernetes node says: throttles its pods, keeps new pods away by a taint, and \
-evicts, when the node goes over its marks; undoes all of it afterwards. Runs once on each node, as a DaemonSet of \
-plimsoll's Helm chart. While the API server or the controller is away it goes on throttling by the rules it has, which \
-it keeps in --state-dir, also over a restart of its own.
+Enforces the rules in the NodeWatermark of this node. While the node exceeds a threshold, it throttles pods, taints the \
+node against new pods, or requests evictions; afterwards it restores everything. The Helm chart runs it on each node, as \
+a DaemonSet. Rules are saved in --state-dir: while the API server or the controller is unavailable, throttling continues \
+by the last known rules, even after a restart.
 
 Examples:
-  What the DaemonSet runs:
+  As in the DaemonSet:
     plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --net-dev /host/proc/1/net/dev
-  On a node itself, as root, with an administrator's kubeconfig (that of the node's kubelet has too few rights):
+  On the node itself, as root, with an administrator's kubeconfig (the kubelet's has too few permissions):
     plimsoll agent --node-name worker-1 --kubeconfig /root/.kube/config
-  Undo everything that an agent left on this node (cgroups first, the taint and condition where the API answers):
+  Restore everything that an agent changed on this node (cgroups; taint and condition if the API server answers):
     plimsoll agent --restore --node-name worker-1
-  What it makes of the node's rules:
+  See the state of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
-  How loaded it finds the node (measured anew every 10 s, and after a change of more than 5 %):
+  See the load that the agent measures (every 10 s, and after a change of more than 5 %):
     kubectl port-forward -n plimsoll $POD 8080 & sleep 1; curl http://127.0.0.1:8080/v1/node-metric
-  The same told to the controller within seconds, so that the Lease is renewed only every 60 s (kubectl get nodemetrics):
+  Also report the load to the controller within seconds (kubectl get nodemetrics); the Lease is then renewed every 60 s:
     --report-service plimsoll-report --report-credentials /var/run/secrets/plimsoll.dev/report
-  Whether it is well, and how loaded the node is: the Lease that it renews every 10 s while its sampling loop turns:
+  See whether the agents work, and the load of their nodes:
     plimsoll top
 
-SIGTERM: where the agent's own DaemonSet (--namespace, --pod-name) is deleted, being deleted, or does not select this \
-node any more, and where the API server refuses to say (401, 403), everything is undone; otherwise what is in force \
-stays, for the next agent to take over. Ctrl-C undoes everything.
+SIGTERM restores everything if the agent's DaemonSet (--namespace, --pod-name) is deleted, or no longer selects this \
+node, or if the API server denies access to it (401, 403). Otherwise limits stay in force for the next agent to take \
+over. Ctrl-C restores everything.
 
-Exit status: 0 ended as asked, 1 something could not be undone, or another agent runs on this node, 2 could not start.";
+Exit status: 0 stopped as requested, 1 something could not be restored, or another agent runs on this node, 2 could not start.";
 
 /// Arguments of `plimsoll agent`.
 #[derive(Debug, clap::Args)]
@@ -63,12 +63,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     cgroup_root: Option<PathBuf>,
 
-    /// The kubelet's `cgroupRoot`, below which `kubepods` stands [default: wherever this node's pods are found, below
-    /// the root or one folder further down]
+    /// The kubelet's `cgroupRoot`, the parent of `kubepods` [default: found in the cgroup root or one level below]
     #[arg(long, value_name = "CGROUP")]
     kubelet_cgroup_root: Option<String>,
 
-    /// Where proc is mounted: a container's own will do, but for --net-dev
+    /// Where proc is mounted; a container's own works, except for --net-dev
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc_root: PathBuf,
 
@@ -76,7 +75,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     net_dev: Option<PathBuf>,
 
-    /// The node's own address, where exporters are asked that a policy names no host of
+    /// Address of the node, used for exporters whose policy names no host
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -85,21 +84,20 @@ pub struct Args {
     )]
     node_address: IpAddr,
 
-    /// Read the node's files, and what is in force, at least this often
+    /// Read the node's metrics, and the limits in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
-    /// Where /livez, /readyz and /metrics are served to everybody, and /v1/node-metric to who connects over loopback; [::] is
-    /// all addresses, of IPv4 too
+    /// Address of /livez, /readyz and /metrics, without authentication, and of /v1/node-metric for loopback clients only;
+    /// [::] is all addresses, including IPv4
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080")]
     listen: SocketAddr,
 
-    /// Series of single pods among the metrics, which everybody who reaches --listen may read: of the ten that use most of
-    /// the node, and of the ten that are throttled most
+    /// Add metrics of the ten busiest and the ten most throttled pods; anyone who can reach --listen can read them
     #[arg(long)]
     pod_metrics: bool,
 
-    /// Serve /v1/node-metric, which names the busiest pods, to everybody who reaches --listen
+    /// Serve /v1/node-metric, which names the busiest pods, to anyone who can reach --listen
     #[arg(long)]
     open_node_metric: bool,
 
@@ -112,37 +110,36 @@ pub struct Args {
     )]
     namespace: Option<String>,
 
-    /// Name of the agent's own pod: the pod is never acted on, and its owner is the `DaemonSet` that SIGTERM asks about
+    /// Name of the agent's own pod, which is never throttled or evicted; SIGTERM checks the `DaemonSet` that owns it
     #[arg(long, value_name = "NAME", env = "POD_NAME", requires = "namespace")]
     pod_name: Option<String>,
 
-    /// Namespace of the Leases that agents renew as their heartbeat; it has to exist
+    /// Namespace of the Leases that agents renew as a heartbeat; it must exist
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
     lease_namespace: String,
 
-    /// Renew the Lease only so often while direct reports to the controller are acknowledged, from 10s to 2m; it is
-    /// every 10 s otherwise
+    /// How often to renew the Lease while the controller acknowledges direct reports, from 10s to 2m; otherwise it is
+    /// renewed every 10 s
     #[arg(long, value_name = "DURATION", value_parser = renew_interval, default_value = "60s")]
     lease_renew_interval: Duration,
 
-    /// Report to the ready replicas of the controller behind this Service in --namespace, over TLS [default: no direct
-    /// reports, the Lease alone tells that the agent is well]
+    /// Report over TLS to the controller replicas behind this Service in --namespace [default: no direct reports, only the
+    /// Lease]
     #[arg(long, value_name = "NAME", requires = "namespace")]
     report_service: Option<String>,
 
-    /// Folder with the `token` that direct reports bear (audience plimsoll.dev/report) and the `ca.crt` that the
-    /// controller's certificate is verified by; both are read again when they change, and waited for while they are missing
+    /// Directory with `token`, the bearer token of direct reports (audience plimsoll.dev/report), and `ca.crt`, which
+    /// verifies the controller's certificate; both are read again when they change, and may appear later
     #[arg(long, value_name = "DIR", default_value = CREDENTIALS)]
     report_credentials: PathBuf,
 
-    /// Undo everything that an agent left in force on this node, tell each file, and leave. Needs no API server, but
-    /// without one the taint and the condition stay
+    /// Restore everything that an agent changed on this node, list each file, and exit. Without an API server the taint
+    /// and the condition stay
     #[arg(long)]
     restore: bool,
 }
 
-/// An interval that is no shorter than the usual one, and short enough that the controller tells a silent agent from a
-/// slow one in time.
+/// At least the default interval, and short enough for the controller to detect an unresponsive agent in time.
 fn renew_interval(text: &str) -> Result<Duration, String> {
     let interval = duration::positive(text)?;
     let allowed = heartbeat::INTERVAL..=Duration::from_mins(2);
@@ -158,7 +155,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             tracing::error!("{error}");
             Ok(ExitCode::from(1))
         }
-        ended => Ok(ExitCode::from(u8::from(!ended?))),
+        restored => Ok(ExitCode::from(u8::from(!restored?))),
     }
 }
 
@@ -170,9 +167,9 @@ impl Args {
         }
         let (sender, stop) = watch::channel(None);
         let signals = tokio::spawn(signals(sender));
-        let ended = agent::run(options, stop).await;
+        let result = agent::run(options, stop).await;
         signals.abort();
-        ended
+        result
     }
 
     fn options(&self) -> Options {
@@ -209,15 +206,14 @@ impl Args {
     }
 }
 
-/// Tells of the first signal. The sender is kept until the end: a dropped one would look like another.
+/// Forwards the first signal. The sender is kept: dropping it would look like a second signal.
 async fn signals(stop: watch::Sender<Option<Stop>>) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
     ) else {
-        // Without handlers the signals do what they do to any process.
         tracing::warn!(
-            "failed to wait for signals: what is in force stays so when this process is ended"
+            "failed to install signal handlers: limits stay in force when this process is stopped"
         );
         return std::future::pending().await;
     };

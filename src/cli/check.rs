@@ -21,14 +21,14 @@ use crate::engine::units::Bytes;
 /// Arguments of `plimsoll check`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Judges by the same definitions as an API server does (`plimsoll crds`), and then looks at the objects together: \
-whether the action that a rule names exists and lowers the rule's metric, whether a PodQOS allows it, whether the rule \
-can ever start and end. So give all the files of a policy at once.
+    after_help = "Validates each object as an API server with the definitions of `plimsoll crds` would. Then checks the objects \
+together: that the action of each rule exists and lowers the rule's metric, that a PodQOS allows it, and that the rule can \
+start and stop. So pass all files of a policy at once.
 
-An error means that the object or rule is off or can't do what it says. A warning means that it is in force, but perhaps \
-not as you think; fields that are accepted and not enforced are warnings.
+An error means that an object or rule is disabled, or can't do what it says. A warning means that it is in force, but maybe \
+not as intended; this includes fields that are accepted but not enforced.
 
-Exit status: 0 nothing found, 1 findings, or no policy at all (with --allow-warnings: errors), 2 a file could not be read.
+Exit status: 0 no findings, 1 findings, or no policy (with --allow-warnings: only errors count), 2 a file could not be read.
 
 Examples:
   plimsoll check examples/ensurance
@@ -38,34 +38,34 @@ Examples:
   plimsoll check policy.yaml --output json | jq '.findings[] | .message'"
 )]
 pub struct Args {
-    /// Manifests: files, folders (all .yaml, .yml and .json files in them and below), or - for standard input.
+    /// Manifests: files, directories (all .yaml, .yml and .json files, recursively), or - for standard input
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
-    /// How to print what is found.
+    /// Output format
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// CPUs of the node that the policies are for: watermarks are then checked against them.
+    /// CPUs of the node that the policies are for; thresholds are then checked against them
     #[arg(long, value_name = "N")]
     node_cpus: Option<u32>,
-    /// Memory of the node that the policies are for, as 64Gi.
+    /// Memory of the node that the policies are for, for example 64Gi
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     node_memory: Option<Bytes>,
-    /// Labels of the node that the policies are for, as pool=batch,zone=a. Absent: every `NodeQOS` is checked, whatever
-    /// nodes it selects.
+    /// Labels of the node that the policies are for, for example pool=batch,zone=a [default: check every `NodeQOS`, whatever
+    /// its selector]
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = label, value_delimiter = ',')]
     node_labels: Option<Vec<(String, String)>>,
-    /// Take CPUs and memory of this machine.
+    /// Use the CPUs and memory of this machine
     #[arg(long, conflicts_with_all = ["node_cpus", "node_memory"])]
     this_machine: bool,
-    /// Exit with 0 where there are warnings but no errors.
+    /// Exit with 0 if there are only warnings
     #[arg(long)]
     allow_warnings: bool,
 }
 
-/// The forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
-    /// A line a finding, as compilers print them: `file:line: severity: object: field: what is wrong; what to write`.
+    /// One line per finding: `file:line: severity: object: field: what is wrong; how to fix it`.
     Text,
     /// One JSON object: {findings: [{file, line, kind, name, path, severity, reason, message}], files, objects,
     /// skipped, errors, warnings}.
@@ -91,11 +91,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             print((json + "\n").as_bytes())?;
         }
     }
-    let nothing = report.is_of_nothing();
+    let nothing = report.has_no_policy();
     if nothing && sources.unreadable.is_empty() {
         complain(format_args!(
-            "plimsoll: there is no policy to check; one begins with apiVersion: {API_VERSION}, and in folders it is in a file named \
-             .yaml, .yml or .json"
+            "plimsoll: no policy found; a policy starts with apiVersion: {API_VERSION}, and in directories only files named *.yaml, \
+             *.yml and *.json are read"
         ));
     }
     let warned = nothing || report.warnings() > 0;
@@ -125,13 +125,14 @@ fn facts(args: &Args) -> anyhow::Result<NodeFacts> {
 }
 
 fn this_machine(labels: BTreeMap<String, String>) -> anyhow::Result<NodeFacts> {
-    let ask = |what| {
-        let answer = sysconf(what).ok().flatten();
-        answer.and_then(|value| u64::try_from(value).ok())
+    let read = |what| {
+        let value = sysconf(what).ok().flatten();
+        value.and_then(|value| u64::try_from(value).ok())
     };
-    let cpus = ask(SysconfVar::_NPROCESSORS_ONLN).context("failed to count this machine's CPUs")?;
-    let pages = ask(SysconfVar::_PHYS_PAGES).context("failed to read this machine's memory")?;
-    let page = ask(SysconfVar::PAGE_SIZE).context("failed to read this machine's page size")?;
+    let cpus =
+        read(SysconfVar::_NPROCESSORS_ONLN).context("failed to count this machine's CPUs")?;
+    let pages = read(SysconfVar::_PHYS_PAGES).context("failed to read this machine's memory")?;
+    let page = read(SysconfVar::PAGE_SIZE).context("failed to read this machine's page size")?;
     Ok(NodeFacts {
         labels,
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),

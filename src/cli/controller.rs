@@ -22,25 +22,25 @@ use crate::reconcilers::run::{self, Options};
 use crate::reconcilers::world::Settings;
 
 const HELP: &str = "\
-Compiles NodeQOS, PodQOS and AvoidanceAction into one NodeWatermark a node, which the node's agent keeps, and says \
-in the status of each object what it makes of it. Run two or more replicas: one leads, the others take over within \
-10 s. Nothing is kept on disk; any restart converges. Agents ask the leader to evict pods; it does where the node's \
-rules, PodQOS and the budgets below allow it.
+Compiles NodeQOS, PodQOS and AvoidanceAction objects into one NodeWatermark per node, which the node's agent enforces, \
+and reports the result in the status of each object. Run two or more replicas: one leads, and another takes over within \
+10 s. It stores nothing on disk. Agents request evictions from the leader, which evicts a pod if the node's rules, PodQOS \
+and the budgets below allow it.
 
 Examples:
   On your machine, against the cluster of your kubeconfig (install the definitions first):
     plimsoll crds | kubectl apply --server-side -f -    (on Kubernetes 1.33: plimsoll crds --kubernetes 1.33)
     plimsoll controller --kubeconfig ~/.kube/config --namespace default
-  What it makes of the cluster:
+  See the result:
     kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks
     kubectl describe nodeqos NAME
 
-An edit that makes a NodeQOS or PodQOS stricter goes to 1 % of its nodes first (at least one), for at least a minute, \
-and stops there when more than 20 % of these newly act; deleting and loosening go to all nodes at once. Only nodes that \
-are Ready with an agent that reports can be the first; where there is none the edit waits, and the condition RolledOut \
-says so. To send an edit to all nodes at once: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
+Roll-out: an edit that makes a NodeQOS or PodQOS stricter first goes to 1 % of its nodes (at least one) for at least a \
+minute. If more than 20 % of these start to act, it stops there. Deleting or relaxing a policy takes effect on all nodes \
+at once. The first nodes must be Ready with a reporting agent; if there is none, the edit waits, and the condition \
+RolledOut says so. To skip the roll-out: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
-Exit status: 0 ended by SIGTERM or Ctrl-C, 2 could not start, 3 was ended by --watchdog.";
+Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start, 3 stopped by --watchdog.";
 
 /// Arguments of `plimsoll controller`.
 #[derive(Debug, clap::Args)]
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Namespace of the Lease by which replicas elect their leader; it has to exist
+    /// Namespace of the Lease used for leader election; it must exist
     #[arg(
         long,
         value_name = "NAME",
@@ -59,93 +59,93 @@ pub struct Args {
     )]
     namespace: String,
 
-    /// Name of that Lease
+    /// Name of the Lease used for leader election
     #[arg(long, value_name = "NAME", default_value = "plimsoll-controller")]
     lease_name: String,
 
-    /// Namespace of the Leases that agents renew as their heartbeat
+    /// Namespace of the Leases that agents renew as a heartbeat
     #[arg(long = "lease-namespace", value_name = "NAME", default_value = LEASE_NAMESPACE)]
     agents: String,
 
-    /// Where /livez, /readyz and /metrics are served; [::] is all addresses, of IPv4 too
+    /// Address of /livez, /readyz and /metrics; [::] is all addresses, including IPv4
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:8080")]
     listen: SocketAddr,
 
-    /// Where the load of nodes is served over TLS, as the API metrics.plimsoll.dev [default: nowhere]
+    /// Address of the aggregated API metrics.plimsoll.dev (node load), over TLS [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_api_listen: Option<SocketAddr>,
 
-    /// The Service, in --namespace, by which API servers reach that address
+    /// Service in --namespace through which API servers reach --metrics-api-listen
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics")]
     metrics_api_service: String,
 
-    /// The Secret, in --namespace, in which replicas keep the certificate authority of that address, and of --report-listen;
-    /// made if missing
+    /// Secret in --namespace with the certificate authority of --metrics-api-listen and --report-listen; created if missing
     #[arg(long, value_name = "NAME", default_value = "plimsoll-metrics-ca")]
     metrics_api_secret: String,
 
-    /// The certificate of --metrics-api-listen and --report-listen, in PEM with those between it and its authority; read again
-    /// when it is replaced [default: replicas make their own, by the authority in --metrics-api-secret]
+    /// PEM certificate chain of --metrics-api-listen and --report-listen; read again when it changes [default: issued by the
+    /// authority in --metrics-api-secret]
     #[arg(long, value_name = "FILE", requires_all = ["tls_private_key_file", "tls_ca_file"])]
     tls_cert_file: Option<PathBuf>,
 
-    /// Its key, in PEM
+    /// PEM private key of --tls-cert-file
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     tls_private_key_file: Option<PathBuf>,
 
-    /// The certificate authorities by which others shall know it, in PEM
+    /// PEM certificate authorities that clients verify --tls-cert-file with
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     tls_ca_file: Option<PathBuf>,
 
-    /// Where agents report the load of their nodes, and ask for evictions, over TLS [default: nowhere; they then renew their
+    /// Address where agents report node load and request evictions, over TLS [default: not served; agents then renew their
     /// Leases every 10 s, and no pod is evicted]
     #[arg(long, value_name = "ADDRESS:PORT")]
     report_listen: Option<SocketAddr>,
 
-    /// The headless Service, in --namespace, by whose endpoints agents reach that address
+    /// Headless Service in --namespace through which agents reach --report-listen
     #[arg(long, value_name = "NAME", default_value = "plimsoll-report")]
     report_service: String,
 
-    /// The ConfigMap, in --namespace, in which agents find the certificate authority of that address; made if missing
+    /// ConfigMap in --namespace with the certificate authority of --report-listen, for agents; created if missing
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NAME", default_value = "plimsoll-report-ca")]
     report_ca_configmap: String,
 
-    /// The agents' ServiceAccount, in --namespace: only its tokens are believed, each for the node of its pod
+    /// ServiceAccount of the agents, in --namespace; only its tokens are accepted, each for the node of its pod
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
     report_account: String,
 
-    /// Where other replicas reach this one, to pass requests on to the one that leads
+    /// Address of this replica, to which others forward requests while it leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
 
-    /// So many of the nodes that any rule may close, those of all policies together, are at most closed to new pods at
-    /// once, as a number (3) or a part (30%); further ones get, within seconds, a taint that prefers other nodes
+    /// Maximum number (3) or share (30%) of nodes tainted NoSchedule at once, of those that any policy may taint; any more
+    /// get PreferNoSchedule instead, within seconds
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NODES", default_value = "30%")]
     max_unschedulable: Cap,
 
-    /// How fast an edit that makes policies stricter goes to the rest of the nodes
+    /// How fast a stricter policy is rolled out to the remaining nodes
     #[arg(long, value_name = "NODES", default_value = "100", value_parser = rate)]
     rollout_nodes_per_second: f64,
 
-    /// An agent that was not heard for so long, while our taint is on its node and the node is Ready, is dead: its taint
-    /// is taken away. Not below 6m: an agent that has no Lease may write as seldom as every 5 minutes
+    /// Remove plimsoll's taint from a Ready node whose agent has not reported for this long. At least 6m: an agent without
+    /// a Lease may report only every 5 minutes
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
     silent_agent_after: Duration,
 
-    /// Run as the child of a process that ends it (exit status 3) when it stands still for 4.5 s, as by SIGSTOP or a
-    /// debugger: whoever watches NodeMetrics there then finds another replica, rather than waiting for as long. For where
-    /// something starts it again, such as a kubelet
+    /// Run under a parent process that kills the controller (exit status 3) if it hangs for 4.5 s, for example after
+    /// SIGSTOP, so that clients watching NodeMetrics reconnect to another replica. Needs a supervisor that restarts it, such
+    /// as a kubelet
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long)]
     watchdog: bool,
 
-    /// For --watchdog, which starts its child so
+    /// Marks the child process of --watchdog
     #[arg(long, hide = true, overrides_with = "watchdog")]
     watched: bool,
 
-    /// For tests: takes a shorter --silent-agent-after, at which living agents count as dead
+    /// For tests: allows --silent-agent-after below 6m
     #[arg(long, hide = true)]
     short_silence: bool,
 
@@ -153,8 +153,8 @@ pub struct Args {
     evictions: EvictionArgs,
 }
 
-/// Agents write as seldom as every five minutes, and a write takes its way.
-const LEAST_SILENCE: Duration = Duration::from_mins(6);
+/// Agents may report only every five minutes; the sixth is for delays.
+const MIN_SILENT_AGENT_AFTER: Duration = Duration::from_mins(6);
 
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok();
@@ -238,9 +238,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn control(args: &Args) -> anyhow::Result<()> {
     anyhow::ensure!(
-        args.short_silence || args.silent_agent_after >= LEAST_SILENCE,
-        "--silent-agent-after {:?} is too short: agents may write as seldom as every 5 minutes, and living ones would lose \
-         their taint; write 6m or more",
+        args.short_silence || args.silent_agent_after >= MIN_SILENT_AGENT_AFTER,
+        "--silent-agent-after {:?} is too short: agents may report only every 5 minutes, and healthy ones would lose their \
+         taint; use 6m or more",
         args.silent_agent_after
     );
     let metrics = Arc::new(Metrics::default());
@@ -275,15 +275,15 @@ async fn control(args: &Args) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
         stop.send_replace(true);
-        // Kept until the end: a dropped sender would look like a second signal.
+        // Keeps the sender: dropping it would look like a second signal.
         std::future::pending::<()>().await;
     });
-    let ended = Box::pin(run::run(server, options, metrics, stopped)).await;
+    let result = Box::pin(run::run(server, options, metrics, stopped)).await;
     signals.abort();
-    Ok(ended?)
+    Ok(result?)
 }
 
-/// The machine's (in a cluster the pod's) name, and when this life of the process began.
+/// The host name (in a cluster, the pod's name) and the start time of the process.
 fn identity() -> String {
     let host = nix::unistd::gethostname().ok();
     let host = host.and_then(|host| host.into_string().ok());

@@ -14,38 +14,38 @@ use crate::cluster::client::{call, connect};
 use crate::cluster::clock;
 use crate::crd::{KubernetesVersion, definitions};
 
-/// How often it is asked whether they are served.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often `--wait` asks whether the definitions are served.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Arguments of `plimsoll crds`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   plimsoll crds | kubectl apply -f -
   plimsoll crds --kubernetes 1.33 | kubectl apply -f -
-                                      the same for a cluster of Kubernetes 1.33
-  plimsoll crds --output-dir crds     write one file a kind
-  plimsoll crds --check crds          exit with 1 if the files there are not what would be written
-  plimsoll crds --wait 1m             write nothing; wait until the cluster of your kubeconfig serves them, so that
-                                      policies can be made")]
+                                      the same for a Kubernetes 1.33 cluster
+  plimsoll crds --output-dir crds     write one file per kind
+  plimsoll crds --check crds          exit with 1 if the files there are out of date
+  plimsoll crds --wait 1m             write nothing; wait until the cluster of your kubeconfig serves the definitions,
+                                      so that policies can be created")]
 pub struct Args {
-    /// Write one file a kind into this folder, rather than printing them.
+    /// Write one file per kind into this directory, instead of printing them
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     output_dir: Option<PathBuf>,
-    /// Compare with the files in this folder; exit with 1 where one differs.
+    /// Compare with the files in this directory; exit with 1 if one differs
     #[arg(long, value_name = "DIR")]
     check: Option<PathBuf>,
-    /// Version of Kubernetes that they are for; the newest if absent. Those for 1.33 check quantities with plainer messages.
+    /// Kubernetes version of the cluster [default: the newest supported]. For 1.33, error messages about quantities are simpler
     #[arg(long, value_name = "VERSION", value_parser = supported)]
     kubernetes: Option<KubernetesVersion>,
-    /// Wait so long until an API server serves them all; exit with 2 if it does not.
+    /// Wait up to this long until the API server serves all definitions; exit with 2 if it does not
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, conflicts_with_all = ["output_dir", "check"])]
     wait: Option<Duration>,
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if let Some(patience) = args.wait {
-        return runtime::start()?.block_on(served(patience));
+    if let Some(timeout) = args.wait {
+        return runtime::start()?.block_on(wait_until_served(timeout));
     }
     let files: Vec<(String, String)> = args
         .kubernetes
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A version from the oldest on that is supported.
+/// Parses a supported version.
 fn supported(text: &str) -> Result<KubernetesVersion, String> {
     let oldest = KubernetesVersion::OLDEST;
     match text.parse()? {
@@ -70,24 +70,24 @@ fn supported(text: &str) -> Result<KubernetesVersion, String> {
     }
 }
 
-/// Waits until the API server of this environment serves all of them.
-async fn served(patience: Duration) -> anyhow::Result<ExitCode> {
+/// Waits until the API server serves all definitions.
+async fn wait_until_served(timeout: Duration) -> anyhow::Result<ExitCode> {
     let client = connect(None).await?;
     let definitions = definitions();
-    let begun = clock::now();
+    let started = clock::now();
     while let Some(missing) = missing(&client, &definitions).await {
-        if clock::now().since(begun) >= patience {
+        if clock::now().since(started) >= timeout {
             let version = call(client.apiserver_version()).await.ok();
             let version = version.and_then(|it| KubernetesVersion::of(&it));
             let cure = version.unwrap_or_default().define();
-            bail!("failed to find {missing} within {patience:?}: {cure}");
+            bail!("failed to find {missing} within {timeout:?}: {cure}");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// One that is not served, with why where the API server says so.
+/// The first definition that is not served, with the API server's error if any.
 async fn missing(client: &Client, definitions: &[CustomResourceDefinition]) -> Option<String> {
     for definition in definitions {
         let spec = &definition.spec;
@@ -124,7 +124,7 @@ fn print_all(files: &[(String, String)]) -> anyhow::Result<ExitCode> {
 }
 
 fn write_all(dir: &Path, files: &[(String, String)]) -> anyhow::Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("failed to make {}", dir.display()))?;
+    fs::create_dir_all(dir).with_context(|| format!("failed to create {}", dir.display()))?;
     for (name, text) in files {
         let path = dir.join(name);
         fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
@@ -133,11 +133,11 @@ fn write_all(dir: &Path, files: &[(String, String)]) -> anyhow::Result<()> {
 }
 
 fn check_all(dir: &Path, files: &[(String, String)]) -> ExitCode {
-    let mut same = true;
+    let mut up_to_date = true;
     for (name, text) in files {
         let path = dir.join(name);
         if fs::read_to_string(&path).ok().as_ref() != Some(text) {
-            same = false;
+            up_to_date = false;
             super::complain(format_args!(
                 "{} is not what the code generates; run: plimsoll crds --output-dir {}",
                 path.display(),
@@ -145,5 +145,5 @@ fn check_all(dir: &Path, files: &[(String, String)]) -> ExitCode {
             ));
         }
     }
-    ExitCode::from(u8::from(!same))
+    ExitCode::from(u8::from(!up_to_date))
 }

@@ -1,70 +1,76 @@
 //! `plimsoll doctor`.
 
+mod admission;
 mod agents;
+mod checks;
+mod dry_runs;
 mod finding;
-mod findings;
 mod flow;
-mod holding;
+mod installation;
 mod nodes;
 mod permissions;
-mod read;
-mod tables;
-mod trials;
+mod pods;
+mod policies;
+mod snapshot;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kube::Client;
 use serde_json::json;
 
+use self::checks::{findings, notes, summary};
 use self::finding::Finding;
-use self::findings::{findings, notes, summary};
-pub(super) use self::read::lease_namespaces;
-use self::read::{Seen, agents_alone, read};
+use self::snapshot::Snapshot;
+pub(super) use self::snapshot::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::cluster::client::connect;
 use crate::cluster::clock;
 
-/// How often it is looked again while it waits.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often `--wait` repeats the checks.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 const HELP: &str = "\
-Looks at Kubernetes' version and API aggregation, the definitions, the controller, the agents and their layouts, what each of \
-both may do and what holds them to it, how agents ask for evictions, heartbeats and clocks, flow control of the API server, what \
-agents say of their nodes (rules that can't be kept or judged, and others who undo what they do), the emergency stop, and \
-policies that can do nothing. What you may not read is a finding. What may be intended is a note, and no finding. It writes nothing: it \
-reads, asks the API server who may do what, and tries, as dry runs in the name of agents and controller (the right to \
-impersonate), what admission policies have to refuse.
+Checks the Kubernetes version, API aggregation, definitions, controller, agents and their layouts, their permissions and \
+admission policies, eviction requests, heartbeats and clocks, flow control, what agents report about their nodes, the emergency \
+stop, and policies without effect. Each finding says what to do. Anything that you may not read is a finding; anything that may \
+be intended is only a note.
 
-With --only agents it looks at the agents alone: whether all are ready, and of the last upgrade, on nodes that are Ready and not being \
-deleted. Nodes that no layout selects are a note then.
+It writes nothing. To test admission policies it sends dry-run requests as agents and controller, which needs the permission \
+to impersonate them.
+
+With --only agents it checks only that all agents are ready and up to date, on nodes that are Ready and not being deleted. Nodes \
+that no layout selects are then only a note.
 
 Examples:
+  Check the installation:
     plimsoll doctor
+  Wait until all agents are upgraded:
     plimsoll doctor --only agents --wait 4m
+  List only what to do:
     plimsoll doctor -o json | jq -r '.findings[].do'
 
-Exit status: 0 nothing was found, 1 something was, 2 there is no way to an API server.";
+Exit status: 0 no findings, 1 findings, 2 the API server could not be reached.";
 
 /// Arguments of `plimsoll doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// How to print it
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
 
-    /// What to look at [default: all]
+    /// Check only this part [default: all]
     #[arg(long, value_enum, value_name = "PART")]
     only: Option<Part>,
 
-    /// Look again for so long until nothing is wrong: an upgrade that has just ended settles
+    /// Repeat the checks for up to this long, until there are no findings
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     wait: Option<Duration>,
 
-    /// Namespace of the Leases that agents renew [default: what the agents are told]
+    /// Namespace of the Leases that agents renew [default: as configured for the agents]
     #[arg(long, value_name = "NAME")]
     lease_namespace: Option<String>,
 
@@ -73,49 +79,45 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 }
 
-/// The forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// A paragraph for each finding.
     Text,
-    /// A JSON object in a line: {findings: [{about, what, do}], notes: [the same], summary}.
+    /// One JSON object: {findings: [{about, what, do}], notes: [the same], summary}.
     Json,
 }
 
-/// The parts of an installation that can be looked at alone.
+/// Parts of an installation that can be checked alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Whether the agents are ready.
+    /// Whether the agents are ready
     Agents,
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let seen = runtime::start()?.block_on(async {
+    let snapshot = runtime::start()?.block_on(async {
         let client = connect(args.kubeconfig.as_deref()).await?;
-        let (begun, wait) = (clock::now(), args.wait.unwrap_or_default());
+        let only_agents = args.only == Some(Part::Agents);
+        let (started, wait) = (clock::now(), args.wait.unwrap_or_default());
         loop {
-            let seen = look(&client, args).await;
-            let is_well = seen.as_ref().is_ok_and(|seen| findings(seen).is_empty());
-            if is_well || clock::now().since(begun) >= wait {
-                return seen;
+            let namespace = args.lease_namespace.as_deref();
+            let snapshot = Box::pin(Snapshot::read(&client, only_agents, namespace)).await;
+            let is_well = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
+            if is_well || clock::now().since(started) >= wait {
+                return snapshot;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     })?;
-    let (found, notes, summary) = (findings(&seen), notes(&seen), summary(&seen));
-    print(written(args.output, &found, &notes, &summary).as_bytes())?;
+    let (found, notes) = (findings(&snapshot), notes(&snapshot));
+    let text = render(args.output, &found, &notes, &summary(&snapshot));
+    print(text.as_bytes())?;
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
-async fn look(client: &Client, args: &Args) -> anyhow::Result<Seen> {
-    match args.only {
-        None => read(client, args.lease_namespace.as_deref(), LEASE_NAMESPACE).await,
-        Some(Part::Agents) => agents_alone(client).await,
-    }
-}
-
-fn written(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
+fn render(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
     if output == Output::Json {
         let json = json!({"findings": found, "notes": notes, "summary": summary});
         return format!("{json}\n");

@@ -11,7 +11,7 @@ pub(super) fn positive(text: &str) -> Result<Duration, String> {
         .map_err(|_| "write a number with a unit, such as 200ms, 10s or 1m30s".to_owned())?;
     match Duration::try_from(parsed) {
         Ok(duration) if duration > Duration::ZERO => Ok(duration),
-        _ => Err("it has to be more than zero".to_owned()),
+        _ => Err("must be more than zero".to_owned()),
     }
 }
 

@@ -1,47 +1,47 @@
-//! The arguments of `plimsoll controller` about evictions.
+//! Eviction arguments of `plimsoll controller`.
 
 use super::duration;
 use crate::evictions::budget::{Budget, Budgets, MAX_EVICTIONS, MAX_WINDOW};
 
-/// How many pods the leader evicts for agents.
+/// Limits on evictions, which the leader carries out for agents.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Evictions, for which agents ask at --report-listen")]
+#[command(next_help_heading = "Evictions, requested by agents at --report-listen")]
 #[allow(clippy::struct_field_names, reason = "they are the names of the flags")]
 pub struct EvictionArgs {
-    /// Evict any number of pods, as long as rules, PodQOS and disruption budgets allow it
+    /// No limits below: evict whenever rules, PodQOS and disruption budgets allow it
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long)]
     no_eviction_budgets: bool,
 
-    /// The ConfigMap, in --namespace, in which the leader keeps which evictions count; made if missing
+    /// ConfigMap in --namespace where the leader records recent evictions; created if missing
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NAME", default_value = "plimsoll-evictions")]
     pub eviction_record: String,
 
-    /// So many pods at most, in any time so long, in all
+    /// Maximum evictions per time in the whole cluster
     #[arg(long, value_name = "PODS/TIME", default_value = "10/1m", value_parser = budget)]
     eviction_budget_fleet: Budget,
 
-    /// The same for each zone (topology.kubernetes.io/zone)
+    /// Maximum per zone (topology.kubernetes.io/zone)
     #[arg(long, value_name = "PODS/TIME", default_value = "5/1m", value_parser = budget)]
     eviction_budget_zone: Budget,
 
-    /// For each node
+    /// Maximum per node
     #[arg(long, value_name = "PODS/TIME", default_value = "2/1m", value_parser = budget)]
     eviction_budget_node: Budget,
 
-    /// For each namespace
+    /// Maximum per namespace
     #[arg(long, value_name = "PODS/TIME", default_value = "5/1m", value_parser = budget)]
     eviction_budget_namespace: Budget,
 
-    /// For each controller of pods; of a Deployment that is its ReplicaSet
+    /// Maximum per owner of pods; for a Deployment, that is its ReplicaSet
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "PODS/TIME", default_value = "1/1m", value_parser = budget)]
     eviction_budget_owner: Budget,
 }
 
 impl EvictionArgs {
-    /// All budgets; `None`: any number may be evicted.
+    /// All budgets; `None` if there are no limits.
     pub fn budgets(&self) -> Option<Budgets> {
         (!self.no_eviction_budgets).then_some(Budgets {
             fleet: self.eviction_budget_fleet,
@@ -53,10 +53,10 @@ impl EvictionArgs {
     }
 }
 
-/// `10/1m`.
+/// Parses `10/1m`.
 fn budget(text: &str) -> Result<Budget, String> {
     let wrong =
-        || format!("write pods and a time, such as 10/1m: up to {MAX_EVICTIONS} pods in 1s to 1h");
+        || format!("write PODS/TIME, such as 10/1m: up to {MAX_EVICTIONS} pods in 1s to 1h");
     let (evictions, window) = text.split_once('/').ok_or_else(wrong)?;
     let evictions = evictions.parse().ok().filter(|pods| *pods <= MAX_EVICTIONS);
     let window = duration::positive(window).ok();
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_pods_in_a_time() {
+    fn a_budget_is_pods_per_time() {
         for (text, evictions, seconds) in
             [("10/1m", 10, 60), ("0/1s", 0, 1), ("1000/1h", 1000, 3600)]
         {

@@ -1,7 +1,7 @@
-//! Logs go to standard error; `RUST_LOG` chooses them.
+//! Logs go to standard error; `RUST_LOG` sets the level.
 
 use std::env;
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{ParseError, Targets};
@@ -11,31 +11,39 @@ use tracing_subscriber::util::SubscriberInitExt;
 const VARIABLE: &str = "RUST_LOG";
 const DEFAULT: LevelFilter = LevelFilter::INFO;
 
-/// Sets it up, once a process. What can't be read is told, and the default stands.
+/// Sets up logging, once per process. An invalid `RUST_LOG` is reported, and the default is used.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one setting that Rust programs take from there"
+    reason = "Rust programs read RUST_LOG from the environment"
 )]
 pub(super) fn init() {
     let wanted = env::var(VARIABLE).unwrap_or_default();
     let read = targets(&wanted);
-    let told = read.as_ref().err().map(ToString::to_string);
-    let stderr = tracing_subscriber::fmt::layer().with_writer(io::stderr);
-    let set = tracing_subscriber::registry()
+    let error = read.as_ref().err().map(ToString::to_string);
+    let stderr = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_ansi(is_coloured());
+    let result = tracing_subscriber::registry()
         .with(read.unwrap_or_else(|_| Targets::new().with_default(DEFAULT)))
         .with(stderr)
         .try_init();
-    // A second call finds it done.
-    drop(set);
-    if let Some(error) = told {
+    // A second call fails, which is fine.
+    drop(result);
+    if let Some(error) = error {
         tracing::warn!(
             error,
-            "failed to read {VARIABLE}=`{wanted}`: let it be such as `warn` or `info,plimsoll=debug`; it is `{DEFAULT}` now"
+            "invalid {VARIABLE}=`{wanted}`: use a value such as `warn` or `info,plimsoll=debug`; using `{DEFAULT}` now"
         );
     }
 }
 
-/// Levels by target (`warn`, `plimsoll=debug`, separated by commas); `info` for those that none names.
+/// Whether standard error is a terminal, and `NO_COLOR` (no-color.org) is not set.
+fn is_coloured() -> bool {
+    let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stderr().is_terminal() && !no_color
+}
+
+/// Parses levels by target (`warn`, `plimsoll=debug`, separated by commas); other targets log at `info`.
 fn targets(wanted: &str) -> Result<Targets, ParseError> {
     let wanted = wanted.trim();
     if wanted.is_empty() {
@@ -53,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_named_is_told_from_info_on() {
+    fn unnamed_targets_log_at_info() {
         for (wanted, target, finest) in [
             ("", "plimsoll::node", Level::INFO),
             ("warn", "plimsoll::node", Level::WARN),
@@ -69,14 +77,14 @@ mod tests {
                 Level::DEBUG,
                 Level::TRACE,
             ] {
-                let told = targets.would_enable(target, &level);
-                assert_eq!(told, level <= finest, "{wanted}: {target} {level}");
+                let enabled = targets.would_enable(target, &level);
+                assert_eq!(enabled, level <= finest, "{wanted}: {target} {level}");
             }
         }
     }
 
     #[test]
-    fn what_is_no_level_is_refused() {
+    fn an_invalid_level_is_rejected() {
         assert!(targets("plimsoll=loud").is_err());
     }
 }

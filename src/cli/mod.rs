@@ -1,4 +1,4 @@
-//! One module a subcommand: arguments in, an exit code out.
+//! One module per subcommand: arguments in, exit code out.
 
 pub mod agent;
 pub mod check;
@@ -31,10 +31,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::cluster::client::describe;
 
-/// Where the Leases are that agents renew.
+/// Namespace of the Leases that agents renew.
 const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
 
-/// Load a machine high and keep the important work safe when it goes over its line.
+/// Run nodes at high load, and protect important workloads when a node exceeds its thresholds.
 #[derive(Debug, Parser)]
 #[command(
     name = "plimsoll",
@@ -49,39 +49,39 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Watch policies protect this machine for a minute, then put everything back.
+    /// Show policies at work on this machine for about a minute, then restore everything.
     Demo(demo::Args),
-    /// The important work of the demo; started by `plimsoll demo`.
+    /// The important workload of the demo; started by `plimsoll demo`.
     #[command(hide = true)]
     DemoWorker(demo::LoadArgs),
-    /// The batch work of the demo; started by `plimsoll demo`.
+    /// The batch workload of the demo; started by `plimsoll demo`.
     #[command(hide = true)]
     DemoBurner(demo::LoadArgs),
     /// Validate policy manifests without a cluster.
     Check(check::Args),
     /// Enforce policies on this machine, without Kubernetes.
     Run(Box<run::Args>),
-    /// Ask a running (or stopped) `plimsoll run` what is in force.
+    /// Show what `plimsoll run` has in force on this machine.
     State(state::Args),
-    /// Keep the policies on one node of a Kubernetes cluster.
+    /// Enforce policies on one node of a Kubernetes cluster.
     Agent(Box<agent::Args>),
-    /// Compile the policies of a Kubernetes cluster for its nodes.
+    /// Compile the policies of a Kubernetes cluster for each of its nodes.
     Controller(Box<controller::Args>),
-    /// Show what policies would do on a live Kubernetes cluster right now, before applying them.
+    /// Show what policies would do on a live Kubernetes cluster, before you apply them.
     Preview(preview::Args),
-    /// Show how loaded the nodes of a Kubernetes cluster are, against their marks, and which agents are silent.
+    /// Show the load of the nodes of a Kubernetes cluster, and which agents do not respond.
     Top(top::Args),
-    /// Make every agent of a Kubernetes cluster give back what is in force, and do nothing more.
+    /// Emergency stop: make every agent restore what it changed, and do nothing more.
     Stop(stop::StopArgs),
-    /// Let every agent go on after `plimsoll stop`.
+    /// Let every agent act again after `plimsoll stop`.
     Resume(stop::ResumeArgs),
-    /// Look whether an installation on a Kubernetes cluster is whole, and say what to do where it is not.
+    /// Check an installation on a Kubernetes cluster, and say how to fix what is wrong.
     Doctor(doctor::Args),
     /// Run policies over a recorded trace and print what would have happened.
     Replay(replay::Args),
     /// Print the custom resource definitions.
     Crds(crds::Args),
-    /// Print what agent and controller tell Prometheus, as the documentation has it.
+    /// Print the metrics of agent and controller as docs/metrics.md.
     #[command(hide = true)]
     Metrics(metrics::Args),
     /// Print a completion script for a shell.
@@ -94,11 +94,11 @@ impl Cli {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Whatever stops the subcommand, but for a reader of its output that has had enough; `main` prints it and exits with 2.
+    /// Any failure of the subcommand, except that the reader closed standard output. `main` prints it and exits with 2.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.run_command() {
             Err(error) if is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
-            ended => ended,
+            result => result,
         }
     }
 
@@ -126,12 +126,12 @@ impl Cli {
     }
 }
 
-/// An error with its causes, in a line; a cause that a message already has is left out.
+/// An error with its causes on one line, without causes that a message already includes.
 pub fn one_line(error: &anyhow::Error) -> String {
     describe(error.as_ref())
 }
 
-/// Whether the reader of standard output has closed it. Connections break with the same error, so the output itself is polled.
+/// Whether the reader has closed standard output. A broken connection gives the same error, so the output itself is polled.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
     let is_broken = causes.any(|cause: &io::Error| cause.kind() == ErrorKind::BrokenPipe);
@@ -139,19 +139,19 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn has_no_reader(output: BorrowedFd<'_>) -> bool {
-    let mut asked = [PollFd::new(output, PollFlags::empty())];
-    let answer = poll(&mut asked, PollTimeout::ZERO);
-    let [output] = asked;
-    let ended = PollFlags::POLLERR | PollFlags::POLLHUP;
-    answer.is_ok() && output.revents().is_some_and(|is| is.intersects(ended))
+    let mut polled = [PollFd::new(output, PollFlags::empty())];
+    let result = poll(&mut polled, PollTimeout::ZERO);
+    let [output] = polled;
+    let closed = PollFlags::POLLERR | PollFlags::POLLHUP;
+    result.is_ok() && output.revents().is_some_and(|it| it.intersects(closed))
 }
 
-/// A line on standard error. `eprintln` would panic where its reader has closed the pipe.
+/// Prints a line to standard error. `eprintln` would panic if the pipe is closed.
 pub fn complain(line: impl Display) {
     let _unread = writeln!(stderr(), "{line}");
 }
 
-/// Prints all of it. Whoever reads it may have had enough, as `head` has.
+/// Prints to standard output. A closed pipe, as by `head`, is no error.
 fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     match stdout().lock().write_all(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_has_no_reader_once_that_end_is_closed() {
+    fn a_pipe_whose_reader_is_closed_has_no_reader() {
         let (reader, writer) = io::pipe().expect("a pipe");
         assert!(!has_no_reader(writer.as_fd()));
         drop(reader);
@@ -176,28 +176,28 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_breaks_is_a_failure() {
+    fn a_broken_connection_is_not_a_closed_pipe() {
         let error = anyhow::Error::from(io::Error::from(ErrorKind::BrokenPipe));
         assert!(!is_closed_pipe(&error.context("failed to ask")));
     }
 
     #[test]
-    fn help_is_wrapped_by_the_terminal_alone() {
+    fn help_texts_have_no_hard_line_breaks() {
         for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string);
             let help = help.unwrap_or_default();
             let lines: Vec<&str> = help.lines().collect();
             for pair in lines.windows(2) {
                 let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ');
-                let goes_on = is_text(pair[0]) && is_text(pair[1]);
+                let same_paragraph = is_text(pair[0]) && is_text(pair[1]);
                 let name = command.get_name();
-                assert!(pair[0].len() < 80 || !goes_on, "{name}: {}", pair[0]);
+                assert!(pair[0].len() < 80 || !same_paragraph, "{name}: {}", pair[0]);
             }
         }
     }
 
     #[test]
-    fn a_cause_is_named_once() {
+    fn a_cause_is_printed_once() {
         let error = anyhow!("no such file").context("failed to read x: no such file");
         assert_eq!(one_line(&error), "failed to read x: no such file");
         let error = anyhow!("no such file")

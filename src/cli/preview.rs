@@ -22,30 +22,30 @@ use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
 use crate::engine::policy::{NodeFacts, Rule};
 use crate::engine::quantity::Quantity;
 use crate::preview::{
-    self, Answer, Cluster, Given, Kept, Node, NodePreview, Options, Preview, ReadError, Scene,
-    Selection, Silence, overlay, subjects,
+    self, AgentStatus, Cluster, KubeletError, KubeletResult, Node, NodeInput, NodePreview, Options,
+    Preview, ReadError, Selection, ValueOverrides, overlay, subjects,
 };
 
 const HELP: &str = "\
-Lays the policies given by -f over those of the cluster, as kubectl apply would, compiles them for each node as the \
-controller does, and lets the engine of the agent decide on live values: what its first round would be, were each \
-rule above its mark for long enough. Nothing is written: get and list are all that is sent.
+Replaces policies of the cluster by those given by -f, as kubectl apply would, compiles them for each node as the \
+controller does, and runs the agent's engine on live values. Shown is the first round of actions, as if each rule over its \
+threshold had been so for long enough. Nothing is written: only get and list requests are sent.
 
-Values come from the node's agent where it keeps the same rule (the status of its NodeWatermark), else from the \
-kubelet's /stats/summary, and what pods use always from there. The kubelet tells of a node's memory in bounds only, as \
-1Gi .. 4Gi, so that a rule on it may be PERHAPS over its mark. What neither tells (load, disks, probes) is UNKNOWN, and \
-such a rule does nothing; --value says what if. Rates of network interfaces take two looks: --sample 20s.
+A value comes from the agent's status in the NodeWatermark if it has the same rule, else from the kubelet's /stats/summary. \
+Pod usage always comes from the kubelet. For a node's memory the kubelet gives only bounds, such as 1Gi .. 4Gi, so a rule \
+may be PERHAPS over its threshold. Values that neither reports (load, disks, probes) are UNKNOWN, and their rules do \
+nothing; set them with --value. Rates of network interfaces need two samples: --sample 20s.
 
-Permissions: list of nodes, pods, nodewatermarks, nodeqoss, podqoss and avoidanceactions, and get of nodes/proxy. Note \
-that get of nodes/proxy is more than figures: it opens all that a kubelet serves to GET, logs included. Without \
-it the rest works: values of agents and --value are judged, and pods, whose usage is then unknown, are left alone.
+Permissions: list nodes, pods, nodewatermarks, nodeqoss, podqoss and avoidanceactions, and get nodes/proxy. Beware: get \
+nodes/proxy allows everything that a kubelet serves to GET, including logs. Without it, rules are still evaluated on agents' \
+values and --value, but pod usage is unknown, so no pod is acted on.
 
 Examples:
-  What the policies of the cluster would do now:
+  See what the policies of the cluster would do now:
     plimsoll preview
-  What an edit would do, before it is applied:
+  See what an edit would do before you apply it:
     plimsoll preview -f policy.yaml --node worker-1
-  What if a calm node were busy:
+  See what would happen if an idle node were busy:
     plimsoll preview -f policy.yaml --value cpu_total_usage=7500
 
 Exit status: 0 shown, 1 the policies have errors, 2 the cluster or a file could not be read.";
@@ -54,27 +54,27 @@ Exit status: 0 shown, 1 the policies have errors, 2 the cluster or a file could 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Policies to lay over those of the cluster: files, folders, or - for standard input
+    /// Policies that replace those of the cluster: files, directories, or - for standard input
     #[arg(short = 'f', long = "filename", value_name = "FILE|DIR|-")]
     files: Vec<PathBuf>,
 
-    /// Only this node; may be repeated [default: all]
+    /// Show only this node; may be repeated [default: all]
     #[arg(long, value_name = "NAME")]
     node: Vec<String>,
 
-    /// Only nodes with these labels, as pool=batch,zone!=a
+    /// Show only nodes with these labels, for example pool=batch,zone!=a
     #[arg(short = 'l', long, value_name = "LABELS")]
     selector: Option<String>,
 
-    /// Judge rules on this metric as if every node were at this value; may be repeated
+    /// Assume this value of a metric on every node; may be repeated
     #[arg(long = "value", value_name = "METRIC=QUANTITY", value_parser = value)]
     values: Vec<(String, f64)>,
 
-    /// Ask kubelets twice, so long apart, for rates of network interfaces; kubelets look every 10 to 15 s
+    /// Query kubelets twice, this long apart, for rates of network interfaces; kubelets take samples every 10 to 15 s
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     sample: Option<Duration>,
 
-    /// How to print it
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
 
@@ -83,10 +83,10 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 }
 
-/// The forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// A table, and the pods of each rule that is over its mark.
+    /// A table, and the pods of each rule that is over its threshold.
     Text,
     /// One JSON object: {nodes: [{node, rules: [{rule, metric, value, standing, pods, ...}]}], findings, notes, summary}.
     Json,
@@ -112,27 +112,27 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 async fn show(args: &Args, sources: &Sources) -> anyhow::Result<ExitCode> {
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let cluster = Cluster::new(client);
-    let beside = beside(&cluster, sources).await?;
-    let report = Report::new(sources, beside.clone(), &NodeFacts::default(), false);
-    if report.is_refused() {
+    let others = other_policies(&cluster, sources).await?;
+    let report = Report::new(sources, others.clone(), &NodeFacts::default(), false);
+    if report.is_rejected() {
         report.lines().for_each(complain);
         return Ok(ExitCode::from(1));
     }
-    let policies = Policies::new(args, beside, sources);
+    let policies = Policies::new(args, others, sources);
     let nodes = cluster.nodes(&policies.selection).await?;
     let compiled: Vec<Compiled> = nodes
         .iter()
         .map(|node| compile(&policies.objects, &node.facts))
         .collect();
     let findings = Findings::new(&policies.objects, &nodes, &compiled, &report);
-    let preview = look(args, &cluster, &nodes, &compiled).await?;
+    let preview = preview_nodes(args, &cluster, &nodes, &compiled).await?;
     let failed = report.errors() > 0 || findings.errors(args.files.is_empty());
     print(args, &report, &findings, &preview)?;
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// The policies of the cluster that the files leave as they are.
-async fn beside(cluster: &Cluster, sources: &Sources) -> Result<Vec<Value>, ReadError> {
+/// The policies of the cluster that the files do not replace.
+async fn other_policies(cluster: &Cluster, sources: &Sources) -> Result<Vec<Value>, ReadError> {
     let files = || {
         sources
             .files
@@ -141,27 +141,27 @@ async fn beside(cluster: &Cluster, sources: &Sources) -> Result<Vec<Value>, Read
     };
     match cluster.policies().await {
         Ok(policies) => Ok(overlay(policies, files().map(|object| &object.value))),
-        // Policies may be tried before anything is installed.
+        // Policies can be previewed before anything is installed.
         Err(ReadError::NoDefinitions) if files().next().is_some() => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// What is to be looked at, and where.
+/// The policies to preview, and the nodes.
 struct Policies {
     objects: Objects,
     selection: Selection,
 }
 
 impl Policies {
-    fn new(args: &Args, beside: Vec<Value>, sources: &Sources) -> Self {
+    fn new(args: &Args, others: Vec<Value>, sources: &Sources) -> Self {
         let files = sources
             .files
             .iter()
             .flat_map(|source| &source.manifest.objects);
         let files = files.map(|object| object.value.clone());
         Self {
-            objects: Objects::from_values(files.chain(beside)),
+            objects: Objects::from_values(files.chain(others)),
             selection: Selection {
                 names: args.node.clone(),
                 labels: args.selector.clone(),
@@ -170,13 +170,13 @@ impl Policies {
     }
 }
 
-async fn look(
+async fn preview_nodes(
     args: &Args,
     cluster: &Cluster,
     nodes: &[Node],
     compiled: &[Compiled],
 ) -> anyhow::Result<Preview> {
-    let given = given(args, compiled)?;
+    let overrides = overrides(args, compiled)?;
     let with_rules = nodes.iter().zip(compiled);
     let with_rules: Vec<_> = with_rules
         .filter(|(_, compiled)| !compiled.policy.rules.is_empty())
@@ -198,72 +198,74 @@ async fn look(
             .flat_map(|(_, compiled)| &compiled.policy.rules)
     };
     let options = Options {
-        all: rules().any(takes_all),
+        all: rules().any(needs_full_summary),
         sample: args.sample,
     };
     let pods = cluster.pods(&names).await?;
-    let kept = cluster.kept().await.unwrap_or_else(|error| {
+    let agent_statuses = cluster.agent_statuses().await.unwrap_or_else(|error| {
         preview
             .notes
-            .push(format!("what agents say is not known: {error}"));
+            .push(format!("the status of agents is unknown: {error}"));
         BTreeMap::new()
     });
-    let answers = cluster.answers(&names, options).await;
-    preview.notes.extend(notes(&answers));
+    let summaries = cluster.kubelet_summaries(&names, options).await;
+    preview.notes.extend(notes(&summaries));
     for (node, compiled) in with_rules {
         let pods = pods.get(&node.name).map_or(&[][..], Vec::as_slice);
         let (subjects, unreadable) = subjects(pods);
         preview.notes.extend(unreadable);
-        preview.nodes.push(foresee(
+        preview.nodes.push(preview_node(
             node,
             compiled,
             &Live {
                 subjects: &subjects,
-                answer: answers.get(&node.name),
-                kept: kept.get(&node.name),
-                given: &given,
+                summary: summaries.get(&node.name),
+                agent_status: agent_statuses.get(&node.name),
+                overrides: &overrides,
             },
         ));
     }
     Ok(preview)
 }
 
-/// What is known of a node besides its size.
+/// Live data of a node.
 struct Live<'a> {
     subjects: &'a [preview::Subject],
-    answer: Option<&'a Answer>,
-    kept: Option<&'a Kept>,
-    given: &'a Given,
+    summary: Option<&'a KubeletResult>,
+    agent_status: Option<&'a AgentStatus>,
+    overrides: &'a ValueOverrides,
 }
 
-fn foresee(node: &Node, compiled: &Compiled, live: &Live<'_>) -> NodePreview {
-    let (summary, earlier) = match live.answer {
+fn preview_node(node: &Node, compiled: &Compiled, live: &Live<'_>) -> NodePreview {
+    let (summary, earlier) = match live.summary {
         Some(Ok((summary, earlier))) => (Ok(summary), earlier.as_ref()),
-        Some(Err(Silence::Forbidden(_))) => (Err("the kubelet's figures may not be read"), None),
-        Some(Err(Silence::NoAnswer(_))) | None => (Err("its kubelet does not answer"), None),
+        Some(Err(KubeletError::Forbidden(_))) => {
+            (Err("the kubelet's statistics may not be read"), None)
+        }
+        Some(Err(KubeletError::NoAnswer(_))) | None => (Err("its kubelet does not answer"), None),
     };
-    preview::foresee(&Scene {
+    preview::evaluate(&NodeInput {
         node: &node.name,
         facts: &node.facts,
         policy: &compiled.policy,
         subjects: live.subjects,
         summary,
         earlier,
-        kept: live.kept,
-        given: live.given,
+        agent_status: live.agent_status,
+        overrides: live.overrides,
         now: clock::wall(),
     })
 }
 
-/// `--value`, where some rule names the metric.
-fn given(args: &Args, compiled: &[Compiled]) -> anyhow::Result<Given> {
+/// The values of `--value`; some rule must be on each metric.
+fn overrides(args: &Args, compiled: &[Compiled]) -> anyhow::Result<ValueOverrides> {
     let rules = compiled.iter().flat_map(|compiled| &compiled.policy.rules);
-    let named: BTreeSet<String> = rules.map(|rule| rule.metric.to_string()).collect();
+    let known: BTreeSet<String> = rules.map(|rule| rule.metric.to_string()).collect();
     for (metric, _) in &args.values {
         anyhow::ensure!(
-            named.contains(metric),
+            known.contains(metric),
             "no rule that selects these nodes is on {metric}; they are on {}",
-            named
+            known
                 .iter()
                 .map(String::as_str)
                 .collect::<Vec<_>>()
@@ -273,8 +275,8 @@ fn given(args: &Args, compiled: &[Compiled]) -> anyhow::Result<Given> {
     Ok(args.values.iter().cloned().collect())
 }
 
-/// Whether the kubelet's short answer lacks the metric.
-const fn takes_all(rule: &Rule) -> bool {
+/// Whether the kubelet's short summary lacks the rule's metric.
+const fn needs_full_summary(rule: &Rule) -> bool {
     matches!(
         rule.metric,
         Metric::Interface(InterfaceRate::ReceiveKib | InterfaceRate::SendKib)
@@ -285,19 +287,21 @@ const fn takes_all(rule: &Rule) -> bool {
     )
 }
 
-/// What is not known for want of an answer. A lack of permission is the same for all nodes.
-fn notes(answers: &BTreeMap<String, Answer>) -> Vec<String> {
+/// Notes about missing summaries. A missing permission is the same for all nodes.
+fn notes(summaries: &BTreeMap<String, KubeletResult>) -> Vec<String> {
     let mut notes = Vec::new();
-    let forbidden = answers.values().find_map(|answer| match answer {
-        Err(Silence::Forbidden(why)) => Some(why),
+    let forbidden = summaries.values().find_map(|summary| match summary {
+        Err(KubeletError::Forbidden(why)) => Some(why),
         _ => None,
     });
     if let Some(why) = forbidden {
-        notes.push(format!("what pods use is not known, so that none would be acted on here: {why}; allow get of nodes/proxy"));
+        notes.push(format!(
+            "pod usage is unknown, so no pod is acted on: {why}; grant get on nodes/proxy"
+        ));
     }
-    for (node, answer) in answers {
-        if let Err(Silence::NoAnswer(why)) = answer {
-            notes.push(format!("node {node} does not tell what it uses: {why}"));
+    for (node, summary) in summaries {
+        if let Err(KubeletError::NoAnswer(why)) = summary {
+            notes.push(format!("usage of node {node} is unknown: {why}"));
         }
     }
     notes

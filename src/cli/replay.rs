@@ -20,15 +20,15 @@ use crate::trace::replay::Replay;
 
 const EXAMPLES: &str = "\
 Examples:
-  What would the edited policies have done yesterday?
+  See what edited policies would have done yesterday:
     plimsoll replay day.trace --policies edited/
-  As JSON, one object a transition and a summary as the last line:
+  As JSON, one object per transition and a summary on the last line:
     plimsoll replay day.trace --policies edited/ --output json
 
-A trace is written by `plimsoll run --record FILE`. Every rule runs as a Preview: what it would have throttled or \
-evicted is taken off the recorded use from round to round, as far as that can be known.
+`plimsoll run --record FILE` writes a trace. Every rule runs as a Preview: what it would have throttled or evicted is \
+subtracted from the recorded usage in later evaluations, as far as it is known.
 
-Rules that cannot be enforced are named on standard error and left out.
+Rules that cannot be enforced are named on standard error and skipped.
 
 Exit status: 0 replayed to the end, 1 replayed, but the policies have errors, 2 the trace or the policies could not be read, or \
 there is no rule to replay.";
@@ -40,7 +40,7 @@ pub struct Args {
     /// The trace; `-` is standard input
     trace: PathBuf,
 
-    /// Policy manifests, or folders of them
+    /// Policy manifests, or directories of them
     #[arg(long, value_name = "FILE|DIR", num_args = 1.., required = true)]
     policies: Vec<PathBuf>,
 
@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = period)]
     period: Option<Duration>,
 
-    /// How to print it
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     output: Format,
 }
@@ -102,8 +102,8 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
         Format::Text => write!(stdout(), "{summary}")?,
         Format::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,
     }
-    let wrong = problems.iter().any(PolicyProblem::is_error);
-    Ok(ExitCode::from(u8::from(wrong)))
+    let failed = problems.iter().any(PolicyProblem::is_error);
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
 fn no_rule(policies: &[PathBuf]) -> String {
@@ -112,8 +112,8 @@ fn no_rule(policies: &[PathBuf]) -> String {
         .map(|path| path.display().to_string())
         .collect();
     format!(
-        "there is no rule to replay in {}: it takes a NodeQOS that selects the recorded machine, and the AvoidanceAction that its \
-         rule names; `plimsoll check` says more",
+        "there is no rule to replay in {}: it needs a NodeQOS that selects the recorded machine, and the AvoidanceAction that its \
+         rule names; `plimsoll check` shows details",
         paths.join(", ")
     )
 }

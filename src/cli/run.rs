@@ -12,44 +12,44 @@ use crate::standalone::pods::Sources;
 use crate::standalone::policies::Overrides;
 use crate::standalone::setup::{self, Options};
 
-/// The shortest period that `--period` takes.
-const LEAST_PERIOD: Duration = Duration::from_millis(100);
+/// The shortest period that `--period` accepts.
+const MIN_PERIOD: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
-  See what policies would do to the services of this machine, changing nothing:
+  See what policies would do to the services of this machine, without changing anything:
     plimsoll run --policies policies/ --pods-under system.slice --preview
-  Enforce them over the pods of a folder of manifests, until Ctrl-C puts everything back:
+  Enforce policies on the pods in a directory of manifests, until Ctrl-C restores everything:
     plimsoll run --policies policies/ --pods pods/
-  Ten minutes, as JSON, with a recording to replay other policies over later:
+  Run for ten minutes with JSON output, and record a trace for `plimsoll replay`:
     plimsoll run --policies policies/ --pods pods/ --for 10m --output json --record day.trace
-  Put back what a process that was killed left in force:
+  Restore what a killed process left in force:
     plimsoll run --restore
 
 Pods are `v1` Pod manifests whose annotation `plimsoll.dev/cgroup` names their cgroup below the cgroup root \
-(such as `batch.slice/import.service`), or, with --pods-under, all children of a cgroup: these are BestEffort, \
-in a namespace named as the parent, labelled `plimsoll.dev/unit: <folder>`, and a PodQOS has to name one of these \
-two to select them. systemd, dbus, ssh, login and our own units are never acted on.
+(such as `batch.slice/import.service`). With --pods-under, each child of a cgroup is a BestEffort pod in a namespace named \
+after the parent, with the label `plimsoll.dev/unit: <directory>`; a PodQOS must name that namespace or that label to \
+select it. systemd, dbus, ssh, login and plimsoll's own units are never throttled or evicted.
 
-Signals: SIGINT (Ctrl-C) and SIGHUP put everything back and end; SIGTERM ends and leaves what is in force, for the \
-next `plimsoll run` with the same --state-dir to take over. Policies and pods are read again when they change; a bad \
-edit keeps the last good policies, also over a restart.
+Signals: SIGINT (Ctrl-C) and SIGHUP restore everything and exit. SIGTERM exits and leaves limits in force, for the \
+next `plimsoll run` with the same --state-dir to take over. Policies and pods are read again when they change; after an \
+invalid edit the last valid policies stay in use, even after a restart.
 
-Exit status: 0 ended as asked, 1 something could not be put back, 2 could not start or go on.";
+Exit status: 0 stopped as requested, 1 something could not be restored, 2 could not start or continue.";
 
 /// Arguments of `plimsoll run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Policy manifests, or folders of them (*.yaml, *.yml, *.json, and those below)
+    /// Policy manifests, or directories of them (*.yaml, *.yml and *.json, recursively)
     #[arg(long, value_name = "FILE|DIR", num_args = 1.., required_unless_present = "restore")]
     policies: Vec<PathBuf>,
 
-    /// Pod manifests, or folders of them
+    /// Pod manifests, or directories of them
     #[arg(long, value_name = "FILE|DIR", num_args = 1..)]
     pods: Vec<PathBuf>,
 
-    /// Take every child of this cgroup as a pod, such as system.slice
+    /// Treat every child of this cgroup as a pod, for example system.slice
     #[arg(long, value_name = "PARENT", value_parser = cgroup, num_args = 1..)]
     pods_under: Vec<CgroupPath>,
 
@@ -64,11 +64,11 @@ pub struct Args {
     #[command(flatten)]
     state_dir: StateDir,
 
-    /// Labels that a `NodeQOS` may select this node by
+    /// Labels of this node, for the selectors of a `NodeQOS`
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = label, value_delimiter = ',')]
     node_labels: Vec<(String, String)>,
 
-    /// Read the node's files, and what is in force, at least this often
+    /// Read the node's metrics, and the limits in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
@@ -76,19 +76,19 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = period)]
     period: Option<Duration>,
 
-    /// End after this time and put everything back, as Ctrl-C does
+    /// Stop after this time and restore everything, as Ctrl-C does
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::positive)]
     duration: Option<Duration>,
 
-    /// Take every rule as `strategy: Preview`: tell what would be done, and change nothing
+    /// Treat every rule as `strategy: Preview`: report what would be done, and change nothing
     #[arg(long)]
     preview: bool,
 
-    /// Put back what the journal says is in force, tell each file, and leave
+    /// Restore everything that the journal lists, list each file, and exit
     #[arg(long, conflicts_with_all = ["policies", "pods", "pods_under", "preview", "duration", "record"])]
     restore: bool,
 
-    /// How to write what happens to standard output
+    /// Format of events on standard output
     #[arg(long, value_enum, default_value_t)]
     output: Format,
 
@@ -97,10 +97,10 @@ pub struct Args {
     record: Option<PathBuf>,
 }
 
-/// Where the files live that outlive the process.
+/// The directory of files that outlive the process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StateDir {
-    /// Where the journal and the state files are kept; whoever enforces makes it where it is missing, but not its parents
+    /// Directory of the journal and state files; created if missing, but its parents are not
     #[arg(
         long,
         value_name = "DIR",
@@ -115,17 +115,15 @@ pub struct StateDir {
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
     if args.pods.is_empty() && args.pods_under.is_empty() && !args.restore {
-        tracing::warn!(
-            "no pods are named by --pods or --pods-under: rules can do no more than keep new work away"
-        );
+        tracing::warn!("no --pods or --pods-under given: rules can only keep new work away");
     }
     let options = args.options();
-    let whole = if args.restore {
+    let restored = if args.restore {
         setup::restore(&options)?
     } else {
         setup::run(&options)?
     };
-    Ok(ExitCode::from(u8::from(!whole)))
+    Ok(ExitCode::from(u8::from(!restored)))
 }
 
 impl Args {
@@ -165,7 +163,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 
 pub(super) fn period(text: &str) -> Result<Duration, String> {
     let period = duration::positive(text)?;
-    if period < LEAST_PERIOD {
+    if period < MIN_PERIOD {
         return Err("the shortest period is 100ms".to_owned());
     }
     Ok(period)

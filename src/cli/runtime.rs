@@ -1,9 +1,9 @@
-//! The one thread on which everything runs that talks to an API server; the metrics API has its own.
+//! The single-threaded runtime for everything that talks to an API server; the metrics API has its own.
 
 use anyhow::Context;
 use tokio::runtime::{Builder, Runtime};
 
-/// Starts it.
+/// Starts the runtime.
 pub(super) fn start() -> anyhow::Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()

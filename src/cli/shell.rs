@@ -1,4 +1,4 @@
-//! `plimsoll completions` and `plimsoll man`: files for the shell, made from the arguments themselves.
+//! `plimsoll completions` and `plimsoll man`, generated from the arguments.
 
 use std::process::ExitCode;
 
@@ -10,14 +10,14 @@ use super::{Cli, print};
 /// Arguments of `plimsoll completions`.
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
-    /// The shell to complete for.
+    /// Shell to complete for
     shell: Shell,
 }
 
 /// Arguments of `plimsoll man`.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// The subcommand to print the page of; the whole command where absent.
+    /// Subcommand to print the page of [default: the whole command]
     subcommand: Option<String>,
 }
 
@@ -34,10 +34,9 @@ pub(super) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     command.build();
     let page = match &args.subcommand {
         None => command,
-        Some(name) => command
-            .find_subcommand(name)
-            .cloned()
-            .ok_or_else(|| anyhow::anyhow!("`{name}` is no subcommand: see `plimsoll --help`"))?,
+        Some(name) => command.find_subcommand(name).cloned().ok_or_else(|| {
+            anyhow::anyhow!("there is no subcommand `{name}`: see `plimsoll --help`")
+        })?,
     };
     let mut text = Vec::new();
     clap_mangen::Man::new(page).render(&mut text)?;

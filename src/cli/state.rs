@@ -17,16 +17,16 @@ use crate::standalone::status::{self, Status};
 
 const EXAMPLES: &str = "\
 Examples:
-  What is in force, and what Preview rules would do:
+  See what is in force, and what Preview rules would do:
     plimsoll state
-  Start a job only where the machine has room for it:
+  Start a job only if the machine accepts new work:
     plimsoll state --schedulable && ./start-job
 
-With --schedulable the exit status is the answer, and nothing is printed:
+With --schedulable nothing is printed, and the exit status is the answer:
   0  yes: no rule keeps new work away
   1  no: a rule keeps new work away
-  2  cannot tell: no `plimsoll run` uses this state directory (or it has not judged every rule once since the start
-     of the machine), or its file cannot be read. A launcher should treat this as no.";
+  2  unknown: no `plimsoll run` uses this state directory, or it has not evaluated every rule since the machine started,
+     or its file cannot be read. A launcher should treat this as no.";
 
 /// Arguments of `plimsoll state`.
 #[derive(Debug, clap::Args)]
@@ -35,11 +35,11 @@ pub struct Args {
     #[command(flatten)]
     state_dir: StateDir,
 
-    /// Answer with the exit status whether new work may be started: 0 yes, 1 no, 2 cannot tell
+    /// Answer by exit status whether new work may start: 0 yes, 1 no, 2 unknown
     #[arg(long, conflicts_with = "output")]
     schedulable: bool,
 
-    /// How to print it
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     output: Format,
 }
@@ -70,7 +70,7 @@ fn schedulable(dir: &Path) -> anyhow::Result<SchedulingState> {
     }
     if !state.writer.is_alive() {
         bail!(
-            "cannot tell: `plimsoll run` (process {}), which wrote {}, does not run any more",
+            "cannot tell: `plimsoll run` (process {}), which wrote {}, no longer runs",
             state.writer.pid,
             path.display()
         );
@@ -81,7 +81,7 @@ fn schedulable(dir: &Path) -> anyhow::Result<SchedulingState> {
 fn read<T: for<'a> serde::Deserialize<'a>>(path: &Path) -> anyhow::Result<T> {
     match state_dir::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(anyhow!(
-            "there is no {}: has `plimsoll run` been started with this --state-dir?",
+            "{} does not exist: has `plimsoll run` been started with this --state-dir?",
             path.display()
         )),
         read => read.with_context(|| format!("failed to read {}", path.display())),

@@ -27,36 +27,35 @@ use crate::crd::node_metric::{API_VERSION, GROUP, VERSION};
 use crate::ordered;
 use crate::reconcilers::lease::LeaseObject;
 
-/// The code of an answer where there is no such API.
+/// HTTP status if the API is not served.
 const NOT_SERVED: u16 = 404;
-/// Moves to the corner of the terminal and wipes it.
-const WIPE: &str = "\x1b[H\x1b[2J";
+/// Moves the cursor home and clears the terminal.
+const CLEAR: &str = "\x1b[H\x1b[2J";
 
 const HELP: &str = "\
-nodes: a line per node: CPU as a bar with the lowest mark of a rule over CPU in it, CPU and memory in percent of the \
-node, pressure (percent of the last 10 s in which something was stalled for want of CPU, memory or I/O), the rules that \
-are over their mark, what is in force, and how old the figures are. Nodes whose agent is silent come last.
+nodes: one line per node, with CPU as a bar that shows the lowest CPU threshold of its rules, CPU and memory in percent, \
+pressure (percent of the last 10 s in which tasks were stalled on CPU, memory or I/O), rules over their threshold, what is in \
+force, and the age of the data. Nodes whose agent does not respond come last.
 
-pods: the busiest pods of each node, by what its agent reports: no more than 10 a node, so that this is no list of all \
-pods. CPU and memory in use, pressure likewise (CPU: the scheduling delay), and what CPU those are throttled to that are.
+pods: the busiest pods of each node, at most 10 per node, with CPU and memory usage, pressure (for CPU: scheduling delay), and \
+the CPU limit of throttled pods.
 
-Figures come from NodeMetrics (metrics.plimsoll.dev/v1alpha1), what is in force from the status of NodeWatermarks, marks \
-from the Leases that agents renew. Where NodeMetrics are not served, or can't be read, which is said, `top nodes` shows \
-the summaries in the Leases alone: renewed every 10 s, and every 60 s by agents that report directly. Ages are by the \
-clock of this machine and those of the nodes: where these differ, ages do. ? is not known; a node that never had an \
-agent is shown as such. By its Lease alone an agent is silent 10 s after that ran out.
+Load comes from NodeMetrics (metrics.plimsoll.dev/v1alpha1), what is in force from the status of NodeWatermarks, and \
+thresholds from the agents' Leases. If NodeMetrics are not available, `top nodes` uses only the Leases, which are renewed every \
+10 s, or every 60 s by agents that report directly; an agent then counts as unresponsive 10 s after its Lease expired. Ages \
+compare the clocks of this machine and of the nodes. ? means unknown.
 
-Permissions: list of nodemetrics.metrics.plimsoll.dev, of nodewatermarks.plimsoll.dev, and of leases in the namespace of \
-the Leases; without NodeMetrics list of nodes too, or nodes that never had an agent are not shown.
+Permissions: list nodemetrics.metrics.plimsoll.dev, nodewatermarks.plimsoll.dev, and leases in the namespace of the Leases. \
+Without NodeMetrics also list nodes, or nodes that never had an agent are not shown.
 
 Examples:
-  The busiest nodes first, until Ctrl-C:
+  Watch the busiest nodes, until Ctrl-C:
     plimsoll top --sort cpu --watch
-  The pods that wait most:
+  See the pods under most pressure:
     plimsoll top pods --sort pressure
-  Nodes whose agent is silent:
+  List nodes without a responding agent:
     plimsoll top -o json | jq -r '.nodes[] | select(.agent != \"alive\") | .node'
-  What the agent of one node says, rule by rule:
+  See the status of each rule on one node:
     kubectl describe nodewatermark worker-1
 
 Exit status: 0 shown, 2 neither NodeMetrics nor the Leases could be read (pods: NodeMetrics).";
@@ -69,23 +68,23 @@ pub struct Args {
     #[arg(value_enum, default_value_t = What::Nodes)]
     what: What,
 
-    /// By what to order them; the largest first, but names as in the alphabet
+    /// Sort order: largest first, names alphabetically
     #[arg(long, value_enum, default_value_t = Sort::Name)]
     sort: Sort,
 
-    /// Show it again and again, until Ctrl-C
+    /// Refresh until Ctrl-C
     #[arg(short = 'w', long)]
     watch: bool,
 
-    /// How often, with --watch
+    /// Refresh interval of --watch
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "5s")]
     interval: Duration,
 
-    /// How to print it
+    /// Output format
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
 
-    /// Namespace of the Leases that agents renew; for nodes only
+    /// Namespace of the agents' Leases; for nodes only
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
     lease_namespace: String,
 
@@ -94,7 +93,7 @@ pub struct Args {
     kubeconfig: Option<PathBuf>,
 }
 
-/// What can be shown.
+/// The object to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
     /// Every node
@@ -103,27 +102,27 @@ enum What {
     Pods,
 }
 
-/// The forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// A table.
     Text,
-    /// A JSON object in a line: {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
+    /// One JSON object per line: {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
     /// {pods: [{namespace, name, node, cpuMillicores, memoryBytes, throttled, ...}], notes}.
     Json,
 }
 
-/// What is to be printed.
+/// The text to print.
 struct Shown {
     screen: String,
-    /// What is said of it beside.
+    /// Printed to standard error.
     warning: Option<String>,
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.what == What::Pods && args.sort == Sort::Breached {
-        bail!("--sort breached is for nodes; pods go by name, cpu, memory, pressure or age");
+        bail!("--sort breached is for nodes; sort pods by name, cpu, memory, pressure or age");
     }
     runtime::start()?.block_on(show(args))?;
     Ok(ExitCode::SUCCESS)
@@ -131,21 +130,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn show(args: &Args) -> anyhow::Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
-    print(args, &look(args, &client).await?)?;
+    print(args, &screen(args, &client).await?)?;
     if !args.watch {
         return Ok(());
     }
     loop {
         tokio::time::sleep(args.interval).await;
-        match look(args, &client).await {
+        match screen(args, &client).await {
             Ok(shown) => print(args, &shown)?,
-            // The last screen stays.
+            // Keep the last screen.
             Err(error) => complain(format_args!("{}; trying again", one_line(&error))),
         }
     }
 }
 
-async fn look(args: &Args, client: &Client) -> anyhow::Result<Shown> {
+async fn screen(args: &Args, client: &Client) -> anyhow::Result<Shown> {
     let metrics = read::metrics(client).await;
     match (args.what, metrics) {
         (What::Pods, metrics) => Ok(Shown {
@@ -160,7 +159,7 @@ async fn look(args: &Args, client: &Client) -> anyhow::Result<Shown> {
             screen: write(args, &by_leases(args, client).await?)?,
             warning: (error.code() != Some(NOT_SERVED)).then(|| {
                 format!(
-                    "failed to list NodeMetrics: {}; shown is what the Leases say, which may be a minute old",
+                    "failed to list NodeMetrics: {}; showing the agents' Leases, which may be a minute old",
                     error.words()
                 )
             }),
@@ -168,7 +167,7 @@ async fn look(args: &Args, client: &Client) -> anyhow::Result<Shown> {
     }
 }
 
-/// The pods by what was measured.
+/// The pods, from `NodeMetric`s.
 async fn pods(
     args: &Args,
     client: &Client,
@@ -176,30 +175,30 @@ async fn pods(
 ) -> anyhow::Result<pods::Screen> {
     let metrics = metrics.map_err(|error| match error.code() {
         Some(NOT_SERVED) => anyhow!(
-            "failed to list NodeMetrics, which pods are shown by: {API_VERSION} is not served in this cluster; install \
-             plimsoll with metricsAPI.enabled (`plimsoll top nodes` does without)"
+            "failed to list NodeMetrics, which `top pods` needs: {API_VERSION} is not served in this cluster; install \
+             plimsoll with metricsAPI.enabled (`plimsoll top nodes` works without)"
         ),
         _ => anyhow!(
-            "failed to list NodeMetrics, which pods are shown by: {}; `kubectl get apiservice {VERSION}.{GROUP} -o yaml` \
-             says whether it is available",
+            "failed to list NodeMetrics, which `top pods` needs: {}; `kubectl get apiservice {VERSION}.{GROUP} -o yaml` \
+             shows whether it is available",
             error.words()
         ),
     })?;
     let throttled = read::throttled(client).await;
-    let (throttled, note) = or_note(throttled, "which pods are throttled is not known");
+    let (throttled, note) = or_note(throttled, "throttled pods are unknown");
     let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall());
-    Ok(screen.noted(note))
+    Ok(screen.with_note(note))
 }
 
-/// The nodes by what was measured.
+/// The nodes, from `NodeMetric`s.
 async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Screen {
     let namespace = &args.lease_namespace;
     let (leases, in_force) = tokio::join!(read::leases(client, namespace), read::in_force(client));
-    let (in_force, gap) = or_note(in_force, "what is in force may be a minute old");
-    let mut notes = Vec::from_iter(gap);
+    let (in_force, note) = or_note(in_force, "what is in force may be a minute old");
+    let mut notes = Vec::from_iter(note);
     notes.extend(match &leases {
         Err(error) => Some(format!(
-            "marks are not known: {}",
+            "thresholds are unknown: {}",
             no_leases(namespace, error)
         )),
         Ok(leases) => leases.is_empty().then(|| no_heartbeat(namespace)),
@@ -209,23 +208,23 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
     let mut leases = ordered::map(leases.into_iter().map(named));
     let now = clock::wall();
     let row = |metric: &NodeMetric| {
-        let node = metric.name_any();
+        let name = metric.name_any();
         let in_force = in_force
             .as_ref()
-            .and_then(|known| known.get(&node).copied());
-        Row::measured(metric, leases.remove(&node), in_force, now)
+            .and_then(|known| known.get(&name).copied());
+        Row::measured(metric, leases.remove(&name), in_force, now)
     };
     let rows = metrics.iter().map(row).collect();
     Screen::new(Source::NodeMetrics, rows, args.sort, notes)
 }
 
-/// What was read of the `NodeWatermarks`; else a note, which begins with what follows from that.
-fn or_note<T>(read: Result<T, CallError>, without: &str) -> (Option<T>, Option<String>) {
+/// The value, or a note that begins with the consequence.
+fn or_note<T>(read: Result<T, CallError>, consequence: &str) -> (Option<T>, Option<String>) {
     match read {
         Ok(known) => (Some(known), None),
         Err(error) => {
             let why = error.words();
-            let note = format!("{without}: failed to list the NodeWatermarks: {why}");
+            let note = format!("{consequence}: failed to list the NodeWatermarks: {why}");
             (None, Some(note))
         }
     }
@@ -243,7 +242,7 @@ fn no_heartbeat(namespace: &str) -> String {
     )
 }
 
-/// The nodes by what the Leases say.
+/// The nodes, from Leases.
 async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
     let namespace = &args.lease_namespace;
     let (leases, known) = tokio::join!(read::leases(client, namespace), read::nodes(client));
@@ -262,13 +261,13 @@ async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
     Ok(Screen::new(Source::Leases, rows, args.sort, notes))
 }
 
-/// One for each node; where nodes are not known, one for each Lease.
+/// One row per node; if nodes are unknown, one per Lease.
 fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestamp) -> Vec<Row> {
-    let there = leases.into_iter().map(|lease| Row::of(lease, now));
+    let by_lease = leases.into_iter().map(|lease| Row::of(lease, now));
     let Some(mut nodes) = nodes else {
-        return there.collect();
+        return by_lease.collect();
     };
-    let mut rows: Vec<Row> = there.filter(|row| nodes.remove(&row.node)).collect();
+    let mut rows: Vec<Row> = by_lease.filter(|row| nodes.remove(&row.node)).collect();
     rows.extend(nodes.into_iter().map(Row::without_agent));
     rows
 }
@@ -283,7 +282,7 @@ fn write(args: &Args, screen: &(impl Display + Serialize)) -> anyhow::Result<Str
     })
 }
 
-/// Columns of the terminal, where that is what is written to.
+/// Width of the terminal, if standard output is one.
 fn terminal_width() -> Option<usize> {
     let is_terminal = stdout().is_terminal();
     let (columns, _) = is_terminal.then(terminal::size)?.ok()?;
@@ -293,14 +292,14 @@ fn terminal_width() -> Option<usize> {
 fn print(args: &Args, Shown { screen, warning }: &Shown) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     let screen = match args.output {
-        Output::Text if args.watch && out.is_terminal() => format!("{WIPE}{screen}"),
+        Output::Text if args.watch && out.is_terminal() => format!("{CLEAR}{screen}"),
         Output::Text if args.watch => format!("{screen}\n"),
         Output::Text | Output::Json => screen.clone(),
     };
     out.write_all(screen.as_bytes())
         .and_then(|()| out.flush())
         .context("failed to write to standard output")?;
-    // After the screen, which wipes what was there before.
+    // After the screen, which clears the terminal.
     if let Some(warning) = warning {
         complain(format_args!("warning: {warning}"));
     }

@@ -1,12 +1,12 @@
-//! `plimsoll preview`: what policies would do on a live cluster right now. Reads, and decides by the engine alone.
+//! `plimsoll preview`: what policies would do on a live cluster. Only reads the cluster, and runs the engine on what it read.
 //!
 //! ```text
-//!  policies of the cluster ◄─ laid over ─ files ──► Objects ──► compile, node by node ─┐
-//!  Node, Pods, NodeWatermark, /stats/summary of the kubelet ──► Looks ─────────────────┴─► Engine ──► Preview
+//!  cluster's policies, overlaid by files ──► Objects ──► compile for each node ────────┐
+//!  Node, Pods, NodeWatermark, /stats/summary of the kubelet ──► Samples ───────────────┴─► Engine ──► Preview
 //! ```
 
-mod foresee;
-mod kept;
+mod agent_status;
+mod evaluate;
 mod overlay;
 mod read;
 mod reasons;
@@ -20,18 +20,20 @@ use crate::crd::pod_facts::{self, PodFactsError, PodObject};
 use crate::engine::pod::Pod;
 use crate::engine::units::Quota;
 
-pub use self::foresee::{Given, Scene, foresee};
-pub use self::kept::Kept;
+pub use self::agent_status::AgentStatus;
+pub use self::evaluate::{NodeInput, ValueOverrides, evaluate};
 pub use self::overlay::overlay;
-pub use self::read::{Answer, Cluster, Node, Options, ReadError, Selection, Silence, subjects};
-pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, Source, Standing};
+pub use self::read::{
+    Cluster, KubeletError, KubeletResult, Node, Options, ReadError, Selection, subjects,
+};
+pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, RuleState, Source};
 pub use self::summary::Summary;
 pub use self::table::Table;
 
-/// The annotation of a static pod's mirror that holds the UID by which its kubelet knows it.
+/// Annotation of a mirror pod with the UID that the kubelet uses for the static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// The labels of our agents' pods, as the chart has them: an agent leaves its own pod alone.
-const AGENT: [(&str, &str); 2] = [
+/// Labels of agent pods in the chart; an agent never acts on its own pod.
+const AGENT_LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "plimsoll"),
     ("app.kubernetes.io/component", "agent"),
 ];
@@ -39,23 +41,23 @@ const AGENT: [(&str, &str); 2] = [
 /// A pod that may be acted on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
-    /// The facts that decisions rest on.
+    /// The facts that the engine decides by.
     pub pod: Arc<Pod>,
-    /// What its cgroup's quota is, going by its limits.
+    /// The quota of its cgroup, derived from its limits.
     pub quota: Quota,
-    /// Its UID in the kubelet's figures.
+    /// Its UID in the kubelet's statistics.
     pub kubelet_uid: String,
 }
 
 impl Subject {
-    /// The pod as an API server has it.
+    /// Reads a pod object.
     ///
     /// # Errors
-    /// Where the object can't be read.
+    /// The object is invalid.
     pub fn of(pod: &PodObject) -> Result<Self, PodFactsError> {
         let mut facts = pod_facts::pod_facts(pod)?;
-        let known_as = pod_facts::annotation(&pod.metadata, MIRROR);
-        let kubelet_uid = known_as.unwrap_or(&facts.uid.0).to_owned();
+        let mirrored = pod_facts::annotation(&pod.metadata, MIRROR);
+        let kubelet_uid = mirrored.unwrap_or(&facts.uid.0).to_owned();
         facts.protected |= is_agent(&facts);
         Ok(Self {
             quota: pod_facts::cpu_quota(pod)?,
@@ -67,7 +69,7 @@ impl Subject {
 
 fn is_agent(pod: &Pod) -> bool {
     let has = |(key, value): &(&str, &str)| pod.labels.get(*key).is_some_and(|own| own == value);
-    AGENT.iter().all(has)
+    AGENT_LABELS.iter().all(has)
 }
 
 #[cfg(test)]
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_mirror_of_a_static_pod_has_the_figures_of_another_uid() {
+    fn only_a_mirror_pod_has_another_uid_in_the_kubelet() {
         let named = json!({"kubernetes.io/config.hash": "another"});
         assert_eq!(kubelet_uid(&named), "own");
         let mirror =

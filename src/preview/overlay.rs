@@ -1,4 +1,4 @@
-//! Policies that are about to be applied, laid over those that are there.
+//! Replaces policies of the cluster by those in files.
 
 use std::collections::BTreeSet;
 
@@ -6,15 +6,16 @@ use serde_json::Value;
 
 use crate::crd::Kind;
 
-/// The objects of the cluster that `files` leave as they are: an object of the same kind and name is replaced, as
+/// The objects of the cluster that `files` do not replace: one of the same kind and name is replaced, as
 /// `kubectl apply` would.
 pub fn overlay<'a>(
     cluster: impl IntoIterator<Item = Value>,
     files: impl IntoIterator<Item = &'a Value>,
 ) -> Vec<Value> {
     let replaced: BTreeSet<_> = files.into_iter().filter_map(key).collect();
-    let kept = cluster.into_iter();
-    kept.filter(|object| key(object).is_none_or(|key| !replaced.contains(&key)))
+    let objects = cluster.into_iter();
+    objects
+        .filter(|object| key(object).is_none_or(|key| !replaced.contains(&key)))
         .collect()
 }
 
@@ -36,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_replaces_the_object_of_its_kind_and_name_alone() {
+    fn a_file_replaces_only_the_object_of_its_kind_and_name() {
         let cluster = [
             object("NodeQOS", "a", 1),
             object("NodeQOS", "b", 1),

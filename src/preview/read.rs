@@ -1,4 +1,4 @@
-//! Reads the cluster. GET and LIST are all it ever sends.
+//! Reads the cluster. Sends nothing but GET and LIST.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{Kept, Subject, Summary};
+use super::{AgentStatus, Subject, Summary};
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
 use crate::cluster::nodes::KEPT;
@@ -23,80 +23,80 @@ use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
 use crate::ordered;
 
-/// So many kubelets are asked at a time...
-const AT_ONCE: usize = 64;
-/// ...and each is given so long.
-const ANSWER: Duration = Duration::from_secs(5);
-/// For so many nodes pods are listed node by node, for more all at once.
-const FEW: usize = 10;
+/// Concurrent requests to kubelets.
+const MAX_CONCURRENT: usize = 64;
+/// Timeout of a request to a kubelet.
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(5);
+/// Up to this many nodes, pods are listed node by node; for more, all at once.
+const MAX_LISTS_BY_NODE: usize = 10;
 
 /// Why the cluster could not be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// The list was refused or not answered.
+    /// A list failed.
     #[error("failed to list {what}: {why}")]
     List {
-        /// Which objects.
+        /// Plural of the objects.
         what: &'static str,
-        /// In words, with verb and resource where it is forbidden.
+        /// The reason; for a missing permission, with verb and resource.
         why: String,
     },
-    /// `--node` names it.
-    #[error("there is no node {0} that an agent could keep; see kubectl get nodes")]
+    /// A node given by `--node` does not exist.
+    #[error("there is no node {0} that can run an agent; see kubectl get nodes")]
     NoSuchNode(String),
-    /// Nothing to preview.
+    /// The cluster has no policies.
     #[error(
-        "the cluster has no definition of NodeQOS, and so no policies; give some with -f FILE, or install the \
+        "the cluster has no definition of NodeQOS, so it has no policies; pass some with -f FILE, or install the \
          definitions: plimsoll crds | kubectl apply --server-side -f - (on Kubernetes 1.33: plimsoll crds --kubernetes 1.33)"
     )]
     NoDefinitions,
 }
 
-/// Which nodes are asked for.
+/// The nodes to preview.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// These; all where empty.
+    /// Names; all nodes if empty.
     pub names: Vec<String>,
-    /// With these labels.
+    /// Label selector.
     pub labels: Option<String>,
 }
 
-/// How kubelets are asked.
+/// How to query kubelets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Network and I/O are asked for as well, which makes the answer longer.
+    /// Include network and I/O, which makes the response longer.
     pub all: bool,
-    /// Ask twice, so long apart.
+    /// Time between two queries, for rates.
     pub sample: Option<Duration>,
 }
 
 /// A node.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// Labels and size.
     pub facts: NodeFacts,
 }
 
-/// What a kubelet told: the last answer, and the one before where it was asked twice.
-pub type Answer = Result<(Summary, Option<Summary>), Silence>;
+/// The last summary of a kubelet, and the one before if it was queried twice.
+pub type KubeletResult = Result<(Summary, Option<Summary>), KubeletError>;
 
-/// Why a kubelet's figures are not known.
+/// Why a kubelet's summary is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Silence {
+pub enum KubeletError {
     /// `get` of `nodes/proxy` is not allowed.
     Forbidden(String),
-    /// It did not answer.
+    /// The request failed.
     NoAnswer(String),
 }
 
-/// A cluster that is read.
+/// Reads a cluster.
 #[derive(Clone)]
 pub struct Cluster(Client);
 
 impl Cluster {
-    /// By this client.
+    /// Uses this client.
     pub const fn new(client: Client) -> Self {
         Self(client)
     }
@@ -104,7 +104,7 @@ impl Cluster {
     /// All policies.
     ///
     /// # Errors
-    /// They can't be listed; [`ReadError::NoDefinitions`] where the API server does not know of them.
+    /// They can't be listed; [`ReadError::NoDefinitions`] if the API server does not serve them.
     pub async fn policies(&self) -> Result<Vec<Value>, ReadError> {
         let mut objects = Vec::new();
         for kind in Kind::ALL {
@@ -121,7 +121,7 @@ impl Cluster {
     /// The nodes, in order of name.
     ///
     /// # Errors
-    /// They can't be listed, or one that is named is not there.
+    /// They can't be listed, or a named node does not exist.
     pub async fn nodes(&self, selection: &Selection) -> Result<Vec<Node>, ReadError> {
         let resource = resource("", "v1", "Node", "nodes");
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), &resource);
@@ -146,7 +146,7 @@ impl Cluster {
         Ok(nodes)
     }
 
-    /// The pods that have not ended, by node.
+    /// The pods that have not finished, by node.
     ///
     /// # Errors
     /// They can't be listed.
@@ -156,7 +156,7 @@ impl Cluster {
     ) -> Result<BTreeMap<String, Vec<PodObject>>, ReadError> {
         const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
         let api: Api<Typed<PodObject>> = Api::all(self.0.clone());
-        let fields: Vec<String> = if nodes.len() > FEW {
+        let fields: Vec<String> = if nodes.len() > MAX_LISTS_BY_NODE {
             vec![format!("spec.nodeName!=,{LIVE}")]
         } else {
             nodes
@@ -175,11 +175,11 @@ impl Cluster {
         Ok(found)
     }
 
-    /// What agents said last, by node; none where there is no definition.
+    /// The last status of each agent, by node; empty if there is no definition.
     ///
     /// # Errors
     /// They can't be listed.
-    pub async fn kept(&self) -> Result<BTreeMap<String, Kept>, ReadError> {
+    pub async fn agent_statuses(&self) -> Result<BTreeMap<String, AgentStatus>, ReadError> {
         let resource = resource(
             node_watermark::GROUP,
             "v1alpha1",
@@ -190,23 +190,27 @@ impl Cluster {
             Err(error) if error.code() == Some(404) => return Ok(BTreeMap::new()),
             found => found.map_err(failed("nodewatermarks"))?,
         };
-        let kept = found.into_iter();
-        Ok(ordered::map(kept.filter_map(|object| {
-            Some((object.name_any(), Kept::of(&object)?))
+        let watermarks = found.into_iter();
+        Ok(ordered::map(watermarks.filter_map(|object| {
+            Some((object.name_any(), AgentStatus::of(&object)?))
         })))
     }
 
-    /// What the kubelets of these nodes tell.
-    pub async fn answers(&self, nodes: &[&str], options: Options) -> BTreeMap<String, Answer> {
+    /// The summaries of these nodes' kubelets.
+    pub async fn kubelet_summaries(
+        &self,
+        nodes: &[&str],
+        options: Options,
+    ) -> BTreeMap<String, KubeletResult> {
         let mut earlier = BTreeMap::new();
         if let Some(sample) = options.sample {
             earlier = self.summaries(nodes, options.all).await;
             tokio::time::sleep(sample).await;
         }
         let now = self.summaries(nodes, options.all).await;
-        let pair = |(name, answer): (String, Result<Summary, Silence>)| {
+        let pair = |(name, summary): (String, Result<Summary, KubeletError>)| {
             let before = earlier.remove(&name).and_then(Result::ok);
-            (name, answer.map(|summary| (summary, before)))
+            (name, summary.map(|summary| (summary, before)))
         };
         ordered::map(now.into_iter().map(pair))
     }
@@ -215,33 +219,34 @@ impl Cluster {
         &self,
         nodes: &[&str],
         all: bool,
-    ) -> BTreeMap<String, Result<Summary, Silence>> {
-        let ask = |node: &str| {
+    ) -> BTreeMap<String, Result<Summary, KubeletError>> {
+        let request = |node: &str| {
             let (cluster, node) = (self.clone(), node.to_owned());
             async move {
-                let answer = cluster.summary(&node, all).await;
-                (node, answer)
+                let summary = cluster.summary(&node, all).await;
+                (node, summary)
             }
         };
-        let asked: Vec<_> = nodes.iter().map(|node| ask(node)).collect();
-        stream::iter(asked)
-            .buffer_unordered(AT_ONCE)
+        let requests: Vec<_> = nodes.iter().map(|node| request(node)).collect();
+        stream::iter(requests)
+            .buffer_unordered(MAX_CONCURRENT)
             .collect()
             .await
     }
 
-    async fn summary(&self, node: &str, all: bool) -> Result<Summary, Silence> {
+    async fn summary(&self, node: &str, all: bool) -> Result<Summary, KubeletError> {
         let only = if all { "" } else { "?only_cpu_and_memory=true" };
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary{only}");
         let request = hyper::Request::get(path).body(Vec::new());
-        let request = request.map_err(|error| Silence::NoAnswer(error.to_string()))?;
-        let answer = tokio::time::timeout(ANSWER, self.0.request::<Summary>(request)).await;
+        let request = request.map_err(|error| KubeletError::NoAnswer(error.to_string()))?;
+        let answer =
+            tokio::time::timeout(KUBELET_TIMEOUT, self.0.request::<Summary>(request)).await;
         let answer = answer.map_or(Err(CallError::TimedOut), |answer| {
             answer.map_err(CallError::Kube)
         });
         answer.map_err(|error| match error.code() {
-            Some(401 | 403) => Silence::Forbidden(error.words()),
-            _ => Silence::NoAnswer(error.words()),
+            Some(401 | 403) => KubeletError::Forbidden(error.words()),
+            _ => KubeletError::NoAnswer(error.words()),
         })
     }
 
@@ -265,7 +270,7 @@ where
     all(params, async |page| api.list(&page).await).await
 }
 
-/// As a manifest has it: the items of a list come without kind.
+/// Adds apiVersion and kind, which items of a list lack.
 fn policy(kind: Kind, object: DynamicObject) -> Value {
     let mut value = object.data;
     value["apiVersion"] = crd::API_VERSION.into();
@@ -284,14 +289,14 @@ fn node(object: DynamicObject) -> Node {
     }
 }
 
-/// The pods of one node as decisions see them, and those that can't be read, in words.
+/// The pods of one node, and a message for each pod that is invalid.
 pub fn subjects(pods: &[PodObject]) -> (Vec<Subject>, Vec<String>) {
     let mut subjects = Vec::new();
     let mut unreadable = Vec::new();
     for pod in pods {
         match Subject::of(pod) {
             Ok(subject) => subjects.push(subject),
-            Err(error) => unreadable.push(format!("pod {} is left out: {error}", pod.name_any())),
+            Err(error) => unreadable.push(format!("pod {} is skipped: {error}", pod.name_any())),
         }
     }
     (subjects, unreadable)

@@ -1,11 +1,11 @@
-//! Why an action is not taken on a pod. The engine stops at the last victim that it needs and says nothing of the pods
-//! behind it, so it is asked again for each of them, as if it were the only pod of the node.
+//! Why an action is not taken on a pod. The engine stops at the last victim that it needs, so it is run again for each
+//! pod after that one, as if it were the only pod of the node.
 
 use std::sync::Arc;
 
-use super::foresee::Scene;
-use super::summary::{BEFORE, Looks, PERIOD};
-use super::{Subject, foresee};
+use super::evaluate::NodeInput;
+use super::summary::{BEFORE, PERIOD, Samples};
+use super::{Subject, evaluate};
 use crate::engine::metric::{ActionKind, Leverage};
 use crate::engine::plan::{Change, Plan, Spared, Transition};
 use crate::engine::pod::{Kept, Pod};
@@ -19,24 +19,24 @@ const KINDS: [ActionKind; 3] = [
     ActionKind::Eviction,
 ];
 
-/// The first round of a rule that is over its threshold, and what else is asked about it.
+/// The first round of a rule that is over its threshold.
 pub(super) struct Round<'a> {
-    pub(super) scene: &'a Scene<'a>,
-    pub(super) looks: &'a Looks,
+    pub(super) input: &'a NodeInput<'a>,
+    pub(super) samples: &'a Samples,
     pub(super) plan: &'a Plan,
     pub(super) rule: &'a Rule,
-    /// What it is judged by.
+    /// The rule's value.
     pub(super) value: f64,
-    /// What it needs to have released, in millicores or bytes; 0 where that has no unit.
+    /// Amount to release, in millicores or bytes; 0 if the metric has no unit of release.
     pub(super) gap: u64,
-    /// The rule with each kind of its action alone.
+    /// The rule, once for each kind of its action.
     kinds: Vec<(ActionKind, Arc<PolicySet>)>,
 }
 
 impl<'a> Round<'a> {
     pub(super) fn new(
-        scene: &'a Scene<'a>,
-        looks: &'a Looks,
+        input: &'a NodeInput<'a>,
+        samples: &'a Samples,
         plan: &'a Plan,
         rule: &'a Rule,
         value: f64,
@@ -44,12 +44,12 @@ impl<'a> Round<'a> {
     ) -> Self {
         let alone = |kind| {
             let rules = vec![with_kind(rule, kind)];
-            let pods = scene.policy.pods.clone();
+            let pods = input.policy.pods.clone();
             (kind, Arc::new(PolicySet { rules, pods }))
         };
         Self {
-            scene,
-            looks,
+            input,
+            samples,
             plan,
             rule,
             value,
@@ -58,15 +58,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Why something, or all, is not done to the pod, where `would` is done to it.
+    /// Why actions other than `would` are not taken on the pod.
     pub(super) fn reasons(&self, subject: &Subject, would: &[Change]) -> Vec<String> {
-        let mut policies = self.scene.policy.pods.iter();
+        let mut policies = self.input.policy.pods.iter();
         if !policies.any(|policy| policy.matches(&subject.pod)) {
             return vec!["no PodQOS matches it".to_owned()];
         }
         let done = |kind| would.iter().any(|change| kind_of(change) == Some(kind));
-        let left = self.kinds.iter().filter(|(kind, _)| !done(*kind));
-        let reasons: Vec<_> = left
+        let others = self.kinds.iter().filter(|(kind, _)| !done(*kind));
+        let reasons: Vec<_> = others
             .filter_map(|(kind, policy)| {
                 let reason = self.reason(*kind, policy, subject, !would.is_empty())?;
                 Some((*kind, reason))
@@ -79,11 +79,11 @@ impl<'a> Round<'a> {
         if same && would.is_empty() {
             return first.into_iter().collect();
         }
-        let named = |(kind, reason): (ActionKind, String)| format!("{}: {reason}", no(kind));
+        let named = |(kind, reason): (ActionKind, String)| format!("{}: {reason}", not_taken(kind));
         reasons.into_iter().map(named).collect()
     }
 
-    /// `acted`: another kind is done to the pod, so that it is no news that this one is not needed.
+    /// `acted`: another action is taken on the pod, so "not needed" is not worth a message.
     fn reason(
         &self,
         kind: ActionKind,
@@ -94,26 +94,26 @@ impl<'a> Round<'a> {
         let pod = &subject.pod;
         let mut changes = self.alone(policy, subject).into_iter();
         match changes.find(|change| change.pod() == Some(&pod.uid)) {
-            Some(Change::Spared { reason, .. }) => Some(words(reason, pod)),
+            Some(Change::Spared { reason, .. }) => Some(describe(reason, pod)),
             Some(_) => (!acted).then(|| self.not_reached(kind, pod)),
             None => Some(self.untouched(kind)),
         }
     }
 
-    /// What the engine would do, were the pod the only one of the node.
+    /// What the engine would do if this were the only pod of the node.
     fn alone(&self, policy: &Arc<PolicySet>, subject: &Subject) -> Vec<Change> {
         let mut engine = Engine::new();
         let mut plan = Plan::default();
         engine.set_policy(Arc::clone(policy));
         engine.set_pods(vec![Arc::clone(&subject.pod)]);
-        if let Some(kept) = self.scene.kept {
-            let mut throttles = kept.throttles(std::slice::from_ref(subject));
+        if let Some(agent_status) = self.input.agent_status {
+            let mut throttles = agent_status.throttles(std::slice::from_ref(subject));
             throttles.retain(|throttle| throttle.rule == self.rule.id);
             engine.adopt(&EngineState::default(), &throttles);
         }
-        engine.step(BEFORE, &self.looks.before, &mut plan);
+        engine.step(BEFORE, &self.samples.before, &mut plan);
         engine.assume(&self.rule.id, self.value);
-        engine.step(BEFORE + PERIOD, &self.looks.now, &mut plan);
+        engine.step(BEFORE + PERIOD, &self.samples.now, &mut plan);
         plan.transitions.into_iter().map(|it| it.change).collect()
     }
 
@@ -122,10 +122,10 @@ impl<'a> Round<'a> {
         let same =
             |t: &&Transition| t.change.pod() == Some(&pod.uid) && kind_of(&t.change) == Some(kind);
         if let Some(other) = self.done().find(same) {
-            return format!("not again, it is done for {}", other.rule);
+            return format!("not again, already done for {}", other.rule);
         }
         if self.rule.metric.leverage(kind) == Leverage::OneVictim {
-            return "not its turn, it is one pod a round as the metric has no unit of release"
+            return "not its turn, only one pod per round as the metric has no unit of release"
                 .to_owned();
         }
         let evicted = || {
@@ -134,28 +134,28 @@ impl<'a> Round<'a> {
         };
         if kind == ActionKind::Eviction && evicted() && self.released() < self.gap {
             let eviction = self.rule.action.eviction;
-            let most = eviction.map_or(1, |eviction| eviction.max_pods_per_round);
-            return format!("not its turn, at most {most} a round may be evicted");
+            let max = eviction.map_or(1, |eviction| eviction.max_pods_per_round);
+            return format!("not its turn, at most {max} per round may be evicted");
         }
-        "not needed, what is done to others releases enough".to_owned()
+        "not needed, actions on other pods release enough".to_owned()
     }
 
-    /// Why the engine says nothing about a pod that a policy matches.
+    /// Why the engine has no transition for a pod that a policy matches.
     fn untouched(&self, kind: ActionKind) -> String {
         let measured = matches!(self.rule.metric.leverage(kind), Leverage::Measured(_));
         match kind {
-            _ if measured && self.gap == 0 => "how much has to be released is not known",
-            ActionKind::ForceGc => "it has next to no page cache",
+            _ if measured && self.gap == 0 => "the amount to release is not known",
+            ActionKind::ForceGc => "it has almost no page cache",
             _ => "not its turn",
         }
         .to_owned()
     }
 
-    /// What is done for all rules on the same resource, and of Preview rules for this one alone.
+    /// Actions of all rules on the same resource; of Preview rules, only of this one.
     fn done(&self) -> impl Iterator<Item = &Transition> {
         let resource = self.rule.metric.resource();
         let of = move |t: &&Transition| {
-            let mut rules = self.scene.policy.rules.iter();
+            let mut rules = self.input.policy.rules.iter();
             let theirs = rules.find(|other| other.id == t.rule);
             theirs.is_some_and(|theirs| theirs.metric.resource() == resource)
                 && (!t.would || t.rule == self.rule.id)
@@ -163,7 +163,7 @@ impl<'a> Round<'a> {
         self.plan.transitions.iter().filter(of)
     }
 
-    /// By throttles and evictions, in the unit of the gap.
+    /// Amount that throttles and evictions release, in the unit of `gap`.
     fn released(&self) -> u64 {
         let release = |t: &Transition| match &t.change {
             Change::Throttle { release, .. } => Some(release.0),
@@ -174,7 +174,7 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The kinds of action that the rule takes on pods, and that lower its metric.
+/// The kinds of the rule's action that lower its metric.
 pub(super) fn kinds(rule: &Rule) -> impl Iterator<Item = ActionKind> {
     let action = &rule.action;
     KINDS.into_iter().filter(move |kind| {
@@ -187,7 +187,7 @@ pub(super) fn kinds(rule: &Rule) -> impl Iterator<Item = ActionKind> {
     })
 }
 
-/// The rule as its first round has it, with this kind of its action alone.
+/// The rule without `avoidanceThreshold`, and with only this kind of its action.
 fn with_kind(rule: &Rule, kind: ActionKind) -> Rule {
     let action = &rule.action;
     let action = Action {
@@ -198,7 +198,7 @@ fn with_kind(rule: &Rule, kind: ActionKind) -> Rule {
     };
     Rule {
         action: Arc::new(action),
-        ..foresee::at_once(rule)
+        ..evaluate::without_threshold(rule)
     }
 }
 
@@ -211,7 +211,7 @@ const fn kind_of(change: &Change) -> Option<ActionKind> {
     }
 }
 
-const fn no(kind: ActionKind) -> &'static str {
+const fn not_taken(kind: ActionKind) -> &'static str {
     match kind {
         ActionKind::CpuThrottle => "no throttle",
         ActionKind::ForceGc => "no reclaim",
@@ -219,11 +219,11 @@ const fn no(kind: ActionKind) -> &'static str {
     }
 }
 
-fn words(reason: Spared, pod: &Pod) -> String {
+fn describe(reason: Spared, pod: &Pod) -> String {
     let kept = pod.kept.filter(|_| reason == Spared::Kept);
     match kept {
-        Some(Kept::Static) => "it is static, its kubelet would start it again",
-        Some(Kept::DaemonSet) => "it is a DaemonSet's and would come back",
+        Some(Kept::Static) => "it is a static pod, which its kubelet would start again",
+        Some(Kept::DaemonSet) => "it belongs to a DaemonSet, which would create it again",
         Some(Kept::SystemCritical) => "its priority is system-critical",
         Some(Kept::DoNotDisrupt) => "it is annotated not to be disrupted",
         None => spared_reason(reason),

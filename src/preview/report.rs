@@ -1,4 +1,4 @@
-//! What would be done, for people and as JSON.
+//! The result of a preview, as text and as JSON.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,18 +14,18 @@ use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::node::machine::wording::{count, format_value, short, whole};
 
-/// So many pods that no policy matches are named; JSON names all.
-const NAMED: usize = 5;
+/// Maximum number of unmatched pods that are named; JSON names all.
+const MAX_NAMED: usize = 5;
 
 /// What policies would do on the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preview {
-    /// In order of name.
+    /// Nodes with rules, sorted by name.
     pub nodes: Vec<NodePreview>,
-    /// Nodes that no rule selects.
+    /// Number of nodes that no rule selects.
     pub untouched: usize,
-    /// What could not be read, and what that means.
+    /// What could not be read.
     pub notes: Vec<String>,
 }
 
@@ -33,13 +33,13 @@ pub struct Preview {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePreview {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// The rules that it would keep, in order of id.
+    /// The rules of the node, sorted by id.
     pub rules: Vec<RulePreview>,
-    /// Why its kubelet's figures are not known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub silent: Option<String>,
+    /// Why its kubelet's summary is not known.
+    #[serde(rename = "silent", skip_serializing_if = "Option::is_none")]
+    pub kubelet_error: Option<String>,
 }
 
 /// One rule on one node.
@@ -48,7 +48,7 @@ pub struct NodePreview {
 pub struct RulePreview {
     /// `<NodeQOS>/<rule>`.
     pub rule: RuleId,
-    /// Act, or report only.
+    /// Enforce or Preview.
     pub strategy: Strategy,
     /// Name of the action.
     pub action: String,
@@ -56,7 +56,7 @@ pub struct RulePreview {
     pub metric: String,
     /// In the metric's unit.
     pub value: Option<f64>,
-    /// The value is the most that it can be, and this the least: the kubelet tells of memory in other terms.
+    /// Lower bound, if `value` is an upper bound: the kubelet measures memory differently.
     #[serde(rename = "valueAtLeast", skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
     /// Why there is no value.
@@ -64,26 +64,28 @@ pub struct RulePreview {
     pub unknown: Option<String>,
     /// Where the value comes from.
     pub source: Source,
-    /// High mark.
-    pub mark: f64,
-    /// Low mark.
+    /// Threshold above which the rule acts.
+    #[serde(rename = "mark")]
+    pub threshold: f64,
+    /// Threshold at or below which the rule restores.
     pub restore: f64,
-    /// The value against the marks.
-    pub standing: Standing,
-    /// So many evaluations in a row above the mark come before anything is done.
+    /// The value compared with the thresholds.
+    #[serde(rename = "standing")]
+    pub state: RuleState,
+    /// Evaluations in a row above the threshold before the rule acts.
     pub evaluations: u32,
-    /// From one evaluation to the next.
+    /// Time between evaluations.
     #[serde(rename = "periodSeconds", serialize_with = "seconds")]
     pub period: Duration,
-    /// What has to be released, in millicores or bytes.
+    /// Amount to release, in millicores or bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<u64>,
-    /// How new pods would be kept away.
+    /// Taint that would be set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<TaintEffect>,
-    /// Pods that the agent has throttled for it already.
+    /// Number of pods that the agent already throttles for it.
     pub in_force: usize,
-    /// The node's pods in the order of victims, where the rule is over its mark and acts on pods.
+    /// The node's pods in victim order, if the rule is over its threshold and acts on pods.
     pub pods: Vec<PodPreview>,
 }
 
@@ -95,21 +97,21 @@ pub struct PodPreview {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// Class of service.
+    /// `QoS` class.
     pub class: QosClass,
     /// Priority.
     pub priority: i32,
-    /// Some `PodQOS` matches it.
+    /// Whether a `PodQOS` matches it.
     pub matched: bool,
-    /// What it uses.
+    /// CPU usage.
     #[serde(rename = "cpuMillicores")]
     pub cpu: Option<MilliCpu>,
-    /// What it holds, page cache aside.
+    /// Memory usage without page cache.
     #[serde(rename = "memoryBytes")]
     pub memory: Option<Bytes>,
-    /// What would be done to it.
+    /// Actions that would be taken on it.
     pub would: Vec<Change>,
-    /// Why something, or all, is not done to it.
+    /// Why other actions are not taken on it.
     pub reasons: Vec<String>,
 }
 
@@ -119,37 +121,38 @@ pub struct PodPreview {
 pub enum Source {
     /// `--value`.
     Given {
-        /// That.
+        /// The given value.
         value: f64,
     },
-    /// The status of the node's `NodeWatermark`, where the agent keeps the same rule.
+    /// The status of the node's `NodeWatermark`, if it has the same rule.
     Agent {
-        /// The agent's.
+        /// The reported value.
         value: f64,
-        /// How long ago it was written.
+        /// Age of the status.
         #[serde(rename = "ageSeconds", serialize_with = "seconds")]
         age: Duration,
     },
     /// `/stats/summary` of the node's kubelet.
     Kubelet,
-    /// It can't be known from here.
-    Nowhere {
+    /// There is no value.
+    #[serde(rename = "nowhere")]
+    Unavailable {
         /// Why.
         why: String,
     },
 }
 
-/// A value against its marks.
+/// A value compared with its thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Standing {
-    /// Above the high mark.
+pub enum RuleState {
+    /// Above the threshold.
     Over,
-    /// The most that the value can be is above the high mark, and the least is not.
+    /// The upper bound of the value is above the threshold, the lower bound is not.
     Perhaps,
-    /// Not above the high mark, and above the low one: what is in force stays.
+    /// Between the thresholds: what is in force stays.
     Between,
-    /// At or below the low mark.
+    /// At or below the restore threshold.
     Under,
     /// There is no value.
     Unknown,
@@ -165,12 +168,12 @@ impl fmt::Display for Source {
             Self::Given { .. } => f.write_str("given"),
             Self::Agent { age, .. } => write!(f, "agent, {} ago", whole(*age)),
             Self::Kubelet => f.write_str("kubelet"),
-            Self::Nowhere { .. } => f.write_str("-"),
+            Self::Unavailable { .. } => f.write_str("-"),
         }
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for RuleState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Over => "OVER",
@@ -185,24 +188,24 @@ impl fmt::Display for Standing {
 /// A pod by node, namespace and name.
 type PodId<'a> = (&'a str, &'a str, &'a str);
 
-/// The pods that each kind of action would be taken on. A pod counts once, for however many rules.
+/// The pods that each kind of action would be taken on. A pod counts once, even for several rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Acts<'a> {
+struct AffectedPods<'a> {
     throttled: BTreeSet<PodId<'a>>,
     reclaimed: BTreeSet<PodId<'a>>,
     evicted: BTreeSet<PodId<'a>>,
 }
 
-impl<'a> Acts<'a> {
+impl<'a> AffectedPods<'a> {
     fn of(rules: impl IntoIterator<Item = (&'a str, &'a RulePreview)>) -> Self {
-        let mut acts = Self::default();
+        let mut affected = Self::default();
         for (node, rule) in rules {
             for pod in &rule.pods {
                 let id = (node, pod.namespace.as_str(), pod.name.as_str());
-                pod.would.iter().for_each(|change| acts.add(id, change));
+                pod.would.iter().for_each(|change| affected.add(id, change));
             }
         }
-        acts
+        affected
     }
 
     fn add(&mut self, pod: PodId<'a>, change: &Change) {
@@ -215,7 +218,7 @@ impl<'a> Acts<'a> {
         pods.insert(pod);
     }
 
-    fn words(&self, [throttle, reclaim, evict]: [&str; 3]) -> Vec<String> {
+    fn describe(&self, [throttle, reclaim, evict]: [&str; 3]) -> Vec<String> {
         let kinds = [
             (throttle, &self.throttled),
             (reclaim, &self.reclaimed),
@@ -229,14 +232,14 @@ impl<'a> Acts<'a> {
 
 impl RulePreview {
     fn is_over(&self, strategy: Strategy) -> bool {
-        self.strategy == strategy && self.standing == Standing::Over
+        self.strategy == strategy && self.state == RuleState::Over
     }
 
     fn value_of(&self, value: f64) -> String {
         format_value(Some(&self.metric), value)
     }
 
-    /// With the least that it can be, where that is another.
+    /// With its lower bound, if that is different.
     fn shown_value(&self) -> String {
         let shown = |value: Option<f64>| value.map(|value| self.value_of(value));
         match (shown(self.value), shown(self.at_least)) {
@@ -247,20 +250,20 @@ impl RulePreview {
     }
 
     fn would(&self) -> String {
-        match self.standing {
-            Standing::Over => self.would_when_over(),
-            Standing::Perhaps => format!("at the most: {}", self.would_when_over()),
-            Standing::Unknown => {
-                let why = self.unknown.as_deref().unwrap_or("it is not known");
+        match self.state {
+            RuleState::Over => self.would_when_over(),
+            RuleState::Perhaps => format!("at most: {}", self.would_when_over()),
+            RuleState::Unknown => {
+                let why = self.unknown.as_deref().unwrap_or("no value");
                 format!("nothing starts: {why}")
             }
-            Standing::Between | Standing::Under if self.in_force > 0 => {
+            RuleState::Between | RuleState::Under if self.in_force > 0 => {
                 format!(
-                    "hold what is in force on {}, then give it back",
+                    "keep throttling {}, then restore",
                     count(self.in_force, "pod")
                 )
             }
-            Standing::Between | Standing::Under => "-".to_owned(),
+            RuleState::Between | RuleState::Under => "-".to_owned(),
         }
     }
 
@@ -269,10 +272,10 @@ impl RulePreview {
         if let Some(effect) = self.scheduling {
             acts.push(format!("disable scheduling ({effect:?})"));
         }
-        let pods = Acts::of([("", self)]);
-        acts.extend(pods.words(["throttle", "reclaim page cache of", "evict"]));
+        let pods = AffectedPods::of([("", self)]);
+        acts.extend(pods.describe(["throttle", "reclaim page cache of", "evict"]));
         if acts.is_empty() {
-            acts.push("nothing: no pod can be acted on".to_owned());
+            acts.push("nothing: no pod qualifies".to_owned());
         }
         let acts = acts.join(", ");
         match self.strategy {
@@ -287,29 +290,29 @@ impl RulePreview {
             self.rule.to_string(),
             self.metric.clone(),
             self.shown_value(),
-            self.value_of(self.mark),
+            self.value_of(self.threshold),
             self.source.to_string(),
-            self.standing.to_string(),
+            self.state.to_string(),
             self.would(),
         ]
     }
 
-    /// The rule in full, where it is over its mark and acts on pods.
+    /// The pods of the rule, if it is over its threshold and acts on pods.
     fn fmt_pods(&self, node: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.pods.is_empty() {
             return Ok(());
         }
-        let waits = self.period.saturating_mul(self.evaluations);
+        let delay = self.period.saturating_mul(self.evaluations);
         write!(
             f,
-            "\n{node}: {} ({}), after {} above the mark ({})",
+            "\n{node}: {} ({}), after {} above the threshold ({})",
             self.rule,
             self.action,
             count(self.evaluations as usize, "evaluation"),
-            short(waits)
+            short(delay)
         )?;
         match self.gap {
-            Some(gap) => writeln!(f, "; {} to release in all:", self.amount(gap))?,
+            Some(gap) => writeln!(f, "; {} to release in total:", self.amount(gap))?,
             None => writeln!(f, ":")?,
         }
         let mut table = Table::new(
@@ -341,11 +344,11 @@ impl RulePreview {
 }
 
 fn names(pods: &[&PodPreview]) -> String {
-    let first = pods.iter().take(NAMED);
+    let first = pods.iter().take(MAX_NAMED);
     let mut names: Vec<_> = first
         .map(|pod| format!("{}/{}", pod.namespace, pod.name))
         .collect();
-    if pods.len() > NAMED {
+    if pods.len() > MAX_NAMED {
         names.push("...".to_owned());
     }
     names.join(", ")
@@ -361,18 +364,18 @@ impl PodPreview {
             self.cpu.map_or_else(unknown, |cpu| cpu.to_string()),
             self.memory
                 .map_or_else(unknown, |memory| memory.to_string()),
-            self.words(rule),
+            self.describe(rule),
         ]
     }
 
-    fn words(&self, rule: &RulePreview) -> String {
+    fn describe(&self, rule: &RulePreview) -> String {
         let acts = self.would.iter().map(|change| act(change, rule));
         let reasons = self.reasons.iter().cloned();
-        let words = acts.chain(reasons).collect::<Vec<_>>().join("; ");
+        let text = acts.chain(reasons).collect::<Vec<_>>().join("; ");
         if self.would.is_empty() {
-            format!("left alone: {words}")
+            format!("left alone: {text}")
         } else {
-            words
+            text
         }
     }
 }
@@ -415,7 +418,14 @@ impl Preview {
 
     fn table(&self) -> Table {
         let header = [
-            "NODE", "RULE", "METRIC", "VALUE", "MARK", "FROM", "STATE", "WOULD",
+            "NODE",
+            "RULE",
+            "METRIC",
+            "VALUE",
+            "THRESHOLD",
+            "FROM",
+            "STATE",
+            "WOULD",
         ];
         let mut table = Table::new(&header, &[3, 4]);
         self.rules()
@@ -428,13 +438,14 @@ impl Preview {
         nodes.filter(|node| node.rules.iter().any(&is)).count()
     }
 
-    /// `1 of 2 nodes is over a mark; would be done: ...`.
+    /// The totals, for example `1 of 2 nodes over a threshold; throttled: 1 pod`.
     pub fn summary(&self) -> String {
         let some = |number: usize, before: &str, what: &str| {
             (number > 0).then(|| format!("{before}: {}", count(number, what)))
         };
-        let stands = |standing| self.nodes_with(|rule| rule.standing == standing);
-        let acts = |strategy| Acts::of(self.rules().filter(|(_, rule)| rule.is_over(strategy)));
+        let nodes_in = |state| self.nodes_with(|rule| rule.state == state);
+        let acts =
+            |strategy| AffectedPods::of(self.rules().filter(|(_, rule)| rule.is_over(strategy)));
         let tainted = |effect| {
             let is = |rule: &RulePreview| {
                 rule.scheduling == Some(effect) && rule.is_over(Strategy::Enforce)
@@ -447,22 +458,30 @@ impl Preview {
         );
         let unknown = self
             .rules()
-            .filter(|(_, rule)| rule.standing == Standing::Unknown);
-        let reported = acts(Strategy::Preview).words(["throttle of", "reclaim of", "eviction of"]);
+            .filter(|(_, rule)| rule.state == RuleState::Unknown);
+        let reported =
+            acts(Strategy::Preview).describe(["throttle of", "reclaim of", "eviction of"]);
         let all = count(self.nodes.len() + self.untouched, "node");
-        let mut parts = vec![format!("{} of {all} over a mark", stands(Standing::Over))];
-        parts.extend(some(stands(Standing::Perhaps), "perhaps over one", "node"));
-        parts.extend(acts(Strategy::Enforce).words([
+        let mut parts = vec![format!(
+            "{} of {all} over a threshold",
+            nodes_in(RuleState::Over)
+        )];
+        parts.extend(some(
+            nodes_in(RuleState::Perhaps),
+            "perhaps over one",
+            "node",
+        ));
+        parts.extend(acts(Strategy::Enforce).describe([
             "throttled:",
             "page cache reclaimed:",
             "evicted:",
         ]));
         parts.extend(some(closed, "closed to new pods", "node"));
-        parts.extend(some(avoided, "new pods preferred elsewhere", "node"));
+        parts.extend(some(avoided, "PreferNoSchedule", "node"));
         if !reported.is_empty() {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }
-        parts.extend(some(unknown.count(), "not known", "value"));
+        parts.extend(some(unknown.count(), "unknown", "value"));
         parts.extend(some(self.untouched, "selected by no rule", "node"));
         parts.join("; ")
     }

@@ -1,11 +1,11 @@
-//! The kubelet's `/stats/summary`, and what of it a sample of the engine can hold.
+//! The kubelet's `/stats/summary`, converted to samples for the engine.
 //!
-//! The kubelet measures other things than the node's agent, and none of them is made up here:
-//! - CPU of the node is that of the root cgroup, over the kubelet's own window of some 10 s; steal is not in it.
-//! - Memory in use is the kubelet's working set: page cache in active use counts, which `MemAvailable` takes as free,
-//!   so that `MemTotal` - `MemAvailable` is at most that, and at least the anonymous memory.
-//! - Memory that a pod holds is its anonymous memory; shared memory and slab are not told apart from page cache. Page
-//!   cache to reclaim is what the kubelet counts as inactive, the least that there is.
+//! The kubelet measures differently from the node's agent:
+//! - CPU of the node is that of the root cgroup over the kubelet's window of about 10 s, without steal.
+//! - Memory in use is the kubelet's working set. It includes active page cache, which `MemAvailable` counts as free, so it
+//!   is an upper bound of `MemTotal` - `MemAvailable`; anonymous memory is a lower bound.
+//! - Memory that a pod holds is its anonymous memory; shared memory and slab cannot be told apart from page cache.
+//!   Reclaimable page cache is what the kubelet counts as inactive, a lower bound.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::engine::sample::{
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
 
-/// When the first of the two looks that the engine compares is taken to be; any time does.
+/// Time of the first of the two samples; its value is arbitrary.
 pub(super) const BEFORE: BootTime = BootTime::from_nanos(1_000_000_000_000_000);
-/// From the first look to the second.
+/// Time between the two samples.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 const SECONDS: u64 = PERIOD.as_secs();
 
-/// What the kubelet tells of its node; only what is read here.
+/// The fields of `/stats/summary` that are used.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Summary {
@@ -120,23 +120,23 @@ struct ContainerStats {
     memory: Option<Memory>,
 }
 
-/// What is known of a node's size.
+/// The size of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) cpus: u32,
     pub(super) memory: Bytes,
 }
 
-/// The two looks that the engine compares: counters that begin at 0, and what they and the gauges come to one
-/// [`PERIOD`] later. Only the second has gauges, so that nothing is done at the first.
+/// Two samples for the engine, one [`PERIOD`] apart. Counters start at 0. Only the second has gauges, so that no rule acts
+/// at the first.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Looks {
+pub(super) struct Samples {
     pub(super) before: Sample,
     pub(super) now: Sample,
 }
 
-impl Looks {
-    /// Of a node whose kubelet gave these answers, the earlier one with `--sample` only.
+impl Samples {
+    /// Converts the summaries of a node's kubelet; there is an earlier one only with `--sample`.
     pub(super) fn of(
         size: Size,
         earlier: Option<&Summary>,
@@ -152,9 +152,9 @@ impl Looks {
         let node = &summary.node;
         let taken = node.cpu.as_ref().map(|cpu| age(cpu.time));
         let (before, now) = node.samples(size, earlier.map(|earlier| &earlier.node));
-        let mut looks = Self {
-            before: look(BEFORE, taken, before),
-            now: look(BEFORE + PERIOD, taken, now),
+        let mut samples = Self {
+            before: sample(BEFORE, taken, before),
+            now: sample(BEFORE + PERIOD, taken, now),
         };
         for stats in &summary.pods {
             let uid = stats.pod_ref.uid.as_str();
@@ -162,20 +162,20 @@ impl Looks {
                 continue;
             };
             let age = age(stats.cpu.as_ref().and_then(|cpu| cpu.time));
-            looks
+            samples
                 .before
                 .pods
                 .push(stats.sample(subject, back(BEFORE, age), 0));
-            looks
+            samples
                 .now
                 .pods
                 .push(stats.sample(subject, back(BEFORE + PERIOD, age), SECONDS));
         }
-        looks
+        samples
     }
 }
 
-fn look(at: BootTime, age: Option<Duration>, node: NodeSample) -> Sample {
+fn sample(at: BootTime, age: Option<Duration>, node: NodeSample) -> Sample {
     Sample {
         at: back(at, age.unwrap_or_default()),
         node,
@@ -189,12 +189,12 @@ fn back(at: BootTime, age: Duration) -> BootTime {
 }
 
 impl Summary {
-    /// The least that `MemTotal` - `MemAvailable` can be.
-    pub(super) fn least_memory(&self) -> Option<Bytes> {
+    /// Lower bound of `MemTotal` - `MemAvailable`.
+    pub(super) fn min_memory(&self) -> Option<Bytes> {
         self.node.memory.as_ref()?.rss_bytes.map(Bytes)
     }
 
-    /// The kubelet's clock, as far as its figures tell.
+    /// The newest timestamp of the summary.
     fn newest(&self) -> Option<Timestamp> {
         let pods = self.pods.iter().map(|pod| (&pod.cpu, &pod.memory));
         let all = pods.chain([(&self.node.cpu, &self.node.memory)]);
@@ -214,20 +214,20 @@ impl NodeStats {
             online: size.cpus,
         };
         let busy = self.cpu.as_ref().and_then(|cpu| cpu.usage_nano_cores);
-        // A kubelet that has looked once says 0.
+        // A kubelet reports 0 after its first sample.
         let busy = busy.filter(|busy| *busy > 0 && size.cpus > 0);
-        let (links_before, links) = self.interfaces(earlier);
+        let (interfaces_before, interfaces) = self.interfaces(earlier);
         let before = NodeSample {
             cpu: busy.map(|_| cpu(0)),
-            interfaces: links_before,
+            interfaces: interfaces_before,
             ..NodeSample::default()
         };
         let now = NodeSample {
-            // Without a figure there is nothing to compare with, but percent can still be converted.
+            // Without usage no rate results, but the CPU count is needed to convert percentages.
             cpu: (size.cpus > 0).then(|| cpu(busy.unwrap_or(0).saturating_mul(SECONDS))),
             memory: self.memory(size),
             pressure: self.pressure(),
-            interfaces: links,
+            interfaces,
             ..NodeSample::default()
         };
         (before, now)
@@ -250,7 +250,7 @@ impl NodeStats {
         [cpu, memory, io].map(|psi| psi.and_then(Psi::pressure))
     }
 
-    /// Rates from one answer to the next, as counters over the period. An interface without both is left out.
+    /// Rates between two summaries, as counters over the period. An interface that only one has is skipped.
     fn interfaces(&self, earlier: Option<&Self>) -> (Vec<InterfaceSample>, Vec<InterfaceSample>) {
         let rates = || {
             let (before, now) = (earlier?.network.as_ref()?, self.network.as_ref()?);
@@ -289,7 +289,7 @@ impl Network {
 }
 
 impl Psi {
-    /// A kernel without pressure files is told of as one on which nothing ever waited.
+    /// The kubelet reports all zeros if the kernel has no pressure files.
     fn pressure(&self) -> Option<Pressure> {
         let measured = self.some.total > 0 || self.full.total > 0;
         measured.then(|| Pressure {
@@ -307,7 +307,7 @@ impl PsiLine {
 }
 
 impl PodStats {
-    /// The pod `seconds` after its counters were 0.
+    /// The pod's sample, `seconds` after its counters were 0.
     fn sample(&self, subject: &Subject, at: BootTime, seconds: u64) -> PodSample {
         let cpu_nanos = self.cpu_nanos().map(|rate| rate.saturating_mul(seconds));
         let memory = self.memory();
@@ -324,7 +324,7 @@ impl PodStats {
         }
     }
 
-    /// Of the pod, else of all its containers.
+    /// CPU usage of the pod, or the sum of its containers.
     fn cpu_nanos(&self) -> Option<u64> {
         let of = |cpu: &Option<Cpu>| cpu.as_ref()?.usage_nano_cores;
         of(&self.cpu).or_else(|| {
@@ -375,7 +375,7 @@ impl Memory {
     }
 }
 
-/// What a pod uses by its two looks, for people and for the order of victims.
+/// CPU and memory usage of a pod.
 pub(super) fn uses(now: &PodSample) -> (Option<MilliCpu>, Option<Bytes>) {
     let cpu = now.cpu_nanos.and_then(|nanos| {
         let period = u64::try_from(PERIOD.as_nanos()).ok()?;

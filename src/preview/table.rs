@@ -1,4 +1,4 @@
-//! Columns for a terminal.
+//! Text tables.
 
 use std::fmt;
 
@@ -6,54 +6,54 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
-    /// Columns that are numbers stand to the right.
+    /// Right-aligned columns.
     right: &'static [usize],
-    /// Columns that are not shown.
-    left_out: Vec<usize>,
-    /// Lines end here.
-    most: Option<usize>,
+    /// Hidden columns.
+    hidden: Vec<usize>,
+    /// Maximum line length.
+    max_width: Option<usize>,
 }
 
 /// Between columns.
 const GAP: usize = 2;
 
 impl Table {
-    /// With its header; the columns in `right` stand to the right.
+    /// A table with this header; the columns in `right` are right-aligned.
     pub fn new(header: &[&str], right: &'static [usize]) -> Self {
         let header = header.iter().map(|&title| title.to_owned());
         Self {
             rows: vec![header.collect()],
             right,
-            left_out: Vec::new(),
-            most: None,
+            hidden: Vec::new(),
+            max_width: None,
         }
     }
 
-    /// A row as long as the header.
+    /// Adds a row, as long as the header.
     pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 
-    /// Leaves columns out, those of `least` first, until no line is wider than `width`, and says which. Where even that is not
-    /// enough, lines are cut.
-    pub fn fit(&mut self, width: usize, least: &[usize]) -> Vec<String> {
-        for &column in least {
+    /// Hides columns, in the order of `hide_first`, until no line is wider than `width`, and returns their titles. If that is
+    /// not enough, lines are truncated.
+    pub fn fit(&mut self, width: usize, hide_first: &[usize]) -> Vec<String> {
+        for &column in hide_first {
             if self.is_within(width) {
                 break;
             }
-            self.left_out.push(column);
+            self.hidden.push(column);
         }
-        self.most = Some(width);
+        self.max_width = Some(width);
         let titles = self.rows.first();
-        let left_out = self.left_out.iter();
-        left_out
+        let hidden = self.hidden.iter();
+        hidden
             .filter_map(|column| titles?.get(*column).cloned())
             .collect()
     }
 
     fn is_within(&self, width: usize) -> bool {
         let columns = 0..self.rows.first().map_or(0, Vec::len);
-        let shown = columns.filter(|column| !self.left_out.contains(column));
+        let shown = columns.filter(|column| !self.hidden.contains(column));
         let widths = shown.map(|column| self.width(column) + GAP);
         widths.sum::<usize>() <= width + GAP
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Table {
         for row in &self.rows {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
-                if self.left_out.contains(&column) {
+                if self.hidden.contains(&column) {
                     continue;
                 }
                 let width = widths.get(column).copied().unwrap_or(0);
@@ -83,9 +83,9 @@ impl fmt::Display for Table {
                 line += &cell;
             }
             let line = line.trim_end();
-            match self.most {
-                Some(most) if line.chars().count() > most => {
-                    let start: String = line.chars().take(most.saturating_sub(1)).collect();
+            match self.max_width {
+                Some(max) if line.chars().count() > max => {
+                    let start: String = line.chars().take(max.saturating_sub(1)).collect();
                     writeln!(f, "{start}…")?;
                 }
                 _ => writeln!(f, "{line}")?,
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_with_their_text() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(&["NODE", "VALUE", "WOULD"], &[1]);
         table.push(vec!["a".to_owned(), "12 %".to_owned(), "-".to_owned()]);
         table.push(vec![
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_shows_every_row_by_fewer_columns() {
+    fn a_narrow_terminal_hides_columns_not_rows() {
         let mut table = Table::new(&["NODE", "VALUE", "WOULD"], &[1]);
         table.push(
             ["worker-1", "1890m", "throttle"]

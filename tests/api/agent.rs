@@ -8,21 +8,12 @@ use crate::agent_support::{
 use crate::api_support::faults::{Fault, Proxy};
 use crate::api_support::leader::{Asked, Fate, Leader};
 use crate::api_support::{free_port, policy};
+use crate::run_support::eventually;
 use plimsoll::crd::eviction::{PATH, api_path};
 use plimsoll::engine::EngineState;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
-use crate::run_support::eventually;
 use serde_json::{Value, json};
-
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
 
 #[test]
 fn pods_are_throttled_above_the_threshold_and_restored_below_it() {

@@ -17,15 +17,6 @@ use serde_json::{Value, json};
 /// Timeout of waits: a call may hang for 15 s, and pauses grow with each failure.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// Above this threshold pods labelled `app: batch` are throttled and the node is tainted until the policy ends: on a busy
 /// machine the simulated load may lag.
 fn rules(threshold: u32, effect: &str) -> Value {

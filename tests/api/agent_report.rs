@@ -33,15 +33,6 @@ use tokio::time::sleep;
 /// Timeout of waits, long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// An agent with a new report every 300 ms.
 struct Agent {
     client: Client,
@@ -209,18 +200,21 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
     let (first, second) = (agent.ready().await, agent.ready().await);
     let unready = agent.replica();
     agent.endpoint(&unready, false).await;
-    let (first, also) = (
+    let (by_first, by_second) = (
         agent.receives(&first, 4).await,
         agent.receives(&second, 4).await,
     );
-    for seen in first.iter().chain(&also) {
+    for seen in by_first.iter().chain(&by_second) {
         assert_eq!(seen.authorization, "Bearer one");
         let report = &seen.report;
         assert_eq!((&*report.node, &*report.boot_id), (NODE, "boot"));
         assert_eq!(report.interval_seconds, 10);
         assert!(report.agent_started_millis > 0);
     }
-    assert!(sequences(&first).is_sorted_by(|a, b| a < b), "{first:?}");
+    assert!(
+        sequences(&by_first).is_sorted_by(|a, b| a < b),
+        "{by_first:?}"
+    );
     assert!(
         !*agent.acknowledged.borrow(),
         "a standby acknowledges nothing"

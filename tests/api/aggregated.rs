@@ -59,7 +59,7 @@ fn kubectl_can_get_explain_describe_page_select_and_watch() {
     until_available(&plane);
     prints_a_table(&plane);
     prints_objects(&plane);
-    hears_agents(&plane);
+    shows_heartbeats(&plane);
     explains(&plane);
     refuses(&plane);
     follows(&plane);
@@ -287,10 +287,10 @@ fn printing(plane: &ControlPlane, args: &[&str]) -> (Process, mpsc::Receiver<Str
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let output = BufReader::new(child.stdout.take().unwrap()).lines();
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
-        lines
+        output
             .map_while(Result::ok)
             .try_for_each(|line| sender.send(line))
     });

@@ -276,10 +276,10 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let output = BufReader::new(child.stdout.take().unwrap()).lines();
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
-        lines
+        output
             .map_while(Result::ok)
             .try_for_each(|line| sender.send(line))
     });

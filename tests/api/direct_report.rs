@@ -189,7 +189,7 @@ fn kubectl_shows_what_an_agent_reports() {
     let counted = ["stored", "replayed", "superseded"].map(|result| counts[result]);
     assert_eq!(counted, [2, 1, 2]);
     // Nodes without reports are listed, with no invented values.
-    assert_eq!(crate::row(&plane, "node01")[7], "NoReport");
+    assert_eq!(self::row(&plane, "node01")[7], "NoReport");
 }
 
 #[test]

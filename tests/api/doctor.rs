@@ -8,15 +8,15 @@ use crate::api_support::{ControlPlane, free_port};
 use crate::chart_support::{NAMESPACE, objects, rendered};
 use serde_json::{Value, json};
 
-/// The API server follows within so long, however busy the machine is.
-const SOON: Duration = Duration::from_mins(4);
+/// How long the API server may take, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_mins(4);
 
-/// Exit code, and what was found about what.
+/// Exit code, and the findings as (about, what).
 fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
-    told(kubeconfig, "findings")
+    run(kubeconfig, "findings")
 }
 
-fn told(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
+fn run(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let output = command
         .args(["doctor", "-o", "json", "--kubeconfig"])
@@ -40,37 +40,37 @@ fn has(found: &[(String, String)], about: &str, what: &str) -> bool {
 }
 
 #[test]
-fn what_is_wrong_with_an_installation_is_told_and_what_the_chart_allows_is_enough() {
+fn problems_of_an_installation_are_found() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
     nothing_is_installed(&plane);
     installed(&plane);
     no_pod_has_started(&plane);
-    pods_could_not_be_made(&plane);
-    an_agent_says_what_is_wrong(&plane);
-    agents_cannot_ask_for_evictions(&plane);
-    what_holds_agents_is_gone(&plane);
+    pods_could_not_be_created(&plane);
+    an_agent_reports_problems(&plane);
+    agents_cannot_request_evictions(&plane);
+    admission_policies_are_not_in_force(&plane);
     the_agents_role_is_gone(&plane);
     stopped_and_without_rights(&plane);
-    by_others(&plane);
+    by_other_users(&plane);
     definitions_are_waited_for(&plane);
 }
 
 #[test]
-fn policies_that_an_api_server_does_not_ask_are_told() {
+fn disabled_admission_policies_are_reported() {
     let disabled = &["--disable-admission-plugins=ValidatingAdmissionPolicy"];
     let Some(plane) = ControlPlane::start_with(disabled).filter(ControlPlane::is_own) else {
         return;
     };
     installed(&plane);
-    let all = "there, and refuse nothing: plimsoll-agent-lease, plimsoll-agent-event, plimsoll-agent-node, plimsoll-agent-watermark, \
+    let all = "installed, but reject nothing: plimsoll-agent-lease, plimsoll-agent-event, plimsoll-agent-node, plimsoll-agent-watermark, \
                plimsoll-controller-node and 2 more;";
-    plane.until("the policies refuse nothing", SOON, |plane| {
+    plane.until("the policies reject nothing", TIMEOUT, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
         has(&found, "admission policies", all)
     });
-    // It has tried, and changed nothing.
+    // The tests changed nothing.
     assert_eq!(plane.get("node", "a")["metadata"]["labels"]["pool"], "a");
     for (what, name) in [
         ("node", "a"),
@@ -86,7 +86,7 @@ fn policies_that_an_api_server_does_not_ask_are_told() {
 }
 
 #[test]
-fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
+fn disabled_aggregation_is_reported_and_the_controller_works() {
     let off = &[
         "--requestheader-client-ca-file=",
         "--proxy-client-cert-file=",
@@ -96,7 +96,7 @@ fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
         return;
     };
     installed(&plane);
-    let told = |plane: &ControlPlane| {
+    let reported = |plane: &ControlPlane| {
         let (_, found) = doctor(&plane.kubeconfig);
         has(
             &found,
@@ -104,16 +104,16 @@ fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
             "no --requestheader-client-ca-file",
         )
     };
-    plane.until("it is told", SOON, told);
+    plane.until("it is reported", TIMEOUT, reported);
     plane.apply(&[crate::api_support::lease_namespace()]);
     let listen = format!("127.0.0.1:{}", free_port());
     let mut controller = plane.controller("controller", &["--metrics-api-listen", &listen]);
-    plane.until("it is ready", SOON, |_| {
+    plane.until("it is ready", TIMEOUT, |_| {
         let ready = controller.http("/readyz");
         ready.is_some_and(|(code, _)| code == 200)
     });
     plane.nodes(&["b".to_owned()]);
-    plane.until("it compiles for a node", SOON, |plane| {
+    plane.until("it compiles for a node", TIMEOUT, |plane| {
         plane
             .try_kubectl(&["get", "nodewatermark", "b"], "")
             .is_ok()
@@ -126,7 +126,7 @@ fn aggregation_that_is_off_is_told_and_a_controller_works_without_it() {
     assert!(controller.process.0.try_wait().unwrap().is_none());
 }
 
-/// What the chart has, of which nothing runs, with a node of every sort.
+/// Installs the chart's objects, without running pods, and a node of every kind.
 fn installed(plane: &ControlPlane) {
     let labelled = [
         ("arm", "kubernetes.io/arch=arm64"),
@@ -149,7 +149,7 @@ fn installed(plane: &ControlPlane) {
         .partition(|it| it["kind"] == "Namespace");
     plane.apply(&first);
     plane.apply(&rest);
-    // Helm makes it by a hook, and users without Helm themselves.
+    // Helm creates it by a hook.
     plane.kubectl(&[
         "create",
         "configmap",
@@ -164,10 +164,10 @@ fn installed(plane: &ControlPlane) {
 }
 
 fn definitions_are_waited_for(plane: &ControlPlane) {
-    let wait = |plane: &ControlPlane, patience: &str| {
+    let wait = |plane: &ControlPlane, timeout: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.env("KUBECONFIG", &plane.kubeconfig);
-        command.args(["crds", "--wait", patience]).output().unwrap()
+        command.args(["crds", "--wait", timeout]).output().unwrap()
     };
     let output = wait(plane, "4m");
     assert!(
@@ -175,7 +175,7 @@ fn definitions_are_waited_for(plane: &ControlPlane) {
         "{output:?}"
     );
     plane.kubectl(&["delete", "crd", "podqoss.ensurance.crane.io"]);
-    plane.until("one is no longer served", SOON, |plane| {
+    plane.until("one is no longer served", TIMEOUT, |plane| {
         let output = wait(plane, "1ms");
         let said = String::from_utf8_lossy(&output.stderr);
         let missing = "failed to find podqoss.ensurance.crane.io within 1ms";
@@ -188,19 +188,19 @@ fn finds(found: &[(String, String)], about: &str, what: &str) {
 }
 
 fn nothing_is_installed(plane: &ControlPlane) {
-    // API servers describe a definition a while after they serve it.
-    let described = |plane: &ControlPlane| {
+    // API servers publish the schema of a definition a while after they serve it.
+    let published = |plane: &ControlPlane| {
         let (_, found) = doctor(&plane.kubeconfig);
         !found.iter().any(|it| it.0.starts_with("definition"))
     };
-    plane.until("the definitions are described", SOON, described);
+    plane.until("the schemas are published", TIMEOUT, published);
     let (code, found) = doctor(&plane.kubeconfig);
     assert_eq!(code, Some(1));
     finds(&found, "controller", "there is none");
     finds(&found, "agents", "no DaemonSet");
 }
 
-/// There are no controllers here that would start one.
+/// No controller-manager runs that would create pods.
 fn no_pod_has_started(plane: &ControlPlane) {
     let unwanted = [
         "permissions",
@@ -213,8 +213,8 @@ fn no_pod_has_started(plane: &ControlPlane) {
         "evictions",
     ];
     let is_unwanted = |it: &(String, String)| unwanted.iter().any(|about| it.0.starts_with(about));
-    // API servers see roles a moment after they are made.
-    plane.until("nothing else is found", SOON, |plane| {
+    // New roles take effect after a moment.
+    plane.until("nothing else is found", TIMEOUT, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
         !found.iter().any(is_unwanted)
     });
@@ -224,16 +224,16 @@ fn no_pod_has_started(plane: &ControlPlane) {
     finds(&found, controller, "0 of 2 replicas");
     let agents = "DaemonSet plimsoll/plimsoll-agent-v2";
     finds(&found, agents, "selects no node");
-    finds(&found, "agents", "on 1 node none runs: a");
+    finds(&found, "agents", "none runs on 1 node: a");
     assert!(
         !has(&found, "agents", "arm"),
-        "the image is not for it: {found:?}"
+        "the image does not fit: {found:?}"
     );
     finds(&found, "namespace plimsoll", "is baseline");
 }
 
-/// As where the cluster has another Pod Security standard by default; nobody makes any pods here.
-fn pods_could_not_be_made(plane: &ControlPlane) {
+/// As in a cluster with another default Pod Security standard.
+fn pods_could_not_be_created(plane: &ControlPlane) {
     let label = "pod-security.kubernetes.io/enforce-";
     plane.kubectl(&["label", "namespace", NAMESPACE, label]);
     let why = "pods \"x\" is forbidden: violates PodSecurity \"baseline:latest\"";
@@ -254,14 +254,14 @@ fn pods_could_not_be_made(plane: &ControlPlane) {
     let merge = ["--subresource=status", "--type=merge", &patch];
     plane.kubectl(&[&["patch", "daemonset", "-n", NAMESPACE, set][..], &merge].concat());
     let (_, found) = doctor(&plane.kubeconfig);
-    let what = format!("1 pod of 1 could not be made: {why}");
+    let what = format!("1 pod of 1 could not be created: {why}");
     finds(&found, "DaemonSet plimsoll/plimsoll-agent-v2", &what);
-    let twice = has(&found, "agents", "on 1 node none runs: a");
+    let twice = has(&found, "agents", "none runs on 1 node: a");
     assert!(!twice, "{found:?}");
 }
 
-/// By the columns that a real API server makes of a status.
-fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
+/// By the columns that a real API server prints.
+fn an_agent_reports_problems(plane: &ControlPlane) {
     let condition = |kind: &str, status: &str, reason: &str| {
         json!({
             "type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -283,22 +283,22 @@ fn an_agent_says_what_is_wrong(plane: &ControlPlane) {
     finds(
         &found,
         "agents",
-        "NodeNotMarked: not everything can be done on 1 node: a",
+        "NodeNotMarked: some actions fail on 1 node: a",
     );
     finds(
         &found,
         "agents",
-        "q/probe: this rule can't be judged on 1 node: a",
+        "q/probe: this rule can't be evaluated on 1 node: a",
     );
     let well = condition("Degraded", "False", "AllInOrder");
     let found = status(well, json!([rule("q/cpu")]));
     assert!(
-        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "judged"),
+        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "evaluated"),
         "{found:?}"
     );
 }
 
-/// The arguments of the one container of a workload, which has these instead from now on.
+/// Replaces the arguments of a workload's container.
 fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
     let args = "/spec/template/spec/containers/0/args";
     let patch = json!([{"op": "replace", "path": args, "value": arguments}]).to_string();
@@ -306,8 +306,8 @@ fn replace_arguments(plane: &ControlPlane, workload: &str, arguments: &Value) {
     plane.kubectl(&[&["patch", "-n", NAMESPACE, workload][..], &patch].concat());
 }
 
-fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
-    let alone = "through the API server alone";
+fn agents_cannot_request_evictions(plane: &ControlPlane) {
+    let alone = "only through the API server";
     for (workload, argument, effect) in [
         (
             "deployment/plimsoll-controller",
@@ -337,17 +337,17 @@ fn agents_cannot_ask_for_evictions(plane: &ControlPlane) {
     assert!(!has(&found, "evictions", ""), "{found:?}");
 }
 
-fn what_holds_agents_is_gone(plane: &ControlPlane) {
-    // Two that are there, and match no request.
+fn admission_policies_are_not_in_force(plane: &ControlPlane) {
+    // Two policies that match no request.
     let never = r#"{"spec":{"matchConditions":[{"name":"never","expression":"false"}]}}"#;
     for policy in ["plimsoll-controller-api", "plimsoll-controller-eviction"] {
         let policy = ["validatingadmissionpolicy", policy];
         plane.kubectl(&[&["patch", "--type=merge", "-p", never][..], &policy].concat());
     }
-    plane.until("they refuse nothing", SOON, |plane| {
+    plane.until("they reject nothing", TIMEOUT, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
         let through =
-            "there, and refuse nothing: plimsoll-controller-api, plimsoll-controller-eviction;";
+            "installed, but reject nothing: plimsoll-controller-api, plimsoll-controller-eviction;";
         has(&found, "admission policies", through)
     });
     for (kind, name) in [
@@ -363,10 +363,10 @@ fn what_holds_agents_is_gone(plane: &ControlPlane) {
     finds(&found, "flow control", ": plimsoll-agent-leases;");
 }
 
-/// The one in its own namespace: an agent that may not see its `DaemonSet` gives everything back whenever it ends.
+/// The role in its own namespace: an agent that may not get its `DaemonSet` restores everything whenever it stops.
 fn the_agents_role_is_gone(plane: &ControlPlane) {
     plane.kubectl(&["delete", "rolebinding", "plimsoll-agent", "-n", NAMESPACE]);
-    plane.until("the API server follows", SOON, |plane| {
+    plane.until("the change takes effect", TIMEOUT, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
         let may_not = "system:serviceaccount:plimsoll:plimsoll-agent may not";
         let sets = format!("{may_not} get daemonsets.apps in plimsoll");
@@ -385,7 +385,7 @@ fn stopped_and_without_rights(plane: &ControlPlane) {
         "plimsoll.dev/stop=why",
     ];
     plane.kubectl(&[&["-n", "plimsoll-node-lease"][..], &stop].concat());
-    plane.until("the API server follows", SOON, |plane| {
+    plane.until("the change takes effect", TIMEOUT, |plane| {
         let (_, found) = doctor(&plane.kubeconfig);
         let agent = "system:serviceaccount:plimsoll:plimsoll-agent may not patch nodes/status";
         let object = "ConfigMap plimsoll-node-lease/plimsoll-stop";
@@ -393,32 +393,32 @@ fn stopped_and_without_rights(plane: &ControlPlane) {
     });
 }
 
-fn by_others(plane: &ControlPlane) {
+fn by_other_users(plane: &ControlPlane) {
     let config = std::fs::read_to_string(&plane.kubeconfig).unwrap();
     let ann = config.replace(r#""token":"admin""#, r#""token":"ann""#);
     let ann = plane.file("ann", &ann);
-    // Whoever may read little is told so.
+    // A user who may read little.
     let (code, found) = doctor(&ann);
     assert_eq!(code, Some(1));
     finds(&found, "plimsoll doctor", "nodes could not be read");
-    // Whoever may read all, and nothing else, is told what was not tried.
+    // A user who may read everything, and nothing else.
     let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]);
-    let kind = |kind: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "look"}});
+    let kind = |kind: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "reader"}});
     let (mut role, mut binding) = (kind("ClusterRole"), kind("ClusterRoleBinding"));
     role["rules"] = all;
     binding["roleRef"] =
-        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "look"});
+        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"});
     binding["subjects"] =
         json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]);
     plane.apply(&[role, binding]);
-    plane.until("she may read all", SOON, |_| {
-        let found = told(&ann, "notes").1;
-        // Which verb she lacks, and on what, each version says in its own words.
-        let untried = |(about, told): &(String, String)| {
+    plane.until("she may read all", TIMEOUT, |_| {
+        let found = run(&ann, "notes").1;
+        // The exact words differ between versions.
+        let untested = |(about, what): &(String, String)| {
             about.starts_with("plimsoll doctor")
-                && told.contains("could not be tried: ")
-                && told.contains("User \"ann\" cannot impersonate")
+                && what.contains("could not be tested: ")
+                && what.contains("User \"ann\" cannot impersonate")
         };
-        found.iter().any(untried)
+        found.iter().any(untested)
     });
 }

@@ -6,7 +6,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::actor_support::attempts::{OTHER, OWN, lease};
-use crate::actor_support::{AGENT, Actor, Answer, CONTROLLER, JSON, agent_pod, install, kubeconfig};
+use crate::actor_support::{
+    AGENT, Actor, Answer, CONTROLLER, JSON, agent_pod, install, kubeconfig,
+};
 use crate::api_support::reporter::runtime;
 use crate::api_support::{ControlPlane, LEASES, names, now};
 use crate::chart_support::{NAMESPACE, objects};

@@ -22,15 +22,6 @@ use tokio::time::sleep;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// One agent's heartbeat behind its own proxy.
 struct Agent {
     node: &'static str,

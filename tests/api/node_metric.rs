@@ -4,15 +4,6 @@ use crate::agent_support::{Agent, HIGH, NODE, Node, closing, pod};
 use plimsoll::crd::NodeMetric;
 use plimsoll::engine::quantity::Quantity;
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 fn node_metric(agent: &Agent) -> Option<NodeMetric> {
     let (code, body) = agent.http("/v1/node-metric")?;
     assert!(code == 503 || body.len() <= 4096, "{} bytes", body.len());

@@ -22,15 +22,6 @@ const SOON: Duration = Duration::from_mins(4);
 /// So many requests are under way at a time.
 const AT_ONCE: usize = 8;
 
-/// Not a test: what runs in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// A resource as discovery names it.
 #[derive(Clone, Debug)]
 struct Resource {
@@ -264,7 +255,9 @@ async fn check_account(
             verb,
         };
         assert!(
-            !actor.may(&crate::chart_support::access_review(&asked)).await,
+            !actor
+                .may(&crate::chart_support::access_review(&asked))
+                .await,
             "{verb}"
         );
     }
@@ -523,7 +516,10 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let ours = |taint: &String| taint.starts_with("interference");
     assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition(), Value::Null);
-    assert_eq!(crate::agent_support::ready(&node.status()), "False AgentEnded");
+    assert_eq!(
+        crate::agent_support::ready(&node.status()),
+        "False AgentEnded"
+    );
 }
 
 /// A pod that something would start again.

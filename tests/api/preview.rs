@@ -1,4 +1,4 @@
-//! `plimsoll preview` through a real API server, which asks a kubelet of ours.
+//! `plimsoll preview` through a real API server that proxies to a fake kubelet.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,14 +10,14 @@ use crate::api_support::{ControlPlane, policy};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 
-/// Answers `/stats/summary` as a kubelet does, by TLS, and is reached by one of this machine's own addresses: API
-/// servers refuse to speak to kubelets on the loopback interface.
+/// Serves `/stats/summary` over TLS as a kubelet does, at a non-loopback address: API servers do not connect to kubelets on
+/// loopback.
 struct Kubelet {
     address: IpAddr,
     port: u16,
 }
 
-/// The address by which this machine would reach another; nothing is sent.
+/// The machine's source address for outgoing connections; nothing is sent.
 fn own_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
@@ -49,7 +49,7 @@ impl Kubelet {
         Some(Self { address, port })
     }
 
-    /// What its node says of it.
+    /// The status of its Node.
     fn status(&self) -> Value {
         json!({
             "capacity": {"cpu": "2", "memory": "4Gi"},
@@ -141,7 +141,7 @@ fn status(plane: &ControlPlane, what: &str, name: &str, status: &Value) {
     ]);
 }
 
-/// Who may do what the help of the command says, and no more.
+/// Grants exactly the permissions that the command's help lists.
 fn reader(plane: &ControlPlane, nodes_proxy: bool) {
     let policies = json!(["nodeqoss", "podqoss", "avoidanceactions", "nodewatermarks"]);
     let mut rules = vec![
@@ -164,7 +164,7 @@ fn reader(plane: &ControlPlane, nodes_proxy: bool) {
     ]);
 }
 
-/// Runs it as the user whom the role is for.
+/// Runs the command as the user with that role.
 fn preview(plane: &ControlPlane, args: &[&str]) -> Output {
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(&plane.kubeconfig).unwrap()).unwrap();
@@ -185,7 +185,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A node with one pod that burns, and its policies.
+/// A node with one busy pod, and policies.
 fn busy_node(plane: &ControlPlane) -> Option<()> {
     plane.apply(&[
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}),
@@ -200,18 +200,18 @@ fn busy_node(plane: &ControlPlane) -> Option<()> {
     Some(())
 }
 
-/// Exit code, and all that is printed.
-fn seen(plane: &ControlPlane, args: &[&str]) -> (Option<i32>, String) {
+/// Exit code and output.
+fn run(plane: &ControlPlane, args: &[&str]) -> (Option<i32>, String) {
     let output = preview(plane, args);
     let all = text(&output.stdout) + &text(&output.stderr);
     (output.status.code(), all)
 }
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const ALL: &str = "nodeqoss,podqoss,avoidanceactions,nodes,pods";
 
 #[test]
-fn the_kubelets_figures_come_through_the_api_server_to_who_may_read_them() {
+fn kubelet_statistics_need_the_nodes_proxy_permission() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -220,26 +220,28 @@ fn the_kubelets_figures_come_through_the_api_server_to_who_may_read_them() {
         return;
     }
     reader(&plane, true);
-    let begin = plane.list(ALL);
-    plane.until("the role is in force", SOON, |p| seen(p, &[]).0 == Some(0));
-    let (_, shown) = seen(&plane, &[]);
-    let over = "1800m  1500m  kubelet  OVER   throttle 1 pod";
+    let before = plane.list(ALL);
+    plane.until("the role is in force", TIMEOUT, |p| {
+        run(p, &[]).0 == Some(0)
+    });
+    let (_, shown) = run(&plane, &[]);
+    let over = "1800m      1500m  kubelet  OVER   throttle 1 pod";
     assert!(shown.contains(over), "{shown}");
     let step = "throttle 100 % -> 90 % (900m), releases 600m";
     assert!(shown.contains(step), "{shown}");
     reader(&plane, false);
-    plane.until("the permission is gone", SOON, |p| {
+    plane.until("the permission is gone", TIMEOUT, |p| {
         let forbidden = "cannot get resource \"nodes/proxy\"";
-        seen(p, &[]).1.contains(forbidden)
+        run(p, &[]).1.contains(forbidden)
     });
-    let (code, shown) = seen(&plane, &["--value", "cpu_total_usage=1900"]);
+    let (code, shown) = run(&plane, &["--value", "cpu_total_usage=1900"]);
     assert_eq!(code, Some(0), "{shown}");
     let alone = "left alone: it has no fresh sample";
     assert!(shown.contains("given") && shown.contains(alone), "{shown}");
     plane.kubectl(&["delete", "clusterrolebinding", "reader"]);
-    plane.until("nothing may be read", SOON, |p| {
-        let (code, shown) = seen(p, &[]);
+    plane.until("nothing may be read", TIMEOUT, |p| {
+        let (code, shown) = run(p, &[]);
         code == Some(2) && shown.contains("User \"ann\" cannot list resource")
     });
-    assert_eq!(plane.list(ALL), begin, "something was written");
+    assert_eq!(plane.list(ALL), before, "something was written");
 }

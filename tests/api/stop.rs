@@ -14,15 +14,6 @@ use serde_json::{Value, json};
 /// The agent restores everything within 10 s of the stop; with a margin for a busy machine.
 const RESTORE_WITHIN: Duration = Duration::from_secs(15);
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// A node with the stop object, rules that throttle and taint, and a Preview rule.
 fn node() -> Option<(Node, String)> {
     let mut node = Node::new()?;
@@ -455,7 +446,7 @@ fn the_commands_wait_until_every_node_has_followed() {
     let output = plimsoll(&node, &["resume"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.ends_with("1 of 1 nodes go on\n"), "{text}");
+    assert!(text.ends_with("1 of 1 nodes have resumed\n"), "{text}");
     agent.until("it acts again", || is_acting(&node, &batch));
     // An unresponsive agent is named; the stop stays.
     agent.kill();
@@ -528,7 +519,7 @@ fn it_goes_where_agents_watch(node: &Node) {
     let output = plimsoll(node, &["stop", "--wait=false", "--reason=why"]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    let made = "was missing in namespace elsewhere, and was made";
+    let made = "was missing in namespace elsewhere and has been created";
     assert!(text.contains(made), "{text}");
     let args = ["stop", "--wait=false", "--lease-namespace", LEASES];
     let output = plimsoll(node, &args);

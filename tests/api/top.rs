@@ -33,22 +33,22 @@ fn lease(node: &str, age: Duration, summary: &str) -> Value {
     })
 }
 
-/// Nodes of which one is hot, one silent and one without an agent; the Lease of a node that is gone.
+/// Three nodes: one hot, one with an unresponsive agent, one without an agent; and the Lease of a removed node.
 fn cluster() -> Option<ControlPlane> {
     let plane = ControlPlane::start()?;
-    plane.nodes(&["hot".to_owned(), "quiet".to_owned(), "bare".to_owned()]);
+    plane.nodes(&["hot".to_owned(), "stale".to_owned(), "bare".to_owned()]);
     let hot = "cpu=91.0 mem=40.0 cpumark=75.0 psi=1.0/2.0/3.0 rules=1 throttled=2 scheduling=NoSchedule breached=1:q/cpu";
     plane.apply(&[
         lease_namespace(),
         lease("hot", Duration::from_secs(1), hot),
-        lease("quiet", Duration::from_mins(5), "cpu=1.0"),
+        lease("stale", Duration::from_mins(5), "cpu=1.0"),
         lease("gone", Duration::from_mins(5), "cpu=1.0"),
     ]);
     Some(plane)
 }
 
 #[test]
-fn every_node_is_shown_once_and_who_is_silent_is_named() {
+fn every_node_is_shown_once() {
     let Some(plane) = cluster() else { return };
     let shown = top(&plane.kubeconfig, &["nodes", "--sort", "cpu"]);
     let screen = text(&shown.stdout);
@@ -58,7 +58,7 @@ fn every_node_is_shown_once_and_who_is_silent_is_named() {
         assert!(lines[1].contains(word), "{word} is missing in\n{screen}");
     }
     assert!(
-        lines[2].starts_with("quiet") && lines[2].contains("SILENT for 5m"),
+        lines[2].starts_with("stale") && lines[2].contains("LAST SEEN 5m"),
         "{screen}"
     );
     assert!(
@@ -66,7 +66,7 @@ fn every_node_is_shown_once_and_who_is_silent_is_named() {
         "{screen}"
     );
     assert!(
-        screen.ends_with("\n1 of 3 agents are silent: quiet\n"),
+        screen.ends_with("\n1 of 3 agents do not respond: stale\n"),
         "{screen}"
     );
     let json = top(&plane.kubeconfig, &["-o", "json"]);
@@ -78,7 +78,7 @@ fn every_node_is_shown_once_and_who_is_silent_is_named() {
 }
 
 #[test]
-fn what_can_not_be_read_is_said_with_the_cure() {
+fn missing_permissions_are_explained() {
     let Some(plane) = cluster() else { return };
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
@@ -86,8 +86,8 @@ fn what_can_not_be_read_is_said_with_the_cure() {
         let message = format!("{resource} is forbidden: User \"ann\" cannot list");
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": message});
         proxy.judge(move |_, path| {
-            let meant = path.split('?').next().unwrap().ends_with(resource);
-            meant.then(|| Fault::Answer(403, None, body.to_string()))
+            let matches = path.split('?').next().unwrap().ends_with(resource);
+            matches.then(|| Fault::Answer(403, None, body.to_string()))
         });
     };
     forbid("nodes");
@@ -103,9 +103,9 @@ fn what_can_not_be_read_is_said_with_the_cure() {
         "{screen}"
     );
     forbid("leases");
-    let refused = top(&kubeconfig, &[]);
-    assert_eq!(refused.status.code(), Some(2));
-    let why = text(&refused.stderr);
+    let failed = top(&kubeconfig, &[]);
+    assert_eq!(failed.status.code(), Some(2));
+    let why = text(&failed.stderr);
     let words = "failed to list the Leases of the agents in namespace plimsoll-node-lease: leases is forbidden";
     assert!(why.contains(words), "{why}");
     proxy.judge(|_, _| None);
@@ -119,7 +119,7 @@ fn what_can_not_be_read_is_said_with_the_cure() {
 }
 
 #[test]
-fn it_shows_more_than_a_page_of_nodes() {
+fn it_lists_more_than_one_page_of_nodes() {
     let Some(plane) = cluster() else { return };
     let leases: Vec<Value> = (0..520)
         .map(|node| lease(&format!("n{node:03}"), Duration::from_secs(1), "cpu=5.0"))
@@ -134,23 +134,23 @@ fn it_shows_more_than_a_page_of_nodes() {
     assert_eq!(json["nodes"].as_array().unwrap().len(), 523);
 }
 
-/// The lines of a stream as they come.
+/// Sends the lines of a stream as they arrive.
 fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            drop(tell.send(line));
+            drop(sender.send(line));
         }
     });
-    told
+    receiver
 }
 
-/// Waits for a line with this in it.
+/// Waits for a line that contains `text`.
 fn wait_for(lines: &Receiver<String>, text: &str) {
     loop {
         let line = lines.recv_timeout(Duration::from_secs(30));
         if line
-            .unwrap_or_else(|_| panic!("{text} is not said"))
+            .unwrap_or_else(|_| panic!("no line with {text}"))
             .contains(text)
         {
             return;
@@ -159,7 +159,7 @@ fn wait_for(lines: &Receiver<String>, text: &str) {
 }
 
 #[test]
-fn with_watch_it_is_shown_again_and_again_and_a_failure_ends_nothing() {
+fn watch_refreshes_and_survives_errors() {
     let Some(plane) = cluster() else { return };
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
@@ -173,8 +173,8 @@ fn with_watch_it_is_shown_again_and_again_and_a_failure_ends_nothing() {
     let screens = lines(top.stdout.take().unwrap());
     let errors = lines(top.stderr.take().unwrap());
     let _top = Process(top);
-    wait_for(&screens, "1 of 3 agents are silent: quiet");
-    plane.apply(&[lease("quiet", Duration::ZERO, "cpu=33.3")]);
+    wait_for(&screens, "1 of 3 agents do not respond: stale");
+    plane.apply(&[lease("stale", Duration::ZERO, "cpu=33.3")]);
     wait_for(&screens, "33.3");
     proxy.judge(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
     wait_for(&errors, "trying again");
@@ -183,22 +183,22 @@ fn with_watch_it_is_shown_again_and_again_and_a_failure_ends_nothing() {
     wait_for(&screens, "33.3");
 }
 
-const SOON: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Nodes of which one reports and one is silent, and a controller that serves `NodeMetrics`: at the first port, and takes
-/// reports at the second.
+/// A reporting node, a stale one, and a controller that serves `NodeMetrics` at the first port and accepts reports at the
+/// second.
 fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
     let plane = aggregation::plane(&ports[..1])?;
-    plane.nodes(&["bare", "node00", "quiet"].map(str::to_owned));
+    plane.nodes(&["bare", "node00", "stale"].map(str::to_owned));
     account(&plane);
     let minute_ago = lease(
         "node00",
         Duration::from_mins(1),
         "cpu=1.0 mem=1.0 cpumark=75.0 throttled=0 scheduling=Enabled breached=0",
     );
-    let mut quiet = lease("quiet", Duration::from_mins(5), "cpu=1.0");
-    quiet["spec"]["leaseDurationSeconds"] = json!(1);
-    plane.apply(&[lease_namespace(), minute_ago, quiet]);
+    let mut stale = lease("stale", Duration::from_mins(5), "cpu=1.0");
+    stale["spec"]["leaseDurationSeconds"] = json!(1);
+    plane.apply(&[lease_namespace(), minute_ago, stale]);
     let (metrics, reports) = (
         format!("0.0.0.0:{}", ports[0]),
         format!("127.0.0.1:{}", ports[1]),
@@ -212,11 +212,11 @@ fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
         &reports,
     ];
     let controller = plane.controller("controller", &args);
-    plane.until("the quiet agent is missed", SOON, |plane| {
-        let metric = plane.try_kubectl(&["get", "nm", "quiet", "--no-headers"], "");
+    plane.until("the stale agent is detected", TIMEOUT, |plane| {
+        let metric = plane.try_kubectl(&["get", "nm", "stale", "--no-headers"], "");
         metric.is_ok_and(|row| row.contains("AgentSilent"))
     });
-    plane.until("the node has a watermark", SOON, |plane| {
+    plane.until("the node has a watermark", TIMEOUT, |plane| {
         plane.try_kubectl(&["get", "nwm", "node00"], "").is_ok()
     });
     plane.report(
@@ -234,23 +234,23 @@ fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
     Some((plane, controller))
 }
 
-/// Reports, as an agent does again and again, until `top` shows this in one line of its screen.
+/// Reports repeatedly, until a line of `top` contains all `words`.
 fn until_line(plane: &ControlPlane, agent: &dyn Fn(), args: &[&str], words: &[&str]) -> String {
     let screen = RefCell::new(String::new());
-    plane.until(&format!("{words:?} in {args:?}"), SOON, |plane| {
+    plane.until(&format!("{words:?} in {args:?}"), TIMEOUT, |plane| {
         agent();
         let shown = text(&top(&plane.kubeconfig, args).stdout);
-        let is_there = shown
+        let found = shown
             .lines()
             .any(|line| words.iter().all(|word| line.contains(word)));
         screen.replace(shown);
-        is_there
+        found
     });
     screen.into_inner()
 }
 
 #[test]
-fn nodes_and_pods_are_shown_as_their_agents_reported_them_last() {
+fn the_latest_reports_of_nodes_and_pods_are_shown() {
     let ports = [free_port(), free_port()];
     let Some((plane, _controller)) = served(ports) else {
         return;
@@ -279,7 +279,7 @@ fn nodes_and_pods_are_shown_as_their_agents_reported_them_last() {
     assert!(lines[0].ends_with("MEASURED"), "{screen}");
     assert!(lines[1].starts_with("node00"), "{screen}");
     assert!(
-        lines[2].starts_with("quiet") && lines[2].contains("SILENT for"),
+        lines[2].starts_with("stale") && lines[2].contains("LAST SEEN"),
         "{screen}"
     );
     assert!(
@@ -300,11 +300,11 @@ fn nodes_and_pods_are_shown_as_their_agents_reported_them_last() {
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["pods"][0]["cpuMillicores"], 900);
     assert_eq!(json["pods"][0]["throttle"]["toMillicores"], 450);
-    where_the_api_does_not_answer(&plane);
+    without_the_metrics_api(&plane);
 }
 
-/// The nodes are shown by their Leases, and why is said beside; the pods can't be.
-fn where_the_api_does_not_answer(plane: &ControlPlane) {
+/// Nodes are shown by their Leases, with a warning; pods can't be shown.
+fn without_the_metrics_api(plane: &ControlPlane) {
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     proxy.judge(|_, path| {
@@ -318,29 +318,29 @@ fn where_the_api_does_not_answer(plane: &ControlPlane) {
         (&json["source"], &json["nodes"][0]["cpu"]),
         (&json!("leases"), &json!(1.0))
     );
-    let said = text(&shown.stderr);
-    let words = "warning: failed to list NodeMetrics: service unavailable (503); shown is what the Leases say";
-    assert!(said.contains(words), "{said}");
-    let refused = top(&kubeconfig, &["pods"]);
-    assert_eq!(refused.status.code(), Some(2));
-    let said = text(&refused.stderr);
+    let stderr = text(&shown.stderr);
+    let words = "warning: failed to list NodeMetrics: service unavailable (503); showing the agents' Leases";
+    assert!(stderr.contains(words), "{stderr}");
+    let failed = top(&kubeconfig, &["pods"]);
+    assert_eq!(failed.status.code(), Some(2));
+    let stderr = text(&failed.stderr);
     assert!(
-        said.contains("service unavailable (503)") && said.contains("kubectl get apiservice"),
-        "{said}"
+        stderr.contains("service unavailable (503)") && stderr.contains("kubectl get apiservice"),
+        "{stderr}"
     );
 }
 
 #[test]
-fn pods_are_not_shown_where_node_metrics_are_not_served_and_the_cure_is_said() {
+fn pods_need_node_metrics() {
     let Some(plane) = cluster() else { return };
     let nodes = top(&plane.kubeconfig, &["nodes"]);
-    assert_eq!(text(&nodes.stderr), "", "a cluster may do without");
+    assert_eq!(text(&nodes.stderr), "", "NodeMetrics are optional");
     let pods = top(&plane.kubeconfig, &["pods"]);
     assert_eq!(pods.status.code(), Some(2));
-    let said = text(&pods.stderr);
+    let stderr = text(&pods.stderr);
     let words = "metrics.plimsoll.dev/v1alpha1 is not served in this cluster; install plimsoll with metricsAPI.enabled";
-    assert!(said.contains(words), "{said}");
-    let refused = top(&plane.kubeconfig, &["pods", "--sort", "breached"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(text(&refused.stderr).contains("--sort breached is for nodes"));
+    assert!(stderr.contains(words), "{stderr}");
+    let failed = top(&plane.kubeconfig, &["pods", "--sort", "breached"]);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(text(&failed.stderr).contains("--sort breached is for nodes"));
 }

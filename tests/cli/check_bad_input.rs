@@ -231,7 +231,7 @@ fn folders_are_read_recursively_and_other_kinds_are_skipped() {
         .unwrap();
     let found = String::from_utf8(output.stdout).unwrap();
     assert!(
-        found.contains("latin1.yaml:2: error: is no UTF-8 text"),
+        found.contains("latin1.yaml:2: error: is not UTF-8 text"),
         "{found}"
     );
     assert_eq!(found.lines().count(), 1, "{found}");
@@ -259,7 +259,9 @@ fn input_without_policies_is_a_warning() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(
-            stderr.contains("there is no policy to check; one begins with apiVersion: ensurance.crane.io/v1alpha1"),
+            stderr.contains(
+                "no policy found; a policy starts with apiVersion: ensurance.crane.io/v1alpha1"
+            ),
             "{stderr}"
         );
         let allowed = check(text, &["--allow-warnings"]);

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::run_support::{BINARY, Machine, throttle};
 use nix::sys::signal::Signal;
 use plimsoll::engine::Engine;
 use plimsoll::engine::plan::{Change, Plan, Transition};
@@ -19,14 +20,7 @@ use plimsoll::trace::Header;
 use plimsoll::trace::record::Recorder;
 use plimsoll::trace::replay::Replay;
 use proptest::prelude::*;
-use crate::run_support::{BINARY, Machine, throttle};
 use serde_json::Value;
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
 
 fn replay(trace: &Path, policies: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(BINARY);

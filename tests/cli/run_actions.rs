@@ -4,15 +4,9 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use crate::run_support::{Machine, eventually, policy, throttle};
+use nix::sys::signal::Signal;
 use serde_json::Value;
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
 
 fn evict(more: &str) -> String {
     let eviction = format!("{{coolDownSeconds: 1, eviction: {{{more}}}}}");
@@ -38,7 +32,7 @@ fn wait_for_eviction(daemon: &mut crate::run_support::Daemon, words: &'static st
 fn a_pod_is_evicted_and_new_work_is_not_allowed_meanwhile() {
     let mut machine = Machine::new();
     let cgroup = machine.cgroup("batch");
-    let process = machine.burn(&cgroup, "burn");
+    let process = machine.burn(&cgroup);
     machine.write(
         "pods/batch.yaml",
         &owned(&crate::run_support::pod("batch", &cgroup)),
@@ -72,14 +66,14 @@ fn a_pod_is_evicted_and_new_work_is_not_allowed_meanwhile() {
     let gone = machine.state(&["--schedulable"]);
     assert_eq!(gone.status.code(), Some(2));
     let why = String::from_utf8(gone.stderr).unwrap();
-    assert!(why.contains("does not run any more"), "{why}");
+    assert!(why.contains("no longer runs"), "{why}");
 }
 
 #[test]
 fn processes_that_outlast_the_grace_period_are_killed() {
     let mut machine = Machine::new();
     let cgroup = machine.cgroup("stubborn");
-    let process = machine.burn_ignoring_sigterm(&cgroup, "burn");
+    let process = machine.burn_ignoring_sigterm(&cgroup);
     machine.write(
         "pods/stubborn.yaml",
         &owned(&crate::run_support::pod("stubborn", &cgroup)),
@@ -126,7 +120,7 @@ fn units_have_to_be_named_by_a_policy_and_system_units_are_protected() {
     let mut machine = Machine::new();
     for unit in ["batch.service", "ssh.service"] {
         let cgroup = machine.cgroup(unit);
-        machine.burn(&cgroup, "burn");
+        machine.burn(&cgroup);
     }
     machine.write("policies/throttle.yaml", &throttle());
     let parent = machine.parent.clone();
@@ -164,7 +158,9 @@ fn systemd_is_notified_of_start_liveness_and_stop() {
     machine.burning_pod("batch");
     machine.write("policies/throttle.yaml", &throttle());
     let socket = UnixDatagram::bind(machine.path("notify")).unwrap();
-    socket.set_read_timeout(Some(crate::run_support::TIMEOUT)).unwrap();
+    socket
+        .set_read_timeout(Some(crate::run_support::TIMEOUT))
+        .unwrap();
     let mut command = machine.run_command(&[]);
     command
         .env("NOTIFY_SOCKET", machine.path("notify"))

@@ -3,14 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use crate::run_support::{Machine, eventually, throttle};
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
+use nix::sys::signal::Signal;
 
 /// A machine with one burning pod under the throttle policy.
 fn machine() -> Machine {
@@ -37,7 +31,7 @@ fn an_overloaded_machine_is_throttled_in_steps_and_restored_exactly() {
     let original = machine.quota("batch");
     let mut daemon = throttled(&machine, &[]);
     let breach = daemon
-        .seen
+        .events
         .iter()
         .find(|line| line["change"] == "state")
         .unwrap();

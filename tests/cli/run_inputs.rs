@@ -4,14 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use nix::sys::signal::Signal;
 use crate::run_support::{BINARY, Machine, eventually, pod, throttle};
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
+use nix::sys::signal::Signal;
 
 fn machine() -> Machine {
     let mut machine = Machine::new();

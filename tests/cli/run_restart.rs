@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use crate::run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use nix::sys::signal::Signal;
 use plimsoll::engine::metric::Resource;
 use plimsoll::engine::sample::{CpuTimes, Sample};
@@ -10,14 +11,7 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::window::{NodeWindows, Span};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::kept::{Kept, Worth};
-use crate::run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use serde_json::Value;
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
 
 /// A machine whose pod is throttled to its floor, after `plimsoll run` was terminated.
 fn stopped_at_the_floor() -> (Machine, String) {
@@ -234,7 +228,7 @@ fn an_idle_class_pod_is_limited_by_its_containers_after_a_restart() {
     machine.write("pods/batch.yaml", &pod("batch", &batch));
     let container = machine.cgroup("batch/0");
     fs::write(machine.quota_file("batch/0"), "100000").unwrap();
-    machine.burn(&container, "burn");
+    machine.burn(&container);
     let set_action = |min_ratio: u32| {
         let throttle = format!("cpuThrottle: {{minCPURatio: {min_ratio}, idle: true}}");
         let action = format!("{{coolDownSeconds: 1, throttle: {{{throttle}}}}}");

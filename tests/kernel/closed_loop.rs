@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine_support::{pod, rule, throttling};
 use crate::kernel_support::{World, assert_fine, wait_for, world};
+use crate::simulation::{Simulation, Worker};
 use plimsoll::engine::plan::Plan;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
@@ -16,7 +17,6 @@ use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::CgroupPath;
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
-use crate::simulation::{Simulation, Worker};
 
 /// Pods as real cgroups, one test at a time.
 struct Testbed {

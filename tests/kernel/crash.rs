@@ -161,7 +161,7 @@ impl Stage {
             unlimited: self.world.quota_text(None),
         };
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "victim", "--ignored", "--nocapture"])
+            .args(["--exact", "crash::victim", "--ignored", "--nocapture"])
             .env(ORDERS, serde_json::to_string(&orders).unwrap())
             .output()
             .unwrap();

@@ -1,4 +1,4 @@
-//! What the documentation names is what there is.
+//! The documentation matches the code, the chart and the examples.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,13 +13,13 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The names in back quotes in the first column of the table of metrics, families written out.
+/// Metric names in the first column of the table in docs/semantics.md.
 fn documented() -> Vec<String> {
     let text = read("docs/semantics.md");
     first_column(text.split("## Metrics").nth(1).unwrap())
 }
 
-/// What stands in back quotes in the first column of tables.
+/// Words in back quotes in the first column of tables.
 fn first_column(text: &str) -> Vec<String> {
     let first_cells = text
         .lines()
@@ -47,7 +47,7 @@ fn every_metric_is_documented() {
     }
 }
 
-/// Words with a second capital within, as reasons of events are, in back quotes or quotes.
+/// Quoted words in CamelCase with two or more capitals, as event reasons are.
 fn reasons(text: &str) -> BTreeSet<String> {
     let is_reason = |word: &&str| {
         word.starts_with(|c: char| c.is_ascii_uppercase())
@@ -58,14 +58,14 @@ fn reasons(text: &str) -> BTreeSet<String> {
     words.map(str::to_owned).collect()
 }
 
-/// What stands in docs/events.md under a heading, and nothing else has.
+/// A section of docs/events.md.
 fn section(heading: &str) -> String {
     let page = read("docs/events.md");
     let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap();
     rest.split("\n## ").next().unwrap().to_owned()
 }
 
-/// A source without its unit tests.
+/// A source file without its unit tests.
 fn source(path: &str) -> String {
     read(path)
         .split("#[cfg(test)]\nmod ")
@@ -75,7 +75,7 @@ fn source(path: &str) -> String {
 }
 
 #[test]
-fn the_page_of_events_has_every_reason_and_no_other() {
+fn every_event_reason_is_documented() {
     let agent = ["src/node/report/events.rs"];
     let controller = [
         "src/reconcilers/world.rs",
@@ -98,7 +98,7 @@ fn the_page_of_events_has_every_reason_and_no_other() {
     }
 }
 
-/// What stands between two quotes of a sort and is one capitalized word, as types and reasons of conditions are.
+/// Capitalized words between these quotes, as condition types and reasons are.
 fn names(text: &str, quote: char) -> BTreeSet<String> {
     let is_name = |word: &&str| {
         word.starts_with(|c: char| c.is_ascii_uppercase())
@@ -109,7 +109,7 @@ fn names(text: &str, quote: char) -> BTreeSet<String> {
     quoted.map(str::to_owned).collect()
 }
 
-/// What a module or enum of a source has between its braces.
+/// The body of a module or enum.
 fn body(path: &str, head: &str) -> String {
     let text = source(path);
     let (_, rest) = text.split_once(&format!("{head} {{\n")).unwrap();
@@ -117,7 +117,7 @@ fn body(path: &str, head: &str) -> String {
 }
 
 #[test]
-fn the_page_of_events_has_every_condition_with_its_reasons_and_no_other() {
+fn every_condition_and_its_reasons_are_documented() {
     let reported = source("src/node/report/status.rs");
     let degraded = reported.split("degraded.push(").skip(1);
     let degraded: String = degraded
@@ -169,16 +169,16 @@ fn every_documented_metric_exists() {
 }
 
 #[test]
-fn the_document_of_metrics_is_what_the_code_says() {
+fn the_metrics_page_is_up_to_date() {
     assert!(
         read("docs/metrics.md") == plimsoll::cli::metrics::document(),
-        "write it anew: plimsoll metrics > docs/metrics.md"
+        "run: plimsoll metrics > docs/metrics.md"
     );
 }
 
 #[test]
 fn every_metric_has_help_and_bounded_labels() {
-    // A label whose values nobody bounds would fill a Prometheus.
+    // A label with unbounded values would fill a Prometheus.
     let bounded = [
         "rule",
         "metric",
@@ -221,7 +221,7 @@ fn every_metric_has_help_and_bounded_labels() {
     }
 }
 
-/// The names of our metrics in a text, in order: in alert rules and dashboards they have the suffix of a histogram's series.
+/// Our metric names in a text, without the suffix of histogram series.
 fn metrics_in(text: &str) -> Vec<&str> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     let ours = |word: &&str| {
@@ -241,23 +241,23 @@ fn metrics_in(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+fn alerts_and_dashboard_use_existing_metrics() {
     let document = plimsoll::cli::metrics::document();
     for file in ["alerts.yaml", "dashboard.json"] {
         let text = read(&format!("charts/plimsoll/files/{file}"));
-        let asked = metrics_in(&text);
-        assert!(asked.len() > 15, "{asked:?}");
-        for metric in asked {
+        let used = metrics_in(&text);
+        assert!(used.len() > 15, "{used:?}");
+        for metric in used {
             assert!(
                 document.contains(&format!("| `{metric}` |")),
-                "{file} asks for {metric}"
+                "{file} uses {metric}"
             );
         }
     }
 }
 
 #[test]
-fn every_alert_has_its_entry_in_the_runbook_and_fires_and_is_quiet_in_a_test() {
+fn every_alert_has_a_runbook_entry_and_tests() {
     let alerts = read("charts/plimsoll/files/alerts.yaml");
     let alerts: Vec<&str> = alerts
         .lines()
@@ -269,17 +269,17 @@ fn every_alert_has_its_entry_in_the_runbook_and_fires_and_is_quiet_in_a_test() {
         .lines()
         .filter_map(|line| line.strip_prefix("## "))
         .collect();
-    assert_eq!(entries, alerts, "docs/runbook.md has other entries");
+    assert_eq!(entries, alerts, "docs/runbook.md and alerts.yaml differ");
     let tests = read("tests/chart/alerts.test.yaml");
     for alert in alerts {
-        let quiet = format!("alertname: {alert}, exp_alerts: []");
+        let inactive = format!("alertname: {alert}, exp_alerts: []");
         let fires = format!("alertname: {alert}\n    exp_alerts:\n    - exp_labels:");
-        assert!(tests.contains(&quiet), "{alert} is never quiet in a test");
-        assert!(tests.contains(&fires), "{alert} never fires in a test");
+        assert!(tests.contains(&inactive), "no test has {alert} inactive");
+        assert!(tests.contains(&fires), "no test has {alert} firing");
     }
 }
 
-/// What a page tells to run under a heading, without comments: what is indented, or fenced as sh.
+/// The shell commands of a section (indented, or fenced as sh), without comments.
 fn commands(page: &str, heading: &str) -> Vec<String> {
     let text = read(page);
     let lines = text
@@ -312,7 +312,7 @@ fn commands(page: &str, heading: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_page_installs_as_the_guide_does() {
+fn every_page_has_the_same_install_commands() {
     let guide = commands("docs/install.md", "Install");
     assert_eq!(guide.len(), 3, "{guide:?}");
     for (page, heading) in [
@@ -320,14 +320,17 @@ fn every_page_installs_as_the_guide_does() {
         ("charts/plimsoll/README.md", "Plimsoll's Helm chart"),
     ] {
         let commands = commands(page, heading).into_iter();
-        let told = commands.map(|command| command.replace("--namespace ", "-n "));
-        let told: Vec<String> = told.collect();
-        let is_told = told.windows(guide.len()).any(|part| part == guide);
-        assert!(is_told, "{page} tells {told:#?}, and not {guide:#?}");
+        let normalized = commands.map(|command| command.replace("--namespace ", "-n "));
+        let normalized: Vec<String> = normalized.collect();
+        let has_guide = normalized.windows(guide.len()).any(|part| part == guide);
+        assert!(
+            has_guide,
+            "{page} has {normalized:#?} instead of {guide:#?}"
+        );
     }
 }
 
-/// The pages that users and contributors read.
+/// All pages of documentation.
 fn pages() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pages = fs::read_dir(root.join("docs")).unwrap();
@@ -338,9 +341,9 @@ fn pages() -> Vec<String> {
 }
 
 #[test]
-fn every_command_that_installs_names_the_place_of_the_image() {
+fn every_install_command_sets_the_image_repository() {
     let named = "--set image.repository=registry.example/plimsoll";
-    // The values of an installation have it, and a page says so where it uses them.
+    // A values file can set it instead, if the page says so.
     let values = [
         "--reset-then-reuse-values",
         "--reuse-values",
@@ -361,7 +364,7 @@ fn every_command_that_installs_names_the_place_of_the_image() {
             assert!(line.contains(named) || has_values, "{file}: {line}");
             assert!(
                 !has_values || text.contains("the image's place"),
-                "{file} does not say that the values have it"
+                "{file} does not say that the values set it"
             );
         }
     }
@@ -369,7 +372,7 @@ fn every_command_that_installs_names_the_place_of_the_image() {
 }
 
 #[test]
-fn every_relative_link_leads_somewhere() {
+fn every_relative_link_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for file in pages() {
         let text = read(&file);
@@ -396,7 +399,7 @@ fn setting(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// The rendered chart; `None`, said loudly, where there is no Helm.
+/// The rendered chart; `None`, with a message, if Helm is not installed.
 fn chart() -> Option<String> {
     let bin = setting("PLIMSOLL_E2E_BIN").unwrap_or_else(|| file("target/e2e/bin"));
     let helm = bin.join("helm");
@@ -410,7 +413,7 @@ fn chart() -> Option<String> {
 }
 
 #[test]
-fn the_matrix_of_permissions_is_what_the_chart_gives() {
+fn the_permissions_page_is_up_to_date() {
     let Some(chart) = chart() else { return };
     let document = document(&chart);
     if setting("PLIMSOLL_GENERATE").is_some() {
@@ -419,12 +422,12 @@ fn the_matrix_of_permissions_is_what_the_chart_gives() {
     }
     assert!(
         fs::read_to_string(file(MATRIX)).unwrap() == document,
-        "{MATRIX} is not what the chart gives any more: look at what changed, then `make generate`"
+        "{MATRIX} is outdated: review what changed, then run `make generate`"
     );
 }
 
 #[test]
-fn the_sample_of_an_audit_policy_names_what_the_chart_installs() {
+fn the_sample_audit_policy_matches_the_chart() {
     let text = read("examples/audit-policy.yaml");
     let policy: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(policy["apiVersion"], "audit.k8s.io/v1");
@@ -451,7 +454,7 @@ fn the_sample_of_an_audit_policy_names_what_the_chart_installs() {
                 "{namespace}"
             );
         }
-        // Nothing is left out but what one account writes by the thousand.
+        // Only frequent writes of single accounts may be excluded.
         let all = ["users", "verbs", "resources"];
         assert!(
             level != "None" || all.iter().all(|field| !rule[*field].is_null()),

@@ -1,4 +1,4 @@
-//! Imports go one way, and files stay readable.
+//! Imports between layers go one way, and source files stay short.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ fn source_root() -> PathBuf {
 
 #[test]
 fn imports_go_one_way() {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (layer, allowed) in LAYERS {
         for path in sources(&source_root().join(layer)) {
             let text = fs::read_to_string(&path).unwrap();
@@ -81,16 +81,16 @@ fn imports_go_one_way() {
                     .filter(|line| line.contains(&format!("crate::{other}")))
                     .all(|line| line.trim_start().starts_with("//"));
                 if named && !documented_only && other != layer && !allowed.contains(&other) {
-                    wrong.push(format!("{} imports {other}", path.display()));
+                    violations.push(format!("{} imports {other}", path.display()));
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
 #[test]
-fn every_folder_of_the_sources_is_a_known_layer() {
+fn every_source_directory_is_a_known_layer() {
     for entry in fs::read_dir(source_root()).unwrap().map(Result::unwrap) {
         if entry.path().is_dir() {
             let name = entry.file_name().into_string().unwrap();
@@ -103,7 +103,7 @@ fn every_folder_of_the_sources_is_a_known_layer() {
 }
 
 #[test]
-fn no_source_file_is_longer_than_a_person_reads() {
+fn no_source_file_is_longer_than_650_lines() {
     for path in sources(&source_root()) {
         let lines = fs::read_to_string(&path).unwrap().lines().count();
         assert!(

@@ -1,4 +1,4 @@
-//! `plimsoll preview` as a person runs it, against an API server that notes every request.
+//! `plimsoll preview` as a user runs it, against an API server that records every request.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 const SUMMARY: &str = "/proxy/stats/summary";
 
-/// Answers GET by path; whatever is not there is 404.
-type Answers = Arc<dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync>;
+/// Responses by path; `None` is 404.
+type Responses = Arc<dyn Fn(&str) -> Option<(u16, Value)> + Send + Sync>;
 
 struct Server {
     dir: tempfile::TempDir,
@@ -20,8 +20,8 @@ struct Server {
 }
 
 impl Server {
-    fn start(answers: impl Fn(&str) -> Option<(u16, Value)> + Send + Sync + 'static) -> Self {
-        let answers: Answers = Arc::new(answers);
+    fn start(responses: impl Fn(&str) -> Option<(u16, Value)> + Send + Sync + 'static) -> Self {
+        let responses: Responses = Arc::new(responses);
         let requests = Arc::new(Mutex::new(Vec::new()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -33,11 +33,11 @@ impl Server {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         });
         fs::write(dir.path().join("config"), config.to_string()).unwrap();
-        let noted = Arc::clone(&requests);
+        let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (answers, noted) = (Arc::clone(&answers), Arc::clone(&noted));
-                std::thread::spawn(move || serve(&stream.unwrap(), &answers, &noted));
+                let (responses, recorded) = (Arc::clone(&responses), Arc::clone(&recorded));
+                std::thread::spawn(move || serve(&stream.unwrap(), &responses, &recorded));
             }
         });
         Self { dir, requests }
@@ -66,8 +66,8 @@ impl Server {
     }
 }
 
-/// Keeps the connection for as long as the client does.
-fn serve(stream: &TcpStream, answers: &Answers, noted: &Mutex<Vec<String>>) {
+/// Serves requests until the client closes the connection.
+fn serve(stream: &TcpStream, responses: &Responses, recorded: &Mutex<Vec<String>>) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut first = String::new();
@@ -88,14 +88,14 @@ fn serve(stream: &TcpStream, answers: &Answers, noted: &Mutex<Vec<String>>) {
         reader.read_exact(&mut vec![0; length]).unwrap();
         let mut words = first.split(' ');
         let (verb, path) = (words.next().unwrap(), words.next().unwrap().to_owned());
-        noted.lock().unwrap().push(format!("{verb} {path}"));
+        recorded.lock().unwrap().push(format!("{verb} {path}"));
         let gone = || {
             (
                 404,
                 failure(404, "the server could not find the requested resource"),
             )
         };
-        let (code, body) = answers(&path).unwrap_or_else(gone);
+        let (code, body) = responses(&path).unwrap_or_else(gone);
         let body = body.to_string();
         let head = format!(
             "HTTP/1.1 {code} x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -192,7 +192,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
+fn it_shows_planned_actions_and_sends_only_get() {
     let server = Server::start(cluster);
     let output = server.preview(&[]);
     let shown = text(&output.stdout);
@@ -205,11 +205,11 @@ fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
     };
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(
-        row("busy").ends_with("1800m  1500m  kubelet  OVER   throttle 1 pod"),
+        row("busy").ends_with("1800m      1500m  kubelet  OVER   throttle 1 pod"),
         "{shown}"
     );
     assert!(
-        row("calm").ends_with("100m  1500m  kubelet  under  -"),
+        row("calm").ends_with("100m      1500m  kubelet  under  -"),
         "{shown}"
     );
     assert!(
@@ -221,7 +221,7 @@ fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
         "{shown}"
     );
     assert!(
-        shown.ends_with("1 of 2 nodes over a mark; throttled: 1 pod\n"),
+        shown.ends_with("1 of 2 nodes over a threshold; throttled: 1 pod\n"),
         "{shown}"
     );
     for request in server.requests() {
@@ -239,18 +239,18 @@ fn it_shows_what_would_be_done_and_sends_nothing_but_get() {
 }
 
 #[test]
-fn files_are_laid_over_the_policies_of_the_cluster() {
+fn files_replace_policies_of_the_cluster() {
     let server = Server::start(cluster);
     let file = server.file(&[rule(50, "slow")]);
     let output = server.preview(&["-f", &file, "--output", "json"]);
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let marks: Vec<_> = shown["nodes"]
+    let thresholds: Vec<_> = shown["nodes"]
         .as_array()
         .unwrap()
         .iter()
         .map(|node| &node["rules"][0]["mark"])
         .collect();
-    assert_eq!(marks, [50.0, 50.0]);
+    assert_eq!(thresholds, [50.0, 50.0]);
     assert_eq!(shown["nodes"][0]["rules"][0]["standing"], "over");
     assert_eq!(
         shown["nodes"][0]["rules"][0]["pods"][0]["would"][0]["change"],
@@ -260,7 +260,7 @@ fn files_are_laid_over_the_policies_of_the_cluster() {
 }
 
 #[test]
-fn what_an_api_server_would_refuse_ends_with_the_findings_of_check() {
+fn an_invalid_policy_is_reported_as_by_check() {
     let server = Server::start(cluster);
     let mut bad = rule(50, "slow");
     bad["spec"]["rules"][0]["metricRule"]["value"] = json!("many");
@@ -270,13 +270,13 @@ fn what_an_api_server_would_refuse_ends_with_the_findings_of_check() {
         .args(["check", &file])
         .output()
         .unwrap();
-    let told = text(&check.stdout);
-    let refused = told
+    let findings = text(&check.stdout);
+    let expected = findings
         .lines()
         .find(|line| line.contains("metricRule.value"))
         .unwrap();
     assert!(
-        text(&output.stderr).lines().any(|line| line == refused),
+        text(&output.stderr).lines().any(|line| line == expected),
         "{}",
         text(&output.stderr)
     );
@@ -287,7 +287,7 @@ fn what_an_api_server_would_refuse_ends_with_the_findings_of_check() {
 }
 
 #[test]
-fn a_rule_that_can_do_nothing_on_a_node_is_told_of_and_the_others_shown() {
+fn a_rule_without_effect_on_a_node_is_reported() {
     let server = Server::start(cluster);
     let file = server.file(&[rule(4000, "slow"), rule(1, "nothing")]);
     assert_eq!(
@@ -297,10 +297,10 @@ fn a_rule_that_can_do_nothing_on_a_node_is_told_of_and_the_others_shown() {
     );
     let file = server.file(&[rule(4000, "slow")]);
     let output = server.preview(&["-f", &file]);
-    let told = text(&output.stderr);
+    let stderr = text(&output.stderr);
     assert!(
-        told.contains("4000 millicores can't be exceeded") && told.contains("(on busy, calm)"),
-        "{told}"
+        stderr.contains("4000 millicores can't be passed") && stderr.contains("(on busy, calm)"),
+        "{stderr}"
     );
     assert!(
         text(&output.stdout).contains("4000m"),
@@ -311,7 +311,7 @@ fn a_rule_that_can_do_nothing_on_a_node_is_told_of_and_the_others_shown() {
 }
 
 #[test]
-fn without_definitions_files_are_enough_and_nothing_else_is_not() {
+fn without_definitions_only_files_are_previewed() {
     let server = Server::start(|path| {
         if path.contains("crane") {
             None
@@ -333,10 +333,10 @@ fn without_definitions_files_are_enough_and_nothing_else_is_not() {
 }
 
 #[test]
-fn a_node_that_does_not_tell_is_a_line_and_the_others_go_on() {
+fn an_unreachable_kubelet_is_noted_and_other_nodes_are_shown() {
     let server = Server::start(|path| {
-        let silent = path.contains("/calm/proxy");
-        if silent {
+        let unreachable = path.contains("/calm/proxy");
+        if unreachable {
             Some((503, failure(503, "dial tcp: connection refused")))
         } else {
             cluster(path)
@@ -346,9 +346,7 @@ fn a_node_that_does_not_tell_is_a_line_and_the_others_go_on() {
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
     assert!(
-        shown.contains(
-            "note: node calm does not tell what it uses: dial tcp: connection refused (503)"
-        ),
+        shown.contains("note: usage of node calm is unknown: dial tcp: connection refused (503)"),
         "{shown}"
     );
     assert!(
@@ -359,7 +357,7 @@ fn a_node_that_does_not_tell_is_a_line_and_the_others_go_on() {
 }
 
 #[test]
-fn a_permission_that_lacks_is_named_once() {
+fn a_missing_permission_is_named_once() {
     let forbidden = "nodes \"busy\" is forbidden: User \"ann\" cannot get resource \"nodes/proxy\" in API group \"\"";
     let server = Server::start(move |path| {
         if path.contains(SUMMARY) {
@@ -395,7 +393,7 @@ fn a_permission_that_lacks_is_named_once() {
 }
 
 #[test]
-fn what_it_is_asked_for_wrongly_is_said() {
+fn wrong_arguments_are_explained() {
     let server = Server::start(|path| {
         let named = path.contains("metadata.name");
         if named {
@@ -404,26 +402,26 @@ fn what_it_is_asked_for_wrongly_is_said() {
             cluster(path)
         }
     });
-    let told = |args: &[&str]| {
+    let errors = |args: &[&str]| {
         let output = server.preview(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         text(&output.stderr)
     };
-    let other = told(&["--node", "other"]);
+    let other = errors(&["--node", "other"]);
     assert!(
-        other.contains("there is no node other that an agent could keep"),
+        other.contains("there is no node other that can run an agent"),
         "{other}"
     );
-    assert!(told(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));
-    assert!(told(&["-f", "/no/such/file"]).contains("failed to read /no/such/file"));
+    assert!(errors(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));
+    assert!(errors(&["-f", "/no/such/file"]).contains("failed to read /no/such/file"));
     fs::write(server.dir.path().join("config"), "{}").unwrap();
-    assert!(told(&[]).contains("kubeconfig"));
+    assert!(errors(&[]).contains("kubeconfig"));
     let gone = Path::new("/no/such/config");
-    assert!(told(&["--kubeconfig", gone.to_str().unwrap()]).contains("kubeconfig"));
+    assert!(errors(&["--kubeconfig", gone.to_str().unwrap()]).contains("kubeconfig"));
 }
 
 #[test]
-fn five_hundred_nodes_are_asked_side_by_side() {
+fn five_hundred_kubelets_are_queried_concurrently() {
     let server = Server::start(|path| {
         if path.contains(SUMMARY) {
             std::thread::park_timeout(std::time::Duration::from_millis(200));
@@ -442,12 +440,15 @@ fn five_hundred_nodes_are_asked_side_by_side() {
         }
     });
     #[expect(clippy::disallowed_methods, reason = "a deadline of a test")]
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let shown = text(&server.preview(&[]).stdout);
     assert!(
-        begun.elapsed() < std::time::Duration::from_secs(20),
+        started.elapsed() < std::time::Duration::from_secs(20),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
-    assert!(shown.ends_with("0 of 500 nodes over a mark\n"), "{shown}");
+    assert!(
+        shown.ends_with("0 of 500 nodes over a threshold\n"),
+        "{shown}"
+    );
 }

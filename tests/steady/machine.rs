@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::run_support::{Machine, eventually, pod, throttle};
 use allocation_counter::measure;
 use nix::unistd::Pid;
 use plimsoll::engine::policy::NodeFacts;
@@ -15,13 +16,6 @@ use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
 use plimsoll::standalone::policies::{self, Overrides};
-use crate::run_support::{Machine, eventually, pod, throttle};
-
-#[test]
-#[ignore = "a helper process of other tests: burns a CPU until it is killed"]
-fn burn() {
-    crate::run_support::burn();
-}
 
 /// A machine in this process over real cgroups.
 fn machine(env: &Machine, threshold: &str) -> host::Machine {
@@ -114,7 +108,7 @@ fn limited(env: &mut Machine, name: &str) -> (String, Pid) {
     let cgroup = env.cgroup(&format!("batch/{name}"));
     let quota = env.quota_file(&format!("batch/{name}"));
     std::fs::write(quota, "100000").unwrap();
-    let pid = env.burn(&cgroup, "burn");
+    let pid = env.burn(&cgroup);
     (cgroup, pid)
 }
 

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use allocation_counter::measure;
 use crate::collect_support::{Ground, everything, uid};
+use allocation_counter::measure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::{PodSample, Sample};

@@ -1,4 +1,4 @@
-//! What was found, and where.
+//! The report of `plimsoll check`: findings with file and line.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, com
 use crate::engine::policy::NodeFacts;
 use crate::ordered;
 
-/// All that was found.
+/// All findings, with totals.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Report<'a> {
@@ -24,10 +24,10 @@ pub(in crate::cli) struct Report<'a> {
     #[serde(skip)]
     unreadable: usize,
     #[serde(skip)]
-    places: BTreeSet<ObjectRef>,
+    locations: BTreeSet<ObjectRef>,
 }
 
-/// A finding with its place.
+/// A finding with its file and line.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Located<'a> {
@@ -41,14 +41,14 @@ struct Located<'a> {
     message: String,
 }
 
-/// Where the objects of each name stand.
-type Places<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Lines)>>;
+/// Files and lines of the objects of each name.
+type Locations<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Lines)>>;
 
 impl<'a> Report<'a> {
-    /// On the objects in `sources`, looked at together with those that stand `beside` them.
+    /// Reports on the objects in `sources`, checked together with those in `others`.
     pub(in crate::cli) fn new(
         sources: &'a Sources,
-        beside: Vec<Value>,
+        others: Vec<Value>,
         node: &NodeFacts,
         by_labels: bool,
     ) -> Self {
@@ -57,25 +57,25 @@ impl<'a> Report<'a> {
             unreadable: sources.unreadable.len(),
             ..Self::default()
         };
-        let mut places = Places::new();
+        let mut locations = Locations::new();
         for source in &sources.files {
             report.add_flaws(source);
             for object in &source.manifest.objects {
-                report.add_object(source, object, &mut places);
+                report.add_object(source, object, &mut locations);
             }
         }
         let values = sources.files.iter().flat_map(|source| {
             let objects = source.manifest.objects.iter();
             objects.map(|object| object.value.clone())
         });
-        let mut objects = Objects::from_values(values.chain(beside));
+        let mut objects = Objects::from_values(values.chain(others));
         if !by_labels {
             objects = objects.for_every_node();
         }
         for finding in compile(&objects, node).findings {
-            report.add_together(&finding, &places);
+            report.add_together(&finding, &locations);
         }
-        report.places = places.into_keys().collect();
+        report.locations = locations.into_keys().collect();
         report.finish(sources);
         report
     }
@@ -88,24 +88,24 @@ impl<'a> Report<'a> {
         self.warnings
     }
 
-    /// Whether there is no policy in what was read, nor what was meant to be one.
-    pub(in crate::cli) const fn is_of_nothing(&self) -> bool {
+    /// Whether the sources have no policy, not even an invalid one.
+    pub(in crate::cli) const fn has_no_policy(&self) -> bool {
         self.objects == 0 && self.errors == 0
     }
 
-    /// Whether an API server would refuse something of it.
-    pub(in crate::cli) fn is_refused(&self) -> bool {
-        let refused =
+    /// Whether an API server would reject some object.
+    pub(in crate::cli) fn is_rejected(&self) -> bool {
+        let rejected =
             |found: &Located<'_>| matches!(found.reason, Reason::Invalid | Reason::DuplicateName);
-        self.findings.iter().any(refused)
+        self.findings.iter().any(rejected)
     }
 
-    /// Whether it is about this object.
+    /// Whether the sources have this object.
     pub(in crate::cli) fn is_about(&self, object: &ObjectRef) -> bool {
-        self.places.contains(object)
+        self.locations.contains(object)
     }
 
-    /// A line a finding.
+    /// One line per finding.
     pub(in crate::cli) fn lines(&self) -> impl Iterator<Item = String> {
         self.findings.iter().map(ToString::to_string)
     }
@@ -124,8 +124,13 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// What is wrong with the object alone.
-    fn add_object(&mut self, source: &'a Source, object: &'a Object, places: &mut Places<'a>) {
+    /// Findings of a single object.
+    fn add_object(
+        &mut self,
+        source: &'a Source,
+        object: &'a Object,
+        locations: &mut Locations<'a>,
+    ) {
         let Some(kind) = Kind::of(&object.value) else {
             return self.add_other(source, object);
         };
@@ -134,20 +139,20 @@ impl<'a> Report<'a> {
             kind: kind.name().to_owned(),
             name: text(object, "/metadata/name").to_owned(),
         };
-        let place = (source.name.as_str(), &object.lines);
-        places.entry(reference).or_default().push(place);
+        let location = (source.name.as_str(), &object.lines);
+        locations.entry(reference).or_default().push(location);
         for finding in Objects::from_values([object.value.clone()]).findings() {
-            self.add(finding, place);
+            self.add(finding, location);
         }
     }
 
-    /// Objects of other kinds are none of our business, unless they were meant to be ours.
+    /// Skips objects of other kinds, and reports those that look like a misspelled policy.
     fn add_other(&mut self, source: &'a Source, object: &'a Object) {
         let kind = text(object, "/kind");
         let version = text(object, "/apiVersion");
         let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
         let message = if version.is_empty() || kind.is_empty() {
-            "has no apiVersion or no kind; a policy starts with apiVersion: ensurance.crane.io/v1alpha1 and kind: NodeQOS"
+            "apiVersion or kind is missing; a policy starts with apiVersion: ensurance.crane.io/v1alpha1 and kind: NodeQOS"
                 .to_owned()
         } else if version.split('/').next() == Some(GROUP) || names.contains(&kind) {
             format!(
@@ -172,19 +177,21 @@ impl<'a> Report<'a> {
         self.add(&finding, (&source.name, &object.lines));
     }
 
-    /// What is wrong with the objects together; what is wrong with one alone has been told with its own place.
-    fn add_together(&mut self, finding: &Finding, places: &Places<'a>) {
+    /// Findings of objects together. Those of single objects have been added with their own location.
+    fn add_together(&mut self, finding: &Finding, locations: &Locations<'a>) {
         if finding.reason == Reason::Invalid {
             return;
         }
-        let places = places.get(&finding.object).map_or(&[][..], Vec::as_slice);
-        let told = if finding.reason == Reason::DuplicateName {
-            places
+        let locations = locations
+            .get(&finding.object)
+            .map_or(&[][..], Vec::as_slice);
+        let reported = if finding.reason == Reason::DuplicateName {
+            locations
         } else {
-            &places[..places.len().min(1)]
+            &locations[..locations.len().min(1)]
         };
-        for place in told {
-            self.add(finding, *place);
+        for location in reported {
+            self.add(finding, *location);
         }
     }
 
@@ -200,7 +207,7 @@ impl<'a> Report<'a> {
         });
     }
 
-    /// In the order of the files and their lines.
+    /// Sorts the findings by file and line, and counts them.
     fn finish(&mut self, sources: &Sources) {
         let order: BTreeMap<&str, usize> = sources
             .files
@@ -208,9 +215,9 @@ impl<'a> Report<'a> {
             .enumerate()
             .map(|(index, source)| (source.name.as_str(), index))
             .collect();
-        let place =
+        let location =
             |found: &Located<'_>| (order.get(found.file).copied(), found.line, found.severity);
-        ordered::sort_by(&mut self.findings, |a, b| place(a).cmp(&place(b)));
+        ordered::sort_by(&mut self.findings, |a, b| location(a).cmp(&location(b)));
         let count = |severity| {
             let found = self.findings.iter();
             found.filter(|found| found.severity == severity).count()
@@ -218,7 +225,7 @@ impl<'a> Report<'a> {
         (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
     }
 
-    /// How much was found in how much.
+    /// The totals, in a sentence.
     pub(in crate::cli) fn summary(&self) -> String {
         let besides = |number: usize, what: &str, became: &str| match number {
             0 => String::new(),

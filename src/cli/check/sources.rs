@@ -9,10 +9,10 @@ use anyhow::Context;
 use crate::crd::manifest::{self, Flaw, Manifest};
 use crate::ordered;
 
-/// Deep enough for any folder of manifests, and an end to folders that contain themselves.
-const MAX_FOLDERS: usize = 16;
+/// Stops at directories that contain themselves.
+const MAX_DEPTH: usize = 16;
 
-/// What was read.
+/// The files that could be read, and errors for the others.
 #[derive(Default)]
 pub(in crate::cli) struct Sources {
     pub(in crate::cli) files: Vec<Source>,
@@ -25,11 +25,11 @@ pub(in crate::cli) struct Source {
     pub(in crate::cli) manifest: Manifest,
 }
 
-/// Reads files, folders and standard input (`-`).
+/// Reads files, directories and standard input (`-`).
 pub(in crate::cli) fn read_all(paths: &[PathBuf]) -> Sources {
     let mut sources = Sources::default();
     for path in paths {
-        if let Err(error) = sources.read(path, MAX_FOLDERS) {
+        if let Err(error) = sources.read(path, MAX_DEPTH) {
             sources.unreadable.push(error);
         }
     }
@@ -37,7 +37,7 @@ pub(in crate::cli) fn read_all(paths: &[PathBuf]) -> Sources {
 }
 
 impl Sources {
-    fn read(&mut self, path: &Path, folders: usize) -> anyhow::Result<()> {
+    fn read(&mut self, path: &Path, depth: usize) -> anyhow::Result<()> {
         if path.as_os_str() == "-" {
             let mut bytes = Vec::new();
             std::io::stdin()
@@ -46,7 +46,7 @@ impl Sources {
                 .context("failed to read standard input")?;
             self.add("<stdin>".to_owned(), &bytes);
         } else if path.is_dir() {
-            self.read_folder(path, folders)?;
+            self.read_dir(path, depth)?;
         } else {
             let name = path.display().to_string();
             let bytes = fs::read(path).with_context(|| format!("failed to read {name}"))?;
@@ -55,20 +55,20 @@ impl Sources {
         Ok(())
     }
 
-    /// In order of name; hidden entries are left out.
-    fn read_folder(&mut self, folder: &Path, folders: usize) -> anyhow::Result<()> {
-        let failed = || format!("failed to read the folder {}", folder.display());
-        if folders == 0 {
-            anyhow::bail!("{} is too deep a folder", folder.display());
+    /// Reads the entries in order of name, without hidden ones.
+    fn read_dir(&mut self, dir: &Path, depth: usize) -> anyhow::Result<()> {
+        let failed = || format!("failed to read the directory {}", dir.display());
+        if depth == 0 {
+            anyhow::bail!("{} is nested too deep", dir.display());
         }
-        let mut entries = fs::read_dir(folder)
+        let mut entries = fs::read_dir(dir)
             .with_context(failed)?
             .map(|entry| entry.map(|entry| entry.path()))
             .collect::<Result<Vec<_>, _>>()
             .with_context(failed)?;
         ordered::sort(&mut entries);
-        for entry in entries.iter().filter(|entry| wanted(entry)) {
-            if let Err(error) = self.read(entry, folders - 1) {
+        for entry in entries.iter().filter(|entry| is_wanted(entry)) {
+            if let Err(error) = self.read(entry, depth - 1) {
                 self.unreadable.push(error);
             }
         }
@@ -84,7 +84,7 @@ impl Sources {
     }
 }
 
-fn wanted(path: &Path) -> bool {
+fn is_wanted(path: &Path) -> bool {
     let hidden = path
         .file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -103,7 +103,7 @@ fn not_text(bytes: &[u8], valid: usize) -> Manifest {
         flaws: vec![Flaw {
             line,
             path: String::new(),
-            message: "is no UTF-8 text; save the file as UTF-8".to_owned(),
+            message: "is not UTF-8 text; save the file as UTF-8".to_owned(),
         }],
     }
 }

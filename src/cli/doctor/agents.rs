@@ -1,345 +1,317 @@
-//! Whether every node has its one agent that works, and what keeps it from that.
+//! Checks that every node has one working agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
+use jiff::SignedDuration;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::ResourceExt as _;
 
-use super::finding::{Finding, INSTALL, finding, full_name, items, list};
-use super::read::{Seen, account};
-use super::tables::{Pod, cells, names, pods, running, unique};
+use super::finding::{Finding, INSTALL, finding, full_name, list};
+use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
+use super::snapshot::{AgentNamespace, Snapshot, Workload as _, items};
 use crate::node::machine::wording::count;
 
-/// A node's clock that is ahead of ours by more is wrong, or ours is.
-const AHEAD: SignedDuration = SignedDuration::from_secs(5);
-/// A Lease that ran out so long ago is a silent agent's.
-const GRACE: Duration = Duration::from_secs(10);
-/// To which Pod Security standard a namespace holds its pods.
+/// A node's clock that is further ahead than this is wrong, or ours is.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(5);
+/// An agent is unresponsive this long after its Lease has expired.
+const GRACE: SignedDuration = SignedDuration::from_secs(10);
+/// The label with the Pod Security standard that a namespace enforces.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 const PRIVILEGED: &str = "privileged";
-/// Where the cgroups of a node are, and the trees that it has of version 1.
+/// The root of cgroups, and the hierarchies of cgroup v1 that agents need.
 const CGROUPS: &str = "/sys/fs/cgroup/";
-const V1_TREES: [&str; 3] = ["cpu", "cpuacct", "memory"];
-/// Where a pod is that no node was found for.
-const NOWHERE: &str = "<none>";
+const V1_HIERARCHIES: [&str; 3] = ["cpu", "cpuacct", "memory"];
 
-/// A namespace that says that it admits no pod that mounts cgroups.
-pub(super) fn privileged(seen: &Seen) -> Vec<Finding> {
-    let held = seen.namespaces.iter().filter_map(|(name, object)| {
-        let level = object.as_ref().ok()?["metadata"]["labels"][ENFORCE].as_str()?;
-        let what = format!("{ENFORCE} is {level}: it admits no pod that mounts cgroups");
-        (level != PRIVILEGED).then(|| finding(format!("namespace {name}"), what, admit(name)))
-    });
-    held.collect()
+fn names(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
+    items(&snapshot.nodes).iter().map(|node| node.name.as_str())
 }
 
-/// What has a namespace admit agents.
-fn admit(namespace: &str) -> String {
-    format!("kubectl label namespace {namespace} --overwrite {ENFORCE}={PRIVILEGED}")
+fn about(set: &DaemonSet) -> String {
+    format!("DaemonSet {}", full_name(set))
 }
 
-/// Nodes that more than one layout selects.
-pub(super) fn doubled(seen: &Seen) -> Vec<Finding> {
-    let pods = pods(seen);
-    let doubled = sets_of_doubled(&pods);
-    if doubled.is_empty() {
-        return Vec::new();
-    }
-    let sets = unique(doubled.values().flatten().copied());
-    let what = format!(
-        "on {} there is one of more than one layout ({}): {}",
-        count(doubled.len(), "node"),
-        list(sets),
-        list(doubled.into_keys())
-    );
-    let cure =
-        "only one of them can run: make the nodeSelectors of agent.layouts exclude each other";
-    vec![finding("agents", what, cure)]
-}
-
-/// The `DaemonSet`s that have pods there, of each node where these are several.
-fn sets_of_doubled<'a>(pods: &[Pod<'a>]) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
-    let mut sets: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for pod in pods {
-        if pod.node != NOWHERE && !pod.is_ending() {
-            sets.entry(pod.node).or_default().insert(pod.set());
-        }
-    }
-    sets.retain(|_, sets| sets.len() > 1);
-    sets
-}
-
-/// A `DaemonSet` that has no pods, or whose pods do not come up.
-pub(super) fn layouts(seen: &Seen) -> Vec<Finding> {
-    if seen.daemon_sets.is_err() {
-        return Vec::new();
-    }
-    let all = items(&seen.daemon_sets);
-    if all.is_empty() {
-        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
-    }
-    let pods = pods(seen);
-    let doubled = sets_of_doubled(&pods);
-    let mut found = Vec::new();
-    for set in all {
-        let tally = Tally::of(set);
-        if tally.wanted == 0 {
-            let cure =
-                "label nodes as its layout's nodeSelector says, or take it out of agent.layouts";
-            found.push(finding(about(set), "it selects no node", cure));
-        }
-        if tally.unmade() > 0 {
-            found.extend(unmade(seen, set, &tally));
-        }
-        if tally.ready < tally.made {
-            found.extend(unready(seen, set, &tally, &pods, &doubled));
-        }
-    }
-    found
-}
-
-/// What keeps an upgrade from its end: agents that are not ready, or not replaced yet, on nodes that can have one now.
-pub(super) fn rollout(seen: &Seen) -> Vec<Finding> {
-    if seen.daemon_sets.is_err() {
-        return Vec::new();
-    }
-    let all = items(&seen.daemon_sets);
-    if all.is_empty() {
-        return vec![finding("agents", "there is no DaemonSet of them", INSTALL)];
-    }
-    let up = up(seen);
-    let (waited, others): (Vec<_>, Vec<_>) = pods(seen)
-        .into_iter()
-        .partition(|pod| pod.node == NOWHERE || up.contains(pod.node));
-    let doubled = sets_of_doubled(&waited);
-    let mut found = Vec::new();
-    for set in &all {
-        let tally = Tally::of(set);
-        if !is_observed(set) {
-            let cure = "does kube-controller-manager run? It makes the pods of DaemonSets";
-            found.push(finding(about(set), "its last edit is not seen yet", cure));
-        } else if tally.unmade() > 0 {
-            found.extend(unmade(seen, set, &tally));
-        }
-        if waited.iter().any(|pod| is_waiting(pod, set)) {
-            found.extend(unready(seen, set, &tally, &waited, &doubled));
-        }
-        let elsewhere = others.iter().filter(|pod| pod.set() == name(set)).count();
-        found.extend(outdated(set, &tally, elsewhere));
-    }
-    if !up.is_empty() && all.iter().all(|set| Tally::of(set).wanted == 0) {
-        let what = "no layout selects any node";
-        let cure =
-            "make the nodeSelectors of agent.layouts fit the labels of the nodes, or label them";
-        found.push(finding("agents", what, cure));
-    }
-    found
-}
-
-/// Nodes where an agent can be ready: neither away nor being deleted.
-fn up(seen: &Seen) -> BTreeSet<&str> {
-    let nodes = cells(&seen.nodes, ["Name", "Status"]).into_iter();
-    let is_up = |status: &str| status.split(',').any(|it| it == "Ready");
-    let up = nodes.filter(|[node, status]| is_up(status) && !seen.leaving.contains(*node));
-    unique(up.map(|[node, _]| node))
-}
-
-/// Nodes that are up and whose agent is not ready.
-pub(super) fn waited_for(seen: &Seen) -> BTreeSet<String> {
-    let up = up(seen);
-    let pods = pods(seen).into_iter();
-    let waiting = pods.filter(|pod| up.contains(pod.node) && (pod.is_ending() || !pod.is_ready()));
-    waiting.map(|pod| pod.node.to_owned()).collect()
-}
-
-/// Nodes whose agents are not waited for.
-pub(super) fn away(seen: &Seen) -> Option<Finding> {
-    let mut away = names(&seen.nodes);
-    let up = up(seen);
-    away.retain(|node| !up.contains(node));
-    let what = format!(
-        "not waited for on {} not Ready, or being deleted: {}",
-        count(away.len(), "node"),
-        list(away.iter().copied())
-    );
-    let cure = "nothing: an agent starts where its node comes back";
-    (!away.is_empty()).then(|| finding("agents", what, cure))
-}
-
-/// The `DaemonSet`'s controller knows it as it is now.
-fn is_observed(set: &Value) -> bool {
-    set["status"]["observedGeneration"].as_u64() >= set["metadata"]["generation"].as_u64()
-}
-
-/// Agents of before the last edit, beside as many as there are `elsewhere`, which may be of before too.
-fn outdated(set: &Value, tally: &Tally, elsewhere: usize) -> Option<Finding> {
-    let old = usize::try_from(tally.wanted.saturating_sub(tally.updated)).unwrap_or(usize::MAX);
-    let what = format!("{old} of {} agents are still to be replaced", tally.wanted);
-    let cure = "wait: at most agent.maxUnavailable of them are away at a time; a large fleet needs a larger \
-                waitForAgents.timeoutSeconds";
-    (old > elsewhere).then(|| finding(about(set), what, cure))
-}
-
-fn name(set: &Value) -> &str {
-    set["metadata"]["name"].as_str().unwrap_or_default()
-}
-
-/// A pod of the `DaemonSet` that is not ready.
-fn is_waiting(pod: &Pod<'_>, set: &Value) -> bool {
-    pod.set() == name(set) && (pod.is_ending() || !pod.is_ready())
-}
-
-fn about(it: &Value) -> String {
-    format!("DaemonSet {}", full_name(it))
-}
-
-/// How many agents a `DaemonSet` has.
+/// The number of agents of a `DaemonSet`.
 struct Tally {
-    made: u64,
-    ready: u64,
-    updated: u64,
-    wanted: u64,
+    created: usize,
+    ready: usize,
+    updated: usize,
+    wanted: usize,
 }
 
 impl Tally {
-    fn of(set: &Value) -> Self {
-        let count = |field: &str| set["status"][field].as_u64().unwrap_or(0);
+    fn of(set: &DaemonSet) -> Self {
+        let status = set.status.clone().unwrap_or_default();
+        let count = |number: i32| usize::try_from(number).unwrap_or(0);
         Self {
-            made: count("currentNumberScheduled"),
-            ready: count("numberReady"),
-            updated: count("updatedNumberScheduled"),
-            wanted: count("desiredNumberScheduled"),
+            created: count(status.current_number_scheduled),
+            ready: count(status.number_ready),
+            updated: count(status.updated_number_scheduled.unwrap_or(0)),
+            wanted: count(status.desired_number_scheduled),
         }
     }
 
-    const fn unmade(&self) -> u64 {
-        self.wanted.saturating_sub(self.made)
+    const fn uncreated(&self) -> usize {
+        self.wanted.saturating_sub(self.created)
     }
 }
 
-/// Nobody lets it make its pods. `None` where its namespace says why.
-fn unmade(seen: &Seen, set: &Value, tally: &Tally) -> Option<Finding> {
-    let namespace = set["metadata"]["namespace"].as_str().unwrap_or_default();
-    let object = seen.namespaces.iter().find(|(name, _)| name == namespace);
-    let object = object.and_then(|(_, object)| object.as_ref().ok());
-    let level = object.and_then(|it| it["metadata"]["labels"][ENFORCE].as_str());
-    let why = refusal(seen, set);
-    let is_standard = why.map_or_else(
-        || level != Some(PRIVILEGED),
-        |why| why.contains("PodSecurity"),
-    );
-    if is_standard && level.is_some_and(|level| level != PRIVILEGED) {
-        return None;
-    }
-    let lacking = count(usize::try_from(tally.unmade()).unwrap_or(usize::MAX), "pod");
-    let what = why.map_or_else(
-        || format!("{lacking} of {} could not be made", tally.wanted),
-        |why| format!("{lacking} of {} could not be made: {why}", tally.wanted),
-    );
-    let cure = match why {
-        Some(_) if is_standard => admit(namespace),
-        Some(why) if why.contains("security context constraint") => {
-            let account = account(set).unwrap_or_default();
-            format!("oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
-        }
-        Some(_) => {
-            "have what refuses them admit them; then they are made within minutes".to_owned()
-        }
-        None if is_standard => format!(
-            "where the cluster holds namespaces to a Pod Security standard by default: {}; kubectl describe daemonset says what refuses them",
-            admit(namespace)
-        ),
-        None => "kubectl describe daemonset says what refuses them".to_owned(),
+fn is_observed(set: &DaemonSet) -> bool {
+    let observed = set.status.as_ref().and_then(|it| it.observed_generation);
+    observed >= set.metadata.generation
+}
+
+/// A finding for each `DaemonSet` of agents.
+fn of_sets(
+    snapshot: &Snapshot,
+    check: impl Fn(&DaemonSet, &Tally) -> Option<Finding>,
+) -> Vec<Finding> {
+    let sets = items(&snapshot.daemon_sets).iter();
+    sets.filter_map(|set| check(set, &Tally::of(set))).collect()
+}
+
+fn enforced_level(namespace: &AgentNamespace) -> Option<&str> {
+    let labels = namespace.object.as_ref().ok()?.labels();
+    labels.get(ENFORCE).map(String::as_str)
+}
+
+fn admit_privileged(namespace: &str) -> String {
+    format!("kubectl label namespace {namespace} --overwrite {ENFORCE}={PRIVILEGED}")
+}
+
+/// Namespaces that do not admit privileged pods.
+pub(super) fn pod_security(snapshot: &Snapshot) -> Vec<Finding> {
+    let of = |namespace: &AgentNamespace| {
+        let level = enforced_level(namespace).filter(|level| *level != PRIVILEGED)?;
+        let name = &namespace.name;
+        let what = format!("{ENFORCE} is {level}: it admits no pod that mounts cgroups");
+        Some(finding(
+            format!("namespace {name}"),
+            what,
+            admit_privileged(name),
+        ))
     };
-    Some(finding(about(set), what, cure))
+    snapshot.agents.iter().filter_map(of).collect()
 }
 
-/// What the last pod that it could not make was refused for.
-fn refusal<'a>(seen: &'a Seen, set: &Value) -> Option<&'a str> {
-    let events = seen.refusals.iter().flat_map(items);
-    let name = |object: &Value| (object["namespace"].clone(), object["name"].clone());
-    let ours = events.filter(|it| name(&it["involvedObject"]) == name(&set["metadata"]));
-    let last = ours.max_by_key(|it| it["lastTimestamp"].as_str());
-    last?["message"].as_str()
-}
-
-/// Its pods are there, and some are not ready. `None` where all these are on nodes that another layout selects too.
-fn unready(
-    seen: &Seen,
-    set: &Value,
-    tally: &Tally,
-    pods: &[Pod<'_>],
-    doubled: &BTreeMap<&str, BTreeSet<&str>>,
-) -> Option<Finding> {
-    let waiting: Vec<_> = pods.iter().filter(|pod| is_waiting(pod, set)).collect();
-    if !waiting.is_empty() && waiting.iter().all(|pod| doubled.contains_key(pod.node)) {
+/// Nodes that more than one layout selects.
+pub(super) fn overlapping_layouts(snapshot: &Snapshot) -> Option<Finding> {
+    let shared = shared_nodes(&pods(snapshot));
+    if shared.is_empty() {
         return None;
     }
-    let ready = format!("{} of {} agents are ready", tally.ready, tally.wanted);
-    if waiting.is_empty() {
-        let cure = "kubectl get nodes: that of an agent that is not ready may be away; kubectl describe pod says of each";
-        return Some(finding(about(set), ready, cure));
+    let sets: BTreeSet<&str> = shared.values().flatten().copied().collect();
+    let what = format!(
+        "agents of more than one layout ({}) on {}: {}",
+        list(sets),
+        count(shared.len(), "node"),
+        list(shared.into_keys())
+    );
+    let cure =
+        "only one of them can run: make the nodeSelectors of agent.layouts mutually exclusive";
+    Some(finding("agents", what, cure))
+}
+
+pub(super) fn no_agents(snapshot: &Snapshot) -> Option<Finding> {
+    let none = snapshot.daemon_sets.as_ref().is_ok_and(Vec::is_empty);
+    none.then(|| finding("agents", "there is no DaemonSet", INSTALL))
+}
+
+/// Layouts that select no node.
+pub(super) fn unused_layouts(snapshot: &Snapshot) -> Vec<Finding> {
+    of_sets(snapshot, |set, tally| {
+        let cure = "label nodes to match its layout's nodeSelector, or remove the layout from agent.layouts";
+        (tally.wanted == 0).then(|| finding(about(set), "it selects no node", cure))
+    })
+}
+
+/// A release whose layouts together select no node.
+pub(super) fn no_layout_used(snapshot: &Snapshot) -> Option<Finding> {
+    let sets = items(&snapshot.daemon_sets);
+    let is_used = sets.iter().any(|set| Tally::of(set).wanted > 0);
+    if sets.is_empty() || is_used || up(snapshot).is_empty() {
+        return None;
     }
+    let cure =
+        "make the nodeSelectors of agent.layouts match the labels of the nodes, or label the nodes";
+    Some(finding("agents", "no layout selects any node", cure))
+}
+
+/// `DaemonSet`s whose status is outdated.
+pub(super) fn unobserved(snapshot: &Snapshot) -> Vec<Finding> {
+    of_sets(snapshot, |set, _| {
+        let cure = "check that kube-controller-manager runs: it creates the pods of DaemonSets";
+        let what = "its last edit is not observed yet";
+        (!is_observed(set)).then(|| finding(about(set), what, cure))
+    })
+}
+
+/// Agents that are not upgraded yet.
+pub(super) fn outdated(snapshot: &Snapshot) -> Vec<Finding> {
+    let expected: BTreeSet<&str> = expected(snapshot).iter().map(|pod| &*pod.name).collect();
+    of_sets(snapshot, |set, tally| {
+        let skipped = pods(snapshot).into_iter();
+        let skipped = skipped.filter(|pod| pod.set == set.name_any());
+        let skipped = skipped.filter(|pod| !expected.contains(&*pod.name));
+        let old = tally.wanted.saturating_sub(tally.updated);
+        let what = format!("{old} of {} agents are still to be replaced", tally.wanted);
+        let cure = "wait: at most agent.maxUnavailable agents are replaced at a time; a large cluster needs a larger \
+                    waitForAgents.timeoutSeconds";
+        // Pods that are not waited for may be old too.
+        (old > skipped.count()).then(|| finding(about(set), what, cure))
+    })
+}
+
+/// Pods that could not be created, unless `pod_security` has the reason.
+pub(super) fn uncreated(snapshot: &Snapshot) -> Vec<Finding> {
+    of_sets(snapshot, |set, tally| {
+        let is_outdated = snapshot.only_agents && !is_observed(set);
+        if tally.uncreated() == 0 || is_outdated {
+            return None;
+        }
+        let namespace = set.namespace().unwrap_or_default();
+        let object = snapshot.agents.iter().find(|it| it.name == namespace);
+        let level = object.and_then(enforced_level);
+        let why = object.and_then(|it| rejection(it, set));
+        let is_standard = why.map_or_else(
+            || level != Some(PRIVILEGED),
+            |it| it.contains("PodSecurity"),
+        );
+        if is_standard && level.is_some_and(|level| level != PRIVILEGED) {
+            return None;
+        }
+        let number = count(tally.uncreated(), "pod");
+        let why_words = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let what = format!(
+            "{number} of {} could not be created{why_words}",
+            tally.wanted
+        );
+        let cure = match why {
+            Some(_) if is_standard => admit_privileged(&namespace),
+            Some(why) if why.contains("security context constraint") => {
+                let account = set.account().unwrap_or_default();
+                format!("oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
+            }
+            Some(_) => {
+                "make whatever rejects them admit them; they are then created within minutes"
+                    .to_owned()
+            }
+            None if is_standard => format!(
+                "if the cluster enforces a Pod Security standard by default: {}; otherwise kubectl describe daemonset shows what \
+                 rejects them",
+                admit_privileged(&namespace)
+            ),
+            None => "kubectl describe daemonset shows what rejects them".to_owned(),
+        };
+        Some(finding(about(set), what, cure))
+    })
+}
+
+/// The message of the last event about a pod that could not be created.
+fn rejection<'a>(namespace: &'a AgentNamespace, set: &DaemonSet) -> Option<&'a str> {
+    let events = items(&namespace.failed_create).iter();
+    let name = Some(set.name_any());
+    let ours = events.filter(|it| it.involved_object.name == name);
+    let last = ours.max_by_key(|it| it.last_timestamp.as_ref().map(|time| time.0))?;
+    last.message.as_deref()
+}
+
+/// Pods that are not ready, unless all are on nodes that `overlapping_layouts` reports.
+pub(super) fn unready(snapshot: &Snapshot) -> Vec<Finding> {
+    let pods = expected(snapshot);
+    let shared = shared_nodes(&pods);
+    let is_shared = |pod: &AgentPod| {
+        pod.node
+            .as_deref()
+            .is_some_and(|it| shared.contains_key(it))
+    };
+    of_sets(snapshot, |set, tally| {
+        let name = set.name_any();
+        let waiting = pods
+            .iter()
+            .filter(|pod| pod.set == name && pod.is_waiting());
+        let waiting: Vec<&AgentPod> = waiting.copied().collect();
+        let is_complete = if snapshot.only_agents {
+            waiting.is_empty()
+        } else {
+            tally.ready >= tally.created
+        };
+        let is_overlap = !waiting.is_empty() && waiting.iter().all(|pod| is_shared(pod));
+        if is_complete || is_overlap {
+            return None;
+        }
+        let ready = format!("{} of {} agents are ready", tally.ready, tally.wanted);
+        if waiting.is_empty() {
+            let cure = "kubectl get nodes shows nodes that are down; kubectl describe pod shows why an agent is not ready";
+            return Some(finding(about(set), ready, cure));
+        }
+        let (states, cures) = states(snapshot, set, &waiting);
+        Some(finding(about(set), format!("{ready}; {states}"), cures))
+    })
+}
+
+/// The states of these pods with their nodes, and what to do about them.
+fn states(snapshot: &Snapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, String) {
     let mut states: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
-    for pod in waiting {
-        let state = (pod.status, missing_folder(seen, pod));
-        states.entry(state).or_default().push(pod.node);
+    for pod in pods {
+        let state = (pod.status.as_str(), missing_directory(snapshot, pod));
+        let nodes = states.entry(state).or_default();
+        nodes.extend(pod.node.as_deref());
     }
     let described = states.iter().map(|((state, missing), nodes)| {
-        let missing = missing.map(|folder| format!(" (no folder {folder})"));
-        let state = format!("{state}{}", missing.unwrap_or_default());
-        let nodes = nodes.iter().copied().filter(|node| *node != NOWHERE);
-        match list(nodes).as_str() {
-            "" => state,
-            nodes => format!("{state} on {nodes}"),
+        let missing = missing.map(|path| format!(" (no directory {path})"));
+        let missing = missing.unwrap_or_default();
+        match nodes.as_slice() {
+            [] => format!("{state}{missing}"),
+            nodes => format!("{state}{missing} on {}", list(nodes)),
         }
     });
     let described: Vec<String> = described.collect();
-    let cure = |(state, missing): (&str, Option<&str>)| {
-        missing.map_or_else(|| cure_of(state).to_owned(), |folder| fit(set, folder))
+    let cure = |(state, missing): &(&str, Option<&str>)| {
+        missing.map_or_else(
+            || cure_of(state).to_owned(),
+            |path| fitting_values(set, path),
+        )
     };
-    let cures: BTreeSet<String> = states.into_keys().map(cure).collect();
+    let cures: BTreeSet<String> = states.keys().map(cure).collect();
     let cures: Vec<String> = cures.into_iter().collect();
-    let what = format!("{ready}; {}", described.join("; "));
-    Some(finding(about(set), what, cures.join("; ")))
+    (described.join("; "), cures.join("; "))
 }
 
-/// The cgroup of its layout that the node of this pod lacks: of several the outermost.
-fn missing_folder<'a>(seen: &'a Seen, pod: &Pod<'_>) -> Option<&'a str> {
-    let events = seen.unmounted.iter().flat_map(items);
-    let ours = events.filter(|it| it["involvedObject"]["name"] == pod.name);
-    let folders = ours.filter_map(|it| {
-        let (_, rest) = it["message"]
-            .as_str()?
-            .split_once("hostPath type check failed: ")?;
-        let (folder, _) = rest.split_once(" is not a directory")?;
-        folder.starts_with(CGROUPS).then_some(folder)
+/// The cgroup directory of its layout that the pod's node lacks; if several, the outermost.
+fn missing_directory<'a>(snapshot: &'a Snapshot, pod: &AgentPod) -> Option<&'a str> {
+    let events = snapshot.agents.iter();
+    let events = events.flat_map(|it| items(&it.failed_mount));
+    let ours = events.filter(|it| it.involved_object.name.as_ref() == Some(&pod.name));
+    let paths = ours.filter_map(|it| {
+        let message = it.message.as_deref()?;
+        let (_, rest) = message.split_once("hostPath type check failed: ")?;
+        let (path, _) = rest.split_once(" is not a directory")?;
+        path.starts_with(CGROUPS).then_some(path)
     });
-    folders.min_by_key(|folder| folder.len())
+    paths.min_by_key(|path| path.len())
 }
 
-/// Which values fit a node that lacks this folder.
-fn fit(set: &Value, folder: &str) -> String {
-    let layout = &set["metadata"]["labels"]["plimsoll.dev/layout"];
+/// The values of `agent.layouts` that fit a node without this directory.
+fn fitting_values(set: &DaemonSet, directory: &str) -> String {
+    let layout = set.labels().get("plimsoll.dev/layout");
     let entry = format!(
         "in the entry {} of agent.layouts",
-        layout.as_str().unwrap_or("?")
+        layout.map_or("?", String::as_str)
     );
-    let inner = folder.strip_prefix(CGROUPS).unwrap_or(folder);
-    let tree = inner.split('/').next().unwrap_or_default();
+    let inner = directory.strip_prefix(CGROUPS).unwrap_or(directory);
+    let hierarchy = inner.split('/').next().unwrap_or_default();
     let page = "docs/install.md, \"Which layout\"";
-    match (V1_TREES.contains(&tree), tree == inner) {
+    match (V1_HIERARCHIES.contains(&hierarchy), hierarchy == inner) {
         (true, true) => format!(
-            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no tree {tree} of cgroup v1 ({page})"
+            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no cgroup v1 hierarchy {hierarchy} ({page})"
         ),
         (true, false) => format!(
-            "{entry} set kubepods to what the node's kubelet has: kubepods with the cgroupfs driver, kubepods.slice with \
-             systemd's ({page})"
+            "{entry} set kubepods to match the node's kubelet: kubepods for the cgroupfs driver, kubepods.slice for systemd \
+             ({page})"
         ),
         (false, _) => format!(
-            "{entry} set cgroup to v1 where `stat -fc %T /sys/fs/cgroup` on the node says tmpfs, else kubepods to what its \
-             kubelet has: kubepods.slice with the systemd driver, kubepods with cgroupfs ({page})"
+            "{entry} set cgroup to v1 if `stat -fc %T /sys/fs/cgroup` on the node prints tmpfs, else set kubepods to match its \
+             kubelet: kubepods.slice for the systemd driver, kubepods for cgroupfs ({page})"
         ),
     }
 }
@@ -348,136 +320,180 @@ fn fit(set: &Value, folder: &str) -> String {
 fn cure_of(state: &str) -> &'static str {
     match state {
         "Pending" => {
-            "kubectl describe pod of one that is Pending says what its node lacks (agent.resources, agent.priorityClassName)"
+            "kubectl describe pod shows what the node of a Pending pod lacks (agent.resources, agent.priorityClassName)"
         }
         "ContainerCreating" => {
-            "kubectl describe pod of one that is being created: where it names a folder below /sys/fs/cgroup, the layout does \
-             not fit the node (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)"
+            "kubectl describe pod: if it names a directory below /sys/fs/cgroup, the layout does not fit the node \
+             (agent.layouts: cgroup v1 or v2, kubepods.slice or kubepods)"
         }
         "ErrImagePull" | "ImagePullBackOff" => {
-            "kubectl describe pod of one whose image can't be pulled says why (image.repository, image.digest, imagePullSecrets)"
+            "kubectl describe pod shows why the image can't be pulled (image.repository, image.digest, imagePullSecrets)"
         }
-        "CrashLoopBackOff" | "Error" => "kubectl logs --previous of one that ended says why",
-        "Terminating" => "kubectl get nodes: one that does not end is on a node that is away",
-        _ => "kubectl describe pod, and kubectl logs, say what one waits for",
+        "CrashLoopBackOff" | "Error" => "kubectl logs --previous shows why it exited",
+        "Terminating" => {
+            "kubectl get nodes: a pod that does not terminate is on a node that is down"
+        }
+        _ => "kubectl describe pod and kubectl logs show what it waits for",
     }
 }
 
-/// Nodes of another architecture, on which no agent runs.
-fn foreign<'a>(seen: &'a Seen, pods: &[Pod<'_>]) -> BTreeSet<&'a str> {
-    let running = running(pods);
-    let mut foreign = names(&seen.foreign);
-    foreign.retain(|node| !running.contains(node));
-    foreign
+/// Nodes whose agents are not waited for.
+pub(super) fn skipped_nodes(snapshot: &Snapshot) -> Option<Finding> {
+    let up = up(snapshot);
+    let nodes = names(snapshot);
+    let down: Vec<&str> = nodes.filter(|node| !up.contains(node)).collect();
+    if down.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "not waited for on {} not Ready, or being deleted: {}",
+        count(down.len(), "node"),
+        list(down)
+    );
+    let cure = "nothing: an agent starts when its node comes back";
+    Some(finding("agents", what, cure))
 }
 
-/// Nodes that no image is for: in a cluster of several architectures that is as it has to be.
-pub(super) fn without_image(seen: &Seen) -> Option<Finding> {
-    let nodes = foreign(seen, &pods(seen));
+/// Nodes that the image is not for, and where no agent runs.
+fn foreign_nodes(snapshot: &Snapshot) -> BTreeSet<&str> {
+    let running = running(snapshot);
+    let foreign = items(&snapshot.nodes).iter().filter(|node| node.foreign);
+    let foreign = foreign.map(|node| node.name.as_str());
+    foreign.filter(|node| !running.contains(node)).collect()
+}
+
+/// Nodes of another architecture, which is normal in a cluster of several.
+pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
+    let nodes = foreign_nodes(snapshot);
+    if nodes.is_empty() {
+        return None;
+    }
     let what = format!(
-        "on {} of another architecture than amd64 none runs: {}",
+        "none runs on {} of another architecture than amd64: {}",
         count(nodes.len(), "node"),
-        list(nodes.iter().copied())
+        list(nodes)
     );
-    let cure = "nothing, if no policy is meant for them: the image is for amd64; else build one for theirs, and name it (image.repository)";
-    (!nodes.is_empty()).then(|| finding("agents", what, cure))
+    let cure = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository";
+    Some(finding("agents", what, cure))
 }
 
 /// Nodes that no layout selects.
-pub(super) fn bare(seen: &Seen) -> Vec<Finding> {
-    if seen.agents.is_empty() || seen.agents.iter().any(Result::is_err) || seen.nodes.is_err() {
-        return Vec::new();
+pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
+    let unread = snapshot.agents.iter().any(|it| it.pods.is_err());
+    if snapshot.agents.is_empty() || unread {
+        return None;
     }
-    let (pods, nodes) = (pods(seen), names(&seen.nodes));
-    let foreign = foreign(seen, &pods);
-    let placed = unique(pods.iter().map(|pod| pod.node));
-    let lacks = |node: &&str| !placed.contains(node) && !foreign.contains(node);
-    let without: Vec<&str> = nodes.into_iter().filter(lacks).collect();
-    if without.len() <= awaited(seen, &pods) {
-        return Vec::new();
+    let (pods, foreign) = (pods(snapshot), foreign_nodes(snapshot));
+    let scheduled: BTreeSet<&str> = pods.iter().filter_map(|pod| pod.node.as_deref()).collect();
+    let nodes = names(snapshot);
+    let lacks = |node: &&str| !scheduled.contains(node) && !foreign.contains(node);
+    let without: Vec<&str> = nodes.filter(lacks).collect();
+    // `uncreated` and `unready` report pods that have no node yet.
+    let sets = items(&snapshot.daemon_sets).iter();
+    let uncreated: usize = sets.map(|set| Tally::of(set).uncreated()).sum();
+    let unscheduled = pods.iter().filter(|pod| pod.node.is_none()).count();
+    if without.len() <= uncreated + unscheduled {
+        return None;
     }
     let what = format!(
-        "on {} none runs: {}",
+        "none runs on {}: {}",
         count(without.len(), "node"),
         list(without)
     );
-    let cure = "give agent.layouts an entry that fits them: nodeSelector, cgroup, kubepods";
-    vec![finding("agents", what, cure)]
+    let cure = "add an entry to agent.layouts that fits them: nodeSelector, cgroup, kubepods";
+    Some(finding("agents", what, cure))
 }
 
-/// Pods that would be somewhere if they could; `layouts` tells of them.
-fn awaited(seen: &Seen, pods: &[Pod<'_>]) -> usize {
-    let sets = items(&seen.daemon_sets).into_iter();
-    let unmade: u64 = sets.map(|set| Tally::of(set).unmade()).sum();
-    let nowhere = pods.iter().filter(|pod| pod.node == NOWHERE).count();
-    usize::try_from(unmade).unwrap_or(usize::MAX) + nowhere
-}
-
-/// Agents of another version than this program, of which alone can be said what is right for them.
-pub(super) fn versions(seen: &Seen) -> Vec<Finding> {
+/// Agents of another version than this command, whose checks may not apply to them.
+pub(super) fn versions(snapshot: &Snapshot) -> Option<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
-    let agents = cells(&seen.watermarks, ["Agent"]).into_iter();
-    let agents = agents.map(|[version]| version);
-    let others = unique(agents.filter(|version| !version.is_empty() && *version != ours));
+    let rows = snapshot
+        .watermarks
+        .iter()
+        .flat_map(|it| it.cells(["Agent"]));
+    let others = rows.map(|[version]| version);
+    let others: BTreeSet<&str> = others.filter(|it| !it.is_empty() && *it != ours).collect();
     if others.is_empty() {
-        return Vec::new();
+        return None;
     }
-    let what = format!("some are of version {}, and this is {ours}", list(others));
+    let what = format!(
+        "some have version {}, and this command has {ours}",
+        list(others)
+    );
     let cure =
-        "run the plimsoll of their version, or upgrade them; within an upgrade wait for its end";
-    vec![finding("agents", what, cure)]
+        "run plimsoll of their version, or upgrade them; during an upgrade, wait until it is done";
+    Some(finding("agents", what, cure))
 }
 
-/// Leases that are not there, or are renewed no more, and clocks that are ahead.
-pub(super) fn heartbeats(seen: &Seen) -> Vec<Finding> {
-    let (known, pods) = (names(&seen.nodes), pods(seen));
-    let mut mute = running(&pods);
-    let (mut silent, mut ahead) = (Vec::new(), Vec::new());
-    for lease in items(&seen.leases) {
-        let Some((node, age, lasts)) = heartbeat(seen, lease) else {
-            continue;
-        };
-        mute.remove(node);
-        if !known.contains(node) {
-            continue;
-        }
-        if age < -AHEAD {
-            ahead.push(node);
-        } else if age > SignedDuration::try_from(lasts + GRACE).unwrap_or(SignedDuration::MAX) {
-            silent.push(node);
-        }
+/// The last renewal of an agent's Lease.
+struct Heartbeat<'a> {
+    node: &'a str,
+    age: SignedDuration,
+    duration: SignedDuration,
+}
+
+fn heartbeats(snapshot: &Snapshot) -> impl Iterator<Item = Heartbeat<'_>> {
+    items(&snapshot.leases).iter().filter_map(|lease| {
+        let spec = lease.spec.as_ref()?;
+        let duration = spec.lease_duration_seconds.unwrap_or(0);
+        Some(Heartbeat {
+            node: lease.metadata.name.as_deref()?,
+            age: snapshot.now.duration_since(spec.renew_time.as_ref()?.0),
+            duration: SignedDuration::from_secs(duration.into()),
+        })
+    })
+}
+
+/// A finding about these nodes, if any.
+fn of_nodes(
+    about: &str,
+    nodes: &BTreeSet<&str>,
+    one: &str,
+    what: &str,
+    cure: &str,
+) -> Option<Finding> {
+    let words = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
+    (!nodes.is_empty()).then(|| finding(about, words, cure))
+}
+
+/// Running agents without a Lease.
+pub(super) fn missing_leases(snapshot: &Snapshot) -> Option<Finding> {
+    if snapshot.leases.is_err() {
+        return None;
     }
-    let mut found = Vec::new();
-    let mut tell = |about: &str, nodes: Vec<&str>, one: &str, what: &str, cure: &str| {
-        if !nodes.is_empty() {
-            let what = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
-            found.push(finding(about, what, cure));
-        }
-    };
-    if seen.leases.is_ok() {
-        let cure = "kubectl logs of the agent says what its API server answers";
-        let mute = mute.into_iter().collect();
-        let what = format!("without a Lease in {}", seen.lease_namespace);
-        tell("heartbeats", mute, "agent", &what, cure);
+    let mut without = running(snapshot);
+    for heartbeat in heartbeats(snapshot) {
+        without.remove(heartbeat.node);
     }
-    let cure = "where kubectl get nodes says NotReady, mend the node; else plimsoll top says since when, and kubectl logs of the agent \
-                why; compare `date` there and here";
-    let what = "silent, or their clocks behind";
-    tell("heartbeats", silent, "agent", what, cure);
-    let cure = "compare `date` there and here, and let NTP set what is wrong";
+    let what = format!("without a Lease in {}", snapshot.lease_namespace);
+    let cure = "kubectl logs of the agent shows the response of the API server";
+    of_nodes("heartbeats", &without, "agent", &what, cure)
+}
+
+/// The nodes whose heartbeats are so.
+fn nodes_where<'a>(
+    snapshot: &'a Snapshot,
+    is: impl Fn(&Heartbeat<'a>) -> bool,
+) -> BTreeSet<&'a str> {
+    let nodes: BTreeSet<&str> = names(snapshot).collect();
+    let found = heartbeats(snapshot).filter(|it| is(it));
+    let found = found.map(|it| it.node);
+    found.filter(|node| nodes.contains(node)).collect()
+}
+
+/// Agents that no longer renew their Lease.
+pub(super) fn unresponsive(snapshot: &Snapshot) -> Option<Finding> {
+    let nodes = nodes_where(snapshot, |it| it.age > it.duration + GRACE);
+    let cure = "if kubectl get nodes shows NotReady, repair the node; otherwise plimsoll top shows since when, and kubectl logs of \
+                the agent why; compare `date` there and here";
+    let what = "unresponsive, or with a clock that is behind";
+    of_nodes("heartbeats", &nodes, "agent", what, cure)
+}
+
+/// Nodes whose clocks are ahead.
+pub(super) fn clocks(snapshot: &Snapshot) -> Option<Finding> {
+    let nodes = nodes_where(snapshot, |it| it.age < -MAX_CLOCK_SKEW);
+    let cure = "compare `date` there and here, and synchronize the clocks with NTP";
     let what = "ahead of this machine by more than 5 s";
-    tell("clocks", ahead, "clock", what, cure);
-    found
-}
-
-/// Of whom a Lease is, how old it is, and how long it lasts.
-fn heartbeat<'a>(seen: &Seen, lease: &'a Value) -> Option<(&'a str, SignedDuration, Duration)> {
-    let renewed: Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
-    let lasts = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
-    let node = lease["metadata"]["name"].as_str()?;
-    Some((
-        node,
-        seen.now.duration_since(renewed),
-        Duration::from_secs(lasts),
-    ))
+    of_nodes("clocks", &nodes, "clock", what, cure)
 }

@@ -1,15 +1,17 @@
+use k8s_openapi::api::core::v1::Namespace;
+
 use super::*;
 
 #[test]
-fn a_layout_whose_agents_do_not_come_up_is_told_with_what_they_wait_for() {
+fn a_layout_with_unready_agents_is_reported_with_their_state() {
     let about = "DaemonSet plimsoll/agent-v2";
     let one = |status: &'static str, node: &'static str| {
-        move |it: &mut Seen| {
+        move |it: &mut Snapshot| {
             it.daemon_sets = of(vec![set("agent-v2", [2, 1, 2])]);
-            it.agents = vec![pods(&[
+            it.agents[0].pods = pods(&[
                 ["agent-v2-x", "1/1", "Running", "a"],
                 ["agent-v2-y", "0/1", status, node],
-            ])];
+            ]);
         }
     };
     for (status, cure) in [
@@ -19,8 +21,8 @@ fn a_layout_whose_agents_do_not_come_up_is_told_with_what_they_wait_for() {
         ("Terminating", "kubectl get nodes"),
         ("Running", "kubectl describe pod"),
     ] {
-        let told = format!("1 of 2 agents are ready; {status} on b");
-        says(one(status, "b"), &[about, &told, cure]);
+        let expected = format!("1 of 2 agents are ready; {status} on b");
+        says(one(status, "b"), &[about, &expected, cure]);
     }
     says(
         one("Pending", "<none>"),
@@ -33,109 +35,114 @@ fn a_layout_whose_agents_do_not_come_up_is_told_with_what_they_wait_for() {
 }
 
 #[test]
-fn a_layout_without_nodes_and_nodes_without_a_layout_are_told() {
+fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
     let sets = vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [0, 0, 0])];
     says(
         |it| it.daemon_sets = of(sets),
         &["DaemonSet plimsoll/agent-v1", "selects no node"],
     );
-    let bare = |it: &mut Seen| {
+    let bare = |it: &mut Snapshot| {
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
-        it.agents = vec![pods(&[["agent-v2-x", "1/1", "Running", "a"]])];
+        it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
-    says(bare, &["agents", "on 1 node none runs: b", "agent.layouts"]);
+    says(bare, &["agents", "none runs on 1 node: b", "agent.layouts"]);
 }
 
 #[test]
-fn a_node_that_the_image_is_not_for_is_told_as_that() {
-    let arm = |it: &mut Seen| {
-        it.foreign = table(["Name"], &[["b"]]);
+fn a_node_of_another_architecture_is_noted() {
+    let arm = |it: &mut Snapshot| {
+        it.nodes.as_mut().expect("a list")[1].foreign = true;
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
-        it.agents = vec![pods(&[["agent-v2-x", "1/1", "Running", "a"]])];
+        it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
-    let mut seen = well();
-    arm(&mut seen);
-    assert_eq!(findings(&seen), [], "it is so in a cluster of several");
-    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    let mut snapshot = well();
+    arm(&mut snapshot);
+    assert_eq!(
+        findings(&snapshot),
+        [],
+        "not a finding in a cluster of several architectures"
+    );
+    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("another architecture than amd64 none runs: b"),
+        said.len() == 1
+            && said[0].contains("none runs on 1 node of another architecture than amd64: b"),
         "{said:?}"
     );
-    let mut seen = well();
-    seen.foreign = table(["Name"], &[["b"]]);
-    assert_eq!(notes(&seen), [], "somebody has built one for it");
+    let mut snapshot = well();
+    snapshot.nodes.as_mut().expect("a list")[1].foreign = true;
+    assert_eq!(notes(&snapshot), [], "an agent runs there");
 }
 
 #[test]
-fn a_node_with_agents_of_two_layouts_is_told_whether_or_not_they_run() {
+fn a_node_with_agents_of_two_layouts_is_reported() {
     for [ready, status] in [["0/1", "CrashLoopBackOff"], ["0/1", "ContainerCreating"]] {
-        let twice = |it: &mut Seen| {
+        let twice = |it: &mut Snapshot| {
             it.daemon_sets = of(vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [1, 0, 1])]);
-            it.agents = vec![pods(&[
+            it.agents[0].pods = pods(&[
                 ["agent-v2-x", "1/1", "Running", "a"],
                 ["agent-v2-y", "1/1", "Running", "b"],
                 ["agent-v1-z", ready, status, "a"],
-            ])];
+            ]);
         };
         says(
             twice,
             &[
-                "on 1 node there is one of more than one layout (agent-v1, agent-v2): a",
-                "nodeSelectors of agent.layouts exclude each other",
+                "agents of more than one layout (agent-v1, agent-v2) on 1 node: a",
+                "nodeSelectors of agent.layouts mutually exclusive",
             ],
         );
     }
-    // A node that went from one layout to the other has both for a moment.
-    let mut seen = well();
-    seen.daemon_sets = of(vec![set("agent-v2", [1, 1, 1]), set("agent-v1", [1, 1, 1])]);
-    seen.agents = vec![pods(&[
+    // A node that changes its layout has both agents for a moment.
+    let mut snapshot = well();
+    snapshot.daemon_sets = of(vec![set("agent-v2", [1, 1, 1]), set("agent-v1", [1, 1, 1])]);
+    snapshot.agents[0].pods = pods(&[
         ["agent-v2-x", "1/1", "Running", "a"],
         ["agent-v2-y", "1/1", "Terminating", "b"],
         ["agent-v1-z", "1/1", "Running", "b"],
-    ])];
-    assert_eq!(findings(&seen), []);
+    ]);
+    assert_eq!(findings(&snapshot), []);
 }
 
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 const OPEN: &str =
     "kubectl label namespace plimsoll --overwrite pod-security.kubernetes.io/enforce=privileged";
 
-fn namespace(level: &str) -> Answer {
-    Ok(json!({"metadata": {"name": "plimsoll", "labels": {ENFORCE: level}}}))
+fn namespace(level: &str) -> Read<Namespace> {
+    read(json!({"metadata": {"name": "plimsoll", "labels": {ENFORCE: level}}}))
 }
 
-/// No pod could be made, and this is what the `DaemonSet`s' events say.
-fn unmade(it: &mut Seen, said: &[(&str, &str, &str)]) {
+/// No pod could be created, and `DaemonSet`s have these events.
+fn uncreated(it: &mut Snapshot, said: &[(&str, &str, &str)]) {
     it.daemon_sets = of(vec![set("agent-v2", [0, 0, 2])]);
-    it.agents = vec![pods(&[])];
+    it.agents[0].pods = pods(&[]);
     let event = |(name, time, message): &(&str, &str, &str)| json!({"involvedObject": {"kind": "DaemonSet", "namespace": "plimsoll", "name": name}, "lastTimestamp": time, "message": message});
-    it.refusals = vec![of(said.iter().map(event).collect())];
+    it.agents[0].failed_create = of(said.iter().map(event).collect());
 }
 
 #[test]
-fn a_namespace_that_says_that_it_admits_no_agent_is_told() {
+fn a_namespace_that_does_not_admit_agents_is_reported() {
     says(
-        |it| it.namespaces[0].1 = namespace("baseline"),
+        |it| it.agents[0].object = namespace("baseline"),
         &["is baseline", OPEN],
     );
-    // Once, also where it has kept agents away already.
+    // Once, even if it has already rejected agents.
     let why = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
-    let kept_away = |it: &mut Seen| {
-        it.namespaces[0].1 = namespace("restricted");
-        unmade(it, &[("agent-v2", "2026-01-01T00:00:00Z", why)]);
+    let rejected = |it: &mut Snapshot| {
+        it.agents[0].object = namespace("restricted");
+        uncreated(it, &[("agent-v2", "2026-01-01T00:00:00Z", why)]);
     };
-    says(kept_away, &["is restricted", OPEN]);
-    let mut seen = well();
-    seen.namespaces[0].1 = namespace("privileged");
-    assert_eq!(findings(&seen), []);
+    says(rejected, &["is restricted", OPEN]);
+    let mut snapshot = well();
+    snapshot.agents[0].object = namespace("privileged");
+    assert_eq!(findings(&snapshot), []);
 }
 
 #[test]
-fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
+fn pods_that_could_not_be_created_are_reported_with_the_reason() {
     let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z");
     let standard = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
-    let by_default = |it: &mut Seen| {
-        unmade(
+    let by_default = |it: &mut Snapshot| {
+        uncreated(
             it,
             &[
                 ("agent-v2", early, "an older one"),
@@ -146,38 +153,51 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
     };
     says(
         by_default,
-        &["DaemonSet", "2 pods of 2 could not be made", standard, OPEN],
+        &[
+            "DaemonSet",
+            "2 pods of 2 could not be created",
+            standard,
+            OPEN,
+        ],
     );
-    // Where nobody says why, or nobody may read it.
+    // The reason is unknown, or can't be read.
     says(
-        |it| unmade(it, &[]),
-        &["2 pods of 2 could not be made", OPEN],
+        |it| uncreated(it, &[]),
+        &["2 pods of 2 could not be created", OPEN],
     );
-    let unread = |it: &mut Seen| {
-        unmade(it, &[]);
-        it.refusals = vec![refused(403)];
+    let unread = |it: &mut Snapshot| {
+        uncreated(it, &[]);
+        it.agents[0].failed_create = refused(403);
     };
-    says(unread, &["could not be made", OPEN]);
+    says(unread, &["could not be created", OPEN]);
     let context = "unable to validate against any security context constraint";
     says(
-        |it| unmade(it, &[("agent-v2", late, context)]),
+        |it| uncreated(it, &[("agent-v2", late, context)]),
         &[context, "oc adm policy", "-z agent -n plimsoll"],
     );
     let quota = "insufficient quota to match these scopes";
-    let of_quota = |it: &mut Seen| {
-        unmade(it, &[("agent-v2", late, quota)]);
-        it.namespaces[0].1 = namespace("privileged");
+    let of_quota = |it: &mut Snapshot| {
+        uncreated(it, &[("agent-v2", late, quota)]);
+        it.agents[0].object = namespace("privileged");
     };
-    says(of_quota, &[quota, "have what refuses them admit them"]);
-    // Of what was made some may not run either.
+    says(of_quota, &[quota, "make whatever rejects them admit them"]);
+    let open = |it: &mut Snapshot| {
+        uncreated(it, &[]);
+        it.agents[0].object = namespace("privileged");
+    };
+    says(open, &["kubectl describe daemonset"]);
+}
+
+#[test]
+fn uncreated_and_unready_pods_are_reported_together() {
     let mut both = well();
-    unmade(&mut both, &[]);
+    uncreated(&mut both, &[]);
     both.daemon_sets = of(vec![set("agent-v2", [1, 0, 2])]);
-    both.agents = vec![pods(&[["agent-v2-x", "0/1", "CrashLoopBackOff", "a"]])];
+    both.agents[0].pods = pods(&[["agent-v2-x", "0/1", "CrashLoopBackOff", "a"]]);
     let found = findings(&both);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].what.contains("1 pod of 2 could not be made"),
+        found[0].what.contains("1 pod of 2 could not be created"),
         "{found:?}"
     );
     assert!(
@@ -186,15 +206,10 @@ fn pods_that_nobody_lets_be_made_are_told_with_what_refuses_them() {
             .contains("0 of 2 agents are ready; CrashLoopBackOff on a"),
         "{found:?}"
     );
-    let open = |it: &mut Seen| {
-        unmade(it, &[]);
-        it.namespaces[0].1 = namespace("privileged");
-    };
-    says(open, &["kubectl describe daemonset"]);
 }
 
 #[test]
-fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
+fn unresponsive_agents_and_clocks_that_are_ahead_are_reported() {
     let leases = |times: [&str; 2]| {
         of(vec![
             lease("a", times[0]),
@@ -205,19 +220,19 @@ fn silent_agents_and_clocks_that_are_ahead_are_told_of_nodes_that_are_there() {
     let fresh = "2026-01-01T00:00:59Z";
     says(
         |it| it.leases = leases([fresh, "2026-01-01T00:00:09Z"]),
-        &["1 agent silent", ": b"],
+        &["1 agent unresponsive", ": b"],
     );
     says(
         |it| it.leases = leases(["2026-01-01T00:01:06Z", fresh]),
         &["1 clock ahead", ": a"],
     );
-    let mut seen = well();
-    seen.leases = leases(["2026-01-01T00:01:05Z", "2026-01-01T00:00:10Z"]);
-    assert_eq!(findings(&seen), [], "5 s ahead, and 50 s after 40 s");
+    let mut snapshot = well();
+    snapshot.leases = leases(["2026-01-01T00:01:05Z", "2026-01-01T00:00:10Z"]);
+    assert_eq!(findings(&snapshot), [], "5 s ahead, and 50 s after 40 s");
 }
 
 #[test]
-fn an_agent_that_works_and_has_no_lease_is_told() {
+fn a_running_agent_without_a_lease_is_reported() {
     let only = of(vec![lease("a", "2026-01-01T00:00:59Z")]);
     says(
         |it| it.leases = only,
@@ -228,82 +243,79 @@ fn an_agent_that_works_and_has_no_lease_is_told() {
     );
 }
 
-/// An installation whose agents alone are looked at, with this `DaemonSet` and these pods.
-fn agents_alone(set: Value, rows: &[[&str; 4]]) -> Seen {
-    Seen {
-        agents_alone: true,
+/// A snapshot for `--only agents`, with this `DaemonSet` and these pods.
+fn only_agents(set: Value, rows: &[[&str; 4]]) -> Snapshot {
+    let mut snapshot = Snapshot {
+        only_agents: true,
         daemon_sets: of(vec![set]),
-        agents: vec![pods(rows)],
         ..well()
-    }
+    };
+    snapshot.agents[0].pods = pods(rows);
+    snapshot
 }
 
-fn first(seen: &Seen) -> String {
-    let found = findings(seen);
+fn first(snapshot: &Snapshot) -> String {
+    let found = findings(snapshot);
     found.first().map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
-fn agents_alone_are_waited_for_until_all_are_ready_and_of_the_upgrade() {
+fn only_agents_waits_until_all_are_ready_and_upgraded() {
     let ready = [
         ["agent-v2-x", "1/1", "Running", "a"],
         ["agent-v2-y", "1/1", "Running", "b"],
     ];
-    let mut seen = agents_alone(set("agent-v2", [2, 2, 2]), &ready);
-    seen.deployments = refused(403);
-    assert_eq!(findings(&seen), [], "nothing else is looked at");
-    assert_eq!(notes(&seen), []);
-    assert_eq!(summary(&seen), "Kubernetes 1.34, 2 nodes, 2 agents running");
+    let mut snapshot = only_agents(set("agent-v2", [2, 2, 2]), &ready);
+    snapshot.deployments = refused(403);
+    assert_eq!(findings(&snapshot), [], "nothing else is checked");
+    assert_eq!(notes(&snapshot), []);
+    assert_eq!(
+        summary(&snapshot),
+        "Kubernetes 1.34, 2 nodes, 2 agents running"
+    );
 
     let mut edited = set("agent-v2", [2, 2, 2]);
     (
         edited["metadata"]["generation"],
         edited["status"]["observedGeneration"],
     ) = (2.into(), 1.into());
-    let seen = agents_alone(edited, &ready);
-    assert!(first(&seen).contains("its last edit is not seen yet"));
+    let snapshot = only_agents(edited, &ready);
+    assert!(first(&snapshot).contains("its last edit is not observed yet"));
 
     let mut old = set("agent-v2", [2, 2, 2]);
     old["status"]["updatedNumberScheduled"] = 1.into();
-    let seen = agents_alone(old, &ready);
+    let snapshot = only_agents(old, &ready);
     assert!(
-        first(&seen).contains("1 of 2 agents are still to be replaced"),
+        first(&snapshot).contains("1 of 2 agents are still to be replaced"),
         "{}",
-        first(&seen)
+        first(&snapshot)
     );
 
-    let mut seen = agents_alone(set("agent-v2", [2, 2, 2]), &ready);
-    seen.nodes = refused(403);
-    assert!(first(&seen).contains("nodes could not be read"));
+    let mut snapshot = only_agents(set("agent-v2", [2, 2, 2]), &ready);
+    snapshot.nodes = refused(403);
+    assert!(first(&snapshot).contains("nodes could not be read"));
 }
 
 #[test]
-fn a_node_that_is_away_or_being_deleted_is_not_waited_for() {
+fn nodes_that_are_not_ready_or_being_deleted_are_not_waited_for() {
     let mut half = set("agent-v2", [2, 1, 2]);
     half["status"]["updatedNumberScheduled"] = 1.into();
     let rows = [
         ["agent-v2-x", "1/1", "Running", "a"],
         ["agent-v2-y", "0/1", "ContainerCreating", "b"],
     ];
-    let seen = agents_alone(half.clone(), &rows);
-    let said = first(&seen);
+    let snapshot = only_agents(half.clone(), &rows);
+    let said = first(&snapshot);
     assert!(
         said.contains("1 of 2 agents are ready; ContainerCreating on b"),
         "{said}"
     );
-    for (status, leaves) in [
-        ("NotReady", false),
-        ("Unknown,SchedulingDisabled", false),
-        ("Ready", true),
-    ] {
-        let mut seen = agents_alone(half.clone(), &rows);
-        seen.nodes = table(
-            ["Name", "Status"],
-            &[["a", "Ready,SchedulingDisabled"], ["b", status]],
-        );
-        seen.leaving.extend(leaves.then(|| "b".to_owned()));
-        assert_eq!(findings(&seen), [], "{status}");
-        let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    for (ready, deleted) in [(false, false), (true, true)] {
+        let mut snapshot = only_agents(half.clone(), &rows);
+        snapshot.nodes = nodes(&[("a", true), ("b", ready)]);
+        snapshot.nodes.as_mut().expect("a list")[1].deleted = deleted;
+        assert_eq!(findings(&snapshot), [], "{ready} {deleted}");
+        let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
         assert!(
             said.len() == 1 && said[0].contains("not waited for on 1 node"),
             "{said:?}"
@@ -312,35 +324,35 @@ fn a_node_that_is_away_or_being_deleted_is_not_waited_for() {
 }
 
 #[test]
-fn a_release_that_no_node_can_have_an_agent_of_is_not_waited_for_in_silence() {
-    let mut seen = agents_alone(set("agent-v1", [0, 0, 0]), &[]);
-    assert!(first(&seen).contains("no layout selects any node"));
-    seen.nodes = table(["Name", "Status"], &[]);
-    assert_eq!(findings(&seen), [], "a cluster without nodes");
-    // Nodes that somebody leaves out are no reason to fail an upgrade.
+fn a_release_that_selects_no_node_is_reported() {
+    let mut snapshot = only_agents(set("agent-v1", [0, 0, 0]), &[]);
+    assert!(first(&snapshot).contains("no layout selects any node"));
+    snapshot.nodes = nodes(&[]);
+    assert_eq!(findings(&snapshot), [], "a cluster without nodes");
+    // Nodes that are left out do not fail an upgrade.
     let rows = [["agent-v2-x", "1/1", "Running", "a"]];
-    let seen = agents_alone(set("agent-v2", [1, 1, 1]), &rows);
-    assert_eq!(findings(&seen), []);
-    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    let snapshot = only_agents(set("agent-v2", [1, 1, 1]), &rows);
+    assert_eq!(findings(&snapshot), []);
+    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("on 1 node none runs: b"),
+        said.len() == 1 && said[0].contains("none runs on 1 node: b"),
         "{said:?}"
     );
 }
 
 #[test]
-fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set() {
-    let failed = |folder: &str| {
+fn an_unfit_layout_is_reported_with_directory_and_value() {
+    let failed = |directory: &str| {
         let message = format!(
-            "MountVolume.SetUp failed for volume \"pods\" : hostPath type check failed: {folder} is not a directory"
+            "MountVolume.SetUp failed for volume \"pods\" : hostPath type check failed: {directory} is not a directory"
         );
         json!({"involvedObject": {"kind": "Pod", "name": "agent-v2-y"}, "message": message})
     };
-    for (folders, missing, cure) in [
+    for (directories, missing, cure) in [
         (
             &["/sys/fs/cgroup/kubepods.slice"][..],
             "/sys/fs/cgroup/kubepods.slice",
-            "kubepods with cgroupfs",
+            "kubepods for cgroupfs",
         ),
         (
             &["/sys/fs/cgroup/cpu/kubepods", "/sys/fs/cgroup/cpu"],
@@ -350,21 +362,21 @@ fn a_layout_that_does_not_fit_is_a_finding_with_the_folder_and_the_value_to_set(
         (
             &["/sys/fs/cgroup/memory/kubepods"],
             "/sys/fs/cgroup/memory/kubepods",
-            "kubepods.slice with systemd's",
+            "kubepods.slice for systemd",
         ),
     ] {
-        let unfit = |it: &mut Seen| {
+        let unfit = |it: &mut Snapshot| {
             let mut unfit = set("agent-v2", [2, 1, 2]);
             unfit["metadata"]["labels"]["plimsoll.dev/layout"] = "v2".into();
             it.daemon_sets = of(vec![unfit]);
-            it.agents = vec![pods(&[
+            it.agents[0].pods = pods(&[
                 ["agent-v2-x", "1/1", "Running", "a"],
                 ["agent-v2-y", "0/1", "ContainerCreating", "b"],
-            ])];
-            it.unmounted = vec![of(folders.iter().copied().map(failed).collect())];
+            ]);
+            it.agents[0].failed_mount = of(directories.iter().copied().map(failed).collect());
         };
         let what =
-            format!("1 of 2 agents are ready; ContainerCreating (no folder {missing}) on b\n");
+            format!("1 of 2 agents are ready; ContainerCreating (no directory {missing}) on b\n");
         says(unfit, &[&what, "in the entry v2 of agent.layouts", cure]);
     }
 }

@@ -1,20 +1,21 @@
-//! One thing that is wrong, and words for it.
+//! A finding, and words that findings share.
 
 use std::fmt;
 
+use kube::ResourceExt;
 use serde::Serialize;
-use serde_json::Value;
 
-use super::read::{Answer, Seen};
-use crate::crd::KubernetesVersion;
+use super::snapshot::ReadError;
 
-/// What to do where there is no installation.
+/// What to do if nothing is installed.
 pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
+/// What to do if a part of the installation is missing.
+pub(super) const REINSTALL: &str = "reinstall the chart with helm upgrade";
 
-/// So many of many are named.
-const NAMED: usize = 5;
+/// Maximum number of names in a finding.
+const MAX_NAMED: usize = 5;
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// The object, or the part of the installation.
@@ -44,38 +45,30 @@ pub(super) fn finding(
     }
 }
 
-/// The objects of a list; none where it could not be read.
-pub(super) fn items(list: &Answer) -> Vec<&Value> {
-    let items = list.as_ref().ok().and_then(|list| list["items"].as_array());
-    items.into_iter().flatten().collect()
+/// A finding about something that could not be read.
+pub(super) fn unreadable(about: impl Into<String>, what: &str, error: &ReadError) -> Finding {
+    let cure = match error.code {
+        Some(401 | 403) => "run it as a user who may read that",
+        _ => "try again; if it persists, check the API server",
+    };
+    finding(about, format!("{what}: {}", error.why), cure)
 }
 
 /// `a, b and 3 more`
-pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.into_iter().collect();
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
+pub(super) fn list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> String {
+    let names: Vec<S> = names.into_iter().collect();
+    let shown = names.iter().take(MAX_NAMED).map(S::as_ref);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MAX_NAMED) {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }
 }
 
-/// `namespace/name`, or the name alone.
-pub(super) fn full_name(object: &Value) -> String {
-    let word = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-    match word("namespace") {
-        "" => word("name").to_owned(),
-        namespace => format!("{namespace}/{}", word("name")),
+/// `namespace/name`, or the name of an object without namespace.
+pub(super) fn full_name(object: &impl ResourceExt) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
     }
-}
-
-/// The cluster's, where it told.
-pub(super) fn version_of(seen: &Seen) -> Option<KubernetesVersion> {
-    let version = seen.version.as_ref().ok()?;
-    KubernetesVersion::from_numbers(version["major"].as_str()?, version["minor"].as_str()?)
-}
-
-/// What to run where a definition is missing or of another version.
-pub(super) fn define(seen: &Seen) -> String {
-    version_of(seen).unwrap_or_default().define()
 }

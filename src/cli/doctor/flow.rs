@@ -1,62 +1,62 @@
-//! Whether heartbeats and the election wait for nothing else that is asked: flow control of the API server.
+//! Checks of the API server's flow control: heartbeats and the election must not wait for other requests.
 
-use serde_json::Value;
+use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 
-use super::finding::{Finding, finding, items, list};
-use super::read::{Answer, Seen, accounts};
+use super::finding::{Finding, REINSTALL, finding, list};
+use super::snapshot::{ReadError, Snapshot, accounts, items};
 
-/// The chart's flow schemas for these accounts; each has a priority level of its name.
-fn wanted(seen: &Seen) -> Vec<String> {
-    let of = |workloads: &Answer, suffixes: &[&str]| -> Vec<String> {
-        let all = accounts(workloads).into_iter();
-        all.flat_map(|(_, account)| suffixes.iter().map(move |it| format!("{account}{it}")))
-            .collect()
+/// The chart's flow schemas; each has a priority level of the same name.
+fn wanted(snapshot: &Snapshot) -> Vec<String> {
+    let agents = accounts(&snapshot.daemon_sets).into_keys();
+    let agents = agents.flat_map(|(_, account)| [format!("{account}-leases"), account]);
+    let controllers = accounts(&snapshot.deployments).into_keys();
+    let controllers = controllers.map(|(_, account)| format!("{account}-election"));
+    agents.chain(controllers).collect()
+}
+
+fn is_known(snapshot: &Snapshot) -> bool {
+    let schemas = snapshot.flow_schemas.as_ref().err();
+    let levels = snapshot.priority_levels.as_ref().err();
+    schemas.into_iter().chain(levels).all(ReadError::is_missing)
+}
+
+/// Whether the chart was installed without flow control.
+fn is_off(snapshot: &Snapshot) -> bool {
+    items(&snapshot.flow_schemas).is_empty() && items(&snapshot.priority_levels).is_empty()
+}
+
+fn has_priority(snapshot: &Snapshot, name: &str) -> bool {
+    let leads_there = |schema: &FlowSchema| {
+        let spec = schema.spec.as_ref();
+        schema.metadata.name.as_deref() == Some(name)
+            && spec.is_some_and(|it| it.priority_level_configuration.name == name)
     };
-    let agents = of(&seen.daemon_sets, &["", "-leases"]);
-    [agents, of(&seen.deployments, &["-election"])].concat()
+    let mut levels = items(&snapshot.priority_levels).iter();
+    items(&snapshot.flow_schemas).iter().any(leads_there)
+        && levels.any(|it| it.metadata.name.as_deref() == Some(name))
 }
 
-fn is_known(seen: &Seen) -> bool {
-    let unread = |answer: &Answer| answer.as_ref().is_err_and(|error| !error.is_missing());
-    !seen.flow.iter().any(unread)
-}
-
-/// Flow schemas that are missing, or lead nowhere, while others are there.
-pub(super) fn flow(seen: &Seen) -> Vec<Finding> {
-    if !is_known(seen) || is_off(seen) {
-        return Vec::new();
-    }
-    let wanted = wanted(seen).into_iter();
-    let lacking: Vec<String> = wanted.filter(|name| !is_in_force(seen, name)).collect();
-    if lacking.is_empty() {
-        return Vec::new();
+/// Missing or unbound flow schemas, while there are others.
+pub(super) fn flow_schemas(snapshot: &Snapshot) -> Option<Finding> {
+    let mut missing = wanted(snapshot);
+    missing.retain(|name| !has_priority(snapshot, name));
+    if !is_known(snapshot) || is_off(snapshot) || missing.is_empty() {
+        return None;
     }
     let what = format!(
-        "no FlowSchema with a PriorityLevelConfiguration: {}; a crowd of requests delays heartbeats, or the election",
-        list(lacking.iter().map(String::as_str))
+        "no FlowSchema with a PriorityLevelConfiguration: {}; many other requests can delay heartbeats or the election",
+        list(missing)
     );
-    let cure = "install the chart anew, with helm upgrade";
-    vec![finding("flow control", what, cure)]
+    Some(finding("flow control", what, REINSTALL))
 }
 
-/// Without any of them agents and controller have the share of all `ServiceAccount`s: flowControl.enabled=false.
-pub(super) fn without_flow(seen: &Seen) -> Option<Finding> {
-    let is_installed = !wanted(seen).is_empty();
-    (is_installed && is_known(seen) && is_off(seen)).then(|| {
-        let what = "there is no FlowSchema: heartbeats and the election wait with the requests of all ServiceAccounts";
-        let cure = "nothing, if flowControl.enabled=false is meant; otherwise helm upgrade without it";
-        finding("flow control", what, cure)
-    })
-}
-
-fn is_off(seen: &Seen) -> bool {
-    seen.flow.iter().all(|answer| items(answer).is_empty())
-}
-
-fn is_in_force(seen: &Seen, name: &str) -> bool {
-    let [schemas, levels] = &seen.flow;
-    let is_named = |it: &&Value| it["metadata"]["name"] == name;
-    let leads_there = |it: &Value| it["spec"]["priorityLevelConfiguration"]["name"] == name;
-    let schema = items(schemas).into_iter().find(is_named);
-    schema.is_some_and(leads_there) && items(levels).iter().any(is_named)
+/// A note: `flowControl.enabled=false` is a choice.
+pub(super) fn no_flow_control(snapshot: &Snapshot) -> Option<Finding> {
+    if wanted(snapshot).is_empty() || !is_known(snapshot) || !is_off(snapshot) {
+        return None;
+    }
+    let what = "there is no FlowSchema: heartbeats and the election share a queue with the requests of all ServiceAccounts";
+    let cure =
+        "nothing, if flowControl.enabled=false is intended; otherwise helm upgrade without it";
+    Some(finding("flow control", what, cure))
 }

@@ -1,102 +1,99 @@
-//! What agents say of their nodes: rules that they don't keep or can't judge, and whoever undoes what they do.
+//! Checks of what agents report about their nodes, from the columns of `NodeWatermark`s.
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
-use super::finding::{Finding, define, finding, list};
-use super::read::Seen;
-use super::tables::cells;
+use super::finding::{Finding, finding, list};
+use super::installation::define;
+use super::snapshot::Snapshot;
+use super::table::Table;
 use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
 use crate::node::machine::wording::{count, unknown_reason};
 
-/// What a column of the table may tell.
-struct Check {
-    /// What is told of a node.
+/// A check of a column.
+struct ColumnCheck {
+    /// The column that a finding starts with.
     column: &'static str,
-    /// The column that says whether it is wrong.
-    why: &'static str,
-    /// Whether what it says is wrong. What another check reports, or what passes by itself, is not.
-    is_wrong: fn(&str) -> bool,
+    /// The column with the reason.
+    reason: &'static str,
+    /// Whether the reason is a problem, neither temporary nor reported by another check.
+    is_problem: fn(&str) -> bool,
     what: &'static str,
     cure: &'static str,
 }
 
-const CHECKS: [Check; 5] = [
-    Check {
+const CHECKS: [ColumnCheck; 5] = [
+    ColumnCheck {
         column: "Ready",
-        why: "Ready",
-        is_wrong: |why| {
-            let well = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
-            !well.contains(&why) && why != condition::NONE_JUDGED
+        reason: "Ready",
+        is_problem: |reason| {
+            let healthy = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
+            !healthy.contains(&reason) && reason != condition::NONE_JUDGED
         },
-        what: "not the rules as they are now are kept",
-        cure: "says why; where it is not understood, have agents and controller of one version",
+        what: "the current rules are not enforced",
+        cure: "shows why; if it is not clear, use one version of agents and controller",
     },
-    Check {
+    ColumnCheck {
         column: "Ready",
-        why: "Ready",
-        is_wrong: |why| why == condition::NONE_JUDGED,
-        what: "the rules are kept, but none can be judged",
-        cure: "says why of each rule; look at its metric or its probe",
+        reason: "Ready",
+        is_problem: |reason| reason == condition::NONE_JUDGED,
+        what: "the rules are enforced, but none can be evaluated",
+        cure: "shows why for each rule; check its metric or its probe",
     },
-    Check {
+    ColumnCheck {
         column: "Degraded",
-        why: "Degraded",
-        is_wrong: |why| !["", "AllInOrder"].contains(&why),
-        what: "not everything can be done",
-        cure: "says what, and why",
+        reason: "Degraded",
+        is_problem: |reason| !["", "AllInOrder"].contains(&reason),
+        what: "some actions fail",
+        cure: "shows what, and why",
     },
-    Check {
+    ColumnCheck {
         column: "Contested",
-        why: "Contested",
-        is_wrong: |why| !["", "NotContested"].contains(&why),
-        what: "somebody else undoes what the agent does",
-        cure: "says what; let nobody else write that, such as an agent of crane",
+        reason: "Contested",
+        is_problem: |reason| !["", "NotContested"].contains(&reason),
+        what: "another writer reverts what the agent does",
+        cure: "shows what; stop the other writer, for example an agent of crane",
     },
-    Check {
+    ColumnCheck {
         column: LAST,
-        why: "Because",
-        is_wrong: |why| {
-            let passing = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
-            !why.is_empty() && !passing.contains(&why)
+        reason: "Because",
+        is_problem: |reason| {
+            let temporary = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
+            !reason.is_empty() && !temporary.contains(&reason)
         },
-        what: "this rule can't be judged",
-        cure: "says why, and whether there are more; look at its metric's name, or at its probe",
+        what: "this rule can't be evaluated",
+        cure: "shows why, and whether there are more; check the name of its metric, or its probe",
     },
 ];
-/// A definition that has it has the others too.
+/// The newest column: a definition with it has the others too.
 const LAST: &str = "Unjudged";
 
-/// One finding for each thing that is wrong, with its nodes.
-pub(super) fn nodes(seen: &Seen) -> Vec<Finding> {
-    let Ok(table) = &seen.watermarks else {
+/// One finding for each problem, with its nodes.
+pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
+    let Ok(table) = &snapshot.watermarks else {
         return Vec::new();
     };
-    let mut columns = table["columnDefinitions"].as_array().into_iter().flatten();
-    if !columns.any(|it: &Value| it["name"] == LAST) {
-        let what = "it is of an older version, and does not tell how agents are";
-        return vec![finding("definition of NodeWatermark", what, define(seen))];
+    if !table.has(LAST) {
+        let what = "it is from an older version, and does not show the state of agents";
+        let about = "definition of NodeWatermark";
+        return vec![finding(about, what, define(snapshot))];
     }
-    CHECKS
-        .iter()
-        .flat_map(|check| check.findings(seen))
-        .collect()
+    let checks = CHECKS.iter();
+    checks.flat_map(|check| check.findings(table)).collect()
 }
 
-impl Check {
-    fn findings(&self, seen: &Seen) -> Vec<Finding> {
-        let mut told: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for [node, said, why] in cells(&seen.watermarks, ["Name", self.column, self.why]) {
-            if (self.is_wrong)(why) {
-                told.entry(said).or_default().push(node);
+impl ColumnCheck {
+    fn findings(&self, table: &Table) -> Vec<Finding> {
+        let mut problems: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for [node, problem, reason] in table.cells(["Name", self.column, self.reason]) {
+            if (self.is_problem)(reason) {
+                problems.entry(problem).or_default().push(node);
             }
         }
-        let findings = told.into_iter().map(|(said, nodes)| {
+        let findings = problems.into_iter().map(|(problem, nodes)| {
             let cure = format!("kubectl describe nodewatermark {} {}", nodes[0], self.cure);
             let on = count(nodes.len(), "node");
-            let what = format!("{said}: {} on {on}: {}", self.what, list(nodes));
+            let what = format!("{problem}: {} on {on}: {}", self.what, list(nodes));
             finding("agents", what, cure)
         });
         findings.collect()

@@ -6,94 +6,94 @@ use crate::node::machine::wording::unknown_reason;
 use crate::node::report::conditions::{Health, Unready, conditions};
 use kube::CustomResourceExt as _;
 
-/// Both nodes as they are where all is well, but for this cell of each.
-fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Seen) {
-    let place = WATERMARK.iter().position(|it| *it == column);
-    let place = place.expect("a column");
-    move |seen| {
+/// Two healthy nodes, except for this cell of each.
+fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Snapshot) {
+    let index = WATERMARK.iter().position(|it| *it == column);
+    let index = index.expect("a column");
+    move |snapshot| {
         let rows = ["a", "b"].map(|node| {
-            let mut row = kept(node);
-            row[place] = cell;
+            let mut row = healthy(node);
+            row[index] = cell;
             row
         });
-        seen.watermarks = watermarks(&rows);
+        snapshot.watermarks = watermarks(&rows);
     }
 }
 
 #[test]
-fn what_agents_say_of_their_nodes_is_told() {
+fn conditions_of_nodes_are_reported() {
     says(
         with("Ready", "LastRulesHeld"),
         &[
-            "agents: LastRulesHeld: not the rules as they are now are kept on 2 nodes: a, b",
-            "kubectl describe nodewatermark a says why",
+            "agents: LastRulesHeld: the current rules are not enforced on 2 nodes: a, b",
+            "kubectl describe nodewatermark a shows why",
         ],
     );
     says(
         with("Degraded", "NodeNotMarked"),
-        &["NodeNotMarked: not everything can be done on 2 nodes: a, b"],
+        &["NodeNotMarked: some actions fail on 2 nodes: a, b"],
     );
     says(
         with("Contested", "UndoneByOthers"),
-        &["UndoneByOthers: somebody else undoes what the agent does on 2 nodes"],
+        &["UndoneByOthers: another writer reverts what the agent does on 2 nodes"],
     );
 }
 
 #[test]
-fn nodes_none_of_whose_rules_can_be_judged_have_a_finding_with_its_own_cure() {
-    let mut seen = well();
-    with("Ready", NONE_JUDGED)(&mut seen);
-    let [found] = &findings(&seen)[..] else {
-        panic!("{:?}", findings(&seen));
+fn nodes_without_evaluable_rules_have_their_own_cure() {
+    let mut snapshot = well();
+    with("Ready", NONE_JUDGED)(&mut snapshot);
+    let [found] = &findings(&snapshot)[..] else {
+        panic!("{:?}", findings(&snapshot));
     };
     assert_eq!(
         found.what,
-        "NoneJudged: the rules are kept, but none can be judged on 2 nodes: a, b"
+        "NoneJudged: the rules are enforced, but none can be evaluated on 2 nodes: a, b"
     );
-    assert!(found.cure.contains("look at its metric or its probe"));
+    assert!(found.cure.contains("check its metric or its probe"));
     assert!(!found.cure.contains("one version"), "{}", found.cure);
 }
 
 #[test]
-fn each_reason_is_told_with_its_own_nodes() {
-    let mut seen = well();
-    let (mut first, mut second) = (kept("a"), kept("b"));
+fn each_reason_is_reported_with_its_own_nodes() {
+    let mut snapshot = well();
+    let (mut first, mut second) = (healthy("a"), healthy("b"));
     (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
-    seen.watermarks = watermarks(&[first, second]);
-    let found: Vec<String> = findings(&seen).into_iter().map(|it| it.what).collect();
+    snapshot.watermarks = watermarks(&[first, second]);
+    let found: Vec<String> = findings(&snapshot).into_iter().map(|it| it.what).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(found[0].starts_with("NodeNotMarked") && found[0].ends_with("on 1 node: b"));
     assert!(found[1].starts_with("StateNotWritten") && found[1].ends_with("on 1 node: a"));
 }
 
 #[test]
-fn a_rule_that_can_not_be_judged_is_told_but_not_while_its_window_fills() {
+fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
     let unjudged = |why: Unknown| {
-        move |seen: &mut Seen| {
-            let mut row = kept("b");
+        move |snapshot: &mut Snapshot| {
+            let mut row = healthy("b");
             (row[6], row[7]) = ("q/cpu", unknown_reason(why));
-            seen.watermarks = watermarks(&[kept("a"), row]);
+            snapshot.watermarks = watermarks(&[healthy("a"), row]);
         }
     };
     for why in [Unknown::Missing, Unknown::Stale, Unknown::Impossible] {
         says(
             unjudged(why),
             &[
-                "q/cpu: this rule can't be judged on 1 node: b",
-                "nodewatermark b says why",
+                "q/cpu: this rule can't be evaluated on 1 node: b",
+                "nodewatermark b shows why",
             ],
         );
     }
     for why in [Unknown::Rebased, Unknown::Sparse] {
-        let mut seen = well();
-        unjudged(why)(&mut seen);
-        assert_eq!(findings(&seen), [], "{why:?}");
+        let mut snapshot = well();
+        unjudged(why)(&mut snapshot);
+        assert_eq!(findings(&snapshot), [], "{why:?}");
     }
 }
 
 /// The reasons of `Ready`, `Degraded` and `Contested` as an agent writes them.
 fn said(health: &Health) -> [String; 3] {
-    let all = conditions(health, None, &[], Timestamp::UNIX_EPOCH);
+    let all = conditions(health, None, &[], jiff::Timestamp::UNIX_EPOCH);
     ["Ready", "Degraded", "Contested"].map(|kind| {
         let found = all.iter().find(|it| it.type_ == kind);
         found.expect("a condition").reason.clone()
@@ -101,7 +101,7 @@ fn said(health: &Health) -> [String; 3] {
 }
 
 #[test]
-fn of_an_agent_that_is_well_starts_ends_or_is_stopped_nothing_is_told() {
+fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
     let ended = Unready::Ended("its DaemonSet goes away".to_owned());
     for unready in [
         None,
@@ -115,15 +115,15 @@ fn of_an_agent_that_is_well_starts_ends_or_is_stopped_nothing_is_told() {
         };
         let reasons = said(&health);
         let [ready, degraded, contested] = reasons.each_ref().map(String::as_str);
-        let mut seen = well();
+        let mut snapshot = well();
         let row = ["a", "", OURS, ready, degraded, contested, "", ""];
-        seen.watermarks = watermarks(&[row, kept("b")]);
-        assert_eq!(findings(&seen), [], "{health:?}");
+        snapshot.watermarks = watermarks(&[row, healthy("b")]);
+        assert_eq!(findings(&snapshot), [], "{health:?}");
     }
 }
 
 #[test]
-fn a_table_without_the_columns_is_of_an_older_definition() {
+fn a_table_without_the_columns_means_an_older_definition() {
     says(
         |it| it.watermarks = table(["Name", "Agent"], &[["a", OURS], ["b", OURS]]),
         &[
@@ -135,7 +135,7 @@ fn a_table_without_the_columns_is_of_an_older_definition() {
 }
 
 #[test]
-fn the_definition_has_every_column_that_is_looked_at() {
+fn the_definition_has_every_column_that_is_read() {
     let definition = NodeWatermark::crd();
     let columns = definition.spec.versions[0]
         .additional_printer_columns

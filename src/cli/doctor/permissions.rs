@@ -1,12 +1,16 @@
-//! What agents and controllers have to be allowed: all that docs/permissions.md says of them.
+//! The permissions that agents and controllers need, as in docs/permissions.md.
 
 use std::fmt;
 
-use serde_json::{Value, json};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
 
-use super::read::told;
+use super::snapshot::{Read, Snapshot, Workload, accounts, user};
+use crate::cluster::client::call;
 
-/// Who has to be allowed something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Actor {
     Agent,
@@ -22,35 +26,110 @@ impl Actor {
     }
 }
 
-/// One thing to do.
+/// A permission that an actor needs, and whether it has it.
 #[derive(Clone, Debug)]
-pub(super) struct Attributes {
+pub(super) struct Review {
+    pub actor: Actor,
+    /// `system:serviceaccount:namespace:name`
+    pub user: String,
     pub verb: &'static str,
+    /// `nodes/status`
+    pub what: String,
+    pub allowed: Read<bool>,
+}
+
+/// Reviews the permissions of all agents and controllers.
+pub(super) async fn review_all(client: &Client, snapshot: &Snapshot) -> Vec<Review> {
+    let leases = &snapshot.lease_namespace;
+    let agents = needs(Actor::Agent, &snapshot.daemon_sets, leases);
+    let controllers = needs(Actor::Controller, &snapshot.deployments, leases);
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let mut found = Vec::new();
+    for (actor, namespace, user, permission) in [agents, controllers].concat() {
+        let groups = [
+            "system:serviceaccounts",
+            &format!("system:serviceaccounts:{namespace}"),
+            "system:authenticated",
+        ];
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.clone()),
+                groups: Some(groups.map(str::to_owned).to_vec()),
+                ..permission.spec()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let answer = call(reviews.create(&PostParams::default(), &review)).await;
+        found.push(Review {
+            actor,
+            user,
+            verb: permission.verb,
+            what: permission.to_string(),
+            allowed: answer
+                .map(|it| it.status.is_some_and(|status| status.allowed))
+                .map_err(Into::into),
+        });
+    }
+    found
+}
+
+/// What the accounts of these workloads need: actor, namespace, user and permission.
+fn needs<W: Workload>(
+    actor: Actor,
+    workloads: &Read<Vec<W>>,
+    leases: &str,
+) -> Vec<(Actor, String, String, Permission)> {
+    let mut needs = Vec::new();
+    for ((namespace, account), workload) in accounts(workloads) {
+        let user = user(&namespace, &account);
+        let wanted = wanted(actor, workload, [&namespace, leases]).into_iter();
+        needs.extend(wanted.map(|it| (actor, namespace.clone(), user.clone(), it)));
+    }
+    needs
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Permission {
+    verb: &'static str,
     /// `resource.group/subresource`, or a path.
     what: &'static str,
-    /// Empty: in all, or of no namespace.
+    /// Empty for cluster-wide permissions.
     namespace: String,
-    /// Empty: any.
+    /// Empty for any name.
     name: String,
 }
 
-impl Attributes {
-    /// As a `SubjectAccessReview` has it.
-    pub(super) fn spec(&self) -> Value {
+impl Permission {
+    fn spec(&self) -> SubjectAccessReviewSpec {
+        let some = |text: &str| Some(text.to_owned());
         if self.what.starts_with('/') {
-            return json!({"nonResourceAttributes": {"verb": self.verb, "path": self.what}});
+            return SubjectAccessReviewSpec {
+                non_resource_attributes: Some(NonResourceAttributes {
+                    verb: some(self.verb),
+                    path: some(self.what),
+                }),
+                ..SubjectAccessReviewSpec::default()
+            };
         }
         let (what, subresource) = self.what.split_once('/').unwrap_or((self.what, ""));
         let (resource, group) = what.split_once('.').unwrap_or((what, ""));
-        json!({"resourceAttributes": {
-            "verb": self.verb, "group": group, "resource": resource, "subresource": subresource,
-            "namespace": self.namespace, "name": self.name,
-        }})
+        SubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: some(self.verb),
+                group: some(group),
+                resource: some(resource),
+                subresource: some(subresource),
+                namespace: some(&self.namespace),
+                name: some(&self.name),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        }
     }
 }
 
-/// All but the verb.
-impl fmt::Display for Attributes {
+/// Everything but the verb.
+impl fmt::Display for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.what)?;
         for (sign, part) in [(" ", &self.name), (" in ", &self.namespace)] {
@@ -62,8 +141,8 @@ impl fmt::Display for Attributes {
     }
 }
 
-/// Where, verbs, what; then, where there are any, the argument without which nobody needs it (`-`: needed always), and the
-/// name of the one object (`=`: the one that the argument names).
+/// Scope, verbs, resource; optionally the argument without which it is not needed (`-`: always needed), and the name of the
+/// object (`=`: the value of the argument).
 const AGENT: &str = "\
 cluster get,list,watch,patch nodes
 cluster patch nodes/status
@@ -105,8 +184,8 @@ own get,update leases.coordination.k8s.io --lease-name= =
 leases get configmaps --report-listen= plimsoll-stop
 leases get,list,watch leases.coordination.k8s.io";
 
-/// What it has to be allowed, by what its workload is told; in its own namespace, and in that of the Leases.
-pub(super) fn wanted(actor: Actor, workload: &Value, [own, leases]: [&str; 2]) -> Vec<Attributes> {
+/// The permissions that a workload with these arguments needs, in its own namespace and in that of the Leases.
+fn wanted(actor: Actor, workload: &impl Workload, [own, leases]: [&str; 2]) -> Vec<Permission> {
     let rows = match actor {
         Actor::Agent => AGENT,
         Actor::Controller => CONTROLLER,
@@ -115,12 +194,12 @@ pub(super) fn wanted(actor: Actor, workload: &Value, [own, leases]: [&str; 2]) -
     for row in rows.lines() {
         let mut words = row.split(' ');
         let mut word = || words.next().unwrap_or_default();
-        let [place, verbs, what, argument, name] = [word(), word(), word(), word(), word()];
-        let named = told(workload, argument).first().copied();
+        let [scope, verbs, what, argument, name] = [word(), word(), word(), word(), word()];
+        let named = workload.argument(argument).first().copied();
         if argument.starts_with("--") && named.is_none() {
             continue;
         }
-        let namespace = match place {
+        let namespace = match scope {
             "cluster" => "",
             "own" => own,
             "leases" => leases,
@@ -131,7 +210,7 @@ pub(super) fn wanted(actor: Actor, workload: &Value, [own, leases]: [&str; 2]) -
         } else {
             name
         };
-        wanted.extend(verbs.split(',').map(|verb| Attributes {
+        wanted.extend(verbs.split(',').map(|verb| Permission {
             verb,
             what,
             namespace: namespace.to_owned(),
@@ -145,9 +224,12 @@ pub(super) fn wanted(actor: Actor, workload: &Value, [own, leases]: [&str; 2]) -
 mod tests {
     use std::collections::BTreeSet;
 
+    use k8s_openapi::api::apps::v1::Deployment;
+    use serde_json::json;
+
     use super::*;
 
-    /// What docs/permissions.md says that this account may do.
+    /// The permissions of this account in docs/permissions.md.
     fn documented(account: &str) -> BTreeSet<String> {
         let text = include_str!("../../../docs/permissions.md");
         let section = text.split("\n## ").find(|it| it.starts_with(account));
@@ -168,18 +250,22 @@ mod tests {
         found
     }
 
-    fn asked(actor: Actor, arguments: &[&str]) -> BTreeSet<String> {
+    fn reviewed(actor: Actor, arguments: &[&str]) -> BTreeSet<String> {
         let workload =
             json!({"spec": {"template": {"spec": {"containers": [{"args": arguments}]}}}});
+        let workload: Deployment = serde_json::from_value(workload).expect("a Deployment");
         let wanted = wanted(actor, &workload, ["plimsoll", "plimsoll-node-lease"]);
         let words = wanted.iter().map(|it| format!("{} {it}", it.verb));
         words.collect()
     }
 
     #[test]
-    fn all_that_the_chart_gives_is_asked_for_and_nothing_else() {
+    fn exactly_the_documented_permissions_are_reviewed() {
         let agent = ["agent", "--report-service=plimsoll-report"];
-        assert_eq!(asked(Actor::Agent, &agent), documented("plimsoll-agent\n"));
+        assert_eq!(
+            reviewed(Actor::Agent, &agent),
+            documented("plimsoll-agent\n")
+        );
         let controller = [
             "controller",
             "--lease-name=plimsoll-controller",
@@ -190,37 +276,38 @@ mod tests {
             "--eviction-record=plimsoll-evictions",
         ];
         let documented = documented("plimsoll-controller\n");
-        assert_eq!(asked(Actor::Controller, &controller), documented);
+        assert_eq!(reviewed(Actor::Controller, &controller), documented);
     }
 
     #[test]
-    fn what_is_not_installed_needs_nothing() {
+    fn components_that_are_not_installed_need_nothing() {
         assert!(
-            !asked(Actor::Agent, &["agent"])
+            !reviewed(Actor::Agent, &["agent"])
                 .contains("list endpointslices.discovery.k8s.io in plimsoll")
         );
-        let controller = asked(Actor::Controller, &["controller", "--lease-name=it"]);
+        let controller = reviewed(Actor::Controller, &["controller", "--lease-name=it"]);
         assert!(controller.contains("update leases.coordination.k8s.io it in plimsoll"));
         for gone in ["secrets", "tokenreviews", "pods", "configmaps"] {
-            let asks = controller.iter().any(|it| it.contains(&format!(" {gone}")));
-            assert!(!asks, "{gone}: {controller:?}");
+            let needs = controller.iter().any(|it| it.contains(&format!(" {gone}")));
+            assert!(!needs, "{gone}: {controller:?}");
         }
     }
 
     #[test]
-    fn a_review_names_group_and_subresource_and_paths_are_none_of_resources() {
-        let of = |what| Attributes {
+    fn a_review_has_group_and_subresource_or_a_path() {
+        let of = |what| Permission {
             verb: "get",
             what,
             namespace: String::new(),
             name: String::new(),
         };
-        let resource =
-            of("nodewatermarks.plimsoll.dev/status").spec()["resourceAttributes"].clone();
-        assert_eq!(resource["group"], "plimsoll.dev");
-        assert_eq!(resource["resource"], "nodewatermarks");
-        assert_eq!(resource["subresource"], "status");
-        let path = of("/openid/v1/jwks").spec();
-        assert_eq!(path["nonResourceAttributes"]["path"], "/openid/v1/jwks");
+        let resource = of("nodewatermarks.plimsoll.dev/status").spec();
+        let resource = resource.resource_attributes.expect("a resource");
+        assert_eq!(resource.group.as_deref(), Some("plimsoll.dev"));
+        assert_eq!(resource.resource.as_deref(), Some("nodewatermarks"));
+        assert_eq!(resource.subresource.as_deref(), Some("status"));
+        let path = of("/openid/v1/jwks").spec().non_resource_attributes;
+        let path = path.expect("a path").path;
+        assert_eq!(path.as_deref(), Some("/openid/v1/jwks"));
     }
 }

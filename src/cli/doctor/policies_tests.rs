@@ -1,15 +1,15 @@
 use super::*;
 
 #[test]
-fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
-    let mut seen = well();
-    assert_eq!(notes(&seen), []);
-    seen.pod_qos = of(vec![
+fn a_pod_qos_without_pods_is_a_note() {
+    let mut snapshot = well();
+    assert_eq!(notes(&snapshot), []);
+    snapshot.pod_qos = of(vec![
         policy("p", &json!({"matchedPods": 0})),
         policy("used", &json!({"matchedPods": 2})),
     ]);
-    assert_eq!(findings(&seen), []);
-    let said: Vec<String> = notes(&seen).iter().map(ToString::to_string).collect();
+    assert_eq!(findings(&snapshot), []);
+    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(
         said[0].starts_with("PodQOS p: it matches no pod\n"),
@@ -18,14 +18,14 @@ fn that_no_pod_is_there_yet_is_a_note_and_nothing_wrong() {
 }
 
 #[test]
-fn policies_that_can_do_nothing_are_told() {
+fn policies_without_effect_are_reported() {
     says(
         |it| it.node_qos = of(vec![policy("q", &json!({"matchedNodes": 0}))]),
         &["NodeQOS q", "no node"],
     );
     says(
         |it| it.actions = of(vec![policy("act", &json!({}))]),
-        &["AvoidanceAction act", "no NodeQOS names it"],
+        &["AvoidanceAction act", "no NodeQOS uses it"],
     );
     let with = |kind: &str, status: &str| {
         let condition = json!({"type": kind, "status": status, "reason": "UnknownAction", "message": "rules[0]: no such action"});
@@ -53,7 +53,7 @@ fn policies_that_can_do_nothing_are_told() {
 }
 
 #[test]
-fn edits_that_do_not_come_to_their_nodes_are_told() {
+fn edits_that_do_not_reach_their_nodes_are_reported() {
     let stuck = json!([
         {"type": "Ready", "status": "True"},
         {"type": "RolledOut", "status": "False", "reason": "NoCanary", "message": "the edit waits"},
@@ -66,22 +66,22 @@ fn edits_that_do_not_come_to_their_nodes_are_told() {
         |it| it.node_qos = of(vec![stuck]),
         &["the edit waits (NoCanary)", "as it was before"],
     );
-    let mut seen = well();
-    seen.node_qos = of(vec![goes]);
-    assert_eq!(findings(&seen), [], "it is on its way");
-    let unseen = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
+    let mut snapshot = well();
+    snapshot.node_qos = of(vec![goes]);
+    assert_eq!(findings(&snapshot), [], "it is on its way");
+    let unevaluated = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
     says(
-        |it| it.node_qos = unseen("q"),
-        &["nobody has judged it yet"],
+        |it| it.node_qos = unevaluated("q"),
+        &["the controller has not evaluated it yet"],
     );
     says(
-        |it| it.actions = unseen("act"),
-        &["nobody has judged it yet"],
+        |it| it.actions = unevaluated("act"),
+        &["the controller has not evaluated it yet"],
     );
     let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));
     edited["metadata"]["generation"] = 2.into();
     says(
         |it| it.node_qos = of(vec![edited]),
-        &["judged its last edit"],
+        &["evaluated its last edit"],
     );
 }

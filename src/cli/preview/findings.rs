@@ -1,4 +1,4 @@
-//! What is wrong with policies besides what the files alone show: with those of the cluster, and on single nodes.
+//! Findings about policies of the cluster, and findings on single nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,26 +10,26 @@ use crate::crd::{Compiled, Finding, Objects, Severity, compile};
 use crate::engine::policy::NodeFacts;
 use crate::preview::Node;
 
-/// So many nodes are named.
-const NAMED: usize = 5;
+/// Maximum number of nodes named in a finding.
+const MAX_NAMED: usize = 5;
 
-/// A finding, and where it holds.
+/// A finding, with the nodes that it applies to.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
     #[serde(flatten)]
     finding: Finding,
-    /// On these nodes; everywhere where empty.
+    /// Names; all nodes if empty.
     nodes: Vec<String>,
-    /// It is about an object of the files.
+    /// Whether it is about an object of the files.
     #[serde(skip)]
     of_files: bool,
 }
 
-/// All of them.
+/// All findings.
 pub(super) struct Findings(pub(super) Vec<Found>);
 
 impl Findings {
-    /// Without those that the files' own report tells.
+    /// Collects the findings that the report of the files does not have.
     pub(super) fn new(
         objects: &Objects,
         nodes: &[Node],
@@ -46,17 +46,17 @@ impl Findings {
             finding,
             nodes,
         };
-        let mut here: BTreeMap<&Finding, Vec<String>> = BTreeMap::new();
+        let mut by_node: BTreeMap<&Finding, Vec<String>> = BTreeMap::new();
         for (node, compiled) in nodes.iter().zip(compiled) {
             for finding in compiled
                 .findings
                 .iter()
                 .filter(|finding| !everywhere.contains(finding))
             {
-                here.entry(finding).or_default().push(node.name.clone());
+                by_node.entry(finding).or_default().push(node.name.clone());
             }
         }
-        let mut all: Vec<Found> = here
+        let mut all: Vec<Found> = by_node
             .into_iter()
             .map(|(finding, nodes)| found(finding.clone(), nodes))
             .collect();
@@ -67,7 +67,7 @@ impl Findings {
         Self(all)
     }
 
-    /// Whether there are errors: where files were given, in these.
+    /// Whether there are errors: in all findings, or only in those of files.
     pub(super) fn errors(&self, all: bool) -> bool {
         let mut found = self.0.iter().filter(|found| all || found.of_files);
         found.any(|found| found.finding.severity == Severity::Error)
@@ -91,8 +91,8 @@ impl fmt::Display for Found {
         match self.nodes.len() {
             0 => Ok(()),
             number => {
-                let named = self.nodes[..number.min(NAMED)].join(", ");
-                let more = if number > NAMED { ", ..." } else { "" };
+                let named = self.nodes[..number.min(MAX_NAMED)].join(", ");
+                let more = if number > MAX_NAMED { ", ..." } else { "" };
                 write!(f, " (on {named}{more})")
             }
         }

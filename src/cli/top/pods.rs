@@ -1,4 +1,4 @@
-//! What `plimsoll top pods` shows. Pure.
+//! The screen of `plimsoll top pods`. Pure.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use super::view::{Agent, Sort, heard, heartbeat, or_unknown, seconds, since};
+use super::view::{Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since};
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{MOST_PODS, PodUsage};
 use crate::crd::node_watermark::ThrottledStatus;
@@ -19,10 +19,10 @@ use crate::metrics_api::table;
 use crate::ordered;
 use crate::preview::Table;
 
-/// So many are named at most where something is not shown.
-const MOST_NAMED: usize = 10;
+/// Maximum number of names in a note.
+const MAX_NAMED: usize = 10;
 
-/// The pods that agents throttle, by node.
+/// Throttled pods by node.
 pub(super) type Throttled = BTreeMap<String, Vec<ThrottledStatus>>;
 
 /// One pod.
@@ -39,11 +39,11 @@ struct Row {
     cpu: Option<MilliCpu>,
     #[serde(rename = "memoryBytes")]
     memory: Option<Bytes>,
-    /// Time in which some thread waited for CPU, memory or I/O.
+    /// Percent of time in which some thread waited for CPU, memory or I/O.
     pressure: [Option<Percent>; 3],
-    /// `None`: it is not known.
+    /// `None` if unknown.
     throttled: Option<bool>,
-    /// By how much, if it is.
+    /// The throttle, if it is throttled.
     throttle: Option<ThrottledStatus>,
 }
 
@@ -64,14 +64,14 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<String> {
-        // As of a node: the last figures of a silent agent are not so any more, what it put in force is.
-        let is_heard = self.agent == Agent::Alive;
-        let cpu = self.cpu.filter(|_| is_heard);
-        let memory = self.memory.filter(|_| is_heard);
+        // Usage from an unresponsive agent is outdated, but its throttles are still in force.
+        let is_alive = self.agent == Agent::Alive;
+        let cpu = self.cpu.filter(|_| is_alive);
+        let memory = self.memory.filter(|_| is_alive);
         let unknown = || "?".to_owned();
         let pressure = self
             .pressure
-            .map(|kind| or_unknown(kind.filter(|_| is_heard)));
+            .map(|kind| or_unknown(kind.filter(|_| is_alive)));
         vec![
             self.namespace.clone(),
             self.name.clone(),
@@ -96,19 +96,19 @@ impl Row {
     }
 }
 
-/// Columns that a terminal shows only where it is wide enough, the least important first.
-const LEAST: [usize; 6] = [7, 5, 0, 4, 6, 2];
+/// Columns to hide on a narrow terminal, in this order.
+const HIDE_FIRST: [usize; 6] = [7, 5, 0, 4, 6, 2];
 
 /// The busiest pods of all nodes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
     pods: Vec<Row>,
-    /// What is not shown, and what could not be told.
+    /// What is not shown or unknown.
     notes: Vec<String>,
 }
 
 impl Screen {
-    /// In order; those of silent agents last. Without what is throttled that is not known.
+    /// Sorted rows, those of unresponsive agents last. Without `throttled`, throttling is unknown.
     pub(super) fn new(
         metrics: &[NodeMetric],
         throttled: Option<&Throttled>,
@@ -126,8 +126,8 @@ impl Screen {
         Self { pods, notes }
     }
 
-    /// With one more thing that could not be told.
-    pub(super) fn noted(mut self, note: Option<String>) -> Self {
+    /// Adds a note.
+    pub(super) fn with_note(mut self, note: Option<String>) -> Self {
         self.notes.extend(note);
         self
     }
@@ -139,7 +139,7 @@ fn rows(
     now: Timestamp,
 ) -> impl Iterator<Item = Row> {
     let (node, status) = (metric.name_any(), &metric.status);
-    let agent = heard(status).unwrap_or(Agent::None);
+    let agent = agent_state(status).unwrap_or(Agent::None);
     let age = status.timestamp.as_ref().map(|time| since(time.0, now));
     let throttled = throttled.and_then(|known| known.get(&node));
     status.top_pods.iter().map(move |pod| Row {
@@ -165,7 +165,7 @@ fn throttle<'a>(known: &'a [ThrottledStatus], pod: &PodUsage) -> Option<&'a Thro
 fn busiest_only(metrics: &[NodeMetric], shown: usize) -> String {
     let all: i64 = metrics.iter().filter_map(|it| it.status.pods).sum();
     format!(
-        "these are the busiest pods of each node that reports, at most {MOST_PODS} of each: {shown} of {all}"
+        "these are the busiest pods of each reporting node, at most {MOST_PODS} of each: {shown} of {all}"
     )
 }
 
@@ -175,7 +175,7 @@ fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
     (!nodes.is_empty()).then(|| {
         let (unknown, of) = (nodes.len(), metrics.len());
         let names = named(&nodes);
-        format!("the pods of {unknown} of {of} nodes are not known, whose agents report nothing to the controller: {names}")
+        format!("the pods of {unknown} of {of} nodes are unknown, because their agents do not report to the controller: {names}")
     })
 }
 
@@ -195,14 +195,14 @@ fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<S
 }
 
 fn named(names: &[String]) -> String {
-    let (first, rest) = names.split_at(names.len().min(MOST_NAMED));
+    let (first, rest) = names.split_at(names.len().min(MAX_NAMED));
     match rest.len() {
         0 => first.join(", "),
         rest => format!("{} +{rest}", first.join(", ")),
     }
 }
 
-/// The width of the formatter is that of the terminal, if there is one.
+/// The formatter's width is the width of the terminal, if any.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
@@ -219,10 +219,10 @@ impl fmt::Display for Screen {
         for row in &self.pods {
             table.push(row.cells());
         }
-        let left_out = f.width().map(|width| table.fit(width, &LEAST));
+        let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
         write!(f, "{table}")?;
-        if let Some(left_out) = left_out.filter(|titles| !titles.is_empty()) {
-            writeln!(f, "note: too narrow for {}", left_out.join(", "))?;
+        if let Some(hidden) = hidden.filter(|titles| !titles.is_empty()) {
+            writeln!(f, "note: too narrow for {}", hidden.join(", "))?;
         }
         self.notes
             .iter()

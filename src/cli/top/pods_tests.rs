@@ -64,16 +64,16 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_screen_shows_the_busiest_pods_what_they_are_throttled_to_and_what_it_leaves_out() {
+fn the_screen_shows_the_busiest_pods_and_notes_what_is_missing() {
     let screen = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now()).to_string();
     let lines: Vec<&str> = screen.lines().collect();
     let expected = [
         "NAMESPACE  POD  NODE  CPU  MEMORY  PSI CPU/MEM/IO  THROTTLED  MEASURED",
         "batch  sort-1  a  2000m  1024Mi  ?/?/?  -  4s",
         "shop  cart-0  a  900m  3781Mi  12.3/?/1.0  to 450m (50%)  4s",
-        "batch  gone-1  b  ?  ?  ?/?/?  idle class  SILENT for 4s",
-        "note: these are the busiest pods of each node that reports, at most 10 of each: 3 of 35",
-        "note: the pods of 1 of 3 nodes are not known, whose agents report nothing to the controller: c",
+        "batch  gone-1  b  ?  ?  ?/?/?  idle class  LAST SEEN 4s ago",
+        "note: these are the busiest pods of each reporting node, at most 10 of each: 3 of 35",
+        "note: the pods of 1 of 3 nodes are unknown, because their agents do not report to the controller: c",
         "note: throttled, but not among the busiest (1): batch/small-7 on a",
     ];
     assert_eq!(lines.len(), expected.len(), "{screen}");
@@ -83,7 +83,7 @@ fn a_screen_shows_the_busiest_pods_what_they_are_throttled_to_and_what_it_leaves
 }
 
 #[test]
-fn pods_are_ordered_as_asked_and_those_of_silent_agents_come_last() {
+fn pods_are_sorted_and_those_of_unresponsive_agents_come_last() {
     let order = |sort| -> Vec<String> {
         let screen = Screen::new(&fleet(), None, sort, now());
         screen.pods.into_iter().map(|row| row.name).collect()
@@ -95,28 +95,28 @@ fn pods_are_ordered_as_asked_and_those_of_silent_agents_come_last() {
 }
 
 #[test]
-fn json_tells_a_pod_that_is_not_throttled_from_one_of_which_that_is_not_known() {
+fn json_distinguishes_unthrottled_from_unknown() {
     let rows = |throttled: Option<&Throttled>| -> Value {
         let screen = Screen::new(&fleet(), throttled, Sort::Name, now());
         serde_json::to_value(&screen).unwrap()["pods"].clone()
     };
     let known = rows(Some(&throttled()));
-    let (free, held) = (&known[0], &known[1]);
+    let (free, limited) = (&known[0], &known[1]);
     assert_eq!(free["throttled"], json!(false));
-    assert_eq!(held["throttled"], json!(true));
-    assert_eq!(held["throttle"]["toMillicores"], 450);
-    assert_eq!(held["cpuMillicores"], 900);
-    assert_eq!(held["memoryBytes"], 3_872_032_u64 << 10);
-    assert_eq!(held["pressure"], json!([12.3, null, 1.0]));
+    assert_eq!(limited["throttled"], json!(true));
+    assert_eq!(limited["throttle"]["toMillicores"], 450);
+    assert_eq!(limited["cpuMillicores"], 900);
+    assert_eq!(limited["memoryBytes"], 3_872_032_u64 << 10);
+    assert_eq!(limited["pressure"], json!([12.3, null, 1.0]));
     assert_eq!(
-        (&held["agent"], &held["ageSeconds"]),
+        (&limited["agent"], &limited["ageSeconds"]),
         (&json!("alive"), &json!(4))
     );
     assert_eq!(rows(None)[1]["throttled"], Value::Null);
 }
 
 #[test]
-fn many_names_are_cut_and_the_rest_is_counted() {
+fn long_lists_of_names_are_truncated() {
     let names: Vec<String> = (0..12).map(|index| format!("n{index}")).collect();
     assert_eq!(named(&names), "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 +2");
     assert_eq!(named(&names[..1]), "n0");

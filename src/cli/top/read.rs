@@ -1,4 +1,4 @@
-//! What `plimsoll top` reads.
+//! Reads the data of `plimsoll top`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +23,10 @@ use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
 use crate::ordered;
 use crate::reconcilers::lease::LeaseObject;
 
-/// Asks for the rows that kubectl prints instead of the objects.
+/// Requests a Table instead of objects, as kubectl does.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
-/// A page of objects of which nothing but their names and the status is used.
+/// A page of objects with only name and status.
 #[derive(Deserialize)]
 struct Page<Status> {
     #[serde(default)]
@@ -47,17 +47,17 @@ struct Meta {
     next: Option<String>,
 }
 
-/// As far as pods are concerned.
+/// The fields of a `NodeWatermark`'s status about pods.
 #[derive(Deserialize)]
 struct WatermarkStatus {
-    /// Who wrote it.
+    /// The agent that wrote the status.
     agent: Option<Value>,
     #[serde(default)]
     throttled: Vec<ThrottledStatus>,
 }
 
 impl<Status> Page<Status> {
-    /// Its items in another form, and where the next page begins.
+    /// Converts the items, and keeps the continue token.
     fn read<T: Clone>(self, item: impl FnMut(Item<Status>) -> Option<T>) -> ObjectList<T> {
         page_of(self.items.into_iter().filter_map(item), self.metadata.next)
     }
@@ -74,23 +74,22 @@ fn page_of<T: Clone>(items: impl Iterator<Item = T>, next: Option<String>) -> Ob
     }
 }
 
-/// All objects of a kind. They are decoded from a slice, as reports are: each other way to decode their status would be
-/// in the binary too.
-async fn list<Answer: DeserializeOwned, T: Clone>(
+/// Lists all objects of a kind. Decodes from a slice, as for reports, which keeps the binary small.
+async fn list<Response: DeserializeOwned, T: Clone>(
     client: &Client,
-    ask: impl Fn(&ListParams) -> Result<Request<Vec<u8>>, request::Error>,
-    read: impl Fn(Answer) -> ObjectList<T>,
+    build: impl Fn(&ListParams) -> Result<Request<Vec<u8>>, request::Error>,
+    read: impl Fn(Response) -> ObjectList<T>,
 ) -> Result<Vec<T>, CallError> {
     let one = async |page: ListParams| {
-        let request = ask(&page).map_err(kube::Error::BuildRequest)?;
+        let request = build(&page).map_err(kube::Error::BuildRequest)?;
         let text = client.request_text(request).await?;
-        let answer = serde_json::from_slice::<Answer>(text.as_bytes());
-        answer.map(&read).map_err(kube::Error::SerdeError)
+        let response = serde_json::from_slice::<Response>(text.as_bytes());
+        response.map(&read).map_err(kube::Error::SerdeError)
     };
     all(ListParams::default(), one).await
 }
 
-/// How loaded the nodes are; an error of code 404 where that API is not served.
+/// The load of the nodes; an error with code 404 if the API is not served.
 pub(super) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, CallError> {
     let api = request::Request::new(NodeMetric::url_path(&(), None));
     let metric = |item: Item<NodeMetricStatus>| {
@@ -110,25 +109,25 @@ fn watermarks() -> request::Request {
     request::Request::new(NodeWatermark::url_path(&(), None))
 }
 
-/// What the agents have in force, by node. Where no agent has said it, there is none. The rules, which are most of a
-/// `NodeWatermark`, are not sent.
+/// What agents have in force, by node, without nodes whose agent never reported. A Table leaves out the rules, which are
+/// most of a `NodeWatermark`.
 pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce>, CallError> {
     let api = watermarks();
-    let ask = |page: &ListParams| {
+    let build = |page: &ListParams| {
         let mut request = api.list(page)?;
-        let rows_alone = format!("{}&includeObject=None", request.uri());
-        *request.uri_mut() = rows_alone
+        let rows_only = format!("{}&includeObject=None", request.uri());
+        *request.uri_mut() = rows_only
             .parse::<Uri>()
             .map_err(|error| request::Error::BuildRequest(error.into()))?;
         let table = HeaderValue::from_static(TABLE);
         request.headers_mut().insert(ACCEPT, table);
         Ok(request)
     };
-    let known = list(client, ask, |table: Value| rows(&table)).await?;
+    let known = list(client, build, |table: Value| rows(&table)).await?;
     Ok(ordered::map(known))
 }
 
-/// The rows of a Table, by the names of its columns.
+/// The rows of a Table; columns are found by name.
 fn rows(table: &Value) -> ObjectList<(String, InForce)> {
     let columns = table["columnDefinitions"].as_array();
     let column = |name: &str| columns?.iter().position(|column| column["name"] == name);
@@ -136,7 +135,7 @@ fn rows(table: &Value) -> ObjectList<(String, InForce)> {
         ["Name", "Agent", "Scheduling", "Throttled"].map(column);
     let row = |row: &Value| {
         let cell = |column: Option<usize>| row["cells"].get(column?);
-        // Without a version of an agent none has said anything yet.
+        // Without an agent version, no agent has reported yet.
         cell(agent)?.as_str()?;
         let scheduling = cell(scheduling).and_then(Value::as_str);
         let throttled = cell(throttled).and_then(Value::as_u64);
@@ -151,7 +150,7 @@ fn rows(table: &Value) -> ObjectList<(String, InForce)> {
     page_of(rows.filter_map(row), next)
 }
 
-/// The pods that agents throttle, by node. Where no agent has said which, there are none.
+/// Throttled pods, by node, without nodes whose agent never reported.
 pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
     let api = watermarks();
     let pods = |item: Item<WatermarkStatus>| {
@@ -193,7 +192,7 @@ mod tests {
     use crate::engine::policy::TaintEffect;
 
     #[test]
-    fn rows_are_read_by_the_names_of_their_columns_and_what_no_agent_said_is_not_there() {
+    fn table_columns_are_found_by_name() {
         let columns = ["Name", "Rules", "Throttled", "Scheduling", "Agent"];
         let table = json!({
             "metadata": {"continue": "here"},

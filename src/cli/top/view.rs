@@ -1,4 +1,4 @@
-//! What `plimsoll top` shows. Pure.
+//! The screen of `plimsoll top nodes`. Pure.
 
 use std::cmp::{Ordering, Reverse};
 use std::fmt;
@@ -19,54 +19,55 @@ use crate::ordered;
 use crate::preview::Table;
 use crate::reconcilers::lease::LeaseObject;
 
-/// Cells of a bar.
-const WIDTH: usize = 20;
+/// Width of a bar in cells.
+const BAR_WIDTH: usize = 20;
 
-/// By what rows are ordered.
+/// Sort orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
-    /// Name of the node; of pods, with their namespaces.
+    /// Name of the node; namespace and name of the pod
     Name,
-    /// CPU: of nodes in percent, of pods as an amount.
+    /// CPU usage, of nodes in percent
     Cpu,
-    /// Memory, likewise.
+    /// Memory usage, of nodes in percent
     Memory,
-    /// The largest of the three pressures.
+    /// The largest of the three pressures
     Pressure,
-    /// Rules over their mark; for nodes only.
+    /// Rules over their threshold; for nodes only
     Breached,
-    /// Age of the figures.
+    /// Age of the data
     Age,
 }
 
-/// Where figures are from.
+/// The source of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Source {
-    /// The aggregated API: as young as the agents' reports.
+    /// The aggregated API, as recent as the agents' reports.
     NodeMetrics,
     /// The summaries in the agents' Leases.
     Leases,
 }
 
-/// What an agent says that it has in force on its node; `None`: it does not say.
+/// What an agent has in force on its node; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct InForce {
     pub(super) scheduling: Option<Scheduling>,
-    /// Pods.
+    /// Number of pods.
     pub(super) throttled: Option<u32>,
 }
 
-/// What is known of a node's agent.
+/// The state of a node's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Agent {
-    /// It is heard.
+    /// It reports.
     Alive,
-    /// It gave its Lease back: it left for good.
+    /// It released its Lease and left for good.
     Left,
-    /// Its Lease has run out.
-    Silent,
+    /// Its Lease has expired.
+    #[serde(rename = "silent")]
+    Unresponsive,
     /// There never was one.
     None,
 }
@@ -75,7 +76,7 @@ pub(super) enum Agent {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Row {
-    /// Its name.
+    /// Name of the node.
     pub(super) node: String,
     agent: Agent,
     #[serde(rename = "ageSeconds", serialize_with = "seconds")]
@@ -93,7 +94,7 @@ pub(super) fn seconds<S: Serializer>(
 }
 
 impl Row {
-    /// By a Lease.
+    /// A row from a Lease.
     pub(super) fn of(lease: LeaseObject, now: Timestamp) -> Self {
         let node = lease.name_any();
         let (renewed, summary) = (lease.renewed(), lease.summary());
@@ -102,7 +103,7 @@ impl Row {
         let agent = match age {
             _ if !renewal.held => Agent::Left,
             Some(age) if age <= renewal.grace() => Agent::Alive,
-            _ => Agent::Silent,
+            _ => Agent::Unresponsive,
         };
         Self {
             node,
@@ -112,8 +113,8 @@ impl Row {
         }
     }
 
-    /// By what its agent measured; marks, and what only they tell, by its Lease; what is in force by the status of its
-    /// `NodeWatermark`, which is younger.
+    /// A row from a `NodeMetric`, with thresholds from the Lease, and with what is in force from the `NodeWatermark`, which
+    /// is more recent than the Lease.
     pub(super) fn measured(
         metric: &NodeMetric,
         lease: Option<LeaseObject>,
@@ -125,19 +126,19 @@ impl Row {
             None => Self::without_agent(metric.name_any()),
         };
         let status = &metric.status;
-        // Where nothing came from an agent there is its Lease, if any: it may have left.
-        let Some(agent) = heard(status) else {
+        // The agent never reported; its Lease, if any, says whether it has left.
+        let Some(agent) = agent_state(status) else {
             return by_lease;
         };
         Self {
             agent,
             age: status.timestamp.as_ref().map(|time| since(time.0, now)),
-            summary: figures(status, by_lease.summary, in_force),
+            summary: merge(status, by_lease.summary, in_force),
             node: by_lease.node,
         }
     }
 
-    /// Of a node that never had an agent.
+    /// A row of a node that never had an agent.
     pub(super) fn without_agent(node: String) -> Self {
         Self {
             node,
@@ -171,12 +172,12 @@ impl Row {
             pressure,
             ..
         } = &self.summary;
-        let heard = self.agent == Agent::Alive;
-        // What a silent agent said of the load is not so any more; what it put in force still is.
-        let current = |percent: Option<Percent>| or_unknown(percent.filter(|_| heard));
+        let is_alive = self.agent == Agent::Alive;
+        // Load from an unresponsive agent is outdated, but its limits are still in force.
+        let current = |percent: Option<Percent>| or_unknown(percent.filter(|_| is_alive));
         vec![
             self.node.clone(),
-            if heard {
+            if is_alive {
                 bar(*cpu, *cpu_mark)
             } else {
                 String::new()
@@ -184,7 +185,7 @@ impl Row {
             current(*cpu),
             current(*memory),
             pressure.map(current).join("/"),
-            if heard {
+            if is_alive {
                 self.breached()
             } else {
                 "?".to_owned()
@@ -235,7 +236,7 @@ impl Row {
     }
 }
 
-/// How old the figures are, or that they are old.
+/// The age of the data, or the state of an agent that does not report.
 pub(super) fn heartbeat(agent: Agent, age: Option<Duration>) -> String {
     let seconds = |age: Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
     let age = age.map(seconds);
@@ -243,51 +244,51 @@ pub(super) fn heartbeat(agent: Agent, age: Option<Duration>) -> String {
     match agent {
         Agent::Alive => age,
         Agent::Left => format!("left {age} ago"),
-        Agent::Silent => format!("SILENT for {age}"),
+        Agent::Unresponsive => format!("LAST SEEN {age} ago"),
         Agent::None => "no agent".to_owned(),
     }
 }
 
-/// The time since then; none where the clock of the node is ahead.
+/// The elapsed time; zero if the node's clock is ahead.
 pub(super) fn since(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
-/// Whether the agent is; `None`: nothing has come from it.
-pub(super) fn heard(status: &NodeMetricStatus) -> Option<Agent> {
+/// The state of a node's agent; `None` if it never reported.
+pub(super) fn agent_state(status: &NodeMetricStatus) -> Option<Agent> {
     let mut conditions = status.conditions.iter();
     let healthy = conditions.find(|condition| condition.type_ == HEALTHY)?;
     match healthy.status.as_str() {
         "True" => Some(Agent::Alive),
-        "False" => Some(Agent::Silent),
+        "False" => Some(Agent::Unresponsive),
         _ => None,
     }
 }
 
-/// What was measured, with what only the Lease says.
-fn figures(status: &NodeMetricStatus, said: Summary, in_force: Option<InForce>) -> Summary {
+/// Merges a `NodeMetric` with the summary of a Lease.
+fn merge(status: &NodeMetricStatus, lease: Summary, in_force: Option<InForce>) -> Summary {
     let [cpu, memory] = table::used_percent(status).map(|percent| percent.and_then(Percent::of));
-    // An agent that does not report directly says it in its Lease alone.
+    // An agent without direct reports has pressure only in its Lease.
     let pressure = match status.pods {
         Some(_) => pressure(&status.pressure),
-        None => said.pressure,
+        None => lease.pressure,
     };
     let count = |number: i64| u32::try_from(number).ok();
     let names = status.breached.iter().map(|id| RuleId::from(id.as_str()));
     let (rules, breached, breached_rules) = match status.rules {
         Some(rules) => (count(rules.total), count(rules.breached), names.collect()),
-        None => (said.rules, said.breached, said.breached_rules),
+        None => (lease.rules, lease.breached, lease.breached_rules),
     };
     let InForce {
         scheduling,
         throttled,
     } = in_force.unwrap_or(InForce {
-        scheduling: said.scheduling,
-        throttled: said.throttled,
+        scheduling: lease.scheduling,
+        throttled: lease.throttled,
     });
     let version = status.agent.as_ref().map(|agent| agent.version.clone());
     Summary {
-        version: version.or(said.version),
+        version: version.or(lease.version),
         cpu,
         memory,
         pressure,
@@ -296,7 +297,7 @@ fn figures(status: &NodeMetricStatus, said: Summary, in_force: Option<InForce>) 
         breached_rules,
         throttled,
         scheduling,
-        ..said
+        ..lease
     }
 }
 
@@ -309,43 +310,43 @@ pub(super) fn or_unknown(percent: Option<Percent>) -> String {
     percent.map_or_else(|| "?".to_owned(), |percent| percent.to_string())
 }
 
-/// `███████████████|····`: filled as far as the node is, with its mark.
-fn bar(percent: Option<Percent>, mark: Option<Percent>) -> String {
+/// `███████████████|····`: filled up to the usage, with the threshold.
+fn bar(percent: Option<Percent>, threshold: Option<Percent>) -> String {
     let Some(percent) = percent else {
         return String::new();
     };
     let cell = |percent: Percent| cells(percent.value());
-    let mark = mark.map(|mark| cell(mark).min(WIDTH - 1));
+    let threshold = threshold.map(|threshold| cell(threshold).min(BAR_WIDTH - 1));
     let letter = |at| match at {
-        at if Some(at) == mark => '|',
+        at if Some(at) == threshold => '|',
         at if at < cell(percent) => '█',
         _ => '·',
     };
-    (0..WIDTH).map(letter).collect()
+    (0..BAR_WIDTH).map(letter).collect()
 }
 
-/// Whole cells of a bar, to the nearest.
+/// Filled cells of a bar, rounded.
 fn cells(percent: f64) -> usize {
-    let cell = 100.0 / WIDTH as f64;
-    (1..=WIDTH)
+    let cell = 100.0 / BAR_WIDTH as f64;
+    (1..=BAR_WIDTH)
         .take_while(|at| *at as f64 * cell - cell / 2.0 <= percent)
         .count()
 }
 
-/// Columns that a terminal shows only where it is wide enough, the least important first.
-const LEAST: [usize; 5] = [4, 7, 1, 3, 6];
+/// Columns to hide on a narrow terminal, in this order.
+const HIDE_FIRST: [usize; 5] = [4, 7, 1, 3, 6];
 
-/// All of it.
+/// The rows, with their source and notes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
     source: Source,
     nodes: Vec<Row>,
-    /// What could not be told.
+    /// What is unknown.
     notes: Vec<String>,
 }
 
 impl Screen {
-    /// In order; silent agents last.
+    /// Sorted rows, unresponsive agents last.
     pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
         ordered::sort_by(&mut rows, |a, b| a.compare(b, sort));
         Self {
@@ -361,12 +362,12 @@ impl Screen {
     }
 }
 
-/// The width of the formatter is that of the terminal, if there is one.
+/// The formatter's width is the width of the terminal, if any.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = [
             "NODE",
-            "CPU (| MARK)",
+            "CPU (| THRESHOLD)",
             "CPU%",
             "MEM%",
             "PSI CPU/MEM/IO",
@@ -381,16 +382,17 @@ impl fmt::Display for Screen {
         for row in &self.nodes {
             table.push(row.cells());
         }
-        let left_out = f.width().map(|width| table.fit(width, &LEAST));
+        let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
         write!(f, "{table}")?;
-        if let Some(left_out) = left_out.filter(|titles| !titles.is_empty()) {
-            writeln!(f, "note: too narrow for {}", left_out.join(", "))?;
+        if let Some(hidden) = hidden.filter(|titles| !titles.is_empty()) {
+            writeln!(f, "note: too narrow for {}", hidden.join(", "))?;
         }
-        let silent = self.of(Agent::Silent);
-        if !silent.is_empty() {
+        let unresponsive = self.of(Agent::Unresponsive);
+        if !unresponsive.is_empty() {
             let of = self.nodes.len();
-            let names = silent.join(", ");
-            writeln!(f, "\n{} of {of} agents are silent: {names}", silent.len())?;
+            let names = unresponsive.join(", ");
+            let number = unresponsive.len();
+            writeln!(f, "\n{number} of {of} agents do not respond: {names}")?;
         }
         self.notes
             .iter()

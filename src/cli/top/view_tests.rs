@@ -40,7 +40,7 @@ fn fleet() -> Vec<Row> {
 }
 
 #[test]
-fn a_screen_shows_load_against_the_mark_and_silent_agents_last_and_named() {
+fn the_screen_shows_thresholds_and_unresponsive_agents_last() {
     let screen = Screen::new(
         Source::Leases,
         fleet(),
@@ -48,14 +48,14 @@ fn a_screen_shows_load_against_the_mark_and_silent_agents_last_and_named() {
         vec!["something".to_owned()],
     );
     let expected = "\
-NODE  CPU (| MARK)          CPU%  MEM%  PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
+NODE  CPU (| THRESHOLD)          CPU%  MEM%  PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
 hot   ███████████████|██··  91.0  40.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
 calm  ██··················  10.0  62.5  0.0/0.0/0.0     -               -                        4s
 new                            ?     ?  ?/?/?           ?               ?                        1s
-dead                           ?     ?  ?/?/?           ?               NoSchedule, 2 throttled  SILENT for 3m12s
+dead                           ?     ?  ?/?/?           ?               NoSchedule, 2 throttled  LAST SEEN 3m12s ago
 bare                           ?     ?  ?/?/?           ?               ?                        no agent
 
-1 of 5 agents are silent: dead
+1 of 5 agents do not respond: dead
 note: something
 ";
     let squeeze = |text: &str| -> Vec<Vec<String>> {
@@ -75,13 +75,13 @@ note: something
 }
 
 #[test]
-fn a_narrow_terminal_shows_every_node_by_fewer_columns() {
+fn a_narrow_terminal_hides_columns_not_nodes() {
     let screen = Screen::new(Source::Leases, fleet(), Sort::Cpu, Vec::new());
     for (width, left_out) in [
         (80, "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT"),
         (
             40,
-            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, CPU (| MARK), MEM%, IN FORCE",
+            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, CPU (| THRESHOLD), MEM%, IN FORCE",
         ),
     ] {
         let text = format!("{screen:width$}");
@@ -97,7 +97,7 @@ fn a_narrow_terminal_shows_every_node_by_fewer_columns() {
 }
 
 #[test]
-fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
+fn rows_are_sorted_with_unknown_values_last() {
     let order = |sort| -> Vec<String> {
         let screen = Screen::new(Source::Leases, fleet(), sort, Vec::new());
         screen.nodes.into_iter().map(|row| row.node).collect()
@@ -117,9 +117,9 @@ fn rows_are_ordered_as_asked_and_what_is_not_known_comes_after_what_is() {
 }
 
 #[test]
-fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_not() {
+fn an_agent_is_unresponsive_ten_seconds_after_its_lease_expired() {
     assert_eq!(row("a", 50, "").agent, Agent::Alive);
-    assert_eq!(row("a", 51, "").agent, Agent::Silent);
+    assert_eq!(row("a", 51, "").agent, Agent::Unresponsive);
     let left = row_of(None, "a", 600, "cpu=1 throttled=1");
     assert_eq!(left.agent, Agent::Left);
     assert_eq!(heartbeat(left.agent, left.age), "left 10m ago");
@@ -127,7 +127,7 @@ fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_one_that_left_is_n
 }
 
 #[test]
-fn a_node_whose_clock_is_ahead_has_just_been_heard() {
+fn a_node_whose_clock_is_ahead_has_age_zero() {
     let ahead = row("a", -3600, "");
     assert_eq!(
         (ahead.agent, heartbeat(ahead.agent, ahead.age).as_str()),
@@ -136,20 +136,20 @@ fn a_node_whose_clock_is_ahead_has_just_been_heard() {
 }
 
 #[test]
-fn a_lease_that_says_nothing_sensible_is_shown_as_silent() {
+fn an_invalid_lease_is_shown_as_unresponsive() {
     let lease = json!({
         "metadata": {"name": "odd"}, "spec": {"holderIdentity": "odd", "leaseDurationSeconds": -1},
     });
     let row = Row::of(serde_json::from_value(lease).unwrap(), now());
     assert_eq!(
         (row.agent, heartbeat(row.agent, row.age).as_str()),
-        (Agent::Silent, "SILENT for ?")
+        (Agent::Unresponsive, "LAST SEEN ? ago")
     );
 }
 
 #[test]
-fn bars_are_filled_to_the_nearest_cell_and_a_mark_is_always_seen() {
-    let bar = |percent, mark| bar(Percent::of(percent), Percent::of(mark));
+fn bars_are_rounded_and_always_show_the_threshold() {
+    let bar = |percent, threshold| bar(Percent::of(percent), Percent::of(threshold));
     assert_eq!(bar(0.0, 100.0), "···················|");
     assert_eq!(bar(100.0, 0.0), "|███████████████████");
     assert_eq!(bar(52.4, f64::NAN), "██████████··········");
@@ -158,7 +158,7 @@ fn bars_are_filled_to_the_nearest_cell_and_a_mark_is_always_seen() {
 }
 
 #[test]
-fn json_has_every_figure_and_null_for_what_is_not_known() {
+fn json_has_every_value_and_null_for_unknown() {
     let screen = Screen::new(Source::Leases, fleet(), Sort::Name, Vec::new());
     let json: Value = serde_json::to_value(&screen).unwrap();
     let hot = &json["nodes"][1];
@@ -220,7 +220,7 @@ const CLOSED: InForce = InForce {
 };
 
 #[test]
-fn what_was_measured_is_shown_rather_than_what_the_lease_said_a_minute_ago() {
+fn node_metrics_are_preferred_to_the_lease() {
     let lease = lease_of(Some("n"), 55);
     let metric = metric("True", &reported());
     let row = Row::measured(&metric, Some(lease), Some(CLOSED), now());
@@ -246,18 +246,18 @@ fn what_was_measured_is_shown_rather_than_what_the_lease_said_a_minute_ago() {
 }
 
 #[test]
-fn what_neither_report_nor_watermark_say_comes_from_the_lease() {
+fn missing_values_come_from_the_lease() {
     let metric = metric("True", &json!({"usage": {"node": {"cpu": "800m"}}}));
     let row = Row::measured(&metric, Some(lease_of(Some("n"), 3)), None, now());
     let cells = row.cells();
     assert_eq!(cells[2..], ["10.0", "?", "9.0/9.0/9.0", "-", "-", "3s"]);
-    // Without a Lease it is not known.
+    // Without a Lease they are unknown.
     let row = Row::measured(&metric, None, None, now());
     assert_eq!(row.cells()[2..], ["10.0", "?", "?/?/?", "?", "?", "3s"]);
 }
 
 #[test]
-fn an_agent_that_the_controller_misses_is_silent_however_long_its_lease_holds() {
+fn an_unhealthy_agent_is_unresponsive_even_with_a_valid_lease() {
     let metric = metric("False", &reported());
     let row = Row::measured(&metric, Some(lease_of(Some("n"), 55)), Some(CLOSED), now());
     let expected = [
@@ -266,16 +266,16 @@ fn an_agent_that_the_controller_misses_is_silent_however_long_its_lease_holds() 
         "?/?/?",
         "?",
         "NoSchedule, 1 throttled",
-        "SILENT for 3s",
+        "LAST SEEN 3s ago",
     ];
     assert_eq!(row.cells()[2..], expected);
 }
 
 #[test]
-fn where_nothing_came_from_an_agent_its_lease_tells_why() {
+fn without_reports_the_lease_gives_the_state_of_the_agent() {
     let metric = metric("Unknown", &json!({}));
-    let seen = |lease| Row::measured(&metric, lease, None, now()).cells()[7].clone();
-    assert_eq!(seen(None), "no agent");
-    assert_eq!(seen(Some(lease_of(None, 600))), "left 10m ago");
-    assert_eq!(seen(Some(lease_of(Some("n"), 600))), "SILENT for 10m");
+    let cell = |lease| Row::measured(&metric, lease, None, now()).cells()[7].clone();
+    assert_eq!(cell(None), "no agent");
+    assert_eq!(cell(Some(lease_of(None, 600))), "left 10m ago");
+    assert_eq!(cell(Some(lease_of(Some("n"), 600))), "LAST SEEN 10m ago");
 }

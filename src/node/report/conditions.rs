@@ -33,7 +33,7 @@ pub struct Health {
 pub struct Evaluated {
     rules: usize,
     /// Each with the reason.
-    not_evaluated: Vec<String>,
+    unknown: Vec<String>,
     /// All reasons are transient, as after a start.
     transient: bool,
 }
@@ -48,15 +48,15 @@ impl Evaluated {
         };
         Self {
             rules: reports.len(),
-            not_evaluated: unknown().map(words).collect(),
+            unknown: unknown().map(words).collect(),
             transient: unknown().all(|(_, why)| is_transient(&why)),
         }
     }
 
     /// Status, reason and message of `Ready`.
     fn condition(&self) -> (bool, &'static str, String) {
-        let (rules, not_evaluated) = (self.rules, self.not_evaluated.len());
-        let named = self.not_evaluated.join(", ");
+        let (rules, not_evaluated) = (self.rules, self.unknown.len());
+        let named = self.unknown.join(", ");
         let message = match (rules, not_evaluated) {
             (0, _) => "this node has no rules".to_owned(),
             (_, 0) => "all rules are evaluated".to_owned(),

@@ -14,7 +14,7 @@ use plimsoll::demo::view::View;
 use plimsoll::standalone::wake::Wake;
 use serde_json::Value;
 
-use crate::support::{
+use super::support::{
     RunningDemo, cgroups_of, demo, leftovers_of, processes_of, serialize, wait_until,
     writable_cgroups,
 };

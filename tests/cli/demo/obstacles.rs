@@ -5,7 +5,7 @@ use std::process::Command;
 
 use nix::unistd::geteuid;
 
-use crate::support::{RunningDemo, demo, serialize};
+use super::support::{RunningDemo, demo, serialize};
 
 const NOBODY: u32 = 65534;
 

@@ -38,7 +38,7 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 	}
 	shown, read := tryKubectl("", "get", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=wait", "-o", "jsonpath={.items[*].status.containerStatuses[*].state.terminated.message}")
 	for _, node := range nodes {
-		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no folder /sys/fs/cgroup/%[3]s) on %[2]s\n"+
+		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
 			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])
 		if !strings.Contains(err.Error(), reason) {
 			t.Errorf("Helm does not say %q, but %v", reason, err)
@@ -69,7 +69,7 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 			return fmt.Errorf("it says %s", said)
 		}
 		for _, node := range nodes {
-			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no folder /sys/fs/cgroup/%[3]s) on %[2]s\n"+
+			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
 				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])) {
 				return fmt.Errorf("nothing of %s: %w", node, err)
 			}

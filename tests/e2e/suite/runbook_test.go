@@ -91,7 +91,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 		tryKubectl("", "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop-")
 	})
 	all := fmt.Sprintf("%[1]d of %[1]d nodes ", len(nodes))
-	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have released everything") || !strings.Contains(out, all+"go on") {
+	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have released everything") || !strings.Contains(out, all+"have resumed") {
 		t.Errorf("it says %s", out)
 	}
 	stop.AllRun()

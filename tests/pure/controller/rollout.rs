@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::world_support::{Cluster, breached, node_qos, ready};
 use plimsoll::crd::Kind;
 use serde_json::{Value, json};
-use crate::world_support::{Cluster, breached, node_qos, ready};
 
 #[test]
 fn a_stricter_edit_goes_to_its_canaries_and_a_minute_later_to_the_others_at_the_given_rate() {

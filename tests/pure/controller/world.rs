@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::world_support::{Cluster, breached, node_qos, node_seen, ready, seen, world};
 use plimsoll::crd::Kind;
 use plimsoll::crd::eviction::Objection;
 use plimsoll::engine::policy::{NodeFacts, RuleId};
@@ -9,7 +10,6 @@ use plimsoll::evictions::{Denial, Permit, RuleQuery};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use crate::world_support::{Cluster, breached, node_qos, node_seen, ready, seen, world};
 
 #[derive(Clone, Debug)]
 enum Edit {

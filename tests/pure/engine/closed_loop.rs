@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
+use crate::simulation::{Simulation, Worker};
 use plimsoll::engine::plan::{Change, RuleState};
 use plimsoll::engine::policy::{Action, Rule};
 use proptest::prelude::*;
-use crate::simulation::{Simulation, Worker};
 
 /// Of the rules in these tests, in seconds.
 const PERIOD: u64 = 10;

@@ -500,7 +500,10 @@ fn victims_are_ranked_by_the_resource_of_the_metric() {
     node.at_memory(12 * GIB);
     assert_eq!(names(&node), "memory");
     let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, eviction_action(1))];
-    let mut node = Node::with(Arc::new(crate::engine_support::scenario::policy_set(rules)), pods);
+    let mut node = Node::with(
+        Arc::new(crate::engine_support::scenario::policy_set(rules)),
+        pods,
+    );
     node.at(5000);
     node.at(5000);
     assert_eq!(names(&node), "cpu");

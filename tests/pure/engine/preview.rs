@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::engine_support::scenario::{Fault, PeriodInput, input, loads, policy_set, rules, run_period};
+use crate::engine_support::scenario::{
+    Fault, PeriodInput, input, loads, policy_set, rules, run_period,
+};
 use crate::engine_support::{
     GIB, Load, Node, PERIOD, eviction_action, idle_action, policy, rule, throttling,
 };

@@ -1,4 +1,4 @@
-//! The engine is pure: it does not use I/O, clocks, threads or other modules of the crate.
+//! The engine is pure: it uses no I/O, clock, thread, randomness or other crate layer.
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,8 @@ const FORBIDDEN: [&str; 12] = [
     "crate::crd",
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             sources(&path, found);
@@ -29,10 +29,10 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn the_engine_uses_no_io_and_no_other_modules() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
+fn the_engine_has_no_side_effects() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
     let mut files = Vec::new();
-    sources(&folder, &mut files);
+    sources(&dir, &mut files);
     assert!(files.len() > 20, "the engine's files were not found");
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -48,7 +48,11 @@ fn the_engine_uses_no_io_and_no_other_modules() {
                 );
             }
             let ours = line.contains("use crate::") && !line.contains("crate::engine");
-            assert!(!ours, "{} imports from outside: {line}", file.display());
+            assert!(
+                !ours,
+                "{} imports from another layer: {line}",
+                file.display()
+            );
         }
     }
 }

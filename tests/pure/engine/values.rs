@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine_support::{CPUS, GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, rule};
+use crate::engine_support::{
+    CPUS, GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, rule,
+};
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, RuleState, Unknown};
@@ -628,7 +630,12 @@ fn protected_metrics_only_count_protected_pods() {
             load.pod.protected = true;
         }
         loads.push(Load::new("victim", 100));
-        let rule = rule("n/rule", metric, 90.0, crate::engine_support::throttling(10, 10));
+        let rule = rule(
+            "n/rule",
+            metric,
+            90.0,
+            crate::engine_support::throttling(10, 10),
+        );
         let mut node = Node::new(vec![rule], loads);
         for round in 0..2_u64 {
             node.advance(PERIOD);

@@ -77,7 +77,7 @@ impl Node {
     pub fn burn_in(&mut self, pod: &Value) -> String {
         let uid = self.pod(pod);
         let cgroup = self.machine.cgroup(&cgroup(&uid));
-        self.machine.burn(&cgroup, "burn");
+        self.machine.burn(&cgroup);
         uid
     }
 

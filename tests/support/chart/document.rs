@@ -1,11 +1,11 @@
-//! What the chart permits, as a document.
+//! Generates docs/permissions.md from the rendered chart.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::{Permission, VERBS, objects, permissions, text, texts};
 
-/// What admission policies hold writes to: the policy, whose writes, and of what.
+/// The chart's admission policies: name, restricted account, resources.
 pub fn policies(rendered: &str) -> Vec<(String, String, String)> {
     let objects = objects(rendered);
     let policies = objects
@@ -17,7 +17,7 @@ pub fn policies(rendered: &str) -> Vec<(String, String, String)> {
             let account = condition.strip_prefix("request.userInfo.username == ");
             let account = account.and_then(|user| user.rsplit(':').next());
             let account = account.map_or_else(
-                || "everyone's but kubelets'".to_owned(),
+                || "everyone except kubelets".to_owned(),
                 |account| format!("`{}`", account.trim_end_matches('\'')),
             );
             let rules = &policy["spec"]["matchConstraints"]["resourceRules"];
@@ -34,27 +34,27 @@ pub fn policies(rendered: &str) -> Vec<(String, String, String)> {
 }
 
 const INTRODUCTION: &str = "\
-# Who may do what
+# Permissions
 
-Written from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` gives, and why.
-Whatever is not here is refused: `tests/api_permissions.rs` tries all of it on a real API server. Whatever is here is used: `make e2e-long` fails where
-the audit log of its cluster lacks one.
-`plimsoll-test` and `plimsoll-uninstall` are there only while `helm test` and `helm uninstall` run; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
+Generated from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` grants, and why.
+Anything else is denied: `tests/api_permissions.rs` verifies that on a real API server. Every permission is used: `make e2e-long` fails if one does not
+appear in the audit log of its cluster.
+`plimsoll-test` and `plimsoll-uninstall` exist only during `helm test` and `helm uninstall`; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
 reads nodes, pods, events, DaemonSets and the namespace.
-[security.md](security.md) says what follows from it.
+[security.md](security.md) explains the consequences.
 ";
 
 const ADMISSION: &str = "
-## Held to less by admission policies
-Roles know no \"its own node\". A ValidatingAdmissionPolicy refuses what goes beyond what stands above, to this account alone, and
-refuses too when it can't be evaluated. Tokens of the two accounts it refuses to everyone but kubelets, who may create them for pods of their
-node, and those whom the chart's `tokens.creators` names: of Secrets only those that Kubernetes fills with such a token.
+## Further restrictions by admission policies
+RBAC cannot express \"only its own node\". ValidatingAdmissionPolicies restrict these accounts further, and fail closed. One of them lets only
+kubelets (for pods of their node) and the users in the chart's `tokens.creators` create tokens of the two accounts; of Secrets it restricts only
+those that Kubernetes fills with such a token.
 
-| policy | whose writes | of |
+| policy | restricted account | resources |
 |---|---|---|
 ";
 
-/// The matrix as a document.
+/// The text of docs/permissions.md.
 pub fn document(rendered: &str) -> String {
     let mut by_actor: BTreeMap<String, Vec<Permission>> = BTreeMap::new();
     for permission in permissions(rendered) {
@@ -64,9 +64,8 @@ pub fn document(rendered: &str) -> String {
     let mut document = INTRODUCTION.to_owned();
     for (actor, mut permissions) in by_actor {
         permissions.sort_by_key(|it| {
-            let place = it.namespace.clone();
             (
-                place,
+                it.namespace.clone(),
                 it.group.clone(),
                 it.resource.clone(),
                 it.names.clone(),
@@ -107,7 +106,7 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
         };
         let quoted: Vec<_> = it.names.iter().map(|name| format!(" `{name}`")).collect();
         let only = quoted.join(",");
-        let marks: String = verbs
+        let cells: String = verbs
             .iter()
             .map(|verb| {
                 if it.verbs.iter().any(|v| v == *verb) {
@@ -118,7 +117,7 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
             })
             .collect();
         let why = &it.why;
-        writeln!(section, "| {place} | {what}{only} |{marks} {why} |").unwrap();
+        writeln!(section, "| {place} | {what}{only} |{cells} {why} |").unwrap();
     }
     section
 }

@@ -1,4 +1,4 @@
-//! The chart as Helm renders it, and what it permits whom.
+//! Renders the Helm chart, and reads the permissions that it grants.
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// The verbs of the Kubernetes API that have an HTTP request of their own.
+/// The verbs of the Kubernetes API that are HTTP requests.
 pub const VERBS: [&str; 8] = [
     "get",
     "list",
@@ -25,7 +25,7 @@ pub const VERBS: [&str; 8] = [
     "deletecollection",
 ];
 
-/// Where Plimsoll is installed, and its agents' Leases are.
+/// The namespace of the installation.
 pub const NAMESPACE: &str = "plimsoll";
 
 /// A file of the repository.
@@ -33,12 +33,12 @@ pub fn file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The chart with its default values in a namespace, as YAML.
+/// The chart with default values, as YAML.
 pub fn rendered(helm: &Path, namespace: &str) -> String {
     rendered_from(helm, namespace, &file(CHART), &[])
 }
 
-/// The same by more arguments of `helm template`: values, or which templates alone.
+/// The chart, with more arguments for `helm template`.
 pub fn rendered_with(helm: &Path, namespace: &str, args: &[&str]) -> String {
     rendered_from(helm, namespace, &file(CHART), args)
 }
@@ -58,11 +58,11 @@ fn rendered_from(helm: &Path, namespace: &str, chart: &Path, args: &[&str]) -> S
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The same with what is there only while `helm test` or `helm uninstall` runs. The chart leaves that out where no cluster
-/// is asked, so a copy of it is rendered that does not look whether one is.
+/// The chart with the objects of `helm test` and `helm uninstall`. The chart omits them without a cluster, so a copy without
+/// that condition is rendered.
 pub fn rendered_with_hooks(helm: &Path, namespace: &str) -> String {
     let copy = tempfile::tempdir().unwrap();
-    copy_folder(&file(CHART), copy.path());
+    copy_dir(&file(CHART), copy.path());
     for name in ["test", "uninstall"] {
         let path = copy.path().join(format!("templates/{name}.yaml"));
         let text = std::fs::read_to_string(&path).unwrap();
@@ -73,12 +73,12 @@ pub fn rendered_with_hooks(helm: &Path, namespace: &str) -> String {
     rendered_from(helm, namespace, copy.path(), &[])
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let target = to.join(entry.file_name());
         if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &target);
+            copy_dir(&entry.path(), &target);
         } else {
             std::fs::copy(entry.path(), target).unwrap();
         }
@@ -95,17 +95,17 @@ pub fn objects(rendered: &str) -> Vec<(Value, &str)> {
         .collect()
 }
 
-/// Verbs on one resource in one place, for one actor.
+/// Verbs on one resource, for one actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// The name of a `ServiceAccount`, or the words for whoever has it.
+    /// Name of a `ServiceAccount`, or a description of the users.
     pub actor: String,
-    /// `None`: in the whole cluster.
+    /// `None` for the whole cluster.
     pub namespace: Option<String>,
     pub group: String,
-    /// With its subresource, or a path that is no resource's.
+    /// Resource with its subresource, or a non-resource URL.
     pub resource: String,
-    /// Empty: of any name.
+    /// Empty for any name.
     pub names: Vec<String>,
     pub verbs: Vec<String>,
     pub why: String,
@@ -122,7 +122,7 @@ impl Permission {
     }
 }
 
-/// What somebody asks for.
+/// A request, for authorization.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     pub namespace: &'a str,
@@ -140,7 +140,7 @@ fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().map(text).collect()
 }
 
-/// The comments above the rules of a role, or else above the role: their reasons.
+/// The reason of each rule: the comment above it, else the one above the role.
 fn reasons(role: &str) -> Vec<String> {
     let head = role.lines().take_while(|line| line.starts_with('#'));
     let head = head.filter_map(|line| line.strip_prefix("# "));
@@ -161,7 +161,7 @@ fn reasons(role: &str) -> Vec<String> {
     reasons
 }
 
-/// Who is bound to a role of this kind and name, with the namespace in which the role is theirs.
+/// The subjects bound to a role, with the namespace of the binding.
 fn bound<'a>(
     objects: &'a [(Value, &str)],
     kind: &'a str,
@@ -172,9 +172,9 @@ fn bound<'a>(
         .filter(move |it| it["roleRef"]["kind"] == kind && it["roleRef"]["name"] == name)
         .filter(move |it| it["kind"] == format!("{kind}Binding"));
     bindings.flat_map(|binding| {
-        let place = binding["metadata"]["namespace"].as_str().map(str::to_owned);
+        let namespace = binding["metadata"]["namespace"].as_str().map(str::to_owned);
         let subjects = binding["subjects"].as_array().into_iter().flatten();
-        subjects.map(move |subject| (text(&subject["name"]), place.clone()))
+        subjects.map(move |subject| (text(&subject["name"]), namespace.clone()))
     })
 }
 
@@ -188,21 +188,23 @@ pub fn permissions(rendered: &str) -> Vec<Permission> {
             continue;
         }
         let name = text(&role["metadata"]["name"]);
-        let place = &role["metadata"]["namespace"];
+        let namespace_of = &role["metadata"]["namespace"];
         let mut actors: Vec<_> = bound(&objects, &kind, &name)
-            .filter(|(_, namespace)| place.is_null() || namespace.as_deref() == place.as_str())
+            .filter(|(_, namespace)| {
+                namespace_of.is_null() || namespace.as_deref() == namespace_of.as_str()
+            })
             .collect();
         if role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true" {
-            actors.push(("whoever has the role view, edit or admin".to_owned(), None));
+            actors.push(("users with the role view, edit or admin".to_owned(), None));
         }
-        assert!(!actors.is_empty(), "nobody is bound to {kind} {name}");
+        assert!(!actors.is_empty(), "no subject is bound to {kind} {name}");
         let rules = role["rules"].as_array().unwrap();
         let reasons = reasons(text_of);
         assert_eq!(reasons.len(), rules.len(), "{text_of}");
         for (rule, why) in rules.iter().zip(reasons) {
             assert!(
                 !why.is_empty(),
-                "say why above the rule of {kind} {name}: {rule}"
+                "add a comment with the reason above the rule of {kind} {name}: {rule}"
             );
             for (actor, namespace) in &actors {
                 found.extend(granted(rule, actor, namespace.as_deref(), &why));
@@ -233,7 +235,7 @@ fn granted(rule: &Value, actor: &str, namespace: Option<&str>, why: &str) -> Vec
     resources.chain(paths).map(permission).collect()
 }
 
-/// An object that is used to ask an API server whether something is allowed.
+/// A `SelfSubjectAccessReview`.
 pub fn access_review(asked: &Asked<'_>) -> Value {
     let (resource, subresource) = asked
         .resource

@@ -109,26 +109,26 @@ impl Machine {
     /// Creates a pod with a process that burns CPU.
     pub fn burning_pod(&mut self, name: &str) {
         let cgroup = self.cgroup(name);
-        self.burn(&cgroup, "burn");
+        self.burn(&cgroup);
         self.write(&format!("pods/{name}.yaml"), &pod(name, &cgroup));
     }
 
     /// Starts a helper test of this binary in `cgroup`.
-    pub fn burn(&mut self, cgroup: &str, helper: &str) -> Pid {
+    pub fn burn(&mut self, cgroup: &str) -> Pid {
         let test = std::env::current_exe().unwrap();
         self.spawn(
             cgroup,
-            Command::new(test).args([helper, "--exact", "--ignored", "--nocapture"]),
+            Command::new(test).args([BURNER, "--exact", "--ignored", "--nocapture"]),
         )
     }
 
     /// As [`Self::burn`], but the process ignores SIGTERM.
-    pub fn burn_ignoring_sigterm(&mut self, cgroup: &str, helper: &str) -> Pid {
+    pub fn burn_ignoring_sigterm(&mut self, cgroup: &str) -> Pid {
         let mut shell = Command::new("sh");
         shell
             .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
             .arg(std::env::current_exe().unwrap())
-            .args([helper, "--exact", "--ignored", "--nocapture"]);
+            .args([BURNER, "--exact", "--ignored", "--nocapture"]);
         self.spawn(cgroup, &mut shell)
     }
 
@@ -386,6 +386,15 @@ impl Drop for Daemon {
     }
 }
 
+/// The test that [`Machine::burn`] starts as a process.
+const BURNER: &str = "run_support::burn_cpu";
+
+#[test]
+#[ignore = "started by other tests as a process: burns a CPU until it is killed"]
+fn burn_cpu() {
+    burn();
+}
+
 /// A helper: burns a CPU until it is killed, at the latest after a while.
 pub fn burn() {
     let end = boot_time() + 4 * TIMEOUT;
@@ -400,7 +409,7 @@ pub fn since(earlier: BootTime) -> Duration {
 
 /// Whether this process was started by [`Machine::burn`], for benchmarks, which have no test harness.
 pub fn is_helper() -> bool {
-    std::env::args().nth(1).as_deref() == Some("burn")
+    std::env::args().nth(1).as_deref() == Some(BURNER)
 }
 
 /// The argument after `name`.

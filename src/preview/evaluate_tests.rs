@@ -18,11 +18,11 @@ fn subject(pod: Pod) -> Subject {
 }
 
 /// A node of 4 CPUs and 8 GiB.
-struct Bench {
+struct TestNode {
     objects: Vec<serde_json::Value>,
     subjects: Vec<Subject>,
     summary: Summary,
-    given: Given,
+    overrides: ValueOverrides,
 }
 
 fn object(kind: &str, name: &str, spec: &serde_json::Value) -> serde_json::Value {
@@ -43,11 +43,11 @@ fn best_effort() -> serde_json::Value {
     json!({"allowedActions": ["throttle", "eviction"], "scopeSelector": {"matchExpressions": [scope]}})
 }
 
-impl Bench {
+impl TestNode {
     /// The pods as name and millicores.
     fn new(
         metric: &str,
-        mark: u64,
+        threshold: u64,
         action: &serde_json::Value,
         node: u64,
         pods: &[(&str, u64)],
@@ -67,14 +67,14 @@ impl Bench {
                 object(
                     "NodeQOS",
                     "q",
-                    &json!({"rules": [rule(metric, mark, "act")]}),
+                    &json!({"rules": [rule(metric, threshold, "act")]}),
                 ),
                 object("AvoidanceAction", "act", action),
                 object("PodQOS", "p", &best_effort()),
             ],
             subjects: pods.iter().map(|(name, _)| subject(pod(name))).collect(),
             summary: serde_json::from_value(summary).unwrap(),
-            given: Given::new(),
+            overrides: ValueOverrides::new(),
         }
     }
 
@@ -95,15 +95,15 @@ impl Bench {
             memory: Bytes(8 << 30),
         };
         let compiled = compile(&Objects::from_values(self.objects.clone()), &facts);
-        foresee(&Scene {
+        evaluate(&NodeInput {
             node: "a",
             facts: &facts,
             policy: &compiled.policy,
             subjects: &self.subjects,
             summary,
             earlier: None,
-            kept: None,
-            given: &self.given,
+            agent_status: None,
+            overrides: &self.overrides,
             now: Timestamp::UNIX_EPOCH,
         })
     }
@@ -140,7 +140,7 @@ fn words(rule: &RulePreview, name: &str) -> String {
 }
 
 #[test]
-fn victims_are_throttled_in_order_until_the_gap_is_covered_and_the_others_say_why_not() {
+fn victims_are_throttled_in_order_until_the_gap_is_covered() {
     let pods = [
         ("small", 300),
         ("big", 900),
@@ -149,29 +149,29 @@ fn victims_are_throttled_in_order_until_the_gap_is_covered_and_the_others_say_wh
         ("other", 800),
         ("tiny", 200),
     ];
-    let bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3100, &pods)
+    let node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3100, &pods)
         .edit("safe", |pod| pod.protected = true)
         .edit("other", |pod| pod.qos = QosClass::Burstable);
-    let rule = bench.rule();
+    let rule = node.rule();
     assert_eq!(
-        (rule.standing, rule.value, rule.gap),
-        (Standing::Over, Some(3100.0), Some(110))
+        (rule.state, rule.value, rule.gap),
+        (RuleState::Over, Some(3100.0), Some(110))
     );
     let order: Vec<_> = rule.pods.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(order, ["big", "safe", "small", "tiny", "idle", "other"]);
     assert_eq!(words(&rule, "big"), "throttle 100->90 90m");
     assert_eq!(words(&rule, "safe"), "it is protected");
     assert_eq!(words(&rule, "small"), "throttle 100->90 30m");
-    let enough = "not needed, what is done to others releases enough";
+    let enough = "not needed, actions on other pods release enough";
     assert_eq!(words(&rule, "tiny"), enough);
     assert_eq!(words(&rule, "idle"), "it uses less than 10m of CPU");
     assert_eq!(words(&rule, "other"), "no PodQOS matches it");
 }
 
 #[test]
-fn every_threshold_counts_as_met_and_is_told() {
-    let bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3100, &[("b", 900)]);
-    let rule = bench.rule();
+fn avoidance_thresholds_are_ignored_but_shown() {
+    let node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3100, &[("b", 900)]);
+    let rule = node.rule();
     assert_eq!(
         (rule.evaluations, rule.period),
         (3, Duration::from_secs(10))
@@ -180,28 +180,28 @@ fn every_threshold_counts_as_met_and_is_told() {
 }
 
 #[test]
-fn only_the_first_round_is_shown_also_for_gauges() {
+fn only_the_first_round_of_evictions_is_shown() {
     let action = json!({"eviction": {}});
-    let bench = Bench::new(
+    let node = TestNode::new(
         "memory_total_usage",
         1 << 30,
         &action,
         100,
         &[("b", 900), ("c", 800)],
     );
-    let rule = bench.rule();
+    let rule = node.rule();
     assert_eq!(rule.value, Some((4_u64 << 30) as f64));
     let evicted = rule.pods.iter().filter(|pod| !pod.would.is_empty()).count();
     assert_eq!(evicted, 1);
     assert_eq!(
         words(&rule, "c"),
-        "not its turn, at most 1 a round may be evicted"
+        "not its turn, at most 1 per round may be evicted"
     );
     assert!(rule.scheduling.is_some());
 }
 
 #[test]
-fn pods_behind_the_last_victim_have_their_own_reasons() {
+fn pods_after_the_last_victim_have_their_own_reasons() {
     let pods = [
         ("big", 900),
         ("safe", 500),
@@ -209,7 +209,7 @@ fn pods_behind_the_last_victim_have_their_own_reasons() {
         ("alone", 300),
         ("next", 200),
     ];
-    let mut bench = Bench::new(
+    let mut node = TestNode::new(
         "cpu_total_usage",
         1000,
         &json!({"eviction": {}}),
@@ -219,172 +219,172 @@ fn pods_behind_the_last_victim_have_their_own_reasons() {
     .edit("safe", |pod| pod.protected = true)
     .edit("static", |pod| pod.kept = Some(NeverEvicted::Static))
     .edit("alone", |pod| pod.owned = false);
-    let rule = bench.rule();
+    let rule = node.rule();
     assert_eq!(words(&rule, "big"), "evict Some(900)");
     assert_eq!(words(&rule, "safe"), "it is protected");
-    let kept = "it is static, its kubelet would start it again";
-    assert_eq!(words(&rule, "static"), kept);
+    let never_evicted = "it is a static pod, which its kubelet would start again";
+    assert_eq!(words(&rule, "static"), never_evicted);
     let unowned = "it has no controller, and the action has no evictUnowned";
     assert_eq!(words(&rule, "alone"), unowned);
-    let waits = "not its turn, at most 1 a round may be evicted";
-    assert_eq!(words(&rule, "next"), waits);
-    // Throttling is allowed on all, and one kind has nothing to do with the other.
-    bench.objects[1]["spec"] = json!({"throttle": {"cpuThrottle": {}}, "eviction": {}});
-    bench.objects[2]["spec"]["allowedActions"] = json!(["throttle"]);
-    let rule = bench.rule();
+    let not_yet = "not its turn, at most 1 per round may be evicted";
+    assert_eq!(words(&rule, "next"), not_yet);
+    // Each kind of action has its own reason.
+    node.objects[1]["spec"] = json!({"throttle": {"cpuThrottle": {}}, "eviction": {}});
+    node.objects[2]["spec"]["allowedActions"] = json!(["throttle"]);
+    let rule = node.rule();
     let no = "no eviction: no PodQOS allows this action on it";
     assert_eq!(words(&rule, "next"), format!("throttle 100->90 20m; {no}"));
     assert_eq!(words(&rule, "safe"), {
         "no throttle: it is protected; no eviction: no PodQOS allows this action on it"
     });
-    // One victim a round, as the metric has no unit of release.
-    bench.objects[0]["spec"]["rules"][0]["metricRule"]["name"] = json!("cpu_load_1_min");
-    bench.given.insert("cpu_load_1_min".to_owned(), 2000.0);
-    let rule = bench.rule();
-    let waits = "it is one pod a round as the metric has no unit of release";
-    assert!(words(&rule, "next").starts_with(&format!("no throttle: not its turn, {waits}")));
+    // One victim per round, as the metric has no unit of release.
+    node.objects[0]["spec"]["rules"][0]["metricRule"]["name"] = json!("cpu_load_1_min");
+    node.overrides.insert("cpu_load_1_min".to_owned(), 2000.0);
+    let rule = node.rule();
+    let not_yet = "only one pod per round as the metric has no unit of release";
+    assert!(words(&rule, "next").starts_with(&format!("no throttle: not its turn, {not_yet}")));
     assert!(words(&rule, "safe").starts_with("no throttle: it is protected"));
 }
 
 #[test]
-fn a_pod_counts_once_for_however_many_rules() {
+fn a_pod_with_several_rules_counts_once() {
     let pods = [("b", 900), ("c", 800)];
-    let mut bench = Bench::new("cpu_total_usage", 1000, &throttle(), 3000, &pods);
+    let mut node = TestNode::new("cpu_total_usage", 1000, &throttle(), 3000, &pods);
     let second = object(
         "NodeQOS",
         "q2",
         &json!({"rules": [rule("cpu_total_usage", 900, "act")]}),
     );
-    bench.objects.push(second);
-    let text = bench.preview().summary();
-    assert_eq!(text, "1 of 1 node over a mark; throttled: 2 pods");
+    node.objects.push(second);
+    let text = node.preview().summary();
+    assert_eq!(text, "1 of 1 node over a threshold; throttled: 2 pods");
 }
 
 #[test]
-fn a_node_that_new_pods_may_still_come_to_is_not_closed() {
+fn a_prefer_no_schedule_node_is_not_counted_as_closed() {
     let effect = |effect: &str| {
         let action = json!({"disableScheduling": {"effect": effect}});
-        Bench::new("cpu_total_usage", 1000, &action, 3000, &[])
+        TestNode::new("cpu_total_usage", 1000, &action, 3000, &[])
             .preview()
             .summary()
     };
-    let over = "1 of 1 node over a mark";
+    let over = "1 of 1 node over a threshold";
     let closed = format!("{over}; closed to new pods: 1 node");
     assert_eq!(effect("NoSchedule"), closed);
-    let avoided = format!("{over}; new pods preferred elsewhere: 1 node");
+    let avoided = format!("{over}; PreferNoSchedule: 1 node");
     assert_eq!(effect("PreferNoSchedule"), avoided);
 }
 
 #[test]
-fn memory_by_the_kubelet_is_between_two_bounds() {
-    let with_rss = |rss: u64, mark: u64| {
-        let mut bench = Bench::new(
+fn the_kubelets_memory_is_given_as_two_bounds() {
+    let with_rss = |rss: u64, threshold: u64| {
+        let mut node = TestNode::new(
             "memory_total_usage",
-            mark,
+            threshold,
             &json!({"eviction": {}}),
             100,
             &[("b", 900)],
         );
-        bench.summary = serde_json::from_value(json!({
+        node.summary = serde_json::from_value(json!({
             "node": {"memory": {"workingSetBytes": 4_u64 << 30, "rssBytes": rss}},
         }))
         .unwrap();
-        (bench.rule().standing, bench.preview().to_string())
+        (node.rule().state, node.preview().to_string())
     };
-    let (standing, text) = with_rss(1 << 30, 2 << 30);
-    assert_eq!(standing, Standing::Perhaps);
+    let (state, text) = with_rss(1 << 30, 2 << 30);
+    assert_eq!(state, RuleState::Perhaps);
     assert!(
-        text.contains("1Gi .. 4Gi") && text.contains("at the most: disable scheduling"),
+        text.contains("1Gi .. 4Gi") && text.contains("at most: disable scheduling"),
         "{text}"
     );
     assert!(
-        text.contains("0 of 1 node over a mark; perhaps over one: 1 node"),
+        text.contains("0 of 1 node over a threshold; perhaps over one: 1 node"),
         "{text}"
     );
-    assert_eq!(with_rss(3 << 30, 2 << 30).0, Standing::Over);
-    assert_eq!(with_rss(1 << 30, 5 << 30).0, Standing::Under);
+    assert_eq!(with_rss(3 << 30, 2 << 30).0, RuleState::Over);
+    assert_eq!(with_rss(1 << 30, 5 << 30).0, RuleState::Under);
 }
 
 #[test]
-fn a_calm_node_can_be_thought_busy() {
-    let mut bench = Bench::new("cpu_total_usage", 3000, &throttle(), 100, &[("b", 90)]);
-    assert_eq!(bench.rule().standing, Standing::Under);
-    assert!(bench.rule().pods.is_empty());
-    bench.given.insert("cpu_total_usage".to_owned(), 3500.0);
-    let rule = bench.rule();
-    assert_eq!((rule.standing, rule.value), (Standing::Over, Some(3500.0)));
+fn a_given_value_replaces_the_live_one() {
+    let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 100, &[("b", 90)]);
+    assert_eq!(node.rule().state, RuleState::Under);
+    assert!(node.rule().pods.is_empty());
+    node.overrides.insert("cpu_total_usage".to_owned(), 3500.0);
+    let rule = node.rule();
+    assert_eq!((rule.state, rule.value), (RuleState::Over, Some(3500.0)));
     assert_eq!(words(&rule, "b"), "throttle 100->90 9m");
 }
 
 #[test]
-fn a_metric_that_the_kubelet_does_not_tell_is_unknown_and_nothing_starts() {
+fn a_rule_on_an_unreported_metric_is_unknown_and_does_nothing() {
     for metric in [
         "cpu_load_1_min",
         "disk_write_kibps",
         "network_receive_kibps",
         "memory_pressure_some_avg10",
     ] {
-        let mut bench = Bench::new(metric, 3, &throttle(), 3900, &[("b", 900), ("c", 100)]);
-        let rule = bench.rule();
+        let mut node = TestNode::new(metric, 3, &throttle(), 3900, &[("b", 900), ("c", 100)]);
+        let rule = node.rule();
         assert_eq!(
-            (rule.standing, rule.value),
-            (Standing::Unknown, None),
+            (rule.state, rule.value),
+            (RuleState::Unknown, None),
             "{metric}"
         );
         assert!(rule.unknown.is_some() && rule.pods.is_empty() && rule.scheduling.is_none());
-        // What if: one victim, as such a metric has no unit of release.
-        bench.given.insert(metric.to_owned(), 90.0);
-        let rule = bench.rule();
+        // With a given value: one victim, as such a metric has no unit of release.
+        node.overrides.insert(metric.to_owned(), 90.0);
+        let rule = node.rule();
         assert_eq!(words(&rule, "b"), "throttle 100->90 90m", "{metric}");
         assert!(words(&rule, "c").starts_with("not its turn"), "{metric}");
     }
 }
 
 #[test]
-fn a_silent_kubelet_leaves_values_unknown_and_pods_alone() {
-    let mut bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3900, &[("b", 900)]);
-    let rule = bench
+fn without_a_kubelet_values_are_unknown_and_pods_are_left_alone() {
+    let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3900, &[("b", 900)]);
+    let rule = node
         .node(Err("its kubelet does not answer"))
         .rules
         .remove(0);
     assert_eq!(rule.unknown.as_deref(), Some("its kubelet does not answer"));
-    bench.given.insert("cpu_total_usage".to_owned(), 3500.0);
-    let rule = bench
+    node.overrides.insert("cpu_total_usage".to_owned(), 3500.0);
+    let rule = node
         .node(Err("its kubelet does not answer"))
         .rules
         .remove(0);
-    assert_eq!(rule.standing, Standing::Over);
+    assert_eq!(rule.state, RuleState::Over);
     assert_eq!(words(&rule, "b"), "it has no fresh sample");
 }
 
 #[test]
-fn stale_figures_of_a_pod_are_none() {
-    let mut bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3500, &[]);
-    bench.subjects.push(subject(pod("b")));
-    bench.summary = serde_json::from_value(json!({
+fn stale_pod_statistics_are_ignored() {
+    let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3500, &[]);
+    node.subjects.push(subject(pod("b")));
+    node.summary = serde_json::from_value(json!({
         "node": {"cpu": {"time": "2026-11-21T16:05:00Z", "usageNanoCores": 3_500_000_000_u64}},
         "pods": [{"podRef": {"uid": "b"}, "cpu": {"time": "2026-11-21T16:03:00Z", "usageNanoCores": 900_000_000}}],
     }))
     .unwrap();
-    assert_eq!(words(&bench.rule(), "b"), "it has no fresh sample");
+    assert_eq!(words(&node.rule(), "b"), "it has no fresh sample");
 }
 
 #[test]
-fn a_preview_rule_is_shown_as_reporting_only() {
-    let mut bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 900)]);
-    bench.objects[0]["spec"]["rules"][0]["strategy"] = json!("Preview");
-    assert_eq!(words(&bench.rule(), "b"), "throttle 100->90 90m");
-    let text = bench.preview().to_string();
+fn a_preview_rule_only_reports() {
+    let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 900)]);
+    node.objects[0]["spec"]["rules"][0]["strategy"] = json!("Preview");
+    assert_eq!(words(&node.rule(), "b"), "throttle 100->90 90m");
+    let text = node.preview().to_string();
     assert!(text.contains("only report: throttle 1 pod"), "{text}");
     assert!(
-        text.contains("1 of 1 node over a mark; only reported: throttle of 1 pod"),
+        text.contains("1 of 1 node over a threshold; only reported: throttle of 1 pod"),
         "{text}"
     );
 }
 
 #[test]
-fn the_table_says_who_is_over_and_what_would_be_done_to_whom() {
-    let bench = Bench::new(
+fn the_table_shows_rules_over_their_threshold_and_affected_pods() {
+    let node = TestNode::new(
         "cpu_total_usage",
         3000,
         &throttle(),
@@ -394,29 +394,29 @@ fn the_table_says_who_is_over_and_what_would_be_done_to_whom() {
     .edit("dull", |pod| pod.protected = true)
     .edit("fair", |pod| pod.qos = QosClass::Guaranteed);
     let expected = "\
-NODE  RULE  METRIC           VALUE   MARK  FROM     STATE  WOULD
-a     q/r   cpu_total_usage  3100m  3000m  kubelet  OVER   throttle 1 pod
+NODE  RULE  METRIC           VALUE  THRESHOLD  FROM     STATE  WOULD
+a     q/r   cpu_total_usage  3100m      3000m  kubelet  OVER   throttle 1 pod
 
-a: q/r (act), after 3 evaluations above the mark (30s); 110m to release in all:
+a: q/r (act), after 3 evaluations above the threshold (30s); 110m to release in total:
   POD           CLASS       PRIORITY   CPU  MEMORY  FIRST ROUND
   default/big   BestEffort         0  900m    10Mi  throttle 100 % -> 90 % (810m), releases 90m
   default/dull  BestEffort         0  700m    10Mi  left alone: it is protected
   left alone, no PodQOS matches: 1 pod (default/fair)
 
-1 of 1 node over a mark; throttled: 1 pod
+1 of 1 node over a threshold; throttled: 1 pod
 ";
-    assert_eq!(bench.preview().to_string(), expected);
+    assert_eq!(node.preview().to_string(), expected);
 }
 
 #[test]
-fn what_an_agent_has_in_force_is_gone_on_from() {
-    let bench = Bench::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 400)]);
+fn throttles_in_force_are_continued() {
+    let node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 400)]);
     let facts = NodeFacts {
         cpus: 4,
         memory: Bytes(8 << 30),
         ..NodeFacts::default()
     };
-    let policy = compile(&Objects::from_values(bench.objects.clone()), &facts).policy;
+    let policy = compile(&Objects::from_values(node.objects.clone()), &facts).policy;
     let spec = crate::crd::NodeWatermarkSpec::new("uid", &policy, false, Vec::new());
     let object = serde_json::from_value(json!({
         "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark",
@@ -431,17 +431,17 @@ fn what_an_agent_has_in_force_is_gone_on_from() {
         },
     }))
     .unwrap();
-    let kept = Kept::of(&object).unwrap();
+    let agent_status = AgentStatus::of(&object).unwrap();
     let at = |now: &str| {
-        foresee(&Scene {
+        evaluate(&NodeInput {
             node: "a",
             facts: &facts,
             policy: &policy,
-            subjects: &bench.subjects,
-            summary: Ok(&bench.summary),
+            subjects: &node.subjects,
+            summary: Ok(&node.summary),
             earlier: None,
-            kept: Some(&kept),
-            given: &bench.given,
+            agent_status: Some(&agent_status),
+            overrides: &node.overrides,
             now: now.parse().unwrap(),
         })
     };
@@ -450,7 +450,7 @@ fn what_an_agent_has_in_force_is_gone_on_from() {
     assert_eq!(rule.source, Source::Agent { value: 3300.0, age });
     assert_eq!((rule.value, rule.in_force), (Some(3300.0), 1));
     assert_eq!(words(&rule, "b"), "throttle 50->40 80m");
-    // An old word of the agent counts for less than the kubelet's.
+    // The kubelet is preferred to an outdated agent status.
     let rule = at("2026-11-21T16:02:00Z").rules.remove(0);
     assert_eq!((rule.source, rule.value), (Source::Kubelet, Some(3500.0)));
 }

@@ -1,4 +1,4 @@
-//! One node: its rules against its live values, and what the engine's first round would be. Pure.
+//! Evaluates the rules of one node on live values: the first round of the engine. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::reasons::{Round, kinds};
-use super::report::{NodePreview, PodPreview, RulePreview, Source, Standing};
-use super::summary::{BEFORE, Looks, PERIOD, Size, uses};
-use super::{Kept, Subject, Summary};
+use super::report::{NodePreview, PodPreview, RulePreview, RuleState, Source};
+use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
+use super::{AgentStatus, Subject, Summary};
 use crate::engine::metric::{InterfaceRate, Metric, Resource};
 use crate::engine::plan::{Change, Plan};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
@@ -17,60 +17,60 @@ use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::wording::unknown_reason;
 use crate::ordered;
 
-/// Values that stand for the live ones, by name of the metric.
-pub type Given = BTreeMap<String, f64>;
+/// Values to use instead of live ones, by metric name.
+pub type ValueOverrides = BTreeMap<String, f64>;
 
-/// What is known of a node.
+/// Everything that the preview of one node depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
-    /// Its name.
+pub struct NodeInput<'a> {
+    /// Name of the node.
     pub node: &'a str,
-    /// Its size.
+    /// Labels and size of the node.
     pub facts: &'a NodeFacts,
-    /// What it is to keep.
+    /// Compiled policies of the node.
     pub policy: &'a PolicySet,
-    /// Its pods.
+    /// Pods of the node.
     pub subjects: &'a [Subject],
-    /// What its kubelet told, or why it did not.
+    /// The kubelet's summary, or why there is none.
     pub summary: Result<&'a Summary, &'a str>,
-    /// What its kubelet told some time before.
+    /// An earlier summary, for rates.
     pub earlier: Option<&'a Summary>,
-    /// What its agent said last.
-    pub kept: Option<&'a Kept>,
-    /// What if.
-    pub given: &'a Given,
-    /// Now, by the wall clock.
+    /// The agent's last status.
+    pub agent_status: Option<&'a AgentStatus>,
+    /// Values given by `--value`.
+    pub overrides: &'a ValueOverrides,
+    /// Current wall-clock time.
     pub now: Timestamp,
 }
 
-/// What the rules would do on a node, as their first round with every threshold met.
-pub fn foresee(scene: &Scene<'_>) -> NodePreview {
+/// What the rules would do on a node in their first round, as if each had been over its threshold for long enough.
+pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     let size = Size {
-        cpus: scene.facts.cpus,
-        memory: scene.facts.memory,
+        cpus: input.facts.cpus,
+        memory: input.facts.memory,
     };
-    let looks = Looks::of(size, scene.earlier, scene.summary.ok(), scene.subjects);
-    let sources = scene.sources();
-    let (engine, plan) = scene.play(&looks, &sources);
+    let samples = Samples::of(size, input.earlier, input.summary.ok(), input.subjects);
+    let sources = input.sources();
+    let (engine, plan) = input.run_engine(&samples, &sources);
     let reports = ordered::map(engine.reports().map(|report| (report.id.clone(), report)));
-    let outcome = Outcome {
-        scene,
-        looks: &looks,
+    let evaluation = Evaluation {
+        input,
+        samples: &samples,
         engine: &engine,
         plan: &plan,
     };
-    let rules = scene.policy.rules.iter().zip(sources);
-    let rules =
-        rules.filter_map(|(rule, source)| Some(outcome.rule(rule, source, reports.get(&rule.id)?)));
+    let rules = input.policy.rules.iter().zip(sources);
+    let rules = rules
+        .filter_map(|(rule, source)| Some(evaluation.rule(rule, source, reports.get(&rule.id)?)));
     NodePreview {
-        node: scene.node.to_owned(),
+        node: input.node.to_owned(),
         rules: rules.collect(),
-        silent: scene.summary.err().map(str::to_owned),
+        kubelet_error: input.summary.err().map(str::to_owned),
     }
 }
 
-impl Scene<'_> {
-    /// Where the value of each rule comes from.
+impl NodeInput<'_> {
+    /// The source of each rule's value.
     fn sources(&self) -> Vec<Source> {
         self.policy
             .rules
@@ -80,30 +80,33 @@ impl Scene<'_> {
     }
 
     fn source(&self, rule: &Rule) -> Source {
-        if let Some(value) = self.given.get(&rule.metric.to_string()) {
+        if let Some(value) = self.overrides.get(&rule.metric.to_string()) {
             return Source::Given { value: *value };
         }
-        if let Some((value, age)) = self.kept.and_then(|kept| kept.value(rule, self.now)) {
+        if let Some((value, age)) = self
+            .agent_status
+            .and_then(|agent_status| agent_status.value(rule, self.now))
+        {
             return Source::Agent { value, age };
         }
         match self.summary {
-            Ok(_) => match untold(&rule.metric, self.earlier.is_some()) {
+            Ok(_) => match unavailable_reason(&rule.metric, self.earlier.is_some()) {
                 None => Source::Kubelet,
-                Some(why) => Source::Nowhere {
+                Some(why) => Source::Unavailable {
                     why: why.to_owned(),
                 },
             },
-            Err(why) => Source::Nowhere {
+            Err(why) => Source::Unavailable {
                 why: why.to_owned(),
             },
         }
     }
 
-    /// Lets the engine look twice; thresholds are met by the second look.
-    fn play(&self, looks: &Looks, sources: &[Source]) -> (Engine, Plan) {
+    /// Runs two engine steps; rules start to act at the second.
+    fn run_engine(&self, samples: &Samples, sources: &[Source]) -> (Engine, Plan) {
         let mut engine = Engine::new();
         let mut plan = Plan::default();
-        let rules = self.policy.rules.iter().map(at_once).collect();
+        let rules = self.policy.rules.iter().map(without_threshold).collect();
         let pods = self.policy.pods.clone();
         engine.set_policy(Arc::new(PolicySet { rules, pods }));
         engine.set_pods(
@@ -112,27 +115,30 @@ impl Scene<'_> {
                 .map(|subject| Arc::clone(&subject.pod))
                 .collect(),
         );
-        if let Some(kept) = self.kept {
-            engine.adopt(&EngineState::default(), &kept.throttles(self.subjects));
+        if let Some(agent_status) = self.agent_status {
+            engine.adopt(
+                &EngineState::default(),
+                &agent_status.throttles(self.subjects),
+            );
         }
-        engine.step(BEFORE, &looks.before, &mut plan);
+        engine.step(BEFORE, &samples.before, &mut plan);
         for (rule, source) in self.policy.rules.iter().zip(sources) {
             match source {
                 Source::Given { value } | Source::Agent { value, .. } => {
                     engine.assume(&rule.id, *value);
                 }
-                // Not a number is never judged.
-                Source::Nowhere { .. } => engine.assume(&rule.id, f64::NAN),
+                // NaN is never compared.
+                Source::Unavailable { .. } => engine.assume(&rule.id, f64::NAN),
                 Source::Kubelet => {}
             }
         }
-        engine.step(BEFORE + PERIOD, &looks.now, &mut plan);
+        engine.step(BEFORE + PERIOD, &samples.now, &mut plan);
         (engine, plan)
     }
 }
 
-/// The rule as if its value had been there for long enough; all rules are judged by the same two looks.
-pub(super) fn at_once(rule: &Rule) -> Rule {
+/// The rule without `avoidanceThreshold`, so that two samples are enough.
+pub(super) fn without_threshold(rule: &Rule) -> Rule {
     Rule {
         avoidance_threshold: 1,
         period: PERIOD,
@@ -140,8 +146,8 @@ pub(super) fn at_once(rule: &Rule) -> Rule {
     }
 }
 
-/// Why the kubelet does not tell of a metric; `None` where it may.
-const fn untold(metric: &Metric, twice: bool) -> Option<&'static str> {
+/// Why the kubelet has no value of the metric; `None` if it may have.
+const fn unavailable_reason(metric: &Metric, twice: bool) -> Option<&'static str> {
     match metric {
         Metric::CpuUsage
         | Metric::CpuUtilization
@@ -150,29 +156,31 @@ const fn untold(metric: &Metric, twice: bool) -> Option<&'static str> {
         | Metric::Pressure { .. } => None,
         Metric::Interface(InterfaceRate::ReceiveKib | InterfaceRate::SendKib) if twice => None,
         Metric::Interface(InterfaceRate::ReceiveKib | InterfaceRate::SendKib) => {
-            Some("a rate takes two looks: give --sample 20s")
+            Some("a rate needs two samples: use --sample 20s")
         }
-        Metric::Interface(_) => Some("the kubelet counts no packets, only the node's agent does"),
-        Metric::Probe(_) => Some("only the node's agent asks the probe"),
-        Metric::Window(..) => Some("only the node's agent keeps it over so long a time"),
-        Metric::ElasticCpuRequested => Some("nobody keeps it yet"),
-        _ => Some("the kubelet does not tell, only the node's agent"),
+        Metric::Interface(_) => {
+            Some("the kubelet does not count packets, only the node's agent does")
+        }
+        Metric::Probe(_) => Some("only the node's agent runs the probe"),
+        Metric::Window(..) => Some("only the node's agent measures it over such a long time"),
+        Metric::ElasticCpuRequested => Some("it is not supported yet"),
+        _ => Some("the kubelet does not report it, only the node's agent does"),
     }
 }
 
-/// What came of it.
-struct Outcome<'a> {
-    scene: &'a Scene<'a>,
-    looks: &'a Looks,
+/// The result of the engine run, with its input.
+struct Evaluation<'a> {
+    input: &'a NodeInput<'a>,
+    samples: &'a Samples,
     engine: &'a Engine,
     plan: &'a Plan,
 }
 
-impl Outcome<'_> {
+impl Evaluation<'_> {
     fn rule(&self, rule: &Rule, source: Source, report: &RuleReport) -> RulePreview {
         let at_least = self.at_least(rule, &source);
-        let standing = standing(rule, report.value, at_least);
-        let over = matches!(standing, Standing::Over | Standing::Perhaps);
+        let state = state(rule, report.value, at_least);
+        let over = matches!(state, RuleState::Over | RuleState::Perhaps);
         RulePreview {
             rule: rule.id.clone(),
             strategy: rule.strategy,
@@ -182,9 +190,9 @@ impl Outcome<'_> {
             at_least,
             unknown: unknown(rule, &source, report),
             source,
-            mark: rule.watermark,
+            threshold: rule.watermark,
             restore: rule.restore,
-            standing,
+            state,
             evaluations: rule.avoidance_threshold,
             period: rule.period,
             gap: Some(self.engine.gap(&rule.id)).filter(|gap| *gap > 0),
@@ -197,36 +205,36 @@ impl Outcome<'_> {
         }
     }
 
-    /// The least that the kubelet's figure may stand for, in the metric's unit.
+    /// Lower bound of the value, in the metric's unit, if the kubelet only gives bounds.
     fn at_least(&self, rule: &Rule, source: &Source) -> Option<f64> {
-        let memory = self.scene.summary.ok()?.least_memory().unwrap_or_default();
+        let memory = self.input.summary.ok()?.min_memory().unwrap_or_default();
         match rule.metric {
             _ if *source != Source::Kubelet => None,
             Metric::MemoryUsage => Some(memory.0 as f64),
             Metric::MemoryUtilization => {
-                Some(memory.0 as f64 * 100.0 / self.scene.facts.memory.0 as f64)
+                Some(memory.0 as f64 * 100.0 / self.input.facts.memory.0 as f64)
             }
             _ => None,
         }
     }
 
-    /// Pods that the agent has throttled for the rule already.
+    /// Number of pods that the agent already throttles for the rule.
     fn in_force(&self, rule: &Rule) -> usize {
-        let kept = self
-            .scene
-            .kept
-            .map(|kept| kept.throttles(self.scene.subjects));
-        let throttles = kept.unwrap_or_default();
+        let agent_status = self
+            .input
+            .agent_status
+            .map(|agent_status| agent_status.throttles(self.input.subjects));
+        let throttles = agent_status.unwrap_or_default();
         throttles
             .iter()
             .filter(|throttle| throttle.rule == rule.id)
             .count()
     }
 
-    /// Every pod of the node in the order of victims, with what would be done to it or why not.
+    /// Every pod of the node in victim order, with what would be done to it, or why nothing would.
     fn pods(&self, rule: &Rule, value: f64) -> Vec<PodPreview> {
         let gap = self.engine.gap(&rule.id);
-        let round = Round::new(self.scene, self.looks, self.plan, rule, value, gap);
+        let round = Round::new(self.input, self.samples, self.plan, rule, value, gap);
         let by_memory = rule.metric.resource() == Some(Resource::Memory);
         let sample = |subject: &Subject| self.sample(subject);
         let used = |subject: &Subject| {
@@ -237,7 +245,7 @@ impl Outcome<'_> {
                 cpu.unwrap_or_default().0
             }
         };
-        let mut subjects: Vec<&Subject> = self.scene.subjects.iter().collect();
+        let mut subjects: Vec<&Subject> = self.input.subjects.iter().collect();
         ordered::sort_by(&mut subjects, |a, b| {
             compare_victims((&a.pod, used(a)), (&b.pod, used(b)))
         });
@@ -248,7 +256,7 @@ impl Outcome<'_> {
     }
 
     fn sample(&self, subject: &Subject) -> Option<&PodSample> {
-        let mut pods = self.looks.now.pods.iter();
+        let mut pods = self.samples.now.pods.iter();
         pods.find(|sample| sample.uid == subject.pod.uid)
     }
 
@@ -261,7 +269,7 @@ impl Outcome<'_> {
             .map(|t| t.change.clone())
             .filter(|change| !matches!(change, Change::Spared { .. }))
             .collect();
-        let mut policies = self.scene.policy.pods.iter();
+        let mut policies = self.input.policy.pods.iter();
         let (cpu, memory) = self.sample(subject).map(uses).unwrap_or_default();
         PodPreview {
             namespace: pod.namespace.clone(),
@@ -277,36 +285,35 @@ impl Outcome<'_> {
     }
 }
 
-fn standing(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> Standing {
+fn state(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> RuleState {
     match value {
-        None => Standing::Unknown,
+        None => RuleState::Unknown,
         Some(value) if value > rule.watermark => match at_least {
-            Some(least) if least <= rule.watermark => Standing::Perhaps,
-            _ => Standing::Over,
+            Some(least) if least <= rule.watermark => RuleState::Perhaps,
+            _ => RuleState::Over,
         },
-        Some(value) if value > rule.restore => Standing::Between,
-        Some(_) => Standing::Under,
+        Some(value) if value > rule.restore => RuleState::Between,
+        Some(_) => RuleState::Under,
     }
 }
 
 /// Why there is no value.
 fn unknown(rule: &Rule, source: &Source, report: &RuleReport) -> Option<String> {
     let reason = report.unknown?;
-    if let Source::Nowhere { why } = source {
+    if let Source::Unavailable { why } = source {
         return Some(why.clone());
     }
     Some(match rule.metric {
         Metric::Pressure { .. } => {
-            "the kubelet tells of no pressure: it takes cgroup v2 and Kubernetes 1.34".to_owned()
+            "the kubelet reports no pressure: that needs cgroup v2 and Kubernetes 1.34".to_owned()
         }
         Metric::Interface(_) => {
-            "the kubelet did not look anew between the two answers: give a longer --sample"
-                .to_owned()
+            "the kubelet took no new sample in between: use a longer --sample".to_owned()
         }
         _ => unknown_reason(reason).to_owned(),
     })
 }
 
 #[cfg(test)]
-#[path = "foresee_tests.rs"]
+#[path = "evaluate_tests.rs"]
 mod tests;
