@@ -402,8 +402,8 @@ fn records_of_unreadable_files_are_retained() {
     throttler.apply(at(1), &[], &find);
     throttler.restore_all(at(2));
     assert_eq!(world.journal_lines(), journal);
-    let throttled: Vec<_> = throttler.throttled_pods().map(|uid| &*uid.0).collect();
-    assert_eq!(throttled, ["other", "pod"], "not restored");
+    let pods: Vec<_> = throttler.throttled_pods().map(|uid| &*uid.0).collect();
+    assert_eq!(pods, ["other", "pod"], "not restored");
     drop((throttler, mounted));
 
     assert_fine(&open(writable).0.restore_all(at(3)));

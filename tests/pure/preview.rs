@@ -299,7 +299,7 @@ fn a_rule_without_effect_on_a_node_is_reported() {
     let output = server.preview(&["-f", &file]);
     let stderr = text(&output.stderr);
     assert!(
-        stderr.contains("4000 millicores can't be passed") && stderr.contains("(on busy, calm)"),
+        stderr.contains("4000 millicores can't be exceeded") && stderr.contains("(on busy, calm)"),
         "{stderr}"
     );
     assert!(

@@ -19,6 +19,8 @@ use super::*;
 use crate::crd::definitions;
 use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
 
+#[path = "admission_tests.rs"]
+mod admission;
 #[path = "agents_tests.rs"]
 mod agents;
 #[path = "flow_tests.rs"]
@@ -561,104 +563,4 @@ fn missing_arguments_for_evictions_are_reported() {
             "only through the API server",
         ],
     );
-}
-
-#[test]
-fn admission_policies_not_in_force_are_reported() {
-    let all_but_one = of(ADMISSION[1..]
-        .iter()
-        .map(|name| admission_policy(name))
-        .collect());
-    says(
-        |it| it.admission_policies = all_but_one,
-        &["not in force: agent-node;"],
-    );
-    let weak = ADMISSION.map(|name| {
-        binding(
-            name,
-            if name == "agent-lease" {
-                "Warn"
-            } else {
-                "Deny"
-            },
-        )
-    });
-    says(
-        |it| it.admission_bindings = of(weak.to_vec()),
-        &["not in force: agent-lease;"],
-    );
-    for weak in [
-        "controller-node",
-        "controller-api",
-        "controller-eviction",
-        "agent-token",
-        "controller-token",
-    ] {
-        let loose = ADMISSION.map(|name| {
-            let mut policy = admission_policy(name);
-            if name == weak {
-                policy["spec"]["failurePolicy"] = "Ignore".into();
-            }
-            policy
-        });
-        let not = format!("not in force: {weak};");
-        says(|it| it.admission_policies = of(loose.to_vec()), &[&not]);
-    }
-    says(
-        |it| (it.admission_policies, it.admission_bindings) = (refused(404), refused(404)),
-        &["agent-node, agent-lease", "helm upgrade"],
-    );
-    says(
-        |it| it.admission_bindings = refused(403),
-        &["bindings of admission policies could not be read"],
-    );
-}
-
-#[test]
-fn admission_policies_that_reject_nothing_are_reported() {
-    let through = |it: &mut Snapshot| it.dry_runs[6].result = Ok(());
-    says(
-        through,
-        &[
-            "installed, but reject nothing: controller-eviction;",
-            "--disable-admission-plugins",
-        ],
-    );
-    // A missing pod is only noticed after all policies have allowed the request.
-    let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
-    let code = Some(404);
-    says(
-        |it| it.dry_runs[6].result = Err(ReadError { code, why }),
-        &["installed, but reject nothing: controller-eviction;"],
-    );
-    // Reported once: a policy that is not bound rejects nothing.
-    let unbound = |it: &mut Snapshot| {
-        it.dry_runs[0].result = Ok(());
-        it.admission_bindings = of(ADMISSION[1..]
-            .iter()
-            .map(|name| binding(name, "Deny"))
-            .collect());
-    };
-    says(unbound, &["not in force: agent-node;"]);
-    let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
-    let mut snapshot = well();
-    snapshot.dry_runs[0].result = forbidden(denied);
-    assert_eq!(findings(&snapshot), [], "the user has too few permissions");
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
-    assert_eq!(said.len(), 1, "{said:?}");
-    for words in ["agent-node could", "could not be tested", "may impersonate"] {
-        assert!(said[0].contains(words), "{said:?}");
-    }
-    let other = |it: &mut Snapshot| it.dry_runs[1].result = refused(500);
-    says(
-        other,
-        &[
-            "agent-lease could",
-            "could not be tested",
-            "follow the message",
-        ],
-    );
-    let mut snapshot = well();
-    snapshot.dry_runs[2].result = refused(404);
-    assert_eq!(findings(&snapshot), [], "there was no object to test with");
 }

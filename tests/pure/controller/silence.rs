@@ -283,5 +283,5 @@ fn a_silence_that_living_agents_keep_too_is_refused() {
         .unwrap();
     assert_eq!(started.status.code(), Some(2));
     let why = String::from_utf8(started.stderr).unwrap();
-    assert!(why.contains("write 6m or more"), "{why}");
+    assert!(why.contains("use 6m or more"), "{why}");
 }

@@ -148,7 +148,10 @@ fn by_default_pods_are_named_over_loopback_only() {
         }];
     });
     let text = Source::metrics(&metrics);
-    assert!(!text.contains("web") && !text.contains("pod="), "{text}");
+    assert!(
+        !text.contains("\"web\"") && !text.contains("pod="),
+        "{text}"
+    );
     let node = r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#;
     assert!(text.contains(node), "{text}");
     let served_to = |metrics: &Metrics, local| metrics.document(NODE_METRIC, local);
