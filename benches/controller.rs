@@ -14,8 +14,8 @@ use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::wire::{NodeSeen, Watermark, WatermarkObject};
-use plimsoll::reconcilers::world::{Settings, World, Write};
+use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings};
+use plimsoll::reconcilers::wire::{ObservedNode, Watermark, WatermarkObject};
 use serde_json::{Value, json};
 
 const NODES: usize = 15_000;
@@ -45,8 +45,8 @@ fn facts(index: usize) -> NodeFacts {
     }
 }
 
-fn seen(index: usize, facts: NodeFacts) -> NodeSeen {
-    NodeSeen {
+fn seen(index: usize, facts: NodeFacts) -> ObservedNode {
+    ObservedNode {
         uid: name(index),
         facts,
         ready: true,
@@ -80,9 +80,9 @@ fn policy(index: usize, generation: i64, value: u32, pool: Option<usize>) -> Val
     })
 }
 
-fn apply(world: &mut World, policy: &Value) {
+fn apply(reconciler: &mut Reconciler, policy: &Value) {
     let name = policy["metadata"]["name"].as_str().unwrap();
-    world.apply_policy(Kind::NodeQos, name, policy);
+    reconciler.apply_policy(Kind::NodeQos, name, policy);
 }
 
 fn timed<T>(run: impl FnOnce() -> T) -> (T, Duration) {
@@ -92,15 +92,15 @@ fn timed<T>(run: impl FnOnce() -> T) -> (T, Duration) {
 }
 
 /// Writes everything that is due; returns the number of writes.
-fn settle(world: &mut World) -> usize {
+fn settle(reconciler: &mut Reconciler) -> usize {
     let mut count = 0;
     loop {
-        let writes = world.plan(BootTime::from_nanos(1), 1000);
+        let writes = reconciler.plan(BootTime::from_nanos(1), 1000);
         if writes.is_empty() {
             return count;
         }
         for write in writes {
-            let Write::Apply { node, spec } = write else {
+            let Operation::Apply { node, spec } = write else {
                 panic!("no node was deleted");
             };
             let body = serde_json::to_string(&spec).unwrap();
@@ -110,7 +110,7 @@ fn settle(world: &mut World) -> usize {
             );
             let answer: WatermarkObject = serde_json::from_str(&answer).unwrap();
             let now = BootTime::from_nanos(1);
-            world.written(&node, now, Ok(Some(Watermark::of(answer))));
+            reconciler.written(&node, now, Ok(Some(Watermark::of(answer))));
             count += 1;
         }
     }
@@ -139,63 +139,63 @@ impl Bars {
 fn main() -> ExitCode {
     let before = resident();
     let mut bars = Bars(true);
-    let mut world = World::new(Settings::default());
+    let mut reconciler = Reconciler::new(Settings::default());
     let close = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
         "metadata": {"name": "close", "generation": 1}, "spec": {},
     });
-    world.apply_policy(Kind::AvoidanceAction, "close", &close);
+    reconciler.apply_policy(Kind::AvoidanceAction, "close", &close);
     for index in 0..POLICIES {
-        apply(&mut world, &policy(index, 1, 20_000, None));
+        apply(&mut reconciler, &policy(index, 1, 20_000, None));
     }
-    world.lead();
+    reconciler.start_leading();
     let nodes: Vec<NodeFacts> = (0..NODES).map(facts).collect();
     let ((), full) = timed(|| {
         for (index, facts) in nodes.into_iter().enumerate() {
-            world.apply_node(&name(index), seen(index, facts));
+            reconciler.apply_node(&name(index), seen(index, facts));
         }
     });
     let rules = POLICIES * RULES;
     let what = format!("compile {NODES} nodes x {rules} rules in full");
     bars.check(&what, full, MAX_FULL_COMPILE);
-    let (count, wrote) = timed(|| settle(&mut world));
+    let (count, wrote) = timed(|| settle(&mut reconciler));
     println!(
         "first writes: {count} in {wrote:?}, {:?} each, including the answers",
         wrote / u32::try_from(count).unwrap()
     );
     let per_node = (resident() - before) / NODES;
     bars.check("resident kB per node", per_node, MAX_RESIDENT_PER_NODE);
-    let (count, none) = timed(|| settle(&mut world));
+    let (count, none) = timed(|| settle(&mut reconciler));
     println!("a plan when nothing changed: {none:?}");
     bars.check("writes for it", count, 0);
-    edits(&mut world, &mut bars);
+    edits(&mut reconciler, &mut bars);
     let assert = std::env::args().any(|arg| arg == "--assert");
     ExitCode::from(u8::from(assert && !bars.0))
 }
 
-fn edits(world: &mut World, bars: &mut Bars) {
+fn edits(reconciler: &mut Reconciler, bars: &mut Bars) {
     let edit = policy(7, 2, 21_000, None);
-    let ((), all) = timed(|| apply(world, &edit));
+    let ((), all) = timed(|| apply(reconciler, &edit));
     let what = "edit of a policy of all nodes, per node";
     bars.check(what, all / 15_000, MAX_PER_NODE);
-    println!("writes for it: {}", settle(world));
+    println!("writes for it: {}", settle(reconciler));
     let mut stricter = policy(8, 2, 19_000, None);
     stricter["metadata"]["annotations"] = json!({});
-    let ((), all) = timed(|| apply(world, &stricter));
+    let ((), all) = timed(|| apply(reconciler, &stricter));
     let what = "stricter edit of another policy, canaries first, per node";
     bars.check(what, all / 15_000, MAX_PER_NODE);
-    let (count, canaries) = timed(|| settle(world));
+    let (count, canaries) = timed(|| settle(reconciler));
     println!("writes for it: {count} in {canaries:?}");
     let narrow = policy(60, 1, 20_000, Some(3));
-    let ((), few) = timed(|| apply(world, &narrow));
+    let ((), few) = timed(|| apply(reconciler, &narrow));
     let what = format!("new policy of {} nodes, per node", NODES / 50);
     bars.check(&what, few / 300, MAX_PER_NODE);
-    println!("writes for it: {}", settle(world));
+    println!("writes for it: {}", settle(reconciler));
     let mut relabelled = facts(5);
     relabelled
         .labels
         .insert("pool".to_owned(), "pool3".to_owned());
-    let ((), one) = timed(|| world.apply_node(&name(5), seen(5, relabelled)));
+    let ((), one) = timed(|| reconciler.apply_node(&name(5), seen(5, relabelled)));
     bars.check("one node relabelled", one, MAX_PER_NODE);
-    println!("writes for it: {}", settle(world));
+    println!("writes for it: {}", settle(reconciler));
 }

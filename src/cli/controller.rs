@@ -11,15 +11,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::eviction_budgets::EvictionArgs;
-use super::{LEASE_NAMESPACE, duration, logging, runtime, watchdog};
+use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::evictions;
 use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
 use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
+use crate::reconcilers::reconciler::Settings;
 use crate::reconcilers::run::{self, Options};
-use crate::reconcilers::world::Settings;
 
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction objects into one NodeWatermark per node, which the node's agent enforces, \
@@ -40,7 +40,7 @@ minute. If more than 20 % of these start to act, it stops there. Deleting or rel
 at once. The first nodes must be Ready with a reporting agent; if there is none, the edit waits, and the condition \
 RolledOut says so. To skip the roll-out: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
-Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start, 3 stopped by --watchdog.";
+Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start.";
 
 /// Arguments of `plimsoll controller`.
 #[derive(Debug, clap::Args)]
@@ -134,17 +134,6 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
     silent_agent_after: Duration,
 
-    /// Run under a parent process that kills the controller (exit status 3) if it hangs for 4.5 s, for example after
-    /// SIGSTOP, so that clients watching NodeMetrics reconnect to another replica. Needs a supervisor that restarts it, such
-    /// as a kubelet
-    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
-    #[arg(long)]
-    watchdog: bool,
-
-    /// Marks the child process of --watchdog
-    #[arg(long, hide = true, overrides_with = "watchdog")]
-    watched: bool,
-
     /// For tests: allows --silent-agent-after below 6m
     #[arg(long, hide = true)]
     short_silence: bool,
@@ -226,12 +215,6 @@ impl Args {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    if args.watchdog {
-        return watchdog::supervise();
-    }
-    if args.watched {
-        watchdog::beat()?;
-    }
     runtime::start()?.block_on(control(args))?;
     Ok(ExitCode::SUCCESS)
 }

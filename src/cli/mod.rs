@@ -18,7 +18,6 @@ pub mod shell;
 pub mod state;
 pub mod stop;
 pub mod top;
-mod watchdog;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};

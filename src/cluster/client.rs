@@ -1,4 +1,4 @@
-//! How API servers are reached.
+//! The client for the API server.
 
 use std::error::Error as StdError;
 use std::iter;
@@ -21,23 +21,23 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::requests::{Observer, Requests};
 
-/// No connection takes longer to set up.
-const CONNECT: Duration = Duration::from_secs(5);
-/// A connection that has received nothing for so long is probed, and then again at this interval.
-const IDLE: Duration = Duration::from_secs(5);
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// A connection whose peer acknowledges nothing for so long, neither probes nor requests, is lost: a firewall or the peer cut it in
-/// silence. Without it the kernel repeats a request for a quarter of an hour.
+/// Limit for setting up a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle time before the first TCP keepalive probe, and the interval of further ones.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// A connection whose peer acknowledges neither probes nor requests for this long is lost. Without it the kernel retransmits for a
+/// quarter of an hour.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(8);
-/// No call takes longer, watches aside.
-pub const CALL: Duration = Duration::from_secs(10);
+/// Limit for each call except watches.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who it is that asks, as it stands in audit logs.
-const ASKS: &str = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
+/// The user agent, as audit logs show it.
+const AGENT: &str = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
 
-const NOT_STORED: &str = "the answer is no object of an API server";
+const NOT_STORED: &str = "the response is not an object of an API server";
 
-/// Why there is no client.
+/// Why no client could be made.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The file can't be read or is no kubeconfig.
@@ -50,31 +50,31 @@ pub enum ClientError {
     },
     /// Neither a service account nor a kubeconfig.
     #[error(
-        "failed to find an API server: neither in a pod nor is there a kubeconfig; give --kubeconfig FILE"
+        "failed to find an API server: not running in a pod, and no kubeconfig found; pass --kubeconfig FILE"
     )]
     Infer(#[source] kube::config::InferConfigError),
     /// The client can't be set up.
     #[error("failed to set up a client for the API server")]
     Client(#[source] kube::Error),
-    /// A way to it that is not ours.
+    /// A proxy is configured, which is not supported.
     #[error(
-        "failed to reach the API server by way of the proxy {0}: Plimsoll connects to it directly; unset proxy-url in the \
+        "failed to reach the API server through the proxy {0}: Plimsoll connects to it directly; unset proxy-url in the \
          kubeconfig, or HTTPS_PROXY"
     )]
     Proxy(Uri),
 }
 
-/// A client by this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
+/// A client for this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     Server::find(kubeconfig).await?.client(Arc::new(()))
 }
 
-/// An API server, and who we are to it.
+/// An API server and the credentials for it.
 #[derive(Clone)]
 pub struct Server(Config);
 
 impl Server {
-    /// By this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
+    /// From this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
     pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
         let config = match kubeconfig {
             Some(path) => from_file(path).await?,
@@ -83,12 +83,12 @@ impl Server {
         Ok(Self(config))
     }
 
-    /// A client with connections of its own, which belong to the runtime that it is made on; every request is told of.
-    /// Kube's own would not notice for minutes that the connection of a watch was cut in silence.
+    /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default
+    /// client takes minutes to notice a dead watch connection.
     pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
         let mut config = self.0.clone();
-        let asks = (USER_AGENT, HeaderValue::from_static(ASKS));
-        config.headers.push(asks);
+        let user_agent = (USER_AGENT, HeaderValue::from_static(AGENT));
+        config.headers.push(user_agent);
         if let Some(proxy) = &config.proxy_url {
             return Err(ClientError::Proxy(proxy.clone()));
         }
@@ -106,9 +106,9 @@ impl Server {
     }
 }
 
-/// No connection to the API server, or it broke.
+/// The API server could not be reached, or the connection broke.
 #[derive(Debug, Error)]
-#[error("no answer from {address}: {}", why(source))]
+#[error("no answer from {address}: {}", reason(source))]
 struct Unreachable {
     address: String,
     source: legacy::Error,
@@ -123,20 +123,20 @@ impl Unreachable {
     }
 }
 
-/// Without the first words, which name a part of the client.
-fn why(error: &legacy::Error) -> String {
+/// The cause, without the first words, which name a part of the client.
+fn reason(error: &legacy::Error) -> String {
     error.source().map_or_else(|| error.to_string(), describe)
 }
 
 fn connector() -> HttpConnector {
     let mut connector = HttpConnector::new();
-    // TLS is another's.
+    // Another layer does TLS.
     connector.enforce_http(false);
-    connector.set_connect_timeout(Some(CONNECT));
-    // Or a request of two writes waits for an acknowledgement that the API server delays by 40 ms.
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    // Otherwise a request of two writes waits for an ACK that the API server delays by 40 ms.
     connector.set_nodelay(true);
-    connector.set_keepalive(Some(IDLE));
-    connector.set_keepalive_interval(Some(PROBE_INTERVAL));
+    connector.set_keepalive(Some(KEEPALIVE_IDLE));
+    connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
     connector
 }
@@ -152,14 +152,14 @@ async fn from_file(path: &Path) -> Result<Config, ClientError> {
         .map_err(failed)
 }
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// The API server, or the way to it, refused.
+    /// The API server refused, or could not be reached.
     #[error(transparent)]
     Kube(#[from] kube::Error),
     /// No answer in time.
-    #[error("no answer from the API server within {} s", CALL.as_secs())]
+    #[error("no answer from the API server within {} s", CALL_TIMEOUT.as_secs())]
     TimedOut,
 }
 
@@ -172,12 +172,12 @@ impl CallError {
         }
     }
 
-    /// The API server itself says that there is no such object: what stands before it may answer 404 as well.
+    /// The API server itself says that there is no such object. (A proxy before it may answer 404 as well.)
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Kube(kube::Error::Api(status)) if status.code == 404 && status.reason == "NotFound")
     }
 
-    /// How long the server asks to be left alone for.
+    /// The delay before a retry that the server asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         let Self::Kube(kube::Error::Api(status)) = self else {
             return None;
@@ -186,7 +186,7 @@ impl CallError {
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 
-    /// In words, with every cause. What an API server refuses names verb and resource.
+    /// A message with all causes. The API server's refusals name verb and resource.
     pub fn words(&self) -> String {
         match self {
             Self::Kube(kube::Error::Api(status)) => format!("{} ({})", status.message, status.code),
@@ -195,11 +195,11 @@ impl CallError {
     }
 }
 
-/// An error with its causes, in a line; a cause that a message already has is left out, and so are the lines after its first, which
-/// quote the file that could not be read.
+/// An error with its causes in one line. Skips causes that are already in the message, and all but the first line of each: the
+/// others quote the file that could not be read.
 pub fn describe(error: &(dyn StdError + 'static)) -> String {
     let causes = iter::successors(Some(error), |&error| {
-        // Its message has its causes.
+        // Its message includes its causes.
         let is_last = error.is::<Unreachable>();
         error.source().filter(|_| !is_last)
     });
@@ -211,23 +211,23 @@ pub fn describe(error: &(dyn StdError + 'static)) -> String {
             cause => format!("{text}: {cause}"),
         }
     });
-    // kube says first which of its parts reports it.
+    // kube's own prefix.
     text.replace("ServiceError: ", "")
 }
 
 /// A call with a deadline.
 pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
-    match tokio::time::timeout(CALL, call).await {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => answer.map_err(CallError::Kube),
         Err(_) => Err(CallError::TimedOut),
     }
 }
 
-/// An object that the API server keeps: whatever it keeps has a version. What stands before it may answer 200 too, with
-/// something else, which would decode as an object of no fields. For writes that nobody looks at again.
+/// Accepts only an object with a resourceVersion: a proxy before the API server may answer 200 with something else, which would
+/// decode as an object without fields.
 ///
 /// # Errors
-/// The call failed, or the answer is no such object.
+/// The call failed, or the response is not a stored object.
 pub fn stored<K: Resource>(
     call: impl Future<Output = kube::Result<K>>,
 ) -> impl Future<Output = kube::Result<K>> {
@@ -245,10 +245,10 @@ fn is_stored(meta: &ObjectMeta) -> kube::Result<()> {
     }
 }
 
-/// What was asked for; `None` where the API server itself says that there is none. (kube's `get_opt` takes any 404 for that.)
+/// The object, or `None` if the API server itself says that there is none. (kube's `get_opt` accepts any 404.)
 ///
 /// # Errors
-/// Any other answer, or none.
+/// Any other failure.
 pub fn found<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
         Ok(object) => Ok(Some(object)),
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_refused_connection_is_described_in_a_line_with_its_address() {
+    async fn a_refused_connection_is_reported_in_one_line_with_the_address() {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", closed.local_addr().unwrap());
         drop(closed);
@@ -287,23 +287,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_say_who_asks() {
+    async fn requests_have_a_user_agent() {
         let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", server.local_addr().unwrap());
         let client = Server(Config::new(address.parse().unwrap()))
             .client(Arc::new(()))
             .unwrap();
-        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        let request_task = tokio::spawn(async move { client.apiserver_version().await });
         let (mut connection, _) = server.accept().await.unwrap();
         let mut request = vec![0; 4096];
         let length = connection.read(&mut request).await.unwrap();
-        asked.abort();
+        request_task.abort();
         let request = String::from_utf8_lossy(&request[..length]).to_lowercase();
         assert!(request.contains("\r\nuser-agent: plimsoll/"), "{request}");
     }
 
     #[tokio::test]
-    async fn an_object_is_stored_only_where_it_has_a_version() {
+    async fn an_object_without_a_resource_version_is_not_stored() {
         let answered = |text: &str| {
             let object: Result<Lease, _> = serde_json::from_str(text);
             stored(ready(object.map_err(kube::Error::SerdeError)))
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_missing_only_where_the_api_server_itself_says_so() {
+    fn only_a_404_of_the_api_server_itself_means_not_found() {
         let answer = |code: u16, reason: &str| {
             let mut status = Status::failure("no", reason);
             status.code = code;
@@ -330,21 +330,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_sends_at_once_and_is_given_up_when_it_is_cut() {
+    async fn connections_use_nodelay_keepalive_and_a_user_timeout() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = format!("http://{}", server.local_addr().unwrap());
         let connection = connector().call(to.parse().unwrap()).await.unwrap();
         let socket = connection.inner();
         assert!(socket.nodelay().unwrap());
         assert!(sockopt::socket_keepalive(socket).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(socket).unwrap(), IDLE);
-        assert_eq!(sockopt::tcp_keepintvl(socket).unwrap(), PROBE_INTERVAL);
+        assert_eq!(sockopt::tcp_keepidle(socket).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(socket).unwrap(), KEEPALIVE_INTERVAL);
         let timeout = sockopt::tcp_user_timeout(socket).unwrap();
         assert_eq!(u128::from(timeout), UNACKNOWLEDGED_TIMEOUT.as_millis());
     }
 
     #[test]
-    fn a_proxy_is_refused_with_the_cure() {
+    fn a_proxy_is_refused_with_a_hint() {
         let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
         config.proxy_url = Some("http://proxy:3128".parse().unwrap());
         let refused = Server(config)

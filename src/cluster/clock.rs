@@ -1,4 +1,4 @@
-//! The only place of the controller that reads clocks.
+//! The clocks of the controller. Nothing else in it reads the time.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::engine::time::BootTime;
 
-/// Now, on the clock that never jumps and counts suspend.
+/// `CLOCK_BOOTTIME`: never jumps, and includes suspend.
 pub fn now() -> BootTime {
-    // It exists on every kernel that Rust supports; if it could not be read, no time would pass, and nothing be done.
+    // Every kernel that Rust supports has it.
     let Ok(now) = clock_gettime(ClockId::CLOCK_BOOTTIME) else {
         return BootTime::default();
     };
@@ -25,8 +25,8 @@ pub fn thread() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The wall clock, for people: in events, conditions and Leases, never in a decision.
-#[expect(clippy::disallowed_methods, reason = "this is where it is read")]
+/// The wall clock, for display in events, conditions and Leases; never used in a decision.
+#[expect(clippy::disallowed_methods, reason = "the only place that reads it")]
 pub fn wall() -> Timestamp {
     Timestamp::now()
 }

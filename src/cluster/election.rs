@@ -1,7 +1,7 @@
-//! One replica leads: a Lease, written by compare-and-swap, whose expiry each replica judges by its own clock.
+//! Leader election by a Lease, written with compare-and-swap. Each replica judges its expiry by its own monotonic clock.
 //!
-//! A wall clock is never compared: a holder is gone when its Lease was not written for `leaseDurationSeconds` as this
-//! replica sees it. A leader that could not renew for shorter than that stops by itself, so that no two lead.
+//! Wall clocks are never compared: the Lease has expired when this replica has seen no write to it for `leaseDurationSeconds`. A
+//! leader that can't renew stops before that, so that two replicas never lead at a time.
 
 mod lease;
 
@@ -12,64 +12,63 @@ use crate::engine::time::BootTime;
 
 pub use lease::{Elector, follow, run};
 
-/// A Lease that was not written for so long is free.
-pub const LEASE: Duration = Duration::from_secs(6);
-/// A leader that could not renew for so long stops: before others may take over.
+/// The Lease expires after this time without a renewal.
+pub const LEASE_DURATION: Duration = Duration::from_secs(6);
+/// A leader that could not renew for this long stops, before others may take over.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(4);
-/// How often each replica looks.
-pub const RETRY: Duration = Duration::from_secs(1);
-/// A Lease is free after its end, not in that moment.
-const AFTER: Duration = Duration::from_millis(10);
+/// How often each replica reads the Lease.
+pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Margin after the expiry before the Lease is read again.
+const EXPIRY_MARGIN: Duration = Duration::from_millis(10);
 
-/// The Lease as it was last read.
+/// The Lease as last read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Who holds it; empty: nobody.
+pub struct ObservedLease {
+    /// `spec.holderIdentity`; empty if it was released.
     pub holder: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// How long it holds without a renewal, as its holder says.
+    /// `spec.leaseDurationSeconds`.
     pub duration: Duration,
 }
 
-/// A leadership without interruption.
+/// An uninterrupted time of leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// The resourceVersion of the write that won it: larger than that of any term before, of whichever replica.
+    /// The resourceVersion of the write that acquired the Lease: larger than that of any earlier term of any replica.
     pub epoch: u64,
-    /// It ends here, unless it is renewed.
+    /// When it ends unless renewed.
     pub until: BootTime,
 }
 
-/// Who leads, as one replica knows it.
+/// Leadership as one replica knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     mine: Option<Term>,
     leader: Option<SocketAddr>,
-    blind: bool,
+    disconnected: bool,
 }
 
 impl Standing {
-    /// A replica that leads in a term, or that knows where the leader is.
+    /// A replica that leads, or that knows the leader's address.
     pub const fn new(mine: Option<Term>, leader: Option<SocketAddr>) -> Self {
         Self {
             mine,
             leader,
-            blind: false,
+            disconnected: false,
         }
     }
 
-    /// A replica that could not read the Lease for so long that another may lead meanwhile. Where the leader was reached
-    /// before is all it knows.
+    /// A replica that has not read the Lease for so long that another may lead by now. `leader` is the last known address.
     pub const fn blind(leader: Option<SocketAddr>) -> Self {
         Self {
             mine: None,
             leader,
-            blind: true,
+            disconnected: true,
         }
     }
 
-    /// Whether this replica led when it looked last; [`Self::term`] is for what must not be late.
+    /// Whether this replica led at the last check; [`Self::term`] checks the deadline too.
     pub const fn leads(&self) -> bool {
         self.mine.is_some()
     }
@@ -79,47 +78,47 @@ impl Standing {
         self.mine.filter(|term| now < term.until)
     }
 
-    /// Where another replica that leads can be reached.
+    /// The address of the leader, if it is another replica.
     pub const fn leader(&self) -> Option<SocketAddr> {
         self.leader
     }
 
-    /// Whether it would not be seen here if another replica began to lead.
+    /// Whether this replica can't see if another one leads.
     pub const fn is_blind(&self) -> bool {
-        self.blind
+        self.disconnected
     }
 }
 
-/// What one replica remembers.
+/// The election state of one replica.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
-    /// The version of the Lease that was last read, and when that was first seen.
+pub struct ElectionState {
+    /// The version of the Lease last read, and when it was first seen.
     observed: Option<(String, BootTime)>,
-    /// When the Lease that another holds is free, if it is not written before.
-    free: Option<BootTime>,
+    /// When another replica's Lease expires unless renewed.
+    expiry: Option<BootTime>,
     /// When the Lease was last read.
     read: BootTime,
-    /// When the last own write was begun that succeeded.
+    /// When our last successful write was started.
     renewed: Option<BootTime>,
-    /// The version of the write that began this term.
+    /// The version of the write that acquired the Lease.
     epoch: Option<u64>,
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing: somebody else leads.
+    /// Wait: another replica leads.
     Wait,
     /// Create the Lease.
     Create,
-    /// Write it with its version as a precondition: to take it.
+    /// Acquire the Lease, with its version as a precondition.
     Take,
-    /// Write it with its version as a precondition: to keep it.
+    /// Renew the Lease, with its version as a precondition.
     Renew,
 }
 
-impl Memory {
-    /// That of a replica that begins.
+impl ElectionState {
+    /// The state of a replica that starts now.
     pub fn new(now: BootTime) -> Self {
         Self {
             read: now,
@@ -128,64 +127,66 @@ impl Memory {
     }
 
     /// The Lease was read.
-    pub const fn saw(&mut self, now: BootTime) {
+    pub const fn lease_read(&mut self, now: BootTime) {
         self.read = now;
     }
 
     /// Whether another replica may lead by now without this one knowing.
-    pub fn is_blind(&self, now: BootTime) -> bool {
-        !self.leads(now) && now.since(self.read) >= LEASE
+    pub fn is_disconnected(&self, now: BootTime) -> bool {
+        !self.leads(now) && now.since(self.read) >= LEASE_DURATION
     }
 
-    /// Notes what was read (`None`: there is no Lease) and says what to do. Pure.
-    pub fn decide(&mut self, me: &str, seen: Option<&Seen>, now: BootTime) -> Decision {
-        self.free = None;
-        let Some(seen) = seen else {
+    /// Records the Lease that was read (`None`: there is none) and decides what to do. Pure.
+    pub fn decide(&mut self, me: &str, lease: Option<&ObservedLease>, now: BootTime) -> Decision {
+        self.expiry = None;
+        let Some(lease) = lease else {
             self.observed = None;
             return Decision::Create;
         };
         let known = self
             .observed
             .as_ref()
-            .filter(|(version, _)| *version == seen.version);
+            .filter(|(version, _)| *version == lease.version);
         let since = known.map_or(now, |(_, since)| *since);
-        self.observed = Some((seen.version.clone(), since));
-        if seen.holder == me {
+        self.observed = Some((lease.version.clone(), since));
+        if lease.holder == me {
             return Decision::Renew;
         }
-        let duration = seen.duration.max(LEASE);
-        if seen.holder.is_empty() || now.since(since) > duration {
+        let duration = lease.duration.max(LEASE_DURATION);
+        if lease.holder.is_empty() || now.since(since) > duration {
             return Decision::Take;
         }
-        self.free = Some(since + duration);
+        self.expiry = Some(since + duration);
         Decision::Wait
     }
 
-    /// How long after `now` to look again: soon after the moment in which the Lease of another is free, if that is first.
+    /// The pause until the Lease should be read again: at the retry interval, or just after another replica's Lease expires.
     pub fn pause(&self, now: BootTime) -> Duration {
         if self.leads(now) {
-            return RETRY.min(self.remaining(now));
+            return RETRY_INTERVAL.min(self.remaining(now));
         }
-        let free = self.free.filter(|free| now < *free);
-        free.map_or(RETRY, |free| RETRY.min(free.since(now) + AFTER))
+        let expiry = self.expiry.filter(|expiry| now < *expiry);
+        expiry.map_or(RETRY_INTERVAL, |expiry| {
+            RETRY_INTERVAL.min(expiry.since(now) + EXPIRY_MARGIN)
+        })
     }
 
-    /// Own write, begun at `begun`, succeeded.
-    pub fn wrote(&mut self, begun: BootTime, version: &str) {
-        if !self.leads(begun) || self.epoch.is_none() {
+    /// Our write, started at `started`, succeeded.
+    pub fn wrote(&mut self, started: BootTime, version: &str) {
+        if !self.leads(started) || self.epoch.is_none() {
             self.epoch = version.parse().ok();
         }
-        self.renewed = Some(begun);
-        self.observed = Some((version.to_owned(), begun));
+        self.renewed = Some(started);
+        self.observed = Some((version.to_owned(), started));
     }
 
-    /// Somebody else has it.
+    /// Another replica has the Lease.
     pub fn lost(&mut self) {
         self.renewed = None;
         self.epoch = None;
     }
 
-    /// The term in which this replica may act for the cluster now. None where the API server's versions are no numbers.
+    /// The term in which this replica may act for the cluster now; `None` also if resource versions are not numbers.
     pub fn term(&self, now: BootTime) -> Option<Term> {
         let renewed = self.renewed.filter(|_| self.leads(now))?;
         Some(Term {
@@ -200,7 +201,7 @@ impl Memory {
             .is_some_and(|renewed| now.since(renewed) < RENEW_DEADLINE)
     }
 
-    /// For how much longer it may, without another renewal.
+    /// Time until this replica stops leading unless it renews.
     pub fn remaining(&self, now: BootTime) -> Duration {
         let since = self.renewed.map(|renewed| now.since(renewed));
         since.map_or(Duration::ZERO, |since| RENEW_DEADLINE.saturating_sub(since))

@@ -1,8 +1,8 @@
-//! Events: what people see in `kubectl describe`. Equal ones are counted, not repeated.
+//! Publishes Kubernetes events. Equal ones are counted, not repeated.
 //!
-//! The recorder of the client library takes two events for equal whose messages differ, and shows the first alone. And it writes by
-//! `events.k8s.io/v1`, which refuses `lastTimestamp` and `count`: events without these are not sorted by
-//! `kubectl get events --sort-by=.lastTimestamp`.
+//! kube's own recorder treats two events with different messages as equal, and shows only the first. It also writes through
+//! `events.k8s.io/v1`, which refuses `lastTimestamp` and `count`: `kubectl get events --sort-by=.lastTimestamp` can't sort such
+//! events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,27 +18,27 @@ use super::client::{CallError, call, stored};
 use super::clock;
 use crate::engine::time::BootTime;
 
-/// Equal events within so long are one.
-const SERIES: Duration = Duration::from_mins(6);
-/// Where events about objects of no namespace are.
+/// Equal events within this time are counted as one.
+const SERIES_WINDOW: Duration = Duration::from_mins(6);
+/// The namespace of events about cluster-scoped objects.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Something that happened to an object.
+/// An event to publish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Happening {
-    /// The object.
+    /// The object it is about.
     pub about: ObjectReference,
-    /// Something is wrong.
+    /// Its type is `Warning`, otherwise `Normal`.
     pub warning: bool,
-    /// One word for it.
+    /// CamelCase reason.
     pub reason: String,
-    /// What was done, one word.
+    /// CamelCase action.
     pub action: String,
-    /// What happened.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// A node, as events are about it: with its name as UID, as the kubelet's are, since `kubectl describe node` looks for it.
+/// A reference to a node, with its name as UID, as the kubelet writes it: `kubectl describe node` looks for that.
 pub fn about_node(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -52,7 +52,7 @@ pub fn about_node(name: &str) -> ObjectReference {
 /// What makes events equal: object, reason and message.
 type Key = (ObjectReference, String, String);
 
-/// An event that was written.
+/// An event that was published.
 #[derive(Clone, Debug)]
 struct Written {
     name: String,
@@ -60,7 +60,7 @@ struct Written {
     last: BootTime,
 }
 
-/// Writes events.
+/// Publishes events.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
@@ -70,7 +70,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// In the name of this component, on this instance.
+    /// A publisher for this component and instance.
     pub fn new(client: Client, component: &str, instance: &str) -> Self {
         Self {
             client,
@@ -80,7 +80,7 @@ impl Events {
         }
     }
 
-    /// Writes one that happened just now.
+    /// Publishes an event with the current time.
     ///
     /// # Errors
     /// As [`Self::publish_of`].
@@ -88,7 +88,7 @@ impl Events {
         self.publish_of(happening, clock::wall()).await
     }
 
-    /// Writes one that happened at this time. Written again with the same time it is the same event.
+    /// Publishes an event of this time. Idempotent: a retry with the same time writes the same event.
     ///
     /// # Errors
     /// The API server refused it, or did not answer.
@@ -103,7 +103,7 @@ impl Events {
         );
         if let Some(known) = self.known(&key) {
             match count(&api, &known, at).await {
-                // It has expired, or somebody deleted it.
+                // It has expired, or was deleted.
                 Err(error) if error.code() == Some(404) => {}
                 counted => {
                     return counted.map(|()| self.remember(key, known.name, known.count + 1));
@@ -114,7 +114,7 @@ impl Events {
         let event = event(by, happening, at, &namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
         match call(stored(api.create(&PostParams::default(), &event))).await {
-            // An earlier try, whose answer was lost, was carried out.
+            // An earlier attempt, whose response was lost, succeeded.
             Err(error) if error.code() == Some(409) => {}
             created => drop(created?),
         }
@@ -122,11 +122,11 @@ impl Events {
         Ok(())
     }
 
-    /// An equal one of a short while ago.
+    /// The last equal event, if it is recent.
     fn known(&self, key: &Key) -> Option<Written> {
         let now = clock::now();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.retain(|(_, known)| now.since(known.last) < SERIES);
+        written.retain(|(_, known)| now.since(known.last) < SERIES_WINDOW);
         let found = written.iter().find(|(known, _)| known == key);
         found.map(|(_, known)| known.clone())
     }
@@ -139,7 +139,6 @@ impl Events {
     }
 }
 
-/// The event that a component, on an instance, writes of this.
 fn event(
     [component, instance]: [String; 2],
     happening: Happening,
@@ -173,13 +172,13 @@ fn event(
     }
 }
 
-/// That it came again.
-fn again(known: &Written, at: Timestamp) -> Value {
+/// The patch for one more occurrence.
+fn recurrence(known: &Written, at: Timestamp) -> Value {
     json!({"count": known.count + 1, "lastTimestamp": Time(at)})
 }
 
 async fn count(api: &Api<Event>, known: &Written, at: Timestamp) -> Result<(), CallError> {
-    let patch = Patch::Merge(again(known, at));
+    let patch = Patch::Merge(recurrence(known, at));
     let params = PatchParams::default();
     call(stored(api.patch(&known.name, &params, &patch)))
         .await
@@ -191,13 +190,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_when_it_was_seen_first_and_last_and_how_often() {
+    fn an_event_has_its_first_and_last_time_and_count() {
         let happening = Happening {
             about: about_node("worker"),
             warning: true,
             reason: "RuleBreached".to_owned(),
             action: "RuleBreached".to_owned(),
-            message: "above its mark".to_owned(),
+            message: "above its threshold".to_owned(),
         };
         let by = ["plimsoll-agent".to_owned(), "worker".to_owned()];
         let at = |text: &str| -> Timestamp { text.parse().expect("a time") };
@@ -207,7 +206,7 @@ mod tests {
         assert_eq!(
             (&event["firstTimestamp"], &event["lastTimestamp"]),
             (&json!(first), &json!(first)),
-            "kubectl sorts by the latter"
+            "kubectl sorts by lastTimestamp"
         );
         assert_eq!(event["count"], 1);
         let known = Written {
@@ -217,6 +216,6 @@ mod tests {
         };
         let last = "2026-01-01T00:05:00Z";
         let patch = json!({"count": 2, "lastTimestamp": last});
-        assert_eq!(again(&known, at(last)), patch);
+        assert_eq!(recurrence(&known, at(last)), patch);
     }
 }

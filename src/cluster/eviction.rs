@@ -1,7 +1,7 @@
-//! Asks an API server to evict a pod, and says what its answer means.
+//! Requests an eviction from the API server and interprets the response.
 //!
-//! The request is written here and not by the client library: that one calls the field with grace and precondition
-//! `delete_options`, which API servers don't know and ignore in silence.
+//! The request is built here because kube names the field with grace period and precondition `delete_options`, which API servers
+//! don't know and silently ignore.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,15 +20,15 @@ use super::client::{CallError, call, found, stored};
 use super::typed::Typed;
 use crate::crd::eviction::{Answer, Delay, Target};
 
-/// No server is waited for longer than this, whatever it says.
-const LONGEST_WAIT: Duration = Duration::from_mins(5);
-/// Where a server asks to be left alone without saying for how long.
+/// Upper limit for a delay that the server asks for.
+const MAX_WAIT: Duration = Duration::from_mins(5);
+/// The delay if the server asks for one without saying how long, and the minimum.
 const DEFAULT_WAIT: Duration = Duration::from_secs(1);
-/// Where a webhook that the API server has to ask does not answer.
+/// The delay if an admission webhook of the API server does not answer.
 const WEBHOOK_WAIT: Duration = Duration::from_secs(10);
 
-/// Asks to evict a pod. `grace` is from the first signal to the kill; less than a second is sent as one: 0 would be a
-/// forced deletion, which starts a second instance of a `StatefulSet`'s pod beside the first.
+/// Requests the eviction of a pod. A `grace` period below one second is sent as one: 0 would be a forced deletion, which can start
+/// a second instance of a `StatefulSet`'s pod beside the first.
 pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer {
     let body = body(target, grace);
     let outcome = call(async {
@@ -69,10 +69,10 @@ fn body(target: &Target, grace: Duration) -> Vec<u8> {
     eviction.to_string().into_bytes()
 }
 
-/// The pod, cut down to what `P` reads, as it is now; `None` where it is gone, or another has its name.
+/// Reads the pod; `None` if it is gone or another pod has its name.
 ///
 /// # Errors
-/// It can't be read.
+/// The pod can't be read.
 pub async fn look<P>(client: &Client, target: &Target) -> Result<Option<P>, CallError>
 where
     P: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -85,7 +85,7 @@ where
     Ok(pod.filter(|pod| pod.meta().uid.as_deref() == Some(&target.uid)))
 }
 
-/// What an answer means, by its cause.
+/// Interprets a response.
 fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
     let status = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(body);
@@ -102,8 +102,8 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets { why },
         500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
         502 | 503 => busy(waiting(wait, &status), why),
-        // It was not the API server who answered, the UID is another, another client wrote at the same time, or the server, or
-        // etcd behind it, gave up: only a look tells.
+        // Not an answer of the API server itself, another UID, a concurrent write, or the server or etcd timed out: reading the pod
+        // will tell.
         200..=299 | 404 | 409 | 500 | 501 | 504..=599 => Answer::Unknown { why },
         _ => Answer::Refused { why },
     }
@@ -118,10 +118,10 @@ fn waiting(header: Option<Duration>, status: &Status) -> Duration {
     let body = status.details.as_ref().map(|it| it.retry_after_seconds);
     let body = body.map(|seconds| Duration::from_secs(seconds.into()));
     let wait = header.or(body).unwrap_or_default();
-    wait.clamp(DEFAULT_WAIT, LONGEST_WAIT)
+    wait.clamp(DEFAULT_WAIT, MAX_WAIT)
 }
 
-/// What the disruption budget of this pod says, with its name.
+/// The message of the `PodDisruptionBudget` that refused, which has its name.
 fn budget(status: &Status) -> Option<String> {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     let cause = causes.find(|cause| cause.reason == "DisruptionBudget")?;
@@ -131,7 +131,7 @@ fn budget(status: &Status) -> Option<String> {
     })
 }
 
-/// Whether no connection came about.
+/// Whether the request failed before it was sent.
 pub fn was_not_sent(error: &CallError) -> bool {
     let CallError::Kube(error) = error else {
         return false;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_bears_uid_and_grace_by_the_names_that_servers_know() {
+    fn the_request_has_uid_and_grace_period_in_the_field_names_of_the_api() {
         let target = Target {
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_by_a_budget_is_told_from_a_busy_server() {
+    fn a_refusal_by_a_budget_differs_from_a_busy_server() {
         let cause = "The disruption budget web needs 2 healthy pods and has 2 currently";
         let details = json!({"causes": [{"reason": "DisruptionBudget", "message": cause}]});
         let budget = status(
@@ -218,15 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_before_the_api_server_can_neither_evict_nor_say_that_a_pod_is_gone() {
-        let of_the_server = |code, status: &str, reason: &str| {
+    fn a_proxy_can_neither_confirm_an_eviction_nor_say_that_a_pod_is_gone() {
+        let from_server = |code, status: &str, reason: &str| {
             let status = json!({
                 "kind": "Status", "apiVersion": "v1", "status": status, "reason": reason, "code": code,
             });
             read(code, None, status.to_string().as_bytes())
         };
-        assert_eq!(of_the_server(201, "Success", ""), Answer::Accepted);
-        assert_eq!(of_the_server(404, "Failure", "NotFound"), Answer::Gone);
+        assert_eq!(from_server(201, "Success", ""), Answer::Accepted);
+        assert_eq!(from_server(404, "Failure", "NotFound"), Answer::Gone);
         for (code, body) in [
             (200, "<html>Welcome</html>"),
             (201, ""),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_has_its_meaning() {
+    fn responses_are_interpreted() {
         let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));
         let refused = |why: &str| Answer::Refused {

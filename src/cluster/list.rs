@@ -1,17 +1,17 @@
-//! Lists that may be long.
+//! Paginated lists.
 
 use kube::api::ListParams;
 use kube::core::ObjectList;
 
 use super::client::{CallError, call};
 
-/// Objects in one answer.
+/// Objects per page.
 const PAGE: u32 = 500;
 
-/// All objects that `params` ask for, page by page, each with a deadline: `list` asks for one page.
+/// All objects that match `params`; `list` requests one page, which has a deadline.
 ///
 /// # Errors
-/// A page was refused or not answered.
+/// A page could not be read.
 pub async fn all<K>(
     params: ListParams,
     list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,

@@ -1,4 +1,4 @@
-//! The edge to an API server: client, election, watches, writes, reviews, events. Every call has a deadline of ours.
+//! Access to the API server: client, election, watches, writes, reviews, events. Every call has a deadline.
 
 pub mod backoff;
 pub mod client;

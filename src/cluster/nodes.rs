@@ -1,4 +1,4 @@
-//! Which nodes are ours to keep.
+//! Which nodes Plimsoll manages.
 
-/// A selector of labels: all whose system is Linux, also where no label says so, but for those without cgroups to keep.
+/// Label selector: Linux nodes (also unlabelled ones) except virtual nodes without cgroups.
 pub const KEPT: &str = "kubernetes.io/os notin (windows),type notin (virtual-kubelet),eks.amazonaws.com/compute-type notin (fargate)";

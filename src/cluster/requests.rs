@@ -1,5 +1,5 @@
-//! What stands between the client and the wire: every request is told of, and a plain-text answer that asks to wait says
-//! so in a form that the client understands.
+//! A layer around the client's HTTP service: reports every request to an observer, and turns plain-text responses with
+//! `Retry-After` into a `Status` that the client understands.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use serde_json::json;
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-/// The beginning of an answer takes no longer, also that of a watch: what else waits has shorter deadlines.
-const HEAD: Duration = Duration::from_secs(15);
+/// Limit for the response headers, of watches too.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(15);
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-/// Who is told of requests.
+/// Observes the requests of a client.
 pub trait Observer: Send + Sync {
-    /// A request with this verb of the Kubernetes API came to its end; `None`: without an answer, or it was given up.
+    /// A request with this verb of the Kubernetes API finished; `None`: without a response, or it was cancelled.
     fn requested(&self, verb: &'static str, code: Option<u16>);
 }
 
-/// Nobody.
+/// Ignores all requests.
 impl Observer for () {
     fn requested(&self, _: &'static str, _: Option<u16>) {}
 }
@@ -70,42 +70,42 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut ending = Ending {
+        let mut report = ReportOnDrop {
             verb: verb(request.method(), request.uri().query().unwrap_or_default()),
             code: None,
             observer: Arc::clone(&self.observer),
         };
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = tokio::time::timeout(HEAD, answer).await;
+            let answer = tokio::time::timeout(HEADERS_TIMEOUT, answer).await;
             let response = answer.map_err(|_| AnswerTimeout)??;
-            ending.answered(response.status());
-            Ok(understandable(
+            report.answered(response.status());
+            Ok(with_status(
                 response.map(|body| body.map_err(Into::into).boxed_unsync()),
             ))
         })
     }
 }
 
-/// The API server did not begin to answer in time.
+/// The API server sent no response headers in time.
 #[derive(Debug, Error)]
-#[error("no answer within {} s", HEAD.as_secs())]
+#[error("no answer within {} s", HEADERS_TIMEOUT.as_secs())]
 struct AnswerTimeout;
 
-/// Tells of a request when it ends, however it does.
-struct Ending {
+/// Reports a request when it ends, in whatever way.
+struct ReportOnDrop {
     verb: &'static str,
     code: Option<u16>,
     observer: Arc<dyn Observer>,
 }
 
-impl Ending {
+impl ReportOnDrop {
     const fn answered(&mut self, code: StatusCode) {
         self.code = Some(code.as_u16());
     }
 }
 
-impl Drop for Ending {
+impl Drop for ReportOnDrop {
     fn drop(&mut self) {
         self.observer.requested(self.verb, self.code);
     }
@@ -124,8 +124,8 @@ fn verb(method: &Method, query: &str) -> &'static str {
     }
 }
 
-/// Flow control answers with a header and plain text, which the client would read as any other failure.
-fn understandable(response: Answer) -> Answer {
+/// API priority and fairness answers with a header and plain text, which the client would treat as any other failure.
+fn with_status(response: Answer) -> Answer {
     let headers = response.headers();
     let is_json = headers
         .get(CONTENT_TYPE)

@@ -1,5 +1,5 @@
-//! Reviews: questions to an API server whose answers hold for a while, such as whose token this is. Few are asked at a
-//! time, and none again while its answer holds.
+//! Cached reviews: requests to the API server whose answers are valid for a while, such as `TokenReview`. Few run at a time, and
+//! none is repeated while its answer is cached.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use tokio::sync::Semaphore;
 use super::clock;
 use crate::engine::time::BootTime;
 
-/// How much is kept, and asked.
+/// Limits of the cache and of concurrent requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// An answer is good for so long, also a bad one.
+    /// How long an answer is valid, also a negative one.
     pub lasts: Duration,
-    /// At most so many answers are kept.
+    /// Size of the cache.
     pub most_kept: usize,
-    /// At most so many questions are asked at a time; others wait.
+    /// Requests at a time; others wait.
     pub most_at_once: usize,
 }
 
@@ -35,22 +35,22 @@ impl Default for Bounds {
 /// The reviews of one kind.
 pub struct Reviews<T> {
     answers: Mutex<Answers<T>>,
-    room: Semaphore,
+    permits: Semaphore,
 }
 
 impl<T: Clone> Reviews<T> {
-    /// None yet.
+    /// An empty cache.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             answers: Mutex::new(Answers {
                 by_question: HashMap::new(),
                 bounds,
             }),
-            room: Semaphore::new(bounds.most_at_once),
+            permits: Semaphore::new(bounds.most_at_once),
         }
     }
 
-    /// The answer to `question`: the one that is kept, else what comes of `ask`, whose failures are not kept.
+    /// The cached answer to `question`, otherwise the result of `ask`. Failures are not cached.
     pub async fn answer<E>(
         &self,
         question: &[u8],
@@ -60,8 +60,8 @@ impl<T: Clone> Reviews<T> {
         if let Some(known) = self.known(&key) {
             return Ok(known);
         }
-        let _room = self.room.acquire().await;
-        // Somebody may have asked the same meanwhile.
+        let _permit = self.permits.acquire().await;
+        // Another caller may have asked the same in the meantime.
         if let Some(known) = self.known(&key) {
             return Ok(known);
         }
@@ -72,12 +72,12 @@ impl<T: Clone> Reviews<T> {
         Ok(answer)
     }
 
-    /// The answer to `question`, if one is kept.
+    /// The answer to `question`, if it is cached.
     pub fn kept(&self, question: &[u8]) -> Option<T> {
         self.known(&key(question))
     }
 
-    /// Keeps an answer that was found without asking, for as long as it holds.
+    /// Caches an answer that was found without a request.
     pub fn keep(&self, question: &[u8], lasts: Duration, answer: T) {
         let now = clock::now();
         self.answers().put(key(question), now, now + lasts, answer);
@@ -92,7 +92,7 @@ impl<T: Clone> Reviews<T> {
     }
 }
 
-/// What was asked, so that secrets are not kept.
+/// A digest of the question, so that no secrets stay in memory.
 type Key = [u8; 32];
 
 fn key(question: &[u8]) -> Key {
@@ -101,7 +101,7 @@ fn key(question: &[u8]) -> Key {
     key
 }
 
-/// Each with the time until which it is good.
+/// The answers, each with its expiry.
 struct Answers<T> {
     by_question: HashMap<Key, (BootTime, T)>,
     bounds: Bounds,
@@ -113,7 +113,7 @@ impl<T: Clone> Answers<T> {
         (now < *until).then(|| answer.clone())
     }
 
-    /// Keeps an answer until then. Where there is no room, those that are no longer good go; else all.
+    /// Caches an answer until then. A full cache drops its expired answers, or all if none is expired.
     fn put(&mut self, key: Key, now: BootTime, until: BootTime, answer: T) {
         let most_kept = self.bounds.most_kept;
         if self.by_question.len() >= most_kept {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_holds_for_its_time_and_memory_for_all_times() {
+    fn answers_expire_and_the_cache_is_bounded() {
         let at = |seconds| BootTime::default() + Duration::from_secs(seconds);
         let mut cache = Answers {
             by_question: HashMap::new(),
@@ -153,14 +153,14 @@ mod tests {
         assert_eq!(
             cache.get(&key(b"b"), at(11)),
             Some(2),
-            "only the old one went"
+            "only the expired one was dropped"
         );
         cache.put(key(b"d"), at(12), at(22), 4);
         assert_eq!(cache.get(&key(b"d"), at(12)), Some(4));
         assert!(cache.by_question.len() <= 2);
     }
 
-    /// Reviews whose answers hold for the whole test, however slow it is.
+    /// Reviews whose answers stay valid for the whole test, however slow it is.
     fn reviews(most_at_once: usize) -> Reviews<u8> {
         Reviews::new(Bounds {
             lasts: Duration::from_hours(1),
@@ -170,16 +170,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn few_are_asked_at_a_time_and_none_twice() {
+    async fn requests_are_limited_and_not_repeated() {
         let reviews = reviews(1);
-        let (asked, under_way) = (Cell::new(0), Cell::new(0));
+        let (asked, running) = (Cell::new(0), Cell::new(0));
         let ask = |answer| {
-            let (asked, under_way) = (&asked, &under_way);
+            let (asked, running) = (&asked, &running);
             async move {
                 asked.set(asked.get() + 1);
-                assert_eq!(under_way.replace(1), 0, "one at a time");
+                assert_eq!(running.replace(1), 0, "one at a time");
                 yield_now().await;
-                under_way.set(0);
+                running.set(0);
                 Ok::<u8, ()>(answer)
             }
         };
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_asked_again_and_keeps_nobody_out() {
+    async fn a_failure_is_not_cached_and_frees_its_permit() {
         let reviews = reviews(1);
         assert_eq!(
             reviews.answer(b"a", async { Err("down") }).await,

@@ -1,7 +1,7 @@
-//! Our marks on a node: one taint and one condition. Everything else there is other people's.
+//! Our taint and our condition on a Node. Everything else there belongs to others.
 //!
-//! `spec.taints` is one atomic list to an API server, so that server-side apply would take all of it: it is edited by
-//! a JSON patch that holds only for the very object that was read, and is read again where that has changed.
+//! `spec.taints` is one atomic list, so server-side apply would own all of it. It is edited by a JSON patch that tests the
+//! resourceVersion, and is read again after a conflict.
 
 use std::time::Duration;
 
@@ -17,50 +17,50 @@ use super::client::{CallError, call, stored};
 use super::clock;
 use crate::engine::policy::TaintEffect;
 
-/// The key of our taint. Tolerations that were written for crane name it.
+/// The key of our taint: crane's, so that existing tolerations still match.
 pub const KEY: &str = "interference.crane.io";
 /// The type of our condition.
 pub const CONDITION: &str = "InterferenceIdentified";
 /// The reason of the condition while it is False.
-const OVER: &str = "NoInterference";
+const NO_INTERFERENCE: &str = "NoInterference";
 
-/// The node may change so often between reading and writing before a write is given up.
-const TRIES: usize = 10;
-const LEAST_PAUSE: Duration = Duration::from_millis(10);
-const MOST_PAUSE: Duration = Duration::from_millis(250);
+/// Attempts to write before a conflict is reported.
+const MAX_ATTEMPTS: usize = 10;
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
-/// What a node is marked with while new pods are kept away.
+/// The taint and condition of a node that new pods should avoid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Effect of the taint.
     pub effect: TaintEffect,
-    /// Reason of the condition: the rule behind it.
+    /// Reason of the condition: the rule that wants the taint.
     pub reason: String,
     /// Message of the condition.
     pub message: String,
 }
 
-/// What a node has to bear of ours.
+/// The desired state of our taint and condition on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bearing<'a> {
-    /// This.
+    /// Taint and condition are set.
     Mark(&'a Mark),
-    /// No taint, and a condition, where there is one, that says so.
+    /// No taint; the condition is False if it exists.
     Nothing,
-    /// Neither taint nor condition: as if we had never been there.
+    /// Neither taint nor condition.
     NoTrace,
 }
 
 impl Bearing<'_> {
     const fn effect(self) -> Option<TaintEffect> {
         match self {
-            Self::Mark(mark) => Some(mark.effect),
+            Self::Mark(taint) => Some(taint.effect),
             Self::Nothing | Self::NoTrace => None,
         }
     }
 }
 
-/// A node, as far as our marks on it go.
+/// The taints of a Node, and our condition on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Marked {
     /// `metadata.name`
@@ -69,22 +69,22 @@ pub struct Marked {
     pub uid: String,
     /// `metadata.resourceVersion`
     pub version: String,
-    /// `spec.taints` as they stand, with fields that we don't know.
+    /// `spec.taints`, including fields that we don't know.
     taints: Option<Vec<Value>>,
     condition: Option<Value>,
 }
 
-/// Why a node could not be marked. What was there before still is.
+/// Why taint or condition could not be changed. The node is as before.
 #[derive(Debug, Error)]
 pub enum TaintError {
-    /// It is gone.
-    #[error("failed to mark node {0}: there is no such node")]
+    /// The node is gone.
+    #[error("failed to taint node {0}: there is no such node")]
     NoNode(String),
-    /// It was made anew.
-    #[error("failed to mark node {0}: another node bears its name now")]
+    /// The node was deleted and created again.
+    #[error("failed to taint node {0}: another node has its name now")]
     Replaced(String),
-    /// Each time that it was read, somebody else wrote it before we could.
-    #[error("failed to mark node {0}: it was changed by others {TRIES} times while it was marked")]
+    /// Every attempt conflicted with another writer.
+    #[error("failed to taint node {0}: {MAX_ATTEMPTS} attempts conflicted with other writers")]
     Contended(String),
     /// The API server refused, or did not answer.
     #[error("failed to {verb} node {node}: {}", source.words())]
@@ -99,7 +99,7 @@ pub enum TaintError {
 }
 
 impl TaintError {
-    /// How long the server asks to be left alone for.
+    /// The delay before a retry that the server asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Call { source, .. } => source.retry_after(),
@@ -117,7 +117,7 @@ impl TaintError {
 }
 
 impl Marked {
-    /// Reads a Node object as an API server gives it.
+    /// From a Node in JSON.
     #[cfg(test)]
     pub(crate) fn of(node: &Value) -> Self {
         let meta = serde_json::from_value(node["metadata"].clone()).unwrap_or_default();
@@ -128,7 +128,7 @@ impl Marked {
         )
     }
 
-    /// Of a Node's parts: `metadata`, `spec.taints` and `status.conditions`.
+    /// From a Node's `metadata`, `spec.taints` and `status.conditions`.
     pub fn new(meta: &ObjectMeta, taints: &Value, conditions: &Value) -> Self {
         let mut conditions = conditions.as_array().into_iter().flatten();
         Self {
@@ -140,19 +140,19 @@ impl Marked {
         }
     }
 
-    /// The effect of our taint; the strongest, where there are two.
+    /// The effect of our taint; the strongest one if there are two.
     pub fn effect(&self) -> Option<TaintEffect> {
         self.taints.iter().flatten().filter_map(ours).max()
     }
 
-    /// Whether a taint of ours is there, or a condition that tells of one.
+    /// Whether our taint is there, or our condition is not False.
     pub fn is_marked(&self) -> bool {
         !self.bears(Bearing::Nothing)
     }
 
-    /// Whether nothing has to be written for the node to bear this.
+    /// Whether the node is in the desired state already.
     pub fn bears(&self, wanted: Bearing<'_>) -> bool {
-        self.edited(wanted.effect()).is_none() && self.says(wanted)
+        self.edited(wanted.effect()).is_none() && self.has_condition(wanted)
     }
 
     /// Whether this is a later state of the node than `other`.
@@ -164,7 +164,7 @@ impl Marked {
         }
     }
 
-    /// The taints as they have to be; `None` where they are so. Those of others keep their order and their fields.
+    /// The desired taints; `None` if nothing changes. Other taints keep their order and fields.
     fn edited(&self, effect: Option<TaintEffect>) -> Option<Vec<Value>> {
         let before = self.taints.as_deref().unwrap_or_default();
         let mut wanted = effect;
@@ -185,7 +185,7 @@ impl Marked {
         (after != before).then_some(after)
     }
 
-    /// The edit, which holds only for the object that was read.
+    /// The patch, which applies only to the version that was read.
     fn patch(&self, effect: Option<TaintEffect>) -> Option<Value> {
         let taints = self.edited(effect)?;
         let edit = if taints.is_empty() {
@@ -201,25 +201,25 @@ impl Marked {
         ]))
     }
 
-    /// Whether the condition is as it has to be. Where there never was one, none is made to say that all is well.
-    fn says(&self, wanted: Bearing<'_>) -> bool {
+    /// Whether the condition is as desired. None is created just to be False.
+    fn has_condition(&self, wanted: Bearing<'_>) -> bool {
         match (&self.condition, wanted) {
             (None, Bearing::Nothing | Bearing::NoTrace) => true,
             (None, Bearing::Mark(_)) | (Some(_), Bearing::NoTrace) => false,
             (Some(condition), Bearing::Nothing) => condition["status"] == "False",
-            (Some(condition), Bearing::Mark(mark)) => {
+            (Some(condition), Bearing::Mark(taint)) => {
                 condition["status"] == "True"
-                    && condition["reason"] == mark.reason.as_str()
-                    && condition["message"] == mark.message.as_str()
+                    && condition["reason"] == taint.reason.as_str()
+                    && condition["message"] == taint.message.as_str()
             }
         }
     }
 
-    /// A strategic merge patch of the status: conditions are merged by type, others' are left alone.
+    /// A strategic merge patch of the status: conditions are merged by type, so others are left alone.
     fn condition_patch(&self, wanted: Bearing<'_>, now: &str) -> Value {
         let (status, reason, message) = match wanted {
-            Bearing::Mark(mark) => ("True", &*mark.reason, &*mark.message),
-            Bearing::Nothing => ("False", OVER, "no rule keeps new pods away"),
+            Bearing::Mark(taint) => ("True", &*taint.reason, &*taint.message),
+            Bearing::Nothing => ("False", NO_INTERFERENCE, "no rule keeps new pods away"),
             Bearing::NoTrace => {
                 let condition = json!({"type": CONDITION, "$patch": "delete"});
                 return self.status_patch(&condition);
@@ -242,7 +242,7 @@ impl Marked {
     }
 }
 
-/// The effect of a taint that is ours: of our key, and of an effect that we use.
+/// The effect of a taint that is ours: it has our key and an effect that we use.
 fn ours(taint: &Value) -> Option<TaintEffect> {
     if taint["key"] != KEY {
         return None;
@@ -255,7 +255,7 @@ fn ours(taint: &Value) -> Option<TaintEffect> {
 /// Reads a node.
 ///
 /// # Errors
-/// There is none of this name, or it can't be read.
+/// There is no such node, or it can't be read.
 pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
     let api = nodes(client);
     let object = call(stored(api.get(node))).await;
@@ -264,18 +264,18 @@ pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
         .map_err(|source| TaintError::call("read", node, source))
 }
 
-/// Makes the node bear this: first the taint, then the condition. Writes nothing where all is so.
-/// `seen` may be old: it is read again where it is. Returns the node as it is then.
+/// Brings the node to the desired state: first the taint, then the condition. Writes only what differs. `seen` may be outdated: the
+/// node is read again after a conflict. Returns the node as it is then.
 ///
 /// # Errors
-/// It could not be done, or not all of it: to be tried again.
+/// Something could not be written: the caller has to retry.
 pub async fn keep(
     client: &Client,
     seen: Marked,
     wanted: Bearing<'_>,
 ) -> Result<Marked, TaintError> {
-    let seen = keep_taint(client, seen, wanted.effect()).await?;
-    if seen.says(wanted) {
+    let seen = apply_taint(client, seen, wanted.effect()).await?;
+    if seen.has_condition(wanted) {
         return Ok(seen);
     }
     let now = format!("{:.0}", clock::wall());
@@ -294,19 +294,19 @@ pub async fn keep(
     }
 }
 
-async fn keep_taint(
+async fn apply_taint(
     client: &Client,
     mut seen: Marked,
     effect: Option<TaintEffect>,
 ) -> Result<Marked, TaintError> {
     let api = nodes(client);
-    for pause in backoff(LEAST_PAUSE, MOST_PAUSE).take(TRIES) {
+    for pause in backoff(MIN_PAUSE, MAX_PAUSE).take(MAX_ATTEMPTS) {
         let Some(patch) = seen.patch(effect) else {
             return Ok(seen);
         };
         let refusal = match call(patch_taints(&api, &seen.name, patch)).await {
             Ok(object) => return Ok(marked(&object)),
-            // It is not the object that was read any more, or the cluster has a policy against this.
+            // The object has changed, or an admission policy refuses this.
             Err(refusal) if matches!(refusal.code(), Some(409 | 422)) => refusal,
             Err(source) => return Err(TaintError::call("taint", &seen.name, source)),
         };

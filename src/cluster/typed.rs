@@ -1,4 +1,4 @@
-//! Large kinds by way of JSON values: decoders are generic, and so one does for manifests, answers and watches.
+//! Decodes large kinds through JSON values, so that one decoder is compiled for manifests, responses and watches.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// An object that is decoded so.
+/// An object that is decoded through a JSON value.
 #[derive(Clone, Debug)]
 pub struct Typed<K>(pub K);
 

@@ -1,4 +1,4 @@
-//! Watches that never end and that one bad object can't stop: objects come as plain JSON.
+//! Watches that never end. Objects come as plain JSON, so that one bad object can't stop a watch.
 
 use std::fmt::Debug;
 use std::future::ready;
@@ -17,28 +17,28 @@ use super::client::describe;
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// Something happened to the objects of one kind.
+/// A change to the objects of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change<K = Value> {
-    /// All objects follow, each in an `Apply`.
+    /// A new list starts: all objects follow, each as an `Apply`.
     Restarted,
-    /// All objects were there.
+    /// The list is complete.
     Complete,
-    /// An object as it is now.
+    /// An object was added or changed.
     Apply(String, K),
-    /// An object is gone.
+    /// An object was deleted.
     Delete(String),
-    /// The watch failed and is tried again: in words.
+    /// The watch failed and is retried; the error message.
     Failed(String),
 }
 
-/// What identifies a kind to an API server.
+/// The API resource of a kind.
 pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
 }
 
 impl<K> Change<K> {
-    /// The same, of objects in another form.
+    /// The same change with another representation of the object.
     pub fn map<T>(self, into: impl FnOnce(K) -> T) -> Change<T> {
         match self {
             Self::Restarted => Change::Restarted,
@@ -50,15 +50,15 @@ impl<K> Change<K> {
     }
 }
 
-/// All changes of the cluster-scoped objects of a kind, from a full list on, as plain JSON.
+/// Lists and watches the cluster-scoped objects of a kind, as plain JSON.
 pub fn all(client: Client, resource: &ApiResource) -> BoxStream<'static, Change> {
     all_as::<DynamicObject>(client, resource, PAGE)
         .map(|change| change.map(to_json))
         .boxed()
 }
 
-/// All changes of the cluster-scoped objects of a kind, from a full list on in pages of so many objects. `K` has to be
-/// lenient: one object that can't be read makes the whole list fail.
+/// Lists (in pages of `page` objects) and watches the cluster-scoped objects of a kind. `K` has to be lenient: one object that
+/// can't be decoded makes the whole list fail.
 pub fn all_as<K>(client: Client, resource: &ApiResource, page: u32) -> BoxStream<'static, Change<K>>
 where
     K: Resource<DynamicType = ApiResource> + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -66,7 +66,7 @@ where
     objects(Api::all_with(client, resource), page)
 }
 
-/// The same, of the objects with these labels.
+/// As [`all_as`], for the objects with these labels.
 pub fn labelled_as<K>(
     client: Client,
     resource: &ApiResource,
@@ -80,7 +80,7 @@ where
     matching(Api::all_with(client, resource), config)
 }
 
-/// The same, of the objects that `api` is about.
+/// As [`all_as`], for the objects of `api`.
 pub fn objects<K>(api: Api<K>, page: u32) -> BoxStream<'static, Change<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -88,7 +88,7 @@ where
     matching(api, watcher::Config::default().page_size(page))
 }
 
-/// All changes of the objects of a kind with these labels in a namespace, as plain JSON.
+/// Lists and watches the objects with these labels in a namespace, as plain JSON.
 pub fn labelled(
     client: Client,
     resource: &ApiResource,
@@ -102,7 +102,7 @@ pub fn labelled(
         .boxed()
 }
 
-/// A watch that never ends, begun anew the more seldom the longer it fails.
+/// A watch that never ends, restarted with exponential backoff.
 pub fn patient<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -110,26 +110,26 @@ pub fn patient<K>(
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    begun_late(watcher(api, config)).default_backoff().boxed()
+    delay_init(watcher(api, config)).default_backoff().boxed()
 }
 
-/// That a list begins is told with what is heard of it first: whatever is told has kube begin with the shortest pause again,
-/// also before a list that is refused.
-fn begun_late<K>(
+/// Holds `Init` back until the first event of the list: any event resets kube's backoff, even `Init` before a list that is
+/// refused.
+fn delay_init<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>>,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> {
-    let told = events.scan(false, |begins, event| {
-        let begun = std::mem::take(begins) && event.is_ok();
+    let delayed = events.scan(false, |init, event| {
+        let started = std::mem::take(init) && event.is_ok();
         let event = match event {
             Ok(Event::Init) => {
-                *begins = true;
+                *init = true;
                 None
             }
             event => Some(event),
         };
-        ready(Some([begun.then_some(Ok(Event::Init)), event]))
+        ready(Some([started.then_some(Ok(Event::Init)), event]))
     });
-    told.flat_map(|events| stream::iter(events.into_iter().flatten()))
+    delayed.flat_map(|events| stream::iter(events.into_iter().flatten()))
 }
 
 fn matching<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Change<K>>
@@ -149,7 +149,7 @@ where
         .boxed()
 }
 
-/// The object without what is large and not used.
+/// The object without its managed fields, which are large and not used.
 fn to_json(mut object: DynamicObject) -> Value {
     object.metadata.managed_fields = None;
     let mut value = object.data;
@@ -168,9 +168,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_is_refused_has_not_begun() {
+    fn a_refused_list_emits_no_init() {
         let refused = || Err(watcher::Error::NoResourceVersion);
-        let heard = stream::iter([
+        let events = stream::iter([
             Ok(Event::<()>::Init),
             refused(),
             Ok(Event::Init),
@@ -180,13 +180,13 @@ mod tests {
             Ok(Event::Apply(())),
             refused(),
         ]);
-        let told = begun_late(heard).map(|event| match event {
-            Ok(Event::Init) => "begins",
-            Ok(_) => "tells",
-            Err(_) => "fails",
+        let names = delay_init(events).map(|event| match event {
+            Ok(Event::Init) => "init",
+            Ok(_) => "event",
+            Err(_) => "error",
         });
-        let told: Option<Vec<_>> = told.collect::<Vec<_>>().now_or_never();
-        let expected = ["fails", "fails", "begins", "tells", "tells", "fails"];
-        assert_eq!(told.expect("all is there"), expected);
+        let names: Option<Vec<_>> = names.collect::<Vec<_>>().now_or_never();
+        let expected = ["error", "error", "init", "event", "event", "error"];
+        assert_eq!(names.expect("the stream is ready"), expected);
     }
 }

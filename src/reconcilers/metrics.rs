@@ -1,4 +1,4 @@
-//! What the controller tells Prometheus, and its probes.
+//! Prometheus metrics and probes of the controller.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::world::World;
+use super::reconciler::Reconciler;
 use crate::cluster::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
@@ -23,18 +23,18 @@ use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
 use crate::serve::{Source, with_one_series};
 
-/// What the probes call the metrics API, and whom it believes.
+/// Names in the readiness probe.
 const METRICS_API: &str = "metrics API";
 const FRONT_PROXY: &str = "API servers' certificates";
-/// The loop turns at least every second: silent for so long it hangs.
-const HANGS: Duration = Duration::from_secs(30);
+/// The event loop runs at least every second; after this long without a turn it hangs.
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Upper bounds of the time between two heartbeats, in seconds: they come every 10 or 60.
 const AGES: [f64; 10] = [5.0, 9.0, 11.0, 15.0, 20.0, 40.0, 58.0, 65.0, 120.0, 600.0];
 
 /// Labels of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct WriteLabels {
-    /// `NodeWatermark`, `status`, `Node` (the taint of a silent agent) or `Event`.
+    /// `NodeWatermark`, `status`, `Node` (removing the taint of an unresponsive agent) or `Event`.
     pub object: &'static str,
     /// `ok` or `error`.
     pub result: &'static str,
@@ -65,7 +65,7 @@ pub struct AnswerLabels {
     pub code: u16,
 }
 
-/// Labels of connections that were cut.
+/// Labels of connections that were closed by the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct CutLabels {
     /// `too_many_new`, `too_slow` or `pinned`.
@@ -79,7 +79,7 @@ pub struct RolloutLabels {
     pub phase: &'static str,
 }
 
-/// All figures.
+/// All metrics.
 pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
@@ -91,21 +91,21 @@ pub struct Metrics {
     pub writes: Family<WriteLabels, Counter>,
     running: Gauge,
     watch_errors: Family<WatchLabels, Counter>,
-    /// Events that were dropped, because too many wait.
+    /// Events dropped because too many were waiting.
     pub events_dropped: Counter,
-    /// Taints of silent agents that were taken away.
+    /// Taints of unresponsive agents that were removed.
     pub taints_removed: Counter,
     nodes: Gauge,
     pending: Gauge,
-    softened: Gauge,
-    silent: Gauge,
-    silent_throttled: Gauge,
-    held: Gauge,
+    prefer_no_schedule: Gauge,
+    unresponsive: Gauge,
+    unresponsive_throttled: Gauge,
+    frozen_zones: Gauge,
     agents: Gauge,
-    unkept: Gauge,
-    oldest: Gauge<f64, AtomicU64>,
-    ages: Histogram,
-    undefined: Gauge,
+    without_agent: Gauge,
+    oldest_heartbeat: Gauge<f64, AtomicU64>,
+    heartbeat_ages: Histogram,
+    definitions_missing: Gauge,
     certificate_ends: Gauge,
     certificate_errors: Counter,
     rollouts: Family<RolloutLabels, Gauge>,
@@ -113,18 +113,18 @@ pub struct Metrics {
     pub leader: Gauge,
     /// Direct reports of agents.
     pub reports: ReportMetrics,
-    /// Evictions by agents.
+    /// Evictions for agents.
     pub evictions: EvictionMetrics,
     health: Mutex<Health>,
 }
 
 #[derive(Default)]
 struct Health {
-    beat: BootTime,
-    /// What each watch waits for; absent once it was complete.
+    last_turn: BootTime,
+    /// What each watch waits for; absent once it is complete.
     waiting: BTreeMap<&'static str, String>,
     /// What is wrong with definitions, by kind.
-    undefined: BTreeMap<String, String>,
+    incomplete: BTreeMap<String, String>,
 }
 
 impl Default for Metrics {
@@ -144,15 +144,15 @@ impl Default for Metrics {
             taints_removed: Counter::default(),
             nodes: Gauge::default(),
             pending: Gauge::default(),
-            softened: Gauge::default(),
-            silent: Gauge::default(),
-            silent_throttled: Gauge::default(),
-            held: Gauge::default(),
+            prefer_no_schedule: Gauge::default(),
+            unresponsive: Gauge::default(),
+            unresponsive_throttled: Gauge::default(),
+            frozen_zones: Gauge::default(),
             agents: Gauge::default(),
-            unkept: Gauge::default(),
-            oldest: Gauge::default(),
-            ages: Histogram::new(AGES),
-            undefined: Gauge::default(),
+            without_agent: Gauge::default(),
+            oldest_heartbeat: Gauge::default(),
+            heartbeat_ages: Histogram::new(AGES),
+            definitions_missing: Gauge::default(),
             certificate_ends: Gauge::default(),
             certificate_errors: Counter::default(),
             rollouts: Family::default(),
@@ -162,7 +162,7 @@ impl Default for Metrics {
             health: Mutex::default(),
         };
         metrics.register_work();
-        metrics.begin();
+        metrics.init_counters();
         metrics.register_state();
         metrics.register_agents();
         metrics.register_certificates();
@@ -173,8 +173,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts writes from 0: a counter that appears with its first count has not grown, to Prometheus.
-    fn begin(&self) {
+    /// Starts counters at 0: Prometheus sees no increase in a counter that appears with its first count.
+    fn init_counters(&self) {
         for object in ["NodeWatermark", "status", "Node", "Event"] {
             for result in ["ok", "error"] {
                 drop(self.writes.get_or_create(&WriteLabels { object, result }));
@@ -184,51 +184,56 @@ impl Metrics {
 
     fn register_work(&mut self) {
         let registry = &mut self.registry;
-        let help = "Requests to the API server, by verb and code of the answer";
+        let help = "Requests to the API server, by verb and response code";
         registry.register("api_requests", help, self.requests.clone());
-        let help = "Answers of the metrics API, by verb and code";
+        let help = "Responses of the metrics API, by verb and code";
         registry.register("metrics_api_answers", help, self.answers.clone());
-        let help = "Memory that is there for answers of the metrics API under way alone: what was replaced since they began, and what \
-                    their clients have not taken";
+        let help = "Memory held only by responses of the metrics API in progress: data that was replaced since they started, and data \
+                    that clients have not read yet";
         let pinned = self.pinned.clone();
         registry.register_with_unit("metrics_api_pinned", help, Unit::Bytes, pinned);
-        let help = "Connections of the metrics API that were cut: too_many_new, too_slow (less than 32 KiB a second), or pinned (the slowest, \
-                    where answers under way took more than 64 MiB)";
+        let help = "Connections of the metrics API closed by the server: too_many_new, too_slow (less than 32 KiB/s), or pinned (the \
+                    slowest, when responses in progress took more than 64 MiB)";
         registry.register("metrics_api_connections_cut", help, self.cut.clone());
-        let help = "Time to take one change of a policy or node and compile what it concerns";
+        let help = "Time to process one change of a policy or node and compile what it affects";
         registry.register_with_unit("compile", help, Unit::Seconds, self.compile.clone());
         registry.register("writes", "Writes to the API server", self.writes.clone());
-        let help = "Writes that are under way";
+        let help = "Writes in progress";
         registry.register("running_writes", help, self.running.clone());
-        let help = "Failures of watches";
+        let help = "Watch errors";
         registry.register("watch_errors", help, self.watch_errors.clone());
-        let help = "Events that were dropped, because too many wait";
+        let help = "Events dropped because too many were waiting";
         registry.register("events_dropped", help, self.events_dropped.clone());
-        let help = "Taints of silent agents that were taken away";
+        let help = "Taints of unresponsive agents that were removed";
         registry.register("taints_removed", help, self.taints_removed.clone());
     }
 
     fn register_state(&mut self) {
         let registry = &mut self.registry;
         registry.register("nodes", "Nodes", self.nodes.clone());
-        let help = "Nodes whose NodeWatermark waits to be written";
+        let help = "Nodes whose NodeWatermark is waiting to be written";
         registry.register("pending_nodes", help, self.pending.clone());
-        let help = "Nodes that get PreferNoSchedule, because too many are over their marks";
-        registry.register("softened_nodes", help, self.softened.clone());
-        let help = "Edits on their way to all nodes, by how far they are";
+        let help = "Nodes with PreferNoSchedule instead of NoSchedule because of the cap on unschedulable nodes";
+        registry.register("softened_nodes", help, self.prefer_no_schedule.clone());
+        let help = "Edits that are being rolled out, by phase";
         registry.register("rollouts", help, self.rollouts.clone());
-        let help = "Definitions that are missing, or lack fields that this version writes";
-        registry.register("definitions_missing", help, self.undefined.clone());
+        let help =
+            "Custom resource definitions that are missing or lack fields that this version writes";
+        registry.register(
+            "definitions_missing",
+            help,
+            self.definitions_missing.clone(),
+        );
         let help = "1 while this replica leads";
         registry.register("leader", help, self.leader.clone());
     }
 
     fn register_certificates(&mut self) {
         let registry = &mut self.registry;
-        let help = "When the certificate of the metrics API and of reports is good no more, in seconds since 1970; 0: there is none";
+        let help = "Expiry of the certificate of the metrics API and of reports, in seconds since 1970; 0: there is none";
         let ends = self.certificate_ends.clone();
         registry.register("certificate_expiration_timestamp_seconds", help, ends);
-        let help = "Looks at the certificate, and at who has to know its authority, that found something wrong; they come every minute";
+        let help = "Failed checks of the certificate and of where its authority is published; checks run every minute";
         let errors = self.certificate_errors.clone();
         registry.register("certificate_errors", help, errors);
     }
@@ -237,35 +242,42 @@ impl Metrics {
         let registry = &mut self.registry;
         let help = "Agents that hold the Lease of their node";
         registry.register("agents", help, self.agents.clone());
-        let help = "Nodes that a NodeQOS selects and on which no agent holds the Lease or reports: nobody keeps it there";
-        registry.register("unkept_nodes", help, self.unkept.clone());
-        let help = "Agents that are silent: their Lease is not renewed, or they write nothing while something is in force";
-        registry.register("silent_agents", help, self.silent.clone());
-        let help = "Those of them whose node had throttled pods: see `plimsoll agent --restore`";
-        let throttled = self.silent_throttled.clone();
+        let help = "Nodes that a NodeQOS selects but on which no agent holds the Lease or reports: it is not enforced there";
+        registry.register("unkept_nodes", help, self.without_agent.clone());
+        let help = "Unresponsive agents: their Lease is not renewed, or they write nothing while something is in force";
+        registry.register("silent_agents", help, self.unresponsive.clone());
+        let help =
+            "Unresponsive agents whose node had throttled pods: see `plimsoll agent --restore`";
+        let throttled = self.unresponsive_throttled.clone();
         registry.register("silent_agents_throttling", help, throttled);
-        let help = "Zones in which so many agents are silent that nothing of theirs is undone";
-        registry.register("silence_held", help, self.held.clone());
+        let help =
+            "Zones in which so many agents are unresponsive that nothing of theirs is restored";
+        registry.register("silence_held", help, self.frozen_zones.clone());
         let help = "Age of the oldest heartbeat of all agents";
-        let oldest = self.oldest.clone();
+        let oldest = self.oldest_heartbeat.clone();
         registry.register_with_unit("heartbeat_age_max", help, Unit::Seconds, oldest);
-        let help = "How old heartbeats were when the next was seen";
-        registry.register_with_unit("heartbeat_age", help, Unit::Seconds, self.ages.clone());
+        let help = "Age of heartbeats when the next one arrived";
+        registry.register_with_unit(
+            "heartbeat_age",
+            help,
+            Unit::Seconds,
+            self.heartbeat_ages.clone(),
+        );
     }
 
-    /// Heartbeats of this age were followed by another.
-    pub fn heard(&self, ages: Vec<Duration>) {
+    /// Heartbeats had these ages when the next one arrived.
+    pub fn heartbeats(&self, ages: Vec<Duration>) {
         for age in ages {
-            self.ages.observe(age.as_secs_f64());
+            self.heartbeat_ages.observe(age.as_secs_f64());
         }
     }
 
-    /// A watch failed, or did not show what it should have shown.
-    pub fn missed(&self, kind: &'static str) {
+    /// A watch failed or missed a change.
+    pub fn watch_error(&self, kind: &'static str) {
         self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
     }
 
-    /// One series of every metric, in the text format: for the documentation.
+    /// One series of every metric in the text format, for the documentation.
     pub fn example() -> String {
         let metrics = Self::default();
         with_one_series(&metrics.requests);
@@ -286,24 +298,25 @@ impl Metrics {
         }
     }
 
-    /// Figures of the state that the controller is in.
-    pub fn count(&self, world: &World, running: usize) {
+    /// Sets the gauges from the controller's state.
+    pub fn update(&self, reconciler: &Reconciler, running: usize) {
         let set = |gauge: &Gauge, count: usize| {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         };
-        let [nodes, pending, softened] = world.counts();
+        let [nodes, pending, prefer_no_schedule] = reconciler.counts();
         set(&self.nodes, nodes);
         set(&self.pending, pending);
-        set(&self.softened, softened);
+        set(&self.prefer_no_schedule, prefer_no_schedule);
         set(&self.running, running);
-        let silence = world.silence_figures();
-        set(&self.agents, silence.agents);
-        set(&self.unkept, world.unkept());
-        set(&self.silent, silence.silent);
-        set(&self.silent_throttled, silence.throttling);
-        set(&self.held, silence.held);
-        self.oldest.set(silence.oldest.as_secs_f64());
-        for (phase, rollouts) in world.rollout_counts() {
+        let liveness = reconciler.liveness_counts();
+        set(&self.agents, liveness.agents);
+        set(&self.without_agent, reconciler.nodes_without_agent());
+        set(&self.unresponsive, liveness.unresponsive);
+        set(&self.unresponsive_throttled, liveness.throttling);
+        set(&self.frozen_zones, liveness.frozen_zones);
+        self.oldest_heartbeat
+            .set(liveness.oldest_heartbeat.as_secs_f64());
+        for (phase, rollouts) in reconciler.rollout_counts() {
             set(
                 &self.rollouts.get_or_create(&RolloutLabels { phase }),
                 rollouts,
@@ -311,7 +324,7 @@ impl Metrics {
         }
     }
 
-    /// One change was taken and compiled.
+    /// One change was processed and compiled.
     pub fn compiled(&self, took: Duration) {
         self.compile.observe(took.as_secs_f64());
     }
@@ -320,48 +333,48 @@ impl Metrics {
         with(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The loop turned.
-    pub fn beat(&self, now: BootTime) {
-        self.health(|health| health.beat = now);
+    /// The event loop made a turn.
+    pub fn loop_turned(&self, now: BootTime) {
+        self.health(|health| health.last_turn = now);
     }
 
-    /// A watch waits: for its first full list, or because it failed before that.
-    pub fn waits(&self, kind: &'static str, why: String) {
+    /// A watch waits for its first full list; `why` may be an error.
+    pub fn waiting(&self, kind: &'static str, why: String) {
         self.health(|health| drop(health.waiting.insert(kind, why)));
     }
 
-    /// A watch has seen all of its objects.
+    /// A watch has listed all of its objects.
     pub fn complete(&self, kind: &'static str) {
         self.health(|health| drop(health.waiting.remove(kind)));
     }
 
-    /// Something that is needed is there, or why not.
-    fn has(&self, what: &'static str, outcome: Result<(), &str>) {
+    /// A prerequisite is there, or why not.
+    fn prerequisite(&self, what: &'static str, outcome: Result<(), &str>) {
         match outcome {
             Ok(()) => self.complete(what),
-            Err(why) => self.waits(what, why.to_owned()),
+            Err(why) => self.waiting(what, why.to_owned()),
         }
     }
 
-    /// Whether objects of some kind were not listed yet.
+    /// Whether some kind is not listed yet.
     pub fn is_waiting(&self) -> bool {
         self.health(|health| !health.waiting.is_empty())
     }
 
-    /// What the definition of a kind lacks; `None`: nothing, or nothing is known.
-    pub fn defined(&self, kind: String, lacks: Option<String>) {
-        let undefined = self.health(|health| {
+    /// What the definition of a kind lacks; `None`: nothing, or unknown.
+    pub fn definition_checked(&self, kind: String, lacks: Option<String>) {
+        let missing = self.health(|health| {
             match lacks {
-                Some(lacks) => drop(health.undefined.insert(kind, lacks)),
-                None => drop(health.undefined.remove(&kind)),
+                Some(lacks) => drop(health.incomplete.insert(kind, lacks)),
+                None => drop(health.incomplete.remove(&kind)),
             }
-            health.undefined.len()
+            health.incomplete.len()
         });
-        self.undefined
-            .set(i64::try_from(undefined).unwrap_or(i64::MAX));
+        self.definitions_missing
+            .set(i64::try_from(missing).unwrap_or(i64::MAX));
     }
 
-    /// A write came to its end.
+    /// A write finished.
     pub fn wrote(&self, object: &'static str, ok: bool) {
         let result = if ok { "ok" } else { "error" };
         let labels = WriteLabels { object, result };
@@ -394,7 +407,7 @@ impl metrics_api::Observer for Metrics {
     }
 
     fn certified(&self, outcome: Result<(), &str>) {
-        self.has(METRICS_API, outcome);
+        self.prerequisite(METRICS_API, outcome);
     }
 
     fn kept(&self, ends: Option<Timestamp>, ok: bool) {
@@ -406,7 +419,7 @@ impl metrics_api::Observer for Metrics {
     }
 
     fn believes(&self, outcome: Result<(), &str>) {
-        self.has(FRONT_PROXY, outcome);
+        self.prerequisite(FRONT_PROXY, outcome);
     }
 
     fn lacks(&self) -> Result<(), String> {
@@ -416,20 +429,23 @@ impl metrics_api::Observer for Metrics {
 
 impl Source for Metrics {
     fn livez(&self) -> Result<(), String> {
-        let silent = clock::now().since(self.health(|health| health.beat));
-        if silent > HANGS {
-            return Err(format!("nothing was done for {} s", silent.as_secs()));
+        let idle = clock::now().since(self.health(|health| health.last_turn));
+        if idle > HANG_TIMEOUT {
+            return Err(format!(
+                "the event loop has not run for {} s",
+                idle.as_secs()
+            ));
         }
         Ok(())
     }
 
-    /// A standby is as ready as the leader: it has seen all objects, and can lead at once.
+    /// A standby is as ready as the leader: it has listed all objects, and can lead at once.
     fn readyz(&self) -> Result<(), String> {
         let waiting: Vec<String> = self.health(|health| {
             let line = |kind: &str, why: &str| format!("{kind}: {why}");
             let waiting = health.waiting.iter().map(|(kind, why)| line(kind, why));
-            let undefined = health.undefined.iter().map(|(kind, why)| line(kind, why));
-            undefined.chain(waiting).collect()
+            let incomplete = health.incomplete.iter().map(|(kind, why)| line(kind, why));
+            incomplete.chain(waiting).collect()
         });
         if waiting.is_empty() {
             return Ok(());

@@ -1,22 +1,30 @@
-//! The controller: compiles policies into one `NodeWatermark` a node, and says what it makes of them.
+//! The controller: compiles policies into one `NodeWatermark` per node, and reports in the policies' statuses. It is a pipeline with a
+//! folder for each stage:
 //!
-//! [`world::World`] decides, and does no I/O; [`run`] feeds it from watches and carries out what it plans.
+//! - `observe`: watches, and objects decoded as far as they are used
+//! - `compile`: the index of nodes with their compiled policies and `NodeWatermarks`
+//! - `plan`: what may be written now: roll-outs, the cap on unschedulable nodes, unresponsive agents, the write queue
+//! - `apply`: operations on the API server
+//! - `status`: the statuses of policies
+//!
+//! [`reconciler::Reconciler`] holds the state of the pipeline and does no I/O; [`run`] feeds it from watches and carries out what it
+//! plans.
 
-pub mod attempt;
-pub mod cap;
-pub mod catalog;
-pub mod conditions;
-pub mod content;
-pub mod lease;
+mod apply;
+mod compile;
+mod events;
 pub mod metrics;
-pub mod restrain;
-pub mod rollout;
+mod observe;
+mod plan;
+pub mod reconciler;
+mod retry;
 pub mod run;
-pub mod silence;
-pub mod wire;
-pub mod world;
+mod status;
 
-/// One series of every metric of the controller, in the text format of `OpenMetrics`: for the documentation.
+pub use observe::{lease, wire};
+pub use plan::{cap, liveness};
+
+/// One series of every controller metric in the `OpenMetrics` text format, for the documentation.
 pub fn metrics_example() -> String {
     metrics::Metrics::example()
 }

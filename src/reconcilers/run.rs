@@ -1,9 +1,6 @@
-//! Feeds the world from watches, and carries out what it plans.
+//! The event loop: feeds the reconciler from watches, and carries out what it plans.
 
-mod definitions;
-mod outbox;
-mod store;
-mod write;
+mod probes;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -21,9 +18,13 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::lease::{LeaseObject, Renewal};
+use super::apply::task_queue::TaskQueue;
+use super::apply::write::{self, Outcome};
 use super::metrics::Metrics;
-use super::world::{Failed, Note, Settings, Subject, World, Write};
+use super::observe::definitions;
+use super::observe::lease::{LeaseObject, LeaseState};
+use super::observe::watches::{Item, Source, Watch};
+use super::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject, WriteError};
 use crate::cluster::client::{CallError, ClientError, Server, call};
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Standing};
@@ -32,50 +33,50 @@ use crate::cluster::watch::Change;
 use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Feed, Serving, StartError};
-use crate::serve::{self, ServeError};
-use outbox::Outbox;
-use store::{Item, Source, Store};
-use write::Done;
+use crate::serve::ServeError;
 
-/// At most so many writes at a time.
-const MOST_WRITES: usize = 16;
-/// What is due by the time is looked at so often.
+/// Writes in progress at a time.
+const MAX_WRITES: usize = 16;
+/// How often timers are checked.
 const TICK: Duration = Duration::from_millis(250);
-/// So many evictions wait to be judged; further ones wait for them.
+/// Eviction queries that may wait; senders of further ones block.
 const MAX_QUERIES: usize = 64;
-/// Reports are taken so often at most: one turn of the loop, and one look of each watch, for all that came since.
-const GATHER: Duration = Duration::from_millis(50);
+/// Minimum interval between two turns for reports, so that one turn handles many.
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How the controller runs.
+/// Options of the controller.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What an administrator chooses.
+    /// Settings of the decisions.
     pub settings: Settings,
-    /// Where the Lease of the election is.
+    /// Namespace of the election Lease.
     pub namespace: String,
-    /// Its name.
+    /// Name of the election Lease.
     pub lease: String,
-    /// Where the Leases of agents are.
+    /// Namespace of the agents' Leases.
     pub agents: String,
-    /// This replica, and this life of it.
+    /// Identifies this replica; differs after a restart.
     pub identity: String,
-    /// Where probes and metrics are served.
+    /// Address of probes and metrics.
     pub listen: SocketAddr,
-    /// How the `NodeMetrics` are served; `None`: not at all.
+    /// Options of the metrics API; `None`: not served.
     pub metrics_api: Option<metrics_api::Options>,
-    /// Where other replicas reach this one for `NodeMetrics`.
+    /// Address at which other replicas reach this one for `NodeMetrics`.
     pub address: Option<SocketAddr>,
 }
 
-/// Why the controller can't run.
+/// Why the controller could not run.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// There is no client for the API server.
+    /// No client for the API server could be made.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The address of probes and metrics can't be listened on.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// The thread of probes and metrics can't be started.
+    #[error("failed to start the thread of probes and metrics")]
+    Thread(#[from] std::io::Error),
     /// The `NodeMetrics` can't be served.
     #[error(transparent)]
     MetricsApi(#[from] StartError),
@@ -84,16 +85,16 @@ pub enum RunError {
 /// Runs until `stop` is true.
 ///
 /// # Errors
-/// An address can't be listened on, or there is no client for the API server.
+/// An address can't be listened on, or no client for the API server could be made.
 pub async fn run(
     server: Server,
     options: Options,
     metrics: Arc<Metrics>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), RunError> {
-    metrics.beat(clock::now());
+    metrics.loop_turned(clock::now());
     let client = server.client(Arc::clone(&metrics) as _)?;
-    let listener = serve::listen(options.listen)?;
+    let probes = probes::serve(options.listen, Arc::clone(&metrics))?;
     let Options {
         namespace,
         lease,
@@ -112,7 +113,7 @@ pub async fn run(
     let (release, released) = oneshot::channel();
     let election = async {
         election::run(&mut elector, &standing, stopped).await;
-        // Nobody waits for it but where the process is to end.
+        // The receiver only waits during shutdown.
         release.send(()).ok();
         election::follow(&mut elector, &standing).await
     };
@@ -128,30 +129,32 @@ pub async fn run(
         controller.feed = Some(feed);
         api = Some(serving);
     }
-    let definitions = definitions::check(client, Arc::clone(&metrics));
-    // Whatever ends first ends the process: nothing goes on half-dead.
-    let serving = serve::serve(listener, metrics);
-    tokio::pin!(election, serving, definitions);
+    let definitions = definitions::check(client, metrics);
+    // If any part ends, the process ends.
+    tokio::pin!(election, probes, definitions);
     tokio::select! {
         _ = stop.wait_for(|stop| *stop) => {
             tokio::select! {
-                ended = end(released, api) => ended?,
+                result = shut_down(released, api) => result?,
                 never = &mut election => match never {},
-                () = &mut serving => {}
+                () = &mut probes => {}
             }
         }
         never = &mut election => match never {},
-        () = &mut serving => {}
-        ended = ended(api.as_mut()) => ended?,
+        () = &mut probes => {}
+        result = finished(api.as_mut()) => result?,
         never = &mut definitions => match never {},
         () = controller.run(elected) => {}
     }
     Ok(())
 }
 
-/// First another replica may lead: clients whose watches end look for it at once, and what is under way here is passed on to
-/// it.
-async fn end(released: oneshot::Receiver<()>, api: Option<Serving>) -> Result<(), StartError> {
+/// Releases the leadership first: clients whose watches end look for another leader at once, and requests in flight here are
+/// forwarded to it.
+async fn shut_down(
+    released: oneshot::Receiver<()>,
+    api: Option<Serving>,
+) -> Result<(), StartError> {
     drop(released.await);
     match api {
         Some(api) => api.end().await,
@@ -160,7 +163,7 @@ async fn end(released: oneshot::Receiver<()>, api: Option<Serving>) -> Result<()
 }
 
 /// Waits for the metrics API to end by itself.
-async fn ended(api: Option<&mut Serving>) -> Result<(), StartError> {
+async fn finished(api: Option<&mut Serving>) -> Result<(), StartError> {
     match api {
         Some(api) => api.ended().await,
         None => std::future::pending().await,
@@ -169,7 +172,7 @@ async fn ended(api: Option<&mut Serving>) -> Result<(), StartError> {
 
 const LEASE: &str = "Lease";
 
-/// The Lease that replicas elect their leader by: events about the controller itself are about it.
+/// The election Lease, which events about the controller itself refer to.
 #[derive(Clone, Debug)]
 struct LeaseName {
     namespace: String,
@@ -183,7 +186,7 @@ impl Subject {
             Self::Policy { kind, name, uid } => {
                 (crate::crd::API_VERSION, kind.name(), name, Some(uid))
             }
-            Self::Fleet => ("coordination.k8s.io/v1", LEASE, lease.name.clone(), None),
+            Self::Controller => ("coordination.k8s.io/v1", LEASE, lease.name.clone(), None),
         };
         ObjectReference {
             api_version: Some(api_version.to_owned()),
@@ -196,39 +199,39 @@ impl Subject {
     }
 }
 
-/// A change of one kind.
+/// Changes of all kinds, with the index of their watch.
 type Changes = SelectAll<BoxStream<'static, (usize, Change<Item>)>>;
 
 struct Controller {
     client: Client,
-    world: World,
-    stores: Vec<Store>,
+    reconciler: Reconciler,
+    watches: Vec<Watch>,
     changes: Changes,
-    writes: FuturesUnordered<BoxFuture<'static, Done>>,
-    events: Outbox<Result<(), CallError>>,
+    writes: FuturesUnordered<BoxFuture<'static, Outcome>>,
+    events: TaskQueue<Result<(), CallError>>,
     recorder: Events,
     lease: LeaseName,
-    /// Those of agents.
+    /// The agents' Leases.
     leases: Api<LeaseObject>,
     metrics: Arc<Metrics>,
-    /// Where the `NodeMetrics` come from.
+    /// Publishes the `NodeMetrics`.
     feed: Option<Feed>,
-    /// Where agents report.
+    /// Direct reports of agents.
     reports: Option<Reports>,
-    /// Evictions that agents ask for, to be judged by the rules of their nodes. The sender keeps the channel open.
+    /// Evictions requested by agents, to be checked against the rules of their nodes. The sender keeps the channel open.
     rule_queries: (mpsc::Sender<RuleQuery>, mpsc::Receiver<RuleQuery>),
-    /// When some were taken last.
-    heard: Instant,
+    /// When reports were last taken.
+    reports_taken: Instant,
 }
 
 impl Controller {
     fn new(client: Client, options: &Options, metrics: Arc<Metrics>) -> Self {
-        let stores: Vec<Store> = Source::ALL.into_iter().map(Store::new).collect();
+        let watches: Vec<Watch> = Source::ALL.into_iter().map(Watch::new).collect();
         let leases = Api::namespaced(client.clone(), &options.agents);
         let mut changes = SelectAll::new();
-        for (index, store) in stores.iter().enumerate() {
-            metrics.waits(store.source.kind(), "not listed yet".to_owned());
-            let stream = store.source.watch(client.clone(), &leases);
+        for (index, watch) in watches.iter().enumerate() {
+            metrics.waiting(watch.source.kind(), "not listed yet".to_owned());
+            let stream = watch.source.watch(client.clone(), &leases);
             changes.push(stream.map(move |change| (index, change)).boxed());
         }
         Self {
@@ -238,17 +241,17 @@ impl Controller {
                 name: options.lease.clone(),
             },
             leases,
-            world: World::new(options.settings),
+            reconciler: Reconciler::new(options.settings),
             writes: FuturesUnordered::new(),
-            events: Outbox::new(),
+            events: TaskQueue::new(),
             client,
-            stores,
+            watches,
             changes,
             metrics,
             feed: None,
             reports: None,
             rule_queries: mpsc::channel(MAX_QUERIES),
-            heard: Instant::now(),
+            reports_taken: Instant::now(),
         }
     }
 
@@ -265,23 +268,23 @@ impl Controller {
                         self.take(index, change);
                     }
                 }
-                Some(done) = while_leading(&fence, self.writes.next()) => self.written(done),
+                Some(outcome) = while_leading(&fence, self.writes.next()) => self.finished(outcome),
                 Some(outcome) = while_leading(&fence, self.events.next()) => {
                     self.metrics.wrote("Event", outcome.is_ok());
                 }
                 changed = elected.changed() => if changed.is_err() { return },
-                Some(query) = self.rule_queries.1.recv() => self.judge(query, &fence),
-                () = arrived(self.reports.as_ref(), self.heard + GATHER) => {}
+                Some(query) = self.rule_queries.1.recv() => self.answer(query, &fence),
+                () = arrived(self.reports.as_ref(), self.reports_taken + REPORT_INTERVAL) => {}
                 _ = tick.tick() => {}
             }
-            self.hear();
+            self.take_reports();
             let term = elected.borrow().term(clock::now());
-            let term = term.filter(|_| self.stores.iter().all(Store::is_known));
+            let term = term.filter(|_| self.watches.iter().all(Watch::is_known));
             if term.is_some() != leading {
                 leading = term.is_some();
                 self.lead(leading);
             }
-            self.show(term.map(|term| term.epoch));
+            self.publish(term.map(|term| term.epoch));
             self.work();
         }
     }
@@ -290,72 +293,73 @@ impl Controller {
         tracing::info!(lead, "leadership changed");
         self.metrics.leader.set(i64::from(lead));
         if lead {
-            self.world.lead();
+            self.reconciler.start_leading();
         } else {
-            self.world.follow();
-            // What did not begin yet must not; writes under way are what the next leader would write too.
+            self.reconciler.stop_leading();
+            // Nothing more may start; writes in flight are what the next leader would write too.
             self.writes.clear();
             self.events.clear();
         }
     }
 
-    /// Lets clients see what is known now, in this term.
-    fn show(&mut self, epoch: Option<u64>) {
-        let silences = self.world.take_silences();
+    /// Publishes the changes to clients of the metrics API.
+    fn publish(&mut self, epoch: Option<u64>) {
+        let changes = self.reconciler.take_liveness_changes();
         let Some(feed) = &mut self.feed else { return };
         feed.lead(epoch);
-        for (node, silent) in silences {
-            feed.silent(&node, silent);
+        for (node, unresponsive) in changes {
+            feed.silent(&node, unresponsive);
         }
         feed.flush();
     }
 
-    /// Takes what agents have reported since.
-    fn hear(&mut self) {
+    /// Takes the reports that have arrived.
+    fn take_reports(&mut self) {
         let (Some(reports), Some(feed)) = (&self.reports, &mut self.feed) else {
             return;
         };
         let new = reports.take();
         if !new.is_empty() {
-            self.heard = Instant::now();
+            self.reports_taken = Instant::now();
         }
-        for told in new {
-            reports.metrics().shown(clock::now().since(told.at));
-            self.world.reported(&told.node, told.interval, told.at);
-            feed.report(told);
+        for report in new {
+            reports.metrics().shown(clock::now().since(report.at));
+            self.reconciler
+                .reported(&report.node, report.interval, report.at);
+            feed.report(report);
         }
     }
 
     fn take(&mut self, index: usize, change: Change<Item>) {
-        // An agent that leaves reports its last before it gives its Lease back.
-        self.hear();
-        let Some(store) = self.stores.get_mut(index) else {
+        // An agent that shuts down sends its last report before it releases its Lease.
+        self.take_reports();
+        let Some(watch) = self.watches.get_mut(index) else {
             return;
         };
-        let kind = store.source.kind();
+        let kind = watch.source.kind();
         if let Change::Failed(why) = &change {
-            self.metrics.missed(kind);
-            if !store.complete {
-                self.metrics.waits(kind, why.clone());
+            self.metrics.watch_error(kind);
+            if !watch.complete {
+                self.metrics.waiting(kind, why.clone());
             }
             tracing::warn!(kind, %why, "failed to watch");
-            store.source.is_blind(&mut self.world);
+            watch.source.interrupted(&mut self.reconciler);
         }
-        let begun = clock::now();
-        if store.take(change, &mut self.world, self.feed.as_mut(), begun) {
+        let started = clock::now();
+        if watch.take(change, &mut self.reconciler, self.feed.as_mut(), started) {
             self.metrics.complete(kind);
         }
-        if store.source.is_compiled() {
-            self.metrics.compiled(clock::now().since(begun));
+        if watch.source.is_compiled() {
+            self.metrics.compiled(clock::now().since(started));
         }
     }
 
     /// Answers whether the rules of a node allow an eviction.
-    fn judge(&self, query: RuleQuery, leadership: &watch::Receiver<Standing>) {
-        let knows_all = self.stores.iter().all(Store::is_known);
+    fn answer(&self, query: RuleQuery, leadership: &watch::Receiver<Standing>) {
+        let knows_all = self.watches.iter().all(Watch::is_known);
         let leads = leadership.borrow().term(clock::now()).is_some();
         let verdict = if knows_all && leads {
-            self.world.permit(&query)
+            self.reconciler.permit(&query)
         } else {
             Err(Denial::NotReady)
         };
@@ -363,106 +367,111 @@ impl Controller {
         query.reply.send(verdict).ok();
     }
 
-    /// Begins what is due.
+    /// Starts the writes and events that are due.
     fn work(&mut self) {
         let now = clock::now();
-        self.metrics.beat(now);
-        let room = MOST_WRITES.saturating_sub(self.writes.len());
+        self.metrics.loop_turned(now);
+        let room = MAX_WRITES.saturating_sub(self.writes.len());
         if room > 0 {
-            for write in self.world.plan(now, room) {
-                log(&write);
+            for operation in self.reconciler.plan(now, room) {
+                log(&operation);
                 let (client, leases) = (self.client.clone(), self.leases.clone());
                 self.writes
-                    .push(write::carry_out(client, leases, write).boxed());
+                    .push(write::carry_out(client, leases, operation).boxed());
             }
             let timestamp = format!("{:.0}", clock::wall());
-            for status in self.world.statuses(now, &timestamp) {
+            for status in self.reconciler.statuses(now, &timestamp) {
                 self.writes
                     .push(write::status(self.client.clone(), status).boxed());
             }
         }
-        for note in self.world.take_notes() {
-            self.tell(note);
+        for event in self.reconciler.take_events() {
+            self.publish_event(event);
         }
-        self.metrics.heard(self.world.take_ages());
-        self.metrics.count(&self.world, self.writes.len());
+        self.metrics
+            .heartbeats(self.reconciler.take_heartbeat_ages());
+        self.metrics.update(&self.reconciler, self.writes.len());
     }
 
-    fn tell(&mut self, note: Note) {
-        let about = note.about.reference(&self.lease);
+    fn publish_event(&mut self, event: PendingEvent) {
+        let about = event.about.reference(&self.lease);
         let (kind, name) = (about.kind.as_deref(), about.name.as_deref());
-        tracing::info!(kind, name, reason = note.reason, "{}", note.message);
+        tracing::info!(kind, name, reason = event.reason, "{}", event.message);
         let happening = Happening {
             about,
-            warning: note.warning,
-            action: note.reason.to_owned(),
-            reason: note.reason.to_owned(),
-            message: note.message,
+            warning: event.warning,
+            action: event.reason.to_owned(),
+            reason: event.reason.to_owned(),
+            message: event.message,
         };
         let (recorder, client) = (self.recorder.clone(), self.client.clone());
-        let event = async move { recorder.publish(with_uid(client, happening).await).await };
-        if !self.events.push(event.boxed()) {
+        let published = async move { recorder.publish(with_uid(client, happening).await).await };
+        if !self.events.push(published.boxed()) {
             self.metrics.events_dropped.inc();
         }
     }
 
-    fn asked(&mut self, node: &str, outcome: Result<Option<Renewal>, CallError>) {
+    fn lease_read(&mut self, node: &str, outcome: Result<Option<LeaseState>, CallError>) {
         let outcome = outcome.map_err(|error| {
             let why = error.words();
-            tracing::warn!(node, why, "failed to read the Lease of a silent agent");
+            tracing::warn!(
+                node,
+                why,
+                "failed to read the Lease of an unresponsive agent"
+            );
         });
-        if self.world.answered(node, clock::now(), outcome) {
-            tracing::warn!(node, "the watch of Leases did not show a renewal");
-            self.metrics.missed(store::Source::Leases.kind());
+        if self.reconciler.lease_read(node, clock::now(), outcome) {
+            tracing::warn!(node, "the watch of Leases missed a renewal");
+            self.metrics.watch_error(Source::Leases.kind());
         }
     }
 
-    fn written(&mut self, done: Done) {
-        match done {
-            Done::Watermark { node, outcome } => {
+    fn finished(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Watermark { node, outcome } => {
                 self.metrics.wrote("NodeWatermark", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
                     let why = error.words();
                     tracing::warn!(node, %why, "failed to write the NodeWatermark");
-                    let wait = error.retry_after();
-                    Failed { wait }
+                    let retry_after = error.retry_after();
+                    WriteError { retry_after }
                 });
-                self.world.written(
+                self.reconciler.written(
                     &node,
                     clock::now(),
                     outcome.map(|seen| seen.map(|seen| *seen)),
                 );
             }
-            Done::Asked { node, outcome } => self.asked(&node, outcome),
-            Done::Opened { node, outcome } => {
+            Outcome::LeaseRead { node, outcome } => self.lease_read(&node, outcome),
+            Outcome::TaintRemoved { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
-                    tracing::warn!(node, %error, "failed to take the taint of a silent agent away");
+                    tracing::warn!(node, %error, "failed to remove the taint of an unresponsive agent");
                 });
                 if outcome == Ok(true) {
                     self.metrics.taints_removed.inc();
                 }
-                self.world.opened(&node, clock::now(), outcome);
+                self.reconciler.taint_removed(&node, clock::now(), outcome);
             }
-            Done::Status { key, outcome } => {
+            Outcome::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
                 if let Err(error) = outcome {
                     let (kind, name, why) = (key.0.name(), key.1, error.words());
-                    // It is gone, most likely, and its end is on its way here.
+                    // Most likely it was deleted, and the watch will show that soon.
                     if error.code() == Some(404) {
                         tracing::debug!(kind, name, %why, "failed to write the status");
                     } else {
                         tracing::warn!(kind, name, %why, "failed to write the status");
                     }
-                    self.world.status_failed(clock::now());
+                    self.reconciler.status_failed(clock::now());
                 }
             }
         }
     }
 }
 
-/// Goes on with this only while the replica leads: a process that was stopped, and goes on when another has taken over, sends
-/// nothing more of what it had begun.
+/// Polls `work` only while this replica leads: a process that was paused while another took over sends nothing more of what it had
+/// started.
 async fn while_leading<T>(elected: &watch::Receiver<Standing>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -475,18 +484,18 @@ async fn while_leading<T>(elected: &watch::Receiver<Standing>, work: impl Future
     .await
 }
 
-/// Comes when a report has, but not sooner than then.
-async fn arrived(reports: Option<&Reports>, soonest: Instant) {
+/// Waits for a report, but not before `not_before`.
+async fn arrived(reports: Option<&Reports>, not_before: Instant) {
     match reports {
         Some(reports) => {
-            sleep_until(soonest).await;
+            sleep_until(not_before).await;
             reports.arrived().await;
         }
         None => std::future::pending().await,
     }
 }
 
-/// What is told of the Lease bears its UID, as all else does: nobody else here has to know it.
+/// Adds the Lease's UID to an event about it.
 async fn with_uid(client: Client, mut happening: Happening) -> Happening {
     let about = &mut happening.about;
     if let (Some(LEASE), Some(namespace), Some(name)) =
@@ -499,14 +508,18 @@ async fn with_uid(client: Client, mut happening: Happening) -> Happening {
     happening
 }
 
-fn log(write: &Write) {
-    match write {
-        Write::Apply { node, spec } => {
+fn log(operation: &Operation) {
+    match operation {
+        Operation::Apply { node, spec } => {
             tracing::debug!(node, hash = %spec.hash(), "writing the NodeWatermark");
         }
-        Write::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
-        Write::Ask { node } => tracing::debug!(node, "reading the Lease of a silent agent"),
-        Write::Open { node, .. } => tracing::info!(node, "taking the taint of a silent agent away"),
+        Operation::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
+        Operation::ReadLease { node } => {
+            tracing::debug!(node, "reading the Lease of an unresponsive agent");
+        }
+        Operation::RemoveTaint { node, .. } => {
+            tracing::info!(node, "removing the taint of an unresponsive agent");
+        }
     }
 }
 

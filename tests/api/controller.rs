@@ -7,7 +7,7 @@ use crate::api_support::{ControlPlane, names, policy};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn node_qos(name: &str, value: u32) -> Value {
     let rule = json!({
@@ -55,37 +55,37 @@ fn versions(plane: &ControlPlane) -> Vec<String> {
 }
 
 #[test]
-fn nodes_get_their_watermarks_and_policies_their_conditions_and_nothing_is_written_twice() {
+fn watermarks_and_conditions_are_written_once() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
     plane.nodes(&names(2));
     let mut controller = plane.controller("controller", &[]);
-    plane.until("both nodes have a watermark", SOON, |p| {
+    plane.until("both nodes have a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 2
     });
-    plane.until("it is ready", SOON, |_| {
+    plane.until("it is ready", TIMEOUT, |_| {
         controller
             .http("/readyz")
             .is_some_and(|(code, _)| code == 200)
     });
     assert_eq!(controller.http("/livez").unwrap().0, 200);
-    // A rule whose action does not exist is off, and says so; the action appears later.
+    // A rule whose action does not exist is not enforced, and the status says so; the action is created later.
     plane.apply(&[immediate(node_qos("q", 4000))]);
-    plane.until("the missing action is told", SOON, |p| {
+    plane.until("the missing action is reported", TIMEOUT, |p| {
         condition(&p.get("nodeqos", "q"), "ActionsResolved") == "False UnknownAction"
     });
     assert_eq!(with_rules(&plane), 0);
     plane.apply(&[policy("AvoidanceAction", "close", &json!({}))]);
-    plane.until("the rule is on both nodes", SOON, |p| with_rules(p) == 2);
-    plane.until("the policy is ready", SOON, |p| {
+    plane.until("the rule is on both nodes", TIMEOUT, |p| with_rules(p) == 2);
+    plane.until("the policy is ready", TIMEOUT, |p| {
         let q = p.get("nodeqos", "q");
         condition(&q, "Ready") == "True Ready"
             && condition(&q, "ActionsResolved") == "True ActionsResolved"
             && q["status"]["matchedNodes"] == 2
             && q["status"]["observedGeneration"] == q["metadata"]["generation"]
     });
-    plane.until("the action says who uses it", SOON, |p| {
+    plane.until("the action lists its users", TIMEOUT, |p| {
         p.get("avoid", "close")["status"]["usedBy"] == json!(["q"])
     });
     let watermark = plane.get("nwm", "node00");
@@ -98,15 +98,15 @@ fn nodes_get_their_watermarks_and_policies_their_conditions_and_nothing_is_writt
         watermark["spec"]["actions"][0]["disableScheduling"],
         "NoSchedule"
     );
-    // At rest, and over a restart, nothing is written.
+    // Without changes nothing is written, also after a restart.
     let before = versions(&plane);
     controller.signal(Signal::SIGTERM);
     assert!(controller.process.0.wait().unwrap().success());
     let controller = plane.controller("second", &[]);
-    plane.until("it leads", SOON, |_| controller.leads());
-    // An edit of another object is proof that it works again.
+    plane.until("it leads", TIMEOUT, |_| controller.leads());
+    // An edit of another object proves that it works again.
     plane.apply(&[policy("AvoidanceAction", "other", &json!({}))]);
-    plane.until("the new action has a status", SOON, |p| {
+    plane.until("the new action has a status", TIMEOUT, |p| {
         condition(&p.get("avoid", "other"), "Ready") == "True Ready"
     });
     plane.kubectl(&["delete", "avoid", "other"]);
@@ -114,7 +114,7 @@ fn nodes_get_their_watermarks_and_policies_their_conditions_and_nothing_is_writt
 }
 
 #[test]
-fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes() {
+fn edits_of_watermarks_are_reverted_and_those_of_deleted_nodes_removed() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -124,14 +124,14 @@ fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes(
         immediate(node_qos("q", 4000)),
     ]);
     let _controller = plane.controller("controller", &[]);
-    plane.until("the rule is on both nodes", SOON, |p| with_rules(p) == 2);
+    plane.until("the rule is on both nodes", TIMEOUT, |p| with_rules(p) == 2);
     let hash = plane.get("nwm", "node00")["spec"]["hash"].clone();
     let edit = r#"[{"op":"replace","path":"/spec/rules","value":[]}]"#;
     let manager = "--field-manager=kubectl-edit";
     plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit, manager]);
-    plane.until("the edit is undone", SOON, |p| with_rules(p) == 2);
+    plane.until("the edit is reverted", TIMEOUT, |p| with_rules(p) == 2);
     assert_eq!(plane.get("nwm", "node00")["spec"]["hash"], hash);
-    // A field that was not there belongs to whoever put it there.
+    // A field that was not there belongs to the field manager that added it.
     let edit = r#"{"spec":{"softenScheduling":true}}"#;
     plane.kubectl(&[
         "patch",
@@ -142,31 +142,31 @@ fn what_others_do_to_a_watermark_is_undone_and_that_of_a_node_that_is_gone_goes(
         edit,
         manager,
     ]);
-    plane.until("the addition is undone", SOON, |p| {
+    plane.until("the addition is reverted", TIMEOUT, |p| {
         p.get("nwm", "node00")["spec"]["softenScheduling"] == false
     });
     plane.kubectl(&["delete", "nwm", "node01"]);
-    plane.until("it is made anew", SOON, |p| with_rules(p) == 2);
-    plane.until("an event tells of both", SOON, |p| {
+    plane.until("it is created again", TIMEOUT, |p| with_rules(p) == 2);
+    plane.until("both have events", TIMEOUT, |p| {
         let events = p.list("events");
-        let told = |reason: &str, node: &str, what: &str| {
+        let has_event = |reason: &str, node: &str, what: &str| {
             events.iter().any(|e| {
                 e["reason"] == reason
                     && e["involvedObject"]["name"] == node
                     && e["message"].as_str().unwrap().contains(what)
             })
         };
-        told("WatermarkEdited", "node00", "edited by kubectl-edit")
-            && told("WatermarkDeleted", "node01", "deleted")
+        has_event("WatermarkEdited", "node00", "edited by kubectl-edit")
+            && has_event("WatermarkDeleted", "node01", "deleted")
     });
     plane.kubectl(&["delete", "node", "node01"]);
-    plane.until("its watermark goes with it", SOON, |p| {
+    plane.until("its watermark is deleted", TIMEOUT, |p| {
         p.list("nwm").len() == 1
     });
 }
 
 #[test]
-fn nodes_that_run_windows_have_no_watermark_also_where_they_had_one() {
+fn windows_nodes_have_no_watermark_even_if_they_had_one() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -177,27 +177,29 @@ fn nodes_that_run_windows_have_no_watermark_also_where_they_had_one() {
             .collect::<Vec<_>>()
     };
     let first = plane.controller("first", &[]);
-    plane.until("every node has a watermark", SOON, |p| {
+    plane.until("every node has a watermark", TIMEOUT, |p| {
         watermarks(p) == ["node00", "node01", "node02"]
     });
     plane.kubectl(&["label", "node", "node01", "kubernetes.io/os=windows"]);
-    plane.until("its watermark goes", SOON, |p| {
+    plane.until("its watermark is deleted", TIMEOUT, |p| {
         watermarks(p) == ["node00", "node02"]
     });
     first.signal(Signal::SIGKILL);
     plane.kubectl(&["label", "node", "node02", "kubernetes.io/os=windows"]);
     plane.kubectl(&["label", "node", "node00", "kubernetes.io/os=linux"]);
     let second = plane.controller("second", &[]);
-    plane.until("what an earlier controller made goes", SOON, |p| {
-        watermarks(p) == ["node00"]
-    });
-    plane.until("it counts one node", SOON, |_| {
+    plane.until(
+        "the watermark of an earlier controller is deleted",
+        TIMEOUT,
+        |p| watermarks(p) == ["node00"],
+    );
+    plane.until("it counts one node", TIMEOUT, |_| {
         (0.5..1.5).contains(&second.metric("plimsoll_controller_nodes "))
     });
 }
 
 #[test]
-fn the_standby_takes_over_within_ten_seconds_and_repeats_nothing() {
+fn a_standby_takes_over_within_ten_seconds_and_repeats_no_writes() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -207,38 +209,38 @@ fn the_standby_takes_over_within_ten_seconds_and_repeats_nothing() {
         immediate(node_qos("q", 4000)),
     ]);
     let first = plane.controller("first", &[]);
-    plane.until("the first leads", SOON, |_| first.leads());
+    plane.until("the first leads", TIMEOUT, |_| first.leads());
     let second = plane.controller("second", &[]);
-    plane.until("the second is ready", SOON, |_| {
+    plane.until("the second is ready", TIMEOUT, |_| {
         second.http("/readyz").is_some_and(|(code, _)| code == 200)
     });
-    plane.until("the rule is everywhere", SOON, |p| with_rules(p) == 3);
-    plane.until("the policy is ready", SOON, |p| {
+    plane.until("the rule is everywhere", TIMEOUT, |p| with_rules(p) == 3);
+    plane.until("the policy is ready", TIMEOUT, |p| {
         p.get("nodeqos", "q")["status"]["matchedNodes"] == 3
     });
     assert!(!second.leads());
     let before = versions(&plane);
     first.signal(Signal::SIGKILL);
-    let took = plane.until("the second leads", SOON, |_| second.leads());
+    let took = plane.until("the second leads", TIMEOUT, |_| second.leads());
     assert!(took < Duration::from_secs(10), "{took:?}");
     plane.apply(&[policy("AvoidanceAction", "other", &json!({}))]);
-    plane.until("it works", SOON, |p| {
+    plane.until("it works", TIMEOUT, |p| {
         condition(&p.get("avoid", "other"), "Ready") == "True Ready"
     });
     plane.kubectl(&["delete", "avoid", "other"]);
     assert_eq!(versions(&plane), before);
-    // A leader that ends in order gives way at once.
+    // A leader that shuts down releases its Lease at once.
     let third = plane.controller("third", &[]);
-    plane.until("the third is ready", SOON, |_| {
+    plane.until("the third is ready", TIMEOUT, |_| {
         third.http("/readyz").is_some_and(|(code, _)| code == 200)
     });
     second.signal(Signal::SIGTERM);
-    let took = plane.until("the third leads", SOON, |_| third.leads());
+    let took = plane.until("the third leads", TIMEOUT, |_| third.leads());
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
 #[test]
-fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
+fn a_bad_edit_stops_at_its_canary_and_the_cap_limits_unschedulable_nodes() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -246,17 +248,17 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
     plane.nodes(&nodes);
     plane.apply(&[policy("AvoidanceAction", "close", &json!({}))]);
     let _controller = plane.controller("controller", &[]);
-    plane.until("all nodes have a watermark", SOON, |p| {
+    plane.until("all nodes have a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 20
     });
     plane.apply(&[node_qos("q", 4000)]);
-    plane.until("nobody can try the edit", SOON, |p| {
+    plane.until("no node can be a canary", TIMEOUT, |p| {
         condition(&p.get("nodeqos", "q"), "RolledOut") == "False NoCanary"
     });
     assert_eq!(with_rules(&plane), 0);
     let canary = "node07";
     plane.keeps(canary, json!({}));
-    plane.until("the only node with an agent has it", SOON, |p| {
+    plane.until("the only node with an agent has it", TIMEOUT, |p| {
         with_rules(p) == 1 && has_rules(&p.get("nwm", canary))
     });
     let breached = |value: u32| {
@@ -266,10 +268,10 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
         })
     };
     plane.keeps(canary, breached(5000));
-    plane.until("the edit stops", SOON, |p| {
+    plane.until("the edit stops", TIMEOUT, |p| {
         condition(&p.get("nodeqos", "q"), "RolledOut") == "False CanariesAct"
     });
-    plane.until("an event says so", SOON, |p| {
+    plane.until("an event says so", TIMEOUT, |p| {
         p.list("events")
             .iter()
             .any(|event| event["reason"] == "RolloutStopped")
@@ -279,11 +281,11 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
     assert!(events.contains("RolloutStopped"), "{described}");
     assert_eq!(with_rules(&plane), 1);
     plane.kubectl(&["annotate", "nodeqos", "q", "plimsoll.dev/rollout=immediate"]);
-    plane.until("the edit goes on", SOON, |p| with_rules(p) == 20);
+    plane.until("the edit continues", TIMEOUT, |p| with_rules(p) == 20);
     for (index, node) in (0..).zip(&nodes) {
         plane.report(node, &breached(5000 + index));
     }
-    plane.until("14 of 20 are softened", SOON, |p| {
+    plane.until("14 of 20 get PreferNoSchedule", TIMEOUT, |p| {
         let soft = p.list("nwm");
         soft.iter()
             .filter(|w| w["spec"]["softenScheduling"] == true)
@@ -293,7 +295,7 @@ fn a_bad_edit_stops_at_its_canary_and_no_more_nodes_are_closed_than_the_cap() {
 }
 
 #[test]
-fn the_api_server_goes_away_and_comes_back_and_nothing_is_written_twice() {
+fn an_api_server_outage_causes_no_repeated_writes() {
     let Some(mut plane) = ControlPlane::start() else {
         return;
     };
@@ -306,8 +308,8 @@ fn the_api_server_goes_away_and_comes_back_and_nothing_is_written_twice() {
         immediate(node_qos("q", 4000)),
     ]);
     let controller = plane.controller("controller", &[]);
-    plane.until("the rule is everywhere", SOON, |p| with_rules(p) == 3);
-    plane.until("the policy is ready", SOON, |p| {
+    plane.until("the rule is everywhere", TIMEOUT, |p| with_rules(p) == 3);
+    plane.until("the policy is ready", TIMEOUT, |p| {
         p.get("nodeqos", "q")["status"]["matchedNodes"] == 3
     });
     let before = versions(&plane);
@@ -319,7 +321,7 @@ fn the_api_server_goes_away_and_comes_back_and_nothing_is_written_twice() {
     );
     assert_eq!(controller.http("/livez").unwrap().0, 200);
     plane.start_again();
-    plane.until("it leads again", SOON, |_| controller.leads());
+    plane.until("it leads again", TIMEOUT, |_| controller.leads());
     plane.apply(&[immediate(node_qos("q", 5000))]);
     plane.until("an edit reaches all nodes", Duration::from_mins(1), |p| {
         let watermarks = p.list("nwm");
@@ -328,13 +330,13 @@ fn the_api_server_goes_away_and_comes_back_and_nothing_is_written_twice() {
             .all(|w| w["spec"]["rules"][0]["watermark"] == 5000)
     });
     plane.apply(&[immediate(node_qos("q", 4000))]);
-    plane.until("and back", SOON, |p| {
+    plane.until("and back", TIMEOUT, |p| {
         let watermarks = p.list("nwm");
         watermarks
             .iter()
             .all(|w| w["spec"]["rules"][0]["watermark"] == 4000)
     });
-    // Two edits: two writes of each watermark and at least as many of the policy; the action was left alone.
+    // Two edits: two writes of each watermark and at least as many of the policy; none of the action.
     let action = plane.get("avoid", "close")["metadata"]["resourceVersion"].to_string();
     assert!(before.contains(&action));
     let generations = plane.list("nwm");
@@ -346,7 +348,7 @@ fn the_api_server_goes_away_and_comes_back_and_nothing_is_written_twice() {
 }
 
 #[test]
-fn a_thousand_nodes_and_fifty_policies_are_compiled_written_and_left_alone() {
+fn a_thousand_nodes_and_fifty_policies_are_written_once() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -388,19 +390,19 @@ fn a_thousand_nodes_and_fifty_policies_are_compiled_written_and_left_alone() {
     let mut edited = immediate(node_qos("q07", 4500));
     edited["spec"]["selector"] = json!({"matchLabels": {"pool": "pool7"}});
     plane.apply(&[edited]);
-    let edit = plane.until("the edit reaches its nodes", SOON, |_| {
+    let edit = plane.until("the edit reaches its nodes", TIMEOUT, |_| {
         writes("NodeWatermark") > 1019.5
     });
-    plane.until("statuses come to rest", SOON, |p| {
-        let told = |q: &Value| {
+    plane.until("statuses settle", TIMEOUT, |p| {
+        let is_current = |q: &Value| {
             q["status"]["matchedNodes"] == 20
                 && q["status"]["observedGeneration"] == q["metadata"]["generation"]
         };
-        p.list("nodeqoss").iter().all(told)
+        p.list("nodeqoss").iter().all(is_current)
     });
     let before = (writes("NodeWatermark"), writes("status"));
     plane.apply(&[policy("AvoidanceAction", "other", &json!({}))]);
-    plane.until("it still works", SOON, |p| {
+    plane.until("it still works", TIMEOUT, |p| {
         condition(&p.get("avoid", "other"), "Ready") == "True Ready"
     });
     let after = (writes("NodeWatermark"), writes("status"));

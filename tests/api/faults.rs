@@ -1,4 +1,4 @@
-//! `plimsoll controller` when the API server, or the way to it, misbehaves.
+//! `plimsoll controller` when the API server or the network misbehaves.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls
 use crate::api_support::{ControlPlane, Controller};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn close() -> Value {
     json!({
@@ -31,13 +31,13 @@ fn nodes(plane: &ControlPlane) {
     plane.nodes(&["node00".to_owned(), "node01".to_owned()]);
 }
 
-/// Whether both nodes keep the rule with this mark, and the status says so.
+/// Whether both nodes have the rule with this threshold, and the status says so.
 fn arrived(plane: &ControlPlane, value: u32) -> bool {
     let watermarks = plane.list("nwm");
-    let keeps = |object: &Value| object["spec"]["rules"][0]["watermark"] == value;
+    let has_rule = |object: &Value| object["spec"]["rules"][0]["watermark"] == value;
     let policy = plane.get("nodeqos", "q");
     watermarks.len() == 2
-        && watermarks.iter().all(keeps)
+        && watermarks.iter().all(has_rule)
         && policy["status"]["observedGeneration"] == policy["metadata"]["generation"]
         && policy["status"]["matchedNodes"] == 2
 }
@@ -48,7 +48,7 @@ fn is_ready(controller: &Controller) -> bool {
         .is_some_and(|(code, _)| code == 200)
 }
 
-/// What the probe waits for.
+/// Whether the readiness probe fails with this text.
 fn waits_for(controller: &Controller, text: &str) -> bool {
     let answer = controller.http("/readyz");
     answer.is_some_and(|(code, body)| code == 503 && body.contains(text))
@@ -63,7 +63,7 @@ const WATCHED: [&str; 5] = [
 ];
 const WRITTEN: [&str; 4] = ["watermark", "status", "event", "lease"];
 
-/// What a request is for: each sort has its faults. `list nodes`, `watch nodes`, and what is written.
+/// The sort of a request, such as `list nodes`, `watch nodes` or `status`: each has its own faults.
 fn sort(method: &str, path: &str) -> Option<String> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let written = match method {
@@ -82,18 +82,18 @@ fn sort(method: &str, path: &str) -> Option<String> {
     Some(written.to_owned())
 }
 
-/// A fault for each sort of request, of those that can meet it.
-fn befall(ordeal: &Ordeal, fault: &Fault) {
+/// Queues a fault for each sort of request that it applies to.
+fn inject(ordeal: &Ordeal, fault: &Fault) {
     for sort in WRITTEN {
         ordeal.add(sort, [Some(fault.clone()), None]);
     }
-    // An expired version has it list anew: a controller that is told nothing lists once.
+    // An expired version forces a new list: otherwise the controller lists only once.
     let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
     for (index, kind) in WATCHED.into_iter().enumerate() {
         let (on_watch, on_list) = match fault {
-            // It takes 15 s, and all watch and list in the same way.
+            // It takes 15 s, and all kinds are watched and listed in the same way.
             Fault::NeverAnswer => (index % 2 == 0, index % 2 == 1),
-            // A watch has no end before which it could be cut, and in the middle only where it tells something.
+            // A watch has no end, and can be cut in the middle only if it has events.
             Fault::CutAfter => (false, true),
             Fault::CutWithin => (matches!(kind, "nodewatermarks" | "nodeqoss"), true),
             _ => (true, true),
@@ -105,12 +105,12 @@ fn befall(ordeal: &Ordeal, fault: &Fault) {
     }
 }
 
-/// Whether an API server refuses with an error.
+/// Whether the fault is an error response.
 const fn is_refused(fault: &Fault) -> bool {
     matches!(fault, Fault::Answer(400.., ..))
 }
 
-/// What befalls calls, and what an API server says within a watch.
+/// Faults of calls, and errors within a watch.
 fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
     let refused = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
     let within = [EXPIRED, BROKEN].map(|text| Fault::Answer(200, None, text.to_owned()));
@@ -119,16 +119,16 @@ fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
 }
 
 #[test]
-fn every_refusal_of_every_call_is_survived_and_the_edit_arrives() {
-    is_survived(every_fault().filter(|(_, fault)| is_refused(fault)));
+fn the_controller_survives_an_error_response_to_every_call() {
+    survives(every_fault().filter(|(_, fault)| is_refused(fault)));
 }
 
 #[test]
-fn every_cut_and_every_wrong_answer_to_every_call_is_survived_and_the_edit_arrives() {
-    is_survived(every_fault().filter(|(_, fault)| !is_refused(fault)));
+fn the_controller_survives_a_cut_or_malformed_response_to_every_call() {
+    survives(every_fault().filter(|(_, fault)| !is_refused(fault)));
 }
 
-fn is_survived(faults: impl Iterator<Item = (&'static str, Fault)>) {
+fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -137,24 +137,24 @@ fn is_survived(faults: impl Iterator<Item = (&'static str, Fault)>) {
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
-    plane.until("it works", SOON, |p| arrived(p, 4000));
+    plane.until("it works", TIMEOUT, |p| arrived(p, 4000));
     let ordeal = Ordeal::before(&proxy, sort);
-    let mut many = 0;
+    let mut injected = 0;
     let mut value = 4000;
     for (what, fault) in faults {
-        many += 1;
-        befall(&ordeal, &fault);
+        injected += 1;
+        inject(&ordeal, &fault);
         let before = value;
         while !ordeal.left().is_empty() {
             value += 1;
             let what = format!("{what} ({fault:?}), to come: {:?}", ordeal.left());
-            assert!(value - before < 10, "never met: {what}");
+            assert!(value - before < 10, "never hit: {what}");
             proxy.take_seen();
             proxy.cut();
-            // Which the controller tells in an event.
+            // The controller publishes an event about this.
             plane.kubectl(&["delete", "nwm", "node01"]);
             plane.apply(&[node_qos(value)]);
-            let took = plane.until(&what, SOON, |p| arrived(p, value));
+            let took = plane.until(&what, TIMEOUT, |p| arrived(p, value));
             let seen = proxy.take_seen();
             let writes = seen
                 .iter()
@@ -170,44 +170,44 @@ fn is_survived(faults: impl Iterator<Item = (&'static str, Fault)>) {
     );
     let log = plane.log_of("controller");
     assert!(!log.contains("panicked"), "{log}");
-    // None was taken for a success.
+    // No fault counted as a success.
     for object in ["NodeWatermark", "status"] {
         let series =
             format!("plimsoll_controller_writes_total{{object=\"{object}\",result=\"error\"}}");
         let errors = controller.metric(&series);
         assert!(
-            errors > f64::from(many) - 0.5,
-            "{object}: {errors} of {many}"
+            errors > f64::from(injected) - 0.5,
+            "{object}: {errors} of {injected}"
         );
     }
 }
 
 #[test]
-fn a_write_that_is_told_to_wait_waits_for_so_long() {
+fn a_write_waits_for_the_retry_after_of_the_api_server() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
     nodes(&plane);
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
-    // As flow control answers: a header, and plain text.
+    // As API priority and fairness answers: a header and plain text.
     let text = "Too many requests, please try again later.".to_owned();
     let busy = Some(Fault::Answer(429, Some(6), text));
     Ordeal::before(&proxy, sort).add("watermark", [busy.clone(), busy]);
     plane.apply(&[close(), node_qos(4000)]);
     let controller = plane.controller_by(&kubeconfig, "controller", &[]);
-    plane.until("both writes were refused", SOON, |_| {
+    plane.until("both writes were refused", TIMEOUT, |_| {
         controller.http("/metrics").is_some()
             && controller
                 .metric("plimsoll_controller_api_requests_total{verb=\"patch\",code=\"429\"}")
                 > 1.5
     });
-    let took = plane.until("they are made in the end", SOON, |p| arrived(p, 4000));
+    let took = plane.until("they succeed", TIMEOUT, |p| arrived(p, 4000));
     assert!(took > Duration::from_secs(5), "{took:?}");
 }
 
 #[test]
-fn while_it_may_not_read_or_nobody_answers_the_probe_says_so_and_then_all_is_well() {
+fn the_probe_reports_refused_lists_and_an_unreachable_api_server() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -222,29 +222,31 @@ fn while_it_may_not_read_or_nobody_answers_the_probe_says_so_and_then_all_is_wel
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": text});
         proxy.judge(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
         let controller = plane.controller_by(&kubeconfig, "refused", &[]);
-        plane.until("the probe says why", SOON, |_| waits_for(&controller, text));
+        plane.until("the probe says why", TIMEOUT, |_| {
+            waits_for(&controller, text)
+        });
         assert_eq!(controller.http("/livez").unwrap().0, 200);
         assert!(!controller.leads());
         proxy.judge(|_, _| None);
-        plane.until("it works then", SOON, |p| {
+        plane.until("it works again", TIMEOUT, |p| {
             is_ready(&controller) && arrived(p, 4000)
         });
     }
-    let mut nowhere = proxy.kubeconfig();
-    nowhere["clusters"][0]["cluster"]["server"] = json!("http://127.0.0.1:1");
-    let nowhere = plane.file("nowhere", &nowhere.to_string());
-    let mut controller = plane.controller_by(&nowhere, "nowhere", &[]);
-    plane.until("it says that nobody answers", SOON, |_| {
+    let mut unreachable = proxy.kubeconfig();
+    unreachable["clusters"][0]["cluster"]["server"] = json!("http://127.0.0.1:1");
+    let unreachable = plane.file("nowhere", &unreachable.to_string());
+    let mut controller = plane.controller_by(&unreachable, "nowhere", &[]);
+    plane.until("the probe reports the refused connection", TIMEOUT, |_| {
         waits_for(&controller, "Connection refused")
     });
     assert!(
         controller.process.0.try_wait().unwrap().is_none(),
-        "it tries on"
+        "it keeps retrying"
     );
 }
 
 #[test]
-fn a_kubeconfig_that_is_no_good_ends_it_with_the_file_and_the_reason() {
+fn an_invalid_kubeconfig_is_an_error_with_file_and_reason() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -288,7 +290,7 @@ fn a_kubeconfig_that_is_no_good_ends_it_with_the_file_and_the_reason() {
 }
 
 #[test]
-fn definitions_that_are_missing_or_old_are_named_with_the_cure_and_waited_for() {
+fn missing_or_old_definitions_are_reported_with_the_command_to_install_them() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -299,31 +301,31 @@ fn definitions_that_are_missing_or_old_are_named_with_the_cure_and_waited_for() 
     let crd = "nodewatermarks.plimsoll.dev";
     plane.kubectl(&["delete", "crd", crd]);
     let controller = plane.controller("controller", &[]);
-    plane.until("the missing definition is named", SOON, |_| {
+    plane.until("the missing definition is named", TIMEOUT, |_| {
         waits_for(
             &controller,
             "NodeWatermark: the definition is not installed; run: plimsoll crds",
         )
     });
     plane.install_definitions();
-    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+    plane.until("it is ready again", TIMEOUT, |_| is_ready(&controller));
     plane.apply(&[close(), node_qos(4000)]);
-    plane.until("it works", SOON, |p| arrived(p, 4000));
+    plane.until("it works", TIMEOUT, |p| arrived(p, 4000));
     drop(controller);
-    // A definition of before the field was there.
+    // A definition from before the field existed.
     let field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/properties/restoreThreshold";
     let patch = json!([{"op": "remove", "path": field}, {"op": "remove", "path": field.replace("properties/restoreThreshold", "required")}]);
     plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]);
     let controller = plane.controller("second", &[]);
-    plane.until("the missing field is named", SOON, |_| {
+    plane.until("the missing field is named", TIMEOUT, |_| {
         waits_for(
             &controller,
             "lacks spec.rules[].restoreThreshold; run: plimsoll crds",
         )
     });
-    plane.until("it leads", SOON, |_| controller.leads());
+    plane.until("it leads", TIMEOUT, |_| controller.leads());
     plane.apply(&[node_qos(5000)]);
-    plane.until("the write is refused", SOON, |p| {
+    plane.until("the write is refused", TIMEOUT, |p| {
         p.log_of("second").contains("field not declared in schema")
     });
     let refused = || {
@@ -332,12 +334,12 @@ fn definitions_that_are_missing_or_old_are_named_with_the_cure_and_waited_for() 
     };
     assert!(
         refused() < 20.0,
-        "{} refused writes: it does not pause",
+        "{} refused writes: it does not back off",
         refused()
     );
     plane.install_definitions();
-    plane.until("the edit arrives then", Duration::from_secs(90), |p| {
+    plane.until("the edit arrives", Duration::from_secs(90), |p| {
         arrived(p, 5000)
     });
-    plane.until("it is ready then", SOON, |_| is_ready(&controller));
+    plane.until("it is ready again", TIMEOUT, |_| is_ready(&controller));
 }

@@ -1,4 +1,4 @@
-//! What agents and controllers may do by the chart's roles and admission policies, on a real API server: everything in
+//! What agents and controllers may do with the chart's roles and admission policies, on a real API server: everything in
 //! docs/permissions.md, and nothing else.
 
 use std::cell::Cell;
@@ -18,16 +18,25 @@ use hyper::Request;
 use plimsoll::crd::eviction::PATH;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(4);
-/// So many requests are under way at a time.
-const AT_ONCE: usize = 8;
+const TIMEOUT: Duration = Duration::from_mins(4);
+/// Concurrent requests.
+const MAX_CONCURRENT: usize = 8;
 
-/// A resource as discovery names it.
+/// Not a test: the process in the pods.
+#[test]
+#[ignore = "burns CPU until it is killed"]
+fn burn() {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// A resource as listed by discovery.
 #[derive(Clone, Debug)]
 struct Resource {
     group: String,
     base: String,
-    /// With its subresource.
+    /// Including the subresource.
     name: String,
     namespaced: bool,
     verbs: Vec<String>,
@@ -63,7 +72,7 @@ async fn discovered(actor: &Actor) -> Vec<Resource> {
     found
 }
 
-/// One request that an API server judges.
+/// One request to authorize.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Question {
     group: String,
@@ -75,7 +84,7 @@ struct Question {
 }
 
 impl Question {
-    /// A verb on a resource in a namespace, or, where that is empty, on one of no namespace, or in all of them.
+    /// A verb on a resource in a namespace. An empty namespace: cluster-scoped, or all namespaces.
     fn new(resource: &Resource, namespace: &str, verb: &'static str) -> Self {
         let (plural, sub) = resource
             .name
@@ -131,7 +140,7 @@ impl Question {
         }
     }
 
-    /// Asks it for real, without a body; the message of the refusal, if it is refused.
+    /// Sends it, without a body; returns the message if it is forbidden.
     async fn refusal(self, actor: &Actor) -> (Self, Option<String>) {
         let answer = actor
             .send(self.method(), &self.path, MERGE, &Value::Null)
@@ -141,7 +150,7 @@ impl Question {
     }
 }
 
-/// Every verb on every resource, and in the namespaces of others on each that somebody has a right to somewhere.
+/// Every verb on every resource; in other namespaces, on each resource that some account has a right to somewhere.
 fn questions(resources: &[Resource], matrix: &[Permission]) -> Vec<Question> {
     let mut questions = Vec::new();
     for resource in resources {
@@ -165,10 +174,10 @@ fn questions(resources: &[Resource], matrix: &[Permission]) -> Vec<Question> {
     questions
 }
 
-/// Those that are not refused; those that are, are with a message that names who may not do what.
-async fn not_refused(actor: &Actor, questions: Vec<Question>) -> BTreeSet<Question> {
+/// The requests that are not forbidden. Checks that the others' messages name the account and the action.
+async fn not_forbidden(actor: &Actor, questions: Vec<Question>) -> BTreeSet<Question> {
     let answers = stream::iter(questions).map(|question| question.refusal(actor));
-    let answers: Vec<_> = answers.buffer_unordered(AT_ONCE).collect().await;
+    let answers: Vec<_> = answers.buffer_unordered(MAX_CONCURRENT).collect().await;
     let mut allowed = BTreeSet::new();
     for (question, refusal) in answers {
         let Some(message) = refusal else {
@@ -182,8 +191,8 @@ async fn not_refused(actor: &Actor, questions: Vec<Question>) -> BTreeSet<Questi
     allowed
 }
 
-/// Whether the API server agrees that a permission is there: all its verbs, for each of its names.
-async fn check_given(actor: &Actor, permission: &Permission) {
+/// Checks that the API server grants a permission: all its verbs, for each of its names.
+async fn check_granted(actor: &Actor, permission: &Permission) {
     let any = vec![String::new()];
     let names = if permission.names.is_empty() {
         &any
@@ -208,9 +217,9 @@ async fn check_given(actor: &Actor, permission: &Permission) {
                 })
             };
             let begun = now();
-            // API servers see roles a moment after they are made.
+            // API servers see roles a moment after they are created.
             while !actor.may(&review).await {
-                let in_time = begun.elapsed() < SOON;
+                let in_time = begun.elapsed() < TIMEOUT;
                 assert!(in_time, "{permission:?}: {verb} {name}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -218,7 +227,7 @@ async fn check_given(actor: &Actor, permission: &Permission) {
     }
 }
 
-/// That this account may do what the matrix gives it, and is refused everything else that not just anybody may do.
+/// Checks that this account may do what the matrix grants it, and nothing else that unprivileged accounts may not do.
 async fn check_account(
     account: &str,
     actor: &Actor,
@@ -229,20 +238,23 @@ async fn check_account(
     let own: Vec<_> = matrix.iter().filter(|it| it.actor == account).collect();
     assert!(!own.is_empty());
     for permission in &own {
-        check_given(actor, permission).await;
+        check_granted(actor, permission).await;
     }
     let allows = |question: &&Question| own.iter().any(|it| it.allows(&question.asked()));
     let others = questions
         .iter()
         .filter(|question| !allows(question))
         .cloned();
-    let allowed = not_refused(actor, others.collect()).await;
-    let anybody = not_refused(nobody, allowed.iter().cloned().collect()).await;
-    assert_eq!(allowed, anybody, "{account} may do more than anybody");
+    let allowed = not_forbidden(actor, others.collect()).await;
+    let unprivileged = not_forbidden(nobody, allowed.iter().cloned().collect()).await;
+    assert_eq!(
+        allowed, unprivileged,
+        "{account} may do more than an unprivileged account"
+    );
     let harmless = |it: &Question| {
         it.resource.starts_with("selfsubject") || matches!(it.verb, "get" | "list" | "watch")
     };
-    assert!(anybody.iter().all(harmless), "{anybody:#?}");
+    assert!(unprivileged.iter().all(harmless), "{unprivileged:#?}");
     for path in ["/metrics", "/logs/", "/debug/pprof/"] {
         assert_eq!(actor.get(path).await.code, 403, "{account} may read {path}");
     }
@@ -263,8 +275,8 @@ async fn check_account(
     }
 }
 
-/// Nobody gets everything, nor all secrets, nor a way to more.
-fn check_modest(permission: &Permission) {
+/// No permission covers everything, all secrets, or a way to escalate.
+fn check_least_privilege(permission: &Permission) {
     let any = |texts: &[String], of: &[&str]| texts.iter().any(|it| of.contains(&it.as_str()));
     let verbs = ["*", "bind", "escalate", "impersonate"];
     assert!(!any(&permission.verbs, &verbs), "{permission:?}");
@@ -275,7 +287,7 @@ fn check_modest(permission: &Permission) {
     assert!(named || resource != "secrets", "{permission:?}");
 }
 
-/// Each admission policy is bound, judges one account or who creates its tokens, and refuses in doubt.
+/// Each admission policy is bound, matches one account or the creation of its tokens, and fails closed.
 fn check_policies(chart: &str) {
     let objects = crate::chart_support::objects(chart);
     let of = |kind: &str| {
@@ -303,14 +315,14 @@ fn check_policies(chart: &str) {
 }
 
 #[tokio::test]
-async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else() {
+async fn each_account_may_do_only_what_the_matrix_says() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
     let chart = install(&plane, NAMESPACE);
     check_policies(&chart);
     let matrix = permissions(&chart);
-    matrix.iter().for_each(check_modest);
+    matrix.iter().for_each(check_least_privilege);
     plane.nodes(&names(1));
     agent_pod(&plane, "node00");
     let nobody = Actor::of(&plane, "nobody", None).await;
@@ -325,11 +337,11 @@ async fn each_account_may_do_what_the_matrix_says_and_is_refused_everything_else
         let actor = Actor::of(&plane, account, None).await;
         check_account(account, &actor, &matrix, &questions, &nobody).await;
     }
-    makes_what_is_its_own(&controller).await;
+    creates_only_its_own_objects(&controller).await;
 }
 
-/// What the chart leaves to it is made by its name, by the right to make no other.
-async fn makes_what_is_its_own(controller: &Actor) {
+/// The controller creates its objects by name, and may create no others.
+async fn creates_only_its_own_objects(controller: &Actor) {
     for (kind, path, name) in [
         ("ConfigMap", "configmaps", "plimsoll-report-ca"),
         ("ConfigMap", "configmaps", "plimsoll-evictions"),
@@ -350,10 +362,10 @@ async fn makes_what_is_its_own(controller: &Actor) {
     }
 }
 
-/// The real controller with no other rights than the chart's.
+/// The real controller with only the chart's rights.
 #[test]
-#[expect(clippy::too_many_lines, reason = "it is one life of a controller")]
-fn the_controller_does_all_its_work_with_these_rights() {
+#[expect(clippy::too_many_lines, reason = "the lifecycle of a controller")]
+fn the_controller_works_with_these_rights() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
@@ -390,33 +402,35 @@ fn the_controller_does_all_its_work_with_these_rights() {
         policy("PodQOS", "p", &pods),
         rules,
     ]);
-    plane.until("every node has to keep the rule", SOON, |plane| {
+    plane.until("every node has the rule", TIMEOUT, |plane| {
         let has_rules = |it: &&Value| it["spec"]["rules"] != json!([]);
         plane.list("nwm").iter().filter(has_rules).count() == 2
     });
     for (kind, name) in [("nodeqos", "q"), ("podqos", "p"), ("avoid", "close")] {
-        plane.until("the policies have a status", SOON, |plane| {
+        plane.until("the policies have a status", TIMEOUT, |plane| {
             plane.get(kind, name)["status"]["conditions"].is_array()
         });
     }
-    plane.until("agents are told of its authority", SOON, |plane| {
+    plane.until("its CA is published for agents", TIMEOUT, |plane| {
         plane.get("configmap", "plimsoll-report-ca")["data"]["ca.crt"].is_string()
     });
-    plane.until("API servers are told of its authority", SOON, |plane| {
+    plane.until("its CA is published for API servers", TIMEOUT, |plane| {
         plane.get("apiservice", "v1alpha1.metrics.plimsoll.dev")["spec"]["caBundle"].is_string()
     });
     let edit = r#"[{"op":"replace","path":"/spec/rules","value":[]}]"#;
     plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit]);
-    plane.until("an event tells of somebody's edit", SOON, |plane| {
+    plane.until("an edit of another client has an event", TIMEOUT, |plane| {
         let events = plane.list("events");
         let told = |it: &Value| it["reportingComponent"] == "plimsoll-controller";
         events.iter().any(told)
     });
     plane.kubectl(&["delete", "node", "node01"]);
-    plane.until("what a node had to keep goes with it", SOON, |plane| {
-        plane.get("nwm", "node01").is_null()
-    });
-    plane.until("it is ready", SOON, |_| {
+    plane.until(
+        "the NodeWatermark of a deleted node is deleted",
+        TIMEOUT,
+        |plane| plane.get("nwm", "node01").is_null(),
+    );
+    plane.until("it is ready", TIMEOUT, |_| {
         let ready = controller.http("/readyz");
         ready.is_some_and(|(code, _)| code == 200)
     });
@@ -425,7 +439,7 @@ fn the_controller_does_all_its_work_with_these_rights() {
     assert!(!said.contains("forbidden"), "{said}");
 }
 
-/// As the agent of a node asks it, for a rule that the node was given.
+/// Requests an eviction as a node's agent does, by a rule of that node.
 fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
     let mut batch = pod("batch", "batch");
     batch["spec"]["nodeName"] = "node00".into();
@@ -439,7 +453,7 @@ fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
     let uid = plane.get("pod", "batch")["metadata"]["uid"].clone();
     let (agent, token) = (Reporter::new(&trust(plane), port), token(plane, "node00"));
     let sequence = Cell::new(0);
-    plane.until("the pod is evicted", SOON, |plane| {
+    plane.until("the pod is evicted", TIMEOUT, |plane| {
         sequence.set(sequence.get() + 1);
         let request = json!({
             "bootID": "boot", "sequence": sequence.get(), "namespace": "default", "name": "batch", "uid": uid,
@@ -456,9 +470,9 @@ fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 7, "{pod}");
 }
 
-/// The real agent with no other rights than the chart's, from its first rule to its end.
+/// The real agent with only the chart's rights, from its first rule to its shutdown.
 #[test]
-fn the_agent_does_all_its_work_with_these_rights() {
+fn the_agent_works_with_these_rights() {
     let Some(mut node) = crate::agent_support::Node::new() else {
         return;
     };
@@ -471,7 +485,7 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let own = ["--namespace", NAMESPACE, "--pod-name", "agent"];
     let rights = ["--kubeconfig", kubeconfig.to_str().unwrap()];
     until_in_force(&node.plane, &rights);
-    // It asks through the API server, which knows its account and its node.
+    // It sends requests through the API server, which knows its account and its node.
     let Some(leader) = Leader::start(&node.plane, NODE) else {
         return;
     };
@@ -487,11 +501,11 @@ fn the_agent_does_all_its_work_with_these_rights() {
     });
     node.machine.load.set(HIGH);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
-    agent.until("the status tells it", || {
+    agent.until("the status reports it", || {
         node.status()["throttled"][0]["pod"] == "batch"
     });
     node.keep(&closing());
-    agent.until("the node is closed", || {
+    agent.until("the node is tainted", || {
         node.taints()
             .contains(&"interference.crane.io:NoSchedule".to_owned())
             && node.condition()["status"] == "True"
@@ -503,7 +517,7 @@ fn the_agent_does_all_its_work_with_these_rights() {
     let account = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
     let asked = leader.asked();
     assert_eq!(asked[0].user, Some((account, NODE.to_owned())), "{asked:?}");
-    agent.until("events tell it", || {
+    agent.until("events report it", || {
         let events = node.plane.list("events");
         let told = |reason: &str| events.iter().any(|it| it["reason"] == reason);
         told("RuleBreached") && told("PodThrottled")
@@ -522,7 +536,7 @@ fn the_agent_does_all_its_work_with_these_rights() {
     );
 }
 
-/// A pod that something would start again.
+/// A pod with an owner that would replace it.
 fn owned_pod() -> Value {
     let mut pod = pod("batch", "batch");
     pod["metadata"]["ownerReferences"] = json!([{
@@ -531,9 +545,9 @@ fn owned_pod() -> Value {
     pod
 }
 
-/// Waits until the admission policies hold the agent with these rights.
+/// Waits until the admission policies are in force for the agent.
 fn until_in_force(plane: &ControlPlane, rights: &[&str]) {
-    plane.until("the policies are in force", SOON, |plane| {
+    plane.until("the policies are in force", TIMEOUT, |plane| {
         let more = ["label", "node", NODE, "a=b", "--dry-run=server"];
         let refused = plane.try_kubectl(&[rights, &more].concat(), "");
         refused.is_err_and(|why| why.contains("plimsoll-agent-node"))

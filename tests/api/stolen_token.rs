@@ -1,5 +1,5 @@
-//! A token that was stolen from the agent of one node hurts no other, and an honest agent is refused nothing: the chart's
-//! roles and admission policies on a real API server.
+//! A token stolen from one node's agent can't harm other nodes, and a real agent is refused nothing: the chart's roles and
+//! admission policies on a real API server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,9 +23,9 @@ use plimsoll::engine::policy::TaintEffect;
 use plimsoll::node::clock::boot_time;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_mins(4);
+const TIMEOUT: Duration = Duration::from_mins(4);
 
-/// A plane with two nodes, their agents' pods and the controller's, and what the chart says of who may do what, in force.
+/// A control plane with two nodes, the pods of agents and controller, and the chart's roles and policies in force.
 async fn two_nodes() -> Option<(ControlPlane, Actor, Actor)> {
     let plane = ControlPlane::start().filter(ControlPlane::is_own)?;
     install(&plane, NAMESPACE);
@@ -52,7 +52,7 @@ fn watermark(node: &str) -> Value {
     })
 }
 
-/// API servers see policies a moment after they are made. Nothing is written.
+/// API servers see policies a moment after they are created. Uses dry runs.
 async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor) {
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let node = format!("{}?dryRun=All", node_path(OTHER));
@@ -82,14 +82,14 @@ async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor)
     }
     let begun = crate::api_support::now();
     for (actor, probe) in probes {
-        // Refused by the policy and not, for a moment more, by a role that is not known yet.
+        // Refused by the policy and not by a role that is not in force yet.
         while !actor
             .try_out(&probe)
             .await
             .message()
             .contains("denied request")
         {
-            let in_time = begun.elapsed() < SOON;
+            let in_time = begun.elapsed() < TIMEOUT;
             assert!(
                 in_time,
                 "not in force: {} {}",
@@ -102,14 +102,14 @@ async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor)
 }
 
 #[tokio::test]
-async fn a_stolen_token_of_an_agent_hurts_no_other_node() {
-    let Some((plane, thief, controller)) = two_nodes().await else {
+async fn a_stolen_agent_token_cannot_harm_other_nodes() {
+    let Some((plane, stolen, controller)) = two_nodes().await else {
         return;
     };
     on_node(&plane, "default", "mine", OWN);
     on_node(&plane, "default", "theirs", OTHER);
     let theirs = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{OTHER}");
-    let theirs = thief.get(&theirs).await.body;
+    let theirs = stolen.get(&theirs).await.body;
     let attempts = [
         to_evict("mine"),
         to_evict("theirs"),
@@ -121,17 +121,17 @@ async fn a_stolen_token_of_an_agent_hurts_no_other_node() {
         to_be_another(),
     ];
     for attempt in attempts.iter().flatten() {
-        thief.is_refused(attempt).await;
+        stolen.is_refused(attempt).await;
     }
-    what_stays_possible(&plane, &thief).await;
+    documented_exposure(&plane, &stolen).await;
     without_a_node(&plane).await;
     a_stolen_controller(&plane, &controller).await;
     a_stolen_controller_evicts(&plane, &controller).await;
-    others_are_not_concerned(&plane).await;
+    others_are_not_affected(&plane).await;
 }
 
-/// What the documents say that a thief can still do.
-async fn what_stays_possible(plane: &ControlPlane, thief: &Actor) {
+/// What the holder of a stolen token can still do, as documented.
+async fn documented_exposure(plane: &ControlPlane, holder: &Actor) {
     plane.create(&[pod("elsewhere", "web")]);
     for path in [
         "/api/v1/pods",
@@ -139,19 +139,19 @@ async fn what_stays_possible(plane: &ControlPlane, thief: &Actor) {
         "/apis/plimsoll.dev/v1alpha1/nodewatermarks",
         "/api/v1/namespaces/default/pods/elsewhere",
     ] {
-        assert_eq!(thief.get(path).await.code, 200, "{path}");
+        assert_eq!(holder.get(path).await.code, 200, "{path}");
     }
     let theirs = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{OTHER}");
-    assert_eq!(thief.get(&theirs).await.code, 200);
+    assert_eq!(holder.get(&theirs).await.code, 200);
     let about =
         json!({"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "elsewhere"});
     let events = "/api/v1/namespaces/default/events";
     let lie = event("default", OWN, &about);
-    let answer = thief.send("POST", events, JSON, &lie).await;
+    let answer = holder.send("POST", events, JSON, &lie).await;
     assert_eq!(answer.code, 201, "{answer:?}");
 }
 
-/// A token that is bound to no pod, as the kubelet never gives one.
+/// A token that is bound to no pod; the kubelet issues no such tokens.
 async fn without_a_node(plane: &ControlPlane) {
     let unbound = Actor::of(plane, AGENT, None).await;
     let no_node = "the token names no node";
@@ -180,7 +180,7 @@ async fn without_a_node(plane: &ControlPlane) {
     }
 }
 
-/// A controller's token opens nodes and does nothing else to them.
+/// With a controller's token, our taint can be removed from nodes, and nothing else changed on them.
 async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     let node = node_path(OTHER);
     let nothing = |what: &str| format!("the condition InterferenceIdentified, not {what}");
@@ -208,12 +208,12 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     let closed = taint::read(&controller.client, OTHER).await.unwrap();
     let wanted = mark(TaintEffect::NoSchedule);
     let refused = taint::keep(&controller.client, closed, Bearing::Mark(&wanted)).await;
-    let words = refused.unwrap_err().to_string();
+    let message = refused.unwrap_err().to_string();
     assert!(
-        words.contains("only takes the taint interference.crane.io away"),
-        "{words}"
+        message.contains("only takes the taint interference.crane.io away"),
+        "{message}"
     );
-    // What a silent agent left.
+    // The taint left by an unresponsive agent.
     let taint = json!([{"op": "add", "path": "/spec/taints/-", "value": our_taint("NoSchedule")}]);
     plane.kubectl(&[
         "patch",
@@ -231,8 +231,8 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     assert_eq!(opened.effect(), None);
 }
 
-/// It evicts as the leader does: by UID, with time to end, nothing of kube-system, and with the token of the controller's pod
-/// alone. API servers ask disruption budgets, and neither rules nor our budgets: that is what stays possible.
+/// It can evict only as the leader does: with a UID and a grace period, not in kube-system, and only with a token bound to the
+/// controller's pod. Disruption budgets apply, but neither rules nor our budgets: that exposure is documented.
 async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     for attempt in evictions_beyond_its_due() {
         controller.is_refused(&attempt).await;
@@ -261,7 +261,7 @@ async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     let answer = controller.send("POST", &needed, JSON, &options).await;
     assert_eq!(answer.code, 429, "{answer:?}");
 
-    // What stays possible, on any node.
+    // The documented exposure, on any node.
     let (again, other) = eviction("default", "theirs", &as_the_leader_does("another"));
     let answer = controller.send("POST", &again, JSON, &other).await;
     assert_eq!(answer.code, 409, "of another UID: {answer:?}");
@@ -269,11 +269,11 @@ async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     let answer = controller.send("POST", &path, JSON, &body).await;
     assert_eq!(answer.code, 201, "{answer:?}");
     assert!(is_ending(plane, "default", "theirs"));
-    of_the_system(plane, controller).await;
+    evicts_in_kube_system(plane, controller).await;
 }
 
-/// Where the chart's value says so, pods of kube-system go as well.
-async fn of_the_system(plane: &ControlPlane, controller: &Actor) {
+/// If the chart's value allows it, pods of kube-system can be evicted too.
+async fn evicts_in_kube_system(plane: &ControlPlane, controller: &Actor) {
     on_node(plane, "kube-system", "system", OTHER);
     let uid = uid_of(plane, "kube-system", "system");
     let (path, body) = eviction("kube-system", "system", &as_the_leader_does(&uid));
@@ -290,7 +290,7 @@ async fn of_the_system(plane: &ControlPlane, controller: &Actor) {
     let begun = crate::api_support::now();
     let dry_run = format!("{path}?dryRun=All");
     while controller.send("POST", &dry_run, JSON, &body).await.code != 201 {
-        assert!(begun.elapsed() < SOON, "it is still refused");
+        assert!(begun.elapsed() < TIMEOUT, "it is still refused");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let answer = controller.send("POST", &path, JSON, &body).await;
@@ -329,7 +329,7 @@ fn is_ending(plane: &ControlPlane, namespace: &str, pod: &str) -> bool {
     !field_of(plane, namespace, pod, "deletionTimestamp").is_empty()
 }
 
-/// Pods on two nodes, a rule that evicts them one in ten minutes, and a controller, with its kubeconfig.
+/// Pods on two nodes, a rule that evicts one in ten minutes, and a controller with its kubeconfig.
 fn leader(plane: &ControlPlane, port: u16) -> (Controller, PathBuf) {
     plane.install_chart();
     plane.nodes(&names(2));
@@ -352,9 +352,9 @@ fn leader(plane: &ControlPlane, port: u16) -> (Controller, PathBuf) {
     (controller, kubeconfig)
 }
 
-/// Through the API server, where a thief reaches the leader from anywhere.
+/// Through the API server, by which the holder of a stolen token reaches the leader from anywhere.
 #[tokio::test]
-async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes_rules_name() {
+async fn a_stolen_agent_token_evicts_only_what_its_nodes_rules_name() {
     let port = free_port();
     let Some(plane) = aggregation::plane(&[port]) else {
         return;
@@ -364,7 +364,7 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
         "--bound-object-kind=Node",
         &format!("--bound-object-name={OWN}"),
     ];
-    let thief = Actor::by(&plane.as_account(AGENT, &bound)).await;
+    let stolen = Actor::by(&plane.as_account(AGENT, &bound)).await;
 
     for (pod, rule, why) in [
         ("theirs", "q/cpu", "it is not on this node any more"),
@@ -372,7 +372,7 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
         ("mine", "q/none", "no rule asks for it any more"),
         ("web", "q/cpu", "no PodQOS allows it any more"),
     ] {
-        let answer = answer_of_leader(&plane, &thief, pod, rule).await;
+        let answer = answer_of_leader(&plane, &stolen, pod, rule).await;
         assert_eq!(answer, json!({"result": "refused", "why": why}), "{pod}");
     }
     let not_its_agent =
@@ -382,7 +382,7 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
     let controller = Actor::by(&kubeconfig).await;
     let no_right = r#"cannot create resource "nodemetrics/evictions""#.to_owned();
     for (actor, node, pod, words) in [
-        (&thief, OTHER, "theirs", not_its_agent(OTHER)),
+        (&stolen, OTHER, "theirs", not_its_agent(OTHER)),
         (&unbound, OWN, "mine", not_its_agent(OWN)),
         (&admin, OWN, "mine", not_its_agent(OWN)),
         (&controller, OWN, "mine", no_right),
@@ -395,11 +395,11 @@ async fn a_stolen_token_of_an_agent_has_no_pods_evicted_but_those_that_its_nodes
         assert!(!is_ending(&plane, "default", pod), "{pod}");
     }
 
-    // What stays possible: whether the rule's metric is over its threshold the agent alone knows.
-    let answer = answer_of_leader(&plane, &thief, "mine", "q/cpu").await;
+    // The documented exposure: only the agent knows whether the rule's metric is above its threshold.
+    let answer = answer_of_leader(&plane, &stolen, "mine", "q/cpu").await;
     assert_eq!(answer, json!({"result": "accepted"}));
     assert!(is_ending(&plane, "default", "mine"));
-    let answer = answer_of_leader(&plane, &thief, "next", "q/cpu").await;
+    let answer = answer_of_leader(&plane, &stolen, "next", "q/cpu").await;
     let spent = "the node's budget of evictions, 1 in 10m, is spent";
     assert_eq!(
         (&answer["by"], &answer["why"]),
@@ -433,7 +433,7 @@ fn policies() -> Vec<Value> {
     policies
 }
 
-/// What the leader answers the agent of the own node, when it knows all, and the node has its rules.
+/// The leader's answer to the node's own agent, once it is ready and the node has its rules.
 async fn answer_of_leader(plane: &ControlPlane, agent: &Actor, pod: &str, rule: &str) -> Value {
     let begun = crate::api_support::now();
     loop {
@@ -442,12 +442,12 @@ async fn answer_of_leader(plane: &ControlPlane, agent: &Actor, pod: &str, rule: 
         if answer.code == 200 && !later {
             return answer.body;
         }
-        assert!(begun.elapsed() < SOON, "{answer:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{answer:?}");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
-/// Asks once to evict a pod, as the agent of `node` does through the API server.
+/// Requests an eviction once, as the agent of `node` does through the API server.
 async fn ask(plane: &ControlPlane, actor: &Actor, node: &str, pod: &str, rule: &str) -> Answer {
     let watermark = plane.get("nodewatermark", node);
     let hash = watermark["spec"]["hash"].as_str().unwrap_or("none");
@@ -458,8 +458,8 @@ async fn ask(plane: &ControlPlane, actor: &Actor, node: &str, pod: &str, rule: &
     actor.send("POST", &api_path(node), JSON, &body).await
 }
 
-/// Policies of ours judge nobody else.
-async fn others_are_not_concerned(plane: &ControlPlane) {
+/// Our policies don't apply to other accounts.
+async fn others_are_not_affected(plane: &ControlPlane) {
     plane.kubectl(&["label", "node", OTHER, "a=b"]);
     plane.kubectl(&["cordon", OTHER]);
     let account = format!("--serviceaccount={NAMESPACE}:nobody");
@@ -489,7 +489,7 @@ fn by(
     plane.try_kubectl(&[args, &who].concat(), input)
 }
 
-/// A Secret that Kubernetes fills with a token of this account, without an end.
+/// A Secret that Kubernetes fills with a token of this account that never expires.
 fn token_secret(account: &str) -> String {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
@@ -499,14 +499,14 @@ fn token_secret(account: &str) -> String {
 }
 
 #[test]
-fn tokens_of_agents_and_controller_are_created_by_kubelets_alone() {
+fn only_kubelets_create_tokens_of_agents_and_controller() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
     install(&plane, NAMESPACE);
     plane.nodes(&names(1));
     agent_pod(&plane, OWN);
-    // An API server without the authorizer for nodes.
+    // An API server without the node authorizer.
     let kubelets = ["--clusterrole=system:node", "--group=system:nodes"];
     plane.kubectl(&[&["create", "clusterrolebinding", "kubelets"][..], &kubelets].concat());
     let pod = [
@@ -516,18 +516,18 @@ fn tokens_of_agents_and_controller_are_created_by_kubelets_alone() {
     let of = |account| ["create", "token", account];
     let bound = [&of(AGENT)[..], &pod].concat();
     let is_refused = |who, args: &[&str], account: &str, input: &str| {
-        let words = format!("may create no token for the ServiceAccount {account}:");
-        by(&plane, who, args, input).is_err_and(|why| why.contains(&words))
+        let message = format!("may create no token for the ServiceAccount {account}:");
+        by(&plane, who, args, input).is_err_and(|why| why.contains(&message))
     };
     let (root, kubelet) = (
         ("ann", "system:masters"),
         ("system:node:node00", "system:nodes"),
     );
     for account in [AGENT, CONTROLLER] {
-        plane.until("an administrator is refused", SOON, |_| {
+        plane.until("an administrator is refused", TIMEOUT, |_| {
             is_refused(root, &of(account), account, "")
         });
-        plane.until("a kubelet is, without a pod", SOON, |_| {
+        plane.until("a kubelet is, without a pod", TIMEOUT, |_| {
             is_refused(kubelet, &of(account), account, "")
         });
     }
@@ -539,7 +539,7 @@ fn tokens_of_agents_and_controller_are_created_by_kubelets_alone() {
     );
     by(&plane, kubelet, &bound, "").expect("the kubelet's own");
     plane.kubectl(&[&bound[..], &["-n", NAMESPACE]].concat());
-    // Others' tokens are none of ours.
+    // Tokens of other accounts are not restricted.
     by(&plane, root, &of("nobody"), "").expect("another account's");
     let create = ["create", "-f", "-"];
     for account in [AGENT, CONTROLLER] {
@@ -560,9 +560,9 @@ fn mark(effect: TaintEffect) -> Mark {
     }
 }
 
-/// The agent's writes as the agent does them, on Nodes of every shape.
+/// The writes of an agent, on Nodes of every shape.
 #[tokio::test]
-async fn an_honest_agent_is_refused_nothing() {
+async fn a_real_agent_is_refused_nothing() {
     let Some((plane, agent, _)) = two_nodes().await else {
         return;
     };
@@ -573,11 +573,11 @@ async fn an_honest_agent_is_refused_nothing() {
         let wanted = mark.map_or(Bearing::Nothing, Bearing::Mark);
         taint::keep(client, seen, wanted).await.map(drop)
     };
-    // Beside the taint that an API server gives to every new node, and conditions of a kubelet.
+    // Beside the taint of every new node, and the kubelet's conditions.
     keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
     assert_eq!(taints().as_array().unwrap().len(), 2);
     keep(None).await.unwrap();
-    // The first one of a node, another effect, and the last one away.
+    // Adding the first taint, changing its effect, and removing the last one.
     plane.kubectl(&[
         "patch",
         "node",
@@ -592,7 +592,7 @@ async fn an_honest_agent_is_refused_nothing() {
     assert_eq!(taints(), json!([our_taint("PreferNoSchedule")]));
     keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
     assert_eq!(taints(), json!([our_taint("NoSchedule")]));
-    // A successor finds all as it has to be, and writes nothing.
+    // A restarted agent finds the desired state and writes nothing.
     let version = || plane.get("node", OWN)["metadata"]["resourceVersion"].clone();
     let before = version();
     keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
@@ -600,7 +600,7 @@ async fn an_honest_agent_is_refused_nothing() {
     keep(None).await.unwrap();
     assert_eq!(taints(), Value::Null);
     among_others(&plane, &agent).await;
-    tells(&agent).await;
+    publishes_events(&agent).await;
 }
 
 /// Our taint and our condition between those of others.
@@ -640,8 +640,8 @@ async fn among_others(plane: &ControlPlane, agent: &Actor) {
     assert_eq!(node["status"]["conditions"].as_array().unwrap().len(), 4);
 }
 
-/// Events about all that an agent tells of, each written and then counted.
-async fn tells(agent: &Actor) {
+/// Events about everything an agent reports, each written and then counted.
+async fn publishes_events(agent: &Actor) {
     let events = Events::new(agent.client.clone(), AGENT, OWN);
     let about = |version: &str, kind: &str, namespace: Option<&str>, name: &str| ObjectReference {
         api_version: Some(version.to_owned()),
@@ -661,7 +661,7 @@ async fn tells(agent: &Actor) {
             warning: true,
             reason: "RuleBreached".to_owned(),
             action: "RuleBreached".to_owned(),
-            message: "over the mark".to_owned(),
+            message: "above the threshold".to_owned(),
         };
         for _ in 0..2 {
             events.publish(happening.clone()).await.unwrap();

@@ -78,13 +78,19 @@ fn source(path: &str) -> String {
 fn every_event_reason_is_documented() {
     let agent = ["src/node/report/events.rs"];
     let controller = [
-        "src/reconcilers/world.rs",
-        "src/reconcilers/world/closing.rs",
-        "src/reconcilers/world/contest.rs",
-        "src/reconcilers/world/edits.rs",
-        "src/reconcilers/world/silent.rs",
+        "src/reconcilers/reconciler.rs",
+        "src/reconcilers/plan/cap.rs",
+        "src/reconcilers/plan/rollouts.rs",
+        "src/reconcilers/plan/liveness/messages.rs",
     ];
-    let kinds = ["NodeQOS", "NodeWatermark", "NodeWatermarks", "PodQOS"];
+    let others = [
+        "NodeQOS",
+        "NodeWatermark",
+        "NodeWatermarks",
+        "PodQOS",
+        "NoSchedule",
+        "PreferNoSchedule",
+    ];
     for (heading, sources) in [
         ("Of a node, by its agent", &agent[..]),
         ("By the controller", &controller[..]),
@@ -92,7 +98,7 @@ fn every_event_reason_is_documented() {
         let documented: BTreeSet<String> = first_column(&section(heading)).into_iter().collect();
         let in_code = sources.iter().flat_map(|path| reasons(&source(path)));
         let in_code: BTreeSet<String> = in_code
-            .filter(|word| !kinds.contains(&word.as_str()))
+            .filter(|word| !others.contains(&word.as_str()))
             .collect();
         assert_eq!(documented, in_code, "{heading}");
     }
@@ -136,8 +142,9 @@ fn every_condition_and_its_reasons_are_documented() {
         .map(|line| line.trim().trim_end_matches(','));
     let variants = variants.filter(|line| !line.starts_with("//"));
     let policies = [
-        source("src/reconcilers/conditions.rs"),
-        source("src/reconcilers/world/policies.rs"),
+        source("src/reconcilers/status/conditions.rs"),
+        source("src/reconcilers/status/policies.rs"),
+        source("src/reconcilers/plan/progress.rs"),
         variants.flat_map(|name| ["\"", name, "\""]).collect(),
     ];
     let node_metric = [body("src/crd/node_metric.rs", "pub mod condition")];

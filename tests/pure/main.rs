@@ -7,8 +7,6 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "../support/api/mod.rs"]
-mod api_support;
 #[path = "../support/chart/mod.rs"]
 mod chart_support;
 #[path = "../support/collect/mod.rs"]
@@ -17,8 +15,8 @@ mod collect_support;
 mod engine_support;
 #[path = "../support/simulation/mod.rs"]
 mod simulation;
-#[path = "../support/world/mod.rs"]
-mod world_support;
+#[path = "../support/reconciler/mod.rs"]
+mod reconciler_support;
 
 mod docs;
 mod layers;
@@ -28,10 +26,9 @@ mod controller {
     mod election;
     mod heartbeat;
     mod node_metric_store;
+    mod reconciler;
     mod rollout;
-    mod silence;
-    mod watchdog;
-    mod world;
+    mod unresponsive;
 }
 
 mod crd {

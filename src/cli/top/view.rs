@@ -98,7 +98,7 @@ impl Row {
     pub(super) fn of(lease: LeaseObject, now: Timestamp) -> Self {
         let node = lease.name_any();
         let (renewed, summary) = (lease.renewed(), lease.summary());
-        let renewal = lease.renewal();
+        let renewal = lease.state();
         let age = renewed.map(|renewed| since(renewed, now));
         let agent = match age {
             _ if !renewal.held => Agent::Left,

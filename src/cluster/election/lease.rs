@@ -12,31 +12,31 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{Decision, LEASE, Memory, RENEW_DEADLINE, Seen, Standing};
+use super::{Decision, ElectionState, LEASE_DURATION, ObservedLease, RENEW_DEADLINE, Standing};
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::stored;
 use crate::cluster::clock;
 
-/// No call of an election takes longer.
-const CALL: Duration = Duration::from_secs(2);
-/// How often a replica that ends looks who leads now.
-const LOOK: Duration = Duration::from_millis(250);
-/// Where the holder can be reached by other replicas.
+/// Limit for each call of the election.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a replica that is shutting down reads who leads.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(250);
+/// Annotation: the address at which other replicas reach the holder.
 const ADDRESS: &str = "plimsoll.dev/address";
 
-/// One replica.
+/// Takes part in the election for one replica.
 pub struct Elector {
     api: Api<Lease>,
     name: String,
     me: String,
-    memory: Memory,
+    state: ElectionState,
     address: Option<SocketAddr>,
-    /// Where the replica that leads can be reached, if it is another.
+    /// The address of the leader, if it is another replica.
     leader: Option<SocketAddr>,
 }
 
 impl Elector {
-    /// `me` has to differ between replicas, and between two lives of one. `address`: where the others can reach it.
+    /// `me` has to differ between replicas, and between restarts of one. `address`: where other replicas reach this one.
     pub fn new(
         client: Client,
         namespace: &str,
@@ -48,24 +48,24 @@ impl Elector {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             me,
-            memory: Memory::new(clock::now()),
+            state: ElectionState::new(clock::now()),
             address,
             leader: None,
         }
     }
 
-    /// Looks once, and writes if that is called for. Any error is as if the API server were away.
+    /// Reads the Lease once, and writes it if needed. An error counts as an unreachable API server.
     async fn step(&mut self) -> kube::Result<()> {
         let lease = self.read().await?;
         let now = clock::now();
         let decision = self
-            .memory
-            .decide(&self.me, lease.as_ref().map(seen).as_ref(), now);
+            .state
+            .decide(&self.me, lease.as_ref().map(observed).as_ref(), now);
         self.leader = None;
         let written = match (decision, lease) {
             (Decision::Wait, lease) => {
                 self.leader = lease.as_ref().and_then(address);
-                self.memory.lost();
+                self.state.lost();
                 return Ok(());
             }
             (Decision::Create, _) | (_, None) => {
@@ -81,10 +81,10 @@ impl Elector {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();
-                self.memory.wrote(now, &version);
+                self.state.wrote(now, &version);
                 Ok(())
             }
-            // Somebody else was faster: the next look says who.
+            // Another replica was faster; the next step reads which one.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             Err(error) => Err(error),
         }
@@ -101,30 +101,30 @@ impl Elector {
             ..lease.metadata
         };
         let time = MicroTime(clock::wall());
-        lease.spec = Some(held(lease.spec.take(), &self.me, taken, time));
+        lease.spec = Some(held_spec(lease.spec.take(), &self.me, taken, time));
         lease
     }
 
     async fn read(&mut self) -> kube::Result<Option<Lease>> {
         let lease = self.api.get_opt(&self.name).await?;
-        self.memory.saw(clock::now());
+        self.state.lease_read(clock::now());
         Ok(lease)
     }
 
     fn standing(&self) -> Standing {
         let now = clock::now();
-        if self.memory.is_blind(now) {
+        if self.state.is_disconnected(now) {
             return Standing::blind(self.leader);
         }
-        Standing::new(self.memory.term(now), self.leader)
+        Standing::new(self.state.term(now), self.leader)
     }
 
-    /// Gives the Lease back, so that another needn't wait for its end.
+    /// Releases the Lease, so that another replica need not wait for its expiry.
     async fn release(&mut self) -> kube::Result<()> {
         let Some(mut lease) = self.read().await? else {
             return Ok(());
         };
-        if seen(&lease).holder != self.me {
+        if observed(&lease).holder != self.me {
             return Ok(());
         }
         if let Some(spec) = &mut lease.spec {
@@ -138,14 +138,14 @@ impl Elector {
     }
 }
 
-/// The spec as its holder writes it. The first holder of all is no transition, as it is none for client-go.
-fn held(before: Option<LeaseSpec>, me: &str, taken: bool, now: MicroTime) -> LeaseSpec {
+/// The spec as its holder writes it. As in client-go, the first holder does not count as a transition.
+fn held_spec(before: Option<LeaseSpec>, me: &str, taken: bool, now: MicroTime) -> LeaseSpec {
     let is_first = before.is_none();
     let before = before.unwrap_or_default();
     let transitions = before.lease_transitions.unwrap_or(0);
     LeaseSpec {
         holder_identity: Some(me.to_owned()),
-        lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
+        lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
         renew_time: Some(now.clone()),
         acquire_time: if taken {
             Some(now)
@@ -162,39 +162,39 @@ fn address(lease: &Lease) -> Option<SocketAddr> {
     annotations.get(ADDRESS)?.parse().ok()
 }
 
-fn seen(lease: &Lease) -> Seen {
+fn observed(lease: &Lease) -> ObservedLease {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.unwrap_or(0);
-    Seen {
+    ObservedLease {
         holder: spec.holder_identity.unwrap_or_default(),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
         duration: Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
     }
 }
 
-/// Takes part until `stop` is true, and says in `standing` whether this replica leads. It stops leading before the Lease
-/// can be another's, and gives it back in the end.
+/// Takes part in the election until `stop` is true, and publishes the leadership to `standing`. Stops leading before another replica
+/// can acquire the Lease, and releases it at the end.
 pub async fn run(
     elector: &mut Elector,
     standing: &watch::Sender<Standing>,
     mut stop: watch::Receiver<bool>,
 ) {
     while !*stop.borrow() {
-        let remaining = elector.memory.remaining(clock::now());
+        let remaining = elector.state.remaining(clock::now());
         let deadline = if standing.borrow().leads() {
-            remaining.min(CALL)
+            remaining.min(CALL_TIMEOUT)
         } else {
-            CALL
+            CALL_TIMEOUT
         };
         match timeout(deadline.max(Duration::from_millis(1)), elector.step()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "failed to read or write the Lease"),
-            Err(_) => tracing::warn!("no answer about the Lease in time"),
+            Err(_) => tracing::warn!("reading or writing the Lease timed out"),
         }
         publish(standing, elector.standing());
-        // The leadership ends in time also when the next look is late.
-        let pause = elector.memory.pause(clock::now());
-        // Those that stand by look at different moments; the leader must not be late.
+        // Leadership ends in time even if the next step is late.
+        let pause = elector.state.pause(clock::now());
+        // Standbys read at different times; the leader must not be late.
         let leads = standing.borrow().leads();
         let pause = if leads { pause } else { jittered(pause) };
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
@@ -204,26 +204,26 @@ pub async fn run(
         }
     }
     let led = standing.borrow().leads();
-    elector.memory.lost();
+    elector.state.lost();
     publish(standing, Standing::new(None, elector.leader));
     if led && let Err(error) = timeout(RENEW_DEADLINE, elector.release()).await {
-        tracing::warn!(%error, "failed to give the Lease back in time");
+        tracing::warn!(%error, "failed to release the Lease in time");
     }
 }
 
-/// Says for ever where the replica that leads can be reached, and doesn't take part: what is under way where a replica ends
-/// is passed on to the next leader.
+/// Publishes the leader's address without taking part: requests in flight on a replica that is shutting down are forwarded to the
+/// next leader.
 pub async fn follow(elector: &mut Elector, standing: &watch::Sender<Standing>) -> Infallible {
     loop {
-        if let Ok(Ok(lease)) = timeout(CALL, elector.read()).await {
+        if let Ok(Ok(lease)) = timeout(CALL_TIMEOUT, elector.read()).await {
             let other = |lease: &Lease| {
-                let holder = seen(lease).holder;
+                let holder = observed(lease).holder;
                 !holder.is_empty() && holder != elector.me
             };
             elector.leader = lease.filter(other).as_ref().and_then(address);
         }
         publish(standing, elector.standing());
-        sleep(LOOK).await;
+        sleep(FOLLOW_INTERVAL).await;
     }
 }
 
@@ -242,21 +242,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_holder_after_the_first_is_a_transition_and_a_renewal_is_none() {
+    fn each_new_holder_after_the_first_is_a_transition() {
         let time = |second| MicroTime(Timestamp::from_second(second).expect("a time"));
-        let first = held(None, "a", true, time(1));
+        let first = held_spec(None, "a", true, time(1));
         assert_eq!(first.lease_transitions, Some(0));
-        let renewed = held(Some(first), "a", false, time(2));
+        let renewed = held_spec(Some(first), "a", false, time(2));
         assert_eq!(renewed.lease_transitions, Some(0));
         assert_eq!(renewed.acquire_time, Some(time(1)));
         let released = LeaseSpec {
             holder_identity: None,
             ..renewed
         };
-        let again = held(Some(released), "a", true, time(3));
+        let again = held_spec(Some(released), "a", true, time(3));
         assert_eq!(again.lease_transitions, Some(1));
         assert_eq!(again.acquire_time, Some(time(3)));
-        let other = held(Some(again), "b", true, time(4));
+        let other = held_spec(Some(again), "b", true, time(4));
         assert_eq!(other.lease_transitions, Some(2));
     }
 }

@@ -16,7 +16,7 @@ fn node(taints: &Value, condition: Option<&str>) -> Marked {
     }))
 }
 
-fn mark() -> Mark {
+fn desired() -> Mark {
     Mark {
         effect: TaintEffect::NoSchedule,
         reason: "q/r".to_owned(),
@@ -28,7 +28,7 @@ const NO: Option<TaintEffect> = Some(TaintEffect::NoSchedule);
 const PREFER: Option<TaintEffect> = Some(TaintEffect::PreferNoSchedule);
 
 #[test]
-fn the_first_taint_of_a_node_makes_the_list_and_the_last_takes_it_away() {
+fn the_first_taint_creates_the_list_and_the_last_removes_it() {
     let bare = node(&Value::Null, None);
     let patch = bare.patch(NO).expect("an edit");
     assert_eq!(
@@ -47,7 +47,7 @@ fn the_first_taint_of_a_node_makes_the_list_and_the_last_takes_it_away() {
 }
 
 #[test]
-fn the_strongest_effect_replaces_the_other_and_strangers_keep_their_fields_and_order() {
+fn the_effect_is_replaced_and_other_taints_keep_fields_and_order() {
     let others = [
         json!({"key": "a", "value": "x", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "later": 1}),
         json!({"key": "b", "effect": "NoSchedule"}),
@@ -56,7 +56,7 @@ fn the_strongest_effect_replaces_the_other_and_strangers_keep_their_fields_and_o
         json!([others[0], {"key": KEY, "effect": "PreferNoSchedule", "value": "v"}, others[1]]);
     let seen = node(&taints, None);
     assert_eq!(seen.effect(), PREFER);
-    assert_eq!(seen.edited(PREFER), None, "it is there, whatever its value");
+    assert_eq!(seen.edited(PREFER), None, "its value does not matter");
     let edited = seen.edited(NO).expect("an edit");
     assert_eq!(
         edited,
@@ -70,7 +70,7 @@ fn the_strongest_effect_replaces_the_other_and_strangers_keep_their_fields_and_o
 }
 
 #[test]
-fn a_taint_of_our_key_whose_effect_we_never_use_is_somebody_elses() {
+fn a_taint_with_our_key_and_an_effect_we_never_use_is_not_ours() {
     let taints = json!([{"key": KEY, "effect": "NoExecute"}]);
     let seen = node(&taints, None);
     assert_eq!(seen.effect(), None);
@@ -79,25 +79,25 @@ fn a_taint_of_our_key_whose_effect_we_never_use_is_somebody_elses() {
 }
 
 #[test]
-fn the_condition_keeps_its_transition_time_while_its_status_stays() {
+fn the_transition_time_changes_only_with_the_status() {
     let now = "2026-02-02T00:00:00Z";
     let since = |seen: &Marked, wanted: Bearing<'_>| {
         let patch = seen.condition_patch(wanted, now);
         patch["status"]["conditions"][0]["lastTransitionTime"].clone()
     };
     let before = "2026-01-01T00:00:00Z";
-    let (over, mark) = (Bearing::Nothing, mark());
-    let mark = Bearing::Mark(&mark);
-    assert_eq!(since(&node(&Value::Null, Some("True")), mark), before);
+    let (over, taint) = (Bearing::Nothing, desired());
+    let taint = Bearing::Mark(&taint);
+    assert_eq!(since(&node(&Value::Null, Some("True")), taint), before);
     assert_eq!(since(&node(&Value::Null, Some("True")), over), now);
     assert_eq!(since(&node(&Value::Null, Some("False")), over), before);
-    assert_eq!(since(&node(&Value::Null, None), mark), now);
+    assert_eq!(since(&node(&Value::Null, None), taint), now);
 }
 
 #[test]
-fn nothing_is_written_where_all_is_said_and_no_condition_is_made_to_say_that_all_is_well() {
+fn nothing_is_written_in_the_desired_state_and_no_false_condition_is_created() {
     let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
-    let (over, mine) = (Bearing::Nothing, mark());
+    let (over, mine) = (Bearing::Nothing, desired());
     let mine = Bearing::Mark(&mine);
     assert!(node(&Value::Null, None).bears(over));
     assert!(node(&Value::Null, Some("False")).bears(over));
@@ -108,13 +108,13 @@ fn nothing_is_written_where_all_is_said_and_no_condition_is_made_to_say_that_all
     assert!(!node(&tainted, None).bears(mine));
     let other = Mark {
         reason: "q/other".to_owned(),
-        ..mark()
+        ..desired()
     };
     assert!(!node(&tainted, Some("True")).bears(Bearing::Mark(&other)));
 }
 
 #[test]
-fn who_is_to_leave_no_trace_takes_the_condition_off_too_whatever_it_says() {
+fn no_trace_removes_the_condition_whatever_its_status() {
     let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
     assert!(node(&Value::Null, None).bears(Bearing::NoTrace));
     assert!(!node(&tainted, None).bears(Bearing::NoTrace));
@@ -129,7 +129,7 @@ fn who_is_to_leave_no_trace_takes_the_condition_off_too_whatever_it_says() {
 }
 
 #[test]
-fn an_object_that_makes_no_sense_is_a_node_without_marks() {
+fn a_malformed_object_is_a_node_without_taints() {
     for odd in [
         json!(null),
         json!([]),
@@ -163,7 +163,7 @@ fn effect() -> impl Strategy<Value = Option<TaintEffect>> {
 
 proptest! {
     #[test]
-    fn an_edit_does_what_it_has_to_once_and_touches_nobody_elses(
+    fn an_edit_is_idempotent_and_leaves_other_taints_alone(
         taints in vec(taint(), 0..6),
         wanted in effect(),
     ) {
@@ -172,10 +172,10 @@ proptest! {
         let seen = node(&json!(after), None);
         prop_assert_eq!(seen.effect(), wanted);
         prop_assert_eq!(seen.edited(wanted), None);
-        let strangers = |taints: &[Value]| -> Vec<Value> {
+        let others = |taints: &[Value]| -> Vec<Value> {
             taints.iter().filter(|taint| ours(taint).is_none()).cloned().collect()
         };
-        prop_assert_eq!(strangers(&taints), strangers(&after));
+        prop_assert_eq!(others(&taints), others(&after));
         prop_assert_eq!(after.iter().filter(|taint| ours(taint).is_some()).count(), usize::from(wanted.is_some()));
     }
 }

@@ -8,7 +8,7 @@ use crate::crd::Report;
 use crate::metrics_api::data::Data;
 use crate::metrics_api::store::Limits;
 
-/// A controller that nothing is connected to, and where its agents report.
+/// A controller without connections, and the reports of its agents.
 fn controller() -> (Controller, Reports) {
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = Client::try_from(nowhere).unwrap();
@@ -32,44 +32,44 @@ fn controller() -> (Controller, Reports) {
 }
 
 impl Controller {
-    fn sees(&mut self, source: Source, change: Change<Item>) {
+    fn watch_event(&mut self, source: Source, change: Change<Item>) {
         let index = Source::ALL.iter().position(|it| *it == source);
         self.take(index.unwrap(), change);
     }
 
-    fn sees_lease(&mut self, holder: Option<&str>) {
+    fn watch_lease(&mut self, holder: Option<&str>) {
         let lease: Value = json!({
             "metadata": {"name": "n", "uid": "l", "resourceVersion": format!("{holder:?}")},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 40},
         });
         let lease = serde_json::from_value(lease).unwrap();
         let change = Change::Apply("n".to_owned(), Item::Lease(Box::new(lease)));
-        self.sees(Source::Leases, change);
+        self.watch_event(Source::Leases, change);
     }
 
-    /// The words of what it tells when nothing more comes for an hour.
-    fn tells_in_the_end(&mut self) -> Vec<&'static str> {
+    /// The reasons of its events if nothing more arrives for an hour.
+    fn events_after_an_hour(&mut self) -> Vec<&'static str> {
         let now = clock::now();
-        self.world.plan(now, 0);
-        self.world.plan(now + Duration::from_hours(1), 0);
-        let notes = self.world.take_notes().into_iter();
-        notes.map(|note| note.reason).collect()
+        self.reconciler.plan(now, 0);
+        self.reconciler.plan(now + Duration::from_hours(1), 0);
+        let events = self.reconciler.take_events().into_iter();
+        events.map(|event| event.reason).collect()
     }
 }
 
-/// One that leads, and sees a node whose agent holds its Lease.
+/// A leader with one node whose agent holds its Lease.
 fn leading() -> (Controller, Reports) {
     let (mut controller, reports) = controller();
     let info = json!({"bootID": "boot"});
     let node =
         json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"nodeInfo": info}});
     let node = serde_json::from_value(node).unwrap();
-    controller.sees(Source::Nodes, Change::Restarted);
+    controller.watch_event(Source::Nodes, Change::Restarted);
     let change = Change::Apply("n".to_owned(), Item::Node(Box::new(node)));
-    controller.sees(Source::Nodes, change);
-    controller.sees(Source::Nodes, Change::Complete);
-    controller.sees_lease(Some("n"));
-    controller.world.lead();
+    controller.watch_event(Source::Nodes, change);
+    controller.watch_event(Source::Nodes, Change::Complete);
+    controller.watch_lease(Some("n"));
+    controller.reconciler.start_leading();
     (controller, reports)
 }
 
@@ -83,25 +83,25 @@ fn report() -> Report {
 }
 
 #[tokio::test]
-async fn an_agent_whose_last_report_came_before_it_gave_its_lease_back_is_not_missed() {
+async fn a_last_report_before_the_lease_is_released_leaves_no_unresponsive_agent() {
     let (mut controller, reports) = leading();
     assert!(reports.put(report()));
-    controller.sees_lease(None);
-    controller.hear();
-    assert_eq!(controller.tells_in_the_end(), [""; 0]);
+    controller.watch_lease(None);
+    controller.take_reports();
+    assert_eq!(controller.events_after_an_hour(), [""; 0]);
 }
 
 #[tokio::test]
-async fn an_agent_that_reports_though_its_lease_was_given_back_is_missed_when_it_stops() {
+async fn an_agent_that_reports_after_its_lease_was_released_is_monitored() {
     let (mut controller, reports) = leading();
-    controller.sees_lease(None);
+    controller.watch_lease(None);
     assert!(reports.put(report()));
-    controller.hear();
-    assert_eq!(controller.tells_in_the_end(), ["AgentSilent"]);
+    controller.take_reports();
+    assert_eq!(controller.events_after_an_hour(), ["AgentSilent"]);
 }
 
 #[tokio::test]
-async fn a_report_is_of_the_boot_that_the_nodes_kubelet_wrote() {
+async fn a_report_of_another_boot_is_rejected() {
     let (_, reports) = leading();
     let of_another = Report {
         boot_id: "another".to_owned(),
@@ -112,11 +112,11 @@ async fn a_report_is_of_the_boot_that_the_nodes_kubelet_wrote() {
 }
 
 #[tokio::test]
-async fn what_was_begun_goes_on_only_within_the_term() {
+async fn work_continues_only_within_the_term() {
     let term = |until| Standing::new(Some(Term { epoch: 7, until }), None);
     let (standing, elected) = watch::channel(term(clock::now() + Duration::from_hours(1)));
     assert_eq!(while_leading(&elected, ready(1)).await, 1);
-    // Nobody has told this replica yet that its term is over.
+    // The term is over, but the election has not published that yet.
     standing.send_replace(term(clock::now()));
     let first = tokio::select! {
         biased;
@@ -127,10 +127,10 @@ async fn what_was_begun_goes_on_only_within_the_term() {
 }
 
 #[tokio::test]
-async fn a_watermark_of_a_backup_is_seen_though_it_is_older_than_what_was_known() {
+async fn a_list_accepts_an_older_watermark_restored_from_a_backup() {
     let (mut controller, _) = leading();
     let now = clock::now();
-    let Some(Write::Apply { spec, .. }) = controller.world.plan(now, 1).pop() else {
+    let Some(Operation::Apply { spec, .. }) = controller.reconciler.plan(now, 1).pop() else {
         panic!("the node has no NodeWatermark yet");
     };
     let watermark = |generation: i64, spec: Value| {
@@ -139,20 +139,20 @@ async fn a_watermark_of_a_backup_is_seen_though_it_is_older_than_what_was_known(
         let object = serde_json::from_value(object).unwrap();
         Change::Apply("n".to_owned(), Item::Watermark(Box::new(object)))
     };
-    controller.world.written("n", now, Ok(None));
-    controller.sees(Source::Watermarks, watermark(2, json!(spec)));
-    assert!(controller.world.plan(now, 1).is_empty());
+    controller.reconciler.written("n", now, Ok(None));
+    controller.watch_event(Source::Watermarks, watermark(2, json!(spec)));
+    assert!(controller.reconciler.plan(now, 1).is_empty());
     let old = || watermark(1, json!({"hash": "old"}));
-    controller.sees(Source::Watermarks, old());
+    controller.watch_event(Source::Watermarks, old());
     assert!(
-        controller.world.plan(now, 1).is_empty(),
+        controller.reconciler.plan(now, 1).is_empty(),
         "the watch lags behind"
     );
-    controller.sees(Source::Watermarks, Change::Restarted);
-    controller.sees(Source::Watermarks, old());
-    controller.sees(Source::Watermarks, Change::Complete);
+    controller.watch_event(Source::Watermarks, Change::Restarted);
+    controller.watch_event(Source::Watermarks, old());
+    controller.watch_event(Source::Watermarks, Change::Complete);
     assert!(matches!(
-        controller.world.plan(now, 1)[..],
-        [Write::Apply { .. }]
+        controller.reconciler.plan(now, 1)[..],
+        [Operation::Apply { .. }]
     ));
 }

@@ -193,7 +193,7 @@ func (e *edits) waitStopped(mark int) (canary string) {
 		canary = have[0]
 		return nil
 	})
-	if told := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(told, "False: the edit stops at 1 of 2 nodes ("+canary+")") {
+	if told := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(told, "False: the edit stopped at 1 of 2 nodes ("+canary+")") {
 		e.Errorf("RolledOut is %s", told)
 	}
 	e.waitEvent("RolloutStopped")

@@ -1,8 +1,10 @@
-//! No two replicas lead at a time, whatever the network does, and one soon does when all is well.
+//! Never two leaders, whatever the network does; one leads within seconds once the network works.
 
 use std::time::Duration;
 
-use plimsoll::cluster::election::{Decision, LEASE, Memory, RENEW_DEADLINE, RETRY, Seen};
+use plimsoll::cluster::election::{
+    Decision, ElectionState, LEASE_DURATION, ObservedLease, RENEW_DEADLINE, RETRY_INTERVAL,
+};
 use plimsoll::engine::time::BootTime;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +12,7 @@ use proptest::prelude::*;
 /// The Lease, written by compare-and-swap.
 #[derive(Clone, Default)]
 struct Server {
-    lease: Option<Seen>,
+    lease: Option<ObservedLease>,
     version: u64,
 }
 
@@ -20,55 +22,55 @@ impl Server {
             return None;
         }
         self.version += 1;
-        self.lease = Some(Seen {
+        self.lease = Some(ObservedLease {
             holder: holder.to_owned(),
             version: self.version.to_string(),
-            duration: LEASE,
+            duration: LEASE_DURATION,
         });
         Some(self.version.to_string())
     }
 }
 
-/// What befalls one step of one replica.
+/// A fault in one step of one replica.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
-    Works,
+enum Fault {
+    None,
     /// The request is lost.
-    Cut,
-    /// The write happens, its answer is lost.
-    Deaf,
-    /// The write arrives so many milliseconds after the decision.
-    Late(u64),
-    /// The process begins anew.
+    RequestLost,
+    /// The write happens, its response is lost.
+    ResponseLost,
+    /// The write arrives this many milliseconds after the decision.
+    Delayed(u64),
+    /// The process restarts.
     Restart,
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn fault() -> impl Strategy<Value = Fault> {
     prop_oneof![
-        4 => Just(Fate::Works),
-        2 => Just(Fate::Cut),
-        1 => Just(Fate::Deaf),
-        2 => (0u64..3000).prop_map(Fate::Late),
-        1 => Just(Fate::Restart),
+        4 => Just(Fault::None),
+        2 => Just(Fault::RequestLost),
+        1 => Just(Fault::ResponseLost),
+        2 => (0u64..3000).prop_map(Fault::Delayed),
+        1 => Just(Fault::Restart),
     ]
 }
 
 struct Replica {
     name: String,
-    lives: usize,
-    memory: Memory,
-    /// A write on its way: when it arrives, when it was begun, with which precondition.
+    restarts: usize,
+    state: ElectionState,
+    /// A delayed write: when it arrives, when it was started, its precondition.
     pending: Option<(BootTime, BootTime, Option<String>)>,
 }
 
 impl Replica {
-    fn step(&mut self, server: &mut Server, now: BootTime, fate: Fate) {
-        match fate {
-            Fate::Cut => return,
-            Fate::Restart => {
-                self.lives += 1;
-                self.name = format!("{}-{}", &self.name[..1], self.lives);
-                self.memory = Memory::default();
+    fn step(&mut self, server: &mut Server, now: BootTime, fault: Fault) {
+        match fault {
+            Fault::RequestLost => return,
+            Fault::Restart => {
+                self.restarts += 1;
+                self.name = format!("{}-{}", &self.name[..1], self.restarts);
+                self.state = ElectionState::default();
                 self.pending = None;
                 return;
             }
@@ -79,16 +81,16 @@ impl Replica {
         }
         let seen = server.lease.clone();
         let version = seen.as_ref().map(|seen| seen.version.clone());
-        if self.memory.decide(&self.name, seen.as_ref(), now) == Decision::Wait {
-            return self.memory.lost();
+        if self.state.decide(&self.name, seen.as_ref(), now) == Decision::Wait {
+            return self.state.lost();
         }
-        if let Fate::Late(delay) = fate {
+        if let Fault::Delayed(delay) = fault {
             self.pending = Some((now + Duration::from_millis(delay), now, version));
             return;
         }
         let written = server.write(&self.name, version.as_deref());
-        if let (Some(version), Fate::Works) = (written, fate) {
-            self.memory.wrote(now, &version);
+        if let (Some(version), Fault::None) = (written, fault) {
+            self.state.wrote(now, &version);
         }
     }
 
@@ -96,9 +98,9 @@ impl Replica {
         if self.pending.as_ref().is_none_or(|(at, _, _)| *at > now) {
             return;
         }
-        let (_, begun, version) = self.pending.take().unwrap();
+        let (_, started, version) = self.pending.take().unwrap();
         if let Some(version) = server.write(&self.name, version.as_deref()) {
-            self.memory.wrote(begun, &version);
+            self.state.wrote(started, &version);
         }
     }
 }
@@ -106,8 +108,8 @@ impl Replica {
 fn replicas() -> Vec<Replica> {
     let replica = |name: &str| Replica {
         name: format!("{name}-0"),
-        lives: 0,
-        memory: Memory::default(),
+        restarts: 0,
+        state: ElectionState::default(),
         pending: None,
     };
     ["a", "b", "c"].map(replica).into()
@@ -117,32 +119,32 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn no_two_replicas_lead_at_a_time(steps in vec((0usize..3, 1u64..1500, fate()), 1..200)) {
+    fn no_two_replicas_lead_at_a_time(steps in vec((0usize..3, 1u64..1500, fault()), 1..200)) {
         let (mut server, mut replicas) = (Server::default(), replicas());
         let mut now = BootTime::default();
-        for (who, pause, fate) in steps {
-            // Every instant between two steps counts.
+        for (index, pause, fault) in steps {
+            // Check every instant between two steps.
             for _ in 0..pause.div_ceil(100) {
                 now = now + Duration::from_millis(100);
                 for replica in &mut replicas {
                     replica.arrive(&mut server, now);
                 }
-                let leaders = replicas.iter().filter(|replica| replica.memory.leads(now)).count();
+                let leaders = replicas.iter().filter(|replica| replica.state.leads(now)).count();
                 prop_assert!(leaders <= 1);
             }
-            replicas[who].step(&mut server, now, fate);
-            let leaders = replicas.iter().filter(|replica| replica.memory.leads(now)).count();
+            replicas[index].step(&mut server, now, fault);
+            let leaders = replicas.iter().filter(|replica| replica.state.leads(now)).count();
             prop_assert!(leaders <= 1);
         }
-        // When all is well again, one leads within 10 s, and goes on to.
+        // Without faults one replica leads within 10 s, and stays the leader.
         let mut leader = None;
         for second in 0..30 {
             now = now + Duration::from_secs(1);
             for replica in &mut replicas {
                 replica.arrive(&mut server, now + Duration::from_secs(5));
-                replica.step(&mut server, now, Fate::Works);
+                replica.step(&mut server, now, Fault::None);
             }
-            let leads = replicas.iter().position(|replica| replica.memory.leads(now));
+            let leads = replicas.iter().position(|replica| replica.state.leads(now));
             if second >= 10 {
                 prop_assert!(leads.is_some());
                 prop_assert!(leader.is_none() || leader == leads);
@@ -153,50 +155,50 @@ proptest! {
 }
 
 #[test]
-fn a_leader_that_cannot_renew_stops_before_another_may_take_over() {
-    assert!(RENEW_DEADLINE < LEASE);
-    let mut leader = Memory::default();
-    let begun = BootTime::from_nanos(1);
-    leader.wrote(begun, "1");
-    assert!(leader.leads(begun + Duration::from_millis(3999)));
-    assert!(!leader.leads(begun + RENEW_DEADLINE));
+fn a_leader_that_cannot_renew_stops_before_another_can_take_over() {
+    assert!(RENEW_DEADLINE < LEASE_DURATION);
+    let mut leader = ElectionState::default();
+    let started = BootTime::from_nanos(1);
+    leader.wrote(started, "1");
+    assert!(leader.leads(started + Duration::from_millis(3999)));
+    assert!(!leader.leads(started + RENEW_DEADLINE));
 }
 
-fn held_by(holder: &str, version: &str) -> Seen {
-    Seen {
+fn held_by(holder: &str, version: &str) -> ObservedLease {
+    ObservedLease {
         holder: holder.to_owned(),
         version: version.to_owned(),
-        duration: LEASE,
+        duration: LEASE_DURATION,
     }
 }
 
 #[test]
-fn a_standby_takes_over_at_the_end_of_the_lease_not_a_second_later() {
-    let mut standby = Memory::default();
-    let begun = BootTime::from_nanos(1);
+fn a_standby_takes_over_as_soon_as_the_lease_expires() {
+    let mut standby = ElectionState::default();
+    let started = BootTime::from_nanos(1);
     let lease = held_by("other", "1");
-    assert_eq!(standby.decide("me", Some(&lease), begun), Decision::Wait);
-    assert_eq!(standby.pause(begun), RETRY);
-    let almost = begun + LEASE.saturating_sub(Duration::from_millis(300));
+    assert_eq!(standby.decide("me", Some(&lease), started), Decision::Wait);
+    assert_eq!(standby.pause(started), RETRY_INTERVAL);
+    let almost = started + LEASE_DURATION.saturating_sub(Duration::from_millis(300));
     assert_eq!(standby.decide("me", Some(&lease), almost), Decision::Wait);
     let next = almost + standby.pause(almost);
-    assert!(next < begun + LEASE + Duration::from_millis(100));
-    // Where the API server is away then, it is not asked again and again in the same moment.
-    assert_eq!(standby.pause(next), RETRY);
+    assert!(next < started + LEASE_DURATION + Duration::from_millis(100));
+    // If the API server is unreachable then, it is not polled in a tight loop.
+    assert_eq!(standby.pause(next), RETRY_INTERVAL);
     assert_eq!(standby.decide("me", Some(&lease), next), Decision::Take);
     let renewed = held_by("other", "2");
     assert_eq!(standby.decide("me", Some(&renewed), next), Decision::Wait);
-    assert_eq!(standby.pause(next), RETRY);
+    assert_eq!(standby.pause(next), RETRY_INTERVAL);
 }
 
 #[test]
-fn who_cannot_read_the_lease_is_blind_once_another_may_lead() {
-    let begun = BootTime::from_nanos(1);
-    let mut replica = Memory::new(begun);
-    assert!(!replica.is_blind(begun));
-    replica.wrote(begun, "1");
-    assert!(!replica.is_blind(begun + RENEW_DEADLINE));
-    assert!(replica.is_blind(begun + LEASE));
-    replica.saw(begun + LEASE);
-    assert!(!replica.is_blind(begun + LEASE));
+fn a_replica_that_cannot_read_the_lease_is_disconnected_once_another_may_lead() {
+    let started = BootTime::from_nanos(1);
+    let mut replica = ElectionState::new(started);
+    assert!(!replica.is_disconnected(started));
+    replica.wrote(started, "1");
+    assert!(!replica.is_disconnected(started + RENEW_DEADLINE));
+    assert!(replica.is_disconnected(started + LEASE_DURATION));
+    replica.lease_read(started + LEASE_DURATION);
+    assert!(!replica.is_disconnected(started + LEASE_DURATION));
 }

@@ -6,35 +6,35 @@ use std::time::Duration;
 use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
-use plimsoll::reconcilers::lease::Renewal;
-use plimsoll::reconcilers::silence::Figures;
-use plimsoll::reconcilers::wire::{NodeSeen, Watermark};
-use plimsoll::reconcilers::world::{Settings, Subject, World, Write};
+use plimsoll::reconcilers::lease::LeaseState;
+use plimsoll::reconcilers::liveness::LivenessCounts;
+use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings, Subject};
+use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
 use serde_json::json;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// A cluster, and a controller that watches it.
+/// A cluster and its controller.
 struct Fleet {
-    world: World,
+    reconciler: Reconciler,
     now: BootTime,
-    /// As the API server has them.
-    leases: BTreeMap<String, Renewal>,
+    /// The Leases in the API server.
+    leases: BTreeMap<String, LeaseState>,
     version: u32,
-    /// The watch shows nothing.
-    blind: bool,
-    /// The API server does not answer.
-    away: bool,
-    /// Whose Leases were read.
-    asked: Vec<String>,
-    opened: Vec<String>,
+    /// The watch delivers nothing.
+    watch_stalled: bool,
+    /// The API server does not respond.
+    api_server_down: bool,
+    /// Nodes whose Lease was read.
+    leases_read: Vec<String>,
+    taints_removed: Vec<String>,
 }
 
-fn node(zone: &str, tainted: bool) -> NodeSeen {
+fn node(zone: &str, tainted: bool) -> ObservedNode {
     let label =
         |name: &str, value: &str| (format!("topology.kubernetes.io/{name}"), value.to_owned());
-    NodeSeen {
+    ObservedNode {
         uid: "u".to_owned(),
         ready: true,
         tainted,
@@ -47,74 +47,78 @@ fn node(zone: &str, tainted: bool) -> NodeSeen {
 }
 
 impl Fleet {
-    /// Nodes of these zones, named `<zone><number>`, whose agents hold Leases of 40 s that were just renewed.
+    /// Nodes in these zones, named `<zone><number>`, whose agents have just renewed Leases of 40 s.
     fn of(zones: &[(&str, usize)]) -> Self {
         let mut fleet = Self {
-            world: World::new(Settings::default()),
+            reconciler: Reconciler::new(Settings::default()),
             now: BootTime::default() + Duration::from_hours(1),
             leases: BTreeMap::new(),
             version: 0,
-            blind: false,
-            away: false,
-            asked: Vec::new(),
-            opened: Vec::new(),
+            watch_stalled: false,
+            api_server_down: false,
+            leases_read: Vec::new(),
+            taints_removed: Vec::new(),
         };
-        fleet.world.lead();
+        fleet.reconciler.start_leading();
         for (zone, nodes) in zones {
             for number in 0..*nodes {
                 let name = format!("{zone}{number}");
-                fleet.world.apply_node(&name, node(zone, false));
+                fleet.reconciler.apply_node(&name, node(zone, false));
                 fleet.renew(&name, 40);
             }
         }
-        fleet.look();
+        fleet.settle();
         fleet
     }
 
-    /// Its agent renews its Lease.
+    /// The agent renews its Lease.
     fn renew(&mut self, name: &str, seconds: u64) {
         self.version += 1;
-        let lease = Renewal {
+        let lease = LeaseState {
             uid: "l".to_owned(),
             version: self.version.to_string(),
-            holds: Duration::from_secs(seconds),
+            duration: Duration::from_secs(seconds),
             held: true,
         };
         self.leases.insert(name.to_owned(), lease);
-        self.show(name);
+        self.deliver(name);
     }
 
-    /// Its agent reports to the controller, and says when it will again.
+    /// The agent reports to the controller, and announces its next report.
     fn report(&mut self, name: &str, seconds: u64) {
         let interval = Duration::from_secs(seconds);
-        self.world.reported(name, interval, self.now);
+        self.reconciler.reported(name, interval, self.now);
     }
 
-    /// The watch shows its Lease.
-    fn show(&mut self, name: &str) {
-        if !self.blind {
+    /// The watch delivers its Lease.
+    fn deliver(&mut self, name: &str) {
+        if !self.watch_stalled {
             let lease = self.leases[name].clone();
-            self.world.apply_lease(name, lease, self.now);
+            self.reconciler.apply_lease(name, lease, self.now);
         }
     }
 
-    /// Carries out what is planned, until nothing is.
-    fn look(&mut self) {
+    /// Carries out planned operations until there are none.
+    fn settle(&mut self) {
         loop {
-            let writes = self.world.plan(self.now, 100);
+            let operations = self.reconciler.plan(self.now, 100);
             let mut idle = true;
-            for write in writes {
-                match write {
-                    Write::Ask { node } => {
+            for operation in operations {
+                match operation {
+                    Operation::ReadLease { node } => {
                         idle = false;
                         let answer = self.leases.get(&node).cloned();
-                        let answer = if self.away { Err(()) } else { Ok(answer) };
-                        self.world.answered(&node, self.now, answer);
-                        self.asked.push(node);
+                        let answer = if self.api_server_down {
+                            Err(())
+                        } else {
+                            Ok(answer)
+                        };
+                        self.reconciler.lease_read(&node, self.now, answer);
+                        self.leases_read.push(node);
                     }
-                    Write::Open { node, .. } => {
-                        self.world.opened(&node, self.now, Ok(true));
-                        self.opened.push(node);
+                    Operation::RemoveTaint { node, .. } => {
+                        self.reconciler.taint_removed(&node, self.now, Ok(true));
+                        self.taints_removed.push(node);
                     }
                     _ => {}
                 }
@@ -126,253 +130,264 @@ impl Fleet {
         }
     }
 
-    /// Time passes in which all but these agents renew every ten seconds.
-    fn pass(&mut self, time: Duration, silent: &[&str]) {
+    /// Time passes while all agents but these renew every ten seconds.
+    fn pass(&mut self, time: Duration, unresponsive: &[&str]) {
         let until = self.now + time;
         while self.now < until {
             self.now = self.now + SECOND * 10;
             let names: Vec<String> = self.leases.keys().cloned().collect();
-            for name in names.iter().filter(|name| !silent.contains(&name.as_str())) {
-                let seconds = self.leases[name].holds.as_secs();
+            for name in names
+                .iter()
+                .filter(|name| !unresponsive.contains(&name.as_str()))
+            {
+                let seconds = self.leases[name].duration.as_secs();
                 self.renew(name, seconds);
             }
-            self.look();
+            self.settle();
         }
     }
 
-    /// What was told since the last call: about what, and with which word.
-    fn told(&mut self) -> Vec<(String, &'static str)> {
-        let notes = self.world.take_notes().into_iter();
-        notes
-            .map(|note| match note.about {
-                Subject::Node(name) => (name, note.reason),
-                other => (format!("{other:?}"), note.reason),
+    /// The events since the last call: object and reason.
+    fn events(&mut self) -> Vec<(String, &'static str)> {
+        let events = self.reconciler.take_events().into_iter();
+        events
+            .map(|event| match event.about {
+                Subject::Node(name) => (name, event.reason),
+                other => (format!("{other:?}"), event.reason),
             })
             .collect()
     }
 
-    fn figures(&self) -> Figures {
-        self.world.silence_figures()
+    fn counts(&self) -> LivenessCounts {
+        self.reconciler.liveness_counts()
     }
 }
 
-fn told(node: &str, reason: &'static str) -> Vec<(String, &'static str)> {
+fn event(node: &str, reason: &'static str) -> Vec<(String, &'static str)> {
     vec![(node.to_owned(), reason)]
 }
 
 #[test]
-fn an_agent_is_silent_ten_seconds_after_its_lease_ran_out_and_is_back_with_the_next_renewal() {
+fn an_agent_is_unresponsive_ten_seconds_after_its_lease_expires() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.pass(SECOND * 50, &["a1"]);
-    assert_eq!(fleet.told(), []);
-    assert_eq!(fleet.asked, [""; 0], "at rest nothing is read");
+    assert_eq!(fleet.events(), []);
+    assert_eq!(
+        fleet.leases_read, [""; 0],
+        "no Lease is read while all are renewed"
+    );
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
-    assert_eq!(fleet.asked, ["a1"]);
-    assert_eq!((fleet.figures().agents, fleet.figures().silent), (5, 1));
-    assert!(fleet.figures().oldest > SECOND * 50);
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.leases_read, ["a1"]);
+    assert_eq!((fleet.counts().agents, fleet.counts().unresponsive), (5, 1));
+    assert!(fleet.counts().oldest_heartbeat > SECOND * 50);
     fleet.pass(MINUTE * 30, &["a1"]);
-    assert_eq!(fleet.told(), [], "once");
-    assert_eq!(fleet.asked.len(), 1, "there is nothing more to do about it");
+    assert_eq!(fleet.events(), [], "only once");
+    assert_eq!(fleet.leases_read.len(), 1, "nothing more has to be done");
     fleet.pass(SECOND * 10, &[]);
     fleet.pass(SECOND * 10, &[]);
-    assert_eq!(fleet.told(), told("a1", "AgentBack"));
-    assert_eq!(fleet.figures().silent, 0);
+    assert_eq!(fleet.events(), event("a1", "AgentBack"));
+    assert_eq!(fleet.counts().unresponsive, 0);
     fleet.pass(MINUTE, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"), "and silent again");
+    assert_eq!(
+        fleet.events(),
+        event("a1", "AgentSilent"),
+        "unresponsive again"
+    );
 }
 
 #[test]
-fn an_agent_that_reports_is_silent_50_seconds_after_its_last_report_however_long_its_lease_holds() {
+fn a_reporting_agent_is_unresponsive_50_seconds_after_its_last_report() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.renew("a1", 240);
     for _ in 0..60 {
         fleet.report("a1", 10);
         fleet.pass(SECOND * 10, &["a1"]);
     }
-    assert_eq!(fleet.told(), [], "reports are enough");
+    assert_eq!(fleet.events(), [], "reports are enough");
     fleet.pass(SECOND * 40, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
-    assert_eq!(fleet.asked, ["a1"], "not before its Lease was read");
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.leases_read, ["a1"], "its Lease was read first");
     fleet.report("a1", 10);
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentBack"));
 }
 
 #[test]
-fn an_agent_whose_reports_do_not_arrive_is_heard_by_its_lease() {
+fn an_agent_whose_reports_are_lost_is_seen_by_its_lease() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.renew("a1", 240);
     fleet.report("a1", 10);
-    // It renews every ten seconds again, as all that are not answered do.
+    // Without responses to its reports, it renews every ten seconds again.
     fleet.renew("a1", 40);
     fleet.pass(MINUTE * 20, &[]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
 }
 
 #[test]
-fn an_agent_that_was_asked_to_report_seldom_may() {
+fn a_longer_report_interval_extends_the_grace_period() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.renew("a1", 240);
     fleet.report("a1", 60);
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn an_agent_that_reported_seldom_and_goes_on_by_its_lease_is_missed_as_soon_as_others() {
+fn after_rare_reports_the_grace_period_is_that_of_the_lease() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.report("a1", 60);
     fleet.pass(MINUTE * 5, &[]);
     fleet.pass(SECOND * 50, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn an_agent_that_reports_seldom_and_can_not_write_its_lease_is_not_missed_in_between() {
+fn rare_reports_without_lease_renewals_are_enough() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     for _ in 0..10 {
         fleet.report("a1", 60);
         fleet.pass(MINUTE, &["a1"]);
     }
-    assert_eq!(fleet.told(), []);
-    // Nor where another begins to lead, or a watch is cut.
-    fleet.world.follow();
-    fleet.world.lead();
-    fleet.look();
+    assert_eq!(fleet.events(), []);
+    // Also with a new leader or an interrupted watch.
+    fleet.reconciler.stop_leading();
+    fleet.reconciler.start_leading();
+    fleet.settle();
     fleet.pass(MINUTE, &["a1"]);
-    fleet.world.missed_leases();
+    fleet.reconciler.lease_watch_interrupted();
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn an_agent_that_gave_its_lease_back_has_not_fallen_silent() {
+fn an_agent_whose_lease_was_deleted_is_not_unresponsive() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.report("a1", 10);
     fleet.leases.remove("a1");
-    fleet.world.delete_lease("a1");
+    fleet.reconciler.delete_lease("a1");
     fleet.pass(MINUTE * 20, &[]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
 }
 
 #[test]
-fn a_relaxed_lease_leaves_its_agent_as_long_as_it_says() {
+fn a_longer_lease_extends_the_grace_period() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.renew("a1", 240);
     fleet.pass(SECOND * 240, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn only_another_version_is_a_renewal_and_another_object_is_one_too() {
+fn a_new_version_or_a_new_object_is_a_renewal() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     for _ in 0..6 {
         fleet.pass(SECOND * 10, &["a1"]);
-        // The watch is begun anew, and lists what is there.
-        fleet.show("a1");
+        // The watch restarts and lists what is there.
+        fleet.deliver("a1");
     }
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
-    let mut anew = fleet.leases["a1"].clone();
-    anew.uid = "another".to_owned();
-    fleet.leases.insert("a1".to_owned(), anew);
-    fleet.show("a1");
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    let mut recreated = fleet.leases["a1"].clone();
+    recreated.uid = "another".to_owned();
+    fleet.leases.insert("a1".to_owned(), recreated);
+    fleet.deliver("a1");
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentBack"));
 }
 
 #[test]
-fn a_watch_that_shows_nothing_is_our_blindness_and_not_their_silence() {
-    // Too few for a zone: the Leases themselves tell.
+fn a_stalled_watch_makes_no_agent_unresponsive() {
+    // Too few to freeze a zone: the Leases are read.
     let mut fleet = Fleet::of(&[("a", 2)]);
-    fleet.blind = true;
+    fleet.watch_stalled = true;
     fleet.pass(MINUTE * 10, &[]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     assert!(
-        fleet.asked.len() >= 2 && fleet.asked.len() <= 40,
+        fleet.leases_read.len() >= 2 && fleet.leases_read.len() <= 40,
         "{:?}",
-        fleet.asked
+        fleet.leases_read
     );
-    // The API server is away altogether.
-    fleet.away = true;
+    // The API server is down.
+    fleet.api_server_down = true;
     fleet.pass(MINUTE * 10, &[]);
-    assert_eq!(fleet.told(), []);
-    // It is back, and one agent indeed gone.
-    (fleet.away, fleet.blind) = (false, false);
+    assert_eq!(fleet.events(), []);
+    // It is back, and one agent is really dead.
+    (fleet.api_server_down, fleet.watch_stalled) = (false, false);
     fleet.pass(MINUTE * 2, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn a_watch_of_leases_that_was_cut_begins_the_clocks_anew() {
+fn an_interrupted_lease_watch_restarts_the_timers() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     for _ in 0..20 {
         fleet.pass(SECOND * 30, &["a1"]);
-        fleet.world.missed_leases();
+        fleet.reconciler.lease_watch_interrupted();
     }
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(MINUTE + SECOND * 10, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
-    // Cut again while it is silent: its return is told of all the same.
-    fleet.world.missed_leases();
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    // Interrupted again while it is unresponsive: its recovery is reported all the same.
+    fleet.reconciler.lease_watch_interrupted();
     fleet.pass(SECOND * 20, &[]);
-    assert_eq!(fleet.told(), told("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentBack"));
 }
 
 #[test]
-fn who_begins_to_lead_gives_every_agent_its_full_time() {
+fn a_new_leader_gives_every_agent_its_full_grace_period() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
-    fleet.world.follow();
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    fleet.reconciler.stop_leading();
     fleet.pass(MINUTE, &["a1"]);
-    fleet.world.lead();
-    fleet.look();
+    fleet.reconciler.start_leading();
+    fleet.settle();
     fleet.pass(SECOND * 50, &["a1"]);
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn a_lease_that_was_being_read_when_a_term_ended_is_read_again_in_the_next() {
+fn a_lease_read_that_was_cut_off_by_the_end_of_a_term_is_repeated() {
     let mut fleet = Fleet::of(&[("a", 5)]);
-    fleet.away = true;
+    fleet.api_server_down = true;
     fleet.pass(SECOND * 50, &["a1"]);
     fleet.now = fleet.now + SECOND * 10;
-    let asked = fleet.world.plan(fleet.now, 100);
-    let asks = |write: &Write| matches!(write, Write::Ask { node } if node == "a1");
+    let asked = fleet.reconciler.plan(fleet.now, 100);
+    let asks =
+        |operation: &Operation| matches!(operation, Operation::ReadLease { node } if node == "a1");
     assert!(asked.iter().any(asks), "{asked:?}");
-    // No answer comes before the term ends, and nobody waits for it then.
-    fleet.world.follow();
-    fleet.away = false;
-    fleet.world.lead();
-    fleet.look();
+    // The term ends before the response.
+    fleet.reconciler.stop_leading();
+    fleet.api_server_down = false;
+    fleet.reconciler.start_leading();
+    fleet.settle();
     fleet.pass(SECOND * 70, &["a1"]);
-    assert_eq!(fleet.told(), told("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
 #[test]
-fn most_of_a_zone_silent_at_once_freezes_that_zone_and_no_other() {
+fn a_mostly_unresponsive_zone_is_frozen_and_no_other() {
     let mut fleet = Fleet::of(&[("a", 5), ("b", 5)]);
     for name in ["a0", "b0"] {
         let zone = &name[..1];
-        fleet.world.apply_node(name, node(zone, true));
+        fleet.reconciler.apply_node(name, node(zone, true));
     }
-    let silent = ["a0", "a1", "a2", "b0"];
-    fleet.pass(MINUTE * 30, &silent);
-    let about_fleet = format!("{:?}", Subject::Fleet);
-    let reasons = fleet.told();
+    let unresponsive = ["a0", "a1", "a2", "b0"];
+    fleet.pass(MINUTE * 30, &unresponsive);
+    let controller = format!("{:?}", Subject::Controller);
+    let reasons = fleet.events();
     assert_eq!(
         reasons
             .iter()
@@ -381,7 +396,7 @@ fn most_of_a_zone_silent_at_once_freezes_that_zone_and_no_other() {
         1
     );
     assert!(
-        reasons.contains(&(about_fleet, "AgentsSilent")),
+        reasons.contains(&(controller, "AgentsSilent")),
         "{reasons:?}"
     );
     assert!(
@@ -392,97 +407,108 @@ fn most_of_a_zone_silent_at_once_freezes_that_zone_and_no_other() {
         !reasons.iter().any(|(name, _)| name.starts_with('a')),
         "{reasons:?}"
     );
-    assert_eq!(fleet.opened, ["b0"], "nothing is undone in zone a");
-    assert_eq!((fleet.figures().held, fleet.figures().silent), (1, 4));
-    // Two come back: the third is dead indeed.
+    assert_eq!(
+        fleet.taints_removed,
+        ["b0"],
+        "nothing is restored in zone a"
+    );
+    assert_eq!(
+        (fleet.counts().frozen_zones, fleet.counts().unresponsive),
+        (1, 4)
+    );
+    // Two respond again: the third is really dead.
     fleet.pass(SECOND * 30, &["a0", "b0"]);
-    assert_eq!(fleet.opened, ["b0", "a0"]);
-    assert_eq!(fleet.figures().held, 0);
+    assert_eq!(fleet.taints_removed, ["b0", "a0"]);
+    assert_eq!(fleet.counts().frozen_zones, 0);
     assert!(
         fleet
-            .told()
+            .events()
             .iter()
             .any(|(_, reason)| *reason == "AgentsHeard")
     );
 }
 
 #[test]
-fn two_silent_agents_of_a_zone_of_two_are_told_of() {
+fn two_unresponsive_agents_of_a_zone_of_two_are_reported() {
     let mut fleet = Fleet::of(&[("a", 2), ("b", 9)]);
     fleet.pass(MINUTE, &["a0", "a1"]);
-    assert_eq!(fleet.told().len(), 2);
-    assert_eq!(fleet.figures().held, 0);
+    assert_eq!(fleet.events().len(), 2);
+    assert_eq!(fleet.counts().frozen_zones, 0);
 }
 
 #[test]
-fn after_ten_minutes_of_silence_the_taint_goes_once_the_lease_was_read_again() {
+fn after_ten_minutes_the_taint_is_removed_once_the_lease_was_read_again() {
     let mut fleet = Fleet::of(&[("a", 5)]);
-    fleet.world.apply_node("a1", node("a", true));
+    fleet.reconciler.apply_node("a1", node("a", true));
     fleet.pass(SECOND * 590, &["a1"]);
-    assert_eq!(fleet.opened, [""; 0]);
-    assert_eq!(fleet.asked, ["a1"]);
+    assert_eq!(fleet.taints_removed, [""; 0]);
+    assert_eq!(fleet.leases_read, ["a1"]);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.opened, ["a1"]);
-    assert_eq!(fleet.asked, ["a1", "a1"]);
-    let reasons: Vec<&str> = fleet.told().into_iter().map(|(_, reason)| reason).collect();
+    assert_eq!(fleet.taints_removed, ["a1"]);
+    assert_eq!(fleet.leases_read, ["a1", "a1"]);
+    let reasons: Vec<&str> = fleet
+        .events()
+        .into_iter()
+        .map(|(_, reason)| reason)
+        .collect();
     assert_eq!(reasons, ["AgentSilent", "TaintOfSilentAgentRemoved"]);
 }
 
 #[test]
-fn a_lease_that_is_renewed_keeps_a_taint_whose_agent_writes_nothing_else() {
+fn lease_renewals_alone_keep_the_taint() {
     let mut fleet = Fleet::of(&[("a", 5)]);
-    fleet.world.apply_node("a1", node("a", true));
+    fleet.reconciler.apply_node("a1", node("a", true));
     fleet.pass(MINUTE * 60, &[]);
-    assert_eq!((fleet.told(), fleet.opened.len()), (vec![], 0));
+    assert_eq!((fleet.events(), fleet.taints_removed.len()), (vec![], 0));
 }
 
 #[test]
-fn an_agent_that_writes_its_status_is_not_silent_whatever_becomes_of_its_lease() {
+fn status_writes_alone_keep_an_agent_responsive() {
     let mut fleet = Fleet::of(&[("a", 5)]);
-    for spoken in 0..20 {
+    for update in 0..20 {
         fleet.pass(SECOND * 30, &["a1"]);
-        let status = json!({"agent": {"version": "1", "bootID": spoken.to_string()}, "scheduling": {"state": "NoSchedule"}});
+        let status = json!({"agent": {"version": "1", "bootID": update.to_string()}, "scheduling": {"state": "NoSchedule"}});
         let object =
             json!({"metadata": {"uid": "w", "generation": 1}, "spec": {}, "status": status});
         let watermark = Watermark::of_value(&object).unwrap();
-        fleet.world.apply_live("a1", &watermark);
+        fleet.reconciler.apply_watermark("a1", &watermark);
     }
-    assert_eq!(fleet.told(), []);
+    assert_eq!(fleet.events(), []);
 }
 
 #[test]
-fn an_agent_that_gave_its_lease_back_is_not_missed() {
+fn an_agent_that_released_its_lease_is_not_unresponsive() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.leases.get_mut("a1").unwrap().held = false;
-    fleet.show("a1");
+    fleet.deliver("a1");
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.told(), []);
-    assert_eq!(fleet.figures().agents, 4);
+    assert_eq!(fleet.events(), []);
+    assert_eq!(fleet.counts().agents, 4);
 }
 
 #[test]
-fn nobody_is_missed_on_a_node_that_is_gone() {
+fn no_agent_is_expected_on_a_deleted_node() {
     let mut fleet = Fleet::of(&[("a", 5)]);
-    fleet.world.delete_node("a1");
+    fleet.reconciler.delete_node("a1");
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.told(), []);
-    fleet.world.delete_lease("a1");
+    assert_eq!(fleet.events(), []);
+    fleet.reconciler.delete_lease("a1");
     fleet.leases.remove("a1");
     fleet.pass(MINUTE, &[]);
-    assert_eq!((fleet.told(), fleet.figures().agents), (vec![], 4));
+    assert_eq!((fleet.events(), fleet.counts().agents), (vec![], 4));
 }
 
 #[test]
-fn only_nodes_that_a_policy_selects_and_that_have_no_agent_are_unkept() {
+fn selected_nodes_without_an_agent_are_counted() {
     let mut fleet = Fleet::of(&[("a", 3), ("b", 2)]);
-    let unkept = |fleet: &mut Fleet| {
+    let without_agent = |fleet: &mut Fleet| {
         fleet.pass(SECOND * 10, &["a1"]);
-        fleet.world.unkept()
+        fleet.reconciler.nodes_without_agent()
     };
     for name in ["a", "a9", "b9"] {
-        fleet.world.apply_node(name, node(&name[..1], false));
+        fleet.reconciler.apply_node(name, node(&name[..1], false));
     }
-    assert_eq!(unkept(&mut fleet), 0, "there is no policy");
+    assert_eq!(without_agent(&mut fleet), 0, "there is no policy");
     let zone = json!({"matchLabels": {"topology.kubernetes.io/zone": "a"}});
     let policy = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS",
@@ -492,31 +518,31 @@ fn only_nodes_that_a_policy_selects_and_that_have_no_agent_are_unkept() {
             "metricRule": {"name": "cpu_total_usage", "value": 4000},
         }]},
     });
-    fleet.world.apply_policy(Kind::NodeQos, "q", &policy);
-    assert_eq!(unkept(&mut fleet), 2, "a and a9");
+    fleet.reconciler.apply_policy(Kind::NodeQos, "q", &policy);
+    assert_eq!(without_agent(&mut fleet), 2, "a and a9");
     fleet.report("a9", 10);
-    assert_eq!(unkept(&mut fleet), 1, "who reports is there");
+    assert_eq!(without_agent(&mut fleet), 1, "it reports");
     fleet.pass(MINUTE * 5, &["a1"]);
     assert_eq!(
-        unkept(&mut fleet),
+        without_agent(&mut fleet),
         1,
-        "a silent agent is missed in other words"
+        "an unresponsive agent is counted elsewhere"
     );
     fleet.leases.remove("a0");
-    fleet.world.delete_lease("a0");
-    assert_eq!(unkept(&mut fleet), 2, "its agent left");
-    fleet.world.delete_node("a");
-    fleet.world.delete_policy(Kind::NodeQos, "q");
-    assert_eq!(unkept(&mut fleet), 0);
+    fleet.reconciler.delete_lease("a0");
+    assert_eq!(without_agent(&mut fleet), 2, "its agent left");
+    fleet.reconciler.delete_node("a");
+    fleet.reconciler.delete_policy(Kind::NodeQos, "q");
+    assert_eq!(without_agent(&mut fleet), 0);
 }
 
 #[test]
-fn the_age_of_each_heartbeat_is_told_when_the_next_is_seen() {
+fn the_age_of_a_heartbeat_is_recorded_when_the_next_arrives() {
     let mut fleet = Fleet::of(&[("a", 1)]);
     assert!(
-        fleet.world.take_ages().is_empty(),
-        "the first has none before it"
+        fleet.reconciler.take_heartbeat_ages().is_empty(),
+        "there is none before the first"
     );
     fleet.pass(SECOND * 10, &[]);
-    assert_eq!(fleet.world.take_ages(), [SECOND * 10]);
+    assert_eq!(fleet.reconciler.take_heartbeat_ages(), [SECOND * 10]);
 }

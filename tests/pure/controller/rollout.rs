@@ -1,13 +1,14 @@
-//! Edits that make policies stricter go to canaries first, and to all others only when these did well.
+//! Edits that make policies stricter go to canaries first, and to the other nodes only if these succeed.
 
 use std::time::Duration;
 
 use crate::world_support::{Cluster, breached, node_qos, ready};
 use plimsoll::crd::Kind;
+use crate::reconciler_support::{Cluster, breached, node_qos, ready};
 use serde_json::{Value, json};
 
 #[test]
-fn a_stricter_edit_goes_to_its_canaries_and_a_minute_later_to_the_others_at_the_given_rate() {
+fn a_stricter_edit_goes_to_canaries_then_to_the_others_at_the_given_rate() {
     let mut cluster = ready(300);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     assert_eq!(cluster.settle(0), 3);
@@ -28,28 +29,30 @@ fn a_stricter_edit_goes_to_its_canaries_and_a_minute_later_to_the_others_at_the_
     assert_eq!(cluster.condition(Kind::NodeQos, "q", "RolledOut"), None);
 }
 
-/// What `kubectl get` shows of the edit; `None`: the status has not changed.
+/// The column of `kubectl get`; `None`: the status has not changed.
 fn shown(cluster: &mut Cluster) -> Option<String> {
-    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let statuses = cluster
+        .reconciler
+        .statuses(cluster.now, "2026-11-21T00:00:00Z");
     let mut statuses = statuses.iter();
     let status = statuses.find(|it| it.key == (Kind::NodeQos, "q".into()))?;
     status.status["rollout"].as_str().map(str::to_owned)
 }
 
 #[test]
-fn an_edit_that_waits_for_its_canary_says_so_and_for_how_long() {
+fn the_status_says_how_long_an_edit_waits_for_its_canary() {
     let mut cluster = ready(20);
-    cluster.world.take_notes();
+    cluster.reconciler.take_events();
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     cluster.settle(0);
     cluster.settle(0);
-    let notes = cluster.world.take_notes();
-    let [started] = &notes[..] else {
-        panic!("one event for one transition: {notes:?}")
+    let events = cluster.reconciler.take_events();
+    let [started] = &events[..] else {
+        panic!("one event for one transition: {events:?}")
     };
     assert_eq!((started.warning, started.reason), (false, "RolloutStarted"));
-    let words = "first, for 1 min from when these keep it; ";
-    assert!(started.message.contains(words), "{started:?}");
+    let text = "first, for 1 min after they enforce it; ";
+    assert!(started.message.contains(text), "{started:?}");
     cluster.pass(Duration::from_secs(20));
     cluster.settle(0);
     assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 40 s left");
@@ -57,31 +60,31 @@ fn an_edit_that_waits_for_its_canary_says_so_and_for_how_long() {
     cluster.settle(0);
     assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 30 s left");
     assert!(rolled_out(&mut cluster).contains("first, for 30 s more; "));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(shown(&mut cluster), None);
-    let notes = cluster.world.take_notes();
-    let reasons: Vec<_> = notes.iter().map(|note| note.reason).collect();
+    let events = cluster.reconciler.take_events();
+    let reasons: Vec<_> = events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["RolledOut"]);
 }
 
 #[test]
-fn an_edit_that_no_node_can_try_warns() {
+fn an_edit_without_a_possible_canary_warns() {
     let mut cluster = ready(20);
-    let silent: Vec<String> = cluster.watermarks.keys().cloned().collect();
-    cluster.fall_silent(&silent);
-    for name in &silent {
+    let names: Vec<String> = cluster.watermarks.keys().cloned().collect();
+    cluster.stop_agents(&names);
+    for name in &names {
         cluster.report(name, json!({}));
     }
-    cluster.world.take_notes();
+    cluster.reconciler.take_events();
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     cluster.settle(0);
-    let notes = cluster.world.take_notes();
-    let waits = notes.iter().find(|note| note.reason == "RolloutWaits");
-    assert!(waits.is_some_and(|note| note.warning), "{notes:?}");
+    let events = cluster.reconciler.take_events();
+    let waits = events.iter().find(|event| event.reason == "RolloutWaits");
+    assert!(waits.is_some_and(|event| event.warning), "{events:?}");
 }
 
 #[test]
-fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
+fn an_edit_whose_canaries_act_stops_until_it_is_edited_again() {
     let mut cluster = ready(20);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     cluster.settle(0);
@@ -98,16 +101,16 @@ fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
     cluster.pass(Duration::from_hours(1));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 1);
-    let notes = cluster.world.take_notes();
+    let events = cluster.reconciler.take_events();
     assert!(
-        notes
+        events
             .iter()
-            .any(|note| note.warning && note.reason == "RolloutStopped"),
-        "{notes:?}"
+            .any(|event| event.warning && event.reason == "RolloutStopped"),
+        "{events:?}"
     );
     let stopped = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
     assert_eq!(stopped, ("False".into(), "CanariesAct".into()));
-    // What is looser goes to all nodes at once; so does the end of it all.
+    // A looser edit goes to all nodes at once; so does a deletion.
     cluster.apply(
         Kind::NodeQos,
         "q",
@@ -120,7 +123,7 @@ fn an_edit_by_which_canaries_act_stops_there_until_it_is_edited_again() {
     assert_eq!(cluster.with_rules(), 0);
 }
 
-/// What a node says whose rule is over its mark and only reports.
+/// The status of a node with a Preview rule above its threshold.
 fn would(value: f64) -> Value {
     json!({
         "rules": [{"id": "q/cpu", "strategy": "Preview", "state": "Breached", "value": value, "mark": 4000.0}],
@@ -129,19 +132,19 @@ fn would(value: f64) -> Value {
 }
 
 #[test]
-fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_at_the_canary() {
+fn enforcing_a_breached_preview_rule_stops_at_the_canary() {
     let mut cluster = ready(20);
     cluster.apply(
         Kind::NodeQos,
         "q",
         &node_qos(None, "close", 4000, "Preview"),
     );
-    cluster.rest();
+    cluster.finish();
     let all: Vec<String> = cluster.nodes.keys().cloned().collect();
     for node in &all {
         cluster.report(node, would(4100.0));
     }
-    cluster.world.take_notes();
+    cluster.reconciler.take_events();
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     cluster.settle(0);
     cluster.settle(0);
@@ -152,9 +155,9 @@ fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_
     };
     let canary = acting(&cluster);
     assert_eq!(canary.len(), 1);
-    // The others only report: none of them is told that it gets a softer taint.
-    let notes = cluster.world.take_notes();
-    let reasons: Vec<_> = notes.iter().map(|note| note.reason).collect();
+    // The others only preview: none of them gets an event about the cap.
+    let events = cluster.reconciler.take_events();
+    let reasons: Vec<_> = events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, ["RolloutStarted"]);
     cluster.report(&canary[0], breached(4100.0));
     cluster.settle(0);
@@ -166,11 +169,11 @@ fn a_preview_rule_that_is_over_its_mark_does_not_act_and_its_edit_to_none_stops_
 }
 
 #[test]
-fn a_preview_rule_that_breaches_while_canaries_are_watched_stops_no_edit() {
+fn a_preview_rule_that_breaches_during_a_rollout_does_not_stop_it() {
     let mut cluster = ready(20);
     let mut spec = node_qos(None, "close", 4000, "Preview");
     cluster.apply(Kind::NodeQos, "q", &spec);
-    cluster.rest();
+    cluster.finish();
     let mut second = spec["rules"][0].clone();
     second["name"] = json!("other");
     second["strategy"] = json!("None");
@@ -182,12 +185,12 @@ fn a_preview_rule_that_breaches_while_canaries_are_watched_stops_no_edit() {
     for node in &nodes {
         cluster.report(node, would(4100.0));
     }
-    cluster.rest();
+    cluster.finish();
     assert!(nodes.iter().all(|node| cluster.rules(node) == 2));
 }
 
 #[test]
-fn a_loosening_passes_a_stopped_edit_of_another_policy() {
+fn a_loosening_is_not_blocked_by_a_stopped_edit_of_another_policy() {
     let mut cluster = ready(20);
     cluster.apply(
         Kind::NodeQos,
@@ -210,17 +213,21 @@ fn a_loosening_passes_a_stopped_edit_of_another_policy() {
     assert_eq!(cluster.with_rules(), 1);
 }
 
-fn apply(cluster: &mut Cluster, mark: u32) {
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", mark, "None"));
+fn apply(cluster: &mut Cluster, threshold: u32) {
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", threshold, "None"),
+    );
     cluster.settle(0);
     cluster.settle(0);
 }
 
-/// Twenty nodes that keep a mark of 4000, and an edit to 2000 that its canary was stopped by.
+/// Twenty nodes with a threshold of 4000, and an edit to 2000 that stopped at its canary.
 fn stopped() -> (Cluster, String) {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
-    cluster.rest();
+    cluster.finish();
     apply(&mut cluster, 2000);
     let canary = cluster.with("watermark", 2000.0);
     assert_eq!(canary.len(), 1);
@@ -230,11 +237,11 @@ fn stopped() -> (Cluster, String) {
     (cluster, canary[0].clone())
 }
 
-/// Twenty nodes whose agents say that they keep nothing, and then say no more; their names.
-fn silent() -> (Cluster, Vec<String>) {
+/// Twenty nodes whose agents have confirmed nothing and no longer report; their names.
+fn unresponsive() -> (Cluster, Vec<String>) {
     let mut cluster = ready(20);
     let names = cluster.names();
-    cluster.fall_silent(&names);
+    cluster.stop_agents(&names);
     for name in &names {
         cluster.report(name, json!({}));
     }
@@ -247,34 +254,36 @@ fn reason(cluster: &mut Cluster) -> String {
 }
 
 #[test]
-fn canaries_are_nodes_that_speak_and_where_none_does_the_edit_waits_and_says_so() {
-    let (mut cluster, names) = silent();
+fn without_a_reporting_agent_the_edit_waits_and_says_so() {
+    let (mut cluster, names) = unresponsive();
     apply(&mut cluster, 4000);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 0);
-    cluster.world.status_failed(cluster.now);
+    cluster.reconciler.status_failed(cluster.now);
     cluster.pass(Duration::from_secs(20));
-    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
-    let told = serde_json::to_string(&statuses.iter().map(|s| &s.status).collect::<Vec<_>>());
-    let told = told.unwrap();
+    let statuses = cluster
+        .reconciler
+        .statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let statuses = serde_json::to_string(&statuses.iter().map(|s| &s.status).collect::<Vec<_>>());
+    let statuses = statuses.unwrap();
     assert!(
-        told.contains("NoCanary") && told.contains("plimsoll.dev/rollout=immediate"),
-        "{told}"
+        statuses.contains("NoCanary") && statuses.contains("plimsoll.dev/rollout=immediate"),
+        "{statuses}"
     );
-    // One agent comes: it is the canary, and the edit goes on.
-    cluster.speak(&names[7]);
+    // One agent starts: it is the canary, and the edit continues.
+    cluster.start_agent(&names[7]);
     cluster.pass(Duration::from_secs(5));
     cluster.settle(0);
     assert_eq!(cluster.with("id", "q/cpu"), names[7..8]);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 20);
 }
 
 #[test]
-fn a_canary_whose_agent_falls_silent_is_joined_by_another_and_never_by_more_than_a_few() {
+fn an_unresponsive_canary_is_joined_by_only_a_few_others() {
     let mut cluster = ready(20);
     let names = cluster.names();
-    cluster.fall_silent(&names);
+    cluster.stop_agents(&names);
     apply(&mut cluster, 4000);
     assert_eq!(cluster.with_rules(), 1);
     cluster.pass(Duration::from_secs(30));
@@ -287,18 +296,18 @@ fn a_canary_whose_agent_falls_silent_is_joined_by_another_and_never_by_more_than
     assert_eq!(cluster.with_rules(), 4);
     assert_eq!(reason(&mut cluster), "NoCanary");
     let canary = cluster.with("id", "q/cpu").remove(2);
-    cluster.speak(&canary);
+    cluster.start_agent(&canary);
     cluster.settle(0);
     cluster.pass(Duration::from_secs(59));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 4);
     cluster.pass(Duration::from_secs(2));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 20);
 }
 
 #[test]
-fn a_canary_that_goes_away_while_it_is_watched_proves_nothing() {
+fn a_canary_that_is_deleted_while_watched_proves_nothing() {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
     let canary = cluster.with("id", "q/cpu").remove(0);
@@ -313,31 +322,31 @@ fn a_canary_that_goes_away_while_it_is_watched_proves_nothing() {
     cluster.pass(Duration::from_secs(59));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 1);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 19);
 }
 
 #[test]
-fn a_canary_whose_agent_dies_while_it_is_watched_proves_nothing() {
+fn a_canary_whose_agent_dies_while_watched_proves_nothing() {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
     let canary = cluster.with("id", "q/cpu").remove(0);
     let interval = Duration::from_secs(10);
-    cluster.world.reported(&canary, interval, cluster.now);
+    cluster.reconciler.reported(&canary, interval, cluster.now);
     for second in (0..100).step_by(5) {
         if second < 30 {
-            cluster.world.reported(&canary, interval, cluster.now);
+            cluster.reconciler.reported(&canary, interval, cluster.now);
         }
         cluster.pass(interval / 2);
         cluster.settle(0);
     }
     assert_eq!(cluster.with_rules(), 2, "another tries it");
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 20);
 }
 
 #[test]
-fn an_edit_of_a_pod_qos_is_watched_for_as_long_as_the_slowest_rule_of_its_nodes_takes() {
+fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
     let mut cluster = ready(0);
     for node in ["a0", "a1", "b0", "b1"] {
         cluster.node(node, &node[..1]);
@@ -350,8 +359,8 @@ fn an_edit_of_a_pod_qos_is_watched_for_as_long_as_the_slowest_rule_of_its_nodes_
     let fast = node_qos(Some("a"), "throttle", 4000, "None");
     cluster.apply(Kind::NodeQos, "fast", &fast);
     cluster.apply(Kind::NodeQos, "slow", &slow);
-    cluster.rest();
-    cluster.rest();
+    cluster.finish();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 4);
     let spec = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "batch", &spec);
@@ -365,24 +374,24 @@ fn an_edit_of_a_pod_qos_is_watched_for_as_long_as_the_slowest_rule_of_its_nodes_
         cluster.pass(Duration::from_mins(1));
         assert_eq!(with_pods(&cluster), 1);
     }
-    cluster.rest();
+    cluster.finish();
     assert_eq!(with_pods(&cluster), 4);
 }
 
 #[test]
-fn objects_that_are_applied_together_share_their_canary() {
+fn objects_applied_together_share_their_canary() {
     let mut cluster = ready(50);
     cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
     cluster.settle(0);
-    let keeps = |part: &str| -> Vec<&String> {
+    let nodes_with = |part: &str| -> Vec<&String> {
         let all = cluster.watermarks.iter();
         let all = all.filter(|(_, it)| it["spec"][part] != json!([]));
         all.map(|(name, _)| name).collect()
     };
-    assert_eq!(keeps("rules").len(), 1);
-    assert_eq!(keeps("rules"), keeps("podPolicies"));
+    assert_eq!(nodes_with("rules").len(), 1);
+    assert_eq!(nodes_with("rules"), nodes_with("podPolicies"));
 }
 
 #[test]
@@ -390,29 +399,29 @@ fn a_stopped_edit_stays_stopped_when_another_policy_is_edited() {
     let (mut cluster, canary) = stopped();
     let other = node_qos(None, "close", 5000, "Preview");
     cluster.apply(Kind::NodeQos, "other", &other);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "CanariesAct");
     cluster.delete(Kind::NodeQos, "other");
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with("watermark", 2000.0), [canary]);
     assert_eq!(cluster.with("watermark", 4000.0).len(), 19);
 }
 
 #[test]
-fn a_canary_that_acts_since_an_edit_before_proves_nothing_for_the_next() {
+fn a_canary_that_acts_since_an_earlier_edit_proves_nothing() {
     let (mut cluster, bad) = stopped();
     apply(&mut cluster, 2500);
     let mut has = cluster.with("watermark", 2500.0);
     has.retain(|node| *node != bad);
     assert_eq!(has.len(), 1);
     cluster.report(&has[0], breached(3000.0));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "CanariesAct");
     assert_eq!(cluster.with("watermark", 4000.0).len(), 18);
 }
 
 #[test]
-fn while_an_edit_is_stopped_a_node_without_a_watermark_keeps_what_held_before() {
+fn during_a_stopped_edit_a_node_without_a_watermark_gets_the_old_policy() {
     let (mut cluster, canary) = stopped();
     let names = cluster.names();
     let lost = names.iter().find(|name| **name != canary).unwrap().clone();
@@ -425,7 +434,7 @@ fn while_an_edit_is_stopped_a_node_without_a_watermark_keeps_what_held_before() 
             "{node}"
         );
     }
-    // So it is with another leader.
+    // The same with another leader.
     cluster.fail_over();
     cluster.delete_watermark(&lost);
     cluster.settle(0);
@@ -434,7 +443,7 @@ fn while_an_edit_is_stopped_a_node_without_a_watermark_keeps_what_held_before() 
 }
 
 #[test]
-fn an_edit_that_is_on_its_way_goes_on_where_it_was_after_a_short_loss_of_the_api_server() {
+fn a_rollout_continues_where_it_was_after_a_short_api_server_outage() {
     let mut cluster = ready(300);
     apply(&mut cluster, 4000);
     cluster.pass(Duration::from_mins(1));
@@ -442,24 +451,24 @@ fn an_edit_that_is_on_its_way_goes_on_where_it_was_after_a_short_loss_of_the_api
     cluster.pass(Duration::from_secs(1));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 103);
-    // Canaries that act by now are no reason to stop any more.
-    cluster.world.follow();
+    // Canaries that act by now no longer stop the edit.
+    cluster.reconciler.stop_leading();
     cluster.pass(Duration::from_mins(10));
-    cluster.world.lead();
+    cluster.reconciler.start_leading();
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 103);
     cluster.pass(Duration::from_secs(1));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 203);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 300);
 }
 
-/// Of 20 nodes, all of which act by a rule.
+/// 20 nodes, all of which act by a rule.
 fn all_acting() -> Cluster {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
-    cluster.rest();
+    cluster.finish();
     for name in cluster.names() {
         cluster.report(&name, breached(5000.0));
     }
@@ -468,53 +477,53 @@ fn all_acting() -> Cluster {
 }
 
 #[test]
-fn canaries_that_acted_before_the_edit_do_not_stop_it_after_a_loss_of_the_api_server() {
+fn canaries_that_acted_before_the_edit_do_not_stop_it_after_an_outage() {
     let mut cluster = all_acting();
     apply(&mut cluster, 3000);
     assert_eq!(cluster.with("watermark", 3000.0).len(), 1);
-    cluster.world.follow();
-    cluster.world.lead();
-    cluster.rest();
+    cluster.reconciler.stop_leading();
+    cluster.reconciler.start_leading();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "");
     assert_eq!(cluster.with("watermark", 3000.0).len(), 20);
 }
 
 #[test]
-fn a_new_leader_tries_an_edit_on_a_node_of_which_it_knows_what_it_did_before() {
+fn a_new_leader_picks_a_canary_whose_earlier_state_it_knows() {
     let mut cluster = all_acting();
     apply(&mut cluster, 3000);
     cluster.fail_over();
     cluster.settle(0);
-    // The canary of the last leader acts, and has since when nobody knows.
+    // The canary of the last leader acts, and it is unknown since when.
     assert_eq!(cluster.with("watermark", 3000.0).len(), 2);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with("watermark", 3000.0).len(), 20);
 }
 
 #[test]
-fn an_edit_whose_nodes_are_replaced_while_they_try_it_does_not_keep_from_those_that_come_after() {
-    let (mut cluster, names) = silent();
+fn an_edit_reaches_new_nodes_after_all_its_nodes_were_replaced() {
+    let (mut cluster, names) = unresponsive();
     apply(&mut cluster, 4000);
     cluster.settle(0);
-    assert_eq!(cluster.with_rules(), 0, "nobody can try it");
+    assert_eq!(cluster.with_rules(), 0, "no node can be a canary");
     for name in &names {
         cluster.delete_node(name);
     }
     cluster.node("new", "a");
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with("id", "q/cpu"), ["new"]);
 }
 
-/// What is selected, whatever else an edit says.
-fn in_pools(pools: &[&str], mark: u32) -> Value {
-    let mut spec = node_qos(None, "close", mark, "None");
+/// A `NodeQOS` for these pools.
+fn in_pools(pools: &[&str], threshold: u32) -> Value {
+    let mut spec = node_qos(None, "close", threshold, "None");
     spec["selector"] = json!({
         "matchExpressions": [{"key": "pool", "operator": "In", "values": pools}],
     });
     spec
 }
 
-/// 450 nodes that have had a rule for long, and 50 that it does not select.
+/// 450 nodes with a rule in force, and 50 that it does not select.
 fn two_pools() -> Cluster {
     let mut cluster = ready(0);
     for index in 0..450 {
@@ -524,7 +533,7 @@ fn two_pools() -> Cluster {
         cluster.node(&format!("new{index:03}"), "new");
     }
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old"], 4000));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 450);
     cluster
 }
@@ -535,9 +544,11 @@ fn new_ones(mut nodes: Vec<String>) -> Vec<String> {
 }
 
 fn rolled_out(cluster: &mut Cluster) -> String {
-    cluster.world.status_failed(cluster.now);
+    cluster.reconciler.status_failed(cluster.now);
     cluster.pass(Duration::from_secs(20));
-    let statuses = cluster.world.statuses(cluster.now, "2026-11-21T00:00:00Z");
+    let statuses = cluster
+        .reconciler
+        .statuses(cluster.now, "2026-11-21T00:00:00Z");
     let status = statuses
         .iter()
         .find(|it| it.key == (Kind::NodeQos, "q".into()));
@@ -547,7 +558,7 @@ fn rolled_out(cluster: &mut Cluster) -> String {
 }
 
 #[test]
-fn a_selector_that_is_widened_is_tried_on_the_nodes_that_it_newly_selects() {
+fn a_widened_selector_is_tried_on_the_newly_selected_nodes() {
     let mut cluster = two_pools();
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -559,13 +570,13 @@ fn a_selector_that_is_widened_is_tried_on_the_nodes_that_it_newly_selects() {
         rolled_out(&mut cluster)
     );
     cluster.report(&canary[0], breached(4100.0));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "CanariesAct");
     assert_eq!(cluster.with_rules(), 451);
 }
 
 #[test]
-fn a_selector_that_moves_on_is_tried_where_it_moves_to() {
+fn a_moved_selector_is_tried_on_the_newly_selected_nodes() {
     let mut cluster = two_pools();
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["new"], 4000));
     cluster.settle(0);
@@ -573,12 +584,12 @@ fn a_selector_that_moves_on_is_tried_where_it_moves_to() {
     assert_eq!(new_ones(canary.clone()), canary, "the old ones lose it");
     assert_eq!(canary.len(), 1);
     cluster.report(&canary[0], breached(4100.0));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with("id", "q/cpu"), canary);
 }
 
 #[test]
-fn an_edit_that_is_new_to_some_nodes_and_stricter_on_others_has_canaries_among_both() {
+fn an_edit_new_to_some_nodes_and_stricter_on_others_has_canaries_in_both() {
     let mut cluster = two_pools();
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 3000));
     cluster.settle(0);
@@ -587,61 +598,64 @@ fn an_edit_that_is_new_to_some_nodes_and_stricter_on_others_has_canaries_among_b
     assert_eq!(canaries.len(), 6, "5 of 450 and 1 of 50");
     let new = new_ones(canaries);
     assert_eq!(new.len(), 1);
-    // One of six is no more than a fifth of all, but it is all that shows what the edit does on new nodes.
+    // One of six is less than 20 %, but it is the only one that shows what the edit does on new nodes.
     cluster.report(&new[0], breached(3100.0));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "CanariesAct");
     assert_eq!(cluster.with("watermark", 3000.0).len(), 6);
 }
 
 #[test]
-fn an_edit_that_no_new_node_can_try_says_how_many_it_waits_for() {
+fn an_edit_without_a_canary_among_new_nodes_says_how_many_it_waits_for() {
     let mut cluster = two_pools();
     let names = cluster.names();
     let new = new_ones(names);
-    cluster.fall_silent(&new);
+    cluster.stop_agents(&new);
     for name in &new {
         cluster.report(name, json!({}));
     }
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 450);
     assert_eq!(reason(&mut cluster), "NoCanary");
-    let told = rolled_out(&mut cluster);
-    assert!(told.contains("of its 50 nodes none is Ready"), "{told}");
+    let message = rolled_out(&mut cluster);
+    assert!(
+        message.contains("of its 50 nodes none is Ready"),
+        "{message}"
+    );
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 3000));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(
         cluster.with("watermark", 3000.0).len(),
         5,
         "those of the old"
     );
-    let told = rolled_out(&mut cluster);
+    let message = rolled_out(&mut cluster);
     assert!(
-        told.contains("of the 50 nodes that have to try it too"),
-        "{told}"
+        message.contains("of the 50 nodes that have to try it too"),
+        "{message}"
     );
-    cluster.speak(&new[7]);
-    cluster.rest();
+    cluster.start_agent(&new[7]);
+    cluster.finish();
     assert_eq!(cluster.with("watermark", 3000.0).len(), 500);
 }
 
 #[test]
-fn a_single_new_node_that_is_away_does_not_stop_an_edit() {
+fn a_single_unavailable_new_node_does_not_block_an_edit() {
     let mut cluster = ready(20);
     apply(&mut cluster, 4000);
-    cluster.rest();
+    cluster.finish();
     cluster.node("other", "b");
     cluster.apply(
         Kind::NodeQos,
         "q",
         &node_qos(Some("a"), "close", 4000, "None"),
     );
-    cluster.rest();
-    cluster.fall_silent(&["other".to_owned()]);
+    cluster.finish();
+    cluster.stop_agents(&["other".to_owned()]);
     cluster.report("other", json!({}));
     apply(&mut cluster, 3000);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with("watermark", 3000.0).len(), 21);
 }
 
@@ -652,8 +666,7 @@ fn with_pods(cluster: &Cluster) -> Vec<String> {
     all.map(|(name, _)| name.clone()).collect()
 }
 
-/// A selector is widened by 50 nodes, beside 130 nodes of another `NodeQOS` that have had the same `PodQOS` for long and
-/// begin to throttle now.
+/// A selector is widened by 50 nodes, while 130 nodes of another `NodeQOS`, which already have the same `PodQOS`, start to throttle.
 fn widened_beside_nodes_of_another_policy(is_failover: bool) {
     let mut cluster = two_pools();
     let others: Vec<String> = (0..130).map(|index| format!("other{index:03}")).collect();
@@ -663,8 +676,8 @@ fn widened_beside_nodes_of_another_policy(is_failover: bool) {
     cluster.apply(Kind::NodeQos, "r", &in_pools(&["other"], 4000));
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
-    cluster.rest();
-    cluster.rest();
+    cluster.finish();
+    cluster.finish();
     assert_eq!(with_pods(&cluster).len(), 580);
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -676,28 +689,28 @@ fn widened_beside_nodes_of_another_policy(is_failover: bool) {
     for name in &others {
         cluster.report(name, json!({"counts": {"throttled": 3}}));
     }
-    cluster.rest();
+    cluster.finish();
     assert_eq!(new_ones(with_pods(&cluster)).len(), 50);
     let rolled_out = cluster.condition(Kind::PodQos, "everything", "RolledOut");
     assert_eq!(rolled_out, None);
 }
 
 #[test]
-fn nodes_that_an_edit_does_not_touch_neither_try_nor_stop_it() {
+fn nodes_an_edit_does_not_change_neither_try_nor_stop_it() {
     widened_beside_nodes_of_another_policy(false);
 }
 
 #[test]
-fn nodes_that_an_edit_does_not_touch_neither_try_nor_stop_it_after_a_failover() {
+fn nodes_an_edit_does_not_change_neither_try_nor_stop_it_after_a_failover() {
     widened_beside_nodes_of_another_policy(true);
 }
 
 #[test]
-fn pod_policies_that_a_widened_selector_brings_along_are_tried_on_the_new_nodes() {
+fn pod_policies_of_a_widened_selector_are_tried_on_the_new_nodes() {
     let mut cluster = two_pools();
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(with_pods(&cluster).len(), 450);
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -707,7 +720,7 @@ fn pod_policies_that_a_widened_selector_brings_along_are_tried_on_the_new_nodes(
 }
 
 #[test]
-fn another_leader_goes_on_with_the_new_nodes_alone() {
+fn another_leader_continues_with_the_new_nodes_only() {
     let mut cluster = two_pools();
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -721,12 +734,12 @@ fn another_leader_goes_on_with_the_new_nodes_alone() {
         "no more try it"
     );
     cluster.report(&canary[0], breached(4100.0));
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 451);
 }
 
 #[test]
-fn another_leader_goes_on_where_all_new_nodes_that_have_the_edit_act() {
+fn another_leader_continues_even_if_all_new_nodes_with_the_edit_act() {
     let mut cluster = two_pools();
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 4000));
     cluster.settle(0);
@@ -741,13 +754,13 @@ fn another_leader_goes_on_where_all_new_nodes_that_have_the_edit_act() {
         cluster.report(name, breached(4100.0));
     }
     cluster.fail_over();
-    cluster.rest();
+    cluster.finish();
     assert_eq!(reason(&mut cluster), "");
     assert_eq!(cluster.with_rules(), 500);
 }
 
 #[test]
-fn a_canary_whose_labels_change_so_that_it_loses_the_rule_proves_nothing() {
+fn a_canary_that_loses_the_rule_by_a_label_change_proves_nothing() {
     let mut cluster = ready(20);
     cluster.apply(
         Kind::NodeQos,
@@ -765,18 +778,18 @@ fn a_canary_whose_labels_change_so_that_it_loses_the_rule_proves_nothing() {
     let next = cluster.with("id", "q/cpu");
     assert_eq!(next.len(), 1, "another tries it");
     assert_ne!(next[0], canary);
-    cluster.rest();
+    cluster.finish();
     assert_eq!(cluster.with_rules(), 19);
 }
 
 #[test]
-fn a_node_that_is_new_during_an_edit_gets_no_version_that_an_edit_before_was_stopped_with() {
+fn a_node_added_during_an_edit_does_not_get_an_earlier_stopped_version() {
     let (mut cluster, canary) = stopped();
     let names = cluster.names();
     for name in names.iter().filter(|name| **name < canary) {
         cluster.delete_node(name);
     }
-    // Tighter than what any node has, so that the canary of the edit before is among the nodes that it changes.
+    // Tighter than on any node, so that the canary of the earlier edit is among the changed nodes.
     apply(&mut cluster, 1000);
     assert_eq!(cluster.with("watermark", 2000.0), [canary]);
     cluster.node("node999", "a");

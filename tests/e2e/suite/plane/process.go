@@ -82,30 +82,6 @@ func (p *Process) Terminate() error {
 	return p.command.Wait()
 }
 
-// Ended waits until this life of it has ended by itself, and says with which exit code.
-func (p *Process) Ended() int {
-	p.command.Wait()
-	return p.command.ProcessState.ExitCode()
-}
-
-// Child is the process that it has started.
-func (p *Process) Child() int {
-	p.t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*/status")
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	for _, path := range processes {
-		status, _ := os.ReadFile(path)
-		if bytes.Contains(status, fmt.Appendf(nil, "\nPPid:\t%d\n", p.ID())) {
-			child, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			return child
-		}
-	}
-	p.t.Fatalf("%s has no child", p.path)
-	return 0
-}
-
 // Log is what it has logged.
 func (p *Process) Log() string {
 	p.log.lock.Lock()

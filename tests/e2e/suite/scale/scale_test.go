@@ -134,7 +134,7 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 		events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
 			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
 		for line := range strings.Lines(events) {
-			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes are over their marks and at most 6 are closed at once") {
+			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes are above their thresholds and at most 6 may be unschedulable") {
 				return nil
 			}
 		}

@@ -1,0 +1,4 @@
+//! Carries out operations on the API server.
+
+pub mod task_queue;
+pub mod write;

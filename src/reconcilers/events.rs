@@ -1,0 +1,74 @@
+//! Events to publish.
+
+use std::time::Duration;
+
+use crate::crd::Kind;
+
+/// The object of an event.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A node, by name.
+    Node(String),
+    /// A policy object.
+    Policy {
+        /// Its kind.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Its UID, by which `kubectl describe` finds the events.
+        uid: String,
+    },
+    /// The controller itself.
+    Controller,
+}
+
+/// An event to publish.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PendingEvent {
+    /// The object.
+    pub about: Subject,
+    /// Its type is `Warning`, otherwise `Normal`.
+    pub warning: bool,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// Human-readable message.
+    pub message: String,
+}
+
+impl PendingEvent {
+    /// A warning about a node.
+    pub fn node_warning(node: &str, reason: &'static str, message: String) -> Self {
+        Self {
+            about: Subject::Node(node.to_owned()),
+            warning: true,
+            reason,
+            message,
+        }
+    }
+
+    /// A normal event about a node.
+    pub fn node(node: &str, reason: &'static str, message: String) -> Self {
+        Self {
+            warning: false,
+            ..Self::node_warning(node, reason, message)
+        }
+    }
+
+    /// An event about the controller.
+    pub const fn controller(warning: bool, reason: &'static str, message: String) -> Self {
+        Self {
+            about: Subject::Controller,
+            warning,
+            reason,
+            message,
+        }
+    }
+}
+
+/// A duration in messages: `40 s` or `10 min`.
+pub fn format_duration(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}

@@ -1,0 +1,250 @@
+//! The watches: feeds changes of each kind to the reconciler and to the metrics API.
+
+use std::collections::BTreeSet;
+
+use futures::stream::{BoxStream, StreamExt};
+use kube::core::ApiResource;
+use kube::{Api, Client};
+use serde_json::Value;
+
+use super::lease::LeaseObject;
+use super::wire::{NodeObject, ObservedNode, Watermark, WatermarkObject};
+use crate::cluster::nodes;
+use crate::cluster::watch::{self, Change, resource};
+use crate::crd::{self, Kind, node_watermark};
+use crate::engine::time::BootTime;
+use crate::metrics_api::Feed;
+use crate::metrics_api::compose::NodeKnown;
+use crate::reconcilers::reconciler::Reconciler;
+
+/// Objects per page of a list; a `NodeWatermark` may have 40 kB.
+const PAGE: u32 = 500;
+const WATERMARK_PAGE: u32 = 100;
+
+/// A watched kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Policy(Kind),
+    Nodes,
+    Watermarks,
+    Leases,
+}
+
+/// An object of a watched kind.
+pub enum Item {
+    Policy(Kind, Value),
+    Node(Box<NodeObject>),
+    Watermark(Box<WatermarkObject>),
+    Lease(Box<LeaseObject>),
+}
+
+impl Source {
+    pub const ALL: [Self; 6] = [
+        Self::Policy(Kind::AvoidanceAction),
+        Self::Policy(Kind::NodeQos),
+        Self::Policy(Kind::PodQos),
+        Self::Nodes,
+        Self::Watermarks,
+        Self::Leases,
+    ];
+
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Policy(kind) => kind.name(),
+            Self::Nodes => "Node",
+            Self::Watermarks => "NodeWatermark",
+            Self::Leases => "Lease",
+        }
+    }
+
+    /// Whether the controller has to know its objects before it acts. Without Leases, agents are seen by what they write.
+    pub const fn is_required(self) -> bool {
+        !matches!(self, Self::Leases)
+    }
+
+    /// Whether its changes affect compilation.
+    pub const fn is_compiled(self) -> bool {
+        !matches!(self, Self::Watermarks | Self::Leases)
+    }
+
+    /// The watch was interrupted: updates of agents may have been missed.
+    pub fn interrupted(self, reconciler: &mut Reconciler) {
+        match self {
+            Self::Nodes | Self::Watermarks => reconciler.watch_interrupted(),
+            Self::Leases => reconciler.lease_watch_interrupted(),
+            Self::Policy(_) => {}
+        }
+    }
+
+    /// Watches it; `leases` are the agents'.
+    pub fn watch(
+        self,
+        client: Client,
+        leases: &Api<LeaseObject>,
+    ) -> BoxStream<'static, Change<Item>> {
+        match self {
+            Self::Policy(kind) => watch::all(client, &policy_resource(kind))
+                .map(move |change| change.map(|object| Item::Policy(kind, object)))
+                .boxed(),
+            Self::Nodes => {
+                let nodes = resource("", "v1", "Node", "nodes");
+                watch::labelled_as(client, &nodes, PAGE, nodes::KEPT)
+                    .map(|change| change.map(|node| Item::Node(Box::new(node))))
+                    .boxed()
+            }
+            Self::Watermarks => watch::all_as(client, &watermark_resource(), WATERMARK_PAGE)
+                .map(|change| change.map(|object| Item::Watermark(Box::new(object))))
+                .boxed(),
+            Self::Leases => watch::objects(leases.clone(), PAGE)
+                .map(|change| change.map(|object| Item::Lease(Box::new(object))))
+                .boxed(),
+        }
+    }
+}
+
+pub fn policy_resource(kind: Kind) -> ApiResource {
+    resource(crd::GROUP, crd::VERSION, kind.name(), kind.plural())
+}
+
+pub fn watermark_resource() -> ApiResource {
+    let group = node_watermark::GROUP;
+    resource(group, "v1alpha1", "NodeWatermark", "nodewatermarks")
+}
+
+/// The watch of one kind. Remembers names, so that a new list shows which objects are gone.
+pub struct Watch {
+    pub source: Source,
+    known: BTreeSet<String>,
+    listed: Option<BTreeSet<String>>,
+    /// All objects were listed once.
+    pub complete: bool,
+}
+
+impl Watch {
+    /// Whether its objects are known, as far as required.
+    pub fn is_known(&self) -> bool {
+        self.complete || !self.source.is_required()
+    }
+
+    pub const fn new(source: Source) -> Self {
+        Self {
+            source,
+            known: BTreeSet::new(),
+            listed: None,
+            complete: false,
+        }
+    }
+
+    /// Passes a change on to the reconciler and the metrics API. Returns whether the list is now complete.
+    pub fn take(
+        &mut self,
+        change: Change<Item>,
+        reconciler: &mut Reconciler,
+        mut feed: Option<&mut Feed>,
+        now: BootTime,
+    ) -> bool {
+        match change {
+            Change::Restarted => self.listed = Some(BTreeSet::new()),
+            Change::Apply(name, object) => {
+                if let Some(listed) = &mut self.listed {
+                    listed.insert(name.clone());
+                }
+                let is_listed = self.listed.is_some();
+                apply(&name, object, is_listed, reconciler, feed, now);
+                self.known.insert(name);
+            }
+            Change::Delete(name) => {
+                self.known.remove(&name);
+                self.delete(&name, reconciler, feed.as_deref_mut());
+            }
+            Change::Complete => {
+                let listed = self.listed.take().unwrap_or_default();
+                let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
+                for name in gone {
+                    self.known.remove(&name);
+                    self.delete(&name, reconciler, feed.as_deref_mut());
+                }
+                self.complete = true;
+                match (self.source, feed) {
+                    (Source::Nodes, Some(feed)) => feed.nodes_known(),
+                    (Source::Leases, Some(feed)) => feed.leases_known(),
+                    _ => {}
+                }
+                return true;
+            }
+            Change::Failed(_) => {}
+        }
+        false
+    }
+
+    fn delete(&self, name: &str, reconciler: &mut Reconciler, feed: Option<&mut Feed>) {
+        if let Some(feed) = feed {
+            match self.source {
+                Source::Policy(_) => {}
+                Source::Nodes => feed.node(name, None),
+                Source::Watermarks => feed.watermark(name, None),
+                Source::Leases => feed.heartbeat(name, None),
+            }
+        }
+        match self.source {
+            Source::Policy(kind) => reconciler.delete_policy(kind, name),
+            Source::Nodes => reconciler.delete_node(name),
+            Source::Watermarks => reconciler.delete_watermark(name),
+            Source::Leases => reconciler.delete_lease(name),
+        }
+    }
+}
+
+fn apply(
+    name: &str,
+    object: Item,
+    is_listed: bool,
+    reconciler: &mut Reconciler,
+    feed: Option<&mut Feed>,
+    now: BootTime,
+) {
+    match object {
+        Item::Policy(kind, mut object) => {
+            // Items of a list lack these.
+            object["apiVersion"] = crd::API_VERSION.into();
+            object["kind"] = kind.name().into();
+            reconciler.apply_policy(kind, name, &object);
+        }
+        Item::Node(node) => {
+            let created = node.metadata.creation_timestamp.clone();
+            let boot_id = node
+                .status
+                .as_ref()
+                .map(|status| status.boot_id().to_owned());
+            let seen = ObservedNode::of(*node);
+            if let Some(feed) = feed {
+                let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
+                let known = NodeKnown {
+                    uid,
+                    created,
+                    boot_id: boot_id.unwrap_or_default(),
+                    facts,
+                };
+                feed.node(name, Some(known));
+            }
+            reconciler.apply_node(name, seen);
+        }
+        Item::Watermark(object) => {
+            let seen = Watermark::of(*object);
+            if let Some(feed) = feed {
+                feed.watermark(name, Some(seen.status()));
+            }
+            if is_listed {
+                reconciler.apply_listed_watermark(name, &seen);
+            } else {
+                reconciler.apply_watermark(name, &seen);
+            }
+        }
+        Item::Lease(object) => {
+            if let Some(feed) = feed {
+                feed.heartbeat(name, object.heartbeat());
+            }
+            reconciler.apply_lease(name, object.state(), now);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The progress of a roll-out, in words.
+
+use serde_json::Value;
+
+use super::rollout::{Phase, Rollout};
+use crate::reconcilers::events::format_duration;
+
+/// The condition about a roll-out.
+pub const ROLLED_OUT: &str = "RolledOut";
+/// Its reason if the roll-out was stopped.
+const STOPPED: &str = "CanariesAct";
+/// Canaries to name in a message.
+const MAX_NAMED: usize = 3;
+
+/// The reason of the condition `RolledOut`; `None` when the roll-out is done.
+pub const fn reason(rollout: &Rollout) -> Option<&'static str> {
+    Some(match rollout.phase() {
+        Phase::Stopped { .. } => STOPPED,
+        Phase::Done => return None,
+        Phase::Progressing { .. } => "Progressing",
+        Phase::Canaries { stuck: 1.., .. } => "NoCanary",
+        Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
+    })
+}
+
+/// The column of `kubectl get`: `Canaries, 40 s left`.
+pub fn column(rollout: &Rollout) -> Option<String> {
+    let reason = reason(rollout)?;
+    Some(rollout.remaining().map_or_else(
+        || reason.to_owned(),
+        |left| format!("{reason}, {} left", format_duration(left)),
+    ))
+}
+
+/// The progress of a roll-out, as a message.
+pub fn message(rollout: &Rollout) -> String {
+    let canaries = canaries(rollout);
+    let size = rollout.size();
+    match rollout.phase() {
+        Phase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
+            "the edit waits: of the {stuck} nodes that have to try it too, none is Ready with an agent that enforces its \
+             rules; check why agents do not run there, or, to send the edit to all {size} nodes without canaries, annotate \
+             the object with plimsoll.dev/rollout=immediate"
+        ),
+        Phase::Canaries { stuck: 1.., .. } => format!(
+            "the edit waits: of its {size} nodes none is Ready with an agent that enforces its rules, so that none can be a \
+             canary; check why agents do not run there, or, to send the edit to all nodes without canaries, annotate the \
+             object with plimsoll.dev/rollout=immediate"
+        ),
+        Phase::Canaries { .. } | Phase::Watching { .. } => {
+            let left = rollout.remaining().map(format_duration).unwrap_or_default();
+            let from = match rollout.phase() {
+                Phase::Watching { .. } => "more",
+                _ => "after they enforce it",
+            };
+            format!(
+                "the edit is tried on {canaries} first, for {left} {from}; to skip that, annotate the object with \
+                 plimsoll.dev/rollout=immediate"
+            )
+        }
+        Phase::Progressing { .. } => format!("the edit is going to {size} nodes"),
+        Phase::Stopped { acting } => {
+            let acting = if acting == 0 {
+                "too many".to_owned()
+            } else {
+                acting.to_string()
+            };
+            format!(
+                "the edit stopped at {canaries}, because {acting} of these act since they enforce it; edit the object \
+                 again, or annotate it with plimsoll.dev/rollout=immediate to continue"
+            )
+        }
+        Phase::Done => format!("all {size} nodes may have the edit"),
+    }
+}
+
+/// `1 of 20 nodes (node07)`.
+fn canaries(rollout: &Rollout) -> String {
+    let names: Vec<&str> = rollout.canaries().iter().map(String::as_str).collect();
+    let of = format!("{} of {} nodes", names.len(), rollout.size());
+    match &names[..] {
+        few if few.len() <= MAX_NAMED => format!("{of} ({})", few.join(", ")),
+        _ => of,
+    }
+}
+
+/// Whether the last leader stopped the roll-out of this generation.
+pub fn stopped_before(status: Option<&Value>, generation: i64) -> bool {
+    let conditions = status.and_then(|status| status["conditions"].as_array());
+    conditions.into_iter().flatten().any(|condition| {
+        condition["type"] == ROLLED_OUT
+            && condition["reason"] == STOPPED
+            && condition["observedGeneration"] == generation
+    })
+}

@@ -1,0 +1,110 @@
+//! Conditions of the policy kinds, derived from findings. Pure.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::crd::{Finding, Kind, Reason, Severity};
+use crate::ordered;
+
+/// Characters of a message.
+const MAX_MESSAGE: usize = 1024;
+
+/// A condition without its transition time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// `type`.
+    pub kind: &'static str,
+    /// `status`: True or False.
+    pub holds: bool,
+    /// CamelCase reason.
+    pub reason: String,
+    /// Human-readable message.
+    pub message: String,
+}
+
+/// The conditions of an object with these findings.
+pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
+    let refused = |reason| matches!(reason, Reason::Invalid | Reason::DuplicateName);
+    let mut claims = vec![claim("Accepted", findings, |f| refused(f.reason))];
+    if kind == Kind::NodeQos {
+        let unknown = |f: &Finding| f.reason == Reason::UnknownAction;
+        claims.push(claim("ActionsResolved", findings, unknown));
+    }
+    let mut fields = claim("FieldsNotEnforced", findings, |f| {
+        f.reason == Reason::FieldsNotEnforced
+    });
+    if !fields.holds {
+        fields.holds = true;
+        claims.push(fields);
+    }
+    let error = |f: &Finding| f.severity == Severity::Error;
+    let mut ready = claim("Ready", findings, error);
+    if ready.holds {
+        let warnings = claim("Ready", findings, |f| f.reason != Reason::FieldsNotEnforced);
+        ready.message = warnings.message;
+    }
+    claims.push(ready);
+    claims
+}
+
+/// True unless a finding matches.
+fn claim(
+    kind: &'static str,
+    findings: &BTreeSet<Finding>,
+    matches: impl Fn(&Finding) -> bool,
+) -> Claim {
+    let found: Vec<&Finding> = findings.iter().filter(|finding| matches(finding)).collect();
+    let describe = |finding: &&Finding| {
+        if finding.path.is_empty() {
+            finding.message.clone()
+        } else {
+            format!("{}: {}", finding.path, finding.message)
+        }
+    };
+    let message: Vec<String> = found.iter().map(describe).collect();
+    Claim {
+        kind,
+        holds: found.is_empty(),
+        reason: found
+            .first()
+            .map_or_else(|| kind.to_owned(), |first| first.reason.to_string()),
+        message: truncate(message.join("; ")),
+    }
+}
+
+fn truncate(text: String) -> String {
+    if text.chars().count() <= MAX_MESSAGE {
+        return text;
+    }
+    let cut: String = text.chars().take(MAX_MESSAGE - 3).collect();
+    format!("{cut}...")
+}
+
+/// The conditions to write. A condition whose status is unchanged keeps its transition time.
+pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str) -> Vec<Value> {
+    let since = |kind: &str, status: &str| {
+        let before = before.as_array().into_iter().flatten();
+        let mut same = before.filter(|old| old["type"] == kind && old["status"] == status);
+        same.next()
+            .and_then(|old| old["lastTransitionTime"].as_str())
+            .unwrap_or(now)
+            .to_owned()
+    };
+    let condition = |claim: Claim| {
+        let status = if claim.holds { "True" } else { "False" };
+        json!({
+            "type": claim.kind,
+            "status": status,
+            "reason": claim.reason,
+            "message": claim.message,
+            "observedGeneration": generation,
+            "lastTransitionTime": since(claim.kind, status),
+        })
+    };
+    let mut conditions: Vec<Value> = claims.into_iter().map(condition).collect();
+    ordered::sort_by(&mut conditions, |a, b| {
+        a["type"].as_str().cmp(&b["type"].as_str())
+    });
+    conditions
+}

@@ -1,0 +1,4 @@
+//! The statuses of policies. Pure.
+
+mod conditions;
+pub mod policies;

@@ -1,0 +1,158 @@
+//go:build e2e
+
+package clients
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// detection is how long the kubelet may take to kill a stopped container with the chart's liveness probe: the stop comes just after a probe,
+// and three probes fail, 2 s apart, by a timeout of 1 s. Then preStop and the process have 3 s together.
+const detection = 10 * time.Second
+
+// TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader: all watches are served by the leader, which is stopped. Its liveness probe
+// fails, and they start again at the other replica.
+func TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.T) {
+	s := open(t)
+	s.edits()
+	leader, standby := s.leader()
+	held, kubectl := s.heldBy(leader, standby)
+	killed := s.killWhenUnhealthy(leader)
+	leader.Signal(syscall.SIGSTOP)
+	stopped := time.Now()
+	took := s.knowSoon("stopped: clients of the leader", held)
+	if limit := detection + 2*time.Second; took > limit {
+		t.Errorf("that is more than %s", limit)
+	}
+	t.Logf("killed after %s", (<-killed).Sub(stopped).Round(100*time.Millisecond))
+	leader.Start()
+	again := time.Now()
+	select {
+	case watch := <-kubectl:
+		took := watch.at.Sub(stopped)
+		t.Logf("stopped: kubectl get --watch ended after %s", took.Round(100*time.Millisecond))
+		if watch.err != nil || took > detection+2*time.Second {
+			t.Errorf("kubectl get --watch ended after %s: %v", took, watch.err)
+		}
+	case <-time.After(soon):
+		t.Error("kubectl get --watch does not end")
+	}
+	s.complete(leader)
+	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
+	s.knowSoon("30 s later: clients of the leader", held)
+	if now, _ := s.leader(); now != standby {
+		t.Errorf("%s leads again", now.name)
+	}
+	s.wroteNothing(leader, again)
+}
+
+// An end is when something ended, and what is wrong with how it did.
+type end struct {
+	at  time.Time
+	err error
+}
+
+// heldBy are clients that watch, by connections that the API server has to the leader itself; and the end of a kubectl that does.
+func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
+	s.T.Helper()
+	answers := func(r *replica, verb string) float64 {
+		count, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_metrics_api_answers_total{verb=%q", verb))
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		return count
+	}
+	s.leave(standby)
+	s.Eventually(soon, "the API server asks "+leader.name+" alone", func() error {
+		before := answers(standby, "list")
+		for range 20 {
+			if _, err := s.list(0); err != nil {
+				return err
+			}
+		}
+		if asked := answers(standby, "list") - before; asked > 0 {
+			return fmt.Errorf("it asked %s %.0f times", standby.name, asked)
+		}
+		return nil
+	})
+	before := answers(standby, "watch")
+	all := []*ledger{
+		s.informer("client-go's informer that streams", true),
+		s.informer("client-go's informer that lists", false),
+		s.runtimeCache(),
+	}
+	s.allKnow(soon, all)
+	held := answers(leader, "watch")
+	kubectl := s.kubectlWatches()
+	s.Eventually(soon, "the leader holds kubectl's watch", func() error {
+		if now := answers(leader, "watch"); now <= held {
+			return fmt.Errorf("it has answered %.0f, as before", now)
+		}
+		return nil
+	})
+	if now := answers(standby, "watch"); now != before {
+		s.T.Fatalf("%s holds some of those who watch", standby.name)
+	}
+	s.join(standby)
+	s.isEndpoint(standby, true)
+	return all, kubectl
+}
+
+// kubectlWatches runs `kubectl get --watch`, which ends with its watch.
+func (s *scene) kubectlWatches() <-chan end {
+	s.T.Helper()
+	var told bytes.Buffer
+	command := exec.CommandContext(s.running(), s.Tool("kubectl"), "--kubeconfig", s.Kubeconfig, "--cache-dir="+s.T.TempDir(), "get", "nodemetrics", "--watch")
+	command.Stdout, command.Stderr = &told, &told
+	if err := command.Start(); err != nil {
+		s.T.Fatal(err)
+	}
+	ended := make(chan end, 1)
+	go func() {
+		err := command.Wait()
+		if !bytes.Contains(told.Bytes(), []byte(s.agents.nodes[0])) {
+			err = fmt.Errorf("it showed no node (%v): %s", err, &told)
+		} else {
+			// Whether it complains of a watch that ends is its own affair.
+			err = nil
+		}
+		ended <- end{time.Now(), err}
+	}()
+	return ended
+}
+
+// killWhenUnhealthy kills a replica when its liveness probe fails, as the kubelet does with the chart's settings. It returns when that was.
+func (s *scene) killWhenUnhealthy(r *replica) <-chan time.Time {
+	killed := make(chan time.Time, 1)
+	probe := s.controller.LivenessProbe
+	// The preStop hook takes the whole grace period; the kubelet then gives the process 2 s.
+	grace := time.Duration(*probe.TerminationGracePeriodSeconds+2) * time.Second
+	go func() {
+		s.untilUnhealthy(r, probe)
+		time.Sleep(grace)
+		r.Kill()
+		killed <- time.Now()
+	}()
+	return killed
+}
+
+func (s *scene) untilUnhealthy(r *replica, probe *corev1.Probe) {
+	next := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
+	defer next.Stop()
+	for failures := int32(0); ; <-next.C {
+		if err := r.ready(probe); err == nil {
+			failures = 0
+		} else if failures++; failures == probe.FailureThreshold {
+			return
+		}
+	}
+}
