@@ -1,12 +1,12 @@
-// Command apiserver judges custom resource definitions and manifests with the code of the API server itself:
-// k8s.io/apiextensions-apiserver. The tests hold `plimsoll check` to its verdicts.
+// Command apiserver validates custom resource definitions and manifests with the API server's own code:
+// k8s.io/apiextensions-apiserver. The tests compare `plimsoll check` with it.
 //
 //	apiserver CRD_DIR [MANIFEST...]
 //	apiserver quantities < LIST
 //
 // It prints one JSON object: what is wrong with the definitions (CEL compilation and cost included), and for each
 // document of each manifest whether a create with strict field validation would be accepted, why not, and the object
-// with its defaults. Of a JSON list of texts it says what each is as a quantity: billionths, or null.
+// with its defaults. For a JSON list of strings it prints each as a quantity: billionths, or null.
 package main
 
 import (
@@ -71,7 +71,7 @@ type problem struct {
 	Message string `json:"message"`
 }
 
-// kind is what the API server keeps of one served version.
+// kind is the API server's data of one served version.
 type kind struct {
 	structural *structuralschema.Structural
 	schema     validation.SchemaValidator
@@ -126,7 +126,7 @@ func run(dir string, manifests []string) (*report, error) {
 	return result, nil
 }
 
-// load validates a definition as a create would, and keeps what judging objects needs.
+// load validates a definition as a create would, and returns what validating objects needs.
 func load(file string, kinds map[string]*kind) (string, []string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -142,7 +142,7 @@ func load(file string, kinds map[string]*kind) (string, []string, error) {
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&external, &internal, nil); err != nil {
 		return "", nil, err
 	}
-	// As the registry's strategy does before it validates.
+	// Like the registry's strategy before validation.
 	for _, version := range internal.Spec.Versions {
 		if version.Storage {
 			internal.Status.StoredVersions = []string{version.Name}
@@ -221,7 +221,7 @@ func judgeText(document []byte, kinds map[string]*kind) []documentReport {
 	return []documentReport{judge(object, kinds)}
 }
 
-// judge does what the API server does on create with fieldValidation=Strict, in its order.
+// judge validates as the API server does on create with fieldValidation=Strict, in its order.
 func judge(object map[string]any, kinds map[string]*kind) documentReport {
 	u := &unstructured.Unstructured{Object: object}
 	result := documentReport{Kind: u.GetKind(), Name: u.GetName()}
@@ -281,7 +281,7 @@ func blocking(errs field.ErrorList) bool {
 	return false
 }
 
-// quantities parses each text of a JSON list; what is no quantity is null.
+// quantities parses each string of a JSON list; null if it is not a quantity.
 func quantities(in io.Reader) ([]*string, error) {
 	var texts []string
 	if err := json.NewDecoder(in).Decode(&texts); err != nil {

@@ -1,5 +1,5 @@
-// Command chart writes what is generated of the Helm chart: in values.schema.json the descriptions, the refusal of unknown names and
-// what is suggested instead, and in README.md the table of values. Both come from the comments of values.yaml.
+// Command chart writes the generated parts of the Helm chart: in values.schema.json the descriptions, the rejection of unknown names and
+// suggestions, and in README.md the table of values. Both come from the comments of values.yaml.
 package main
 
 import (

@@ -13,8 +13,8 @@ import (
 // object is a JSON object.
 type object = map[string]any
 
-// completeSchema adds to a schema what can be told from it and from the values: an object takes the names that it lists and no others,
-// says which one was probably meant, and lacks none that has a default.
+// completeSchema adds to a schema what follows from it and the values: an object accepts only the names that it lists,
+// suggests the one that was probably meant, and requires those with a default.
 func completeSchema(old []byte, values *value) ([]byte, error) {
 	var schema object
 	if err := json.Unmarshal(old, &schema); err != nil {
@@ -36,8 +36,8 @@ func completeSchema(old []byte, values *value) ([]byte, error) {
 	return made.Bytes(), err
 }
 
-// describe writes the comments of values as descriptions, and requires the values. What has no value, as the items of an empty list, has to
-// have a description.
+// describe writes the comments of values as descriptions, and requires the values. Schemas without a value, such as items of an empty list, must
+// have their own description.
 func describe(schema, definitions object, values *value, at string) error {
 	for name, property := range properties(schema) {
 		path, child := at+"."+name, values.find(name)
@@ -60,7 +60,7 @@ func describe(schema, definitions object, values *value, at string) error {
 	return nil
 }
 
-// require has an object lack no value that has a default: Helm takes the default away where somebody gives null. (The items of an array have
+// require requires values that have a default: Helm removes the default if a user sets null. (The items of an array have
 // no defaults.)
 func require(schema object, values *value) {
 	if values == nil || values.isArray || len(values.children) == 0 {
@@ -92,7 +92,7 @@ func resolve(schema, definitions object) object {
 	return definitions[strings.TrimPrefix(name, "#/definitions/")].(object)
 }
 
-// seal lets an object at a path, and those in it, have no other names.
+// seal forbids unknown names in an object and those in it.
 func seal(schema object, path string, elsewhere map[string][]string) {
 	inner := properties(schema)
 	if len(inner) > 0 {
@@ -107,8 +107,8 @@ func seal(schema object, path string, elsewhere map[string][]string) {
 	}
 }
 
-// suggest is a schema of names which, refusing another, tells the one that begins alike, or where in the values the same name stands, or
-// else all that there are. (A schema's errors say what would have been right, and nothing else of it.)
+// suggest is a schema of names whose error suggests a name with the same beginning, or the place of the same name in the values, or
+// else all names. (A schema's error only says what would have been right.)
 func suggest(names []string, path string, elsewhere map[string][]string) object {
 	all := make([]string, len(names))
 	for i, name := range names {
@@ -116,7 +116,7 @@ func suggest(names []string, path string, elsewhere map[string][]string) object 
 	}
 	schema := object{"enum": all}
 	byLength := slices.SortedStableFunc(slices.Values(names), func(a, b string) int { return len(distinct(a, names)) - len(distinct(b, names)) })
-	for _, name := range byLength { // the longest beginning is asked for first
+	for _, name := range byLength { // the longest prefix first
 		pattern := "^" + anyCase(distinct(name, names))
 		schema = object{"if": object{"pattern": pattern}, "then": object{"const": path + name}, "else": schema}
 	}
@@ -126,7 +126,7 @@ func suggest(names []string, path string, elsewhere map[string][]string) object 
 	return object{"if": object{"enum": names}, "else": schema}
 }
 
-// distinct is the shortest beginning of a name, of three letters or more, that no other has; all of it where another name begins with it.
+// distinct is the shortest unique prefix of a name, of three letters or more; the whole name if it is a prefix of another.
 func distinct(name string, names []string) string {
 	for length := min(3, len(name)); length < len(name); length++ {
 		beginning := strings.ToLower(name[:length])
@@ -148,7 +148,7 @@ func anyCase(word string) string {
 	return pattern.String()
 }
 
-// places are the names below the first level, with where they stand.
+// places maps names below the first level to their paths.
 func places(schema, definitions object) map[string][]string {
 	found := map[string][]string{}
 	top := properties(schema)

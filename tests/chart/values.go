@@ -13,7 +13,7 @@ import (
 type value struct {
 	name, comment string
 	node          *yaml.Node
-	// children are the values of a map that is written out; those of an array that is are the ones of its first item.
+	// children are the values of a map, or of the first item of an array.
 	children []*value
 	isArray  bool
 }
@@ -52,13 +52,13 @@ func (v *value) read() {
 		v.children = append(v.children, child)
 	}
 	if !slices.ContainsFunc(v.children, (*value).isExplained) {
-		v.children = nil // a default, whose parts Kubernetes explains
+		v.children = nil // a default whose fields Kubernetes documents
 	}
 }
 
 func (v *value) isExplained() bool { return v.comment != "" || len(v.children) > 0 }
 
-// plain is the last paragraph of a comment in a line; those before it are of the file.
+// plain is the last paragraph of a comment as one line; earlier ones belong to the file.
 func plain(comment string) string {
 	paragraphs := strings.Split(comment, "\n\n")
 	var words []string

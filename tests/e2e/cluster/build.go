@@ -20,7 +20,7 @@ const kubernetesPrograms = "kube-apiserver kube-controller-manager kube-schedule
 // source is the folder of this program's sources, set when it is built: go build needs it for the module's versions.
 var source string
 
-// debianPackages are what the cluster takes from Debian, each with a file that it brings.
+// debianPackages are the Debian packages that the cluster needs, each with one of its files.
 var debianPackages = map[string]string{
 	"containerd":                  "/usr/bin/containerd",
 	"runc":                        "/usr/sbin/runc",
@@ -41,7 +41,7 @@ var guestPackages = map[string]string{
 	"cpio":            "/usr/bin/cpio",
 }
 
-// build makes what is missing. Each part is made anew when what it is made of changes.
+// build builds what is missing. Each part is rebuilt when its inputs change.
 func build(here layout, nodes []string) error {
 	if err := installPackages(debianPackages); err != nil {
 		return err
@@ -141,7 +141,7 @@ func cachedStep(name, inputs string, outputs []string, step func(layout) error) 
 	}
 }
 
-// copyFiles copies programs from one folder to another, which it makes.
+// copyFiles copies programs from one folder to another, which it creates.
 func copyFiles(from, to string, names []string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -172,7 +172,7 @@ func once(here layout, name, inputs string, step func(layout) error) error {
 	return os.WriteFile(stamp, []byte(inputs), 0o644)
 }
 
-// buildKubernetes builds Kubernetes and etcd from Go modules. Without its version the API server misjudges itself.
+// buildKubernetes builds Kubernetes and etcd from Go modules. The API server needs its version at build time.
 func buildKubernetes(here layout) error {
 	versions := "k8s.io/component-base/version.git"
 	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
@@ -188,8 +188,8 @@ func buildKubernetes(here layout) error {
 	return goBuild(source, flags, here.bin("etcd"), "go.etcd.io/etcd/server/v3")
 }
 
-// buildHelm builds Helm, a module of its own: it wants other versions of Kubernetes's libraries.
-// Without the flags `helm template` takes the cluster for one of version 1.20.
+// buildHelm builds Helm, in its own module: it needs other versions of Kubernetes's libraries.
+// Without the flags `helm template` assumes Kubernetes 1.20.
 func buildHelm(here layout) error {
 	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
 	flags := "-s -w"
@@ -200,14 +200,14 @@ func buildHelm(here layout) error {
 	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
 }
 
-// buildCheckers builds what looks at manifests, a module of its own.
+// buildCheckers builds the manifest checkers, in their own module.
 func buildCheckers(here layout) error {
 	return goBuild(filepath.Join(source, "checkers"), "-s -w", here.bin("")+"/",
 		"github.com/yannh/kubeconform/cmd/kubeconform", "github.com/zegl/kube-score/cmd/kube-score")
 }
 
-// unpackPromtool takes promtool from Debian's package of Prometheus, which is not installed: it would run a server. Building it from its Go
-// module takes minutes, and all of Prometheus's clients of clouds.
+// unpackPromtool extracts promtool from Debian's Prometheus package without installing it, which would start a server. Building it from its Go
+// module takes minutes and pulls in all cloud clients.
 func unpackPromtool(here layout) error {
 	const script = `apt-get update -qq && cd "$1" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null &&
 		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --to-stdout ./usr/bin/promtool >"$2" && chmod 755 "$2"`
@@ -219,7 +219,7 @@ func unpackPromtool(here layout) error {
 	return runQuietly("sh", "-c", script, "sh", folder, here.bin("promtool"))
 }
 
-// buildPodtool builds what the pods of the tests run.
+// buildPodtool builds the program of the tests' pods.
 func buildPodtool(here layout) error {
 	return goBuild(source, "-s -w", here.bin("podtool"), "./podtool")
 }
@@ -267,7 +267,7 @@ func fingerprint(paths ...string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)), nil
 }
 
-// fingerprintFiles sums the embedded files of a folder.
+// fingerprintFiles hashes the embedded files of a folder.
 func fingerprintFiles(folder string) (string, error) {
 	sum := sha256.New()
 	err := fs.WalkDir(files, folder, func(path string, entry fs.DirEntry, err error) error {

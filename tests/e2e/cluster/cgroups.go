@@ -30,7 +30,7 @@ func hierarchies() ([]string, error) {
 	return points, nil
 }
 
-// makeCgroup makes the kubelet's root cgroup in every v1 hierarchy. A new cpuset is empty until it is filled.
+// makeCgroup creates the kubelet's root cgroup in every v1 hierarchy. A new cpuset is empty until it is filled.
 func makeCgroup(name string) error {
 	points, err := hierarchies()
 	if err != nil {
@@ -44,7 +44,7 @@ func makeCgroup(name string) error {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
-		// Whatever else this machine does, the pods get what they are due: next to its builds they would starve.
+		// High weights, so that builds on this machine do not starve the pods.
 		err := os.WriteFile(filepath.Join(folder, "cpu.shares"), []byte("16384"), 0o644)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err

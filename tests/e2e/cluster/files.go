@@ -9,7 +9,7 @@ import (
 	"text/template"
 )
 
-// files are the configuration files: templates for the components, and the guest's root file system as far as it is ours.
+// files are the configuration files: templates for the components, and our part of the guest's root file system.
 //
 //go:embed all:files
 var files embed.FS
@@ -25,7 +25,7 @@ func render(name string, values any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// renderTo writes a rendered file, making its folder.
+// renderTo renders a file and creates its folder.
 func renderTo(path, name string, values any) error {
 	text, err := render(name, values)
 	if err != nil {

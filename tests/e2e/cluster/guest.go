@@ -16,7 +16,7 @@ import (
 // guestSocket is where ssh shares one connection to the guest: in the sandbox's own /run.
 const guestSocket = "/run/guest-ssh"
 
-// buildDebian fetches what the guest has from Debian.
+// buildDebian fetches the guest's Debian packages.
 func buildDebian(here layout) error {
 	if err := writeEmbedded("files/debian", here.debian()); err != nil {
 		return err
@@ -62,7 +62,7 @@ func guestConfig(here layout) []configFile {
 	}
 }
 
-// guestInputs is what the guest is made of beside Debian and the pod images.
+// guestInputs are the guest's inputs besides Debian and the pod images.
 func guestInputs(here layout) (string, error) {
 	inputs, err := fingerprintFiles("files/guest")
 	if err != nil {
@@ -83,7 +83,7 @@ func guestInputs(here layout) (string, error) {
 	return fmt.Sprintf("%s %s %x", inputs, kubelet, sum.Sum(nil)), nil
 }
 
-// writeEmbedded makes a folder anew with the files of an embedded one.
+// writeEmbedded replaces a folder by the files of an embedded one.
 func writeEmbedded(source, folder string) error {
 	embedded, err := fs.Sub(files, source)
 	if err != nil {
@@ -96,13 +96,13 @@ func writeEmbedded(source, folder string) error {
 }
 
 // startGuest boots the guest of node v2. It starts from the same disk each time; what differs, its identity, comes on a second disk.
-// What the guest writes is kept over its own reboots, and goes with its process.
+// The guest's writes survive its reboots, but not its process.
 func (s *supervisor) startGuest() error {
 	disk, err := s.makeIdentity()
 	if err != nil {
 		return err
 	}
-	// Ahead of what else this machine does: a node that starves judges nothing.
+	// A high priority: a starved node cannot evaluate rules in time.
 	s.start("guest", []string{"nice", "-n", "-10", "qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max",
 		"-smp", "2", "-m", "2048", "-nodefaults", "-display", "none",
 		"-serial", "stdio",
@@ -117,7 +117,7 @@ func (s *supervisor) startGuest() error {
 	return nil
 }
 
-// makeIdentity writes the disk with the guest's keys, and the key pair with which we enter it.
+// makeIdentity writes the disk with the guest's keys, and the key pair for ssh.
 func (s *supervisor) makeIdentity() (string, error) {
 	folder, disk := s.here.run("identity"), s.here.run("identity.ext4")
 	if err := os.MkdirAll(folder, 0o755); err != nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// givenKubeconfig names a cluster to test the manifests against, in the place of ours.
+// givenKubeconfig names a cluster to test the manifests against instead of ours.
 const givenKubeconfig = "PLIMSOLL_E2E_KUBECONFIG"
 
 // cluster is the command under test, run as a user runs it.
@@ -84,7 +84,7 @@ func TestMain(m *testing.M) {
 		existedBefore[folder] = err == nil
 	}
 	if bin, err := filepath.Abs(repository + "/target/e2e/bin"); err == nil {
-		os.Setenv("PATH", os.Getenv("PATH")+":"+bin) // a kubectl for those who have none
+		os.Setenv("PATH", os.Getenv("PATH")+":"+bin) // provides kubectl
 	}
 	os.Exit(m.Run())
 }

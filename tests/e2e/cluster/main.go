@@ -13,7 +13,7 @@ const usage = `usage: cluster COMMAND
   build                  builds what is missing: Kubernetes, the pod images, the guest (see NODES)
   up                     starts the cluster and waits until its nodes are Ready
   down                   ends it and removes what it left, also after a crash
-  status                 tells whether it runs
+  status                 checks whether it runs
   kubectl ARGS...        runs kubectl against it
   helm ARGS...           runs helm against it
   on NODE CMD ARGS...    runs a command on a node (v1 or v2) as root

@@ -12,7 +12,7 @@ import (
 // repository is the root of the project, seen from this folder.
 const repository = "../../.."
 
-func TestTheAPIServerAcceptsTheProjectsManifests(t *testing.T) {
+func TestAPIServerAcceptsTheManifests(t *testing.T) {
 	if os.Getenv(givenKubeconfig) == "" {
 		t.Setenv("NODES", testNodes(t)[0]) // one node is enough
 		must(t, "down")

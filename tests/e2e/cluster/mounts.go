@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// borrowed are the folders of this machine over which the sandbox mounts its own; `down` removes those that were not there.
+// borrowed are mount points on this machine for the sandbox's folders; `down` removes those that did not exist.
 var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/plimsoll", "/var/log/pods", "/var/log/containers"}
 
-// kernelSettings are what the kubelet sets for the whole machine. It finds them set in the sandbox, and leaves the machine's alone.
+// kernelSettings are machine-wide settings of the kubelet. The sandbox shows them as set, so that the kubelet does not change the machine's.
 var kernelSettings = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -69,7 +69,7 @@ func mountSandbox(here layout) error {
 	return nil
 }
 
-// borrowFolders makes the mount points that this machine lacks and notes them before it does.
+// borrowFolders creates missing mount points, after recording them.
 func borrowFolders(here layout) error {
 	var missing []string
 	for _, folder := range borrowed {
@@ -91,7 +91,7 @@ func borrowFolders(here layout) error {
 	return os.MkdirAll(filepath.Join(here.dir, "logs"), 0o755)
 }
 
-// returnFolders removes the mount points that borrowFolders made. One that others use by now is not empty and stays.
+// returnFolders removes the mount points that borrowFolders created, unless they are not empty.
 func returnFolders(here layout) error {
 	noted, err := os.ReadFile(here.run("borrowed"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -17,7 +17,7 @@ import (
 // of every family that the cluster has.
 type family struct {
 	controlPlane  string // also the address of node v1
-	guest         string // of node v2, which has IPv4 alone
+	guest         string // of node v2, which has only IPv4
 	bridge        string // the control plane's address, as `ip` takes it
 	serviceIP     string // of the API server
 	serviceRange  string
@@ -39,10 +39,10 @@ var families = map[string]family{
 	},
 }
 
-// network is the families that a cluster has. The first is that of its services where they want but one.
+// network has the address families of a cluster. The first is that of single-family services.
 type network []family
 
-// guestNetwork is the only one that node v2 is made for.
+// guestNetwork is the only one that node v2 supports.
 var guestNetwork = network{families["ipv4"]}
 
 // chosenNetwork reads IP_FAMILY.
@@ -53,7 +53,7 @@ func chosenNetwork(nodes []string) (network, error) {
 		return nil, fmt.Errorf("IP_FAMILY=%s: it is ipv4, ipv6 or dual", name)
 	}
 	if name != "ipv4" && !slices.Equal(nodes, []string{"v1"}) {
-		return nil, fmt.Errorf("IP_FAMILY=%s needs NODES=v1: the guest has IPv4 alone", name)
+		return nil, fmt.Errorf("IP_FAMILY=%s needs NODES=v1: the guest has only IPv4", name)
 	}
 	var chosen network
 	for _, name := range names {
@@ -62,7 +62,7 @@ func chosenNetwork(nodes []string) (network, error) {
 	return chosen, nil
 }
 
-// all is one thing of every family.
+// all joins a value of every family.
 func (n network) all(of func(family) string) []string {
 	var all []string
 	for _, family := range n {
@@ -85,10 +85,10 @@ func (n network) nodeAddresses(node string) []string {
 	})
 }
 
-// String is what tells it from others.
+// String lists the service IP ranges, which identify it.
 func (n network) String() string { return n.joined(func(f family) string { return f.serviceRange }) }
 
-// cni is what its configuration of a node is rendered with.
+// cni is the data for a node's CNI configuration.
 func (n network) cni(node string) map[string]any {
 	return map[string]any{
 		"PodRanges": n.all(func(f family) string { return f.nodePodRanges[node] }),
@@ -128,7 +128,7 @@ route add ` + family.nodePodRanges[node] + ` via ` + family.guest
 	if out, err := batch.CombinedOutput(); err != nil {
 		return fmt.Errorf("failed to set up the network: %w\n%s", err, out)
 	}
-	// A bridge that translates addresses itself sends nothing back through the port that it came from: the guest's pods could not
+	// With bridge netfilter, translated packets are not sent back through the port that they came from: the guest's pods could not
 	// reach each other's services.
 	err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0o644)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -28,7 +28,7 @@ func runningNodes(here layout) ([]string, error) {
 	return nodes, nil
 }
 
-// chartLayouts is `cluster layouts`: where the kubelets have their pods' cgroups, as the chart's values say it.
+// chartLayouts is `cluster layouts`: the chart's values for the kubelets' cgroup layouts.
 func chartLayouts(here layout) error {
 	nodes, err := runningNodes(here)
 	if err != nil {
@@ -72,7 +72,7 @@ func nodeCommand(here layout, node string, command []string) ([]string, error) {
 	return nil, fmt.Errorf("node %s: there are v1 and v2", node)
 }
 
-// quote makes one line for a shell.
+// quote quotes a command for a shell.
 func quote(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
@@ -109,7 +109,7 @@ func podCgroup(here layout, args []string) error {
 	return onNode(here, []string{pod.Spec.NodeName, "cat", path})
 }
 
-// pod is what of a Pod decides its cgroup.
+// pod has the fields of a Pod that determine its cgroup.
 type pod struct {
 	Metadata struct{ UID string }
 	Spec     struct{ NodeName string }

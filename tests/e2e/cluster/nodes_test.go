@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-func TestACgroupIsNamedAsTheKubeletNamesIt(t *testing.T) {
+func TestCgroupNameMatchesKubelet(t *testing.T) {
 	here := layout{"/repo/target/e2e"}
 	for _, c := range []struct{ node, class, want string }{
 		{"v1", "Guaranteed", here.cgroupName() + "/kubepods/poda-b"},
@@ -18,7 +18,7 @@ func TestACgroupIsNamedAsTheKubeletNamesIt(t *testing.T) {
 	}
 }
 
-func TestAQuotedCommandIsTheSameWordsToAShell(t *testing.T) {
+func TestQuotedCommandSurvivesShell(t *testing.T) {
 	if got := quote([]string{"echo", "it's $HOME"}); got != `'echo' 'it'\''s $HOME'` {
 		t.Error(got)
 	}

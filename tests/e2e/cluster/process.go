@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// supervisor starts the components and waits for them. Until the cluster is ready the end of one is fatal, later it is started again.
+// supervisor starts the components and waits for them. Before the cluster is ready the exit of one is fatal; later it is restarted.
 type supervisor struct {
 	here    layout
 	nodes   []string
@@ -37,7 +37,7 @@ func (s *supervisor) start(name string, command []string, env ...string) {
 			err := runLogged(s.here.log(name), command, env)
 			select {
 			case <-s.ready:
-				fmt.Printf("%s %s ended (%v), starting it again\n", time.Now().Format(time.TimeOnly), name, err)
+				fmt.Printf("%s %s exited (%v), restarting it\n", time.Now().Format(time.TimeOnly), name, err)
 				time.Sleep(time.Second)
 			default:
 				s.failed <- fmt.Errorf("%s ended: %v\n%s", name, err, s.tail(name))

@@ -25,7 +25,7 @@ const (
 	listenerFd = 4 // a socket of the host's network, at which the host reaches the API server
 )
 
-// oneAtATime lets a command that builds, starts or ends wait for the end of another one.
+// oneAtATime serializes the commands build, up and down.
 func oneAtATime(here layout, nodes []string, command func(layout, []string) error) error {
 	lock, err := os.OpenFile(filepath.Join(here.dir, "commands.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -67,7 +67,7 @@ func up(here layout, nodes []string) error {
 	return nil
 }
 
-// checkRunning accepts a cluster that runs already if it has the nodes that are wanted.
+// checkRunning accepts a running cluster if it has the requested nodes.
 func checkRunning(here layout, wanted []string) error {
 	nodes, err := runningNodes(here)
 	if err != nil {
@@ -138,7 +138,7 @@ func startSandbox(here layout, nodes []string) error {
 	return errors.Join(fmt.Errorf("it did not come up; logs are in %s\n%s", filepath.Dir(log.Name()), reason), err)
 }
 
-// sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. Its end is the end of everything.
+// sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. When it exits, everything ends.
 func sandboxInit(here layout) error {
 	if err := holdLock(here); err != nil {
 		return err
@@ -214,7 +214,7 @@ func down(here layout, _ []string) error {
 	return removeLeftovers(here)
 }
 
-// killAndWait kills process 1 of the sandbox. The kernel kills all others in it before that process counts as ended.
+// killAndWait kills process 1 of the sandbox. The kernel kills all others in it before that process exits.
 func killAndWait(pid int) error {
 	handle, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -280,7 +280,7 @@ func inSandbox(here layout) ([]string, error) {
 		"env", "KUBECONFIG=" + filepath.Join(here.run("pki"), "admin.kubeconfig")}, nil
 }
 
-// replaceBy runs a command in the place of this process.
+// replaceBy replaces this process by a command (exec).
 func replaceBy(command []string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {

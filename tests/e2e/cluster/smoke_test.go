@@ -60,16 +60,16 @@ spec:
       containers: [{name: pause, image: "plimsoll.dev/e2e/tools:latest", imagePullPolicy: Never, args: [pause]}]
 `
 
-func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
+func TestClusterWorksAndLeavesNothing(t *testing.T) {
 	if os.Getenv(givenKubeconfig) != "" {
 		t.Skip(givenKubeconfig + " names another cluster")
 	}
 	nodes := testNodes(t)
 	must(t, "down")
 	settings := machineSettings(t)
-	begun := time.Now()
+	started := time.Now()
 	t.Log(must(t, "up"))
-	if took := time.Since(begun); took > 30*time.Second {
+	if took := time.Since(started); took > 30*time.Second {
 		t.Errorf("it took %s until it was up", took)
 	}
 	t.Cleanup(func() { cluster(t, "", "down") })
@@ -112,7 +112,7 @@ func TestTheClusterIsARealOneAndLeavesNothing(t *testing.T) {
 		for _, other := range nodes {
 			t.Run("a pod on "+node+" reaches a service on "+other, func(t *testing.T) {
 				address := must(t, "kubectl", "get", "service", other, "-o", "jsonpath={.spec.clusterIP}")
-				eventually(t, 10*time.Second, func() error { // the proxy hears of a ready pod a moment later
+				eventually(t, 10*time.Second, func() error { // the proxy learns of a ready pod a moment later
 					out, err := cluster(t, "", "kubectl", "exec", node, "--", "podtool", "get", "http://"+address+"/")
 					if err == nil && out != other {
 						err = fmt.Errorf("it answered %q", out)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supervise runs the cluster inside the sandbox: it brings it up in stages, tells `up` of each, and stays.
+// supervise runs the cluster inside the sandbox: it starts it in stages, reports each to `up`, and stays.
 func supervise(here layout) error {
 	nodes, err := chosenNodes()
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *supervisor) startNode() error {
 	return nil
 }
 
-// cgroupLabel is the nodes' label that tells which cgroup version they have.
+// cgroupLabel is the nodes' label with their cgroup version.
 const cgroupLabel = "e2e.plimsoll.dev/cgroup"
 
 func (n network) kubeletFlags(node, config, kubeconfig string) []string {
@@ -180,7 +180,7 @@ func (n network) kubeletFlags(node, config, kubeconfig string) []string {
 		"--node-ip=" + strings.Join(n.nodeAddresses(node), ","), "--node-labels=" + cgroupLabel + "=" + node}
 }
 
-// waitNode waits until the API server says that a node is Ready.
+// waitNode waits until a node is Ready.
 func (s *supervisor) waitNode(node string) error {
 	component := "kubelet"
 	if node == "v2" {

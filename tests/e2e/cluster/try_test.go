@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes does what `make try` does once all is built, looks at it by the lines that it prints,
+// TestTryThrottlesAndClosesWithinTwoMinutes runs `make try` after the builds, follows its output,
 // and presses Ctrl-C.
-func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
+func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 	if len(testNodes(t)) < 2 {
 		t.Skip("shows it on node v2")
 	}
@@ -33,7 +33,7 @@ func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
 	must(t, "down")
 	command := exec.Command("scripts/try", binary)
 	command.Dir = root
-	// As a terminal has it: Ctrl-C goes to all of it.
+	// Like in a terminal, Ctrl-C goes to the whole process group.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Stderr = os.Stderr
 	out, err := command.StdoutPipe()
@@ -51,8 +51,8 @@ func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
 	lines, text, network := bufio.NewScanner(out), "", ""
 	for lines.Scan() {
 		text += lines.Text() + "\n"
-		if strings.Contains(lines.Text(), "Ctrl-C takes everything away") {
-			network = lookAsTold(t)
+		if strings.Contains(lines.Text(), "Ctrl-C removes everything") {
+			network = followInstructions(t)
 			interrupt()
 		}
 	}
@@ -65,13 +65,13 @@ func TestTryShowsAPodThrottledAndANodeClosedWithinTwoMinutes(t *testing.T) {
 			t.Errorf("%q came after %d s", stage, after)
 		}
 	}
-	if !strings.HasSuffix(strings.TrimSpace(text), "taking everything away") {
-		t.Error("it did not say that it takes everything away")
+	if !strings.HasSuffix(strings.TrimSpace(text), "removing everything") {
+		t.Error("it did not print that it removes everything")
 	}
 	checkNothingLeft(t, network)
 }
 
-// secondsUntil is when a line of `try` came that tells of a stage, -1: never.
+// secondsUntil is the time of the line of `try` for a stage, -1 if there is none.
 func secondsUntil(text, stage string) int {
 	said := regexp.MustCompile(`(?m)^ *(\d+) s  .*` + regexp.QuoteMeta(stage)).FindStringSubmatch(text)
 	if said == nil {
@@ -84,8 +84,8 @@ func secondsUntil(text, stage string) int {
 	return seconds
 }
 
-// lookAsTold does what `try` tells its user to do. The answer is the cluster's network.
-func lookAsTold(t *testing.T) string {
+// followInstructions runs the commands that `try` prints. It returns the cluster's network.
+func followInstructions(t *testing.T) string {
 	t.Helper()
 	examples := "cpu-pressure disk memory temperature watermark1 watermark2 watermark3"
 	if applied := must(t, "kubectl", "get", "nodeqos", "-o", "jsonpath={.items[*].metadata.name}"); applied != examples {
@@ -103,7 +103,7 @@ func lookAsTold(t *testing.T) string {
 	if quota := must(t, "cgroup", "default/batch", "cpu.max"); strings.HasPrefix(quota, "max") {
 		t.Errorf("cpu.max is %s", quota)
 	}
-	// By watches, so that looking keeps no node busy.
+	// With watches, so that polling does not load the node.
 	must(t, "kubectl", "delete", "pod", "batch")
 	must(t, "kubectl", "wait", "nodewatermark/v2", "--for=jsonpath={.status.scheduling.state}=Enabled", "--timeout=2m")
 	must(t, "kubectl", "wait", "nodewatermark/v2", "--for=jsonpath={.status.counts.throttled}=0", "--timeout=10s")

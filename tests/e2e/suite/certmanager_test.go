@@ -25,22 +25,22 @@ const (
 	authoritySecret = "plimsoll-metrics-authority"
 )
 
-// TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest has an installation go over to cert-manager as docs/kubernetes.md
-// says. Its controllers run beside the cluster; the kubelets mount what they make, and bring what they make anew.
-func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testing.T) {
+// TestCertManagerRenewsCertificateWithoutFailedRequest switches an installation to cert-manager as docs/kubernetes.md
+// describes. Its controllers run beside the cluster; the kubelets mount the Secrets and update them.
+func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // others may restart neither controllers nor agents
+	lockAllNodes(t) // others may restart neither controllers nor agents
 	s := newScene(t, nodes[0])
 	withCertManager(t)
-	isServed(t, 5*time.Minute)
-	answersEvictions(t, s.node)
+	waitServed(t, 5*time.Minute)
+	waitEvictionsAnswered(t, s.node)
 	if out, err := helm("", "test", "plimsoll", "--namespace", namespace); err != nil {
 		t.Fatalf("helm test: %v\n%s", err, out)
 	}
 
-	before, lives, changes := issued(t), livesOf(t), changesOfLeader(t)
+	before, lives, changes := issued(t), restartsOf(t), leaderChanges(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--prefix", "--tail=40"))
@@ -53,20 +53,20 @@ func TestCertManagerMakesTheCertificateAndRenewsItWithoutAFailedRequest(t *testi
 	if now := issued(t); string(now["ca.crt"]) == string(before["ca.crt"]) || string(now["tls.key"]) == string(before["tls.key"]) {
 		t.Error("the authority or the key is still the same")
 	}
-	// A kubelet brings it within some two minutes, and it waits five.
-	t.Logf("both replicas serve what was made anew after %s", isServed(t, 12*time.Minute).Round(time.Second))
-	answersEvictions(t, s.node)
+	// A kubelet updates the mount within about two minutes, and the replica waits five.
+	t.Logf("both replicas serve the renewed certificate after %s", waitServed(t, 12*time.Minute).Round(time.Second))
+	waitEvictionsAnswered(t, s.node)
 	events, broken := unharmed()
-	// A machine that stands still may have another replica lead: then a watch begins anew, as ever.
-	if isAsEver := changesOfLeader(t) > changes; (broken != nil || events == 0) && !isAsEver {
+	// On a stalled machine leadership may change; then watches restart, which is expected.
+	if leaderChanged := leaderChanges(t) > changes; (broken != nil || events == 0) && !leaderChanged {
 		t.Errorf("the watch saw %d events, and then: %v", events, broken)
 	}
-	if now := livesOf(t); now != lives {
+	if now := restartsOf(t); now != lives {
 		t.Errorf("replicas were started again: %s, and before %s", now, lives)
 	}
 }
 
-// withCertManager does what the page says, where cert-manager runs; after the test all is as it was before.
+// withCertManager follows the page with cert-manager running; the test's cleanup reverts it.
 func withCertManager(t *testing.T) {
 	t.Helper()
 	definitions := plane.CertManagerDefinitions(t)
@@ -97,20 +97,20 @@ func withCertManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
-	r.have(t, repository, tag, generous)
+	r.have(t, repository, tag, generousBudgets)
 	page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+kubeconfig)
 	page.Helm(plane.Tool(t, plane.Helm()), r.values)
 	if out := page.Run(t, "Certificates"); strings.Count(out, "True") != 2 {
 		t.Errorf("not both certificates are ready: %s", out)
 	}
-	theReplicasAreNew(t)
+	waitReplicasReplaced(t)
 	runbook := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+kubeconfig)
 	if out := runbook.Run(t, "With cert-manager"); !strings.Contains(out, "Certificate is up to date and has not expired") {
 		t.Errorf("the runbook's commands say %s", out)
 	}
 }
 
-// issued is what cert-manager has made last.
+// issued is the Secret that cert-manager wrote last.
 func issued(t *testing.T) map[string][]byte {
 	t.Helper()
 	found, err := kube.CoreV1().Secrets(namespace).Get(background, issuedSecret, metav1.GetOptions{})
@@ -120,10 +120,10 @@ func issued(t *testing.T) map[string][]byte {
 	return found.Data
 }
 
-// isServed waits until both replicas serve by that.
-func isServed(t *testing.T, limit time.Duration) time.Duration {
+// waitServed waits until both replicas serve that certificate.
+func waitServed(t *testing.T, limit time.Duration) time.Duration {
 	t.Helper()
-	begun := time.Now()
+	started := time.Now()
 	eventually(t, limit, "both replicas serve what cert-manager made last", func() error {
 		block, _ := pem.Decode(issued(t)["tls.crt"])
 		wanted := fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
@@ -143,10 +143,10 @@ func isServed(t *testing.T, limit time.Duration) time.Duration {
 		}
 		return nil
 	})
-	return time.Since(begun)
+	return time.Since(started)
 }
 
-// renew has cert-manager make a Certificate's Secret anew.
+// renew has cert-manager renew a Certificate.
 func renew(t *testing.T, name string) {
 	t.Helper()
 	var made func() error
@@ -157,8 +157,8 @@ func renew(t *testing.T, name string) {
 	eventually(t, 2*time.Minute, name+" is renewed", made)
 }
 
-// answersEvictions asks, as the agent of a node and through the API server, for the eviction of a pod that is gone: the leader says so.
-func answersEvictions(t *testing.T, node string) {
+// waitEvictionsAnswered requests, as a node's agent through the API server, the eviction of a deleted pod until the leader answers.
+func waitEvictionsAnswered(t *testing.T, node string) {
 	t.Helper()
 	agent, err := kubernetes.NewForConfig(plane.AsAgent(access, namespace, node))
 	if err != nil {
@@ -173,20 +173,20 @@ func answersEvictions(t *testing.T, node string) {
 	})
 }
 
-// gone is a request to evict a pod that is gone. Each is another one, of a boot that no node has.
+// gone is a unique request to evict a pod that does not exist, with a boot ID that no node has.
 func gone() report.Eviction {
 	return report.Eviction{BootID: "e2e", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
 }
 
-// changesOfLeader is how often the replicas have begun, or ceased, to lead.
-func changesOfLeader(t *testing.T) int {
+// leaderChanges counts the changes of leadership in the replicas' logs.
+func leaderChanges(t *testing.T) int {
 	t.Helper()
 	logs := kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--tail=-1")
 	return strings.Count(logs, "leadership changed")
 }
 
-// livesOf tells of each replica how often it was started.
-func livesOf(t *testing.T) string {
+// restartsOf lists the UID and restart count of each replica.
+func restartsOf(t *testing.T) string {
 	t.Helper()
 	var lives []string
 	for _, pod := range componentPods(t, "controller") {

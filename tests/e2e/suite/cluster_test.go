@@ -23,20 +23,20 @@ import (
 // repository is the root of the project, seen from this folder.
 const repository = "../../.."
 
-// clients of the cluster under test, and what they are made of.
+// clients of the cluster under test, and their configuration.
 var (
 	access  *rest.Config
 	kube    kubernetes.Interface
 	objects dynamic.Interface
 )
 
-// clusterTool is the command that runs our own cluster; given is the kubeconfig of another one to test on, if any.
+// clusterTool is the command that runs our own cluster; given is the kubeconfig of another cluster to test on, if any.
 var (
 	clusterTool string
 	given       = os.Getenv("PLIMSOLL_E2E_KUBECONFIG")
 )
 
-// run runs a command and returns what it printed, without the last line end.
+// run runs a command and returns its output, trimmed.
 func run(stdin string, command ...string) (string, error) {
 	process := exec.Command(command[0], command[1:]...)
 	process.Stdin = strings.NewReader(stdin)
@@ -111,7 +111,7 @@ func eventually(t testing.TB, limit time.Duration, what string, condition func()
 	}
 }
 
-// always fails as soon as a condition does not hold, for so long.
+// always fails as soon as a condition does not hold, for that long.
 func always(t testing.TB, length time.Duration, what string, condition func() error) {
 	t.Helper()
 	for start := time.Now(); time.Since(start) < length; time.Sleep(200 * time.Millisecond) {
@@ -121,7 +121,7 @@ func always(t testing.TB, length time.Duration, what string, condition func() er
 	}
 }
 
-// repeatedly looks beside the test, several times a second, until the answer is called, or the test ends.
+// repeatedly calls look several times a second in the background, until stop is called or the test ends.
 func repeatedly(t testing.TB, look func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -140,7 +140,7 @@ func repeatedly(t testing.TB, look func()) (stop func()) {
 	return stop
 }
 
-// connect makes the clients.
+// connect creates the clients.
 func connect(kubeconfig string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -157,7 +157,7 @@ func connect(kubeconfig string) error {
 
 var background = context.Background()
 
-// absolute names a file of the repository.
+// absolute is the absolute path of a file of the repository.
 func absolute(path string) string {
 	full, err := filepath.Abs(filepath.Join(repository, path))
 	if err != nil {

@@ -35,13 +35,13 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestControllerPodsMoveElsewhereWhileAllStaysInForce drains the nodes of one replica after the other, the leader's first. Every node
-// is closed by us meanwhile, and the new replicas have to run somewhere.
-func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
+// TestControllerPodsMoveWhileActionsStayInForce drains the nodes of one replica after the other, the leader's first. Every node
+// has our taint meanwhile, and the new replicas must still be scheduled.
+func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	all := onAll(t)
-	kept := watchHeld(t, all)
+	kept := watchInForce(t, all)
 	answered := askForLoad(t)
 	for range 2 {
 		_, old := leader(t)
@@ -85,11 +85,11 @@ func TestControllerPodsMoveElsewhereWhileAllStaysInForce(t *testing.T) {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(60 * time.Second)
+		o.waitAllRestored(60 * time.Second)
 	}
 }
 
-// askForLoad lists NodeMetrics again and again; the answer ends that, and tells how often it failed and for how long there was no answer.
+// askForLoad lists NodeMetrics continuously; the returned function stops it and returns the number of failures and the longest gap.
 func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Duration)) {
 	t.Helper()
 	requests, failed, silence, last := 0, 0, time.Duration(0), time.Now()
@@ -108,13 +108,13 @@ func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Du
 	return func() (int, int, time.Duration) { stop(); return requests, failed, silence }
 }
 
-// TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest gives the release a second authority as the leader does after eight
-// months, but one that nearly everybody knows already, so that it signs minutes later and not a day.
-func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) {
+// TestCertificatesRotateWithoutFailedRequest gives the release a second authority as the leader does after eight
+// months, but one that nearly all clients know already, so that it signs after minutes instead of a day.
+func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // others may restart neither controllers nor agents
+	lockAllNodes(t) // others may restart neither controllers nor agents
 	const secret, known = "plimsoll-metrics-ca", 4 * time.Minute
 	signers := func() (names []string) {
 		for _, pod := range componentPods(t, "controller") {
@@ -159,8 +159,8 @@ func TestCertificatesRotateUnderWatchTrafficWithoutAFailedRequest(t *testing.T) 
 	}
 }
 
-// underTraffic asks for the load all the time, watches it, and has agents report. The answer waits until all have connected anew, ends that,
-// fails the test for requests and reports that failed, and tells what became of the watch.
+// underTraffic lists and watches NodeMetrics while agents report. The returned function waits until all have reconnected, stops, and fails the test
+// if requests or reports failed. It returns the number of watch events and the watch's error.
 func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
 	t.Helper()
 	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
@@ -181,7 +181,7 @@ func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
 	}
 }
 
-// watchLoad watches NodeMetrics as client-go does; the answer ends that.
+// watchLoad watches NodeMetrics as client-go does; the returned function stops it.
 func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	t.Helper()
 	list, err := objects.Resource(nodeMetrics).List(background, metav1.ListOptions{})
@@ -195,7 +195,7 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 		defer lock.Unlock()
 		broken = errors.Join(broken, err)
 	}
-	// One that ends is begun anew where it was, as clients do; that has to succeed.
+	// A watch that ends is resumed, as clients do; that must succeed.
 	begin := func(options metav1.ListOptions) (watch.Interface, error) {
 		watching, err := objects.Resource(nodeMetrics).Watch(background, options)
 		saw(err)
@@ -219,17 +219,17 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	return func() (int, error) { stop(); return events, broken }
 }
 
-// metricsOf is what a pod of ours tells Prometheus.
+// metricsOf are the Prometheus metrics of one of our pods.
 func metricsOf(pod corev1.Pod) (string, error) {
 	text, err := kube.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/" + namespace + "/pods/" + pod.Name + ":8080/proxy/metrics").DoRaw(background)
 	return string(text), err
 }
 
-// failedReports tells which reports of agents have failed from when both replicas took those of each: the kubelet brings an agent
+// failedReports returns the failed reports since both replicas accepted those of every agent: the kubelet gives an agent
 // the controller's authority within a minute or two.
 func failedReports(t *testing.T) func() string {
 	t.Helper()
-	// Also a certificate that was changed just before has come to all by then.
+	// A certificate that changed just before is known to all by then, too.
 	var from reports
 	eventually(t, 4*time.Minute, "leader and standby take reports of all agents", func() error {
 		now, err := countReports(t)
@@ -297,17 +297,17 @@ func (r reports) failedSince(before reports) (failed string) {
 	return failed
 }
 
-// TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted has nobody left who knows an authority of the replicas, and a node that comes and goes.
-func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
+// TestDeletedControllerObjectsAreRecreated removes the replicas' CA everywhere, and adds and removes a node.
+func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	kept := []string{"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca"}
 	before := map[string]string{}
 	for _, object := range kept {
 		before[object] = kubectl(t, "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid}")
 	}
-	// The last one is made anew by the next eviction.
+	// The next eviction recreates the last one.
 	kubectl(t, append([]string{"delete", "-n", namespace, "configmap/plimsoll-evictions"}, kept...)...)
 	for _, object := range kept {
 		eventually(t, 2*time.Minute, object+" is there again", func() error {
@@ -318,7 +318,7 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 			return nil
 		})
 	}
-	// To replicas that have no connection of before, by an authority that each kubelet has to bring to its agent, and the API servers to believe.
+	// The replicas have no earlier connections, and kubelets and API servers have to pick up the new CA.
 	kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller")
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	renewed := time.Now()
@@ -328,7 +328,7 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 			if err == nil && now.measured.Before(renewed) {
 				err = fmt.Errorf("it was measured at %s", now.measured)
 			}
-			return cmp.Or(err, told(node))
+			return cmp.Or(err, reported(node))
 		})
 	}
 	const passing = "e2e-comes-and-goes"
@@ -347,8 +347,8 @@ func TestWhatTheControllersKeepIsMadeAnewWhereItWasDeleted(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead asks each past the API server.
-func TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead(t *testing.T) {
+// TestReplicaAskedDirectlyAuthenticatesAndAuthorizes asks each replica without the API server in between.
+func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 	needShell(t)
 	if nodes[0] != "v1" {
 		t.Skip("needs node v1, which has curl")
@@ -384,7 +384,7 @@ func TestAReplicaThatIsAskedDirectlyKnowsWhoseATokenIsAndWhatTheyMayRead(t *test
 	eventually(t, 30*time.Second, "who has the role view may read", all("200", token))
 }
 
-// authority is one as the release's Secret has it, made at this time, and its name.
+// authority is a CA in the form of the release's Secret, created at this time, and its name.
 func authority(t *testing.T, made time.Time) (entry json.RawMessage, name string) {
 	t.Helper()
 	name = fmt.Sprintf("plimsoll-metrics-%d", made.Unix())

@@ -14,8 +14,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// craneChart stands for crane's: definitions in the folder that Helm never upgrades, without status and with next to no validation,
-// and an agent that can't do anything here. Its files by their names.
+// craneChart imitates crane's chart: CRDs in the folder that Helm never upgrades, without status and with little validation,
+// and an agent that does nothing. Maps file names to contents.
 func craneChart() map[string]string {
 	files := map[string]string{
 		"Chart.yaml": "{apiVersion: v2, name: crane, version: 0.11.0}",
@@ -56,7 +56,7 @@ spec:
 	return files
 }
 
-// cranePolicies are of the guide's form, on this node, with a metric of the test's; the last is one that crane took and we don't.
+// cranePolicies look like the guide's, for this node and with a test metric; crane accepts the last one, Plimsoll does not.
 const cranePolicies = `
 {apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: throttle}, spec: {coolDownSeconds: 2, throttle: {cpuThrottle: {minCPURatio: 50, stepCPURatio: 25}}}}
 ---
@@ -70,8 +70,8 @@ const cranePolicies = `
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: crane-took-it}, spec: {rules: [{name: nothing, actionName: throttle}]}}
 `
 
-// TestAClusterComesFromCraneAsThePageSays has the cluster alone, and begins with one that never had Plimsoll.
-func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
+// TestMigrationFromCraneFollowsTheDocs has the cluster alone, and starts without Plimsoll.
+func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	needShell(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	page := pages.Read(t, absolute("."), "docs/migrating-from-crane.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -80,9 +80,9 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: file}).have(t, repository, tag, generous)
+	(&release{values: file}).have(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
-		if t.Failed() { // from whatever it came to
+		if t.Failed() { // whatever the state is
 			tryKubectl("", "delete", "crd", "nodeqoss.ensurance.crane.io", "podqoss.ensurance.crane.io", "avoidanceactions.ensurance.crane.io", "--ignore-not-found")
 			if err := install(); err != nil {
 				t.Error(err)
@@ -93,7 +93,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	guide.Run(t, "Uninstall")
 	guide.Run(t, "Remove the rest")
 
-	s := &scene{T: t, node: nodes[0], name: "from-crane", calm: time.Minute}
+	s := &scene{T: t, node: nodes[0], name: "from-crane", settleTimeout: time.Minute}
 	kubectl(t, "create", "namespace", s.name)
 	t.Cleanup(func() { kubectl(t, "delete", "namespace", s.name, "--wait=false") })
 	s.set(cold)
@@ -101,7 +101,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 	limited := s.victim("limited")
 	cranes(t)
-	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), mark))
+	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), threshold))
 	t.Cleanup(func() {
 		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/crane-took-it", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
 		s.waitRestored(time.Minute, limited.folder, limited.before)
@@ -127,7 +127,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 		}
 		return err
 	})
-	// The one that is not valid is found, and harms nobody.
+	// The invalid policy is found and has no effect.
 	if out, err := page.Try("See what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
 		t.Errorf("plimsoll doctor says nothing of the rule without a metric: %s (%v)", out, err)
 	}
@@ -146,7 +146,7 @@ func TestAClusterComesFromCraneAsThePageSays(t *testing.T) {
 	page.AllRun()
 }
 
-// cranes installs what stands for crane.
+// cranes installs the imitation of crane.
 func cranes(t *testing.T) {
 	t.Helper()
 	folder := t.TempDir()
@@ -168,7 +168,7 @@ func cranes(t *testing.T) {
 	})
 }
 
-// policiesAre tells the policies' identities.
+// policiesAre lists the UIDs of the policies.
 func policiesAre(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{"\n"}{end}`)

@@ -1,2 +1,2 @@
-// Package suite shows on a real cluster, on its two nodes, what Plimsoll promises: see README.md.
+// Package suite has the end-to-end tests, which run on a real cluster with two nodes: see README.md.
 package suite

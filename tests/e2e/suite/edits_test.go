@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
+func TestEndOfOneRuleKeepsActionsOfAnother(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
@@ -24,10 +24,10 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 		s.allow(s.name, "", "throttle")
 		s.rule(mild, rule{action: mild})
 		s.rule(hard, rule{action: hard, metric: second})
-		s.waitKept(mild)
-		s.waitKept(hard)
+		s.waitRulesEnforced(mild)
+		s.waitRulesEnforced(hard)
 
-		// The harder rule ends: up to where the milder one holds, and no further; the node is open, which only the harder one closes.
+		// The stricter rule ends: the cap rises to that of the milder rule, and the taint, which only the stricter rule needs, goes.
 		s.set(hot)
 		s.setMetric(second, hot)
 		s.waitRatio(30*time.Second, limited, 40)
@@ -35,13 +35,13 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 		s.setMetric(second, cold)
 		cap := s.waitRatio(30*time.Second, limited, 80)
 		s.waitNoTaint(10 * time.Second)
-		always(t, 3*time.Second, "what the milder rule needs stays, and nothing else", func() error {
+		always(t, 3*time.Second, "only the actions of the milder rule stay in force", func() error {
 			if found, err := taint(node); err != nil || found != nil {
 				return fmt.Errorf("taint is %v (%v)", found, err)
 			}
-			return s.held(limited, cap)
+			return s.checkCap(limited, cap)
 		})
-		// The milder one ends, of which the harder one needs nothing.
+		// The milder rule ends, which changes nothing for the stricter one.
 		s.setMetric(second, hot)
 		limited.cap = s.waitRatio(30*time.Second, limited, 40)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
@@ -58,7 +58,7 @@ func TestOneRulesEndLeavesWhatAnotherNeeds(t *testing.T) {
 			}
 			return fmt.Errorf("rules are %+v", now.Status.Rules)
 		})
-		always(t, 3*time.Second, "what the harder rule needs stays", func() error { return s.holds(limited) })
+		always(t, 3*time.Second, "the actions of the stricter rule stay in force", func() error { return s.inForce(limited) })
 		s.setMetric(second, cold)
 		s.waitRestored(20*time.Second, limited.folder, limited.before)
 		s.waitNoTaint(20 * time.Second)
@@ -73,21 +73,21 @@ func throttledScene(t *testing.T, s *scene) *victim {
 	s.action(s.name, gently)
 	s.allow(s.name, "", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 	s.set(hot)
 	s.waitRatio(30*time.Second, limited, 50)
 	return limited
 }
 
-func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
+func TestEditTakesEffectWhileActionIsInForce(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		limited := throttledScene(t, s)
 		// A lower floor.
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 25}}}")
 		s.waitRatio(30*time.Second, limited, 25)
-		// A higher mark: the value is below it now.
-		s.rule(s.name, rule{action: s.name, mark: 1000})
+		// A higher threshold: the value is below it now.
+		s.rule(s.name, rule{action: s.name, threshold: 1000})
 		s.waitRestored(20*time.Second, limited.folder, limited.before)
 	})
 }
@@ -95,7 +95,7 @@ func TestAnEditTakesEffectWhileItIsInForce(t *testing.T) {
 // label is a label of the scene's own for nodes.
 func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
 
-func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
+func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
@@ -103,7 +103,7 @@ func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
 		t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
 		for _, way := range []struct {
 			what  string
-			opens bool // the node too: which pods may be throttled is nothing to the taint
+			opens bool // whether the taint goes, too: a PodQOS does not affect it
 			end   func()
 		}{
 			{"the NodeQOS is deleted", true, func() { kubectl(t, "delete", "nodeqos", s.name) }},
@@ -121,7 +121,7 @@ func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
 				}
 				return nil
 			})
-			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule) // after the first way: again
+			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule) // again, after the first case
 			way.end()
 			eventually(t, 30*time.Second, "restored, as "+way.what, func() error {
 				return checkRestored(limited.before, s.settings(limited.folder))
@@ -137,7 +137,7 @@ func TestWhatNoPolicyWantsAnyMoreIsUndone(t *testing.T) {
 	})
 }
 
-// wanted has policies throttle pod limited and close the node, whatever became of them.
+// wanted (re)applies the policies that throttle pod limited and close the node.
 func (s *scene) wanted() {
 	s.Helper()
 	kubectl(s, "label", "node", s.node, s.label()+"=batch", "--overwrite")
@@ -148,7 +148,7 @@ func (s *scene) wanted() {
 	s.set(hot)
 }
 
-// closed tells whether the node takes no new pods.
+// closed checks that the node has the NoSchedule taint.
 func (s *scene) closed() error {
 	if found, err := taint(s.node); err != nil || found == nil || found.Effect != corev1.TaintEffectNoSchedule {
 		return fmt.Errorf("taint is %v (%v)", found, err)
@@ -156,7 +156,7 @@ func (s *scene) closed() error {
 	return nil
 }
 
-func TestARuleWhoseActionIsMissingReportsAndActsOnceItAppears(t *testing.T) {
+func TestRuleWithMissingActionReportsAndActsOnceItExists(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})

@@ -18,23 +18,23 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The chart's own budget of a node: so many in so long.
+// The chart's default eviction budget of a node.
 const (
 	nodeBudget       = 2
 	nodeBudgetWindow = time.Minute
 )
 
-// TestEvictionsKeepToTheirBudgetsThroughFaults has the chart's own budgets, and a node that is over its mark for minutes. Two of its pods
-// end in a minute, one after the other; no further one while the one before still ends, however often the agent is killed, none while
-// the metric is unknown, and none while no controller can be asked, which keeps nobody else from evicting.
-func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
+// TestEvictionsStayWithinBudgetsDuringFaults uses the chart's default budgets and a node that is above its threshold for minutes. Two of its pods
+// are evicted in a minute, one after the other; no further one while the previous one terminates, even if the agent is killed; none while
+// the metric is unknown or no controller is reachable. Other clients may still evict.
+func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // the budgets are the whole cluster's
-	t.Cleanup(func() { budgeted(t, generous) })
+	lockAllNodes(t) // the budgets are the whole cluster's
+	t.Cleanup(func() { setBudgets(t, generousBudgets) })
 	s := newScene(t, nodes[0])
 	pause := []string{"pause"}
-	// In the order in which they go: BestEffort, Burstable, Guaranteed. Whatever replaces them waits until the node is open again.
+	// In eviction order: BestEffort, Burstable, Guaranteed. Their replacements stay pending until the taint is gone.
 	pods := s.owned(
 		work{name: "first", args: pause, intolerant: true},
 		work{name: "second", args: pause, intolerant: true},
@@ -43,30 +43,30 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		work{name: "fifth", args: pause, limits: "100m", intolerant: true},
 	)
 	first, second, third, fourth, fifth := pods[0], pods[1], pods[2], pods[3], pods[4]
-	e := s.watchEndings(pods)
-	budgeted(t, "")
-	eventually(t, 3*time.Minute, "no eviction of an earlier scene counts any more", nothingCounts)
+	e := s.watchTerminations(pods)
+	setBudgets(t, "")
+	eventually(t, 3*time.Minute, "no eviction of an earlier scene counts any more", checkNoRecordedEvictions)
 	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}") // each pod has its own grace
 	s.allow(s.name, "", "eviction")
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 
 	spent := fmt.Sprintf("the node's budget of evictions, %d in 1m, is spent", nodeBudget)
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.heldUp(spent) })
+	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.checkEvictionRefused(spent) })
 	eventually(t, 10*time.Second, "an event of its NodeWatermark says so", func() error {
-		told := timesTold(t, "NodeWatermark", "", s.node)
-		for event := range told {
+		reported := eventCounts(t, "NodeWatermark", "", s.node)
+		for event := range reported {
 			if strings.HasPrefix(event, "EvictionRefused: "+s.name+"/") && strings.HasSuffix(event, ": no pod is evicted: "+spent) {
 				return nil
 			}
 		}
-		return fmt.Errorf("told: %v", told)
+		return fmt.Errorf("events: %v", reported)
 	})
 	always(t, 3*time.Second, "two pods in a minute", e.only(first, second))
-	s.waitEnding(90*time.Second, third)
+	s.waitTerminating(90*time.Second, third)
 
-	// The second one counts only for some seconds more: then it is the round alone that keeps the next one.
+	// The second eviction leaves the budget's window in a few seconds: from then on only the round delays the next one.
 	for range 3 {
 		old := agentContainer(s)
 		onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
@@ -77,12 +77,12 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		t.Errorf("it was to run until it is killed, and is %s", phase)
 	}
 
-	// The round is over, too: only nobody knows whether the node is over its mark.
+	// The round is over, too, but it is unknown whether the node is above its threshold.
 	s.set(0)
 	eventually(t, 30*time.Second, "the status says that the metric is unknown", s.unknown)
-	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // which must not find its own shell
+	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // the brackets keep pkill from matching its own shell
 	s.waitGone(60*time.Second, third)
-	always(t, 5*time.Second, "nobody is evicted by an unknown metric", e.only(first, second, third))
+	always(t, 5*time.Second, "no pod is evicted while the metric is unknown", e.only(first, second, third))
 
 	scale := func(replicas int) {
 		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
@@ -97,7 +97,7 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 		return err
 	})
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.heldUp("the controller cannot be reached") })
+	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.checkEvictionRefused("the controller cannot be reached") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
 		t.Errorf("an administrator may not evict: %v", err)
@@ -105,13 +105,13 @@ func TestEvictionsKeepToTheirBudgetsThroughFaults(t *testing.T) {
 	s.waitGone(60*time.Second, fifth)
 	always(t, 6*time.Second, "no pod is evicted for an agent", e.only(first, second, third, fifth))
 	scale(2)
-	s.waitEnding(2*time.Minute, fourth)
+	s.waitTerminating(2*time.Minute, fourth)
 	s.set(cold)
-	e.judge(fifth)
+	e.checkBudget(fifth)
 }
 
-// budgeted gives the release budgets of evictions, and waits until a replica leads that has them; empty: the chart's own.
-func budgeted(t *testing.T, budgets string) {
+// setBudgets sets the release's eviction budgets and waits until a replica with them leads; empty: the chart's defaults.
+func setBudgets(t *testing.T, budgets string) {
 	t.Helper()
 	if err := installWith(budgets); err != nil {
 		t.Fatal(err)
@@ -120,8 +120,8 @@ func budgeted(t *testing.T, budgets string) {
 	leader(t)
 }
 
-// nothingCounts tells whether no eviction counts for any budget.
-func nothingCounts() error {
+// checkNoRecordedEvictions checks that no eviction counts towards any budget.
+func checkNoRecordedEvictions() error {
 	kept, err := kube.CoreV1().ConfigMaps(namespace).Get(background, "plimsoll-evictions", metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -137,12 +137,12 @@ func nothingCounts() error {
 	return nil
 }
 
-// heldUp tells whether the status says why the scene's rule can't evict any pod: in words that contain these.
-func (s *scene) heldUp(words string) error {
+// checkEvictionRefused checks that the status gives this reason why the scene's rule can't evict any pod.
+func (s *scene) checkEvictionRefused(words string) error {
 	return s.checkRefused("evict", "", s.name, words)
 }
 
-// unknown tells whether the status says that the scene's rule can't be judged, and is held.
+// unknown checks that the status shows the scene's rule as Breached with an unknown value.
 func (s *scene) unknown() error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -156,25 +156,25 @@ func (s *scene) unknown() error {
 	return fmt.Errorf("rules are %+v", now.Status.Rules)
 }
 
-// endings is when pods of a scene began to end.
-type endings struct {
+// terminations records when pods of a scene started to terminate.
+type terminations struct {
 	scene *scene
 	pods  []string
 	lock  sync.Mutex
-	// begun is cut to the second, as the API server has stamped it.
-	begun map[string]time.Time
-	// together are those that ran on at the same time after they were asked to end.
-	together []string
+	// started is truncated to seconds, as the API server's timestamps are.
+	started map[string]time.Time
+	// concurrent are pods that were terminating and still running at the same time.
+	concurrent []string
 }
 
-// watchEndings looks at pods several times a second until the test ends.
-func (s *scene) watchEndings(pods []string) *endings {
-	e := &endings{scene: s, pods: pods, begun: map[string]time.Time{}}
-	repeatedly(s, func() { _ = e.look() }) // where one fails the next one sees as much
+// watchTerminations looks at pods several times a second until the test ends.
+func (s *scene) watchTerminations(pods []string) *terminations {
+	e := &terminations{scene: s, pods: pods, started: map[string]time.Time{}}
+	repeatedly(s, func() { _ = e.look() }) // a failed poll is covered by the next one
 	return e
 }
 
-func (e *endings) look() error {
+func (e *terminations) look() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -191,59 +191,59 @@ func (e *endings) look() error {
 		if is && pod.DeletionTimestamp == nil {
 			continue
 		}
-		begun := time.Now()
+		started := time.Now()
 		if is {
-			// It says until when the pod is left time.
-			begun = pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
+			// The deletion timestamp includes the grace period.
+			started = pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		}
-		if _, known := e.begun[name]; !known {
-			e.begun[name] = begun
+		if _, known := e.started[name]; !known {
+			e.started[name] = started
 		}
 		if is && pod.Status.Phase == corev1.PodRunning {
 			running = append(running, name)
 		}
 	}
 	if len(running) > 1 {
-		e.together = running
+		e.concurrent = running
 	}
 	return nil
 }
 
-// only tells whether these pods, and no others, have begun to end.
-func (e *endings) only(pods ...string) func() error {
+// only checks that exactly these pods are terminating or gone.
+func (e *terminations) only(pods ...string) func() error {
 	return func() error {
 		if err := e.look(); err != nil {
 			return err
 		}
 		e.lock.Lock()
 		defer e.lock.Unlock()
-		if now := slices.Sorted(maps.Keys(e.begun)); !slices.Equal(now, slices.Sorted(slices.Values(pods))) {
+		if now := slices.Sorted(maps.Keys(e.started)); !slices.Equal(now, slices.Sorted(slices.Values(pods))) {
 			return fmt.Errorf("ending: %v", now)
 		}
 		return nil
 	}
 }
 
-// judge fails the test where more pods began to end within the budget's window than it allows, or two ended at the same time. Some were
-// evicted by others.
-func (e *endings) judge(others ...string) {
+// checkBudget fails the test where more pods started to terminate within the budget's window than it allows, or two terminated at the same time. Pods in others
+// were evicted by other clients.
+func (e *terminations) checkBudget(others ...string) {
 	e.scene.Helper()
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if len(e.together) > 0 {
-		e.scene.Errorf("%v ended at the same time", e.together)
+	if len(e.concurrent) > 0 {
+		e.scene.Errorf("%v ended at the same time", e.concurrent)
 	}
-	var begun []time.Time
-	for pod, at := range e.begun {
-		e.scene.Logf("%s began to end at %s", pod, at.Format(time.TimeOnly))
+	var started []time.Time
+	for pod, at := range e.started {
+		e.scene.Logf("%s started to terminate at %s", pod, at.Format(time.TimeOnly))
 		if !slices.Contains(others, pod) {
-			begun = append(begun, at)
+			started = append(started, at)
 		}
 	}
-	slices.SortFunc(begun, time.Time.Compare)
-	for i := range max(0, len(begun)-nodeBudget) {
-		// However far apart they were, they were less far than this: both are cut to the second.
-		if most := begun[i+nodeBudget].Sub(begun[i]) + time.Second; most <= nodeBudgetWindow {
+	slices.SortFunc(started, time.Time.Compare)
+	for i := range max(0, len(started)-nodeBudget) {
+		// An upper bound: both times are truncated to seconds.
+		if most := started[i+nodeBudget].Sub(started[i]) + time.Second; most <= nodeBudgetWindow {
 			e.scene.Errorf("evictions %d to %d began within %s: %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
 		}
 	}

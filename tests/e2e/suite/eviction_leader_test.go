@@ -18,24 +18,24 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// lingers is a pod that ends only when it is killed, so many seconds after it was asked to. Whatever replaces it waits until the node is open again.
+// lingers is a pod that ignores SIGTERM for its whole grace period. Its replacement stays pending until the taint is gone.
 func (s *scene) lingers(name string, grace int64) work {
 	return work{name: name, args: []string{"linger", noteURL(s.name + "-" + name)}, grace: grace, intolerant: true}
 }
 
-// evictsOneARound has the node's pods evicted, one a round, each with its own grace, while it is over its mark.
-func (s *scene) evictsOneARound() {
+// evictOnePodPerRound applies policies that evict the scene's pods, one per round, each with its own grace period.
+func (s *scene) evictOnePodPerRound() {
 	s.Helper()
 	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}")
 	s.allow(s.name, "", "eviction")
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 }
 
-// TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached: what the agent sends to port 8444 is dropped in silence.
-func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(t *testing.T) {
+// TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked: what the agent sends to port 8444 is dropped silently.
+func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t) // others may not restart the agent
+	lockAllNodes(t) // others may not restart the agent
 	node := nodes[0]
 	tables := packetFilter(t)
 	if out, err := tryOnNode(node, "command -v nsenter "+tables); err != nil {
@@ -43,28 +43,28 @@ func TestAPodIsEvictedThroughTheAPIServerWhereTheControllersPortCannotBeReached(
 	}
 	s := newScene(t, node)
 	pods := s.owned(s.lingers("first", 30), work{name: "second", args: []string{"pause"}, requests: "10m", intolerant: true})
-	e := s.watchEndings(pods)
-	s.evictsOneARound()
+	e := s.watchTerminations(pods)
+	s.evictOnePodPerRound()
 	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
 	const drop = "OUTPUT --protocol tcp --dport 8444 --jump DROP"
 	onNode(t, node, inside+tables+" --append "+drop)
 	t.Cleanup(func() { tryOnNode(node, inside+tables+" --delete "+drop) })
 	cut := time.Now()
 	s.set(hot)
-	// By the port it waits for an answer first, for 8 s.
-	s.waitEnding(45*time.Second, pods[0])
+	// The agent first waits 8 s for an answer on the port.
+	s.waitTerminating(45*time.Second, pods[0])
 	t.Logf("it was evicted after %s", time.Since(cut).Round(time.Second))
 	always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
 	s.set(cold)
-	if given == "" && !askedByAPIServer(t, node, cut) {
+	if given == "" && !evictionRequestedThroughAPIServer(t, node, cut) {
 		t.Error("the agent has not asked through the API server")
 	}
 	onNode(t, node, inside+tables+" --delete "+drop)
-	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return told(node) })
+	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return reported(node) })
 }
 
-// askedByAPIServer reports whether an agent has asked through the API server since then to evict a pod of a node, and was answered.
-func askedByAPIServer(t *testing.T, node string, since time.Time) bool {
+// evictionRequestedThroughAPIServer reports whether an agent has successfully requested an eviction on a node through the API server since then.
+func evictionRequestedThroughAPIServer(t *testing.T, node string, since time.Time) bool {
 	t.Helper()
 	all, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
 	if err != nil {
@@ -77,13 +77,13 @@ func askedByAPIServer(t *testing.T, node string, since time.Time) bool {
 	})
 }
 
-// TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone has the leader end twice for each pod, as kill -9 ends it: somewhere between the
-// decision, the record and the Eviction, and again right after the pod was asked to end.
-func TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone(t *testing.T) {
+// TestKilledLeaderNeitherLosesNorRepeatsEvictions kills the leader twice for each pod: somewhere between the
+// decision, the record and the Eviction, and again right after the pod started to terminate.
+func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
-	haveAllNodes(t) // no other test may need a leader
+	lockAllNodes(t) // no other test may need a leader
 	s := newScene(t, nodes[0])
 	const grace = 12
 	var works []work
@@ -91,18 +91,18 @@ func TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone(t *testing.T
 		works = append(works, s.lingers(name, grace))
 	}
 	pods := s.owned(works...)
-	e := s.watchEndings(pods)
-	s.evictsOneARound()
+	e := s.watchTerminations(pods)
+	s.evictOnePodPerRound()
 	s.set(hot)
-	free := time.Now() // since when no pod ends
+	free := time.Now() // since when no pod is terminating
 	for round := range pods {
-		// An agent finds within some seconds that the need is still there.
+		// An agent notices within seconds that an eviction is still needed.
 		time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 		killLeader(t)
 		eventually(t, time.Minute, "another pod is evicted", func() error { return e.count(round + 1) })
 		took := time.Since(free)
 		t.Logf("round %d: a pod was evicted after %s", round+1, took.Round(time.Second))
-		// A request may be lost for 30 s, and the node sees its need again within some seconds.
+		// A lost request times out after 30 s, and the agent retries within seconds.
 		if took > 40*time.Second {
 			t.Errorf("round %d: a pod was evicted only after %s", round+1, took)
 		}
@@ -115,7 +115,7 @@ func TestALeaderKilledInTheMiddleOfEvictionsLosesNoneAndRepeatsNone(t *testing.T
 	leader(t)
 }
 
-// killLeader ends the replica that leads as kill -9 does, and its pod with it, so that no kubelet waits ever longer before it starts it again.
+// killLeader kills the leading replica and deletes its pod, so that the kubelet's restart back-off does not grow.
 func killLeader(t *testing.T) {
 	t.Helper()
 	_, pod := leader(t)
@@ -134,21 +134,21 @@ func killLeader(t *testing.T) {
 	})
 }
 
-// count fails unless so many pods have begun to end.
-func (e *endings) count(wanted int) error {
+// count fails unless at least this many pods are terminating or gone.
+func (e *terminations) count(wanted int) error {
 	if err := e.look(); err != nil {
 		return err
 	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if len(e.begun) < wanted {
-		return fmt.Errorf("%d have begun to end", len(e.begun))
+	if len(e.started) < wanted {
+		return fmt.Errorf("%d are terminating", len(e.started))
 	}
 	return nil
 }
 
-// allGone fails unless all pods are gone that have begun to end.
-func (e *endings) allGone() error {
+// allGone fails while any pod is terminating.
+func (e *terminations) allGone() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -159,61 +159,61 @@ func (e *endings) allGone() error {
 	return nil
 }
 
-// onePerRound fails the test where two pods ended at the same time.
-func (e *endings) onePerRound() {
+// onePerRound fails the test if two pods terminated at the same time.
+func (e *terminations) onePerRound() {
 	e.scene.Helper()
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if len(e.together) > 0 {
-		e.scene.Errorf("%v ended at the same time", e.together)
+	if len(e.concurrent) > 0 {
+		e.scene.Errorf("%v ended at the same time", e.concurrent)
 	}
-	for pod, at := range e.begun {
-		e.scene.Logf("%s began to end at %s", pod, at.Format(time.TimeOnly))
+	for pod, at := range e.started {
+		e.scene.Logf("%s started to terminate at %s", pod, at.Format(time.TimeOnly))
 	}
 }
 
-// TestRulesThatChangeWhileAPodIsToBeEvictedHaveItEvictedOnce: each edit gives the node another generation of rules, so that the agent asks by
-// one that the leader has replaced. It is refused, and asks again.
-func TestRulesThatChangeWhileAPodIsToBeEvictedHaveItEvictedOnce(t *testing.T) {
+// TestRuleChangesDuringEvictionEvictOnce: each edit changes the node's rules, so the agent may send a hash that
+// the leader has replaced. The request is refused and the agent retries.
+func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		pods := s.owned(s.lingers("first", 30), work{name: "second", args: []string{"pause"}, requests: "10m", intolerant: true})
-		e := s.watchEndings(pods)
-		s.evictsOneARound()
+		e := s.watchTerminations(pods)
+		s.evictOnePodPerRound()
 		edits := 0
 		edit := func() {
 			edits++
-			// Of a rule that never acts: what the scene's own rule has counted stays.
-			s.rule(s.name+"-other", rule{action: s.name, strategy: "Preview", mark: 1000 + edits})
+			// This rule never acts, so the breach counter of the scene's own rule is kept.
+			s.rule(s.name+"-other", rule{action: s.name, strategy: "Preview", threshold: 1000 + edits})
 		}
 		edit()
-		s.waitKept(s.name + "-other")
+		s.waitRulesEnforced(s.name + "-other")
 		before, err := watermarkOf(node)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.set(hot)
-		for begun := time.Now(); time.Since(begun) < 10*time.Second; time.Sleep(200 * time.Millisecond) {
+		for started := time.Now(); time.Since(started) < 10*time.Second; time.Sleep(200 * time.Millisecond) {
 			edit()
 		}
 		t.Logf("%d edits; evicted meanwhile: %t", edits, s.alive(pods[0]) != nil)
-		s.waitEnding(45*time.Second, pods[0])
+		s.waitTerminating(45*time.Second, pods[0])
 		always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
 		s.set(cold)
 		now, err := watermarkOf(node)
 		if err != nil || now.Spec.Hash == before.Spec.Hash {
 			t.Errorf("the rules of %s have the hash of before, %s (%v)", node, now.Spec.Hash, err)
 		}
-		if err := cmp.Or(s.evictedOnce(pods[0]), e.count(1)); err != nil {
+		if err := cmp.Or(s.checkEvictedOnce(pods[0]), e.count(1)); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// evictedOnce fails where the agent's events say that a pod was evicted more than once.
-func (s *scene) evictedOnce(pod string) error {
+// checkEvictedOnce fails if the agent's events show that a pod was evicted more than once.
+func (s *scene) checkEvictedOnce(pod string) error {
 	published := 0
-	for event, times := range timesTold(s, "Pod", s.name, pod) {
+	for event, times := range eventCounts(s, "Pod", s.name, pod) {
 		if strings.HasPrefix(event, "PodEvicted: ") {
 			published += times
 		}

@@ -21,7 +21,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// owned starts pods each of a ReplicaSet of its own, which therefore may be evicted, and returns their names.
+// owned starts pods, each in its own ReplicaSet so that it may be evicted, and returns their names.
 func (s *scene) owned(works ...work) (names []string) {
 	s.Helper()
 	for _, w := range works {
@@ -62,7 +62,7 @@ func (s *scene) podOf(app, not string) (name string) {
 	return name
 }
 
-// alive tells whether a pod is there and was not asked to end.
+// alive checks that a pod exists and is not terminating.
 func (s *scene) alive(name string) error {
 	pod, err := kube.CoreV1().Pods(s.name).Get(background, name, metav1.GetOptions{})
 	if err != nil {
@@ -74,8 +74,8 @@ func (s *scene) alive(name string) error {
 	return nil
 }
 
-// waitEnding waits until a pod was asked to end, or is gone.
-func (s *scene) waitEnding(limit time.Duration, name string) {
+// waitTerminating waits until a pod is terminating or gone.
+func (s *scene) waitTerminating(limit time.Duration, name string) {
 	s.Helper()
 	eventually(s, limit, "pod "+name+" is evicted", func() error {
 		if s.alive(name) == nil {
@@ -97,8 +97,8 @@ func (s *scene) waitGone(limit time.Duration, name string) {
 	})
 }
 
-// heardOf is when a pod that lingers told of itself.
-func heardOf(t *testing.T, who string) (first, last time.Time) {
+// lifetimeOf is when a lingering pod was first and last seen.
+func lifetimeOf(t *testing.T, who string) (first, last time.Time) {
 	t.Helper()
 	answer, err := askGauge("/heard", "", "")
 	if err != nil {
@@ -111,9 +111,9 @@ func heardOf(t *testing.T, who string) (first, last time.Time) {
 	return notes[who].First, notes[who].Last
 }
 
-func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
+func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		s := besideRefuge(t, node)
+		s := aloneWithSpareNode(t, node)
 		const grace = 4 * time.Second
 		pods := map[string]bool{}
 		lingers := func(name string) work {
@@ -127,10 +127,10 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 		s.action(s.name, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 4}}")
 		s.allow(s.name, "", "eviction")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 
-		// While the first one ends, no second one is asked to.
+		// While the first pod terminates, no second one is evicted.
 		ending := func() (names []string) {
 			for name := range pods {
 				if s.alive(name) != nil {
@@ -156,31 +156,31 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 		s.set(cold)
 		s.waitGone(30*time.Second, first)
 		app := strings.Split(first, "-")[0]
-		begin, end := heardOf(t, s.name+"-"+app)
-		if told := end.Sub(begin); told < grace-time.Second || told > grace+2*time.Second {
-			t.Errorf("after SIGTERM the pod lived %s, its grace is %s", told, grace)
+		begin, end := lifetimeOf(t, s.name+"-"+app)
+		if reported := end.Sub(begin); reported < grace-time.Second || reported > grace+2*time.Second {
+			t.Errorf("after SIGTERM the pod lived %s, its grace is %s", reported, grace)
 		}
-		// The replacement runs, and not on the node that is hot.
+		// The replacement runs on the other node.
 		replacement := s.podOf(app, first)
 		if on := s.pod(replacement).Spec.NodeName; on == node {
 			t.Errorf("the replacement came back to %s", on)
 		}
 		for name := range pods {
 			if name != first && s.alive(name) != nil {
-				t.Errorf("a second pod was evicted although the value is below its mark")
+				t.Errorf("a second pod was evicted although the value is below its threshold")
 			}
 		}
-		if told := strings.Join(events(t, "Pod", s.name, first), "\n"); !strings.Contains(told, s.name+"/hot") {
-			t.Errorf("no event of the pod names the rule:\n%s", told)
+		if reported := strings.Join(events(t, "Pod", s.name, first), "\n"); !strings.Contains(reported, s.name+"/hot") {
+			t.Errorf("no event of the pod names the rule:\n%s", reported)
 		}
 		// A status is written every 10 s at most.
-		eventually(t, 15*time.Second, "the status tells of the eviction", func() error {
+		eventually(t, 15*time.Second, "the status shows the eviction", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
 			}
 			if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
-				return fmt.Errorf("it tells of %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
+				return fmt.Errorf("it shows %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
 			}
 			shown, err := row(node)
 			if count, _ := strconv.Atoi(shown["EVICTED(1H)"]); err != nil || count < 1 {
@@ -192,7 +192,7 @@ func TestEvictionTakesOnePodARoundAndGivesItItsFullGrace(t *testing.T) {
 	})
 }
 
-// closeOther closes the other node, so that pods which may go anywhere begin on the scene's; the answer opens it.
+// closeOther cordons the other node, so that pods without a node selector start on the scene's; the returned function uncordons it.
 func (s *scene) closeOther() (open func()) {
 	s.Helper()
 	kubectl(s, "cordon", other(s.node))
@@ -201,7 +201,7 @@ func (s *scene) closeOther() (open func()) {
 	return open
 }
 
-func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
+func TestDisruptionBudgetIsRespectedAndNextCandidateEvicted(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "keep"}, Spec: policyv1.PodDisruptionBudgetSpec{
@@ -209,18 +209,18 @@ func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
 		if _, err := kube.PolicyV1().PodDisruptionBudgets(s.name).Create(background, budget, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		// The guarded one is first in order: it is BestEffort.
+		// The guarded pod is BestEffort and therefore first in order.
 		names := s.owned(work{name: "guarded", args: []string{"burn", "50"}}, work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
 		guarded, next := names[0], names[1]
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		crossed := time.Now()
 		s.set(hot)
-		s.waitEnding(30*time.Second, next)
+		s.waitTerminating(30*time.Second, next)
 		// A status is written every 10 s at most.
-		eventually(t, 30*time.Second, "table and status tell of both while it lasts", func() error {
+		eventually(t, 30*time.Second, "table and status show both meanwhile", func() error {
 			if err := s.checkRefused("evict", guarded, s.name, "keep"); err != nil {
 				return err
 			}
@@ -233,14 +233,14 @@ func TestADisruptionBudgetIsRespectedAndTheNextCandidateTaken(t *testing.T) {
 		if err := s.alive(guarded); err != nil {
 			t.Error(err)
 		}
-		told := strings.Join(events(t, "Pod", s.name, guarded), "\n")
-		if !strings.Contains(told, "keep") {
-			t.Errorf("no event of the pod names the budget:\n%s", told)
+		reported := strings.Join(events(t, "Pod", s.name, guarded), "\n")
+		if !strings.Contains(reported, "keep") {
+			t.Errorf("no event of the pod names the budget:\n%s", reported)
 		}
 	})
 }
 
-func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
+func TestProtectedPodsMustNotBeEvicted(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		burn := []string{"burn", "30"}
@@ -250,7 +250,7 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		s.daemon("daemon")
 		unselected := s.unselected()
 		if len(nodes) > 1 {
-			there := &scene{s.T, other(node), s.name, s.calm}
+			there := &scene{s.T, other(node), s.name, s.settleTimeout}
 			keep = append(keep, there.owned(work{name: "elsewhere", args: burn})...)
 		}
 		names := s.owned(
@@ -269,10 +269,10 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1, maxPodsPerRound: 10}}")
 		s.allow(s.name, "", s.name) // by name: a pod of the scene is on another node, where other scenes evict
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		s.waitEnding(30*time.Second, victim)
-		nobodyElse := func() error {
+		s.waitTerminating(30*time.Second, victim)
+		noOtherPod := func() error {
 			for _, name := range keep {
 				if err := s.alive(name); err != nil {
 					return err
@@ -281,13 +281,13 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 			_, err := kube.CoreV1().Pods("default").Get(background, unselected, metav1.GetOptions{})
 			return err
 		}
-		// Several rounds more: its replacements go, and nobody else.
-		always(t, 6*time.Second, "nobody else is evicted", nobodyElse)
-		// Those that come before the victim in order: each round passes them over.
+		// Several more rounds: only the victim's replacements are evicted.
+		always(t, 6*time.Second, "no other pod is evicted", noOtherPod)
+		// Pods before the victim in order are skipped in each round.
 		whyNot := map[string]string{
 			"unowned": "it has no controller", names[1]: "it is protected", names[2]: "annotated to stay", names[3]: "annotated to stay",
 		}
-		eventually(t, 30*time.Second, "the status tells why they are not", func() error {
+		eventually(t, 30*time.Second, "the status gives the reasons", func() error {
 			for pod, words := range whyNot {
 				if err := s.checkRefused("act", pod, s.name, words); err != nil {
 					return err
@@ -296,13 +296,13 @@ func TestWhatMustNotBeEvictedIsNot(t *testing.T) {
 			return nil
 		})
 
-		// Without it, each round comes to the last in order, too, and there is nobody else to take.
+		// Without the victim each round reaches the last pod in order.
 		kubectl(t, "delete", "replicaset", "-n", s.name, "victim")
 		s.waitNone(60*time.Second, "victim")
-		eventually(t, 30*time.Second, "the status tells why the last in order is not", func() error {
+		eventually(t, 30*time.Second, "the status gives the reason for the last pod", func() error {
 			return s.checkRefused("act", names[4], s.name, "system-critical")
 		})
-		always(t, 8*time.Second, "nobody is evicted where nobody may be", nobodyElse)
+		always(t, 8*time.Second, "no pod is evicted", noOtherPod)
 		s.set(cold)
 	})
 }
@@ -354,9 +354,9 @@ spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", 
 	s.Cleanup(func() { onNode(s, s.node, "rm "+file) })
 }
 
-func TestAPodMovedByADeploymentStaysAwayFromTheHotNode(t *testing.T) {
+func TestRescheduledPodAvoidsHotNode(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		s := besideRefuge(t, node)
+		s := aloneWithSpareNode(t, node)
 		open := s.closeOther()
 		template := s.template(work{name: "web", args: []string{"burn", "30"}, requests: "10m", anywhere: true, intolerant: true})
 		deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.DeploymentSpec{
@@ -369,9 +369,9 @@ func TestAPodMovedByADeploymentStaysAwayFromTheHotNode(t *testing.T) {
 		s.action(s.name, "{coolDownSeconds: 3, eviction: {terminationGracePeriodSeconds: 1}}")
 		s.allow(s.name, "", "evict")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		s.waitEnding(15*time.Second, first)
+		s.waitTerminating(15*time.Second, first)
 		second := s.podOf("web", first)
 		s.set(cold)
 		if on := s.pod(second).Spec.NodeName; on != other(node) {

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// change is what a pod may use from a moment on, by its node's own clock.
+// change is a new CPU cap of a pod, by the node's clock.
 type change struct {
 	at         float64 // seconds since boot
-	millicores int     // -1: as much as it likes
+	millicores int     // -1: unlimited
 }
 
-// follow looks at what a pod may use on its node without a pause, since it may be another for a part of a second alone: seen returns
+// follow polls a pod's CPU cap on its node without pauses, since a change may last less than a second: seen returns
 // every change so far, end ends it.
 func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	s.Helper()
@@ -72,15 +72,15 @@ func (s *scene) changes(lines string) (seen []change) {
 
 func (c change) is(cap int) bool { return c.millicores >= cap-1 && c.millicores <= cap+1 }
 
-// followed tells whether the cap was taken off by somebody, and is back.
-func followed(seen []change, cap int) error {
+// capRestored checks that the cap was overwritten and is back.
+func capRestored(seen []change, cap int) error {
 	if len(resets(seen, cap)) == 0 || !seen[len(seen)-1].is(cap) {
 		return fmt.Errorf("a cap of %dm: %v", cap, seen)
 	}
 	return nil
 }
 
-// resets are for how many seconds the cap was away, each time that it was and came back.
+// resets are the durations in seconds for which the cap was overwritten.
 func resets(seen []change, cap int) (away []float64) {
 	gone := -1.0
 	for _, change := range seen {
@@ -95,21 +95,21 @@ func resets(seen []change, cap int) (away []float64) {
 	return away
 }
 
-// checkBack fails the test where the cap was away for longer than a tick takes.
-func (s *scene) checkBack(what string, seen []change, cap int) {
+// checkCapRestored fails the test if the cap was overwritten for longer than a tick takes.
+func (s *scene) checkCapRestored(what string, seen []change, cap int) {
 	s.Helper()
 	for _, away := range resets(seen, cap) {
 		s.Logf("%s: the cap was away for %.2f s", what, away)
-		// A tick is 1 s, and it may take as long to come about on a node that is busy with this.
+		// A tick is 1 s and may be up to 1 s late on a busy node.
 		if away > 2 {
 			s.Errorf("after %s it took %.2f s until the cap was back", what, away)
 		}
 	}
 }
 
-// checkHeld fails the test unless somebody let the pod use more than `most`, and never for longer than two ticks take: one finds a new limit,
+// checkCapped fails the test unless the kubelet raised the cap above `most`, for at most two ticks each time: one finds the new limit,
 // the next throttles by it.
-func (s *scene) checkHeld(what string, seen []change, most int) {
+func (s *scene) checkCapped(what string, seen []change, most int) {
 	s.Helper()
 	free, longest := -1.0, -1.0
 	for _, change := range seen {
@@ -121,7 +121,7 @@ func (s *scene) checkHeld(what string, seen []change, most int) {
 			free = -1
 		}
 	}
-	s.Logf("%s: the pod was free for %.2f s", what, longest)
+	s.Logf("%s: the pod was uncapped for %.2f s", what, longest)
 	if free >= 0 || longest < 0 || longest > 3 {
 		s.Errorf("%s: it was to use at most %dm again within 3 s: %v", what, most, seen)
 	}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those that restart it
+func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those that restart it
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
 	pods := componentPods(t, "controller")
 	if len(pods) != 2 || (len(nodes) > 1 && pods[0].Spec.NodeName == pods[1].Spec.NodeName) {
@@ -35,9 +35,9 @@ func TestTheInstalledControllerLeadsAndIsLocked(t *testing.T) { // before those 
 	}
 }
 
-func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
+func TestInstalledAgentIsLockedDown(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		shared(t, node) // with an agent: scenes that take it away have the node alone
+		shared(t, node) // the agent runs: scenes that remove it have the node alone
 		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func TestTheInstalledAgentIsLockedToWhatItNeeds(t *testing.T) {
 	})
 }
 
-// checkLocked reads on the node, from the kernel, what the processes of a pod may do.
+// checkLocked checks the privileges of a pod's processes in /proc on the node.
 func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	t.Helper()
 	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
@@ -106,7 +106,7 @@ func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	return pids[0]
 }
 
-// processesOfPod are all in a certain pod, of which there have to be some.
+// processesOfPod are all such processes in a pod, at least one.
 func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	t.Helper()
 	needShell(t)
@@ -117,7 +117,7 @@ func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	return pids
 }
 
-// findProcess is the only one on a node.
+// findProcess is the only such process on a node.
 func findProcess(node, command string) (string, error) {
 	pids, err := findProcesses(node, command, "")
 	if err == nil && len(pids) != 1 {
@@ -126,7 +126,7 @@ func findProcess(node, command string) (string, error) {
 	return strings.Join(pids, " "), err
 }
 
-// findProcesses looks among the processes of a pod; uid empty: of any.
+// findProcesses searches the processes of a pod; uid empty: of any pod.
 func findProcesses(node, command, uid string) ([]string, error) {
 	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
 	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
@@ -168,7 +168,7 @@ func manifests(t *testing.T, folder string) []string {
 // applyGuide applies the guide's three policies, each manifest changed by a function, on nodes that are ours alone.
 func applyGuide(t *testing.T, change func(string) string) {
 	t.Helper()
-	haveAllNodes(t) // its PodQOS would match the pods of other scenes
+	lockAllNodes(t) // its PodQOS would match the pods of other scenes
 	for _, file := range manifests(t, "tests/guide") {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -182,7 +182,7 @@ func applyGuide(t *testing.T, change func(string) string) {
 	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=Accepted", "--timeout=10s")
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
-		// One node has it at once, the others in a minute: not to wait for it is what the annotation is for.
+		// Skips the canary phase, which takes a minute.
 		kubectl(t, "annotate", "nodeqos", name, "plimsoll.dev/rollout=immediate")
 	}
 	for _, name := range []string{"all-be-pods", "all-elastic-pods"} {
@@ -190,11 +190,11 @@ func applyGuide(t *testing.T, change func(string) string) {
 	}
 }
 
-func TestTheGuidesPoliciesAreTakenByteForByte(t *testing.T) {
+func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 	t.Parallel()
 	applyGuide(t, func(text string) string { return text })
 	for _, node := range nodes {
-		eventually(t, 20*time.Second, "node "+node+" keeps the three rules", func() error {
+		eventually(t, 20*time.Second, "node "+node+" enforces the three rules", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
@@ -205,24 +205,24 @@ func TestTheGuidesPoliciesAreTakenByteForByte(t *testing.T) {
 			}
 			want := "watermark1/cpu-usage Normal, watermark2/cpu-usage Normal, watermark3/cpu-usage Normal"
 			if strings.Join(kept, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
-				return fmt.Errorf("it keeps %v", kept)
+				return fmt.Errorf("it enforces %v", kept)
 			}
 			return nil
 		})
 	}
 }
 
-func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
+func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 	t.Parallel()
 	scenes := map[string]*scene{}
 	before := map[string]*victim{}
 	elastic := map[string]string{}
-	// A node with 2 CPUs is never above 4 or 6 of them. A mark of 30m any node with a busy pod is above.
+	// A node with 2 CPUs never uses 4 or 6 of them, but any node with a busy pod uses more than 30m.
 	small := strings.NewReplacer("value: 4000", "value: 30", "value: 6000", "value: 30")
 	applyGuide(t, small.Replace)
 	for _, node := range nodes {
 		s := newScene(t, node)
-		s.calm = 2 * time.Minute // the guide's throttle lets go in steps of 10 % each 10 s
+		s.settleTimeout = 2 * time.Minute // the guide's throttle is released in steps of 10 % each 10 s
 		s.start(work{name: "besteffort", args: []string{"burn", "150"}}, work{name: "burstable", args: []string{"burn", "150"}, requests: "20m"})
 		elastic[node] = s.owned(work{name: "elastic", args: []string{"burn", "50"}, requests: "20m", labels: map[string]string{"preemptible_job": "true"}})[0]
 		scenes[node] = s
@@ -236,8 +236,8 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	for node, s := range scenes {
 		s.waitTaint(45*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(t, 60*time.Second, "the BestEffort pod on "+node+" is throttled", func() error {
-			if told := s.throttled("besteffort"); told == nil || told.Rule != "watermark2/cpu-usage" || told.Ratio > 90 {
-				return fmt.Errorf("the status says %+v", told)
+			if reported := s.throttled("besteffort"); reported == nil || reported.Rule != "watermark2/cpu-usage" || reported.Ratio > 90 {
+				return fmt.Errorf("the status says %+v", reported)
 			}
 			return nil
 		})
@@ -269,28 +269,28 @@ func TestTheGuidesPoliciesDoWhatTheySayOnceTheirMarksFitTheNode(t *testing.T) {
 	}
 	for _, s := range scenes {
 		s.waitNoTaint(30 * time.Second)
-		// What the kubelet writes for such a pod, a new one tells: this one was throttled soon after it started.
+		// Compare with a new pod of the same kind: this one was throttled soon after it started.
 		s.running(work{name: "like", args: []string{"pause"}})
-		s.waitRestored(s.calm, s.folder("besteffort"), s.victim("like").before)
+		s.waitRestored(s.settleTimeout, s.folder("besteffort"), s.victim("like").before)
 	}
 }
 
-func TestTheExamplesAreAccepted(t *testing.T) {
+func TestExamplesAreAccepted(t *testing.T) {
 	t.Parallel()
 	for _, file := range manifests(t, "examples/ensurance") {
 		kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-f", file)
 	}
 }
 
-func TestTheExamplesAreKeptAsOneFolder(t *testing.T) {
-	needShell(t) // on a cluster of somebody's they could act on pods that are not ours
+func TestExamplesAreEnforcedTogether(t *testing.T) {
+	needShell(t) // on a shared cluster they could act on other pods
 	t.Parallel()
-	haveAllNodes(t) // their PodQOS would match the pods of other scenes
+	lockAllNodes(t) // their PodQOS would match the pods of other scenes
 	folder := absolute("examples/ensurance")
 	t.Cleanup(func() {
 		tryKubectl("", "delete", "-f", folder, "--ignore-not-found")
 		for _, node := range nodes {
-			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return keepsNothing(node) })
+			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return checkNoRules(node) })
 		}
 	})
 	kubectl(t, "apply", "--validate=strict", "-f", folder)
@@ -301,13 +301,13 @@ func TestTheExamplesAreKeptAsOneFolder(t *testing.T) {
 	}
 	for _, node := range nodes {
 		eventually(t, 30*time.Second, "node "+node+" keeps those of them that select it", func() error {
-			return keepsRules(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
+			return checkRulesEnforced(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
 		})
 	}
 }
 
-// keepsRules tells whether a node keeps these rules, among others.
-func keepsRules(node string, ids ...string) error {
+// checkRulesEnforced checks that a node enforces these rules, among others.
+func checkRulesEnforced(node string, ids ...string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
 		return err
@@ -318,14 +318,14 @@ func keepsRules(node string, ids ...string) error {
 	}
 	for _, id := range ids {
 		if !kept[id] {
-			return fmt.Errorf("it keeps %v", kept)
+			return fmt.Errorf("it enforces %v", kept)
 		}
 	}
 	return nil
 }
 
-// keepsNothing tells whether a node has neither rules nor our taint.
-func keepsNothing(node string) error {
+// checkNoRules checks that a node has neither rules nor our taint.
+func checkNoRules(node string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
 		return err
@@ -336,7 +336,7 @@ func keepsNothing(node string) error {
 	return nil
 }
 
-// invalid manifests, each with the field and the cure that the answer has to name.
+// invalid manifests, each with the field and the fix that the error must name.
 var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a step of 0", "AvoidanceAction", "{throttle: {cpuThrottle: {stepCPURatio: 0}}}", "spec.throttle.cpuThrottle.stepCPURatio", "greater than or equal to 1"},
 	{"a floor above 100", "AvoidanceAction", "{throttle: {cpuThrottle: {minCPURatio: 101}}}", "spec.throttle.cpuThrottle.minCPURatio", "less than or equal to 100"},
@@ -359,7 +359,7 @@ var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a priority that is no number", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Priority, operator: In, values: [high]}]}}", "spec.scopeSelector.matchExpressions[0]", "-100"},
 }
 
-func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
+func TestInvalidManifestsAreRejectedWithFieldAndFix(t *testing.T) {
 	t.Parallel()
 	for _, c := range invalid {
 		t.Run(c.name, func(t *testing.T) {
@@ -376,7 +376,7 @@ func TestInvalidManifestsAreRefusedWithFieldAndCure(t *testing.T) {
 	}
 }
 
-func TestKubectlShowsWhatAnOperatorAsks(t *testing.T) {
+func TestKubectlShowsTheColumnsAnOperatorNeeds(t *testing.T) {
 	t.Parallel()
 	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
 	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) STOPPED AGENT AGE"

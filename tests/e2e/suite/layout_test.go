@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// unfit are the `kubepods` of layouts with cgroup v2 that do not fit these nodes: the chart's default, on one with cgroup v1, and what the
-// cgroupfs driver has, on one with systemd's.
-var unfit = map[string]string{"v1": "kubepods.slice", "v2": "kubepods"}
+// wrongKubepods are `kubepods` values of cgroup v2 layouts that do not fit these nodes: the chart's default on a cgroup v1 node, and the
+// cgroupfs driver's on a node with the systemd driver.
+var wrongKubepods = map[string]string{"v1": "kubepods.slice", "v2": "kubepods"}
 
-// TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup has the cluster alone: its nodes are without agents meanwhile.
-func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
+// TestWrongLayoutIsReportedAndCreatesNoCgroup has the cluster alone: its nodes are without agents meanwhile.
+func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	needShell(t)
 	repository, _, err := image()
 	if err != nil {
 		t.Fatal(err)
 	}
-	noneMade(t)
+	checkNoCgroups(t)
 	t.Cleanup(func() {
 		if _, err := helm("", "rollback", "plimsoll", "--namespace", namespace, "--wait"); err != nil { // as docs/install.md says
 			t.Error(err)
@@ -29,17 +29,17 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 	})
 	var layouts []string
 	for _, node := range nodes {
-		layouts = append(layouts, fmt.Sprintf(`{"name":%[1]q,"cgroup":"v2","kubepods":%[2]q,"nodeSelector":{"e2e.plimsoll.dev/cgroup":%[1]q}}`, node, unfit[node]))
+		layouts = append(layouts, fmt.Sprintf(`{"name":%[1]q,"cgroup":"v2","kubepods":%[2]q,"nodeSelector":{"e2e.plimsoll.dev/cgroup":%[1]q}}`, node, wrongKubepods[node]))
 	}
 	_, err = helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values", "--wait",
 		"--set", "waitForAgents.timeoutSeconds=60", "--set-json", "agent.layouts=["+strings.Join(layouts, ",")+"]")
 	if err == nil {
-		t.Fatal("helm upgrade --wait ends well without one agent")
+		t.Fatal("helm upgrade --wait succeeds without a single agent")
 	}
 	shown, read := tryKubectl("", "get", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=wait", "-o", "jsonpath={.items[*].status.containerStatuses[*].state.terminated.message}")
 	for _, node := range nodes {
 		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
-			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])
+			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])
 		if !strings.Contains(err.Error(), reason) {
 			t.Errorf("Helm does not say %q, but %v", reason, err)
 		}
@@ -49,16 +49,16 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 	}
 
 	for _, node := range nodes {
-		missing := "/sys/fs/cgroup/" + unfit[node] + " is not a directory"
+		missing := "/sys/fs/cgroup/" + wrongKubepods[node] + " is not a directory"
 		eventually(t, 90*time.Second, "the agent's pod on "+node+" waits, and its events say why", func() error {
 			pod := agentPod(node)
 			shown, err := tryKubectl("", "get", "pod", "-n", namespace, pod, "--no-headers")
 			if err != nil {
 				return err
 			}
-			told, err := tryKubectl("", "describe", "pod", "-n", namespace, pod)
-			if err == nil && !(strings.Contains(shown, " ContainerCreating ") && strings.Contains(told, missing)) {
-				err = fmt.Errorf("%s\n%s", shown, told)
+			reported, err := tryKubectl("", "describe", "pod", "-n", namespace, pod)
+			if err == nil && !(strings.Contains(shown, " ContainerCreating ") && strings.Contains(reported, missing)) {
+				err = fmt.Errorf("%s\n%s", shown, reported)
 			}
 			return err
 		})
@@ -70,20 +70,20 @@ func TestALayoutThatDoesNotFitItsNodeIsToldAndMakesNoCgroup(t *testing.T) {
 		}
 		for _, node := range nodes {
 			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
-				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, unfit[node])) {
+				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])) {
 				return fmt.Errorf("nothing of %s: %w", node, err)
 			}
 		}
 		return nil
 	})
-	noneMade(t)
+	checkNoCgroups(t)
 }
 
-// noneMade fails the test where a node has a cgroup, in any tree, by the name that a layout has wrongly.
-func noneMade(t *testing.T) {
+// checkNoCgroups fails the test if a node has a cgroup with the wrong layout's name, in any hierarchy.
+func checkNoCgroups(t *testing.T) {
 	t.Helper()
 	for _, node := range nodes {
-		if found := onNode(t, node, fmt.Sprintf("ls -d /sys/fs/cgroup/%[1]s /sys/fs/cgroup/*/%[1]s 2>/dev/null || true", unfit[node])); found != "" {
+		if found := onNode(t, node, fmt.Sprintf("ls -d /sys/fs/cgroup/%[1]s /sys/fs/cgroup/*/%[1]s 2>/dev/null || true", wrongKubepods[node])); found != "" {
 			t.Fatalf("%s has %s", node, found)
 		}
 	}

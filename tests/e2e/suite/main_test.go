@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// begin gives a cluster with Plimsoll on it; the answer ends what it began.
+// begin starts a cluster with Plimsoll; the returned function stops it.
 func begin() (end func(), err error) {
 	end = func() {}
 	kubeconfig := given
@@ -125,7 +125,7 @@ func image() (repository, tag string, err error) {
 	return repository, "latest", err
 }
 
-// named is a name for what is in a file, which begins so, and whether all nodes of our own cluster have an image of it.
+// named is a name with this prefix for a file's content, and whether all nodes of our own cluster have an image of that name.
 func named(prefix, file string) (name string, loaded bool, err error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -140,7 +140,7 @@ func named(prefix, file string) (name string, loaded bool, err error) {
 	return name, loaded, nil
 }
 
-// load has the nodes know the image of a binary, each by a name of its own that begins so.
+// load imports an image of a binary into the nodes, under a unique name with this prefix.
 func load(prefix, binary string) (repository string, err error) {
 	name, loaded, err := named(prefix, binary)
 	if err != nil {
@@ -159,7 +159,7 @@ func load(prefix, binary string) (repository string, err error) {
 	return "plimsoll.dev/e2e/" + name, nil
 }
 
-// loadArchive has them know the image of an OCI archive, as `make image` makes it.
+// loadArchive imports an OCI archive that `make image` built into the nodes.
 func loadArchive(file string) (repository string, err error) {
 	name, loaded, err := named("plimsoll", file)
 	if err != nil {
@@ -173,7 +173,7 @@ func loadArchive(file string) (repository string, err error) {
 		return "", err
 	}
 	for _, node := range nodes {
-		// containerd names it as the archive does; a registry, or a day, may stand before that. The kubelet goes by that name, too: it stays.
+		// containerd uses the archive's name, perhaps after a registry or a date. The kubelet uses that name, too, so it stays.
 		rename := `set -eu; found=$(ctr --namespace k8s.io images list --quiet | grep -m1 -E '(^|[/:])plimsoll:'); ` +
 			`ctr --namespace k8s.io images tag --force "$found" ` + repository + `:latest`
 		if out, err := tryOnNode(node, rename); err != nil {
@@ -200,17 +200,17 @@ func packed(name, binary string) (archive string, err error) {
 // values are those of a release of this image on our own cluster.
 func values(repository, tag string) (string, error) {
 	layouts, err := run("", clusterTool, "layouts")
-	// Each test has a node to itself: the cap on closed nodes has a test of its own.
+	// Tests close both nodes; the cap on unschedulable nodes has its own test.
 	return fmt.Sprintf("%s\nimage: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", layouts, repository, tag), err
 }
 
-// generous is as many evictions as the tests that run beside each other want: the budgets have tests of their own.
-const generous = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
+// generousBudgets never limits parallel tests; the budgets have their own tests.
+const generousBudgets = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
 
 // install installs the chart, as its README says, with the values of the cluster under test.
-func install() error { return installWith(generous) }
+func install() error { return installWith(generousBudgets) }
 
-// installWith does so with other budgets of evictions; empty: the chart's own.
+// installWith installs with other eviction budgets; empty: the chart's defaults.
 func installWith(budgets string) error {
 	repository, tag, err := image()
 	if err != nil {
@@ -236,7 +236,7 @@ func installWith(budgets string) error {
 	return err
 }
 
-// onEachNode runs a test on the nodes at a time, beside the others.
+// onEachNode runs a test on all nodes in parallel.
 func onEachNode(t *testing.T, test func(*testing.T, string)) {
 	t.Parallel()
 	for _, node := range nodes {
@@ -247,12 +247,12 @@ func onEachNode(t *testing.T, test func(*testing.T, string)) {
 	}
 }
 
-// onlyLong skips a test unless the long ones are wanted.
+// onlyLong skips a test unless -long is set.
 func onlyLong(t *testing.T) {
 	if !*long {
 		t.Skip("takes minutes: make e2e-long")
 	}
 }
 
-// other is the node that is not this one.
+// other is the other node.
 func other(node string) string { return nodes[1-slices.Index(nodes, node)] }

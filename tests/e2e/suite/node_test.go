@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// watermark is what the tests read of a NodeWatermark.
+// watermark has the fields of a NodeWatermark that the tests read.
 type watermark struct {
 	Spec struct {
 		Hash  string
@@ -68,7 +68,7 @@ func watermarkOf(node string) (watermark, error) {
 	return read, json.Unmarshal(text, &read)
 }
 
-// row is what `kubectl get nodewatermark` shows of a node, by the words of its header.
+// row is a node's line of `kubectl get nodewatermark`, by column name.
 func row(node string) (shown map[string]string, err error) {
 	out, err := tryKubectl("", "get", "nodewatermark", node)
 	if err != nil {
@@ -77,7 +77,7 @@ func row(node string) (shown map[string]string, err error) {
 	header, line, _ := strings.Cut(out, "\n")
 	columns := regexp.MustCompile(`\S+`).FindAllStringIndex(header, -1)
 	shown = map[string]string{}
-	for i, column := range columns { // a cell may be empty, and begins where its header does
+	for i, column := range columns { // cells may be empty and start where their header does
 		end := len(line)
 		if i+1 < len(columns) {
 			end = min(end, columns[i+1][0])
@@ -87,7 +87,7 @@ func row(node string) (shown map[string]string, err error) {
 	return shown, nil
 }
 
-// checkRow tells whether kubectl shows this state of scheduling, and in other columns at least so many.
+// checkRow checks that kubectl shows this scheduling state and at least these counts.
 func checkRow(node, scheduling string, least map[string]int) error {
 	shown, err := row(node)
 	if err != nil {
@@ -104,7 +104,7 @@ func checkRow(node, scheduling string, least map[string]int) error {
 	return nil
 }
 
-// checkBreached tells whether the status says that the scene's metric is over the mark of a NodeQOS, since about this time.
+// checkBreached checks that the status shows the scene's metric above the threshold of a NodeQOS since about this time.
 func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 		if rule.ID != nodeQOS+"/hot" {
 			continue
 		}
-		if rule.State != "Breached" || rule.Metric != s.metric() || rule.Value == nil || *rule.Value != hot || rule.Mark != mark {
+		if rule.State != "Breached" || rule.Metric != s.metric() || rule.Value == nil || *rule.Value != hot || rule.Mark != threshold {
 			return fmt.Errorf("the rule is %+v", rule)
 		}
 		// By the node's clock, which may be some seconds off.
@@ -126,7 +126,7 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
 }
 
-// checkRefused tells whether the status says of a pod of the scene, or of none, why a rule left it alone: in words that contain these.
+// checkRefused checks that the status gives this reason why a rule skipped a pod of the scene; pod empty: all pods.
 func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
@@ -144,10 +144,10 @@ func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	return fmt.Errorf("%s of %s for %q is not among %+v", what, pod, words, now.Status.Refused)
 }
 
-// waitKept waits until the agent says that it keeps what the controller compiled, with a rule of this NodeQOS.
-func (s *scene) waitKept(nodeQOS string) {
+// waitRulesEnforced waits until the agent reports that it enforces the current rules, including one of this NodeQOS.
+func (s *scene) waitRulesEnforced(nodeQOS string) {
 	s.Helper()
-	eventually(s, 20*time.Second, "the agent keeps "+nodeQOS, func() error {
+	eventually(s, 20*time.Second, "the agent enforces "+nodeQOS, func() error {
 		now, err := watermarkOf(s.node)
 		if err != nil {
 			return err
@@ -239,7 +239,7 @@ func (s *scene) folderOf(namespace, pod, controller string) string {
 }
 
 // settings are the CPU settings in force in a cgroup folder and those below it, as `pod/FILE` and `containers/FILE`,
-// the latter's values sorted: a container that was restarted has another name.
+// the latter sorted: a restarted container has a new name.
 type settings map[string]string
 
 const settingFiles = "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
@@ -277,8 +277,8 @@ func readSettings(node, folder string) (settings, error) {
 	return read, nil
 }
 
-// millicores is what they let a pod use: the lesser of the pod's own quota and the sum of its containers', where there are any;
-// none: -1. On v1 the sandbox is a container too: throttled, it has the least quota, which it has no use for.
+// millicores is the resulting CPU cap: the lesser of the pod's quota and the sum of its containers';
+// -1 without any. On v1 the sandbox is a container too; when throttled it has the smallest quota.
 func (s settings) millicores() int {
 	cap := -1
 	for _, level := range []string{"pod/", "containers/"} {
@@ -306,7 +306,7 @@ func (s settings) millicores() int {
 	return cap
 }
 
-// checkRestored tells what differs from before.
+// checkRestored returns an error that lists what differs from before.
 func checkRestored(before, now settings) error {
 	if maps.Equal(before, now) {
 		return nil

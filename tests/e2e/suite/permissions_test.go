@@ -18,13 +18,13 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// allUsed has the whole run fail in which a permission of the chart was not used.
-var allUsed = flag.Bool("permissions", false, "fail where nobody used a permission that the chart gives; all scenes, with -long, use each")
+// allUsed makes the run fail if a permission of the chart was not used.
+var allUsed = flag.Bool("permissions", false, "fail where were not used a permission that the chart gives; all scenes, with -long, use each")
 
-// A permission is one verb on one thing for one of our accounts.
+// A permission is one verb on one resource or path for one of our accounts.
 type permission struct {
 	account, namespace    string // no namespace: in all of them
-	group, resource, name string // no name: of any; resource: with its subresource, or the path of what is none
+	group, resource, name string // no name: of any; resource: with its subresource, or a non-resource path
 	verb                  string
 }
 
@@ -36,7 +36,7 @@ func (p permission) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s may %s %s in %s %s", p.account, p.verb, strings.Trim(p.resource+"."+p.group, "."), place, p.name))
 }
 
-// covers tells whether this permission is what allowed the other, which was asked for.
+// covers reports whether this permission allows the requested one.
 func (p permission) covers(asked permission) bool {
 	prefix, any := strings.CutSuffix(p.resource, "*")
 	return p.account == asked.account && p.verb == asked.verb && p.group == asked.group &&
@@ -44,7 +44,7 @@ func (p permission) covers(asked permission) bool {
 		(p.namespace == "" || p.namespace == asked.namespace) && (p.name == "" || p.name == asked.name)
 }
 
-// permissionsGiven are those of the release, also what is there only while its hooks run.
+// permissionsGiven are those of the release, including its hooks.
 func permissionsGiven() (all []permission, err error) {
 	type role struct{ kind, namespace, name string }
 	rules := map[role][]rbacv1.PolicyRule{}
@@ -88,7 +88,7 @@ func permissionsGiven() (all []permission, err error) {
 	return all, nil
 }
 
-// expand takes a rule apart.
+// expand splits a rule into permissions.
 func expand(rule rbacv1.PolicyRule, account, namespace string) (all []permission) {
 	names := rule.ResourceNames
 	if len(names) == 0 {
@@ -109,7 +109,7 @@ func expand(rule rbacv1.PolicyRule, account, namespace string) (all []permission
 	return all
 }
 
-// permissionsUsed are what Plimsoll asked for in the name of its accounts since then and was not refused, by the API server's audit log.
+// permissionsUsed are the permissions that Plimsoll's accounts have used since then, by the API server's audit log.
 func permissionsUsed(since time.Time) ([]permission, error) {
 	events, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
 	if err != nil {
@@ -119,7 +119,7 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 	for _, event := range events {
 		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+namespace+":")
 		if !ours || !strings.HasPrefix(event.UserAgent, "plimsoll/") || event.StageTimestamp.Before(since) || event.ResponseStatus.Code == http.StatusForbidden {
-			continue // tests use tokens of theirs, and a release that is older says nothing of itself
+			continue // tests use these accounts' tokens, too; older releases set no user agent
 		}
 		path, _, _ := strings.Cut(event.RequestURI, "?")
 		asked := permission{account: account, resource: path, verb: event.Verb}
@@ -128,7 +128,7 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 			asked.resource = strings.Trim(object.Resource+"/"+object.Subresource, "/")
 		}
 		used[asked] = true
-		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated { // which server-side apply has to be allowed, too
+		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated { // server-side apply needs create, too
 			asked.verb = "create"
 			used[asked] = true
 		}
@@ -136,7 +136,7 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 	return slices.Collect(maps.Keys(used)), nil
 }
 
-// checkPermissions tells which permissions nobody used.
+// checkPermissions returns an error that lists the unused permissions.
 func checkPermissions(since time.Time) error {
 	if given != "" {
 		fmt.Println("skipped: which permissions were used, for which the audit log of our own cluster is needed")
@@ -161,7 +161,7 @@ func checkPermissions(since time.Time) error {
 	}
 	fmt.Printf("%d of %d permissions were used\n", len(chart)-len(idle), len(chart))
 	if len(idle) > 0 {
-		return fmt.Errorf("nobody used these permissions:\n  %s", strings.Join(idle, "\n  "))
+		return fmt.Errorf("were not used these permissions:\n  %s", strings.Join(idle, "\n  "))
 	}
 	return nil
 }

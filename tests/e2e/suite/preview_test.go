@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// nodeView is what of the Node object Preview must not change.
+// nodeView has the parts of the Node that Preview must not change.
 func nodeView(t *testing.T, node string) string {
 	t.Helper()
 	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
@@ -35,7 +35,7 @@ func nodeView(t *testing.T, node string) string {
 	return string(text)
 }
 
-func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
+func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "slowed", args: []string{"burn", "100"}, limits: "150m", requests: "20m", labels: map[string]string{"job": "batch"}})
@@ -51,8 +51,8 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		}
 		s.rule(throttle, rule{action: throttle, strategy: "Preview"})
 		s.rule(evict, rule{action: evict, strategy: "Preview"})
-		s.waitKept(throttle)
-		s.waitKept(evict)
+		s.waitRulesEnforced(throttle)
+		s.waitRulesEnforced(evict)
 		s.set(hot)
 
 		asked := agentMetrics(t, node)
@@ -96,9 +96,9 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 			{"Pod", s.name, moved, "WouldEvict", evict},
 			{"Node", "", node, "WouldDisableScheduling", evict},
 		} {
-			s.waitTold(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)
+			s.waitRuleEvent(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)
 		}
-		// What is counted as written may lag behind the requests.
+		// The counters of writes may lag behind the requests.
 		eventually(t, 15*time.Second, "all that was written are events and the status", func() error {
 			now := agentMetrics(t, node)
 			grew := func(name string) float64 { return now[name] - asked[name] }
@@ -115,22 +115,22 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 		// The same rules, acting.
 		s.rule(throttle, rule{action: throttle})
 		s.rule(evict, rule{action: evict})
-		s.waitEnding(20*time.Second, moved)
+		s.waitTerminating(20*time.Second, moved)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
-		s.waitTold("Pod", s.name, moved, "PodEvicted", evict)
-		s.waitTold("Node", "", node, "SchedulingDisabled", evict)
+		s.waitRuleEvent("Pod", s.name, moved, "PodEvicted", evict)
+		s.waitRuleEvent("Node", "", node, "SchedulingDisabled", evict)
 		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
-			told := s.throttled("slowed")
-			if told == nil || told.Rule != throttle+"/hot" || told.ToMillicores == nil {
-				return fmt.Errorf("the status says %+v", told)
+			reported := s.throttled("slowed")
+			if reported == nil || reported.Rule != throttle+"/hot" || reported.ToMillicores == nil {
+				return fmt.Errorf("the status says %+v", reported)
 			}
-			// Foretold as `to 90 %, 123m`, from what the pod used then.
-			var ratio, foretold int
-			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &foretold); err != nil {
-				t.Fatalf("it was foretold as %q: %v", how["throttle"], err)
+			// Predicted as `to 90 %, 123m`, from the pod's usage at that time.
+			var ratio, previewPolicies int
+			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &previewPolicies); err != nil {
+				t.Fatalf("the preview was %q: %v", how["throttle"], err)
 			}
-			if told.Ratio != ratio || *told.ToMillicores < foretold*8/10 || *told.ToMillicores > foretold*12/10 {
-				t.Fatalf("it was foretold as %q, and became %d %%, %dm", how["throttle"], told.Ratio, *told.ToMillicores)
+			if reported.Ratio != ratio || *reported.ToMillicores < previewPolicies*8/10 || *reported.ToMillicores > previewPolicies*12/10 {
+				t.Fatalf("the preview was %q, but it became %d %%, %dm", how["throttle"], reported.Ratio, *reported.ToMillicores)
 			}
 			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
 		})
@@ -140,10 +140,10 @@ func TestPreviewChangesNothingAndNamesWhatNoneThenDoes(t *testing.T) {
 	})
 }
 
-// waitTold waits until an event about an object, with this reason, names the rule of a NodeQOS.
-func (s *scene) waitTold(kind, ns, name, reason, nodeQOS string) {
+// waitRuleEvent waits until an event about an object, with this reason, names the rule of a NodeQOS.
+func (s *scene) waitRuleEvent(kind, ns, name, reason, nodeQOS string) {
 	s.Helper()
-	eventually(s, 15*time.Second, fmt.Sprintf("%s of %s %s for %s is told", reason, kind, name, nodeQOS), func() error {
+	eventually(s, 15*time.Second, fmt.Sprintf("%s of %s %s for %s is reported", reason, kind, name, nodeQOS), func() error {
 		all := events(s, kind, ns, name)
 		for _, event := range all {
 			if strings.HasPrefix(event, reason+": ") && strings.Contains(event, nodeQOS+"/hot") {
@@ -172,15 +172,15 @@ func agentMetrics(t *testing.T, node string) map[string]float64 {
 	return read
 }
 
-// foreseen is what the tests read of what `plimsoll preview -o json` prints.
-type foreseen struct {
+// previewOutput has the fields of `plimsoll preview -o json` that the tests read.
+type previewOutput struct {
 	Nodes []struct {
 		Node  string
-		Rules []foreseenRule
+		Rules []previewRule
 	}
 }
 
-type foreseenRule struct {
+type previewRule struct {
 	Rule, Standing, Scheduling string
 	Source                     struct{ From string }
 	Pods                       []struct {
@@ -190,30 +190,30 @@ type foreseenRule struct {
 	}
 }
 
-// preview runs the command of the binary under test for policies in a file, and returns what it says of the scene's node, by rule.
-func (s *scene) preview(file string, args ...string) (rules map[string]foreseenRule, err error) {
+// preview runs `plimsoll preview` for policies in a file, and returns its output for the scene's node, by rule.
+func (s *scene) preview(file string, args ...string) (rules map[string]previewRule, err error) {
 	s.Helper()
 	command := []string{binary(), "preview", "--kubeconfig", absolute("target/e2e/kubeconfig"), "-f", file, "--node", s.node, "-o", "json"}
 	out, err := run("", append(command, args...)...)
 	if err != nil {
 		return nil, err
 	}
-	var read foreseen
+	var read previewOutput
 	if err := json.Unmarshal([]byte(out), &read); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
 	if len(read.Nodes) != 1 || read.Nodes[0].Node != s.node {
 		return nil, fmt.Errorf("it was asked about %s: %s", s.node, out)
 	}
-	rules = map[string]foreseenRule{}
+	rules = map[string]previewRule{}
 	for _, rule := range read.Nodes[0].Rules {
 		rules[rule.Rule] = rule
 	}
 	return rules, nil
 }
 
-// victims are the pods to which this would be done, in their order.
-func (r foreseenRule) victims(change string) (names []string) {
+// victims are the pods that this change would affect, in order.
+func (r previewRule) victims(change string) (names []string) {
 	for _, pod := range r.Pods {
 		for _, would := range pod.Would {
 			if would.Change == change {
@@ -225,7 +225,7 @@ func (r foreseenRule) victims(change string) (names []string) {
 }
 
 // reason is why nothing is done to a pod of the scene.
-func (r foreseenRule) reason(s *scene, name string) string {
+func (r previewRule) reason(s *scene, name string) string {
 	for _, pod := range r.Pods {
 		if pod.Namespace == s.name && pod.Name == name {
 			return strings.Join(pod.Reasons, "; ")
@@ -234,7 +234,7 @@ func (r foreseenRule) reason(s *scene, name string) string {
 	return "it is not there"
 }
 
-// victims are the pods to which the agent says that a rule would do this, in the order in which it would.
+// victims are the pods that the rule would affect according to the agent, in order.
 func (w watermark) victims(rule, what string) (names []string) {
 	for _, entry := range w.Status.Would {
 		if entry.Rule == rule && entry.What == what {
@@ -244,9 +244,9 @@ func (w watermark) victims(rule, what string) (names []string) {
 	return names
 }
 
-// foretold are policies of which one rule is over its mark wherever anything runs, and the other where the scene says so. They throttle batch
+// previewPolicies have one rule that is above its threshold on any node, and one that follows the scene's metric. They throttle batch
 // jobs, and evict the app moved.
-const foretold = `apiVersion: ensurance.crane.io/v1alpha1
+const previewPolicies = `apiVersion: ensurance.crane.io/v1alpha1
 kind: AvoidanceAction
 metadata: {name: %[1]s-throttle, labels: {e2e: %[1]s}}
 spec: {coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 90}}}
@@ -278,9 +278,9 @@ spec:
   - {name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-evict, strategy: Preview, metricRule: {name: %[4]s, value: %[5]d}}
 `
 
-// TestPreviewByTheCommandForetellsWhatTheAgentThenSays asks about policies that nobody has applied yet: what pods use only the kubelet can tell.
-func TestPreviewByTheCommandForetellsWhatTheAgentThenSays(t *testing.T) {
-	needShell(t) // what runs on this machine has our own cluster's kubeconfig
+// TestPreviewCommandMatchesTheAgent previews policies that are not applied yet: pod usage comes from the kubelet.
+func TestPreviewCommandMatchesTheAgent(t *testing.T) {
+	needShell(t) // the command uses our own cluster's kubeconfig
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		batch := map[string]string{"job": "batch"}
@@ -291,7 +291,7 @@ func TestPreviewByTheCommandForetellsWhatTheAgentThenSays(t *testing.T) {
 			work{name: "second", args: []string{"burn", "90"}, requests: "10m", labels: batch},
 		)
 		moved := s.owned(work{name: "moved", args: []string{"burn", "40"}, requests: "10m"})[0]
-		wanted := outlook{
+		wanted := expectedPreview{
 			throttled: []string{s.name + "/first", s.name + "/second"}, evicted: []string{s.name + "/" + moved},
 			spared: []spared{
 				{"busy", "kept", "it is protected"},
@@ -299,34 +299,34 @@ func TestPreviewByTheCommandForetellsWhatTheAgentThenSays(t *testing.T) {
 				{"hot", "first", "no PodQOS allows this action on it"},
 			},
 		}
-		policies := fmt.Sprintf(foretold, s.name, node, gaugeAddress, s.metric(), mark)
+		policies := fmt.Sprintf(previewPolicies, s.name, node, gaugeAddress, s.metric(), threshold)
 		file := filepath.Join(t.TempDir(), "policies.yaml")
 		if err := os.WriteFile(file, []byte(policies), 0o600); err != nil {
 			t.Fatal(err)
 		}
 
-		// A kubelet looks at its pods every 10 to 15 s.
-		eventually(t, 90*time.Second, "it is foretold from what the kubelet tells", func() error {
+		// A kubelet measures its pods every 10 to 15 s.
+		eventually(t, 90*time.Second, "the preview from the kubelet's data matches", func() error {
 			rules, err := s.preview(file, "--value", fmt.Sprintf("%s=%d", s.metric(), hot))
 			if err != nil {
 				return err
 			}
-			return wanted.checkForetold(s, rules, "kubelet", "given")
+			return wanted.checkCommand(s, rules, "kubelet", "given")
 		})
 		if made := kubectl(t, "get", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "-o", "name"); made != "" {
-			t.Fatalf("policies that were only looked at are applied: %s", made)
+			t.Fatalf("the preview applied policies: %s", made)
 		}
 
 		s.set(hot)
 		apply(t, policies)
-		s.waitKept(s.name)
-		eventually(t, 40*time.Second, "the agent says the same", func() error { return wanted.checkSaid(s) })
-		eventually(t, 60*time.Second, "it is foretold from what the agent tells", func() error {
+		s.waitRulesEnforced(s.name)
+		eventually(t, 40*time.Second, "the agent's status matches", func() error { return wanted.checkStatus(s) })
+		eventually(t, 60*time.Second, "the preview from the agent's data matches", func() error {
 			rules, err := s.preview(file)
 			if err != nil {
 				return err
 			}
-			return wanted.checkForetold(s, rules, "agent", "agent")
+			return wanted.checkCommand(s, rules, "agent", "agent")
 		})
 		if err := s.alive(moved); err != nil {
 			t.Error(err)
@@ -334,17 +334,17 @@ func TestPreviewByTheCommandForetellsWhatTheAgentThenSays(t *testing.T) {
 	})
 }
 
-// outlook is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and why some
-// are spared.
-type outlook struct {
+// expectedPreview is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and why some
+// are skipped.
+type expectedPreview struct {
 	throttled, evicted []string
 	spared             []spared
 }
 
 type spared struct{ rule, pod, reason string }
 
-// checkForetold tells whether the command says so, with the values of busy and hot from these sources.
-func (o outlook) checkForetold(s *scene, rules map[string]foreseenRule, busyFrom, hotFrom string) error {
+// checkCommand checks the command's output, with the values of busy and hot from these sources.
+func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, busyFrom, hotFrom string) error {
 	busy, heated := rules[s.name+"/busy"], rules[s.name+"/hot"]
 	if busy.Standing != "over" || heated.Standing != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
 		return fmt.Errorf("busy is %q by the %q, hot is %q by the %q", busy.Standing, busy.Source.From, heated.Standing, heated.Source.From)
@@ -363,8 +363,8 @@ func (o outlook) checkForetold(s *scene, rules map[string]foreseenRule, busyFrom
 	return nil
 }
 
-// checkSaid tells whether the agent's status says so.
-func (o outlook) checkSaid(s *scene) error {
+// checkStatus checks the agent's status.
+func (o expectedPreview) checkStatus(s *scene) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
 		return err
@@ -376,7 +376,7 @@ func (o outlook) checkSaid(s *scene) error {
 	return o.check(now.victims(busy, "throttle"), now.victims(heated, "evict"))
 }
 
-func (o outlook) check(throttled, evicted []string) error {
+func (o expectedPreview) check(throttled, evicted []string) error {
 	if !slices.Equal(throttled, o.throttled) || !slices.Equal(evicted, o.evicted) {
 		return fmt.Errorf("it would throttle %v and evict %v, not %v and %v", throttled, evicted, o.throttled, o.evicted)
 	}

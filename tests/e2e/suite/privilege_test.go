@@ -30,10 +30,10 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// escape is a shell that was got in the agent's place: it says of each attempt whether it left its container, and of the one thing that
-// it is there for whether it can do it. $TREES are the cgroup trees that it may read, $PODS the parts of them that it may write. There is
+// escape is a shell script that runs in the agent's place: it reports for each attempt whether it left its container, and whether it can still
+// do the agent's job. $TREES are the cgroup trees that it may read, $PODS the parts that it may write. There is
 // a pod on the node that is root without capabilities, as it is itself: the kernel keeps such processes apart only where they can't see each other.
-// Of what was held it tells the number alone: a container's last message may have 4096 bytes.
+// It only counts the blocked attempts: a termination message is limited to 4096 bytes.
 const escape = `
 b=/bin/busybox
 held=0
@@ -102,7 +102,7 @@ echo "$held attempts were held"
 echo end
 `
 
-func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
+func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		needShell(t) // and the tools' image
 		s := shared(t, node)
@@ -147,10 +147,10 @@ func TestWhoeverTakesOverAnAgentCannotLeaveItsContainer(t *testing.T) {
 	})
 }
 
-// TestALockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
-// TestOfSinglePodsAnAgentSaysNothingToWhoeverAsks: an API server connects to it from elsewhere, as any pod of the cluster does. That the
-// chart's agents leave series of single pods out is shown where it is rendered.
-func TestOfSinglePodsAnAgentSaysNothingToWhoeverAsks(t *testing.T) {
+// TestLockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
+// TestAgentDoesNotExposePodsToRemoteClients: the API server's proxy connects from outside, like any pod of the cluster. That the
+// chart's agents omit per-pod series is tested in package chart.
+func TestAgentDoesNotExposePodsToRemoteClients(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/v1/node-metric"
 		answer, err := kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(background)
@@ -163,7 +163,7 @@ func TestOfSinglePodsAnAgentSaysNothingToWhoeverAsks(t *testing.T) {
 	})
 }
 
-func TestALockedAgentReclaimsPageCache(t *testing.T) {
+func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	t.Parallel()
 	const node, mib = "v2", 1 << 20
 	if !slices.Contains(nodes, node) {
@@ -188,7 +188,7 @@ func TestALockedAgentReclaimsPageCache(t *testing.T) {
 	s.action(s.name, "{coolDownSeconds: 2, throttle: {memoryThrottle: {forceGC: true}}}")
 	s.allow(s.name, "", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 	const done = `actions_total{action="reclaim",strategy="None"}`
 	earlier := agentMetrics(t, node)[done]
 	s.set(hot)
@@ -207,9 +207,9 @@ func TestALockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(cold)
 }
 
-// TestALockedAgentMakesAPodIdleClass ends it both ways: the rule is over, and its policies are deleted. Of a Guaranteed pod, whose cgroup is
-// beside those of the other classes, nothing else can be taken: its request is all that it has.
-func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
+// TestLockedAgentSetsPodIdleClass ends it both ways: the rule ends, and its policies are deleted. A Guaranteed pod, whose cgroup is
+// beside those of the other classes, keeps its quota: its request is its limit.
+func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(
@@ -233,7 +233,7 @@ func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
 		for action, app := range map[string]string{s.name: "free", classAlone: "guaranteed"} {
 			s.allow(action, app, action)
 			s.rule(action, rule{action: action})
-			s.waitKept(action)
+			s.waitRulesEnforced(action)
 		}
 
 		s.set(hot)
@@ -244,23 +244,23 @@ func TestALockedAgentMakesAPodIdleClass(t *testing.T) {
 		}
 		eventually(t, 20*time.Second, "the status tells that it is throttled", func() error {
 			// How far its quota goes down after that depends on what others leave it.
-			told := s.throttled(free.name)
-			if told == nil || told.Rule != s.name+"/hot" || told.Ratio < 50 || told.FromMillicores != nil {
-				return fmt.Errorf("the status says %+v", told)
+			reported := s.throttled(free.name)
+			if reported == nil || reported.Rule != s.name+"/hot" || reported.Ratio < 50 || reported.FromMillicores != nil {
+				return fmt.Errorf("the status says %+v", reported)
 			}
 			return nil
 		})
 		eventually(t, 20*time.Second, "an event tells that the class came before any quota", func() error {
 			all := events(t, "Pod", s.name, free.name)
-			if !slices.ContainsFunc(all, func(told string) bool {
-				return strings.HasPrefix(told, "PodThrottled: "+s.name+"/hot") && strings.HasSuffix(told, "; CPU unlimited, idle class")
+			if !slices.ContainsFunc(all, func(reported string) bool {
+				return strings.HasPrefix(reported, "PodThrottled: "+s.name+"/hot") && strings.HasSuffix(reported, "; CPU unlimited, idle class")
 			}) {
 				return fmt.Errorf("its events are:\n%s", strings.Join(all, "\n"))
 			}
 			return nil
 		})
 
-		// The kernel gives what stops to be idle class the default weight: this pod's own is another.
+		// The kernel resets the weight to its default when a cgroup leaves the idle class: this pod has another weight.
 		s.set(cold)
 		s.waitRestored(30*time.Second, free.folder, free.before)
 		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
@@ -306,7 +306,7 @@ func (s *scene) startWeak(name string) {
 	s.waitRunning(name)
 }
 
-// takenOver is the agent's own pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
+// takenOver is the agent's pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
 func takenOver(spec corev1.PodSpec) corev1.PodSpec {
 	spec = *spec.DeepCopy()
 	spec.RestartPolicy, spec.TerminationGracePeriodSeconds = corev1.RestartPolicyNever, ptr.To(int64(1))
@@ -329,7 +329,7 @@ func takenOver(spec corev1.PodSpec) corev1.PodSpec {
 	return spec
 }
 
-func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
+func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		names := "sed -n 's/^ *\\([^: ]*\\):.*/\\1/p' "
@@ -345,15 +345,15 @@ func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
 
 		action := s.name + "-none"
 		s.action(action, "{}")
-		// Processes of others are out of sight: what has to be known of them is unknown, not 0.
+		// Other processes are not visible: metrics that need them are unknown, not 0.
 		unknown := s.name + "-queue/hot"
-		rules := map[string]rule{ // whose marks are never reached
-			"load":  {metric: "cpu_load_1_min", mark: 1_000_000},
-			"net":   {metric: "network_receive_pckps", mark: 1_000_000_000},
-			"queue": {metric: "container_sched_run_queue_time", mark: 1_000_000_000},
+		rules := map[string]rule{ // whose thresholds are never reached
+			"load":  {metric: "cpu_load_1_min", threshold: 1_000_000},
+			"net":   {metric: "network_receive_pckps", threshold: 1_000_000_000},
+			"queue": {metric: "container_sched_run_queue_time", threshold: 1_000_000_000},
 		}
 		if onNode(t, node, "cat /proc/pressure/memory || true") != "" {
-			rules["psi"] = rule{metric: "memory_pressure_some_avg10", mark: 99}
+			rules["psi"] = rule{metric: "memory_pressure_some_avg10", threshold: 99}
 		}
 		for what, r := range rules {
 			r.action, r.strategy = action, "Preview"
@@ -381,18 +381,18 @@ func TestALockedAgentMeasuresItsNodeAndNotItsContainer(t *testing.T) {
 	})
 }
 
-// thief has the tokens that the kubelet gave to the agent of a node, and nothing else.
-type thief struct {
+// stolenToken is an attacker who has only the tokens of a node's agent.
+type stolenToken struct {
 	*scene
 	kube    kubernetes.Interface
 	objects dynamic.Interface
-	// mark is in all that it tries to write: as a value, and as the name of whoever wrote a field.
-	mark           string
+	// marker is in everything that it tries to write: as value and as field manager.
+	marker         string
 	reports, trust string
 }
 
-// steal reads what stands in the agent's container.
-func steal(s *scene) *thief {
+// stealToken reads the tokens from the agent's container.
+func stealToken(s *scene) *stolenToken {
 	s.Helper()
 	agent, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
 	if err != nil {
@@ -402,7 +402,7 @@ func steal(s *scene) *thief {
 	read := func(file string) string { return onNode(s, s.node, "cat "+secrets+file) }
 	config := rest.AnonymousClientConfig(access)
 	config.BearerToken = read("kubernetes.io/serviceaccount/token")
-	stolen := &thief{scene: s, mark: s.name + "-thief", reports: read("plimsoll.dev/report/token"), trust: read("plimsoll.dev/report/ca.crt")}
+	stolen := &stolenToken{scene: s, marker: s.name + "-thief", reports: read("plimsoll.dev/report/token"), trust: read("plimsoll.dev/report/ca.crt")}
 	if stolen.kube, err = kubernetes.NewForConfig(config); err != nil {
 		s.Fatal(err)
 	}
@@ -412,13 +412,13 @@ func steal(s *scene) *thief {
 	return stolen
 }
 
-// refused tries something until it is refused in these words: a Lease may be renewed meanwhile, and the controller be slow to answer.
-func (th *thief) refused(what, words string, try func() error) {
+// refused retries until the attempt is refused with this message: a Lease may be renewed meanwhile, and the controller may be slow.
+func (th *stolenToken) refused(what, words string, try func() error) {
 	th.Helper()
 	eventually(th, time.Minute, "it is forbidden to "+what, func() error {
 		err := try()
 		if err == nil {
-			th.Fatalf("whoever has the agent's token may %s", what)
+			th.Fatalf("a holder of the agent's token can %s", what)
 		}
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), words) {
 			return fmt.Errorf("not as %q: %w", words, err)
@@ -427,19 +427,19 @@ func (th *thief) refused(what, words string, try func() error) {
 	})
 }
 
-// patches gives what patches an object; $MARK in the patch is the thief's mark.
-func (th *thief) patches(kind schema.GroupVersionResource, name, patch string, subresources ...string) func() error {
+// patches returns a function that patches an object; $MARK in the patch stands for the marker.
+func (th *stolenToken) patches(kind schema.GroupVersionResource, name, patch string, subresources ...string) func() error {
 	return func() error {
-		body := []byte(strings.ReplaceAll(patch, "$MARK", th.mark))
-		_, err := th.objects.Resource(kind).Patch(background, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: th.mark}, subresources...)
+		body := []byte(strings.ReplaceAll(patch, "$MARK", th.marker))
+		_, err := th.objects.Resource(kind).Patch(background, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: th.marker}, subresources...)
 		return err
 	}
 }
 
-func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
+func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		needShell(t)
-		th := steal(shared(t, node))
+		th := stealToken(shared(t, node))
 		const label, cordon = `{"metadata":{"labels":{"stolen":"$MARK"}}}`, `{"spec":{"unschedulable":true}}`
 		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified, not "
 		th.refused("label its own node", ours+"metadata.labels", th.patches(allNodes, node, label))
@@ -450,8 +450,8 @@ func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
 				return err
 			})
 		}
-		th.removesNoGuard()
-		th.evictsNothingByItself(node)
+		th.cannotRemoveGuards()
+		th.cannotEvictDirectly(node)
 		if len(nodes) > 1 {
 			their, only := other(node), "may write no Node but its own, not "+other(node)
 			taint := `{"spec":{"taints":[{"key":"` + taintKey + `","value":"$MARK","effect":"NoSchedule"}]}}`
@@ -461,15 +461,15 @@ func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
 			status := th.patches(nodeWatermarks, their, `{"status":{"observedHash":"$MARK"}}`, "status")
 			th.refused("speak for another agent", "the status of its own, not that of "+their, status)
 			th.refused("renew the Lease of another", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
-			th.evictsNobodyOn(their)
-			th.reportsNothingOf(their)
+			th.cannotEvictOn(their)
+			th.cannotReportFor(their)
 		}
-		// Whatever it had written would bear its mark.
+		// Any successful write would carry the marker.
 		written := append([]string{"get", "node,nodewatermark,lease", "-n", "plimsoll-node-lease", "-o", "json", "--show-managed-fields", "--ignore-not-found"}, nodes...)
-		if now := kubectl(t, written...); !strings.Contains(now, "managedFields") || strings.Contains(now, th.mark) {
-			t.Errorf("%s has written to one of these:\n%s", th.mark, now)
+		if now := kubectl(t, written...); !strings.Contains(now, "managedFields") || strings.Contains(now, th.marker) {
+			t.Errorf("%s has written to one of these:\n%s", th.marker, now)
 		}
-		// What it still can do, as docs/security.md says: read.
+		// It can still read, as docs/security.md says.
 		pods, err := th.kube.CoreV1().Pods("").List(background, metav1.ListOptions{})
 		if err != nil || len(pods.Items) == 0 {
 			t.Errorf("an agent's token reads no pods: %v", err)
@@ -480,8 +480,8 @@ func TestAStolenTokenOfAnAgentIsGoodForItsOwnNodeAlone(t *testing.T) {
 	})
 }
 
-// removesNoGuard tries to delete what holds it.
-func (th *thief) removesNoGuard() {
+// cannotRemoveGuards tries to delete the admission policies that restrict it.
+func (th *stolenToken) cannotRemoveGuards() {
 	th.Helper()
 	guards := strings.Fields(kubectl(th, "get", "validatingadmissionpolicy,validatingadmissionpolicybinding",
 		"-l", "app.kubernetes.io/instance=plimsoll", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {end}`))
@@ -502,20 +502,20 @@ func (th *thief) removesNoGuard() {
 	}
 }
 
-// renew takes the Lease of a node for its own.
-func (th *thief) renew(node string) error {
+// renew tries to take over the Lease of a node.
+func (th *stolenToken) renew(node string) error {
 	leases := th.kube.CoordinationV1().Leases("plimsoll-node-lease")
 	lease, err := leases.Get(background, node, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	lease.Spec.HolderIdentity = &th.mark
-	_, err = leases.Update(background, lease, metav1.UpdateOptions{FieldManager: th.mark})
+	lease.Spec.HolderIdentity = &th.marker
+	_, err = leases.Update(background, lease, metav1.UpdateOptions{FieldManager: th.marker})
 	return err
 }
 
-// evictsNothingByItself tries to evict a pod of its own node, and to have one evicted that no rule names.
-func (th *thief) evictsNothingByItself(node string) {
+// cannotEvictDirectly tries to evict a pod of its own node, and to request the eviction of one that no rule selects.
+func (th *stolenToken) cannotEvictDirectly(node string) {
 	th.Helper()
 	th.running(work{name: "own-" + node, args: []string{"pause"}})
 	own := th.pod("own-" + node)
@@ -523,18 +523,18 @@ func (th *thief) evictsNothingByItself(node string) {
 		return th.kube.PolicyV1().Evictions(th.name).Evict(background, &policyv1.Eviction{
 			ObjectMeta: metav1.ObjectMeta{Name: own.Name, Namespace: own.Namespace}, DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &own.UID}}})
 	})
-	th.hasNotEvicted(own, "no rule asks for it any more")
+	th.evictionRefused(own, "no rule asks for it any more")
 }
 
-// evictsNobodyOn tries to have a pod of another node evicted, as itself and in the name of its agent.
-func (th *thief) evictsNobodyOn(node string) {
+// cannotEvictOn requests the eviction of another node's pod, as itself and as that node's agent.
+func (th *stolenToken) cannotEvictOn(node string) {
 	th.Helper()
-	there := &scene{th.T, node, th.name, th.calm}
+	there := &scene{th.T, node, th.name, th.settleTimeout}
 	there.running(work{name: "elsewhere", args: []string{"pause"}})
 	pod := there.pod("elsewhere")
-	th.hasNotEvicted(pod, "it is not on this node any more")
+	th.evictionRefused(pod, "it is not on this node any more")
 	th.refused("ask in the name of another agent", fmt.Sprintf("only the agent of node %q may request evictions of its pods", node), func() error {
-		_, err := plane.Evict(background, th.kube, node, th.wish(pod, ""))
+		_, err := plane.Evict(background, th.kube, node, th.evictionRequest(pod, ""))
 		return err
 	})
 	if err := there.alive("elsewhere"); err != nil {
@@ -542,37 +542,37 @@ func (th *thief) evictsNobodyOn(node string) {
 	}
 }
 
-// wish is a request to evict a pod, for a rule that there is not.
-func (th *thief) wish(pod *corev1.Pod, hash string) report.Eviction {
-	return report.Eviction{BootID: th.mark, Sequence: time.Now().UnixNano(), Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
-		Rule: th.mark + "/hot", Hash: cmp.Or(hash, "none")}
+// evictionRequest requests the eviction of a pod for a rule that does not exist.
+func (th *stolenToken) evictionRequest(pod *corev1.Pod, hash string) report.Eviction {
+	return report.Eviction{BootID: th.marker, Sequence: time.Now().UnixNano(), Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+		Rule: th.marker + "/hot", Hash: cmp.Or(hash, "none")}
 }
 
-// hasNotEvicted asks for the eviction of a pod with all that the agent's token can read, until the leader refuses it in these words.
-func (th *thief) hasNotEvicted(pod *corev1.Pod, words string) {
+// evictionRefused requests an eviction with everything that the token can read, until the leader refuses it with this message.
+func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 	th.Helper()
 	eventually(th, time.Minute, "the leader refuses to evict "+pod.Name, func() error {
 		now, err := watermarkOf(th.node)
 		if err != nil {
 			return err
 		}
-		said, err := plane.Evict(background, th.kube, th.node, th.wish(pod, now.Spec.Hash))
+		said, err := plane.Evict(background, th.kube, th.node, th.evictionRequest(pod, now.Spec.Hash))
 		if said.Result == "accepted" {
-			th.Fatalf("whoever has the agent's token may have %s evicted", pod.Name)
+			th.Fatalf("a holder of the agent's token can have %s evicted", pod.Name)
 		}
-		// Other scenes may change the rules of the node, or be evicting there.
+		// Other scenes may change the node's rules or evict there meanwhile.
 		if err != nil || said.Result != "refused" || !strings.Contains(said.Why, words) {
 			return fmt.Errorf("it is answered %+v (%v)", said, err)
 		}
 		return nil
 	})
-	if err := (&scene{th.T, th.node, pod.Namespace, th.calm}).alive(pod.Name); err != nil {
+	if err := (&scene{th.T, th.node, pod.Namespace, th.settleTimeout}).alive(pod.Name); err != nil {
 		th.Error(err)
 	}
 }
 
-// reportsNothingOf tries to report for another node. Node v1, which is this machine, reaches controllers.
-func (th *thief) reportsNothingOf(node string) {
+// cannotReportFor tries to report for another node. Node v1, which is this machine, reaches controllers.
+func (th *stolenToken) cannotReportFor(node string) {
 	th.Helper()
 	if _, err := tryOnNode("v1", "command -v curl"); err != nil {
 		th.Log("no report was forged: there is no curl")
@@ -590,7 +590,7 @@ func (th *thief) reportsNothingOf(node string) {
 			"Authorization: Bearer "+th.reports, "Content-Type: application/json", report, " %{http_code}")
 		answer, err := run(options, clusterTool, "on", "v1", "curl", "--config", "-")
 		if strings.HasSuffix(answer, " 200") {
-			th.Fatalf("whoever has the agent's token may report for another node: %s", answer)
+			th.Fatalf("a holder of the agent's token can report for another node: %s", answer)
 		}
 		if said := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, said) {
 			return fmt.Errorf("it is answered %q (%v)", answer, err)

@@ -38,7 +38,7 @@ const (
 	rateInterval = 10 * scrapeInterval
 )
 
-// prometheus is a server of its own on node v1, which is this machine.
+// prometheus is a server on node v1, which is this machine.
 type prometheus struct {
 	*testing.T
 	promv1.API
@@ -80,7 +80,7 @@ func ofPod(kind, label string) string {
 	return "__meta_kubernetes_pod_" + kind + "_" + regexp.MustCompile(`\W`).ReplaceAllString(label, "_")
 }
 
-// selecting keeps the pods that a selector of labels finds.
+// selecting keeps the pods that a label selector matches.
 func selecting(t *testing.T, selector metav1.LabelSelector) (all []relabelling) {
 	t.Helper()
 	keep := func(label string, values ...string) {
@@ -98,7 +98,7 @@ func selecting(t *testing.T, selector metav1.LabelSelector) (all []relabelling) 
 	return all
 }
 
-// jobs are what the Prometheus operator makes of a PodMonitor, as far as the chart's goes.
+// jobs are the scrape configs that the Prometheus operator generates from the chart's PodMonitor.
 func jobs(t *testing.T, monitor monitoring.PodMonitor, kubeconfig string) (jobs []any) {
 	t.Helper()
 	left := *monitor.Spec.DeepCopy()
@@ -141,7 +141,7 @@ func jobs(t *testing.T, monitor monitoring.PodMonitor, kubeconfig string) (jobs 
 	return jobs
 }
 
-// startPrometheus starts one, which ends with the test, or with this process.
+// startPrometheus starts a Prometheus that ends with the test or with this process.
 func startPrometheus(t *testing.T, node string) prometheus {
 	t.Helper()
 	monitor, rules := monitoringObjects(t)
@@ -163,7 +163,7 @@ func startPrometheus(t *testing.T, node string) prometheus {
 	})
 	const port = "9090"
 	address := addressOf(t, node) + ":" + port
-	// Its end is that of the shell's input.
+	// It stops when the shell's stdin is closed.
 	process := exec.Command(clusterTool, "on", node, "sh", "-c", `"$@" & read -r _; kill $!; wait $!`, "sh",
 		absolute("target/e2e/bin/prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(folder, "data"), "--web.listen-address="+address)
 	var log strings.Builder
@@ -190,7 +190,7 @@ func startPrometheus(t *testing.T, node string) prometheus {
 	return p
 }
 
-// addressOf is that of a node inside its cluster.
+// addressOf is a node's address inside its cluster.
 func addressOf(t *testing.T, node string) string {
 	t.Helper()
 	object, err := kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{})
@@ -336,12 +336,12 @@ func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 	}
 }
 
-// isElsewhere tells of what there is on nodes with cgroup v2 alone, as its help says, where there is no such node.
+// isElsewhere reports whether a series exists only on cgroup v2 nodes and there is none here.
 func isElsewhere(what string) bool {
 	return strings.Contains(what, "plimsoll_agent_pod_stalled_percent") && !slices.Contains(nodes, "v2")
 }
 
-func TestPrometheusFindsWhatTheDashboardAndTheAlertsAskFor(t *testing.T) {
+func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	needShell(t)
 	const node = "v1" // where Prometheus is too
 	if !slices.Contains(nodes, node) {
@@ -378,8 +378,8 @@ func TestPrometheusFindsWhatTheDashboardAndTheAlertsAskFor(t *testing.T) {
 	p.waitQuiet(2 * time.Minute)
 }
 
-// movesFigures has a pod throttled, one spared and one evicted, the node closed, and a rule that would do the same; then nothing in
-// force; then all of it once more. Each is waited for where people look: in Prometheus.
+// movesFigures has a pod throttled, one skipped and one evicted, the node closed, and a Preview rule for the same; then nothing in
+// force; then all of it again. Each step waits for Prometheus to show it.
 func (s *scene) movesFigures(p prometheus) {
 	s.Helper()
 	hold, shut, move, look := s.name+"-hold", s.name+"-shut", s.name+"-move", s.name+"-look"
@@ -402,7 +402,7 @@ func (s *scene) movesFigures(p prometheus) {
 	s.rule(look, rule{action: hold, strategy: "Preview"})
 	s.rule(move, rule{action: move, metric: evicts})
 	for _, name := range []string{hold, shut, look, move} {
-		s.waitKept(name)
+		s.waitRulesEnforced(name)
 	}
 	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_mark) == 4`, s.name))
 

@@ -23,19 +23,19 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// previousRelease is the revision that is upgraded from: the last one whose agents evict by themselves, if a webhook allows it. `make previous` builds
+// previousRelease is the revision to upgrade from: the last one whose agents post Evictions themselves. `make previous` builds
 // its binary.
 const previousRelease = "ab566abdeb5a3e976b52ecd50fa3a212a037d4c8"
 
-// A release is the installation under test in the hands of whoever follows docs/install.md.
+// A release is the installation under test, managed as docs/install.md describes.
 type release struct {
 	page   *pages.Page
-	values string // the file of values that each command of the page is given besides
+	values string // values file that each Helm command of the page gets in addition
 }
 
-// TestTheReleaseFromInstallationToRemoval does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
-// has the cluster alone: nothing of ours is left in it at times.
-func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
+// TestReleaseFromInstallToUninstall does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
+// has the cluster alone, since it uninstalls everything at times.
+func TestReleaseFromInstallToUninstall(t *testing.T) {
 	needShell(t)
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
 	r.page = pages.Read(t, absolute("."), "docs/install.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -44,7 +44,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generous)
+	r.have(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
 		if err := install(); err != nil {
 			t.Error(err)
@@ -55,10 +55,10 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 		test func(*testing.T, *release)
 	}{
 		{"uninstalled while it acts it leaves every node as it was", uninstalledWhileItActs},
-		{"installed with nothing to edit it says that all is well", installedAnew},
+		{"installed with nothing to edit it says that all is well", freshInstall},
 		{"the policies of a preset came with it, are changed, and go", anotherPreset},
 		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
-		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradedInTheMiddleOfARound},
+		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradedDuringARound},
 		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
 		{"without Helm it comes, acts and goes as well", withoutHelm},
 	} {
@@ -69,7 +69,7 @@ func TestTheReleaseFromInstallationToRemoval(t *testing.T) {
 	r.page.AllRun()
 }
 
-// have sets the values that the page's commands get besides.
+// have sets the additional values of the page's commands.
 func (r *release) have(t *testing.T, repository, tag, more string) {
 	t.Helper()
 	ours, err := values(repository, tag)
@@ -81,12 +81,12 @@ func (r *release) have(t *testing.T, repository, tag, more string) {
 	}
 }
 
-// onAll presses every node at the same time.
-func onAll(t *testing.T) (all []*oracle) {
+// onAll puts every node under pressure at the same time.
+func onAll(t *testing.T) (all []*baseline) {
 	t.Helper()
 	for _, node := range nodes {
 		s := newScene(t, node)
-		o, _ := pressed(t, s)
+		o, _ := underPressure(t, s)
 		all = append(all, o)
 	}
 	return all
@@ -94,7 +94,7 @@ func onAll(t *testing.T) (all []*oracle) {
 
 func uninstalledWhileItActs(t *testing.T, r *release) {
 	all := onAll(t)
-	t.Cleanup(func() { // for the scenes to end
+	t.Cleanup(func() { // so that the scenes can clean up
 		if t.Failed() {
 			install()
 		} else {
@@ -127,7 +127,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 		}
 		return nil
 	})
-	// The pods go on burning all the while, and nobody is there who would mind.
+	// The pods keep burning CPU, and no agent reacts.
 	always(t, 5*time.Second, "nobody touches a node any more", func() error {
 		for _, o := range all {
 			if found, err := taint(o.scene.node); err != nil || found != nil {
@@ -149,8 +149,8 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 	})
 }
 
-// untouched fails the test unless a node is as if we had never been there.
-func (o *oracle) untouched(t *testing.T) {
+// untouched fails the test unless a node has no trace of us.
+func (o *baseline) untouched(t *testing.T) {
 	t.Helper()
 	if err := o.asBefore(); err != nil {
 		t.Error(err)
@@ -163,8 +163,8 @@ func (o *oracle) untouched(t *testing.T) {
 	}
 }
 
-// asBefore tells which cgroup is not as it was.
-func (o *oracle) asBefore() error {
+// asBefore returns an error that names the changed cgroups.
+func (o *baseline) asBefore() error {
 	for _, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
 		if err == nil {
@@ -174,7 +174,7 @@ func (o *oracle) asBefore() error {
 			return fmt.Errorf("%s on %s: %w", v.name, o.scene.node, err)
 		}
 	}
-	return o.leftAlone()
+	return o.bystanderUntouched()
 }
 
 func noFinalizers(t *testing.T) {
@@ -182,14 +182,14 @@ func noFinalizers(t *testing.T) {
 	found := kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions,nodewatermarks,crds", "-o",
 		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {.metadata.finalizers}{"\n"}{end}`)
 	for _, line := range strings.Split(found, "\n") {
-		// An API server's own, while a definition is deleted.
+		// A finalizer of the API server while it deletes a CRD.
 		if line != "" && !strings.Contains(line, "customresourcecleanup.apiextensions.k8s.io") {
 			t.Errorf("a finalizer is left: %s", line)
 		}
 	}
 }
 
-// ofOurs are all objects of the cluster that bear our name, our label or a kind of ours, but for events.
+// ofOurs are all objects with our name, label or kinds, except events.
 func ofOurs() ([]string, error) {
 	kinds, err := tryKubectl("", "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
@@ -214,7 +214,7 @@ func ofOurs() ([]string, error) {
 	return slices.Compact(ours), nil
 }
 
-// installWith installs it where nothing of it is left, the definitions neither, with the policies of a preset.
+// installWith installs the chart with a preset on a cluster without it and without its CRDs.
 func (r *release) installWith(t *testing.T, preset string) {
 	t.Helper()
 	repository, tag, err := image()
@@ -227,16 +227,16 @@ func (r *release) installWith(t *testing.T, preset string) {
 		}
 		return nil
 	})
-	r.have(t, repository, tag, generous+"policies: {preset: "+preset+"}\n")
+	r.have(t, repository, tag, generousBudgets+"policies: {preset: "+preset+"}\n")
 	r.page.Run(t, "Install")
-	r.have(t, repository, tag, generous)
+	r.have(t, repository, tag, generousBudgets)
 }
 
-func installedAnew(t *testing.T, r *release) {
-	// After all of it was removed: policies could be made only when a pod had seen their definitions served.
+func freshInstall(t *testing.T, r *release) {
+	// Policies can be created only after a hook has seen their CRDs served.
 	waitPreset(t, "preview")
-	if told := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(told, "Completed: Job completed") {
-		t.Errorf("what waits for the definitions has told %q", told)
+	if reported := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(reported, "Completed: Job completed") {
+		t.Errorf("what waits for the definitions has told %q", reported)
 	}
 	if left := kubectl(t, "get", "jobs,sa", "-n", namespace, "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
 		t.Errorf("what waited for the definitions has left %s", left)
@@ -256,7 +256,7 @@ func installedAnew(t *testing.T, r *release) {
 			t.Errorf("the kubelet of %s says %s", node, out)
 		}
 	}
-	// A test that can't fail shows nothing.
+	// Make sure that the check can fail.
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=0")
 	out, err := r.page.Try("See that it works")
 	if err == nil || !strings.Contains(out, "0 of 0 replicas are ready") {
@@ -266,17 +266,17 @@ func installedAnew(t *testing.T, r *release) {
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 }
 
-// presets are the rules that each brings, in order; those of preview alone only report.
+// presets are the rules of each preset, in order; those of `preview` only report.
 var presets = map[string][]string{
 	"preview":      {"cpu-close", "cpu-throttle", "memory-evict", "memory-reclaim"},
 	"conservative": {"cpu-prefer-others", "cpu-throttle"},
 }
 
-// waitPreset waits until every node has judged the rules of a preset, and fails the test where other policies are there as well.
+// waitPreset waits until every node has evaluated the rules of a preset, and fails the test if there are other policies.
 func waitPreset(t *testing.T, preset string) {
 	t.Helper()
 	for _, node := range nodes {
-		eventually(t, 90*time.Second, "node "+node+" judges the rules of preset "+preset, func() error { return judgesPreset(node, preset) })
+		eventually(t, 90*time.Second, "node "+node+" evaluates the rules of preset "+preset, func() error { return evaluatesPreset(node, preset) })
 	}
 	for _, policy := range strings.Fields(kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", "name")) {
 		if !strings.Contains(policy, "/plimsoll-"+preset) {
@@ -285,8 +285,8 @@ func waitPreset(t *testing.T, preset string) {
 	}
 }
 
-// judgesPreset tells whether a node keeps the rules of a preset and no others, and has a value for each.
-func judgesPreset(node, preset string) error {
+// evaluatesPreset checks that a node enforces exactly the rules of a preset and has a value for each.
+func evaluatesPreset(node, preset string) error {
 	now, err := watermarkOf(node)
 	if err != nil {
 		return err
@@ -299,14 +299,14 @@ func judgesPreset(node, preset string) error {
 	}
 	slices.Sort(judged)
 	if !slices.Equal(judged, presets[preset]) || len(judged) != len(now.Status.Rules) {
-		return fmt.Errorf("of its rules it has judged %v: %+v", judged, now.Status.Rules)
+		return fmt.Errorf("it has evaluated %v: %+v", judged, now.Status.Rules)
 	}
 	return nil
 }
 
-// anotherPreset goes on where preset preview is in force.
+// anotherPreset continues with preset preview installed.
 func anotherPreset(t *testing.T, _ *release) {
-	choose := func(preset string) { // as the notes of a release say it
+	choose := func(preset string) { // as the release notes say
 		t.Helper()
 		if _, err := helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values",
 			"--set", "policies.preset="+preset, "--wait"); err != nil {
@@ -314,7 +314,7 @@ func anotherPreset(t *testing.T, _ *release) {
 		}
 	}
 	choose("conservative")
-	// Its rules act: one node has them at once, the other in a minute.
+	// Its rules act, so skip the canary phase.
 	kubectl(t, "annotate", "nodeqos", "plimsoll-conservative", "plimsoll.dev/rollout=immediate")
 	waitPreset(t, "conservative")
 	choose("none")
@@ -322,27 +322,27 @@ func anotherPreset(t *testing.T, _ *release) {
 		t.Errorf("without a preset there is %s", left)
 	}
 	for _, node := range nodes {
-		eventually(t, time.Minute, "node "+node+" keeps no rules", func() error { return keepsNothing(node) })
+		eventually(t, time.Minute, "node "+node+" has no rules", func() error { return checkNoRules(node) })
 	}
 }
 
 func upgradedAndRolledBack(t *testing.T, r *release) {
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
-		// The page's commands are shown all the same.
+		// Run the page's commands anyway.
 		chart, older = absolute("charts/plimsoll"), binary()
 	}
 	before := r.installPrevious(t, chart, older)
 	all := onAll(t)
-	kept := watchHeld(t, all)
+	kept := watchInForce(t, all)
 	now, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	// As an older definition has none.
+	// Like an older CRD, which has none.
 	kubectl(t, "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p", `[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns"}]`)
-	r.have(t, now, tag, generous)
+	r.have(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
 	agentsRun(t, now)
 	kept("an upgrade")
@@ -361,10 +361,10 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(60 * time.Second)
+		o.waitAllRestored(60 * time.Second)
 	}
 	if missing != nil {
-		t.Skipf("NOT TESTED: nothing was upgraded but the name of an image, as chart and binary of revision %s are not to be had here (make previous): %v",
+		t.Skipf("NOT TESTED: nothing was upgraded but the name of an image, as chart and binary of revision %s are not available here (make previous): %v",
 			previousRelease, missing)
 	}
 }
@@ -380,22 +380,22 @@ func (r *release) installPrevious(t *testing.T, chart, older string) (before str
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What controllers made stays when a release goes, and that chart makes objects of these names.
+	// Objects that controllers created outlive the release, and that chart has objects of the same names.
 	r.page.Run(t, "Uninstall")
-	if _, err := helm(old+generous, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
+	if _, err := helm(old+generousBudgets, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
 		t.Fatal(err)
 	}
 	agentsRun(t, before)
 	return before
 }
 
-// upgradedInTheMiddleOfARound: agents of before evict by themselves, and those of now ask the leader. While one of a node's pods ends the next one's
-// release is another.
-func upgradedInTheMiddleOfARound(t *testing.T, r *release) {
+// upgradedDuringARound: old agents evict by themselves, new ones ask the leader. The release changes while a pod
+// terminates.
+func upgradedDuringARound(t *testing.T, r *release) {
 	onlyLong(t)
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
-		t.Skipf("NOT TESTED: chart and binary of revision %s are not to be had here (make previous): %v", previousRelease, missing)
+		t.Skipf("NOT TESTED: chart and binary of revision %s are not available here (make previous): %v", previousRelease, missing)
 	}
 	now, tag, err := image()
 	if err != nil {
@@ -403,23 +403,23 @@ func upgradedInTheMiddleOfARound(t *testing.T, r *release) {
 	}
 	before := r.installPrevious(t, chart, older)
 	s := newScene(t, nodes[0])
-	const grace = 45 // longer than agents take to be replaced
+	const grace = 45 // longer than a roll-out of the agents takes
 	pods := s.owned(s.lingers("first", grace), s.lingers("second", grace), s.lingers("third", grace), s.lingers("fourth", grace))
-	e := s.watchEndings(pods)
-	s.evictsOneARound()
+	e := s.watchTerminations(pods)
+	s.evictOnePodPerRound()
 	s.set(hot)
 	next := func(count int, by string) {
 		t.Helper()
 		eventually(t, 3*time.Minute, fmt.Sprintf("pod %d is evicted by %s", count, by), func() error { return e.count(count) })
 	}
-	next(1, "the agent of before")
-	r.have(t, now, tag, generous)
+	next(1, "the old agent")
+	r.have(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
 	agentsRun(t, now)
 	next(2, "the leader")
 	r.page.Run(t, "Roll back")
 	agentsRun(t, before)
-	next(3, "the agent of before")
+	next(3, "the old agent")
 	r.page.Run(t, "Upgrade")
 	agentsRun(t, now)
 	next(4, "the leader")
@@ -427,7 +427,7 @@ func upgradedInTheMiddleOfARound(t *testing.T, r *release) {
 	e.onePerRound()
 }
 
-// olderRelease is the folder of the chart as it was, and its binary, or why they are not to be had. A binary that somebody names has to be there.
+// olderRelease is the folder of the older chart and its binary, or why they are not available. A binary named by the environment must exist.
 func olderRelease(t *testing.T) (chart, older string, missing error) {
 	t.Helper()
 	named := os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY")
@@ -438,7 +438,7 @@ func olderRelease(t *testing.T) (chart, older string, missing error) {
 		missing = fmt.Errorf("%w: %s", err, out)
 	}
 	if named != "" && missing != nil {
-		t.Fatalf("%s and the chart of revision %s are not to be had: %v", named, previousRelease, missing)
+		t.Fatalf("%s and the chart of revision %s are not available: %v", named, previousRelease, missing)
 	}
 	return filepath.Join(folder, "charts/plimsoll"), older, missing
 }
@@ -460,8 +460,8 @@ func agentsRun(t *testing.T, image string) {
 	})
 }
 
-// watchHeld looks all the time whether what is in force stays so. The answer fails the test if it did not, up to then.
-func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
+// watchInForce polls whether caps and taints stay in force. The returned function fails the test if any did not since the last call.
+func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	t.Helper()
 	caps := map[*victim]int{}
 	for _, o := range all {
@@ -479,7 +479,7 @@ func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
 			}
 			for _, v := range o.before {
 				if err == nil {
-					err = o.scene.held(v, caps[v])
+					err = o.scene.checkCap(v, caps[v])
 				}
 			}
 			lock.Lock()
@@ -494,9 +494,9 @@ func watchHeld(t *testing.T, all []*oracle) (check func(during string)) {
 		t.Helper()
 		lock.Lock()
 		defer lock.Unlock()
-		t.Logf("%s: what is in force was looked at %d times", during, looked)
+		t.Logf("%s: what is in force was checked %d times", during, looked)
 		if looked == 0 || len(lost) > 0 {
-			t.Fatalf("during %s something was let go, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
+			t.Fatalf("during %s something was released, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
 		}
 		looked = 0
 	}
@@ -507,7 +507,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generous+"uninstall: {timeoutSeconds: 30}\n")
+	r.have(t, repository, tag, generousBudgets+"uninstall: {timeoutSeconds: 30}\n")
 	r.page.Run(t, "Upgrade")
 	all := onAll(t)
 	gone := all[len(all)-1]
@@ -522,7 +522,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	}
 
 	leave()
-	kept := watchHeld(t, []*oracle{gone})
+	kept := watchInForce(t, []*baseline{gone})
 	refused()
 	kept("an uninstallation that was refused")
 	for _, o := range all[:len(all)-1] {
@@ -532,9 +532,9 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 		t.Errorf("controllers are %v", podNames(pods))
 	}
 
-	// Somebody thinks again.
+	// The user changes their mind.
 	if _, err := r.page.Try("Upgrade"); err == nil {
-		t.Error("Helm upgrades what it has begun to remove: the page says otherwise")
+		t.Error("Helm upgrades what it has started to remove: the page says otherwise")
 	}
 	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
 	waitAgent(gone.scene, "")
@@ -568,8 +568,8 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	for _, o := range all {
 		for _, v := range o.before {
 			eventually(t, time.Minute, v.name+" is throttled again", func() error {
-				if told := o.scene.throttled(v.name); told == nil || told.Ratio != 50 {
-					return fmt.Errorf("the status says %+v", told)
+				if reported := o.scene.throttled(v.name); reported == nil || reported.Ratio != 50 {
+					return fmt.Errorf("the status says %+v", reported)
 				}
 				return nil
 			})
@@ -585,17 +585,17 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	if err := gone.asBefore(); err == nil {
 		t.Error("the node that is away is as it was: nothing is shown")
 	}
-	// And then it is there again, with another installation.
+	// It comes back to a new installation.
 	r.page.Run(t, "It comes back after that")
 	for _, o := range all {
 		o.scene.set(cold)
 	}
 	for _, o := range all {
-		o.waitUndone(90 * time.Second)
+		o.waitAllRestored(90 * time.Second)
 	}
 }
 
-// agentAway gives two functions: one by which the node's agent ends, and leaves all as it is, and one by which it comes again.
+// agentAway returns two functions: leave stops the node's agent without cleanup, back starts it again.
 func (s *scene) agentAway() (leave, back func()) {
 	sets := kube.AppsV1().DaemonSets(namespace)
 	get := func() *appsv1.DaemonSet {
@@ -611,8 +611,8 @@ func (s *scene) agentAway() (leave, back func()) {
 		s.Helper()
 		const editor = "away"
 		kubectl(s, "set", "image", "-n", namespace, "daemonset/plimsoll-agent-"+s.node, "agent="+image, "--field-manager="+editor)
-		// A node that is away edits nothing: Helm 4, which applies on the server, would find a conflict.
-		eventually(s, time.Minute, "the image is nobody's", func() error {
+		// Remove our field manager: Helm 4 uses server-side apply and would report a conflict.
+		eventually(s, time.Minute, "the image has no field manager", func() error {
 			set := get()
 			set.ManagedFields = slices.DeleteFunc(set.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == editor })
 			_, err := sets.Update(background, set, metav1.UpdateOptions{})
@@ -641,7 +641,7 @@ func (s *scene) agentAway() (leave, back func()) {
 	return leave, back
 }
 
-// revisionOf is the release's last revision.
+// revisionOf is the release's latest revision.
 func revisionOf(t *testing.T) int {
 	t.Helper()
 	out, err := helm("", "history", "plimsoll", "--namespace", namespace, "--output", "json")
@@ -667,7 +667,7 @@ func withoutHelm(t *testing.T, r *release) {
 	})
 	r.page.Run(t, "Without Helm")
 	all := onAll(t)
-	t.Cleanup(func() { // for the scenes to end
+	t.Cleanup(func() { // so that the scenes can clean up
 		if err := install(); err != nil {
 			t.Error(err)
 		}
@@ -680,7 +680,7 @@ func withoutHelm(t *testing.T, r *release) {
 		t.Errorf("definitions are left: %s", found)
 	}
 
-	// As an agent leaves it whose account was deleted first.
+	// The state that an agent leaves if its account was deleted first.
 	forgotten := all[0]
 	node := forgotten.scene.node
 	kubectl(t, "taint", "nodes", node, "interference.crane.io=:NoSchedule")

@@ -15,14 +15,14 @@ import (
 
 var nodeMetrics = schema.GroupVersionResource{Group: "metrics.plimsoll.dev", Version: "v1alpha1", Resource: "nodemetrics"}
 
-// TestAgentsReportDirectlyAndRenewTheirLeasesSeldom shows that the load of a node reaches the API by reports alone. It has no pods of
-// its own, and holds no node: other scenes may restart agents meanwhile, which begin anew.
-func TestAgentsReportDirectlyAndRenewTheirLeasesSeldom(t *testing.T) {
+// TestAgentsReportDirectlyAndRenewLeasesRarely shows that the load of a node reaches the API by reports alone. It has no pods of
+// its own and locks no node: other scenes may restart agents meanwhile.
+func TestAgentsReportDirectlyAndRenewLeasesRarely(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		eventually(t, 5*time.Minute, "NodeMetric tells what only a report does", func() error { return told(node) })
+		eventually(t, 5*time.Minute, "NodeMetric tells what only a report does", func() error { return reported(node) })
 		// Within the minute between two renewals.
 		before := seen{}
-		eventually(t, 5*time.Minute, "measured anew while the Lease is as it was, and holds for long", func() error {
+		eventually(t, 5*time.Minute, "measured again while the Lease is as it was, and holds for long", func() error {
 			now, err := look(node)
 			if err != nil {
 				return err
@@ -38,7 +38,7 @@ func TestAgentsReportDirectlyAndRenewTheirLeasesSeldom(t *testing.T) {
 	})
 }
 
-// seen is what the Lease and the NodeMetric of a node say.
+// seen has what the Lease and the NodeMetric of a node show.
 type seen struct {
 	seconds           int32
 	renewed, measured time.Time
@@ -62,8 +62,8 @@ func nodeMetric(node string) (*unstructured.Unstructured, error) {
 	return objects.Resource(nodeMetrics).Get(background, node, metav1.GetOptions{})
 }
 
-// told fails unless a NodeMetric has percentiles, pressure, the busiest pods, and a condition that says from where.
-func told(node string) error {
+// reported fails unless a NodeMetric has percentiles, pressure, the busiest pods, and a condition that says from where.
+func reported(node string) error {
 	metric, err := nodeMetric(node)
 	if err != nil {
 		return err

@@ -20,9 +20,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// pressed is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
-// A third pod, beside them and like the first, is none that the policies select.
-func pressed(t *testing.T, s *scene) (*oracle, *victim) {
+// underPressure is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
+// A third pod, like the first, is not selected by the policies.
+func underPressure(t *testing.T, s *scene) (*baseline, *victim) {
 	t.Helper()
 	selected := map[string]string{"app": "pressed"}
 	s.running(
@@ -30,12 +30,12 @@ func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 		work{name: "free", args: []string{"burn", "150"}, labels: selected},
 		work{name: "bystander", args: []string{"burn", "30"}, limits: "100m", requests: "10m"},
 	)
-	o := s.oracle("limited", "free")
-	o.sparing("bystander")
+	o := s.baseline("limited", "free")
+	o.watchBystander("bystander")
 	s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {}, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}")
 	s.allow(s.name, "pressed", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 	s.set(hot)
 	limited := o.before[string(s.pod("limited").UID)]
 	limited.cap = s.waitRatio(30*time.Second, limited, 50)
@@ -45,9 +45,9 @@ func pressed(t *testing.T, s *scene) (*oracle, *victim) {
 	return o, limited
 }
 
-// holds tells whether the pod is throttled as far as it was, and the node closed.
-func (s *scene) holds(v *victim) error {
-	if err := s.held(v, v.cap); err != nil {
+// inForce checks that the pod is still throttled to its cap and the node closed.
+func (s *scene) inForce(v *victim) error {
+	if err := s.checkCap(v, v.cap); err != nil {
 		return err
 	}
 	if found, err := taint(s.node); err != nil || found == nil {
@@ -56,24 +56,24 @@ func (s *scene) holds(v *victim) error {
 	return nil
 }
 
-func TestAnUpgradeOfTheAgentKeepsWhatIsInForce(t *testing.T) {
+func TestAgentUpgradeKeepsActionsInForce(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, limited := pressed(t, s)
+		o, limited := underPressure(t, s)
 		old := agentContainer(s)
 		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
-		o.heldUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
-		always(t, 4*time.Second, "it is adopted", func() error { return o.holds(limited) })
+		o.inForceUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
+		always(t, 4*time.Second, "it is adopted", func() error { return o.inForce(limited) })
 		o.waitAccounted(5 * time.Second)
 		s.set(cold)
-		o.waitUndone(30 * time.Second)
+		o.waitAllRestored(30 * time.Second)
 	})
 }
 
-func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
+func TestDeletedDaemonSetRestoresEverything(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, _ := pressed(t, s)
+		o, _ := underPressure(t, s)
 		name := "plimsoll-agent-" + node
 		set, err := kube.AppsV1().DaemonSets(namespace).Get(background, name, metav1.GetOptions{})
 		if err != nil {
@@ -87,7 +87,7 @@ func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
 			waitAgent(s, "")
 		})
 		kubectl(t, "delete", "daemonset", "-n", namespace, name)
-		o.waitUndone(45 * time.Second)
+		o.waitAllRestored(45 * time.Second)
 		eventually(t, 60*time.Second, "the agent is gone", func() error {
 			if name := agentPod(node); name != "" {
 				return fmt.Errorf("%s is there", name)
@@ -104,10 +104,10 @@ func TestADeletedDaemonSetUndoesEverything(t *testing.T) {
 	})
 }
 
-func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
+func TestNodeWithoutAgentIsRestoredManually(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, _ := pressed(t, s)
+		o, _ := underPressure(t, s)
 		leave, back := s.agentAway()
 		t.Cleanup(back)
 		leave()
@@ -115,25 +115,25 @@ func TestANodeWithoutAnAgentIsRestoredByHand(t *testing.T) {
 		if out := page.Run(t, "A node without an agent", "NODE", node, "LAYOUT", node); !strings.Contains(out, "deleted") {
 			t.Errorf("it says %s", out)
 		}
-		o.waitUndone(10 * time.Second)
+		o.waitAllRestored(10 * time.Second)
 		s.set(cold)
 	})
 }
 
-// TestTheTaintOfASilentAgentIsTakenAwayAndItsThrottledPodsAreTold has the controllers wait for a minute, not for ten.
-func TestTheTaintOfASilentAgentIsTakenAwayAndItsThrottledPodsAreTold(t *testing.T) {
+// TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported has the controllers wait for a minute, not for ten.
+func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
-	haveArguments(t, func(args []string) []string { return append(args, "--silent-agent-after=1m", "--short-silence") })
+	lockAllNodes(t)
+	setControllerArgs(t, func(args []string) []string { return append(args, "--silent-agent-after=1m", "--short-silence") })
 	for _, node := range nodes {
 		s := newScene(t, node)
-		o, limited := pressed(t, s)
+		o, limited := underPressure(t, s)
 		leave, back := s.agentAway()
 		t.Cleanup(back)
 		before := reasons(t, node)
 		left := time.Now()
 		leave()
-		eventually(t, 2*time.Minute, "our taint is taken away", func() error {
+		eventually(t, 2*time.Minute, "our taint is removed", func() error {
 			found, err := taint(node)
 			if found != nil {
 				err = fmt.Errorf("it is %v", found)
@@ -141,80 +141,80 @@ func TestTheTaintOfASilentAgentIsTakenAwayAndItsThrottledPodsAreTold(t *testing.
 			return err
 		})
 		took := time.Since(left)
-		t.Logf("%s: %.0f s after its agent was told to go", node, took.Seconds())
+		t.Logf("%s: %.0f s after its agent was stopped", node, took.Seconds())
 		if took < 50*time.Second {
-			t.Error("nobody is silent so soon")
+			t.Error("the agent was declared unresponsive too early")
 		}
 		if condition := nodeCondition(t, node); condition == nil || condition.Status == corev1.ConditionTrue {
 			t.Errorf("its condition is %+v", condition)
 		}
 		for _, reason := range []string{"AgentSilent", "TaintOfSilentAgentRemoved", "ThrottledBySilentAgent"} {
-			eventually(t, 20*time.Second, reason+" is told", func() error {
+			eventually(t, 20*time.Second, reason+" is reported", func() error {
 				if now := reasons(t, node); now[reason] <= before[reason] {
 					return fmt.Errorf("before and now: %v, %v", before, now)
 				}
 				return nil
 			})
 		}
-		if err := s.held(limited, limited.cap); err != nil {
+		if err := s.checkCap(limited, limited.cap); err != nil {
 			t.Errorf("a throttled pod is left as it is: %v", err)
 		}
 		back()
 		s.waitTaint(40*time.Second, corev1.TaintEffectNoSchedule)
 		s.set(cold)
-		o.waitUndone(60 * time.Second)
+		o.waitAllRestored(60 * time.Second)
 	}
 }
 
-// reasons is how often events with each reason were told of a node.
+// reasons counts a node's events by reason.
 func reasons(t *testing.T, node string) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
-	for event, times := range timesTold(t, "Node", "", node) {
+	for event, times := range eventCounts(t, "Node", "", node) {
 		reason, _, _ := strings.Cut(event, ": ")
 		counts[reason] += times
 	}
 	return counts
 }
 
-func TestAnAgentKilledAtAnyInstantIsFollowedByOneThatKnows(t *testing.T) {
+func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 	kills := 4
 	if *long {
 		kills = 50
 	}
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, limited := pressed(t, s)
+		o, limited := underPressure(t, s)
 		for i := range kills {
-			// Under change: values go up and down, so that the kill comes amid steps.
+			// The value changes all the time, so that the kill hits in the middle of steps.
 			s.set([]int{cold, hot}[i%2])
 			time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 			var left []string
 			eventually(t, 30*time.Second, "the agent is killed", func() error {
 				pid, err := findProcess(node, "agent")
 				if err == nil {
-					left, err = o.leftByKilling(pid)
+					left, err = o.changesLeftByKilling(pid)
 				}
 				return err
 			})
-			// Between the journal and the file there is an instant in which only the entry is there; the other way round never.
+			// An entry may exist before its write, but never a write without its entry.
 			if len(left) > 0 {
-				t.Fatalf("after kill %d nobody would ever restore %s", i+1, strings.Join(left, "; "))
+				t.Fatalf("after kill %d nothing would ever restore %s", i+1, strings.Join(left, "; "))
 			}
-			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.leftAlone)
+			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.bystanderUntouched)
 		}
 		waitAgent(s, "")
 		s.set(hot)
 		s.waitRatio(30*time.Second, limited, 50)
 		o.waitAccounted(10 * time.Second)
 		s.set(cold)
-		o.waitUndone(40 * time.Second)
+		o.waitAllRestored(40 * time.Second)
 	})
 }
 
 // exhaust is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
-// prints how many processes the kernel killed so. What eats the memory is a process of the node in the container's cgroup, since the
-// agent runs no other program; the kernel is asked to take the agent first.
+// prints the kernel's count of OOM kills. A process of the node in the container's cgroup allocates the memory, since the
+// agent's image has no other program; oom_score_adj makes the kernel kill the agent first.
 func (s *scene) exhaust(agent string) string {
 	s.Helper()
 	pod := s.folderOf(namespace, agentPod(s.node), "memory")
@@ -223,25 +223,25 @@ func (s *scene) exhaust(agent string) string {
 		untilGone(agent)+`grep -sh '^oom_kill ' memory.events ../memory.events memory.oom_control || true; `, agent, pod)
 }
 
-func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
+func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, limited := pressed(t, s)
+		o, limited := underPressure(t, s)
 		before, old := o.originals(), agentContainer(s)
 		if len(before) == 0 {
 			t.Fatal("the journal has no entry of a throttled pod")
 		}
 		seen, end := s.follow(limited)
-		left, out, err := o.leftBy(s.exhaust(processOf(t, node, "agent")))
+		left, out, err := o.changesLeftBy(s.exhaust(processOf(t, node, "agent")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(left) > 0 {
-			t.Fatalf("nobody would ever restore %s", strings.Join(left, "; "))
+			t.Fatalf("nothing would ever restore %s", strings.Join(left, "; "))
 		}
 		byKernel := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out)
-		o.heldUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
-		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.holds(limited) })
+		o.inForceUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
+		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.inForce(limited) })
 		o.waitAccounted(5 * time.Second)
 		if now := o.originals(); !maps.Equal(before, now) {
 			t.Errorf("the originals in the journal were %v and are %v", before, now)
@@ -250,7 +250,7 @@ func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
 		end()
 		for _, change := range all {
 			if !change.is(limited.cap) {
-				t.Errorf("its cap of %dm was not in force all the while: %v", limited.cap, all)
+				t.Errorf("its cap of %dm was not in force the whole time: %v", limited.cap, all)
 				break
 			}
 		}
@@ -259,40 +259,40 @@ func TestAnAgentKilledForItsMemoryIsFollowedByOneThatKnows(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
-		// The container's cgroup may have gone before the kernel's count was read.
+		// The container's cgroup may be gone before the count is read.
 		if last == nil || last.ExitCode != 137 || !byKernel && last.Reason != "OOMKilled" {
 			t.Errorf("it was not killed for its memory: %+v", last)
 		}
 		s.set(cold)
-		o.waitUndone(40 * time.Second)
+		o.waitAllRestored(40 * time.Second)
 	})
 }
 
-// kept is a scene with everything in force, what was before, and its pod that has a limit.
-type kept struct {
+// pressedScene is a scene with everything in force, its baseline, and its pod with a limit.
+type pressedScene struct {
 	*scene
-	*oracle
+	*baseline
 	*victim
 }
 
-// pressedOnAll has everything in force on all nodes, where no other scene is.
-func pressedOnAll(t *testing.T) (all []kept) {
+// underPressureOnAllNodes puts everything in force on all nodes, without other scenes.
+func underPressureOnAllNodes(t *testing.T) (all []pressedScene) {
 	t.Helper()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	for _, node := range nodes {
 		s := newScene(t, node)
-		o, limited := pressed(t, s)
-		all = append(all, kept{s, o, limited})
+		o, limited := underPressure(t, s)
+		all = append(all, pressedScene{s, o, limited})
 	}
 	return all
 }
 
-// stays fails the test as soon as something is no longer in force on some node, for so long.
-func stays(t *testing.T, length time.Duration, all []kept) {
+// staysInForce fails the test if anything ceases to be in force on any node during this time.
+func staysInForce(t *testing.T, length time.Duration, all []pressedScene) {
 	t.Helper()
 	always(t, length, "what is in force stays", func() error {
 		for _, each := range all {
-			if err := each.oracle.holds(each.victim); err != nil {
+			if err := each.baseline.inForce(each.victim); err != nil {
 				return fmt.Errorf("%s: %w", each.scene.node, err)
 			}
 		}
@@ -300,7 +300,7 @@ func stays(t *testing.T, length time.Duration, all []kept) {
 	})
 }
 
-// generations are those of all NodeWatermarks under test.
+// generations are the generations of all NodeWatermarks under test.
 func generations(t *testing.T) map[string]string {
 	t.Helper()
 	now := map[string]string{}
@@ -310,24 +310,24 @@ func generations(t *testing.T) map[string]string {
 	return now
 }
 
-// notAnew fails the test where a NodeWatermark was written since.
-func notAnew(t *testing.T, before map[string]string) {
+// notRewritten fails the test if a NodeWatermark's spec was written since.
+func notRewritten(t *testing.T, before map[string]string) {
 	t.Helper()
 	for node, now := range generations(t) {
 		if now != before[node] {
-			t.Errorf("NodeWatermark %s was written anew: generation %s, was %s", node, now, before[node])
+			t.Errorf("NodeWatermark %s was rewritten: generation %s, was %s", node, now, before[node])
 		}
 	}
 }
 
-func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
+func TestPoliciesStayEnforcedWithoutTheAPIServer(t *testing.T) {
 	t.Parallel()
-	all := pressedOnAll(t)
+	all := underPressureOnAllNodes(t)
 	outage := 15 * time.Second
 	if *long {
 		outage = 60 * time.Second
 	}
-	// One of the agents even has to start without it, the others live through it: each node sees both.
+	// One agent has to start during the outage, the others keep running: each node sees both cases.
 	for _, restarted := range slices.Backward(nodes) {
 		withoutAPIServer(t, all, restarted, outage)
 		outage = 15 * time.Second
@@ -336,12 +336,12 @@ func TestTheNodeIsKeptWhileTheAPIServerIsAway(t *testing.T) {
 		each.scene.set(cold)
 	}
 	for _, each := range all {
-		each.oracle.waitUndone(60 * time.Second)
+		each.baseline.waitAllRestored(60 * time.Second)
 	}
 }
 
-// withoutAPIServer has the API server away for so long, and an agent killed meanwhile.
-func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Duration) {
+// withoutAPIServer stops the API server for this long and kills an agent meanwhile.
+func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage time.Duration) {
 	t.Helper()
 	before := generations(t)
 	old := processOf(t, restarted, "agent")
@@ -349,8 +349,8 @@ func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Du
 	for _, node := range nodes {
 		since[node] = count(t, node)
 	}
-	// It is killed, and its successor counts from nothing.
-	since[restarted].forget()
+	// It will be killed, and its successor counts from zero.
+	since[restarted].reset()
 	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
 	stopped := time.Now()
 	resume := func() { tryOnNode("v1", "pkill -CONT -x kube-apiserver") }
@@ -358,9 +358,9 @@ func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Du
 	onNode(t, restarted, "kill -KILL "+old)
 	for time.Since(stopped) < outage {
 		for _, each := range all {
-			err := each.scene.held(each.victim, each.victim.cap)
+			err := each.scene.checkCap(each.victim, each.victim.cap)
 			if err == nil {
-				err = each.oracle.leftAlone()
+				err = each.baseline.bystanderUntouched()
 			}
 			if err != nil {
 				t.Errorf("%s: %s after the API server went: %v", each.scene.node, time.Since(stopped), err)
@@ -368,16 +368,16 @@ func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Du
 		}
 		time.Sleep(time.Second)
 	}
-	// Somebody resets a file to what the pod's limit says: the agent goes on keeping it, without the API server.
+	// Another writer resets a file to the pod's limit: the agent restores the cap without the API server.
 	for _, each := range all {
 		file := "cpu.max"
 		reset := "echo '10000 100000' > " + each.victim.folder + "/cpu.max"
 		if each.scene.node == "v1" {
-			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // the sandbox, at its floor, is nobody's
+			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // skips the sandbox, which is at the smallest quota
 		}
 		onNode(t, each.scene.node, reset)
 		eventually(t, 15*time.Second, file+" is asserted again without an API server", func() error {
-			return each.scene.held(each.victim, each.victim.cap)
+			return each.scene.checkCap(each.victim, each.victim.cap)
 		})
 	}
 	resume()
@@ -388,19 +388,19 @@ func withoutAPIServer(t *testing.T, all []kept, restarted string, outage time.Du
 	for _, each := range all {
 		each.scene.waitTaint(20*time.Second, corev1.TaintEffectNoSchedule)
 	}
-	notAnew(t, before)
-	// What was missed is caught up with little by little: in a minute after an outage of one.
-	stays(t, outage, all)
+	notRewritten(t, before)
+	// The agent catches up gradually: within a minute after an outage of a minute.
+	staysInForce(t, outage, all)
 	for _, node := range nodes {
-		// Nothing changed on the node but for the file that was set back: there is next to nothing to tell.
+		// Nothing changed on the node except the file that was reset, so there is little to report.
 		since[node].check(t, node, 0, 10)
 		waitNodeReady(t, node)
 	}
 }
 
-func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
+func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 	t.Parallel()
-	all := pressedOnAll(t)
+	all := underPressureOnAllNodes(t)
 	before := generations(t)
 	scale := func(replicas int) {
 		kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", fmt.Sprintf("--replicas=%d", replicas))
@@ -416,22 +416,22 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 		}
 		return nil
 	})
-	stays(t, 5*time.Second, all)
+	staysInForce(t, 5*time.Second, all)
 	// The agents restart too: they have the rules.
 	since := map[string]*tally{}
 	for _, each := range all {
 		node, old := each.scene.node, agentContainer(each.scene)
 		since[node] = count(t, node)
-		since[node].forget()
+		since[node].reset()
 		onNode(t, node, "kill -KILL "+processOf(t, node, "agent"))
 		waitAgent(each.scene, old)
 	}
-	stays(t, 5*time.Second, all)
+	staysInForce(t, 5*time.Second, all)
 	for _, each := range all {
 		each.scene.set(cold)
 	}
 	for _, each := range all {
-		each.oracle.waitUndone(30 * time.Second)
+		each.baseline.waitAllRestored(30 * time.Second)
 	}
 	for _, each := range all {
 		each.scene.set(hot)
@@ -441,25 +441,25 @@ func TestTheNodeIsKeptWhileTheControllerIsAway(t *testing.T) {
 		each.scene.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 	}
 
-	// Back again, it repeats and undoes nothing.
+	// When it is back, it neither repeats nor undoes anything.
 	scale(2)
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
-	stays(t, 5*time.Second, all)
-	notAnew(t, before)
+	staysInForce(t, 5*time.Second, all)
+	notRewritten(t, before)
 	for _, each := range all {
-		// Meanwhile the rule ended and began: each time the taint, its condition, and some ten events of the node, its NodeWatermark
+		// Meanwhile the rule ended and was breached again: each time the taint, its condition, and about ten events of the node, its NodeWatermark
 		// and the two pods.
 		since[each.scene.node].check(t, each.scene.node, 40, 40)
 		each.scene.set(cold)
 	}
 	for _, each := range all {
-		each.oracle.waitUndone(30 * time.Second)
+		each.baseline.waitAllRestored(30 * time.Second)
 	}
 }
 
-func TestTheStandbyTakesOver(t *testing.T) {
+func TestStandbyTakesOver(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	old, pod := leader(t)
 	// Killed, so that it does not release its Lease.
 	onNode(t, pod.Spec.NodeName, "kill -KILL "+processOfPod(t, pod, "controller"))
@@ -477,9 +477,9 @@ func TestTheStandbyTakesOver(t *testing.T) {
 	}
 }
 
-func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
+func TestStandbyTakesOverFromStoppedLeader(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	old, pod := leader(t)
 	restarts := pod.Status.ContainerStatuses[0].RestartCount
 	onNode(t, pod.Spec.NodeName, "kill -STOP "+processOfPod(t, pod, "controller"))
@@ -504,16 +504,16 @@ func TestTheStandbyTakesOverFromALeaderThatStandsStill(t *testing.T) {
 	})
 }
 
-// holder is the replica that leads, and which life of it.
+// holder is the identity in the leader Lease.
 func holder(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
 }
 
-// leader is the replica that leads, and its pod. One that is being replaced leads on until it has handed over.
+// leader is the leading replica and its pod. A replica that is being replaced leads until it has handed over.
 func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 	t.Helper()
-	eventually(t, 30*time.Second, "a replica leads that is to stay", func() error {
+	eventually(t, 30*time.Second, "a replica of the current roll-out leads", func() error {
 		holds = holder(t)
 		for _, each := range componentPods(t, "controller") {
 			if strings.HasPrefix(holds, each.Name+"_") {
@@ -526,24 +526,24 @@ func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 	return holds, pod
 }
 
-// heldUntil waits for a condition; all the while what is in force stays so.
-func (o *oracle) heldUntil(limit time.Duration, what string, v *victim, condition func() error) {
+// inForceUntil waits for a condition while everything stays in force.
+func (o *baseline) inForceUntil(limit time.Duration, what string, v *victim, condition func() error) {
 	o.scene.Helper()
 	eventually(o.scene, limit, what, func() error {
-		if err := o.holds(v); err != nil {
+		if err := o.inForce(v); err != nil {
 			o.scene.Fatal(err)
 		}
 		return condition()
 	})
 }
 
-func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
+func TestRestartsOfAgentAndControllerLoseNothing(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		s := besideRefuge(t, node)
-		o, limited := pressed(t, s)
+		s := aloneWithSpareNode(t, node)
+		o, limited := underPressure(t, s)
 		controller := func() {
 			kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller")
-			o.heldUntil(180*time.Second, "the controller is restarted", limited, func() error {
+			o.inForceUntil(180*time.Second, "the controller is restarted", limited, func() error {
 				_, err := tryKubectl("", "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=1s")
 				return err
 			})
@@ -551,25 +551,25 @@ func TestBothRestartedInEitherOrderNothingIsLost(t *testing.T) {
 		agent := func() {
 			old := agentContainer(s)
 			kubectl(t, "delete", "pod", "-n", namespace, agentPod(node), "--wait=false")
-			o.heldUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
+			o.inForceUntil(90*time.Second, "the agent is restarted", limited, func() error { return s.agentReady(old) })
 		}
-		// Each is done before the next begins: the agent after the controller, and the controller after the agent.
+		// Both orders: the agent after the controller, and the controller after the agent.
 		for i, restart := range []func(){controller, agent, controller} {
 			restart()
 			what := fmt.Sprintf("after restart %d what is in force stays", i+1)
-			always(t, 2*time.Second, what, func() error { return o.holds(limited) })
+			always(t, 2*time.Second, what, func() error { return o.inForce(limited) })
 			o.waitAccounted(5 * time.Second)
 		}
 		s.set(cold)
-		o.waitUndone(30 * time.Second)
+		o.waitAllRestored(30 * time.Second)
 	})
 }
 
-func TestARebootedNodeBeginsAnew(t *testing.T) {
+func TestRebootedNodeStartsClean(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
-	s := besideRefuge(t, "v2")
-	o, limited := pressed(t, s)
+	s := aloneWithSpareNode(t, "v2")
+	o, limited := underPressure(t, s)
 	boot := func() string {
 		out, err := tryOnNode("v2", "cat /proc/sys/kernel/random/boot_id")
 		if err != nil {
@@ -588,13 +588,13 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	waitNodeReady(t, "v2")
 	waitAgent(s, old)
 	s.waitRunning("limited")
-	// The pods came back in new cgroups; the rule, still in breach, has them again, from their new originals.
+	// The pods are back in new cgroups; the rule, still breached, throttles them again from their new original values.
 	s.waitRatio(60*time.Second, limited, 50)
-	// They are the same pods, with the same originals, and what is true of their files and the journal is so again.
+	// They are the same pods with the same original values, so the journal checks apply again.
 	s.waitRestored(90*time.Second, o.bystander.folder, o.bystander.before)
 	o.waitAccounted(30 * time.Second)
 	s.set(cold)
-	o.waitUndone(90 * time.Second)
+	o.waitAllRestored(90 * time.Second)
 	entries, err := journal("v2")
 	if err != nil || len(entries) > 0 {
 		t.Errorf("the journal holds %v (%v)", entries, err)
@@ -603,16 +603,16 @@ func TestARebootedNodeBeginsAnew(t *testing.T) {
 	s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 }
 
-func TestANodeWatermarkChangedByHandIsMadeAnew(t *testing.T) {
+func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.action(s.name, gently)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		editor := "kubectl-edit-of-" + s.name
 		for _, hand := range []struct {
-			what, told string
-			change     func() error
+			what, reported string
+			change         func() error
 		}{
 			{"edited", "WatermarkEdited: its NodeWatermark was edited by " + editor + " and is reverted", func() error {
 				_, err := objects.Resource(nodeWatermarks).Patch(background, node, types.MergePatchType, []byte(`{"spec":{"rules":[]}}`), metav1.PatchOptions{FieldManager: editor})
@@ -622,7 +622,7 @@ func TestANodeWatermarkChangedByHandIsMadeAnew(t *testing.T) {
 				return objects.Resource(nodeWatermarks).Delete(background, node, metav1.DeleteOptions{})
 			}},
 		} {
-			before := timesTold(t, "Node", "", node)
+			before := eventCounts(t, "Node", "", node)
 			if err := hand.change(); err != nil {
 				t.Fatal(err)
 			}
@@ -638,18 +638,18 @@ func TestANodeWatermarkChangedByHandIsMadeAnew(t *testing.T) {
 				}
 				return fmt.Errorf("rules are %v", now.Spec.Rules)
 			})
-			s.waitKept(s.name)
-			eventually(t, 15*time.Second, "an event of the node tells what was done to it, and by whom", func() error {
-				now := timesTold(t, "Node", "", node)
+			s.waitRulesEnforced(s.name)
+			eventually(t, 15*time.Second, "an event of the node names the change and its author", func() error {
+				now := eventCounts(t, "Node", "", node)
 				for event, count := range now {
-					if strings.HasPrefix(event, hand.told) && count > before[event] {
+					if strings.HasPrefix(event, hand.reported) && count > before[event] {
 						return nil
 					}
 				}
-				return fmt.Errorf("none of them is new and begins with %q: %v", hand.told, now)
+				return fmt.Errorf("no new event starts with %q: %v", hand.reported, now)
 			})
 		}
-		// As a person finds it.
+		// What a user sees.
 		if page := kubectl(t, "describe", "node", node); !strings.Contains(page, "edited by "+editor) {
 			t.Errorf("kubectl describe node does not name %s:\n%s", editor, page)
 		}
@@ -681,11 +681,11 @@ func ownState(spec *corev1.PodSpec) {
 	}
 }
 
-func TestASecondAgentOnANodeDoesNotAct(t *testing.T) {
+func TestSecondAgentOnNodeDoesNotAct(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
-		o, limited := pressed(t, s)
-		// Only the node itself tells that another one is there.
+		o, limited := underPressure(t, s)
+		// Only the lock on the node shows that another agent runs.
 		second := s.secondAgent(ownState)
 		eventually(t, 60*time.Second, "it says that there is another", func() error {
 			log, err := tryKubectl("", "logs", "-n", namespace, second)
@@ -694,13 +694,13 @@ func TestASecondAgentOnANodeDoesNotAct(t *testing.T) {
 			}
 			return err
 		})
-		always(t, 4*time.Second, "what is in force stays", func() error { return o.holds(limited) })
+		always(t, 4*time.Second, "what is in force stays", func() error { return o.inForce(limited) })
 		s.set(cold)
-		o.waitUndone(30 * time.Second)
+		o.waitAllRestored(30 * time.Second)
 	})
 }
 
-func TestAnAgentOfANodeThatDoesNotExistSaysSo(t *testing.T) {
+func TestAgentReportsThatItsNodeDoesNotExist(t *testing.T) {
 	t.Parallel()
 	s := shared(t, nodes[0])
 	second := s.secondAgent(func(spec *corev1.PodSpec) {

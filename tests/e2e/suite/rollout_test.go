@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// edits is one NodeQOS of two nodes, whose edits go to a canary first.
+// edits is a NodeQOS of two nodes whose edits go to a canary first.
 type edits struct {
 	*testing.T
 	name  string
 	nodes []*scene
 }
 
-// twoNodes has both nodes to itself: where other policies were edited meanwhile, agents would be asked anew and anew whether they keep theirs.
+// twoNodes locks both nodes: edits of other policies would restart the observation of the canary.
 func twoNodes(t *testing.T) *edits {
 	t.Helper()
 	if len(nodes) < 2 {
 		t.Skip("needs a second node")
 	}
-	haveAllNodes(t)
+	lockAllNodes(t)
 	e := &edits{T: t}
 	for _, node := range nodes {
 		e.nodes = append(e.nodes, newScene(t, node))
@@ -39,8 +39,8 @@ func twoNodes(t *testing.T) *edits {
 	return e
 }
 
-// edit gives the rule another mark; the metric is one for both nodes.
-func (e *edits) edit(mark int, annotations string) {
+// edit changes the rule's threshold; both nodes share the metric.
+func (e *edits) edit(threshold int, annotations string) {
 	e.Helper()
 	s := e.nodes[0]
 	apply(e, fmt.Sprintf(`apiVersion: ensurance.crane.io/v1alpha1
@@ -51,11 +51,11 @@ spec:
   evaluationPeriodSeconds: 1
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[4]s, port: 80, path: /metrics}}
   rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s, strategy: None, metricRule: {name: %[5]s, value: %[6]d}}]
-`, e.name, annotations, s.label(), gaugeAddress, s.metric(), mark))
+`, e.name, annotations, s.label(), gaugeAddress, s.metric(), threshold))
 }
 
-// with are the nodes that are to keep the rule with this mark.
-func (e *edits) with(mark int) (found []string) {
+// with are the nodes whose NodeWatermark has this threshold.
+func (e *edits) with(threshold int) (found []string) {
 	e.Helper()
 	for _, s := range e.nodes {
 		now, err := watermarkOf(s.node)
@@ -63,7 +63,7 @@ func (e *edits) with(mark int) (found []string) {
 			e.Fatal(err)
 		}
 		for _, rule := range now.Spec.Rules {
-			if rule.ID == e.name+"/hot" && rule.Watermark == float64(mark) {
+			if rule.ID == e.name+"/hot" && rule.Watermark == float64(threshold) {
 				found = append(found, s.node)
 			}
 		}
@@ -71,10 +71,10 @@ func (e *edits) with(mark int) (found []string) {
 	return found
 }
 
-func (e *edits) waitAllWith(limit time.Duration, mark int) {
+func (e *edits) waitAllWith(limit time.Duration, threshold int) {
 	e.Helper()
-	eventually(e, limit, fmt.Sprintf("both nodes are to keep the mark %d", mark), func() error {
-		if have := e.with(mark); len(have) != len(e.nodes) {
+	eventually(e, limit, fmt.Sprintf("both nodes have the threshold %d", threshold), func() error {
+		if have := e.with(threshold); len(have) != len(e.nodes) {
 			return fmt.Errorf("these are: %v", have)
 		}
 		return nil
@@ -87,7 +87,7 @@ func (e *edits) status(path string) string {
 	return kubectl(e, "get", "nodeqos", e.name, "-o", "jsonpath={.status"+path+"}")
 }
 
-// rolledOut is a field of the condition that tells how far an edit is; empty: none is on its way.
+// rolledOut is a field of the condition RolledOut; empty: no edit is being rolled out.
 func (e *edits) rolledOut(field string) string {
 	e.Helper()
 	return e.status(`.conditions[?(@.type=="RolledOut")].` + field)
@@ -106,7 +106,7 @@ func (e *edits) waitRolledOut(limit time.Duration, reason string) {
 // waitEvent waits until an event about the NodeQOS begins so.
 func (e *edits) waitEvent(reason string) {
 	e.Helper()
-	eventually(e, 20*time.Second, reason+" is told", func() error {
+	eventually(e, 20*time.Second, reason+" is reported", func() error {
 		all := events(e, "NodeQOS", "", e.name)
 		if !slices.ContainsFunc(all, func(event string) bool { return strings.HasPrefix(event, reason+": ") }) {
 			return fmt.Errorf("its events are:\n%s", strings.Join(all, "\n"))
@@ -115,8 +115,8 @@ func (e *edits) waitEvent(reason string) {
 	})
 }
 
-// TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes edits a mark as people do, without the annotation that other scenes have.
-func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
+// TestStagedEditStopsAtActingCanaryOrReachesBothNodes edits a threshold as people do, without the annotation that other scenes have.
+func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
 	t.Parallel()
@@ -132,7 +132,7 @@ func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
 	e.nodes[0].set(hot)
 	e.edit(lax, "plimsoll.dev/rollout: immediate")
 	for _, s := range e.nodes {
-		s.waitKept(e.name)
+		s.waitRulesEnforced(e.name)
 	}
 
 	e.edit(bad, "")
@@ -154,7 +154,7 @@ func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
 		return checkRestored(other.before, quiet.settings(other.folder))
 	})
 
-	// Taken back, it goes to all at once.
+	// The revert reaches all nodes at once.
 	e.edit(lax, "")
 	e.waitAllWith(20*time.Second, lax)
 	e.waitRolledOut(20*time.Second, "")
@@ -162,12 +162,12 @@ func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
 
 	e.edit(good, "")
 	e.waitOne(good)
-	begun := time.Now()
+	started := time.Now()
 	e.waitRolledOut(20*time.Second, "Canaries")
 	e.waitAllWith(4*time.Minute, good)
-	took := time.Since(begun)
+	took := time.Since(started)
 	t.Logf("from the canary to both nodes: %.1f s", took.Seconds())
-	if took < 55*time.Second { // a minute, less what it took to see it on the canary
+	if took < 55*time.Second { // a minute, less the time until the test saw it on the canary
 		t.Errorf("the canary was watched for %s", took)
 	}
 	e.waitEvent("RolledOut")
@@ -180,10 +180,10 @@ func TestAStagedEditEndsAtACanaryThatActsAndElseReachesBothNodes(t *testing.T) {
 }
 
 // waitStopped waits until an edit has stopped at its only canary, and returns that.
-func (e *edits) waitStopped(mark int) (canary string) {
+func (e *edits) waitStopped(threshold int) (canary string) {
 	e.Helper()
 	eventually(e, 90*time.Second, "the edit stops", func() error {
-		have := e.with(mark)
+		have := e.with(threshold)
 		if len(have) > 1 {
 			e.Fatalf("the edit is on %v", have)
 		}
@@ -193,18 +193,18 @@ func (e *edits) waitStopped(mark int) (canary string) {
 		canary = have[0]
 		return nil
 	})
-	if told := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(told, "False: the edit stopped at 1 of 2 nodes ("+canary+")") {
-		e.Errorf("RolledOut is %s", told)
+	if reported := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(reported, "False: the edit stopped at 1 of 2 nodes ("+canary+")") {
+		e.Errorf("RolledOut is %s", reported)
 	}
 	e.waitEvent("RolloutStopped")
 	return canary
 }
 
 // waitOne waits until an edit is on its canary.
-func (e *edits) waitOne(mark int) {
+func (e *edits) waitOne(threshold int) {
 	e.Helper()
-	eventually(e, 20*time.Second, fmt.Sprintf("one node is to keep the mark %d", mark), func() error {
-		have := e.with(mark)
+	eventually(e, 20*time.Second, fmt.Sprintf("one node has the threshold %d", threshold), func() error {
+		have := e.with(threshold)
 		if len(have) > 1 {
 			e.Fatalf("the edit is on %v", have)
 		}

@@ -15,16 +15,16 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestTheRunbooksCommandsDoWhatTheySay runs them all, on an installation that is well.
-func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
+// TestRunbookCommandsWork runs them all on a healthy installation.
+func TestRunbookCommandsWork(t *testing.T) {
 	needShell(t)
 	values := filepath.Join(t.TempDir(), "values.yaml")
 	repository, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: values}).have(t, repository, tag, generous)
-	// kubectl logs fails of a pod that ends meanwhile: a replica of the scene before.
+	(&release{values: values}).have(t, repository, tag, generousBudgets)
+	// kubectl logs fails for a pod that is terminating: a replica of the previous scene.
 	eventually(t, 2*time.Minute, "no replica begins or ends", func() error {
 		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
 		if err != nil {
@@ -59,7 +59,7 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 	const withCertManager, renewed = "With cert-manager", "The Secret is new and the log names an old date"
 	const damaged = "The log says that the journal cannot be used"
 	for _, heading := range page.Headings() {
-		// The first where it runs, the second below; the journal is not damaged.
+		// Run elsewhere, except the last: the journal is not damaged.
 		if heading == withCertManager || heading == renewed || heading == damaged {
 			continue
 		}
@@ -75,16 +75,16 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 			if out := guide.Run(t, heading, " NAME", " runbook"); strings.Count(out, "annotated") != 2 {
 				t.Errorf("%s: it says %s", heading, out)
 			}
-		case "A node without an agent", "Certificates": // they have scenes of their own
+		case "A node without an agent", "Certificates": // they have their own scenes
 		default:
 			t.Errorf("nothing is run of what docs/kubernetes.md has under the heading %q", heading)
 		}
 	}
 	kubectl(t, "delete", "nodeqos", "runbook")
-	t.Run("what the first page tells to use on a cluster", theReadmesCommands)
+	t.Run("what the first page tells to use on a cluster", runReadmeCommands)
 	t.Run("new replicas", func(t *testing.T) {
 		page.Run(t, renewed)
-		theReplicasAreNew(t)
+		waitReplicasReplaced(t)
 	})
 	stop := pages.Read(t, absolute("."), "docs/emergency-stop.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	t.Cleanup(func() {
@@ -97,21 +97,21 @@ func TestTheRunbooksCommandsDoWhatTheySay(t *testing.T) {
 	stop.AllRun()
 }
 
-// readmePolicy is one that does nothing, and that nothing is wrong with.
+// readmePolicy is a valid policy without effect.
 const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: readme}, spec: {disableScheduling: {}}}
 ---
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: readme}, spec: {rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2,
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
-// theReadmesCommands runs those of README.md, but for the installation, which is as docs/install.md has it (tests/docs.rs), and what builds.
-func theReadmesCommands(t *testing.T) {
+// runReadmeCommands runs the commands of README.md, except the installation, which equals that of docs/install.md (tests/docs.rs), and the builds.
+func runReadmeCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.From(heading, "plimsoll doctor")
 	page.File("policy.yaml", readmePolicy)
 	t.Cleanup(func() { kubectl(t, "delete", "nodeqos/readme", "avoidanceaction/readme", "--ignore-not-found") })
-	// What scenes before have left may take a moment to settle.
+	// Leftovers of earlier scenes may take a moment to settle.
 	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor", "plimsoll doctor --wait=2m")
 	for _, wanted := range []string{"nothing is wrong: ", "0 errors and 0 warnings", "nodeqos.ensurance.crane.io/readme created"} {
 		if !strings.Contains(out, wanted) {
@@ -120,11 +120,11 @@ func theReadmesCommands(t *testing.T) {
 	}
 }
 
-// theReplicasAreNew waits for the end of a roll-out of the controller, and for one of its replicas to lead.
-func theReplicasAreNew(t *testing.T) {
+// waitReplicasReplaced waits until the controller's roll-out is complete and one of the new replicas leads.
+func waitReplicasReplaced(t *testing.T) {
 	t.Helper()
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
-	eventually(t, 2*time.Minute, "the replicas of before are gone", func() error {
+	eventually(t, 2*time.Minute, "the old replicas are gone", func() error {
 		pods := kubectl(t, "get", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "-o", "jsonpath={.items[*].metadata.name}")
 		leader, _, _ := strings.Cut(holder(t), "_")
 		if len(strings.Fields(pods)) != 2 || leader == "" || !strings.Contains(pods, leader) {

@@ -31,8 +31,8 @@ var toolsImage = cmp.Or(os.Getenv("PLIMSOLL_E2E_TOOLS_IMAGE"), "plimsoll.dev/e2e
 
 const (
 	taintKey = "interference.crane.io"
-	// mark is the watermark of each scene's rule; cold and hot are values of its metric below and above.
-	mark, cold, hot = 50, 10, 90
+	// threshold is that of each scene's rule; cold and hot are values of its metric below and above.
+	threshold, cold, hot = 50, 10, 90
 )
 
 // scene is one test on one node: a namespace, a metric and policies of its own, which select that node alone.
@@ -41,8 +41,8 @@ type scene struct {
 	node string
 	// name of the namespace, and of the policy objects where a test has one of a kind.
 	name string
-	// calm is within what time all has to be undone once the policies are gone.
-	calm time.Duration
+	// settleTimeout is how long restoring may take once the policies are deleted.
+	settleTimeout time.Duration
 }
 
 // busy are the locks of the nodes: scenes that touch only their own pods share a node, others have it alone.
@@ -56,18 +56,18 @@ func alone(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// besideRefuge is a scene alone on its node, with another node that stays open to pods.
-func besideRefuge(t *testing.T, node string) *scene {
+// aloneWithSpareNode is a scene alone on its node, with another schedulable node.
+func aloneWithSpareNode(t *testing.T, node string) *scene {
 	t.Helper()
 	if len(nodes) < 2 {
 		t.Skip("needs a second node")
 	}
-	haveAllNodes(t)
+	lockAllNodes(t)
 	return newScene(t, node)
 }
 
-// haveAllNodes waits until no other scene is on any node, and keeps them away until the test ends.
-func haveAllNodes(t *testing.T) {
+// lockAllNodes locks all nodes until the test ends.
+func lockAllNodes(t *testing.T) {
 	t.Helper()
 	for _, node := range nodes { // always in this order
 		busy[node].Lock()
@@ -83,7 +83,7 @@ func shared(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// newScene makes the namespace. At the test's end the policies are deleted, and the node has to be as if they had never been.
+// newScene creates the namespace. The cleanup deletes the policies and waits until nothing of them is in force.
 func newScene(t *testing.T, node string) *scene {
 	t.Helper()
 	words := strings.ToLower(regexp.MustCompile("[A-Z][a-z]+").FindString(strings.TrimPrefix(t.Name(), "Test")))
@@ -94,10 +94,10 @@ func newScene(t *testing.T, node string) *scene {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			s.tell()
+			s.logState()
 		}
 		s.noPolicies()
-		s.waitCalm()
+		s.waitSettled()
 		s.set(0)
 		kubectl(t, "delete", "namespace", s.name, "--wait=false")
 	})
@@ -105,8 +105,8 @@ func newScene(t *testing.T, node string) *scene {
 	return s
 }
 
-// tell logs what an operator would look at.
-func (s *scene) tell() {
+// logState logs what an operator would look at first.
+func (s *scene) logState() {
 	for _, args := range [][]string{
 		{"get", "nodewatermarks"},
 		{"get", "nodewatermark", s.node, "-o", "jsonpath={.status}"},
@@ -125,7 +125,7 @@ func (s *scene) tell() {
 // metric is the name of the scene's metric.
 func (s *scene) metric() string { return "e2e_" + strings.ReplaceAll(s.name, "-", "_") }
 
-// set sets the scene's metric; 0 takes it away.
+// set sets the scene's metric; 0 removes it.
 func (s *scene) set(value int) { s.setMetric(s.metric(), value) }
 
 func (s *scene) setMetric(name string, value int) {
@@ -147,11 +147,11 @@ func (s *scene) action(name, spec string) {
 
 // rule is a NodeQOS with one rule, hot, that selects the scene's node.
 type rule struct {
-	action   string
-	strategy string // empty: None
-	metric   string // empty: the scene's own
-	mark     int    // 0: mark
-	labels   string // of the node, beside its name
+	action    string
+	strategy  string // empty: None
+	metric    string // empty: the scene's own
+	threshold int    // 0: the constant
+	labels    string // of the node, beside its name
 }
 
 // rule applies a NodeQOS.
@@ -163,13 +163,13 @@ func (s *scene) rule(name string, r rule) {
 	if r.metric == "" {
 		r.metric = s.metric()
 	}
-	if r.mark == 0 {
-		r.mark = mark
+	if r.threshold == 0 {
+		r.threshold = threshold
 	}
 	s.policy("NodeQOS", name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s, %s}}, evaluationPeriodSeconds: 1,
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %s, port: 80, path: /metrics}},
   rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, strategy: %s, metricRule: {name: %s, value: %d}}]}`,
-		s.node, r.labels, gaugeAddress, r.action, r.strategy, r.metric, r.mark))
+		s.node, r.labels, gaugeAddress, r.action, r.strategy, r.metric, r.threshold))
 }
 
 // allow applies a PodQOS that matches the pods of an app in the scene's namespace; no app: all of them.
@@ -199,10 +199,10 @@ func (s *scene) noPolicies() {
 	kubectl(s, "delete", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "--ignore-not-found")
 }
 
-// waitCalm waits until nothing of the scene is in force on the node.
-func (s *scene) waitCalm() {
+// waitSettled waits until nothing of the scene is in force on the node.
+func (s *scene) waitSettled() {
 	s.Helper()
-	eventually(s, s.calm, "nothing is in force any more", func() error {
+	eventually(s, s.settleTimeout, "nothing is in force any more", func() error {
 		now, err := watermarkOf(s.node)
 		if err != nil {
 			return err
@@ -214,7 +214,7 @@ func (s *scene) waitCalm() {
 		}
 		for _, rule := range now.Status.Rules {
 			if strings.HasPrefix(rule.ID, s.name) {
-				return fmt.Errorf("rule %s is still kept", rule.ID)
+				return fmt.Errorf("rule %s is still enforced", rule.ID)
 			}
 		}
 		return nil
@@ -324,15 +324,15 @@ func events(t testing.TB, kind, ns, name string) []string {
 		t.Fatal(err)
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Event) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	var told []string
+	var reported []string
 	for _, event := range list.Items {
-		told = append(told, event.Reason+": "+event.Message)
+		reported = append(reported, event.Reason+": "+event.Message)
 	}
-	return told
+	return reported
 }
 
-// timesTold is how often each event about an object was told, as `Reason: message`.
-func timesTold(t testing.TB, kind, ns, name string) map[string]int {
+// eventCounts counts the events about an object, by `Reason: message`.
+func eventCounts(t testing.TB, kind, ns, name string) map[string]int {
 	t.Helper()
 	list, err := kube.CoreV1().Events(ns).List(background, metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
 	if err != nil {
@@ -345,7 +345,7 @@ func timesTold(t testing.TB, kind, ns, name string) map[string]int {
 	return counts
 }
 
-// packetFilter is the command for the family of addresses by which pods reach each other and the API server.
+// packetFilter is iptables or ip6tables, by the cluster's pod addresses.
 func packetFilter(t *testing.T) string {
 	t.Helper()
 	if strings.Contains(componentPods(t, "controller")[0].Status.PodIP, ":") {
@@ -411,7 +411,7 @@ func askGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
 	return request.DoRaw(background)
 }
 
-// noteURL is where a pod leaves word that it lives.
+// noteURL is the URL where a pod reports that it is alive.
 func noteURL(who string) string {
 	return "http://" + gaugeAddress + "/note?who=" + url.QueryEscape(who)
 }

@@ -14,22 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
+func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		s := besideRefuge(t, node)
+		s := aloneWithSpareNode(t, node)
 		s.action(s.name, "{coolDownSeconds: 4}")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 
 		crossed := time.Now()
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 		took := time.Since(crossed)
-		t.Logf("over its mark to tainted, as kubectl get node sees it: %.1f s", took.Seconds())
+		t.Logf("above its threshold to tainted, as kubectl get node sees it: %.1f s", took.Seconds())
 		if took > 3500*time.Millisecond { // (threshold + 1) x period + 0.5 s
 			t.Errorf("the taint took %s", took)
 		}
-		eventually(t, 15*time.Second, "it is told", func() error {
+		eventually(t, 15*time.Second, "it is reported", func() error {
 			if err := checkRow(node, "NoSchedule", map[string]int{"RULES": 1, "BREACHED": 1}); err != nil {
 				return err
 			}
@@ -39,8 +39,8 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 			if condition := nodeCondition(t, node); condition == nil || condition.Status != corev1.ConditionTrue {
 				return fmt.Errorf("condition InterferenceIdentified is %v", condition)
 			}
-			if told := strings.Join(events(t, "Node", "", node), "\n"); !strings.Contains(told, s.name+"/hot") {
-				return fmt.Errorf("no event of the node names the rule:\n%s", told)
+			if reported := strings.Join(events(t, "Node", "", node), "\n"); !strings.Contains(reported, s.name+"/hot") {
+				return fmt.Errorf("no event of the node names the rule:\n%s", reported)
 			}
 			return nil
 		})
@@ -48,8 +48,8 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 		s.start(work{name: "here", args: []string{"pause"}, intolerant: true},
 			work{name: "wherever", args: []string{"pause"}, anywhere: true, intolerant: true})
 		eventually(t, 20*time.Second, "a new pod is refused by the scheduler", func() error {
-			if told := strings.Join(events(t, "Pod", s.name, "here"), "\n"); !strings.Contains(told, "FailedScheduling") {
-				return fmt.Errorf("events: %s", told)
+			if reported := strings.Join(events(t, "Pod", s.name, "here"), "\n"); !strings.Contains(reported, "FailedScheduling") {
+				return fmt.Errorf("events: %s", reported)
 			}
 			return nil
 		})
@@ -80,28 +80,28 @@ func TestABusyNodeTakesNoNewPodsUntilItHasCooledDown(t *testing.T) {
 // exporterPort is where an exporter listens on a node, as node_exporter would at 9100.
 const exporterPort = 19464
 
-// TestAnExporterOfTheNodeIsAskedWithoutAHost has an exporter on the node's network, and a probe that names no host: the agent, which is
-// on a network of its own, asks the node's address.
-func TestAnExporterOfTheNodeIsAskedWithoutAHost(t *testing.T) {
+// TestNodeExporterIsProbedWithoutHost has an exporter on the node's network, and a probe that names no host: the agent, which is
+// on its own network, probes the node's address.
+func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		exporter := work{name: "exporter", args: []string{"gauge", fmt.Sprintf(":%d", exporterPort)}}
 		s.startChanged(exporter, func(spec *corev1.PodSpec) { spec.HostNetwork = true })
 		s.waitRunning("exporter")
-		tell := func(value int) {
+		expose := func(value int) {
 			t.Helper()
-			eventually(t, 20*time.Second, "the exporter is told what to say", func() error {
+			eventually(t, 20*time.Second, "the exporter accepts its value", func() error {
 				_, err := askGaugeOf(s.name, fmt.Sprintf("exporter:%d", exporterPort), "/set", "room_celsius", fmt.Sprint(value))
 				return err
 			})
 		}
-		tell(cold)
+		expose(cold)
 		s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {effect: PreferNoSchedule}}")
 		s.policy("NodeQOS", s.name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s}}, evaluationPeriodSeconds: 1,
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {port: %d, path: /metrics}},
   rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, metricRule: {name: room_celsius, value: %d}}]}`,
-			node, exporterPort, s.name, mark))
-		s.waitKept(s.name)
+			node, exporterPort, s.name, threshold))
+		s.waitRulesEnforced(s.name)
 		state := func(state string, value float64) error {
 			now, err := watermarkOf(node)
 			if err != nil {
@@ -114,14 +114,14 @@ func TestAnExporterOfTheNodeIsAskedWithoutAHost(t *testing.T) {
 			}
 			return fmt.Errorf("no rule is %s at %v: %+v", state, value, now.Status.Rules)
 		}
-		eventually(t, 40*time.Second, "the exporter is heard", func() error { return state("Normal", cold) })
+		eventually(t, 40*time.Second, "the exporter's value is in the status", func() error { return state("Normal", cold) })
 		if found, err := taint(node); err != nil || found != nil {
 			t.Fatalf("before it is hot the taint is %v (%v)", found, err)
 		}
-		tell(hot)
+		expose(hot)
 		s.waitTaint(20*time.Second, corev1.TaintEffectPreferNoSchedule)
 		eventually(t, 20*time.Second, "the status says so", func() error { return state("Breached", hot) })
-		tell(cold)
+		expose(cold)
 		s.waitNoTaint(30 * time.Second)
 	})
 }
@@ -140,7 +140,7 @@ func nodeCondition(t *testing.T, node string) *corev1.NodeCondition {
 	return nil
 }
 
-func TestTaintsOfOthersOutliveOurs(t *testing.T) {
+func TestTaintsOfOtherWritersAreKept(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		taints := func() (keys []string) {
@@ -157,9 +157,9 @@ func TestTaintsOfOthersOutliveOurs(t *testing.T) {
 		t.Cleanup(func() { tryKubectl("", "taint", "node", node, "example.com/kept-", "example.com/busy-") })
 		s.action(s.name, "{coolDownSeconds: 1}")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 
-		// Somebody else writes taints all the while.
+		// Another client writes taints the whole time.
 		stop, ended := make(chan struct{}), make(chan int)
 		go func() {
 			writes := 0
@@ -181,30 +181,30 @@ func TestTaintsOfOthersOutliveOurs(t *testing.T) {
 			s.set(hot)
 			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule)
 			if now := taints(); !slices.Contains(now, "example.com/kept") {
-				t.Errorf("another's taint is lost: %v", now)
+				t.Errorf("the other client's taint is lost: %v", now)
 			}
 			s.set(cold)
 			s.waitNoTaint(15 * time.Second)
 			if now := taints(); !slices.Contains(now, "example.com/kept") {
-				t.Errorf("another's taint is lost: %v", now)
+				t.Errorf("the other client's taint is lost: %v", now)
 			}
 		}
 		close(stop)
 		if writes := <-ended; writes < 4 {
-			t.Fatalf("only %d writes of another came between", writes)
+			t.Fatalf("only %d writes of the other client came in between", writes)
 		}
 	})
 }
 
-func TestATaintThatADeadAgentLeftIsRemoved(t *testing.T) {
+func TestTaintLeftByDeadAgentIsRemoved(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.action(s.name, "{coolDownSeconds: 1}")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
-		// The agent dies, and before the next one looks the policy is gone.
+		// The agent dies, and the policy is deleted before the next agent starts.
 		freeze := processOf(t, node, "agent")
 		onNode(t, node, "kill -STOP "+freeze)
 		s.noPolicies()
@@ -213,12 +213,12 @@ func TestATaintThatADeadAgentLeftIsRemoved(t *testing.T) {
 	})
 }
 
-func TestPreferNoScheduleIsTheEffectThatTheActionNames(t *testing.T) {
+func TestPreferNoScheduleEffectOfActionIsUsed(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.action(s.name, "{coolDownSeconds: 1, disableScheduling: {effect: PreferNoSchedule}}")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectPreferNoSchedule)
 		eventually(t, 25*time.Second, "it is shown", func() error { return checkRow(node, "PreferNoSchedule", map[string]int{"BREACHED": 1}) })
@@ -230,12 +230,12 @@ func TestPreferNoScheduleIsTheEffectThatTheActionNames(t *testing.T) {
 	})
 }
 
-func TestATaintThatSomebodyRemovesComesBack(t *testing.T) {
+func TestRemovedTaintIsRestored(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.action(s.name, "{coolDownSeconds: 1}")
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 		if _, err := kube.CoreV1().Nodes().Patch(background, node, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{}); err != nil {
@@ -247,13 +247,13 @@ func TestATaintThatSomebodyRemovesComesBack(t *testing.T) {
 	})
 }
 
-func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
+func TestOneOfTwoBusyNodesStaysSchedulableWithACapOfHalf(t *testing.T) {
 	t.Parallel()
 	if len(nodes) < 2 {
 		t.Skip("needs a second node")
 	}
-	haveAllNodes(t)
-	haveCap(t, "50%")
+	lockAllNodes(t)
+	setMaxUnschedulable(t, "50%")
 	var both []*scene
 	for _, node := range nodes {
 		s := newScene(t, node)
@@ -262,7 +262,7 @@ func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
 		both = append(both, s)
 	}
 	for _, s := range both {
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 	}
 	for _, s := range both {
 		s.set(hot)
@@ -280,23 +280,23 @@ func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
 		}
 		return on
 	}
-	var softened string
+	var fallback string
 	eventually(t, 30*time.Second, "one is closed, and the other stays open", func() error {
 		on := effects()
-		softened = on[corev1.TaintEffectPreferNoSchedule]
-		if !slices.Contains(nodes, softened) || !slices.Contains(nodes, on[corev1.TaintEffectNoSchedule]) {
+		fallback = on[corev1.TaintEffectPreferNoSchedule]
+		if !slices.Contains(nodes, fallback) || !slices.Contains(nodes, on[corev1.TaintEffectNoSchedule]) {
 			return fmt.Errorf("%v", on)
 		}
 		return nil
 	})
-	eventually(t, 25*time.Second, "it is told", func() error {
-		if told := strings.Join(events(t, "Node", "", softened), "\n"); !strings.Contains(told, "SchedulingSoftened") {
-			return fmt.Errorf("events of node %s:\n%s", softened, told)
+	eventually(t, 25*time.Second, "it is reported", func() error {
+		if reported := strings.Join(events(t, "Node", "", fallback), "\n"); !strings.Contains(reported, "SchedulingSoftened") {
+			return fmt.Errorf("events of node %s:\n%s", fallback, reported)
 		}
-		return checkRow(softened, "PreferNoSchedule", map[string]int{"BREACHED": 1})
+		return checkRow(fallback, "PreferNoSchedule", map[string]int{"BREACHED": 1})
 	})
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		if on := effects(); on[corev1.TaintEffectPreferNoSchedule] != softened {
+		if on := effects(); on[corev1.TaintEffectPreferNoSchedule] != fallback {
 			t.Fatalf("it did not stay so: %v", on)
 		}
 	}
@@ -308,17 +308,17 @@ func TestOfTwoBusyNodesOneStaysOpenWhereTheCapIsAHalf(t *testing.T) {
 	}
 }
 
-// haveCap gives the controllers another `--max-unschedulable`, until the test ends.
-func haveCap(t *testing.T, most string) {
+// setMaxUnschedulable gives the controllers another `--max-unschedulable`, until the test ends.
+func setMaxUnschedulable(t *testing.T, most string) {
 	t.Helper()
 	const flag = "--max-unschedulable="
-	haveArguments(t, func(args []string) []string {
+	setControllerArgs(t, func(args []string) []string {
 		return append(slices.DeleteFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }), flag+most)
 	})
 }
 
-// haveArguments gives the controllers other ones, until the test ends.
-func haveArguments(t *testing.T, change func([]string) []string) {
+// setControllerArgs gives the controllers other ones, until the test ends.
+func setControllerArgs(t *testing.T, change func([]string) []string) {
 	t.Helper()
 	set := func(change func([]string) []string) (before []string) {
 		t.Helper()

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; no reason: takes the annotation off.
+// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; an empty reason removes the annotation.
 func (s *scene) stopped(reason string) {
 	s.Helper()
 	annotation := "plimsoll.dev/stop-"
@@ -21,23 +21,23 @@ func (s *scene) stopped(reason string) {
 	kubectl(s, "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "--overwrite", annotation)
 }
 
-// TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades has all nodes alone: the stop is the whole cluster's.
-func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *testing.T) {
+// TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades locks all nodes: the stop applies to the whole cluster.
+func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	var scenes []*scene
-	var oracles []*oracle
+	var baselines []*baseline
 	for _, node := range nodes {
 		s := newScene(t, node)
 		t.Cleanup(func() { s.stopped("") })
-		o, _ := pressed(t, s)
-		scenes, oracles = append(scenes, s), append(oracles, o)
+		o, _ := underPressure(t, s)
+		scenes, baselines = append(scenes, s), append(baselines, o)
 	}
 	first := scenes[0]
 
 	deadline := time.Now().Add(15 * time.Second)
 	first.stopped("seen from the suite")
-	for _, o := range oracles {
+	for _, o := range baselines {
 		for _, v := range o.before {
 			o.scene.waitRestored(max(time.Second, time.Until(deadline)), v.folder, v.before)
 		}
@@ -64,15 +64,15 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 		return nil
 	}
 	for i, s := range scenes {
-		oracles[i].waitAccounted(5 * time.Second)
+		baselines[i].waitAccounted(5 * time.Second)
 		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
-		told := strings.Join(events(s, "Node", "default", s.node), "\n")
-		if !strings.Contains(told, "EmergencyStop: stopped: seen from the suite") {
-			s.Errorf("no event tells of it:\n%s", told)
+		reported := strings.Join(events(s, "Node", "default", s.node), "\n")
+		if !strings.Contains(reported, "EmergencyStop: stopped: seen from the suite") {
+			s.Errorf("there is no event for it:\n%s", reported)
 		}
 	}
 
-	// The metric is far above its mark all the while: an agent that is started anew, and an upgrade, change nothing.
+	// The metric is far above its threshold the whole time: a restarted agent and an upgrade change nothing.
 	kubectl(t, "delete", "pod", "-n", namespace, agentPod(first.node), "--wait=false")
 	if err := install(); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 			return released(s)
 		})
 		always(s, 5*time.Second, "nothing is done", func() error { return undone(s) })
-		eventually(s, 15*time.Second, "it says so still", func() error { return released(s) })
+		eventually(s, 15*time.Second, "it still says so", func() error { return released(s) })
 	}
 
 	first.stopped("")
@@ -99,15 +99,15 @@ func TestAnEmergencyStopReleasesEveryNodeAndHoldsOverRestartsAndUpgrades(t *test
 		})
 		s.set(cold)
 	}
-	for _, o := range oracles {
-		o.waitUndone(60 * time.Second)
+	for _, o := range baselines {
+		o.waitAllRestored(60 * time.Second)
 	}
 }
 
-// TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame: nothing comes by them any more, and nobody says so, while new ones work.
-func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing.T) {
+// TestAgentWithDroppedConnectionsSeesEmergencyStop: its open connections are dropped without notice, while new ones work.
+func TestAgentWithDroppedConnectionsSeesEmergencyStop(t *testing.T) {
 	t.Parallel()
-	haveAllNodes(t)
+	lockAllNodes(t)
 	node := nodes[0]
 	tables := packetFilter(t)
 	if out, err := tryOnNode(node, "command -v nsenter ss "+tables); err != nil {
@@ -115,7 +115,7 @@ func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing
 	}
 	s := newScene(t, node)
 	t.Cleanup(func() { s.stopped("") })
-	o, _ := pressed(t, s)
+	o, _ := underPressure(t, s)
 	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
 	ports := strings.Fields(onNode(t, node, inside+`ss -Htn state established dst :443 | sed 's/.*:\([0-9]*\) .*:443 *$/\1/'`))
 	if len(ports) == 0 {
@@ -125,14 +125,14 @@ func TestAnAgentWhoseConnectionsAreCutInSilenceHearsOfAStopAllTheSame(t *testing
 	for _, port := range ports {
 		onNode(t, node, inside+tables+" --append INPUT --protocol tcp --dport "+port+" --jump DROP")
 	}
-	begun := time.Now()
+	started := time.Now()
 	s.stopped("seen from the suite")
 	for _, v := range o.before {
-		s.waitRestored(25*time.Second-time.Since(begun), v.folder, v.before)
+		s.waitRestored(25*time.Second-time.Since(started), v.folder, v.before)
 	}
-	s.waitNoTaint(25*time.Second - time.Since(begun))
-	t.Logf("%d connections were cut: all was given back after %s", len(ports), time.Since(begun).Round(time.Second))
+	s.waitNoTaint(25*time.Second - time.Since(started))
+	t.Logf("%d connections were cut: all was restored after %s", len(ports), time.Since(started).Round(time.Second))
 	s.set(cold)
 	s.stopped("")
-	o.waitUndone(60 * time.Second)
+	o.waitAllRestored(60 * time.Second)
 }

@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// gently takes half of the CPU in two steps: the floor is reached soon. A step at 1 s of period is seen by polling.
+// gently takes half of the CPU in two steps, so that the floor is reached soon. Polling sees each step of 1 s.
 const gently = "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}"
 
-// victim is a pod that is throttled, its cgroup and what that held before.
+// victim is a pod that is throttled, with its cgroup and original settings.
 type victim struct {
 	name   string
 	folder string
@@ -32,7 +32,7 @@ func (s *scene) victim(name string) *victim {
 	return &victim{name: name, folder: folder, before: s.settings(folder)}
 }
 
-// throttled is what the status says of a pod of the scene; nil: it is not throttled.
+// throttled is the status entry of a pod of the scene; nil if it is not throttled.
 func (s *scene) throttled(pod string) *throttled {
 	s.Helper()
 	now, err := watermarkOf(s.node)
@@ -47,40 +47,40 @@ func (s *scene) throttled(pod string) *throttled {
 	return nil
 }
 
-// waitRatio waits until a pod is throttled to a percentage, as the status tells it and as the kernel has it, and returns
+// waitRatio waits until a pod is throttled to a percentage, in the status and in the kernel, and returns
 // the cap in millicores.
 func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 	s.Helper()
 	eventually(s, limit, fmt.Sprintf("%s is throttled to %d %%", v.name, ratio), func() error {
-		told := s.throttled(v.name)
-		if told == nil || told.Ratio != ratio || told.ToMillicores == nil {
-			return fmt.Errorf("the status says %+v", told)
+		reported := s.throttled(v.name)
+		if reported == nil || reported.Ratio != ratio || reported.ToMillicores == nil {
+			return fmt.Errorf("the status says %+v", reported)
 		}
 		read, err := readSettings(s.node, v.folder)
 		if err != nil {
 			return err
 		}
 		cap = read.millicores()
-		if cap < *told.ToMillicores-1 || cap > *told.ToMillicores+1 {
-			return fmt.Errorf("the status says %dm, the kernel %dm", *told.ToMillicores, cap)
+		if cap < *reported.ToMillicores-1 || cap > *reported.ToMillicores+1 {
+			return fmt.Errorf("the status says %dm, the kernel %dm", *reported.ToMillicores, cap)
 		}
 		return nil
 	})
-	// 100 % is the quota, or the use at the first step if that was less.
+	// 100 % is the quota, or the usage at the first step if that was lower.
 	if original := v.before.millicores(); original > 0 && (cap > original*ratio/100+1 || cap < original*ratio/200) {
 		s.Errorf("%s had %dm, and %d %% of its base is %dm", v.name, original, ratio, cap)
 	}
 	return cap
 }
 
-// waitCap waits until the kernel holds a pod to some millicores.
+// waitCap waits until the kernel caps a pod at this many millicores.
 func (s *scene) waitCap(limit time.Duration, v *victim, millicores int) {
 	s.Helper()
-	eventually(s, limit, fmt.Sprintf("%s is held to %dm", v.name, millicores), func() error { return s.held(v, millicores) })
+	eventually(s, limit, fmt.Sprintf("%s is capped at %dm", v.name, millicores), func() error { return s.checkCap(v, millicores) })
 }
 
-// held tells whether the kernel holds a pod to some millicores.
-func (s *scene) held(v *victim, millicores int) error {
+// checkCap checks that the kernel caps a pod at this many millicores.
+func (s *scene) checkCap(v *victim, millicores int) error {
 	read, err := readSettings(s.node, v.folder)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (s *scene) held(v *victim, millicores int) error {
 	return nil
 }
 
-// trace reads a pod's cap 5 times a second on the node itself; the answer ends that and returns the different caps in their order.
+// trace reads a pod's cap 5 times a second on the node itself; the returned function stops it and returns the distinct caps in order.
 func (s *scene) trace(v *victim) (end func() []int) {
 	s.Helper()
 	file := "cpu.max"
@@ -110,7 +110,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 		for _, line := range strings.Split(<-traced, "\n") {
 			sum := 0
 			for _, word := range strings.Fields(line) {
-				if micros, err := strconv.Atoi(word); err == nil && micros > 1000 { // but for the sandbox's on v1
+				if micros, err := strconv.Atoi(word); err == nil && micros > 1000 { // except for the sandbox's on v1
 					sum += micros / 100
 				}
 				if s.node == "v2" {
@@ -125,7 +125,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 	}
 }
 
-func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T) {
+func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(
@@ -136,7 +136,7 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 20, minCPURatio: 40}}}")
 		s.allow(s.name, "limited", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		if free := s.usage(limited.folder, 2*time.Second); free < 70 {
 			t.Fatalf("the pod uses only %dm of 100m while nothing is in force", free)
 		}
@@ -148,8 +148,8 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		if used := s.usage(limited.folder, 4*time.Second); used > cap*105/100+2 || used < cap*60/100 {
 			t.Errorf("at a cap of %dm it uses %dm", cap, used)
 		}
-		if told := s.throttled("limited"); told == nil || told.Rule != s.name+"/hot" || told.FromMillicores == nil || *told.FromMillicores != 100 {
-			t.Errorf("the status says %+v", told)
+		if reported := s.throttled("limited"); reported == nil || reported.Rule != s.name+"/hot" || reported.FromMillicores == nil || *reported.FromMillicores != 100 {
+			t.Errorf("the status says %+v", reported)
 		}
 		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
 			t.Errorf("a pod that no PodQOS selects was touched: %v", err)
@@ -162,14 +162,14 @@ func TestThrottleGoesStepByStepToTheFloorAndBackToTheExactOriginal(t *testing.T)
 		if used := s.usage(limited.folder, 2*time.Second); used < 70 {
 			t.Errorf("it has its 100m again and uses %dm", used)
 		}
-		told := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
-		if !strings.Contains(told, s.name+"/hot") {
-			t.Errorf("no event of the pod names the rule:\n%s", told)
+		reported := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
+		if !strings.Contains(reported, s.name+"/hot") {
+			t.Errorf("no event of the pod names the rule:\n%s", reported)
 		}
 	})
 }
 
-// checkSteps tells whether caps go one way from a start to an end, with steps between.
+// checkSteps checks that caps change monotonically from start to end, with steps in between.
 func checkSteps(t *testing.T, seen []int, start, end int) {
 	t.Helper()
 	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
@@ -182,7 +182,7 @@ func checkSteps(t *testing.T, seen []int, start, end int) {
 	}
 }
 
-func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
+func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		s.running(work{name: "free", args: []string{"burn", "200"}})
@@ -194,9 +194,9 @@ func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
 		s.action(s.name, gently)
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		eventually(t, 20*time.Second, "it is held below its use", func() error {
+		eventually(t, 20*time.Second, "it is capped below its usage", func() error {
 			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
 				return fmt.Errorf("it uses %dm and may use %dm", used, now)
 			}
@@ -211,7 +211,7 @@ func TestAPodWithoutALimitIsThrottledByItsUse(t *testing.T) {
 	})
 }
 
-func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
+func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(
@@ -222,19 +222,19 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 		s.action(s.name, gently)
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
-		s.waitKept(s.name)
+		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		cap, freeCap := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
 
 		if node == "v2" {
-			// systemd puts every slice back to what it knows of it: a pod's limit, or none.
+			// systemd resets every slice to its own settings: the pod's limit, or none.
 			for _, command := range []string{"systemctl daemon-reload", "systemctl daemon-reexec"} {
 				seen, end := s.follow(limited)
 				onNode(t, node, command)
-				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return followed(seen(), cap) })
+				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return capRestored(seen(), cap) })
 				all := seen()
 				end()
-				s.checkBack(command, all, cap)
+				s.checkCapRestored(command, all, cap)
 				s.waitCap(5*time.Second, free, freeCap)
 			}
 		}
@@ -242,25 +242,25 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			seen, end := s.follow(limited)
 			s.restart(daemon)
 			always(t, 3*time.Second, "several ticks after "+daemon+" is back the caps are as they were", func() error {
-				if err := s.held(limited, cap); err != nil {
+				if err := s.checkCap(limited, cap); err != nil {
 					return err
 				}
-				return s.held(free, freeCap)
+				return s.checkCap(free, freeCap)
 			})
 			all := seen()
 			end()
-			s.checkBack("the restart of "+daemon, all, cap)
+			s.checkCapRestored("the restart of "+daemon, all, cap)
 		}
 		waitNodeReady(t, node)
 
-		// On v2 it is the pod that is held, whatever becomes of its container. On v1 there is no cap until the new container is there.
+		// On v2 the pod's cgroup has the cap, so it survives the container. On v1 there is no cap until the new container exists.
 		checkStayed := func() {}
 		if node == "v2" {
 			seen, end := s.follow(limited)
 			checkStayed = func() {
 				all := seen()
 				end()
-				s.checkBack("the restart of the container", all, cap)
+				s.checkCapRestored("the restart of the container", all, cap)
 			}
 		}
 		eventually(t, 60*time.Second, "the kubelet serves again", func() error {
@@ -274,7 +274,7 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			}
 			return nil
 		})
-		// Not what a tick takes alone: each look is a command on the node, and the new container has it busy.
+		// More than a tick: each check is a command on a node that the new container keeps busy.
 		s.waitCap(5*time.Second, limited, cap)
 		checkStayed()
 
@@ -291,30 +291,30 @@ func TestThrottleHoldsWhateverTheNodeDoes(t *testing.T) {
 			}
 			return nil
 		})
-		// A tick finds the new limit and another throttles by it; the kubelet may still write to the cgroups, and a status takes a while.
+		// One tick finds the new limit and the next throttles by it; the kubelet may still write to the cgroups, and the status lags.
 		eventually(t, 30*time.Second, "the pod is throttled by its new limit", func() error {
-			told := s.throttled("limited")
-			if told == nil || told.FromMillicores == nil || *told.FromMillicores != 200 || told.ToMillicores == nil || *told.ToMillicores > 100 {
-				return fmt.Errorf("the status says %+v", told)
+			reported := s.throttled("limited")
+			if reported == nil || reported.FromMillicores == nil || *reported.FromMillicores != 200 || reported.ToMillicores == nil || *reported.ToMillicores > 100 {
+				return fmt.Errorf("the status says %+v", reported)
 			}
-			return s.held(limited, *told.ToMillicores)
+			return s.checkCap(limited, *reported.ToMillicores)
 		})
 		all := seen()
 		end()
-		s.checkHeld("the resize", all, 100)
+		s.checkCapped("the resize", all, 100)
 
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
 		s.waitCap(20*time.Second, limited, 200)
-		// What the kubelet writes for such a pod, a new one tells.
+		// Compare with a new pod of the same kind.
 		s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "10m"})
 		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 	})
 }
 
-// TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
+// TestCrashLoopingContainerStartsInThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
 // pod's: EINVAL, and the kubelet cannot start it.
-func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
+func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	t.Parallel()
 	if !slices.Contains(nodes, "v1") {
 		t.Skip("needs the node with cgroup v1")
@@ -328,9 +328,9 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	})
 	s.waitRunning("mixed")
 	const full = "10000" // of 100 ms, at a limit of 100m
-	var o *oracle
+	var o *baseline
 	eventually(t, 60*time.Second, "both containers are there, with their limits", func() error {
-		o = s.oracle("mixed")
+		o = s.baseline("mixed")
 		quotas := o.before[string(s.pod("mixed").UID)].before["containers/cpu.cfs_quota_us"]
 		if strings.Count(quotas, full) != 2 {
 			return fmt.Errorf("quotas are %s", quotas)
@@ -339,7 +339,7 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	})
 	mixed := o.before[string(s.pod("mixed").UID)]
 	_, id, _ := strings.Cut(containerOf(t, s.pod("mixed"), "work").ContainerID, "://")
-	// throttled tells whether the busy container has less than it was given.
+	// throttled checks that the busy container is below its original quota.
 	throttled := func() error {
 		quota, err := tryOnNode("v1", "cat "+mixed.folder+"/"+id+"/cpu.cfs_quota_us")
 		if err != nil {
@@ -353,19 +353,19 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 	s.action(s.name, gently)
 	s.allow(s.name, "mixed", s.name)
 	s.rule(s.name, rule{action: s.name})
-	s.waitKept(s.name)
+	s.waitRulesEnforced(s.name)
 
 	s.set(hot)
 	eventually(t, 40*time.Second, "the pod is throttled", func() error {
-		if told := s.throttled("mixed"); told == nil || told.Ratio != 50 {
-			return fmt.Errorf("the status says %+v", told)
+		if reported := s.throttled("mixed"); reported == nil || reported.Ratio != 50 {
+			return fmt.Errorf("the status says %+v", reported)
 		}
 		return throttled()
 	})
 	before := containerOf(t, s.pod("mixed"), "crash").RestartCount
 	eventually(t, 120*time.Second, "the container that crashes is started again and again", func() error {
 		if err := throttled(); err != nil {
-			t.Fatalf("the throttle is not held: %v", err)
+			t.Fatalf("the throttle is not in force: %v", err)
 		}
 		now := containerOf(t, s.pod("mixed"), "crash")
 		checkCrashed(t, now)
@@ -374,13 +374,13 @@ func TestAContainerThatCrashesAgainAndAgainStartsInAThrottledPod(t *testing.T) {
 		}
 		return nil
 	})
-	for _, told := range events(t, "Pod", s.name, "mixed") {
-		if strings.HasPrefix(told, "Failed: ") {
-			t.Errorf("a container could not be started: %s", told)
+	for _, reported := range events(t, "Pod", s.name, "mixed") {
+		if strings.HasPrefix(reported, "Failed: ") {
+			t.Errorf("a container could not be started: %s", reported)
 		}
 	}
 	s.set(cold)
-	o.waitUndone(60 * time.Second)
+	o.waitAllRestored(60 * time.Second)
 }
 
 // containerOf is the status of one of a pod's containers.
@@ -395,7 +395,7 @@ func containerOf(t *testing.T, pod *corev1.Pod, name string) corev1.ContainerSta
 	return corev1.ContainerStatus{}
 }
 
-// checkCrashed fails the test where a container has not ended by itself, but could not be started.
+// checkCrashed fails the test if a container could not be started, instead of exiting by itself.
 func checkCrashed(t *testing.T, now corev1.ContainerStatus) {
 	t.Helper()
 	if waiting := now.State.Waiting; waiting != nil && slices.Contains([]string{"RunContainerError", "CreateContainerError"}, waiting.Reason) {

@@ -1,4 +1,4 @@
-// Command podtool is what the pods of the tests run: a process to wait, to burn CPU, to serve and to ask.
+// Command podtool is what the pods of the tests run: commands to wait, burn CPU, serve and request.
 package main
 
 import (

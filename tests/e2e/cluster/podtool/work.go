@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// burn uses so many thousandths of a CPU, by its own CPU time: where it gets less it does not try to catch up.
+// burn uses this many millicores by its own CPU time, without catching up if it gets less.
 func burn(millicores int) {
 	runtime.LockOSThread()
 	const round = 20 * time.Millisecond
@@ -33,7 +33,7 @@ func threadTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// linger tells that it is alive until it is killed.
+// linger reports that it is alive until it is killed.
 func linger(url string) {
 	client := http.Client{Timeout: time.Second}
 	for {
@@ -44,13 +44,13 @@ func linger(url string) {
 	}
 }
 
-// heard is what a pod told.
+// heard has the reports of a pod.
 type heard struct {
 	First, Last time.Time
 	Times       int
 }
 
-// newGauge is a metric that a test sets, and a place where its pods leave word.
+// newGauge serves a metric that a test sets, and records reports of pods.
 func newGauge() http.Handler {
 	var lock sync.Mutex
 	values, notes := map[string]string{}, map[string]heard{}

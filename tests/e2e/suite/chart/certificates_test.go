@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// one is the only object of a kind and name.
+// one returns the only object of this kind and name.
 func one(t *testing.T, rendered, kind, name string) map[string]any {
 	t.Helper()
 	all := objects(t, rendered)
@@ -26,7 +26,7 @@ func one(t *testing.T, rendered, kind, name string) map[string]any {
 	return all[found].Object
 }
 
-// field is a field of an object; what isn't there fails the test.
+// field returns a field of an object; a missing field fails the test.
 func field[T any](t *testing.T, object map[string]any, fields ...string) T {
 	t.Helper()
 	value, _, err := unstructured.NestedFieldNoCopy(object, fields...)
@@ -37,7 +37,7 @@ func field[T any](t *testing.T, object map[string]any, fields ...string) T {
 	return typed
 }
 
-// option is what a container is told by a flag; empty: nothing.
+// option is the value of a container's flag; empty: nothing.
 func option(container map[string]any, name string) string {
 	for _, argument := range container["args"].([]any) {
 		if value, found := strings.CutPrefix(argument.(string), "--"+name+"="); found {
@@ -47,7 +47,7 @@ func option(container map[string]any, name string) string {
 	return ""
 }
 
-func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
+func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["cert-manager"])
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
 		}
 	}
 	if secret := option(container, "metrics-api-secret"); secret != "" {
-		t.Errorf("the controller is told of the Secret %s", secret)
+		t.Errorf("the controller has the Secret %s", secret)
 	}
 	names := []any{}
 	for _, service := range []string{"metrics-api-service", "report-service"} {
@@ -89,7 +89,7 @@ func TestCertManagerMakesWhatTheControllerReads(t *testing.T) {
 	one(t, rendered, "Issuer", field[string](t, authority, "spec", "issuerRef", "name"))
 }
 
-func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
+func TestControllerCannotReadSecretsWithCertManager(t *testing.T) {
 	rights := func(values string) (found int) {
 		rendered, err := render(t, "--values", combinations(t)[values])
 		if err != nil {
@@ -118,7 +118,7 @@ func TestWithCertManagerTheControllerHasNoRightOnSecrets(t *testing.T) {
 	}
 }
 
-func TestAnIssuerOfOnesOwnSignsAloneAndAlsoWithoutTheAPI(t *testing.T) {
+func TestOwnIssuerSignsWithAndWithoutMetricsAPI(t *testing.T) {
 	kinds := func(args ...string) (found []string) {
 		rendered, err := render(t, args...)
 		if err != nil {
@@ -134,7 +134,7 @@ func TestAnIssuerOfOnesOwnSignsAloneAndAlsoWithoutTheAPI(t *testing.T) {
 	if found := kinds("--values", combinations(t)["everything"]); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("with an issuer there are %v", found)
 	}
-	// The port of reports has the same certificate.
+	// The report port has the same certificate.
 	signed := []string{"--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true,metricsAPI.certManager.issuerRef.name=internal"}
 	if found := kinds(signed...); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
 		t.Errorf("without the API there are %v", found)

@@ -14,7 +14,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-func TestPrometheusUnderstandsWhatTheDashboardAsks(t *testing.T) {
+func TestPrometheusParsesDashboardQueries(t *testing.T) {
 	type rule struct {
 		Record string `json:"record"`
 		Expr   string `json:"expr"`
@@ -42,7 +42,7 @@ func TestPrometheusUnderstandsWhatTheDashboardAsks(t *testing.T) {
 	}
 }
 
-func TestEachPanelHasAPlaceAndSaysWhatItShows(t *testing.T) {
+func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 	ids, taken := map[int]bool{}, map[[2]int]string{}
 	for _, panel := range panels(t) {
 		if ids[panel.ID] || panel.Title == "" {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// roles are those that may do this with the resource: the names of roles, each once.
+// roles are the names of the roles with this verb on the resource.
 func roles(t *testing.T, rendered, resource string) (found []string) {
 	t.Helper()
 	for _, object := range objects(t, rendered) {
@@ -26,7 +26,7 @@ func roles(t *testing.T, rendered, resource string) (found []string) {
 	return slices.Compact(found)
 }
 
-func TestTheControllerAloneMayEvict(t *testing.T) {
+func TestOnlyTheControllerMayEvict(t *testing.T) {
 	for name, file := range combinations(t) {
 		rendered, err := render(t, "--values", file)
 		if err != nil {
@@ -46,7 +46,7 @@ func TestTheControllerAloneMayEvict(t *testing.T) {
 	}
 }
 
-func TestPodsOfKubeSystemAreEvictedOnlyWhereTheValuesSaySo(t *testing.T) {
+func TestKubeSystemPodsAreEvictedOnlyIfConfigured(t *testing.T) {
 	for set, refused := range map[string]bool{"evictionBudget.kubeSystem=false": true, "evictionBudget.kubeSystem=true": false} {
 		rendered, err := render(t, "--set", set)
 		if err != nil {
@@ -59,8 +59,8 @@ func TestPodsOfKubeSystemAreEvictedOnlyWhereTheValuesSaySo(t *testing.T) {
 	}
 }
 
-// TestWithoutTheAPIAgentsReportAndAskForEvictionsAllTheSame: what they reach the controller by does not go with the API.
-func TestWithoutTheAPIAgentsReportAndAskForEvictionsAllTheSame(t *testing.T) {
+// TestAgentsReportAndRequestEvictionsWithoutMetricsAPI: their connection to the controller does not depend on the API.
+func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["least"], "--set", "networkPolicies.enabled=true")
 	if err != nil {
 		t.Fatal(err)

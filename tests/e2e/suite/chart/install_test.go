@@ -13,7 +13,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// A cluster is an API server without any node, and at first without anything of ours.
+// A cluster is an API server without nodes, and initially without our objects.
 type cluster struct{ *plane.Plane }
 
 func TestTheChartOnAnAPIServer(t *testing.T) {
@@ -39,7 +39,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.takesThePoliciesOfItsFirstRevisionWithIt(t)
 }
 
-func TestAClusterWithoutAdmissionPoliciesIsRefused(t *testing.T) {
+func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
 	off := "admissionregistration.k8s.io/v1/validatingadmissionpolicies=false,admissionregistration.k8s.io/v1/validatingadmissionpolicybindings=false"
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")
@@ -49,7 +49,7 @@ func TestAClusterWithoutAdmissionPoliciesIsRefused(t *testing.T) {
 	}
 }
 
-// lacksDefinitions deletes ours, until they are served no more: an API server follows a moment later.
+// lacksDefinitions deletes our CRDs and waits until they are not served any more.
 func (c cluster) lacksDefinitions() {
 	c.T.Helper()
 	c.Kubectl("delete", "-f", plane.Absolute(c.T, "crds"))
@@ -61,7 +61,7 @@ func (c cluster) lacksDefinitions() {
 	})
 }
 
-// jobsEndWell ends every Job of a release until the test ends: nobody is here who would make its pod.
+// jobsEndWell marks every Job of a release as complete until the test ends: nothing runs their pods here.
 func (c cluster) jobsEndWell() {
 	const ended = `{"status":{"startTime":"2026-01-01T00:00:00Z","completionTime":"2026-01-01T00:00:01Z","succeeded":1,
 		"conditions":[{"type":"SuccessCriteriaMet","status":"True"},{"type":"Complete","status":"True"}]}}`
@@ -89,13 +89,13 @@ func (c cluster) jobsEndWell() {
 	})
 }
 
-// namespace makes one that is held to a Pod Security standard.
+// namespace creates a namespace that enforces a Pod Security standard.
 func (c cluster) namespace(name, standard string) {
 	c.T.Helper()
 	c.Apply(fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {pod-security.kubernetes.io/enforce: %s}}}", name, standard))
 }
 
-// helm runs a command of Helm's with the chart.
+// helm runs a Helm command with the chart.
 func (c cluster) helm(command, release, namespace string, args ...string) (string, error) {
 	c.T.Helper()
 	return c.helmOf(plane.Absolute(c.T, chart), command, release, namespace, args...)
@@ -107,7 +107,7 @@ func (c cluster) helmOf(folder, command, release, namespace string, args ...stri
 	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, release, folder, "--namespace", namespace}, args...)...)
 }
 
-// older is a chart whose definition of NodeWatermarks has another column.
+// older is a chart whose NodeWatermark CRD has another column.
 func older(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -130,7 +130,7 @@ func older(t *testing.T) string {
 	return folder
 }
 
-// takes fails the test where Helm does not do it; the answer is what it prints.
+// takes fails the test if Helm fails; it returns the output.
 func (c cluster) takes(command string, args ...string) string {
 	c.T.Helper()
 	out, err := c.helm(command, "plimsoll", "plimsoll", args...)
@@ -143,7 +143,7 @@ func (c cluster) takes(command string, args ...string) string {
 func (c cluster) takesEveryCombination(t *testing.T) {
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
 	for name, file := range combinations(t) {
-		// The Prometheus operator's definitions are not there: checkMonitoring reads these objects.
+		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects.
 		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false")
 		if err != nil {
 			t.Fatal(err)
@@ -189,13 +189,13 @@ func (c cluster) bringsDefinitionsAndPolicies(t *testing.T) {
 	if found := c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].spec.rules[*].strategy} {.items[*].spec.selector}"); strings.TrimSpace(found) != "Preview Preview Preview Preview" {
 		t.Errorf("the strategies of preset preview: %s", found)
 	}
-	// What waited for the definitions is gone.
+	// The hook that waited for the CRDs is gone.
 	if left := c.Kubectl("get", "jobs,serviceaccounts", "-n", "plimsoll", "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
 		t.Errorf("it left %s", left)
 	}
 }
 
-// has fails the test unless all policies there are those of presets so named, one of each kind at least.
+// has fails the test unless all policies belong to this preset, with at least one of each kind.
 func (c cluster) has(name, when string) {
 	c.T.Helper()
 	found := strings.Fields(c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"))
@@ -212,7 +212,7 @@ func (c cluster) has(name, when string) {
 	}
 }
 
-// hasHooksThatKubernetesTakes looks at what `helm template` does not print.
+// hasHooksThatKubernetesTakes validates the hooks, which `helm template` does not print.
 func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	hooks, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "hooks", "plimsoll", "--namespace", "plimsoll")
 	if err != nil {
@@ -227,13 +227,13 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	if kinds["Pod test"] != 1 || kinds["Job post-install,post-upgrade,post-rollback"] != 1 || kinds["Job pre-delete"] != 1 || kinds["Job post-install"] != 1 || kinds["NodeQOS post-install,post-rollback"] != 1 {
 		t.Errorf("the hooks are %v", kinds)
 	}
-	// Policies are there, as hooks made them.
+	// Policies exist, created by hooks.
 	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 		t.Error(err, out)
 	}
 }
 
-// givesEachKindOfRequestAPriorityLevelOfItsOwn asks as agents and controllers do, and as any other account: the API server's answer names the schema that took
+// givesEachKindOfRequestAPriorityLevelOfItsOwn sends requests as agents, controllers and other accounts: the API server's response headers name the flow schema of
 // the request.
 func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
@@ -242,7 +242,7 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 		uid := func(kind string) string {
 			return c.Kubectl("get", kind, schema, "-o", "jsonpath={.metadata.uid}")
 		}
-		// Whatever the answer is: kubectl prints the headers at this level.
+		// At this log level kubectl prints the headers of any response.
 		out, err := c.TryKubectl("", "get", "--raw", path, "--as=system:serviceaccount:plimsoll:"+account, "-v=9")
 		if err != nil {
 			out = err.Error()
@@ -262,7 +262,7 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 		{"service-accounts", "plimsoll-controller", heartbeat},
 		{"service-accounts", "default", "/api/v1/nodes"},
 	} {
-		if kind.schema == "service-accounts" { // whose level is named otherwise
+		if kind.schema == "service-accounts" { // whose level has another name
 			if takes("plimsoll-agent", kind.account, kind.path) || takes("plimsoll-controller-election", kind.account, kind.path) {
 				t.Errorf("schemas of ours take %s of %s", kind.path, kind.account)
 			}
@@ -277,14 +277,14 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 	}
 }
 
-// leavesAloneWhatOthersWrite has everything of the release replaced, which takes away what is not in a manifest: a stop that is in force, the authority
-// of the replicas, and the record of evictions are in none.
+// leavesAloneWhatOthersWrite replaces all objects of the release (helm upgrade --force), which drops fields that are in no manifest: the emergency stop, the CA
+// of the replicas and the record of evictions must survive.
 func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
 	stop := func(change string) {
 		c.Kubectl("annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop"+change)
 	}
 	stop("=why")
-	// As controllers make them.
+	// As controllers create them.
 	for _, object := range []string{"configmap plimsoll-report-ca", "configmap plimsoll-evictions", "secret generic plimsoll-metrics-ca"} {
 		c.Kubectl(append(append([]string{"create"}, strings.Fields(object)...), "-n", "plimsoll", "--from-literal=it=is")...)
 	}
@@ -325,7 +325,7 @@ func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
 	stop("-")
 }
 
-// keepsWhatAChartBeforeMade upgrades twice from a release that has such an object as one of its own.
+// keepsWhatAChartBeforeMade upgrades twice from a release whose chart contained such an object.
 func (c cluster) keepsWhatAChartBeforeMade(same func(after string)) {
 	c.T.Helper()
 	folder := c.T.TempDir()
@@ -357,13 +357,13 @@ func (c cluster) isTheOnlyReleaseInItsCluster(t *testing.T) {
 	}
 }
 
-// changesItsPolicies begins where a hook has made those of the first revision.
+// changesItsPolicies starts with the policies that a hook created for the first revision.
 func (c cluster) changesItsPolicies(t *testing.T) {
 	policy := func() string { return c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].metadata.uid}") }
 	first := policy()
 	c.takes("upgrade", "--reset-then-reuse-values")
 	if now := policy(); now != first {
-		t.Errorf("an upgrade has made policies anew: %s was %s", now, first)
+		t.Errorf("an upgrade has made policies again: %s was %s", now, first)
 	}
 	c.has("plimsoll-preview", "after an upgrade")
 	if _, err := c.ofRelease("rollback", "1"); err != nil {
@@ -413,7 +413,7 @@ func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
 	if found := c.Kubectl("get", "clusterrolebindings,clusterroles,flowschemas,prioritylevelconfigurations,apiservices", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); found != "" {
 		t.Errorf("it left %s", found)
 	}
-	// The next one may have the definitions, by whatever name.
+	// The next release may own the CRDs, whatever its name.
 	if _, err := c.helm("install", "second", "other", "--take-ownership", "--set", elsewhere); err != nil {
 		t.Error(err)
 	}
@@ -422,7 +422,7 @@ func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
 	}
 }
 
-// elsewhere is where a release has its Leases when the namespace of one before is on its way: nobody is here who would end that.
+// elsewhere is the Lease namespace for a release while an earlier namespace is terminating: no namespace controller runs here.
 const elsewhere = "leases.namespace=heartbeats,leases.createNamespace=false"
 
 func (c cluster) takesThePoliciesOfItsFirstRevisionWithIt(t *testing.T) {

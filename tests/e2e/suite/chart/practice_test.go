@@ -10,15 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// waived are checks of kube-score that this chart does not hold to, and why.
+// waived are kube-score checks that this chart does not follow, and why.
 var waived = map[string]string{
 	"container-image-pull-policy":                   "a version's tag and a digest are always the same image",
 	"container-ephemeral-storage-request-and-limit": "nothing is written: the root file system is read-only, and there is no emptyDir",
-	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestTheControllerIsNobody looks at the controller",
+	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestControllerRunsAsNonRoot looks at the controller",
 	"pod-networkpolicy":                             "off by default: networkPolicies.enabled",
 }
 
-// checkPractice has kube-score look at what was rendered. There are no limits of CPU: throttling who lifts throttles helps nobody.
+// checkPractice runs kube-score on the rendered objects. There are no CPU limits: the process that lifts throttles must not be throttled.
 func checkPractice(t *testing.T, rendered string) {
 	t.Helper()
 	args := []string{"score", "--output-format", "ci", "--ignore-container-cpu-limit"}
@@ -30,7 +30,7 @@ func checkPractice(t *testing.T, rendered string) {
 	}
 }
 
-// checkMonitoring reads an object of the Prometheus operator's strictly.
+// checkMonitoring decodes an object of the Prometheus operator strictly.
 func checkMonitoring(t *testing.T, object unstructured.Unstructured) {
 	t.Helper()
 	var into any
@@ -51,7 +51,7 @@ func checkMonitoring(t *testing.T, object unstructured.Unstructured) {
 	}
 }
 
-func TestTheControllerIsNobody(t *testing.T) {
+func TestControllerRunsAsNonRoot(t *testing.T) {
 	rendered, err := render(t)
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podsOf are the Pods and the templates of Pods among what was rendered, by kind and name.
+// podsOf are the rendered Pods and pod templates, by kind and name.
 func podsOf(t *testing.T, rendered string) map[string]corev1.PodSpec {
 	t.Helper()
 	found := map[string]corev1.PodSpec{}
@@ -35,7 +35,7 @@ func podsOf(t *testing.T, rendered string) map[string]corev1.PodSpec {
 	return found
 }
 
-// ofTheNode are the paths of the node that a pod has, each with a `w` where it may write there.
+// ofTheNode are a pod's hostPath mounts, with `w` if writable.
 func ofTheNode(spec corev1.PodSpec) (paths []string) {
 	for _, volume := range spec.Volumes {
 		if volume.HostPath == nil {
@@ -51,7 +51,7 @@ func ofTheNode(spec corev1.PodSpec) (paths []string) {
 	return paths
 }
 
-func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
+func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 	file := combinations(t)["nodes"]
 	v1 := "/sys/fs/cgroup/cpu /sys/fs/cgroup/cpu/kubepods w /sys/fs/cgroup/cpuacct /sys/fs/cgroup/cpuacct/kubepods w " +
 		"/sys/fs/cgroup/memory /sys/fs/cgroup/memory/kubepods w /var/lib/plimsoll w"
@@ -81,8 +81,8 @@ func TestPodsHaveOfTheirNodesWhatTheyNeedAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestTheTokensOfPodsEndWithinTheHour: one that is mounted automatically is valid for a year, as API servers extend those of 3607 s alone.
-func TestTheTokensOfPodsEndWithinTheHour(t *testing.T) {
+// TestPodTokensExpireWithinAnHour: automatically mounted ones are valid for a year, since API servers extend exactly those of 3607 s.
+func TestPodTokensExpireWithinAnHour(t *testing.T) {
 	rendered, err := render(t, "--set", "restoreNode=worker-1")
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestTheTokensOfPodsEndWithinTheHour(t *testing.T) {
 	}
 }
 
-func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
+func TestOpenShiftAccountsMayRunTheirPods(t *testing.T) {
 	constraints := func(args ...string) (found []string) {
 		t.Helper()
 		rendered, err := render(t, args...)
@@ -158,7 +158,7 @@ func TestOnOpenShiftEachAccountMayRunItsPods(t *testing.T) {
 	}
 }
 
-func TestAgentsHaveTheLabelsOfSELinuxThatAreAskedFor(t *testing.T) {
+func TestAgentsHaveConfiguredSELinuxLabels(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string

@@ -18,11 +18,11 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// workers are so many nodes that a tenth of them, rounded up as Kubernetes does, is more than one.
+// workers is the number of nodes, of which 10 %, rounded up, are more than one.
 const workers, tenth = 12, 2
 
-// TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved: Helm waits for all of it, as kwok has the pods come up and end.
-func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
+// TestReleaseLifecycle: Helm waits for everything; kwok starts and stops the pods.
+func TestReleaseLifecycle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes: make e2e-long; by Helm 4, make helm4")
 	}
@@ -45,7 +45,7 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 			t.Errorf("agents log at level %s, not %s", level, wanted)
 		}
 	}
-	// What only replicas write stays, whatever Helm does.
+	// Data that only replicas write stays.
 	c.Kubectl("patch", "apiservice", "v1alpha1.metrics.plimsoll.dev", "--type=merge", "-p", `{"spec":{"caBundle":"`+authority+`"}}`)
 	away := c.watchRollOut()
 	c.takes("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
@@ -62,7 +62,7 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	if left := c.Kubectl("get", "apiservice", "v1alpha1.metrics.plimsoll.dev", "-o", "jsonpath={.spec.caBundle}"); left != authority {
 		t.Errorf("the authority is %q", left)
 	}
-	// Before all goes, the hook's Job has to end.
+	// The hook's Job must complete before the removal.
 	if _, err := c.ofRelease("uninstall", "--wait", "--timeout=3m"); err != nil {
 		t.Fatal(err)
 	}
@@ -74,21 +74,21 @@ func TestAReleaseIsInstalledTestedUpgradedRolledBackAndRemoved(t *testing.T) {
 	}
 }
 
-// limited has an API server make no pod of the system's priority classes where no quota speaks of them, as GKE's do.
+// limited configures an API server like GKE's: pods of the system priority classes need a matching ResourceQuota.
 const limited = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AdmissionConfiguration","plugins":[{"name":"ResourceQuota","configuration":
 	{"apiVersion":"apiserver.config.k8s.io/v1","kind":"ResourceQuotaConfiguration","limitedResources":[{"resource":"pods","matchScopes":
 	[{"scopeName":"PriorityClass","operator":"In","values":["system-cluster-critical","system-node-critical"]}]}]}}]}`
 
-// authority is what stands for one, in base64.
+// authority is a placeholder for a CA, in base64.
 const authority = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K"
 
-// ofRelease runs what Helm does with the release alone.
+// ofRelease runs a Helm command that needs only the release.
 func (c cluster) ofRelease(command string, args ...string) (string, error) {
 	c.T.Helper()
 	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, "plimsoll", "--namespace", "plimsoll"}, args...)...)
 }
 
-// nodes are kwok's, and pods are made and placed as in any cluster.
+// nodes creates kwok nodes, and starts the controller manager and the scheduler.
 func (c cluster) nodes(count int) {
 	c.T.Helper()
 	port := func() string { return fmt.Sprintf("--secure-port=%d", plane.FreePort(c.T)) }
@@ -104,8 +104,8 @@ func (c cluster) nodes(count int) {
 	c.Apply(`{"apiVersion":"v1","kind":"List","items":[` + strings.Join(all, ",") + `]}`)
 }
 
-// watchRollOut follows the agents, all of which are ready, by each change that the API server tells of. The answer waits until all of them have
-// been replaced, and gives how many were not ready at a time, at most.
+// watchRollOut follows the agents, all of which are ready, by watching their pods. The returned function waits until all of them have
+// been replaced, and returns the maximum number that were not ready at a time.
 func (c cluster) watchRollOut() (away func() int) {
 	c.T.Helper()
 	pods := kubernetes.NewForConfigOrDie(c.Config()).CoreV1().Pods("plimsoll") // without a timeout, which would end a watch too
@@ -159,10 +159,10 @@ func (c cluster) watchRollOut() (away func() int) {
 	}
 }
 
-// passes lets the next pod of the test end well: no program runs here that could tell.
+// passes marks the next test pod as succeeded: no program runs here.
 func (c cluster) passes() {
 	go func() {
-		for begun := time.Now(); time.Since(begun) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
+		for started := time.Now(); time.Since(started) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
 			ended := `{"status":{"phase":"Succeeded"}}`
 			phase, err := c.TryKubectl("", "get", "pod", "-n", "plimsoll", "plimsoll-test", "-o", "jsonpath={.status.phase}")
 			if err == nil && phase == "Running" {
@@ -173,8 +173,8 @@ func (c cluster) passes() {
 	}()
 }
 
-// ready fails the test unless all that was to run runs: Helm has waited for it, but Helm 3 neither for the agents that an upgrade may take at
-// once nor for replicas of before to end.
+// ready fails the test unless everything runs. Helm 3 waits neither for the agents that an upgrade may replace at
+// once nor for old replicas to terminate.
 func (c cluster) ready(what string) {
 	c.T.Helper()
 	c.Eventually(time.Minute, what+", and all is ready", func() error {

@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package chart shows what the Helm chart renders and refuses, without a cluster, and on an API server what installing it does.
+// Package chart tests what the Helm chart renders and rejects, without a cluster, and its installation on an API server.
 package chart
 
 import (
@@ -26,7 +26,7 @@ import (
 
 const chart = "charts/plimsoll"
 
-// run runs a program with an input: its output, and what it complains of.
+// run runs a program with this stdin and returns its output, and stderr as part of the error.
 func run(t *testing.T, input, name string, args ...string) (string, error) {
 	t.Helper()
 	var out, complaint bytes.Buffer
@@ -45,7 +45,7 @@ func render(t *testing.T, args ...string) (string, error) {
 	return run(t, "", plane.Helm(), append([]string{"template", "plimsoll", plane.Absolute(t, chart), "--namespace", "plimsoll"}, args...)...)
 }
 
-// combinations are the files of values that the chart is checked with, by name.
+// combinations are the values files that the chart is checked with, by name.
 func combinations(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, chart+"/ci/*-values.yaml"))
@@ -59,7 +59,7 @@ func combinations(t *testing.T) map[string]string {
 	return found
 }
 
-// refused are values that there are not, each with what the answer has to say.
+// refused are invalid values, each with the expected message.
 var refused = []struct{ set, says string }{
 	{"controller.replica=3", "at '/controller': additional properties 'replica' not allowed"},
 	{"controller.replica=3", "invalid propertyName 'replica'\n  - at '': value must be 'controller.replicas'"},
@@ -118,7 +118,7 @@ var refused = []struct{ set, says string }{
 // v2 is the layout of the default.
 const v2 = "agent.layouts[0].name=v2,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=kubepods.slice"
 
-func TestValuesThatThereAreNotAreRefusedWithTheOnesThatWereMeant(t *testing.T) {
+func TestUnknownValuesAreRejectedWithSuggestions(t *testing.T) {
 	for _, value := range refused {
 		_, err := render(t, "--set", value.set)
 		if err == nil {
@@ -129,8 +129,8 @@ func TestValuesThatThereAreNotAreRefusedWithTheOnesThatWereMeant(t *testing.T) {
 	}
 }
 
-// TestNoDefaultCanBeTakenAway: Helm takes it away where somebody gives null, and a program would have an empty flag.
-func TestNoDefaultCanBeTakenAway(t *testing.T) {
+// TestNoDefaultCanBeRemoved: Helm removes a default if a user sets null, and a flag would be empty.
+func TestNoDefaultCanBeRemoved(t *testing.T) {
 	text, err := os.ReadFile(plane.Absolute(t, chart+"/values.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestNoDefaultCanBeTakenAway(t *testing.T) {
 	}
 }
 
-// missing tells whether an answer says that an object lacks this name.
+// missing reports whether a message says that an object lacks this name.
 func missing(answer, object, name string) bool {
 	at := "- at '" + strings.TrimSuffix("/"+object, "/") + "': missing propert"
 	for line := range strings.Lines(answer) {
@@ -178,7 +178,7 @@ func missing(answer, object, name string) bool {
 	return false
 }
 
-func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
+func TestBoundaryValuesAreAcceptedAndReachTheirFlags(t *testing.T) {
 	flags := map[string]string{
 		"agent.sampleInterval": "--sample-interval", "agent.leaseRenewInterval": "--lease-renew-interval", "leases.namespace": "--lease-namespace",
 		"controller.maxUnschedulable": "--max-unschedulable", "controller.rolloutNodesPerSecond": "--rollout-nodes-per-second",
@@ -205,7 +205,7 @@ func TestValuesAtTheirBoundsAreTakenAndReachTheirFlags(t *testing.T) {
 	}
 }
 
-func TestAnAgentIsOpenAboutSinglePodsOnlyWhereTheValuesSaySo(t *testing.T) {
+func TestAgentExposesPodMetricsOnlyIfConfigured(t *testing.T) {
 	for set, want := range map[string][]string{
 		"agent.podMetrics=false":    nil,
 		"agent.podMetrics=true":     {"--pod-metrics"},
@@ -224,7 +224,7 @@ func TestAnAgentIsOpenAboutSinglePodsOnlyWhereTheValuesSaySo(t *testing.T) {
 	}
 }
 
-func TestAnOldKubernetesIsRefused(t *testing.T) {
+func TestOldKubernetesIsRejected(t *testing.T) {
 	_, err := render(t, "--kube-version", "1.32.9")
 	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.33.0-0") {
 		t.Errorf("the answer is %v", err)
@@ -236,7 +236,7 @@ func TestAnOldKubernetesIsRefused(t *testing.T) {
 	}
 }
 
-func TestOlderClustersGetADefinitionThatTheyTake(t *testing.T) {
+func TestOlderClustersGetACompatibleCRD(t *testing.T) {
 	for version, costly := range map[string]bool{"1.33.13": false, "v1.33.4-eks-1": false, "1.34.0-rc.1": true, "1.34.0": true, "1.37.2": true} {
 		rendered, err := render(t, "--kube-version", version)
 		if err != nil {
@@ -249,7 +249,7 @@ func TestOlderClustersGetADefinitionThatTheyTake(t *testing.T) {
 	}
 }
 
-func TestEveryCombinationIsWhatKubernetesTakesAndKeepsToGoodPractice(t *testing.T) {
+func TestEveryCombinationIsValidAndFollowsGoodPractice(t *testing.T) {
 	for name, file := range combinations(t) {
 		t.Run(name, func(t *testing.T) {
 			if out, err := run(t, "", plane.Helm(), "lint", "--strict", "--quiet", plane.Absolute(t, chart), "--values", file); err != nil {
@@ -265,7 +265,7 @@ func TestEveryCombinationIsWhatKubernetesTakesAndKeepsToGoodPractice(t *testing.
 	}
 }
 
-func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
+func TestPodsSelectLinuxNodesOfTheValues(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["nodes"])
 	if err != nil {
 		t.Fatal(err)
@@ -287,8 +287,8 @@ func TestPodsAreMadeOnNodesOfLinuxThatTheValuesSelect(t *testing.T) {
 	}
 }
 
-// TestAnAgentWritesBelowTheCgroupOfThePodsAlone: a path that leads out of it would give it the whole tree.
-func TestAnAgentWritesBelowTheCgroupOfThePodsAlone(t *testing.T) {
+// TestAgentCanWriteOnlyBelowKubepods: a path that leads out of it would expose the whole tree.
+func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 	layout := func(kubepods string) string {
 		return fmt.Sprintf(`agent.layouts=[{"name":"v2","cgroup":"v2","kubepods":%q}]`, kubepods)
 	}
@@ -306,8 +306,8 @@ func TestAnAgentWritesBelowTheCgroupOfThePodsAlone(t *testing.T) {
 	}
 }
 
-// TestNoTwoObjectsOfALongReleaseHaveOneName: accounts that are one have the rights of both.
-func TestNoTwoObjectsOfALongReleaseHaveOneName(t *testing.T) {
+// TestLongReleaseNamesStayUnique: accounts with the same name would have the permissions of both.
+func TestLongReleaseNamesStayUnique(t *testing.T) {
 	named := func(release string) map[string]bool {
 		t.Helper()
 		rendered, err := run(t, "", plane.Helm(), "template", release, plane.Absolute(t, chart), "--namespace", "plimsoll", "--values", combinations(t)["everything"])
@@ -332,7 +332,7 @@ func TestNoTwoObjectsOfALongReleaseHaveOneName(t *testing.T) {
 	}
 }
 
-func TestALayoutMayBeForAnotherArchitecture(t *testing.T) {
+func TestLayoutCanTargetAnotherArchitecture(t *testing.T) {
 	const arm = "agent.layouts[1].name=arm,agent.layouts[1].cgroup=v2,agent.layouts[1].kubepods=kubepods.slice,agent.layouts[1].nodeSelector.kubernetes\\.io/arch=arm64"
 	var found []any
 	for _, spec := range specs(t, "DaemonSet", "--set", v2+","+arm) {
@@ -343,7 +343,7 @@ func TestALayoutMayBeForAnotherArchitecture(t *testing.T) {
 	}
 }
 
-// specs are those of the pods of this kind.
+// specs are the pod specs of objects of this kind.
 func specs(t *testing.T, kind string, args ...string) []map[string]any {
 	t.Helper()
 	rendered, err := render(t, args...)
@@ -362,8 +362,8 @@ func specs(t *testing.T, kind string, args ...string) []map[string]any {
 	return found
 }
 
-// TestAgentsAreNotMadeWhereTheyCanNeverRun asks, of the selectors of the agents' pods, as the controller of DaemonSets does.
-func TestAgentsAreNotMadeWhereTheyCanNeverRun(t *testing.T) {
+// TestAgentsAreNotScheduledWhereTheyCannotRun evaluates the node selectors of the agents' pods like the DaemonSet controller.
+func TestAgentsAreNotScheduledWhereTheyCannotRun(t *testing.T) {
 	pools := `agent.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["batch"]}]}]}}}`
 	byDefault, batch := specs(t, "DaemonSet"), specs(t, "DaemonSet", "--set-json", pools)
 	for _, node := range []struct {
@@ -396,7 +396,7 @@ func TestAgentsAreNotMadeWhereTheyCanNeverRun(t *testing.T) {
 	}
 }
 
-func TestAnUpgradeTakesSoManyAgentsAtOnce(t *testing.T) {
+func TestUpgradeRespectsMaxUnavailable(t *testing.T) {
 	for wanted, args := range map[string][]string{"10%": nil, "3": {"--set", "agent.maxUnavailable=3"}, "25%": {"--set", "agent.maxUnavailable=25%"}} {
 		rendered, err := render(t, args...)
 		if err != nil {
@@ -415,7 +415,7 @@ func TestAnUpgradeTakesSoManyAgentsAtOnce(t *testing.T) {
 	}
 }
 
-func TestEachBudgetOfEvictionsIsWhatTheControllerIsTold(t *testing.T) {
+func TestEvictionBudgetsBecomeControllerFlags(t *testing.T) {
 	budgets := map[string]string{"fleet": "11/1m", "zone": "7/2m", "node": "5/3m", "namespace": "3/4m", "owner": "2/5m"}
 	set := []string{}
 	for scope, budget := range budgets {
@@ -432,11 +432,11 @@ func TestEachBudgetOfEvictionsIsWhatTheControllerIsTold(t *testing.T) {
 		}
 	}
 	if !maps.Equal(told, budgets) {
-		t.Errorf("the controller is told %v, and not %v", told, budgets)
+		t.Errorf("the controller has %v, not %v", told, budgets)
 	}
 }
 
-func TestAQuotaSpeaksOfTheSystemsClassesAndOfNoOther(t *testing.T) {
+func TestResourceQuotaMatchesSystemPriorityClassesOnly(t *testing.T) {
 	for classes, want := range map[string]string{
 		"": "[system-cluster-critical system-node-critical]",
 		"agent.priorityClassName=system-cluster-critical":                "[system-cluster-critical]",
@@ -461,7 +461,7 @@ func TestAQuotaSpeaksOfTheSystemsClassesAndOfNoOther(t *testing.T) {
 	}
 }
 
-func TestAnImageIsNamedByItsDigestOnly(t *testing.T) {
+func TestImageIsReferencedByDigestOnly(t *testing.T) {
 	objects, err := render(t, "--values", combinations(t)["everything"], "--set", "image.tag=latest")
 	if err != nil {
 		t.Fatal(err)

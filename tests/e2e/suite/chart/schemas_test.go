@@ -17,7 +17,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// objects reads what was rendered.
+// objects decodes the rendered manifests.
 func objects(t *testing.T, rendered string) (found []unstructured.Unstructured) {
 	t.Helper()
 	found, err := plane.Objects(rendered)
@@ -27,7 +27,7 @@ func objects(t *testing.T, rendered string) (found []unstructured.Unstructured) 
 	return found
 }
 
-// definitions are those of Kubernetes' API, as its Go module brings them.
+// definitions are the OpenAPI definitions in Kubernetes' Go module.
 var definitions = sync.OnceValues(func() (map[string]map[string]any, error) {
 	module, err := exec.Command("go", "list", "-C", filepath.Join("..", "..", "cluster"), "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
 	if err != nil {
@@ -51,7 +51,7 @@ var definitions = sync.OnceValues(func() (map[string]map[string]any, error) {
 	return specification.Definitions, nil
 })
 
-// seal lets objects have no fields but those that they list.
+// seal forbids fields that are not in the schema.
 func seal(schema any) {
 	switch schema := schema.(type) {
 	case map[string]any:
@@ -68,7 +68,7 @@ func seal(schema any) {
 	}
 }
 
-// reached adds to a set the definitions that a schema refers to.
+// reached adds the definitions that a schema refers to.
 func reached(all map[string]map[string]any, schema any, set map[string]any) {
 	switch schema := schema.(type) {
 	case map[string]any:
@@ -87,7 +87,7 @@ func reached(all map[string]map[string]any, schema any, set map[string]any) {
 	}
 }
 
-// schemas writes a schema for each kind of Kubernetes' own and of ours, as kubeconform looks for them.
+// schemas writes a schema for each kind of Kubernetes and of ours, in the layout of kubeconform.
 func schemas(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -133,7 +133,7 @@ func schemas(t *testing.T) string {
 	return folder
 }
 
-// ours are the project's definitions.
+// ours are the project's CRDs.
 func ours(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, "crds/*.yaml"))
@@ -150,7 +150,7 @@ func ours(t *testing.T) (found []unstructured.Unstructured) {
 	return found
 }
 
-// certManagers are the definitions of cert-manager.
+// certManagers are the CRDs of cert-manager.
 func certManagers(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
 	for _, file := range plane.CertManagerDefinitions(t) {
@@ -163,7 +163,7 @@ func certManagers(t *testing.T) (found []unstructured.Unstructured) {
 	return found
 }
 
-// checkSchemas has kubeconform look at every object; kinds of the Prometheus operator are read as its own types.
+// checkSchemas runs kubeconform on every object; kinds of the Prometheus operator are decoded as its types.
 func checkSchemas(t *testing.T, rendered string) {
 	t.Helper()
 	location := filepath.Join(schemas(t), "{{.ResourceKind}}{{.KindSuffix}}.json")
@@ -186,7 +186,7 @@ func checkSchemas(t *testing.T, rendered string) {
 	}
 }
 
-// strict decodes JSON, every field of which has to be one of the type's.
+// strict decodes JSON and rejects unknown fields.
 func strict(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

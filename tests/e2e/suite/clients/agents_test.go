@@ -28,19 +28,19 @@ const (
 	cpus    = 8
 )
 
-// A pace is how often agents beat.
+// A pace is how often agents send heartbeats.
 type pace struct {
 	every time.Duration
-	// They promise the next direct report within so long...
+	// The interval that they announce for direct reports...
 	interval time.Duration
-	// ...and renew their Leases with each heartbeat once the leader has acknowledged none for so long.
+	// ...and the time without an acknowledgement from the leader after which they renew their Leases with each heartbeat.
 	unheard time.Duration
 }
 
 var (
-	// Faster than real ones, so that it is soon known who has new data.
+	// Faster than real agents, so that new data shows up soon.
 	quick = pace{every: 500 * time.Millisecond, interval: 2 * time.Second, unheard: 5 * time.Second}
-	// As real ones do.
+	// Like real agents.
 	usual = pace{every: 10 * time.Second, interval: 10 * time.Second, unheard: 25 * time.Second}
 )
 
@@ -50,23 +50,23 @@ var (
 	nodemetrics = schema.GroupVersionResource{Group: "metrics.plimsoll.dev", Version: "v1alpha1", Resource: "nodemetrics"}
 )
 
-// agents stand for the agents of all nodes: they renew their Leases, and say what they measure. The figures of a heartbeat follow
-// from its number, so that a client that is shown one can tell whether it is right.
+// agents simulate the agents of all nodes: they renew their Leases and report measurements. The values of a heartbeat are derived
+// from its number, so that a client can verify what it gets.
 type agents struct {
 	*plane.Plane
 	pace
 	nodes []string
 	lock  sync.Mutex
 	beat  int64
-	// By which they report directly, by node and replica, and when the leader heard each last; none: they don't.
+	// Connections for direct reports, by node and replica, and the leader's last acknowledgements; empty: no direct reports.
 	lines [][]*line
 	heard []atomic.Int64
 }
 
-// cpu is what a node's heartbeat says, in percent: never idle.
+// cpu is the CPU usage of a node's heartbeat in percent, never 0.
 func cpu(node int, beat int64) int64 { return 10 + (7*beat+11*int64(node))%80 }
 
-// begin makes nodes and their agents, which beat until the test ends.
+// begin creates nodes and their agents, which send heartbeats until the test ends.
 func begin(p *plane.Plane, count int, at pace) *agents {
 	a := &agents{Plane: p, pace: at}
 	a.must(p.Kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leases}}, metav1.CreateOptions{}))
@@ -113,7 +113,7 @@ func (a *agents) says(node int, beat int64) string {
 	return fmt.Sprintf("seq=%d cpu=%d.0 mem=25.0", beat+1, cpu(node, beat))
 }
 
-// renew lets all agents beat once more. While the API server is away none does, unless the leader hears of it directly.
+// renew sends one more heartbeat of all agents. Without an API server only direct reports count.
 func (a *agents) renew(running context.Context) {
 	next := a.last() + 1
 	for index, node := range a.nodes {
@@ -136,14 +136,14 @@ func (a *agents) renew(running context.Context) {
 	a.beat = next
 }
 
-// last is the number of the last heartbeat that all agents gave.
+// last is the number of the last heartbeat that all agents sent.
 func (a *agents) last() int64 {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	return a.beat
 }
 
-// report lets all agents say who they are, and that one of their two rules is Breached.
+// report writes the status of all agents: their identity, and one of two rules Breached.
 func (a *agents) report() {
 	status, _ := json.Marshal(map[string]any{"status": map[string]any{
 		"agent": map[string]any{"version": "0.1.0", "bootID": "b"},
@@ -157,7 +157,7 @@ func (a *agents) report() {
 	}
 }
 
-// verify says of which heartbeat the object is, and what is wrong with it.
+// verify returns the number of the object's heartbeat, and an error if its values are wrong.
 func (a *agents) verify(object *unstructured.Unstructured) (int64, error) {
 	node := -1
 	for index, name := range a.nodes {

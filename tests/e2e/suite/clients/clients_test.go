@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// handler notes in the ledger what an informer tells.
+// handler records an informer's events in the ledger.
 func (l *ledger) handler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { l.saw(object.(*unstructured.Unstructured)) },
@@ -41,12 +41,12 @@ func (s *scene) running() context.Context {
 	return running
 }
 
-// lists makes client-go list first and watch then, as all did before streaming lists were.
+// lists makes client-go list and then watch, as it did before streaming lists.
 type lists struct{ dynamic.Interface }
 
 func (lists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// informer is one of client-go, by a connection of its own.
+// informer is a client-go informer with its own connection.
 func (s *scene) informer(name string, streams bool) *ledger {
 	l := s.ledger(name)
 	var objects dynamic.Interface = dynamic.NewForConfigOrDie(s.quick())
@@ -62,7 +62,7 @@ func (s *scene) informer(name string, streams bool) *ledger {
 	return l
 }
 
-// followVersion notes if the version up to which an informer knows all goes back.
+// followVersion records if an informer's resource version goes backwards.
 func (s *scene) followVersion(l *ledger, version func() string) {
 	running, last := s.running(), uint64(0)
 	for running.Err() == nil {
@@ -85,7 +85,7 @@ func (s *scene) quick() *rest.Config {
 	return config
 }
 
-// runtimeCache is the cache of controller-runtime, as a controller would use it: its events, and what can be read from it.
+// runtimeCache is controller-runtime's cache, as a controller would use it: its events and its content.
 func (s *scene) runtimeCache() *ledger {
 	l := s.ledger("controller-runtime's cache")
 	kept, err := runtimecache.New(s.quick(), runtimecache.Options{})
@@ -121,12 +121,12 @@ func (s *scene) runtimeCache() *ledger {
 	return l
 }
 
-// untold is a ledger that no judgement is made by.
+// untold is a ledger that is not judged.
 func (s *scene) untold(name string) *ledger {
 	return &ledger{name: name, agents: s.agents, versions: map[string]uint64{}, beats: map[string]int64{}}
 }
 
-// list asks once, for pages of this size where one is given; an answer takes three seconds at most.
+// list lists once, in pages of this size (0: no paging), with a timeout of three seconds.
 func (s *scene) list(page int64) ([]unstructured.Unstructured, error) {
 	var items []unstructured.Unstructured
 	options := metav1.ListOptions{Limit: page}
@@ -144,7 +144,7 @@ func (s *scene) list(page int64) ([]unstructured.Unstructured, error) {
 	}
 }
 
-// poller lists again and again, by pages where their size is given. What it is refused it asks again; what it is told has to be right.
+// poller lists continuously, in pages of this size (0: no paging). Refused requests are retried; every response has to be correct.
 func (s *scene) poller(name string, page int64) *ledger {
 	l := s.ledger(name)
 	running := s.running()
@@ -161,7 +161,7 @@ func (s *scene) poller(name string, page int64) *ledger {
 	return l
 }
 
-// once asks the API server, which is not asked again whatever it answers.
+// once sends one request without retries.
 func (s *scene) once(limit time.Duration, path string) ([]byte, error) {
 	within, end := context.WithTimeout(background, limit)
 	defer end()
@@ -170,14 +170,14 @@ func (s *scene) once(limit time.Duration, path string) ([]byte, error) {
 
 const served = "/apis/metrics.plimsoll.dev/v1alpha1"
 
-// asker lists again and again without any library's patience, a tenth of a second after each answer.
+// asker lists continuously without a library's retries, 0.1 s after each response.
 func (s *scene) asker(name string) *ledger {
 	l := s.ledger(name)
 	s.asks(l, 3*time.Second, l.refused)
 	return l
 }
 
-// impatient does so too, asks what the API has, and may never be refused: it would be told.
+// impatient does so too, also runs discovery, and must never be refused.
 func (s *scene) impatient() *ledger {
 	l := s.ledger("a client that asks once")
 	s.asks(l, 15*time.Second, l.mayNotBe)
@@ -213,7 +213,7 @@ func (s *scene) asks(l *ledger, limit time.Duration, refused func(error)) {
 	}()
 }
 
-// get asks for a page of plain HTTP, which has to be there.
+// get requests a URL and expects status 200.
 func get(url string) error {
 	client := http.Client{Timeout: 5 * time.Second}
 	answer, err := client.Get(url)

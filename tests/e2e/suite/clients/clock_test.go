@@ -20,9 +20,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayRightWhereAControllersClockIsAnHourOff: ahead of all others, or behind. Each replica leads in its turn, and hears of all
-// agents: that one by way of the other, or by their Leases, since by its clock no token is valid now.
-func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
+// TestClientsStayCorrectIfControllerClockIsOffByAnHour: ahead of or behind all others. Each replica leads in turn, and receives reports of all
+// agents: that one through the other replica or the Leases, since no token is valid by its clock.
+func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
 	for _, off := range []struct {
 		way, refused string
 		ahead        time.Duration
@@ -56,7 +56,7 @@ func TestClientsStayRightWhereAControllersClockIsAnHourOff(t *testing.T) {
 	}
 }
 
-// events are the names of those who were told of by events of this reason.
+// events are the names of the objects of events with this reason.
 func (s *scene) events(reason string) (about []string) {
 	s.T.Helper()
 	events, err := s.Kube.CoreV1().Events("").List(background, metav1.ListOptions{})
@@ -69,9 +69,9 @@ func (s *scene) events(reason string) (about []string) {
 	return about
 }
 
-// TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre: ahead, or behind. It reports, is well, and keeps its node closed; when it is killed
-// that is noticed in time, though its Lease would be from the future; and it comes back.
-func TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre(t *testing.T) {
+// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: ahead or behind. It reports, is healthy and keeps its taint; when it is killed
+// that is noticed in time, even if its Lease is from the future; and it recovers.
+func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: agents need root")
 	}
@@ -84,7 +84,7 @@ func TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre(t *testing.T) {
 	for _, m := range agents {
 		s.Eventually(soon, m.node+" is well and closed", func() error { return m.isWell(s, "the agent reports to the controller") })
 	}
-	// Longer than any of them may be silent.
+	// Longer than the liveness timeout of agents.
 	for end := time.Now().Add(75 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		for _, m := range agents {
 			if err := m.isWell(s, "the agent "); err != nil {
@@ -109,7 +109,7 @@ func TestAnAgentWhoseClockIsAnHourOffIsHeardAndMissedAsOthersAre(t *testing.T) {
 	}
 }
 
-// closesBusyNodes has every machine closed to new pods, by a mark that each is above.
+// closesBusyNodes applies a policy whose threshold every machine exceeds, so that all are closed.
 func (s *scene) closesBusyNodes() {
 	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
 		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"busy","annotations":{"plimsoll.dev/rollout":"immediate"}},
@@ -117,7 +117,7 @@ func (s *scene) closesBusyNodes() {
 			{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":10}}]}}`)
 }
 
-// A machine is a node with an agent of its own, whose wall clock is ahead by so much.
+// A machine is a node with its own agent, whose wall clock is off by this much.
 type machine struct {
 	*plane.Process
 	node  string
@@ -126,7 +126,7 @@ type machine struct {
 
 func (s *scene) machine(name string, ahead time.Duration) *machine {
 	s.T.Helper()
-	// No mark may be lower than one percent.
+	// The lowest allowed threshold is one percent.
 	size := corev1.ResourceList{"cpu": resource.MustParse("1"), "memory": resource.MustParse("16Gi")}
 	s.agents.must(s.Kube.CoreV1().Nodes().Create(background, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "machines"}},
@@ -143,7 +143,7 @@ func (s *scene) machine(name string, ahead time.Duration) *machine {
 		"--report-service", plane.ReportService, "--report-credentials", credentials)}
 }
 
-// cgroup makes one that no pod is in, in each tree that there is.
+// cgroup creates an empty cgroup in every hierarchy.
 func (s *scene) cgroup(name string) string {
 	s.T.Helper()
 	parent := fmt.Sprintf("plimsoll-clients-%d-%s", os.Getpid(), name)
@@ -164,7 +164,7 @@ func (s *scene) cgroup(name string) string {
 	return parent
 }
 
-// isWell says what is wrong with a node whose agent lives.
+// isWell returns an error unless a node with a live agent looks healthy.
 func (m *machine) isWell(s *scene, message string) error {
 	metric, node, err := m.read(s)
 	if err != nil {
@@ -177,7 +177,7 @@ func (m *machine) isWell(s *scene, message string) error {
 		return fmt.Errorf("Healthy is %q", told)
 	}
 	row := strings.Fields(s.patiently("get", "nm", m.node, "-o", "wide", "--no-headers"))
-	// It is told of at least every 10 s.
+	// Its age is published at least every 10 s.
 	if age := row[len(row)-3]; !regexp.MustCompile(`^[0-9]s$|^[1-3][0-9]s$`).MatchString(age) {
 		return fmt.Errorf("REPORTED is %s of %q", age, row)
 	}
@@ -187,7 +187,7 @@ func (m *machine) isWell(s *scene, message string) error {
 	return nil
 }
 
-// isMissed says what is wrong with one whose agent was killed.
+// isMissed returns an error unless the killed agent is reported as unresponsive.
 func (m *machine) isMissed(s *scene) error {
 	metric, node, err := m.read(s)
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *machine) read(s *scene) (*unstructured.Unstructured, *corev1.Node, erro
 	return metric, node, err
 }
 
-// isOff says so if its times are not those of a clock that is off as it should be.
+// isOff returns an error if its timestamps do not have the expected clock offset.
 func (m *machine) isOff(metric *unstructured.Unstructured) error {
 	said, _, _ := unstructured.NestedString(metric.Object, "status", "timestamp")
 	at, err := time.Parse(time.RFC3339, said)
@@ -233,7 +233,7 @@ func (m *machine) isClosed(node *corev1.Node) bool {
 	return false
 }
 
-// A condition is what a NodeMetric says of its agent.
+// A condition is the Healthy condition of a NodeMetric.
 type condition struct{ status, reason, message string }
 
 func healthy(metric *unstructured.Unstructured) (told condition) {

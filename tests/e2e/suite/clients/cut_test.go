@@ -10,9 +10,9 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer: it stops leading before another begins. It can't see who leads, and refuses
-// whoever API servers send to it: who asks again finds the other. It goes on answering what every replica knows.
-func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderLosesTheAPIServer: it stops leading before another starts. It doesn't know the leader, and refuses
+// forwarded requests, so that retries reach the other replica. It still serves discovery.
+func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	all, leader, standby := s.leaderIsCut(func(leader *replica) { leader.server.cut() })
@@ -21,7 +21,7 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	}
 	s.isEndpoint(leader, true)
 
-	// The other ends: nobody has data, and no namespace waits for that.
+	// Stop the other replica: there is no data, but namespaces can still be deleted.
 	standby.Kill()
 	s.namespace("while-cut")
 	s.gone("while-cut", "the only replica is cut from the API server")
@@ -31,8 +31,8 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAPIServer(t *testing.T) {
 	s.knowSoon("mended: all clients", all)
 }
 
-// TestClientsStayRightWhenTheLeaderIsCutFromTheAgents: the other replica, which they still reach, passes on what they report.
-func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderLosesTheAgents: the other replica relays their reports.
+func TestClientsStayCorrectWhenLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks again at once"))
@@ -49,8 +49,8 @@ func TestClientsStayRightWhenTheLeaderIsCutFromTheAgents(t *testing.T) {
 	s.knowSoon("mended: all clients", all)
 }
 
-// TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem: also at their usual pace, where they renew no Lease for 25 s.
-func TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem(t *testing.T) {
+// TestReportsStayFreshWhileLeaderLosesTheAgents: also at the usual pace, where they renew no Lease for 25 s.
+func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true, pace: usual})
 	all := append(s.all(), s.asker("a client that asks again at once"))
 	leader, standby := s.leader()
@@ -60,7 +60,7 @@ func TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem(t *testing.T) 
 	s.reportsArrive(leader, "relayed")
 	leader.reports.mend()
 	s.reportsArrive(leader, "stored")
-	// Who leads next has not heard them all itself, either.
+	// Also if the next leader did not receive all reports itself.
 	standby.reports.cut()
 	leader.Kill()
 	s.Eventually(soon, standby.name+" leads", func() error {
@@ -76,22 +76,22 @@ func TestWhatAgentsReportIsAsNewAsEverWhileTheLeaderIsCutFromThem(t *testing.T) 
 	}
 }
 
-// beats waits for so many heartbeats, and fails the test if a client was shown one later than a failover may take.
+// beats waits for this many heartbeats, and fails the test if a client got one later than a failover may take.
 func (s *scene) beats(count int, what string, which []*ledger) {
 	s.T.Helper()
 	for range count {
 		next := s.agents.last() + 1
-		s.Eventually(soon, "the agents beat", func() error {
+		s.Eventually(soon, "the agents send a heartbeat", func() error {
 			if s.agents.last() < next {
 				return fmt.Errorf("not yet the %dth time", next)
 			}
 			return nil
 		})
-		begun := time.Now()
+		started := time.Now()
 		for _, l := range which {
 			s.Eventually(soon, "the heartbeat is shown", func() error { return l.behind(next) })
 		}
-		took := time.Since(begun)
+		took := time.Since(started)
 		s.T.Logf("%s: heartbeat %d was shown after %s", what, next, took.Round(100*time.Millisecond))
 		if took > failover {
 			s.T.Errorf("that is more than %s", failover)
@@ -99,8 +99,8 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderIsCutFromAll: from the API server and from the agents. The other has all reports already.
-func TestClientsStayRightWhenTheLeaderIsCutFromAll(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderIsDisconnected: from the API server and from the agents. The other has all reports already.
+func TestClientsStayCorrectWhenLeaderIsDisconnected(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	for _, r := range s.replicas {
 		s.reportsArrive(r, "stored")
@@ -117,7 +117,7 @@ func TestClientsStayRightWhenTheLeaderIsCutFromAll(t *testing.T) {
 	}
 }
 
-// leaderIsCut waits until all clients have new data from the next leader: who asks again at once has some in time.
+// leaderIsCut waits until all clients have new data from the next leader: clients that retry at once get it in time.
 func (s *scene) leaderIsCut(cut func(leader *replica)) (all []*ledger, leader, standby *replica) {
 	s.T.Helper()
 	s.edits()
@@ -131,7 +131,7 @@ func (s *scene) leaderIsCut(cut func(leader *replica)) (all []*ledger, leader, s
 	return all, leader, standby
 }
 
-// reportsArrive waits until a replica has taken more reports than now: those that agents sent it (stored), or the other replica
+// reportsArrive waits until a replica has accepted more reports: from agents (stored) or from the other replica
 // (relayed).
 func (s *scene) reportsArrive(r *replica, how string) {
 	s.T.Helper()
@@ -142,10 +142,10 @@ func (s *scene) reportsArrive(r *replica, how string) {
 	if err != nil {
 		s.T.Fatal(err)
 	}
-	s.Eventually(soon, r.name+" hears of the agents", func() error {
+	s.Eventually(soon, r.name+" receives reports of the agents", func() error {
 		now, err := taken()
 		if err == nil && now <= before {
-			err = fmt.Errorf("%.0f reports were taken, as before", now)
+			err = fmt.Errorf("%.0f reports were accepted, as before", now)
 		}
 		return err
 	})

@@ -17,15 +17,15 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// Another aggregated API, which nobody serves.
+// Another aggregated API, without a backend.
 const another = "absent.example.com"
 
-// An outage is what is told of an API that nobody answers for, by GROUP for its name.
+// An outage has the messages about an API that no replica serves; GROUP stands for its name.
 type outage struct{ kubectl, aggregated, legacy, request, namespace string }
 
-// TestAllElseWorksWhileEveryReplicaIsDown: all are killed, or stand still for a minute. It fails what fails where the backend of any other
-// aggregated API is down, in the same words, and nothing else does.
-func TestAllElseWorksWhileEveryReplicaIsDown(t *testing.T) {
+// TestOtherAPIsWorkWhileAllReplicasAreDown: all are killed, or stopped for a minute. Exactly those requests fail that fail if the backend of any other
+// aggregated API is down, with the same messages.
+func TestOtherAPIsWorkWhileAllReplicasAreDown(t *testing.T) {
 	s := open(t)
 	s.controls("namespace-controller", "garbage-collector-controller")
 	all := s.all()
@@ -53,7 +53,7 @@ func TestAllElseWorksWhileEveryReplicaIsDown(t *testing.T) {
 		r.Signal(syscall.SIGSTOP)
 	}
 	s.isLike(usual, s.outage(nodemetrics.Group, "all-stopped", whole))
-	// For longer than an agent may be silent: what a replica did not hear in that time, it did not listen to.
+	// For longer than the liveness timeout of agents: a replica that was stopped must not blame them.
 	time.Sleep(time.Until(stopped.Add(time.Minute)))
 	for _, r := range s.replicas {
 		r.Signal(syscall.SIGCONT)
@@ -61,7 +61,7 @@ func TestAllElseWorksWhileEveryReplicaIsDown(t *testing.T) {
 	s.isOver("all-stopped", whole, all)
 }
 
-// resources are the names of all that kubectl finds, and what it complains of.
+// resources are the names of all resources that kubectl finds, and its error message.
 func (s *scene) resources() (names []string, complaint string) {
 	out, _ := s.TryKubectl("", "api-resources", "--cached=false", "-o", "name")
 	for line := range strings.Lines(out) {
@@ -75,8 +75,8 @@ func (s *scene) resources() (names []string, complaint string) {
 	return names, complaint
 }
 
-// outage waits until it is known that nobody answers for an API, and sees to it that all else works meanwhile. A namespace that is deleted
-// then is not gone at the end.
+// outage waits until an API is known to be unavailable, and checks that everything else works meanwhile. A namespace that is deleted
+// meanwhile still exists at the end.
 func (s *scene) outage(group, namespace string, whole []string) outage {
 	s.T.Helper()
 	of := func(names []string) []string {
@@ -110,7 +110,7 @@ func (s *scene) outage(group, namespace string, whole []string) outage {
 	return told
 }
 
-// undiscovered is why client-go doesn't discover all, by one document or by one for each version of an API. It may be for this API alone.
+// undiscovered is client-go's discovery error, aggregated or per version. Only this API may be missing.
 func (s *scene) undiscovered(group string, legacy bool) string {
 	s.T.Helper()
 	client := discovery.NewDiscoveryClientForConfigOrDie(s.Config())
@@ -121,12 +121,12 @@ func (s *scene) undiscovered(group string, legacy bool) string {
 	}
 	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
 	if _, known := failed[schema.GroupVersion{Group: group, Version: "v1alpha1"}]; !known || len(failed) != 1 {
-		s.T.Errorf("nobody answers for %s, and client-go says: %v", group, err)
+		s.T.Errorf("%s is unavailable, and client-go returns: %v", group, err)
 	}
 	return err.Error()
 }
 
-// isLike fails the test where an outage differs from what is usual.
+// isLike fails the test if an outage differs from the reference.
 func (s *scene) isLike(usual, now outage) {
 	s.T.Helper()
 	if now != usual {
@@ -135,7 +135,7 @@ func (s *scene) isLike(usual, now outage) {
 	s.T.Logf("%q", now)
 }
 
-// isOver waits until all is as it was, and a namespace gone that could not go.
+// isOver waits until everything works again, and the pending namespace is gone.
 func (s *scene) isOver(namespace string, whole []string, all []*ledger) {
 	s.T.Helper()
 	s.gone(namespace, "replicas are back")
@@ -149,13 +149,13 @@ func (s *scene) isOver(namespace string, whole []string, all []*ledger) {
 	s.knowSoon("replicas are back: all clients", all)
 }
 
-// nodes are all Nodes with their versions: whatever is written to one shows.
+// nodes are all Nodes with their resource versions, which show any write.
 func (s *scene) nodes() string {
 	s.T.Helper()
 	return s.Kubectl("get", "nodes", "-o", "custom-columns=:.metadata.name,:.metadata.resourceVersion")
 }
 
-// isEmptied deletes a namespace with something in it, which has to go, and waits for what is told of why the namespace itself does not.
+// isEmptied deletes a namespace, whose content must go, and waits for the condition that says why the namespace itself remains.
 func (s *scene) isEmptied(name string) (why string) {
 	s.T.Helper()
 	s.namespace(name)
@@ -181,10 +181,10 @@ func (s *scene) isEmptied(name string) (why string) {
 	return why
 }
 
-// worksOtherwise uses what discovery and OpenAPI are for: kubectl explains and validates, and what lost its owner is deleted.
+// worksOtherwise checks the users of discovery and OpenAPI: kubectl explain, validation, and garbage collection.
 func (s *scene) worksOtherwise() {
 	s.T.Helper()
-	begun := time.Now()
+	started := time.Now()
 	if out := s.Kubectl("explain", "pods.spec.containers"); !strings.Contains(out, "VERSION:    v1") {
 		s.T.Error(out)
 	}
@@ -192,7 +192,7 @@ func (s *scene) worksOtherwise() {
 	if _, err := s.TryKubectl(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"wrong","namespace":"default"},"dta":{}}`, "apply", "-f", "-"); err == nil {
 		s.T.Error("kubectl does not see that there is no field dta")
 	}
-	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(begun).Round(100*time.Millisecond))
+	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(started).Round(100*time.Millisecond))
 	maps := s.Kube.CoreV1().ConfigMaps("default")
 	owner, err := maps.Get(background, "owner", metav1.GetOptions{})
 	s.agents.must(nil, err)

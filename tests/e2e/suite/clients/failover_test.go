@@ -16,7 +16,7 @@ import (
 
 var nodeqoss = schema.GroupVersionResource{Group: "ensurance.crane.io", Version: "v1alpha1", Resource: "nodeqoss"}
 
-// all are clients of every sort.
+// all are clients of every kind.
 func (s *scene) all() []*ledger {
 	return []*ledger{
 		s.informer("client-go's informer that streams", true),
@@ -27,7 +27,7 @@ func (s *scene) all() []*ledger {
 	}
 }
 
-// edits a policy of all nodes again and again, so that the leader always has something to write.
+// edits changes a policy of all nodes continuously, so that the leader always has something to write.
 func (s *scene) edits() {
 	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
 		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"all","annotations":{"plimsoll.dev/rollout":"immediate"}},
@@ -47,8 +47,8 @@ func (s *scene) edits() {
 	}()
 }
 
-// TestClientsStayRightWhenTheLeaderIsKilled: each client has new data of all nodes soon after the leader is killed, twice.
-func TestClientsStayRightWhenTheLeaderIsKilled(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderIsKilled: each client has new data of all nodes soon after the leader is killed, twice.
+func TestClientsStayCorrectWhenLeaderIsKilled(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
@@ -56,15 +56,15 @@ func TestClientsStayRightWhenTheLeaderIsKilled(t *testing.T) {
 	for range 2 {
 		leader, _ := s.leader()
 		leader.Kill()
-		// As the kubelet does.
+		// Like the kubelet.
 		leader.Start()
 		s.knowInTime("killed: all clients", all)
 		s.complete(leader)
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderEnds: as in a rolling update, one replica after the other. Nobody who asks is refused, not once.
-func TestClientsStayRightWhenTheLeaderEnds(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderTerminates: as in a rolling update, one replica after the other. No request is refused.
+func TestClientsStayCorrectWhenLeaderTerminates(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := append(s.all(), s.impatient())
@@ -81,10 +81,10 @@ func TestClientsStayRightWhenTheLeaderEnds(t *testing.T) {
 	}
 }
 
-// TestClientsStayRightWhenTheLeaderStandsStill: it is stopped for 30 s or more, and goes on. A client that asks has new data meanwhile:
-// another replica leads, and the one that stands still leaves the endpoints. A watch that the stopped process itself holds open shows
-// nothing until it goes on: nobody else can end it; what it shows then is right. It writes nothing when it goes on.
-func TestClientsStayRightWhenTheLeaderStandsStill(t *testing.T) {
+// TestClientsStayCorrectWhenLeaderIsStopped: it is stopped for at least 30 s and continued. Polling clients get new data meanwhile:
+// another replica leads, and the stopped one leaves the endpoints. A watch that the stopped process serves shows
+// nothing until the process continues, since no one else can close it, and is correct then. The process writes nothing when it continues.
+func TestClientsStayCorrectWhenLeaderIsStopped(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := append(s.all(), s.asker("a client that asks"))
@@ -97,15 +97,15 @@ func TestClientsStayRightWhenTheLeaderStandsStill(t *testing.T) {
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
 	goesOn := time.Now()
 	leader.Signal(syscall.SIGCONT)
-	s.knowInTime("going on: all clients", all)
+	s.knowInTime("continued: all clients", all)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
 	s.wroteNothing(leader, goesOn)
 }
 
-// TestClientsStayRightWhenTheAPIServerIsRestarted: all watches break, and neither replica can renew its Lease for a while.
-func TestClientsStayRightWhenTheAPIServerIsRestarted(t *testing.T) {
+// TestClientsStayCorrectWhenAPIServerRestarts: all watches break, and neither replica can renew its Lease for a while.
+func TestClientsStayCorrectWhenAPIServerRestarts(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
@@ -117,8 +117,8 @@ func TestClientsStayRightWhenTheAPIServerIsRestarted(t *testing.T) {
 	s.knowSoon("the API server is back: all clients", all)
 }
 
-// TestAHundredInformersListAnewAtOnce: each failover makes all of them list, and all stay right.
-func TestAHundredInformersListAnewAtOnce(t *testing.T) {
+// TestHundredInformersRelistAtOnce: each failover makes all of them list, and all stay correct.
+func TestHundredInformersRelistAtOnce(t *testing.T) {
 	s := open(t)
 	var all []*ledger
 	for index := range 100 {

@@ -25,16 +25,16 @@ import (
 const (
 	certificate = "plimsoll-metrics"
 	secret      = "plimsoll-metrics-tls"
-	// The chart's is good for 90 days, and the one that follows it waits five minutes; after one that is so good it waits a tenth of the rest.
+	// The chart's certificates last 90 days and a new one waits five minutes; with this lifetime it waits a tenth of the rest.
 	good = 10 * time.Minute
-	// Kubelets bring what changed so late. The wait is for that.
+	// How late kubelets update a mounted Secret, which the wait allows for.
 	lag = 10 * time.Second
 )
 
-// TestClientsNoticeNothingOfWhatCertManagerRenews: its controllers make what the chart asks for, and make all of it anew, as `cmctl renew`
-// has them do. No request is refused: of no client, of no agent that reports, of none that asks for an eviction through the API server; and nothing is
-// started again.
-func TestClientsNoticeNothingOfWhatCertManagerRenews(t *testing.T) {
+// TestClientsDoNotNoticeCertManagerRenewals: its controllers issue the chart's certificates and renew all of them, as with `cmctl
+// renew`. No request of clients or agents is refused, neither reports nor evictions through the API server; and nothing is
+// restarted.
+func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	s := openWith(t, setting{directly: true, issued: true})
 	for _, r := range s.replicas {
 		s.serves(r, s.issued())
@@ -54,11 +54,11 @@ func TestClientsNoticeNothingOfWhatCertManagerRenews(t *testing.T) {
 		t.Logf("%s serves it after %s", r.name, s.serves(r, next).Round(time.Second))
 	}
 	s.knowSoon("by another certificate of another authority: all clients", all)
-	s.more(believed, "agents believe the replicas")
-	s.more(answered, "agents ask for evictions through the API server")
+	s.more(believed, "agents trust the replicas")
+	s.more(answered, "agents request evictions through the API server")
 }
 
-// install installs the chart where no pod is ever run, with cert-manager's controllers, and waits for what these make.
+// install installs the chart without running its pods, with cert-manager's controllers, and waits for the certificates.
 func (s *scene) install() {
 	s.T.Helper()
 	s.Define(plane.CertManagerDefinitions(s.T))
@@ -76,7 +76,7 @@ func (s *scene) install() {
 	s.Kubectl("wait", "--for=condition=Ready", "certificates.cert-manager.io", "--all", "--timeout=120s")
 }
 
-// issued is what cert-manager has made last.
+// issued is the Secret that cert-manager wrote last.
 func (s *scene) issued() map[string][]byte {
 	s.T.Helper()
 	found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})
@@ -86,10 +86,10 @@ func (s *scene) issued() map[string][]byte {
 	return found.Data
 }
 
-// serves waits until a replica serves by this certificate, or by a later one.
+// serves waits until a replica serves with this certificate or a later one.
 func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 	s.T.Helper()
-	return s.Eventually(good, r.name+" serves by another certificate", func() error {
+	return s.Eventually(good, r.name+" serves with another certificate", func() error {
 		connection, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.api), &tls.Config{InsecureSkipVerify: true})
 		if err != nil {
 			return err
@@ -103,7 +103,7 @@ func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 	})
 }
 
-// renew has cert-manager make a Certificate's Secret anew.
+// renew has cert-manager renew a Certificate.
 func (s *scene) renew(name string) {
 	s.T.Helper()
 	var made func() error
@@ -114,9 +114,9 @@ func (s *scene) renew(name string) {
 	s.Eventually(soon, name+" is renewed", made)
 }
 
-// believers connect to the replicas again and again as agents do, who know the authorities that their kubelet brought last. The answer counts.
+// believers connect to the replicas continuously like agents, with the CAs that the kubelet mounted last. The returned function counts the successes.
 func (s *scene) believers() *atomic.Int64 {
-	l, running, count := s.ledger("an agent that believes what it was told"), s.running(), &atomic.Int64{}
+	l, running, count := s.ledger("an agent that trusts its CA bundle"), s.running(), &atomic.Int64{}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(s.ReportAuthority()))
 	read := time.Now()
@@ -145,8 +145,8 @@ func (s *scene) believers() *atomic.Int64 {
 	return count
 }
 
-// evictor asks again and again, through the API server, for the eviction of a pod that is gone, as the agent of a node. The answer counts how
-// often the leader has said so.
+// evictor continuously requests the eviction of a deleted pod through the API server, as a node's agent. The returned function counts the
+// leader's answers.
 func (s *scene) evictor() *atomic.Int64 {
 	s.T.Helper()
 	l, running, count := s.ledger("an agent that asks for evictions"), s.running(), &atomic.Int64{}
@@ -173,7 +173,7 @@ func (s *scene) evictor() *atomic.Int64 {
 	return count
 }
 
-// more waits until something has happened some more times.
+// more waits until a counter has grown.
 func (s *scene) more(count *atomic.Int64, what string) {
 	s.T.Helper()
 	wanted := count.Load() + 5

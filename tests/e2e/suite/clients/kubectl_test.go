@@ -18,7 +18,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// patiently runs kubectl until it succeeds: it does not ask again by itself when the API server picks a replica that is down.
+// patiently runs kubectl until it succeeds: kubectl does not retry when the API server picks a replica that is down.
 func (s *scene) patiently(args ...string) string {
 	s.T.Helper()
 	var out string
@@ -29,7 +29,7 @@ func (s *scene) patiently(args ...string) string {
 	return out
 }
 
-// kubectl asks all that kubectl can ask, and notes which of it was not answered right.
+// kubectl checks all kinds of kubectl requests.
 func (s *scene) kubectl() {
 	s.T.Helper()
 	expect := func(out, part string) {
@@ -66,7 +66,7 @@ func (s *scene) kubectl() {
 	s.apiResources("nodewatermarks")
 }
 
-// apiResources has to work at any time, and at once: kubectl asks for them before it does anything.
+// apiResources must always work, and at once: kubectl needs discovery for everything.
 func (s *scene) apiResources(more ...string) {
 	s.T.Helper()
 	out := s.patiently("api-resources", "--cached=false")
@@ -77,7 +77,7 @@ func (s *scene) apiResources(more ...string) {
 	}
 }
 
-// namespace makes one with something in it and deletes it.
+// namespace creates a namespace with an object in it and deletes it.
 func (s *scene) namespace(name string) {
 	s.T.Helper()
 	s.agents.must(s.Kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))
@@ -87,7 +87,7 @@ func (s *scene) namespace(name string) {
 	}
 }
 
-// gone waits until a namespace is.
+// gone waits until a namespace is deleted.
 func (s *scene) gone(name, when string) {
 	s.T.Helper()
 	took := s.Eventually(3*time.Minute, name+" is gone", func() error {
@@ -100,15 +100,15 @@ func (s *scene) gone(name, when string) {
 	s.T.Logf("%s: a namespace is gone after %s", when, took.Round(100*time.Millisecond))
 }
 
-// deletesNamespaces runs what deletes all that is in a namespace, for which it has to discover all there is.
+// deletesNamespaces runs the namespace controller, which needs complete discovery.
 func (s *scene) deletesNamespaces() { s.controls("namespace-controller") }
 
-// controls runs some of Kubernetes' own controllers.
+// controls runs some controllers of kube-controller-manager.
 func (s *scene) controls(controllers ...string) {
 	s.Run("kube-controller-manager", "--kubeconfig="+s.Kubeconfig, "--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0")
 }
 
-// isAvailable says so if the API server does not know of an API that somebody answers for it, or that nobody does.
+// isAvailable returns an error unless the APIService's Available condition is as wanted.
 func (s *scene) isAvailable(group, wanted string) error {
 	status, err := s.TryKubectl("", "get", "apiservice", "v1alpha1."+group, "-o", `jsonpath={.status.conditions[?(@.type=="Available")].status}`)
 	if err == nil && status != wanted {
@@ -117,8 +117,8 @@ func (s *scene) isAvailable(group, wanted string) error {
 	return err
 }
 
-// TestNamespacesAreDeletedWhicheverReplicaIsDown: and kubectl finds and asks all it could before.
-func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
+// TestNamespacesAreDeletedWithEitherReplicaDown: and kubectl works as before.
+func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	s.kubectl()
@@ -138,7 +138,7 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 		s.apiResources("nodewatermarks")
 		name := "beside-" + r.name
 		s.namespace(name)
-		s.gone(name, r.name+" stands still")
+		s.gone(name, r.name+" is stopped")
 		s.isEndpoint(r, false)
 		r.Signal(syscall.SIGCONT)
 		s.isEndpoint(r, true)
@@ -147,14 +147,14 @@ func TestNamespacesAreDeletedWhicheverReplicaIsDown(t *testing.T) {
 	s.kubectl()
 }
 
-// TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes: and don't take the place of those that lack nothing.
-func TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes(t *testing.T) {
+// TestUnreadyReplicasServeDiscoveryIfNoneIsReady: and do not displace ready replicas.
+func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 	s := open(t)
 	s.deletesNamespaces()
 	definition := "nodewatermarks.plimsoll.dev"
 	s.Kubectl("delete", "crd", definition)
 	first, second := s.replicas[0], s.replicas[1]
-	// What was complete stays an endpoint.
+	// A complete replica stays an endpoint.
 	s.Eventually(soon, "both lack the definition", func() error {
 		for _, r := range s.replicas {
 			if get(plane.Local("http", r.metrics)+"/readyz") == nil {
@@ -168,11 +168,11 @@ func TestReplicasThatLackSomethingAnswerDiscoveryWhereNobodyElseDoes(t *testing.
 	first.Kill()
 	s.isEndpoint(first, false)
 	first.Start()
-	// It has looked more than once by then.
+	// It has checked more than once by then.
 	time.Sleep(20 * time.Second)
 	s.isEndpoint(first, false)
 	s.namespace("one-lacks")
-	s.gone("one-lacks", "one replica lacks something and has begun anew")
+	s.gone("one-lacks", "one replica lacks something and has started again")
 
 	second.Kill()
 	s.isEndpoint(first, true)

@@ -22,7 +22,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// container is the controller's as the chart has it: how it is probed, and how it ends.
+// container is the chart's controller container: its probes and termination.
 func (s *scene) container() corev1.Container {
 	command := exec.Command(s.Tool("helm"), "template", "plimsoll", plane.Absolute(s.T, "charts/plimsoll"), "--namespace", "plimsoll")
 	manifests, err := command.Output()
@@ -47,7 +47,7 @@ func (s *scene) container() corev1.Container {
 	return corev1.Container{}
 }
 
-// join makes a replica an endpoint of the Service while it is ready, as kubelet and control plane do for a pod, until leave.
+// join keeps a replica's endpoint of the Service while it is ready, as the kubelet and the control plane do, until leave.
 func (s *scene) join(r *replica) {
 	s.T.Helper()
 	running, end := context.WithCancel(background)
@@ -60,14 +60,14 @@ func (s *scene) join(r *replica) {
 	}()
 }
 
-// leave takes a replica from the endpoints, as they do when its pod is deleted.
+// leave removes a replica from the endpoints, as when its pod is deleted.
 func (s *scene) leave(r *replica) {
 	s.T.Helper()
 	r.leave()
 	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
 }
 
-// end deletes a replica's pod: it leaves the endpoints after a moment, and ends after what the chart gives it for that.
+// end simulates the deletion of a replica's pod: it leaves the endpoints after a moment, and terminates after the chart's preStop.
 func (s *scene) end(r *replica) error {
 	s.T.Helper()
 	rest := time.Duration(s.controller.Lifecycle.PreStop.Sleep.Seconds) * time.Second
@@ -77,7 +77,7 @@ func (s *scene) end(r *replica) error {
 	return r.Terminate()
 }
 
-// probe probes a replica as the kubelet does, and keeps its endpoint by that.
+// probe probes a replica as the kubelet does, and updates its endpoint.
 func (s *scene) probe(running context.Context, r *replica) {
 	probe := s.controller.ReadinessProbe
 	again := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
@@ -99,7 +99,7 @@ func (s *scene) probe(running context.Context, r *replica) {
 	}
 }
 
-// ready asks once.
+// ready probes once.
 func (r *replica) ready(probe *corev1.Probe) error {
 	port := map[string]int{"http": r.metrics, "https": r.api}[probe.HTTPGet.Port.StrVal]
 	scheme := map[corev1.URIScheme]string{"": "http", corev1.URISchemeHTTP: "http", corev1.URISchemeHTTPS: "https"}[probe.HTTPGet.Scheme]
@@ -118,7 +118,7 @@ func (r *replica) ready(probe *corev1.Probe) error {
 	return nil
 }
 
-// tell keeps the endpoint of a replica.
+// tell writes the endpoint of a replica.
 func (s *scene) tell(running context.Context, r *replica, ready bool) error {
 	slices := s.Kube.DiscoveryV1().EndpointSlices("default")
 	slice := &discoveryv1.EndpointSlice{
@@ -134,7 +134,7 @@ func (s *scene) tell(running context.Context, r *replica, ready bool) error {
 	return err
 }
 
-// isEndpoint waits until a replica is one, or is none any more.
+// isEndpoint waits until a replica is an endpoint, or is none.
 func (s *scene) isEndpoint(r *replica, wanted bool) {
 	s.T.Helper()
 	s.Eventually(soon, fmt.Sprintf("%s is an endpoint: %t", r.name, wanted), func() error {

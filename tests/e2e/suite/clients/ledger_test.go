@@ -12,16 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A ledger is what one client has been shown of the NodeMetrics. Whatever can't be right is noted as it is seen.
+// A ledger records what one client got of the NodeMetrics, and any inconsistency.
 type ledger struct {
 	name   string
 	agents *agents
 	lock   sync.Mutex
-	// By node: the version and the heartbeat that were shown last.
+	// By node: the last resource version and heartbeat.
 	versions map[string]uint64
 	beats    map[string]int64
 	wrong    []string
-	// refusals counts what the client was refused, by why.
+	// refusals counts failed requests by message.
 	refusals map[string]int
 }
 
@@ -35,7 +35,7 @@ func (l *ledger) complain(format string, args ...any) {
 	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// saw notes an object as it was shown.
+// saw records an object that the client got.
 func (l *ledger) saw(object *unstructured.Unstructured) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
@@ -56,7 +56,7 @@ func (l *ledger) saw(object *unstructured.Unstructured) {
 	l.beats[name] = beat
 }
 
-// refused notes that the client was: that may be, for a while.
+// refused records a failed request, which is allowed for a while.
 func (l *ledger) refused(why error) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
@@ -66,21 +66,21 @@ func (l *ledger) refused(why error) {
 	l.refusals[why.Error()]++
 }
 
-// mayNotBe notes that the client was refused where it may not be.
+// mayNotBe records a failure that must not happen.
 func (l *ledger) mayNotBe(refused error) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	l.complain("refused: %v", refused)
 }
 
-// gone notes that a node was shown as absent: none is.
+// gone records that a node was reported as deleted, which is always wrong.
 func (l *ledger) gone(name string) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	l.complain("%s is shown as absent", name)
 }
 
-// listed notes a list as it was shown, all pages of it.
+// listed records a complete list.
 func (l *ledger) listed(items []unstructured.Unstructured) {
 	here := map[string]bool{}
 	for index := range items {
@@ -94,7 +94,7 @@ func (l *ledger) listed(items []unstructured.Unstructured) {
 	}
 }
 
-// behind says which node this client has not been shown a heartbeat of that is as new as this.
+// behind names a node for which the client does not have this heartbeat yet.
 func (l *ledger) behind(beat int64) error {
 	l.lock.Lock()
 	defer l.lock.Unlock()
@@ -106,7 +106,7 @@ func (l *ledger) behind(beat int64) error {
 	return nil
 }
 
-// verdict is what was wrong so far.
+// verdict returns the inconsistencies so far.
 func (l *ledger) verdict() []string {
 	l.lock.Lock()
 	defer l.lock.Unlock()

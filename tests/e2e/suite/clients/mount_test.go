@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A mount is the folder in which a kubelet mounts a Secret for one pod. Each version is a folder of its own, to which a link leads.
+// A mount simulates a kubelet's Secret volume. Each version is a folder, and a symlink points to the current one.
 type mount struct {
 	*testing.T
 	folder   string
@@ -23,7 +23,7 @@ type mount struct {
 
 func (m *mount) file(name string) string { return filepath.Join(m.folder, name) }
 
-// publish has the pod see this from now on, all of it at once.
+// publish replaces the content atomically.
 func (m *mount) publish(data map[string][]byte) {
 	m.Helper()
 	version := fmt.Sprintf("..%d", m.versions)
@@ -46,7 +46,7 @@ func (m *mount) must(err error) {
 	}
 }
 
-// mounts mounts a Secret as soon as it is there, and each later version of it so long after that: kubelets look now and then.
+// mounts mounts a Secret as soon as it exists, and later versions after this delay, as kubelets do.
 func (s *scene) mounts(secret string, lag time.Duration) *mount {
 	s.T.Helper()
 	m := &mount{T: s.T, folder: s.T.TempDir()}

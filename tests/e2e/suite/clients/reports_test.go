@@ -13,14 +13,14 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// A line is what one agent reports to one replica by.
+// A line is one agent's connection to one replica.
 type line struct {
 	*report.Connection
 	token string
 	busy  atomic.Bool
 }
 
-// reportTo lets the agents report to these replicas from now on. They go on renewing their Leases where the leader does not hear.
+// reportTo lets the agents report to these replicas. They renew their Leases whenever the leader does not acknowledge.
 func (a *agents) reportTo(replicas []*replica) {
 	lines := make([][]*line, len(a.nodes))
 	for index, node := range a.nodes {
@@ -35,7 +35,7 @@ func (a *agents) reportTo(replicas []*replica) {
 	a.lines, a.heard = lines, make([]atomic.Int64, len(a.nodes))
 }
 
-// token is that of a node's agent.
+// token is the report token of a node's agent.
 func (a *agents) token(node string) string {
 	a.T.Helper()
 	signer, err := report.NewSigner(a.SigningKey())
@@ -45,7 +45,7 @@ func (a *agents) token(node string) string {
 	return token
 }
 
-// reports lets an agent tell every replica of a heartbeat; it says whether the leader acknowledges such.
+// reports sends an agent's heartbeat to every replica; it returns whether the leader acknowledges them.
 func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	a.lock.Lock()
 	lines := a.lines
@@ -55,7 +55,7 @@ func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	}
 	body := a.reported(node, beat)
 	for _, to := range lines[node] {
-		// None waits for another: the next report is a newer one.
+		// No queueing: the next report is newer.
 		if to.busy.CompareAndSwap(false, true) {
 			go func() {
 				defer to.busy.Store(false)
@@ -68,7 +68,7 @@ func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	return time.Since(time.Unix(0, a.heard[node].Load())) < a.unheard
 }
 
-// reported is a report of what the Lease would say of the same heartbeat.
+// reported is the report with the same data as the Lease of this heartbeat.
 func (a *agents) reported(node int, beat int64) []byte {
 	used := map[string]any{"cpu": fmt.Sprintf("%dm", cpus*10*cpu(node, beat)), "memory": "4Gi"}
 	status := map[string]any{

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package clients shows the API metrics.plimsoll.dev by clients that nobody here wrote: client-go's informers, controller-runtime's
-// cache, kubectl. The API server and two replicas of the controller are real; nodes are objects, and the test acts for their agents.
+// Package clients tests the API metrics.plimsoll.dev with third-party clients: client-go's informers, controller-runtime's
+// cache, kubectl. The API server and two replicas of the controller are real; the test simulates nodes and agents.
 package clients
 
 import (
@@ -21,11 +21,11 @@ const (
 	service = "plimsoll-metrics"
 	lease   = "plimsoll-controller"
 	soon    = 2 * time.Minute
-	// A client has new data so long after a leader was lost, at the latest.
+	// The longest time until a client has new data after a leader was lost.
 	failover = 10 * time.Second
 )
 
-// A scene is a control plane with two replicas and the agents of some nodes, and all that clients were shown.
+// A scene is a control plane with two replicas, the agents of some nodes, and the ledgers of clients.
 type scene struct {
 	*plane.Plane
 	pki       string
@@ -38,34 +38,34 @@ type scene struct {
 	ledgers    []*ledger
 }
 
-// A replica is a controller; its name is also that of its user.
+// A replica is a controller; its name is also its API user.
 type replica struct {
 	*plane.Process
 	name                 string
 	api, metrics, report int
-	// The ways to it: of what it asks the API server, and of what agents report.
+	// Cuttable connections: its own to the API server, and the agents' to it.
 	server, reports *wire
 	leave           func()
 }
 
-// A setting is how a scene differs from the usual one.
+// A setting has a scene's deviations from the default.
 type setting struct {
-	// directly: agents report, rather than renewing their Leases alone.
+	// directly: agents send reports, not only Lease renewals.
 	directly bool
-	// issued: cert-manager makes the certificate of the replicas, rather than these themselves.
+	// issued: cert-manager issues the replicas' certificate instead of the replicas.
 	issued bool
-	// ahead is by how much the first replica's wall clock is.
+	// ahead is how far the first replica's wall clock is ahead.
 	ahead time.Duration
-	// pace is that of the agents; none: they are quick.
+	// pace of the agents; nil: the fast one.
 	pace pace
-	// flags are more of those that both replicas have.
+	// flags are additional flags of both replicas.
 	flags []string
 }
 
-// open sets it up, with the load of all nodes served.
+// open sets up a scene in which the load of all nodes is served.
 func open(t *testing.T) *scene { return openWith(t, setting{}) }
 
-// openWith does so otherwise.
+// openWith does so with a setting.
 func openWith(t *testing.T, with setting) *scene {
 	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
 	if with.pace == (pace{}) {
@@ -98,7 +98,7 @@ func openWith(t *testing.T, with setting) *scene {
 		}
 		return nil
 	})
-	// Discovery follows a moment later.
+	// Discovery follows shortly after.
 	s.Eventually(soon, "kubectl and others find the API", func() error {
 		_, err := s.TryKubectl("", "get", "nodemetrics", "--cache-dir="+t.TempDir())
 		return err
@@ -107,26 +107,26 @@ func openWith(t *testing.T, with setting) *scene {
 	return s
 }
 
-// judge fails the test for whatever was shown to any client and can't be right.
+// judge fails the test for any inconsistency that a client saw.
 func (s *scene) judge() {
 	for _, l := range s.ledgers {
 		for why, times := range l.refusals {
 			s.T.Logf("%s was refused %d times: %s", l.name, times, why)
 		}
 		if wrong := l.verdict(); len(wrong) > 0 {
-			s.T.Errorf("%s was shown %d times what can't be right:\n%s", l.name, len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "\n"))
+			s.T.Errorf("%s got inconsistent data %d times:\n%s", l.name, len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "\n"))
 		}
 	}
 	s.oneWriterAtAnyTime()
 }
 
-// secret replaces one of the files by which the API server passes requests on.
+// secret replaces one of the API server's files for proxying requests.
 func (s *scene) secret(name, content string) {
 	s.T.Helper()
 	plane.WriteFile(s.T, filepath.Join(s.pki, name), content)
 }
 
-// flags are those by which an API server passes requests on, and tells of every write.
+// flags are the API server's flags for proxying requests and auditing writes.
 func (s *scene) flags(t *testing.T) []string {
 	s.authority = plane.NewAuthority(t, "front-proxy-ca")
 	return append(plane.Aggregation(t, s.pki, s.authority),
@@ -161,7 +161,7 @@ func (r *replica) leads() bool {
 	return err == nil && leads > 0
 }
 
-// leader is the replica that leads, and the one that does not.
+// leader returns the leading replica and the standby.
 func (s *scene) leader() (*replica, *replica) {
 	s.T.Helper()
 	var leader *replica
@@ -182,24 +182,24 @@ func (s *scene) leader() (*replica, *replica) {
 	return leader, s.replicas[0]
 }
 
-// again starts a replica that was ended, and waits until it knows all.
+// again restarts a replica, and waits until it is complete.
 func (s *scene) again(r *replica) {
 	s.T.Helper()
 	r.Start()
 	s.complete(r)
 }
 
-// complete waits until a replica knows all.
+// complete waits until a replica is ready.
 func (s *scene) complete(r *replica) {
 	s.T.Helper()
-	s.Eventually(soon, r.name+" knows all", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
+	s.Eventually(soon, r.name+" is ready", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
 }
 
-// allKnow waits until every client has been shown new data of all nodes, and says how long after now that was, and who was the last.
+// allKnow waits until every client has new data of all nodes, and returns how long that took and which was the last.
 func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
 	s.T.Helper()
-	// The next one may be under way.
-	begun, beat := time.Now(), s.agents.last()+2
+	// The next one may already be in flight.
+	started, beat := time.Now(), s.agents.last()+2
 	var last *ledger
 	for {
 		var late error
@@ -209,16 +209,16 @@ func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *l
 			}
 		}
 		if late == nil {
-			return time.Since(begun), last
+			return time.Since(started), last
 		}
-		if time.Since(begun) > limit {
+		if time.Since(started) > limit {
 			s.T.Fatalf("not within %s: %v", limit, late)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
-// knowInTime does so, and fails the test if that takes longer than a failover may.
+// knowInTime does so, and fails the test if that takes longer than a failover may take.
 func (s *scene) knowInTime(what string, which []*ledger) {
 	s.T.Helper()
 	if took := s.knowSoon(what, which); took > failover {
@@ -226,7 +226,7 @@ func (s *scene) knowInTime(what string, which []*ledger) {
 	}
 }
 
-// knowSoon waits for that, and tells how long it took.
+// knowSoon waits for that, and logs how long it took.
 func (s *scene) knowSoon(what string, which []*ledger) time.Duration {
 	s.T.Helper()
 	took, last := s.allKnow(soon, which)
@@ -234,7 +234,7 @@ func (s *scene) knowSoon(what string, which []*ledger) time.Duration {
 	return took
 }
 
-// written is what the replicas have written, and succeeded with, as the API server has it.
+// written are the successful writes of the replicas, by the audit log.
 func (s *scene) written() []plane.AuditEvent {
 	all, err := plane.AuditLog(filepath.Join(s.pki, "audit.log"))
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *scene) written() []plane.AuditEvent {
 	return slices.DeleteFunc(all, func(event plane.AuditEvent) bool { return event.ResponseStatus.Code >= 300 })
 }
 
-// wroteNothing fails the test for whatever this replica has written since.
+// wroteNothing fails the test for any write of this replica since then.
 func (s *scene) wroteNothing(r *replica, since time.Time) {
 	s.T.Helper()
 	for _, write := range s.written() {
@@ -255,7 +255,7 @@ func (s *scene) wroteNothing(r *replica, since time.Time) {
 	}
 }
 
-// writes are those of the Lease, and those to the objects that the leader writes.
+// writes returns the Lease writes, and the writes to the leader's objects.
 func (s *scene) writes() (taken, written []plane.AuditEvent) {
 	for _, r := range s.written() {
 		switch of := r.ObjectRef; {
@@ -268,7 +268,7 @@ func (s *scene) writes() (taken, written []plane.AuditEvent) {
 	return taken, written
 }
 
-// oneWriterAtAnyTime fails the test if a replica has written, to the objects that the leader writes, after another had taken the
+// oneWriterAtAnyTime fails the test if a replica wrote to the leader's objects after another had acquired the
 // Lease.
 func (s *scene) oneWriterAtAnyTime() {
 	taken, written := s.writes()

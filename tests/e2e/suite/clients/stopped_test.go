@@ -19,9 +19,9 @@ import (
 // and three probes fail, 2 s apart, by a timeout of 1 s. Then preStop and the process have 3 s together.
 const detection = 10 * time.Second
 
-// TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader: all watches are served by the leader, which is stopped. Its liveness probe
+// TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader: all watches are served by the leader, which is stopped. Its liveness probe
 // fails, and they start again at the other replica.
-func TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.T) {
+func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.T) {
 	s := open(t)
 	s.edits()
 	leader, standby := s.leader()
@@ -55,13 +55,13 @@ func TestWatchersFindAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.
 	s.wroteNothing(leader, again)
 }
 
-// An end is when something ended, and what is wrong with how it did.
+// An end is when a process ended, and its error.
 type end struct {
 	at  time.Time
 	err error
 }
 
-// heldBy are clients that watch, by connections that the API server has to the leader itself; and the end of a kubectl that does.
+// heldBy are clients whose watches the leader serves, and the end of a kubectl among them.
 func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.T.Helper()
 	answers := func(r *replica, verb string) float64 {
@@ -93,14 +93,14 @@ func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.allKnow(soon, all)
 	held := answers(leader, "watch")
 	kubectl := s.kubectlWatches()
-	s.Eventually(soon, "the leader holds kubectl's watch", func() error {
+	s.Eventually(soon, "the leader serves kubectl's watch", func() error {
 		if now := answers(leader, "watch"); now <= held {
 			return fmt.Errorf("it has answered %.0f, as before", now)
 		}
 		return nil
 	})
 	if now := answers(standby, "watch"); now != before {
-		s.T.Fatalf("%s holds some of those who watch", standby.name)
+		s.T.Fatalf("%s serves some of the watches", standby.name)
 	}
 	s.join(standby)
 	s.isEndpoint(standby, true)
@@ -122,7 +122,7 @@ func (s *scene) kubectlWatches() <-chan end {
 		if !bytes.Contains(told.Bytes(), []byte(s.agents.nodes[0])) {
 			err = fmt.Errorf("it showed no node (%v): %s", err, &told)
 		} else {
-			// Whether it complains of a watch that ends is its own affair.
+			// An error because the watch ended is fine.
 			err = nil
 		}
 		ended <- end{time.Now(), err}

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// A wire is the only way from some programs to another one. It can be cut, as a network is: nothing arrives any more, and nobody is
-// told so. Connections that were open do not go on when it is mended.
+// A wire is the only connection from some programs to another. It can be cut like a network: packets are dropped without
+// notice. Open connections do not resume when it is restored.
 type wire struct {
 	address, to string
 	lock        sync.Mutex
 	cuts        int
-	// whole is closed while it is not cut.
+	// whole is closed while the wire is not cut.
 	whole chan struct{}
 }
 
@@ -59,7 +59,7 @@ func (w *wire) mend() {
 	}
 }
 
-// wait waits until it is whole, and says how often it was cut.
+// wait waits until it is not cut, and returns how often it was cut.
 func (w *wire) wait() int {
 	w.lock.Lock()
 	whole := w.whole

@@ -14,7 +14,7 @@ import (
 // users are those whose requests are counted.
 var users = []string{"metrics-server", "plimsoll-0", "plimsoll-1", agents}
 
-// audit is a log, and the flags by which the API server writes each of their requests into it, once.
+// audit is an audit log, and the API server's flags to record each of their requests once.
 func audit(t *testing.T, folder string) (string, []string) {
 	log := filepath.Join(folder, "audit.log")
 	policy := marshal(object{
@@ -24,7 +24,7 @@ func audit(t *testing.T, folder string) (string, []string) {
 	return log, []string{"--audit-log-path=" + log, "--audit-policy-file=" + plane.WriteFile(t, filepath.Join(folder, "audit.json"), policy)}
 }
 
-// requests counts what each user asked of the API server in this time, by user and what it was.
+// requests counts the requests in this time, by user and kind of request.
 func (s *scene) requests(from, to time.Time) map[string]map[string]int {
 	events, err := plane.AuditLog(s.audit)
 	if err != nil {

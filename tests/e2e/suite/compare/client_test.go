@@ -13,10 +13,10 @@ import (
 	"plimsoll.dev/suite/stamp"
 )
 
-// A view is something that a client asks for again and again, and all that it was shown.
+// A view is a resource that a client polls, and its measurements.
 type view struct {
 	path string
-	// How many objects there have to be.
+	// The expected number of objects.
 	expected int
 	// The memory of a node, and what time its CPU is an average over; none where the objects are no nodes.
 	node func(item) (string, string)
@@ -42,7 +42,7 @@ const (
 	ourNodes   = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics"
 )
 
-// views are all that a client looks at, with nothing seen yet.
+// views are a client's views without measurements.
 func (s *scene) views() map[string]*view {
 	theirs := func(i item) (string, string) { return i.Usage.Memory, i.Window }
 	ours := func(i item) (string, string) { return i.Status.Usage.Node.Memory, i.Status.Window }
@@ -57,15 +57,15 @@ func (s *scene) views() map[string]*view {
 	return all
 }
 
-// look asks once, through the API server as kubectl does, and notes what is shown and how old it is by then.
+// look polls once through the API server, as kubectl does, and records the age of the data.
 func (s *scene) look(v *view) error {
-	begun := time.Now()
+	started := time.Now()
 	content, err := s.Kube.Discovery().RESTClient().Get().AbsPath(v.path).DoRaw(background)
 	now := time.Now()
 	if err != nil {
 		return err
 	}
-	v.took = append(v.took, float64(now.Sub(begun).Microseconds())/1000)
+	v.took = append(v.took, float64(now.Sub(started).Microseconds())/1000)
 	v.size = len(content)
 	var list struct{ Items []item }
 	if err := json.Unmarshal(content, &list); err != nil {
@@ -86,7 +86,7 @@ func (s *scene) look(v *view) error {
 	return nil
 }
 
-// note writes down how old a node's figures are, and what time they are an average over.
+// note records the age of a node's data and its averaging window.
 func (v *view) note(i item, now time.Time) error {
 	if v.node == nil {
 		return nil
@@ -108,7 +108,7 @@ func (v *view) note(i item, now time.Time) error {
 	return nil
 }
 
-// read looks at all of it about once a second, at times that have nothing to do with anybody's intervals.
+// read polls all views about once a second, at random times independent of all intervals.
 func (s *scene) read(until time.Time) map[string]*view {
 	views := s.views()
 	for time.Now().Before(until) {

@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package compare runs metrics-server and the controller beside each other, on one API server, with the same simulated nodes and the same
-// client, and prints what each costs and how old what it shows is. No kubelet is needed, so that it runs without root.
+// client, and prints the cost of each and the age of its data. No kubelet is needed, so that it runs without root.
 package compare
 
 import (
@@ -17,10 +17,10 @@ var (
 	length = flag.Duration("for", 90*time.Second, "how long nobody reads, and again how long a client does")
 )
 
-// TestTheLoadOfNodesBesideMetricsServer prints a table in Markdown: docs/comparison.md has it.
-func TestTheLoadOfNodesBesideMetricsServer(t *testing.T) {
+// TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/comparison.md has it.
+func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 	s := open(t, *nodes)
-	// What was started goes on starting for a while: the first answers fill caches.
+	// Warm-up: the first responses fill caches.
 	time.Sleep(resolution)
 	idle := s.phase(func(until time.Time) { time.Sleep(time.Until(until)) })
 	var views map[string]*view
@@ -39,35 +39,35 @@ func TestTheLoadOfNodesBesideMetricsServer(t *testing.T) {
 	fmt.Println((&outcome{s, idle, busy, views}).table())
 }
 
-// A phase is what the servers used in a time.
+// A phase is the servers' resource usage during a time.
 type phase struct {
 	took     time.Duration
 	cores    []float64 // of each server
-	memory   []int     // of each, in kB: the most that was seen
+	memory   []int     // of each, in kB: the maximum
 	requests map[string]map[string]int
 }
 
-// phase measures while something goes on.
+// phase measures while a function runs.
 func (s *scene) phase(during func(until time.Time)) *phase {
 	servers := s.servers()
 	p := &phase{}
-	begun := time.Now()
+	started := time.Now()
 	before := used(servers)
 	ended, memory := make(chan struct{}), make(chan []int)
 	go func() { memory <- most(servers, ended) }()
-	during(begun.Add(*length))
+	during(started.Add(*length))
 	after := used(servers)
-	p.took = time.Since(begun)
+	p.took = time.Since(started)
 	close(ended)
 	p.memory = <-memory
 	for index := range servers {
 		p.cores = append(p.cores, (after[index]-before[index])/p.took.Seconds())
 	}
-	p.requests = s.requests(begun, begun.Add(p.took))
+	p.requests = s.requests(started, started.Add(p.took))
 	return p
 }
 
-// most is the most memory that each was seen to have until something ends, in kB.
+// most polls the memory of each server until a function ends, and returns the maxima in kB.
 func most(servers []*server, ended chan struct{}) []int {
 	most := make([]int, len(servers))
 	for {

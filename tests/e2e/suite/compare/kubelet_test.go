@@ -6,9 +6,9 @@ import "plimsoll.dev/suite/stamp"
 
 type object = map[string]any
 
-// kubelet is what kwok serves as a kubelet's /metrics/resource, as a Metric: the series of kwok's own example of it. The memory in use of
-// a node tells when it was measured, which is when it is asked for. That is kind to whoever asks: a real kubelet tells what cAdvisor
-// measured some 10 s before at the most.
+// kubelet is the Metric by which kwok serves a kubelet's /metrics/resource: the series of kwok's own example of it. The memory in use of
+// a node encodes the time of the request. That favours the scraper: a real kubelet returns what cAdvisor
+// measured up to about 10 s before.
 func kubelet() string {
 	label := func(name, value string) object { return object{"name": name, "value": value} }
 	pod := []object{label("namespace", "pod.metadata.namespace"), label("pod", "pod.metadata.name")}

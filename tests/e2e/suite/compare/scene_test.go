@@ -23,9 +23,9 @@ import (
 
 const (
 	soon = 2 * time.Minute
-	// Each node runs so many pods: as many as Plimsoll tells of one by one.
+	// Pods per node: as many as Plimsoll reports individually.
 	podsEach = 10
-	// What metrics-server's manifests and its chart set; the program's own default is a minute.
+	// The value in metrics-server's manifests and chart; the program's default is a minute.
 	resolution = 15 * time.Second
 	// The agents' name among the API server's users.
 	agents = "agents"
@@ -33,7 +33,7 @@ const (
 
 var background = context.Background()
 
-// A scene is nodes of kwok's, all served by metrics-server and by two replicas of the controller.
+// A scene has kwok nodes, served by metrics-server and by two replicas of the controller.
 type scene struct {
 	*plane.Plane
 	nodes         int
@@ -53,7 +53,7 @@ func open(t *testing.T, nodes int) *scene {
 	folder := t.TempDir()
 	authority := plane.NewAuthority(t, "front-proxy-ca")
 	flags := append(plane.Aggregation(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
-		// metrics-server looks for an authority of clients, as every cluster has one.
+		// metrics-server requires a client CA, as every cluster has one.
 		"--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
 	log, audited := audit(t, folder)
 	s := &scene{nodes: nodes, audit: log}
@@ -69,7 +69,7 @@ func open(t *testing.T, nodes int) *scene {
 	return s
 }
 
-// kwok plays the kubelets. Each has an address of its own, as real ones have, so that whoever scrapes them all has a connection to each.
+// kwok simulates the kubelets. Each has its own address, like real ones, so that a scraper has a connection to each.
 func (s *scene) kwok(authority *plane.Authority) {
 	certificate, key := authority.Client("kubelet")
 	s.Run("kwok", "--kubeconfig="+s.Kubeconfig, "--config="+s.Write("kwok.json", kubelet()), "--manage-all-nodes=true",
@@ -77,7 +77,7 @@ func (s *scene) kwok(authority *plane.Authority) {
 		"--tls-cert-file="+s.Write("kubelet.crt", certificate), "--tls-private-key-file="+s.Write("kubelet.key", key))
 }
 
-// populate makes the nodes and their pods, and waits until kwok runs them.
+// populate creates the nodes and their pods, and waits until kwok runs them.
 func (s *scene) populate() {
 	if _, err := s.Kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
 		s.T.Fatal(err)
@@ -102,7 +102,7 @@ func (s *scene) populate() {
 	})
 }
 
-// each does something so many times, some of them at once.
+// each runs a function this many times, some in parallel.
 func (s *scene) each(count int, do func(index int) error) {
 	s.T.Helper()
 	var all sync.WaitGroup
@@ -136,7 +136,7 @@ func node(index int) *corev1.Node {
 	}
 }
 
-// controllers starts as many replicas as the chart does, and waits until one leads.
+// controllers starts the chart's number of replicas, and waits until one leads.
 func (s *scene) controllers() {
 	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", "plimsoll-metrics")
 	reached := []string{}
@@ -167,7 +167,7 @@ func (r *server) leads() bool {
 	return err == nil && leads > 0
 }
 
-// report starts what stands for the agents: a report each 10 s to every replica, and a Lease each minute.
+// report starts the simulated agents: a report every 10 s to every replica, and a Lease renewal every minute.
 func (s *scene) report() {
 	program := s.BuildLoad()
 	load := exec.Command(program, append(s.LoadFlags(), "--nodes", strconv.Itoa(s.nodes), "--kubeconfig", s.KubeconfigOf(agents))...)
@@ -181,7 +181,7 @@ func (s *scene) report() {
 	})
 }
 
-// serveMetrics starts metrics-server as its manifests do, but that it runs on this machine, and believes the kubelets.
+// serveMetrics starts metrics-server as its manifests do, except that it runs on this machine and does not verify kubelet certificates.
 func (s *scene) serveMetrics(folder string) {
 	const service = "metrics-server"
 	s.Aggregate("metrics.k8s.io", "v1beta1", service)
@@ -194,7 +194,7 @@ func (s *scene) serveMetrics(folder string) {
 	s.Endpoint(service, "only", port)
 }
 
-// servers are all that is measured: metrics-server, the leader and the standby.
+// servers are the measured processes: metrics-server, the leader and the standby.
 func (s *scene) servers() []*server { return append([]*server{s.metricsServer}, s.replicas...) }
 
 // marshal is for what can be marshalled.

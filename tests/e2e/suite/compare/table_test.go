@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// An outcome is all that was measured.
+// An outcome has all measurements.
 type outcome struct {
 	*scene
 	idle, busy *phase
@@ -56,7 +56,7 @@ func (o *outcome) memory(what string) []string {
 	return []string{what, share(0), share(1) + " + " + share(2)}
 }
 
-// asked is how often a user asked the API server for something while nobody read.
+// asked is a user's rate of requests while no client reads.
 func (o *outcome) asked(user string) string {
 	count := 0
 	for _, times := range o.idle.requests[user] {
@@ -77,7 +77,7 @@ func (v *view) latency() string {
 
 func (v *view) holes() string { return fmt.Sprintf("%d of %d", v.lacking, len(v.took)) }
 
-// at is the value that this share of them is not above.
+// at is the value at this quantile.
 func at(values []float64, share float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -86,7 +86,7 @@ func at(values []float64, share float64) float64 {
 	return values[int(share*float64(len(values)-1))]
 }
 
-// version is that of the metrics-server that was built.
+// version is the version of the built metrics-server.
 func (s *scene) version() string {
 	info, err := buildinfo.ReadFile(s.Tool("metrics-server"))
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// points is how many a line has.
+// points is the number of points per line.
 const points = 120
 
-// Ask asks all that the dashboard's panels ask, of what was between two times. Rates are those of rateInterval.
+// Ask runs all queries of the dashboard's panels for a time range, with rates over rateInterval.
 func (d Dashboard) Ask(api prometheus.API, from, to time.Time, rateInterval time.Duration) (Answers, error) {
 	answers := Answers{map[Key]model.Matrix{}, map[Key]model.Vector{}, model.TimeFromUnixNano(from.UnixNano()), model.TimeFromUnixNano(to.UnixNano())}
 	span := prometheus.Range{Start: from, End: to, Step: max(time.Second, to.Sub(from)/points)}
@@ -54,7 +54,7 @@ func (a Answers) ask(api prometheus.API, panel Panel, target Target, span promet
 	return nil
 }
 
-// Missing are the queries to which no number was answered, each with its panel.
+// Missing are the queries without a numeric result, each with its panel.
 func (d Dashboard) Missing(answers Answers) (missing []string) {
 	for _, panel := range d.Panels {
 		for _, target := range panel.Targets {
@@ -66,7 +66,7 @@ func (d Dashboard) Missing(answers Answers) (missing []string) {
 	return missing
 }
 
-// numbers are all that was answered to a query.
+// numbers are all values of a query's result.
 func (a Answers) numbers(key Key) (all []float64) {
 	for _, sample := range a.Values[key] {
 		all = append(all, float64(sample.Value))
@@ -81,5 +81,5 @@ func (a Answers) numbers(key Key) (all []float64) {
 
 var selector = regexp.MustCompile(`\b(?:plimsoll|cpu_usage|mem_usage)_\w+(?:{[^}]*})?`)
 
-// Selectors are the series of ours that a query reads, each with its labels.
+// Selectors are the selectors of our series in a query.
 func Selectors(query string) []string { return selector.FindAllString(query, -1) }

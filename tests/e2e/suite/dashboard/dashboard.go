@@ -1,4 +1,4 @@
-// Package dashboard reads the chart's Grafana dashboard, asks what its panels ask, and draws them.
+// Package dashboard reads the chart's Grafana dashboard, runs the queries of its panels, and draws them.
 package dashboard
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Dashboard is what is read of a Grafana dashboard.
+// Dashboard has the fields of a Grafana dashboard that are used.
 type Dashboard struct {
 	Title  string
 	Panels []Panel
@@ -50,7 +50,7 @@ type Field struct {
 	}
 }
 
-// Mapping has words for values; those of type value are read.
+// Mapping maps values to text; only type value is used.
 type Mapping struct {
 	Type    string
 	Options map[string]json.RawMessage
@@ -111,7 +111,7 @@ func (p Panel) unitOf(column string) string {
 		}
 		for _, property := range override.Properties {
 			if property.ID == "unit" {
-				// What is no text is no unit.
+				// Non-text values are not units.
 				_ = json.Unmarshal(property.Value, &unit)
 			}
 		}
@@ -129,7 +129,7 @@ func (p Panel) column(refID string) string {
 	return refID
 }
 
-// said is what a panel says instead of a number, if it does.
+// said is the text that a panel shows instead of a number, if any.
 func (f Field) said(number float64) (text string, found bool) {
 	for _, mapping := range f.Mappings {
 		var said struct{ Text string }

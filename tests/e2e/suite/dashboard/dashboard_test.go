@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-func TestNumbersAreWrittenAsPeopleReadThem(t *testing.T) {
+func TestNumbersAreFormattedForPeople(t *testing.T) {
 	for want, got := range map[string]string{
 		"12.3 %": show(12.34, "percent"), "180 %": show(1.8, "percentunit"), "0": show(0, "short"), "1.5k": show(1500, "short"),
 		"90 s": show(90, "s"), "3 min": show(180, "s"), "250 ms": show(0.25, "s"), "30 µs": show(30e-6, "s"), "0 s": show(0, "s"),
@@ -24,7 +24,7 @@ func TestNumbersAreWrittenAsPeopleReadThem(t *testing.T) {
 	}
 }
 
-func TestAnAxisHoldsItsValuesInAFewSteps(t *testing.T) {
+func TestAxisCoversValuesInFewSteps(t *testing.T) {
 	zero, hundred := 0.0, 100.0
 	for _, c := range []struct {
 		low, high float64
@@ -47,7 +47,7 @@ func TestAnAxisHoldsItsValuesInAFewSteps(t *testing.T) {
 	}
 }
 
-func TestAVariableThatNobodyKnowsIsAnError(t *testing.T) {
+func TestUnknownVariableIsAnError(t *testing.T) {
 	query, err := Target{Expr: `rate(a{node=~"$node"}[$__rate_interval])`}.Query(20 * time.Second)
 	if err != nil || query != `rate(a{node=~".*"}[20s])` {
 		t.Errorf("it is %s (%v)", query, err)
@@ -57,7 +57,7 @@ func TestAVariableThatNobodyKnowsIsAnError(t *testing.T) {
 	}
 }
 
-func TestAPictureShowsWhatWasAnsweredAndSaysWhereThereIsNothing(t *testing.T) {
+func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 	one := 1.0
 	drawn := Dashboard{Panels: []Panel{
 		{ID: 1, Type: "row", Title: "A < row", GridPos: Place{0, 0, 24, 1}},
@@ -90,7 +90,7 @@ func TestAPictureShowsWhatWasAnsweredAndSaysWhereThereIsNothing(t *testing.T) {
 	if strings.Count(picture, "No data") != 1 {
 		t.Error("a panel that has data says that there is none")
 	}
-	// Nothing was heard for four seconds: the line has two parts.
+	// There is no data for four seconds: the line has two parts.
 	for _, part := range strings.Split(picture, "\n") {
 		if strings.Contains(part, `stroke-width="1.5"`) && strings.Count(part, "M") != 2 {
 			t.Errorf("the line is %s", part)
@@ -98,14 +98,14 @@ func TestAPictureShowsWhatWasAnsweredAndSaysWhereThereIsNothing(t *testing.T) {
 	}
 }
 
-func TestAQueryNamesTheSeriesThatItReads(t *testing.T) {
+func TestQueryNamesItsSeries(t *testing.T) {
 	got := strings.Join(Selectors(`max(plimsoll_a_total{b="c", d=~".*"} and on (instance) plimsoll_leader == 1) > 0.1 * rate(cpu_usage_avg_5m[5m])`), "; ")
 	if want := `plimsoll_a_total{b="c", d=~".*"}; plimsoll_leader; cpu_usage_avg_5m`; got != want {
 		t.Errorf("it reads %s", got)
 	}
 }
 
-func TestAQueryWithoutANumberIsMissing(t *testing.T) {
+func TestQueryWithoutNumberIsMissing(t *testing.T) {
 	nan := model.SampleValue(math.NaN())
 	asked := Dashboard{Panels: []Panel{{ID: 1, Title: "One", Targets: []Target{{RefID: "A", Expr: "a"}, {RefID: "B", Expr: "b"}, {RefID: "C", Expr: "c"}}}}}
 	got := asked.Missing(Answers{

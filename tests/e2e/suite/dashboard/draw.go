@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Answers are what a Prometheus said: to the queries of time series their course, to others what is so at the end.
+// Answers are the results of Prometheus: ranges for time series, instant values at the end for others.
 type Answers struct {
 	Courses map[Key]model.Matrix
 	Values  map[Key]model.Vector
@@ -162,7 +162,7 @@ func legend(format string, labels model.Metric) string {
 	return strings.Join(values, " ")
 }
 
-// course draws lines over time, and below them whose they are.
+// course draws lines over time, with a legend below.
 func (p Panel) course(at box, answers Answers) string {
 	all := p.series(answers)
 	if len(all) == 0 {
@@ -298,7 +298,7 @@ func (g graph) line(points []model.SamplePair, colour string) string {
 	return fmt.Sprintf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>`+"\n", path.String(), colour)
 }
 
-// usual is the least time between two points: that of the query.
+// usual is the smallest time between two points: the query's step.
 func usual(points []model.SamplePair) (step model.Time) {
 	for i := 1; i < len(points); i++ {
 		if between := points[i].Timestamp - points[i-1].Timestamp; step == 0 || between < step {

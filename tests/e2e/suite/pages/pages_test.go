@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestCommandsAreIndentedOrFencedAsShHeadingByHeading(t *testing.T) {
+func TestCommandsAreGroupedByHeading(t *testing.T) {
 	page := strings.ReplaceAll(`# Page
 
     first
@@ -35,7 +35,7 @@ kind: Fifth
 	}
 }
 
-func TestAFenceThatWouldHideACommandIsRefused(t *testing.T) {
+func TestFenceThatHidesACommandIsRejected(t *testing.T) {
 	for page, words := range map[string]string{
 		"~~~\nkubectl get nodes\n~~~":        "line 1: ```: a fence is sh",
 		"\n~~~bash\nkubectl get nodes\n~~~":  "line 2: ```bash: a fence is sh",
@@ -48,8 +48,8 @@ func TestAFenceThatWouldHideACommandIsRefused(t *testing.T) {
 	}
 }
 
-// TestThePagesHideNoCommand tells without a cluster what a scene would.
-func TestThePagesHideNoCommand(t *testing.T) {
+// TestDocsHideNoCommand tells without a cluster what a scene would.
+func TestDocsHideNoCommand(t *testing.T) {
 	for _, page := range []string{"README.md", "docs/install.md", "docs/migrating-from-crane.md", "docs/kubernetes.md", "docs/runbook.md", "docs/emergency-stop.md"} {
 		text, err := os.ReadFile(filepath.Join("../../../..", page))
 		if err != nil {

@@ -45,7 +45,7 @@ func CertManager(t *testing.T, kubeconfig string) {
 	launch(t, Tool(t, "cert-manager"), "--kubeconfig="+kubeconfig)
 }
 
-// Renew has cert-manager make what a Certificate asks for anew, as `cmctl renew` does. The answer tells whether it is made.
+// Renew has cert-manager make what a Certificate asks for again, as `cmctl renew` does. The answer checks whether it is made.
 func Renew(client dynamic.ResourceInterface, name string) (made func() error, err error) {
 	object, err := client.Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {

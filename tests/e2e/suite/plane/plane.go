@@ -323,13 +323,13 @@ func (p *Plane) Define(files []string) {
 // Eventually waits for a condition, and says how long it took.
 func (p *Plane) Eventually(limit time.Duration, what string, condition func() error) time.Duration {
 	p.T.Helper()
-	begun := time.Now()
+	started := time.Now()
 	for {
 		err := condition()
 		if err == nil {
-			return time.Since(begun)
+			return time.Since(started)
 		}
-		if time.Since(begun) > limit {
+		if time.Since(started) > limit {
 			p.T.Fatalf("%s: not within %s: %v", what, limit, err)
 		}
 		time.Sleep(200 * time.Millisecond)

@@ -25,7 +25,7 @@ var (
 	nodeqoss   = schema.GroupVersionResource{Group: "ensurance.crane.io", Version: "v1alpha1", Resource: "nodeqoss"}
 )
 
-// agents stand for the agents of all nodes: each measures a value that the test sets, and does what its NodeWatermark says.
+// agents simulate the agents of all nodes: each measures a value that the test sets, and follows its NodeWatermark.
 type agents struct {
 	*plane
 	lock   sync.Mutex
@@ -52,7 +52,7 @@ func (p *plane) agents() *agents {
 	return a
 }
 
-// measures sets what the agents of these nodes measure.
+// measures sets the values that the agents of these nodes measure.
 func (a *agents) measures(value func(node string) float64, nodes ...string) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
@@ -80,7 +80,7 @@ func (a *agents) round() {
 	all.Wait()
 }
 
-// evaluate does what an agent does: the taint first, then the status, and nothing where all is as before.
+// evaluate does what an agent does: first the taint, then the status, each only if it changed.
 func (a *agents) evaluate(object *unstructured.Unstructured) {
 	node := object.GetName()
 	a.lock.Lock()
@@ -129,7 +129,7 @@ func number(value any) float64 {
 	return 0
 }
 
-// taint makes the node bear our taint with this effect, or none.
+// taint sets our taint with this effect, or removes it.
 func (a *agents) taint(name, effect string) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		node, err := a.Kube.CoreV1().Nodes().Get(background, name, metav1.GetOptions{})

@@ -33,11 +33,11 @@ const (
 	// The fleet's budget in the scene, and how long it lasts.
 	allowed = 7
 	window  = 20 * time.Second
-	// More than agents are let evict.
+	// More than the budget allows.
 	victimsPerNode = 3
 )
 
-// expected are the words of refusals while the fleet's budget is spent, and while a leader is found.
+// expected are the messages of refusals while the fleet's budget is spent, and during a failover.
 var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "another eviction of the same node is in progress",
 	"the outcome of another eviction on the node is not known yet"}
 
@@ -52,26 +52,26 @@ var evicts = []string{
 		"metricRule": {"name": "cpu_total_usage", "value": 4000}}]}}`,
 }
 
-// evictors stand for the agents of the nodes: each has one pod of its node evicted after the other, as fast as it is let.
+// evictors simulate the agents of the nodes: each requests the eviction of one pod of its node after the other, as fast as allowed.
 type evictors struct {
 	lock sync.Mutex
-	// begun has when each pod began to end, cut to the second, as the API server has stamped it: also of an eviction whose answer got lost.
-	begun map[types.UID]time.Time
-	// accepted are those that somebody was told of.
+	// started has when each pod started to terminate, truncated to seconds, including evictions whose answer was lost.
+	started map[types.UID]time.Time
+	// accepted are the evictions with a received answer.
 	accepted []types.UID
-	// refusals counts them by their words.
+	// refusals counts them by message.
 	refusals map[string]int
 }
 
-// TestTheFleetsBudgetOfEvictionsHoldsOverFailovers: fifty agents ask for evictions at once, for as long as they are let; the leader is
+// TestFleetEvictionBudgetSurvivesFailovers: fifty agents request evictions at once; the leader is
 // killed twice meanwhile.
-func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
+func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 	p := installed(t)
 	nodes := p.nodes(evicting)
 	p.victims(nodes)
 	replicas := []*replica{p.begin("first"), p.begin("second")}
 	p.Apply(evicts...)
-	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
@@ -86,8 +86,8 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	until := func(what string, evictions int) {
 		t.Helper()
 		p.Eventually(3*time.Minute, what, func() error {
-			if begun := e.count(); begun < evictions {
-				return fmt.Errorf("%d are, refused: %v", begun, e.said())
+			if started := e.count(); started < evictions {
+				return fmt.Errorf("%d are, refused: %v", started, e.said())
 			}
 			return nil
 		})
@@ -112,14 +112,14 @@ func TestTheFleetsBudgetOfEvictionsHoldsOverFailovers(t *testing.T) {
 	}
 }
 
-// TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes: an edit comes between what the agent enforces and what it asks.
-func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *testing.T) {
+// TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules: a policy edit arrives between the agent's decision and its request.
+func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	p := installed(t)
 	node := p.nodes(1)[0]
 	p.victims([]string{node})
 	a := p.agentOf(node, []*replica{p.begin("only")})
 	p.Apply(evicts...)
-	e := &evictors{begun: map[types.UID]time.Time{}, refusals: map[string]int{}}
+	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	older := ""
 	p.Eventually(time.Minute, "the node has rules", func() (err error) {
@@ -152,7 +152,7 @@ func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *
 	})
 	for range 3 {
 		said, err := a.ask(background, a.wish(pod, older))
-		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "other rules") {
+		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "the node's rules have changed") {
 			t.Errorf("with the older rules it is answered %+v (%v)", said, err)
 		}
 	}
@@ -161,14 +161,14 @@ func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *
 	}
 	var wish report.Eviction
 	p.Eventually(time.Minute, "the pod is evicted by the new rules", func() error {
-		wish = a.wish(pod, newer) // which the leader may see a moment later than others
+		wish = a.wish(pod, newer) // the leader may see the new rules a moment later
 		said, err := a.ask(background, wish)
 		if err == nil && said.Result != "accepted" {
 			err = fmt.Errorf("it is answered %+v", said)
 		}
 		return err
 	})
-	// The same request once more, as after an answer that was lost.
+	// The same request again, as after a lost answer.
 	if said, err := a.ask(background, wish); err != nil || said.Result != "accepted" {
 		t.Errorf("asked again it is answered %+v (%v)", said, err)
 	}
@@ -180,7 +180,7 @@ func TestAnAgentWithOlderRulesIsRefusedAndHasItsPodEvictedOnceWithTheNewOnes(t *
 	})
 }
 
-// watch has every pod that begins to end noted, until the test ends.
+// watch records every pod that starts to terminate, until the test ends.
 func (e *evictors) watch(p *plane) {
 	p.T.Helper()
 	factory := informers.NewSharedInformerFactoryWithOptions(p.Kube, 0, informers.WithNamespace("default"),
@@ -190,12 +190,12 @@ func (e *evictors) watch(p *plane) {
 		if !is || pod.DeletionTimestamp == nil {
 			return
 		}
-		// It says until when the pod is left time.
+		// The deletion timestamp includes the grace period.
 		grace := time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second
 		e.lock.Lock()
 		defer e.lock.Unlock()
-		if _, known := e.begun[pod.UID]; !known {
-			e.begun[pod.UID] = pod.DeletionTimestamp.Add(-grace)
+		if _, known := e.started[pod.UID]; !known {
+			e.started[pod.UID] = pod.DeletionTimestamp.Add(-grace)
 		}
 	}
 	pods := factory.Core().V1().Pods().Informer()
@@ -212,7 +212,7 @@ func (e *evictors) watch(p *plane) {
 	}
 }
 
-// misses says which pods end, or are gone, and were not seen beginning to.
+// misses returns the terminating or deleted pods that watch did not record.
 func (e *evictors) misses(p *plane) error {
 	list, err := p.Kube.CoreV1().Pods("default").List(background, metav1.ListOptions{LabelSelector: "app=victim"})
 	if err != nil {
@@ -226,24 +226,24 @@ func (e *evictors) misses(p *plane) error {
 	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if ended := evicting*victimsPerNode - running; ended != len(e.begun) {
-		return fmt.Errorf("%d of %d were seen", len(e.begun), ended)
+	if ended := evicting*victimsPerNode - running; ended != len(e.started) {
+		return fmt.Errorf("%d of %d were seen", len(e.started), ended)
 	}
 	for _, uid := range e.accepted {
-		if _, seen := e.begun[uid]; !seen {
+		if _, seen := e.started[uid]; !seen {
 			return fmt.Errorf("%s was evicted, as its agent was told, and does not end", uid)
 		}
 	}
 	return nil
 }
 
-// holds fails the test where more pods began to end within a window than the budget allows.
+// holds fails the test if more pods started to terminate within a window than the budget allows.
 func (e *evictors) holds(t *testing.T) {
 	t.Helper()
-	begun := slices.SortedFunc(maps.Values(e.begun), time.Time.Compare)
-	for index := range max(0, len(begun)-allowed) {
-		// However far apart they were, they were less far than this: both are cut to the second.
-		if most := begun[index+allowed].Sub(begun[index]) + time.Second; most <= window {
+	started := slices.SortedFunc(maps.Values(e.started), time.Time.Compare)
+	for index := range max(0, len(started)-allowed) {
+		// An upper bound: both times are truncated to seconds.
+		if most := started[index+allowed].Sub(started[index]) + time.Second; most <= window {
 			t.Errorf("evictions %d to %d began within %s: %d are allowed in %s", index, index+allowed, most, allowed, window)
 		}
 	}
@@ -252,7 +252,7 @@ func (e *evictors) holds(t *testing.T) {
 func (e *evictors) count() int {
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	return len(e.begun)
+	return len(e.started)
 }
 
 func (e *evictors) said() string {
@@ -261,7 +261,7 @@ func (e *evictors) said() string {
 	return fmt.Sprint(e.refusals)
 }
 
-// act has the pods of a node evicted, one after the other.
+// act requests the eviction of a node's pods, one after the other.
 func (e *evictors) act(running context.Context, a *evictor) {
 	pods := a.Kube.CoreV1().Pods("default")
 	for running.Err() == nil {
@@ -291,7 +291,7 @@ func (e *evictors) evict(running context.Context, a *evictor, pod *corev1.Pod) {
 	switch {
 	case errors.Is(err, report.NotLeading):
 		e.refusals["no replica leads"]++
-	case err != nil: // whoever was killed has no answer
+	case err != nil: // a killed leader does not answer
 	case said.Result == "accepted":
 		e.accepted = append(e.accepted, pod.UID)
 	case said.Result != "gone" && said.Result != "terminating":
@@ -307,7 +307,7 @@ type evictor struct {
 	replicas    []*report.Connection
 }
 
-// agentOf asks these replicas with the token of the agent on a node.
+// agentOf is a client of these replicas with the token of a node's agent.
 func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 	p.T.Helper()
 	signer, err := report.NewSigner(p.SigningKey())
@@ -324,7 +324,7 @@ func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 	return a
 }
 
-// haveTheRule waits until the controller has given all of their nodes the rule, and the PodQOS that lets it evict: they come one by one.
+// haveTheRule waits until all of their NodeWatermarks have the rule and the PodQOS, which arrive one by one.
 func haveTheRule(p *shared.Plane, agents []*evictor) {
 	p.T.Helper()
 	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
@@ -341,7 +341,7 @@ func haveTheRule(p *shared.Plane, agents []*evictor) {
 	})
 }
 
-// hash is that of the rules which the controller has given the node.
+// hash is the hash of the node's rules.
 func (a *evictor) hash() (string, error) {
 	object, err := a.Objects.Resource(watermarks).Get(background, a.node, metav1.GetOptions{})
 	if err != nil {
@@ -357,14 +357,14 @@ func (a *evictor) wish(pod *corev1.Pod, hash string) report.Eviction {
 	return report.Eviction{BootID: "boot-" + a.node, Sequence: a.sequence, Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Rule: "busy/cpu", Hash: hash}
 }
 
-// ask asks one replica after the other until one answers that leads: the same request is carried out once.
+// ask sends the request to one replica after the other until the leader answers: the request is idempotent.
 func (a *evictor) ask(running context.Context, wish report.Eviction) (said report.Verdict, err error) {
 	for _, to := range a.replicas {
 		var failed error
 		if said, failed = to.Evict(running, a.token, wish); failed == nil {
 			return said, nil
 		}
-		// It is not known of a replica that is gone whether it leads.
+		// A replica that is gone may have been the leader.
 		if err == nil || errors.Is(err, report.NotLeading) {
 			err = failed
 		}
@@ -372,7 +372,7 @@ func (a *evictor) ask(running context.Context, wish report.Eviction) (said repor
 	return said, err
 }
 
-// installed is a plane with what the chart installs, but for the API of NodeMetrics: evictions do without.
+// installed is a plane with the chart's objects, except the NodeMetrics API, which evictions do not need.
 func installed(t *testing.T) *plane {
 	p := &plane{Plane: shared.Start(t, []string{"--max-requests-inflight=800", "--max-mutating-requests-inflight=400"})}
 	p.Run("kwok", "--kubeconfig="+p.Kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=200")
@@ -387,7 +387,7 @@ func installed(t *testing.T) *plane {
 	return p
 }
 
-// ownToken is one of the controller's account that is bound to a pod, as a kubelet asks for it: by another the controller may not evict.
+// ownToken is a token of the controller's account bound to a pod, as a kubelet requests it: only such a token may evict.
 func (p *plane) ownToken(name string) string {
 	p.T.Helper()
 	const account = "plimsoll-controller"
@@ -407,7 +407,7 @@ func (p *plane) ownToken(name string) string {
 	return token.Status.Token
 }
 
-// begin starts a replica of the controller that evicts for agents, with the rights of the chart.
+// begin starts a replica of the controller with the chart's permissions.
 func (p *plane) begin(name string) *replica {
 	r := &replica{metrics: shared.FreePort(p.T), reports: shared.FreePort(p.T)}
 	args := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--report-listen", fmt.Sprintf("127.0.0.1:%d", r.reports), "--pod-ip=127.0.0.1",
@@ -433,7 +433,7 @@ func (p *plane) leaderOf(replicas []*replica) (leader *replica) {
 	return leader
 }
 
-// victims makes pods that agents may evict, more on each node than they are let.
+// victims creates pods that agents may evict, more per node than the budget allows.
 func (p *plane) victims(nodes []string) {
 	p.T.Helper()
 	for _, node := range nodes {

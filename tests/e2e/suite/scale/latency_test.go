@@ -20,12 +20,12 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// So many evictions are asked for in a phase at most, and in a second: far more than budgets usually let.
+// The maximum number of evictions per phase and per second: far more than usual budgets allow.
 const timedEvictions, aSecond = 500, 2
 
-// TestInAFleetThatReportsAnEvictionIsQuick: while all agents report, some of them ask for evictions. What is measured is the time from the
-// request, which an agent sends right after its decision, to the answer that the API server has taken the Eviction.
-func TestInAFleetThatReportsAnEvictionIsQuick(t *testing.T) {
+// TestFleetEvictionIsFastWhileAgentsReport: while all agents report, some of them request evictions. It measures the time from the
+// request, which an agent sends right after its decision, to the answer that the API server has accepted the Eviction.
+func TestFleetEvictionIsFastWhileAgentsReport(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
 	f.Apply(strings.Replace(evicts[2], `"selector": {}`, `"selector": {"matchLabels": {"evicts": "true"}}`, 1), evicts[0], evicts[1])
@@ -50,7 +50,7 @@ func TestInAFleetThatReportsAnEvictionIsQuick(t *testing.T) {
 	p.holds(t, "p99 from a decision to its Eviction, in ms", quantile(took, 0.99), 100, agents == size)
 }
 
-// evictors are agents that ask for evictions, once all of their nodes have rules. Each has a connection of its own to every replica.
+// evictors are agents that request evictions, once all of their nodes have rules. Each has its own connection to every replica.
 func (f *fleet) evictors() (all []*evictor) {
 	f.T.Helper()
 	signer, err := report.NewSigner(f.SigningKey())
@@ -71,7 +71,7 @@ func (f *fleet) evictors() (all []*evictor) {
 	return all
 }
 
-// victims makes pods that run, as their kubelets would say, on the nodes of those that ask.
+// victims creates running pods on the nodes of the evictors.
 func (f *fleet) victims(count int) {
 	f.T.Helper()
 	running, err := json.Marshal(map[string]any{"status": map[string]any{"phase": "Running"}})
@@ -103,14 +103,14 @@ func (f *fleet) victims(count int) {
 
 func victimOf(index int) string { return fmt.Sprintf("victim-%04d", index) }
 
-// evicts has so many pods evicted, evenly over so long, and says how long each took, in milliseconds, that was accepted.
+// evicts requests this many evictions, spread evenly, and returns the latency of each accepted one in milliseconds.
 func (f *fleet) evicts(evictors []*evictor, count int, length time.Duration) (took []float64) {
 	var lock sync.Mutex
 	busy := make([]sync.Mutex, len(evictors))
 	var all sync.WaitGroup
-	begun := time.Now()
+	started := time.Now()
 	for index := range count {
-		time.Sleep(time.Until(begun.Add(length * time.Duration(index) / time.Duration(count))))
+		time.Sleep(time.Until(started.Add(length * time.Duration(index) / time.Duration(count))))
 		all.Go(func() {
 			busy[index%len(evictors)].Lock()
 			defer busy[index%len(evictors)].Unlock()
@@ -128,8 +128,8 @@ func (f *fleet) evicts(evictors []*evictor, count int, length time.Duration) (to
 	return took
 }
 
-// reported sends a report by each connection, as an agent has before it asks: those by which none comes are closed. It is an older one than the
-// fleet's own, and so is not kept.
+// reported sends a report over each connection, since connections without reports are closed. It is older than the
+// fleet's own, and so is not stored.
 func (f *fleet) reported(running context.Context, a *evictor) {
 	var index int
 	fmt.Sscanf(a.node, "node%d", &index)
@@ -141,7 +141,7 @@ func (f *fleet) reported(running context.Context, a *evictor) {
 	}
 }
 
-// timed has one pod evicted, whose kubelet then ends it.
+// timed evicts one pod, and then deletes it as its kubelet would.
 func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
 	waiting, end := context.WithTimeout(background, 30*time.Second)
 	defer end()

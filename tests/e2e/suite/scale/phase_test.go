@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// So many agents are in one process: each has a connection to every replica, and often 20 000 files may be open.
+	// The number of agents in one process: each has a connection to every replica, and the usual limit is 20 000 open files.
 	most = 7500
-	// So many agents begin in a second: each connects to every replica, on a machine that all share.
+	// The number of agents started per second: each connects to every replica, on a shared machine.
 	begin = 250
 	// Between two gets of one node.
 	getting = 100 * time.Millisecond
-	// The largest time that a replica's histogram tells and that is below a bar of 10 ms.
+	// The largest histogram bucket below the limit of 10 ms.
 	quick = "0.0032"
 )
 
@@ -56,7 +56,7 @@ type phase struct {
 	absent        int
 }
 
-// quantile is the value that so large a share of all is not above.
+// quantile is the value at this quantile.
 func quantile(values []float64, share float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -87,7 +87,7 @@ func (p *phase) String() string {
 	return strings.Join(lines, "\n        ")
 }
 
-// holds fails the test where a bar is missed. A bar that is not for this size, or for so short a phase, is only told.
+// holds fails the test if a limit is exceeded. A limit for another size or a longer phase is only logged.
 func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool) {
 	t.Helper()
 	t.Logf("%s: %s: %.4g (bar: %g)", p.name, what, value, most)
@@ -96,7 +96,7 @@ func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool
 	}
 }
 
-// phase lets the fleet run for so long; in the middle of it the leader may be killed.
+// phase measures the fleet for this long; the leader may be killed in the middle.
 func (f *fleet) phase(name string, length time.Duration, reach []string, flags ...string) *phase {
 	p := &phase{name: name, codes: map[string]int{}, fleet: f}
 	kill := flags[len(flags)-1] == "kill"
@@ -144,14 +144,13 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 	return p
 }
 
-// settled is within what time all agents begin, and when their first rounds are over: the first connects, and the second says that the Leases
-// are relaxed.
+// settled is the time until all agents have started and finished two rounds: the first connects, and the second relaxes the Leases.
 func (f *fleet) settled() (within, settled time.Duration) {
 	within = max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
 	return within, within + 15*time.Second
 }
 
-// usage is what was used at a time.
+// usage is the resource usage at a point in time.
 type usage struct {
 	at            time.Time
 	replicas      []float64 // CPU time in seconds
@@ -184,7 +183,7 @@ func (f *fleet) used(loads []*exec.Cmd) usage {
 	return now
 }
 
-// take notes what was used between two times; a replica that was killed has another one's place.
+// take records the usage between two times; the replacement of a killed replica takes its place.
 func (p *phase) take(before, after usage, killed bool) {
 	took := after.at.Sub(before.at).Seconds()
 	for index, used := range after.replicas {
@@ -206,7 +205,7 @@ func (p *phase) take(before, after usage, killed bool) {
 	}
 }
 
-// read takes what the agents print, once they have settled.
+// read collects the agents' output, once they have settled.
 func (p *phase) read(out io.Reader, settled time.Duration) {
 	seconds, renewals, bytes := 0, 0, 0
 	lines := bufio.NewScanner(out)
@@ -250,13 +249,13 @@ type metrics struct {
 	}
 }
 
-// ask does as clients do: it gets one node again and again, and all of them now and then, from one replica after the other.
+// ask acts as a client: it gets single nodes continuously and lists all of them occasionally, from alternating replicas.
 func (f *fleet) ask(p *phase, until time.Time) {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	shown, listed := time.Now(), time.Time{}
 	var leader *replica
 	for count := 0; time.Now().Before(until); count++ {
-		// A replica may be taken away meanwhile.
+		// A replica may be removed meanwhile.
 		replicas := f.known()
 		r := replicas[count%len(replicas)]
 		path := fmt.Sprintf("https://%s:%d/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", r.address, r.api)
@@ -312,11 +311,11 @@ func (p *phase) judge(list metrics) {
 	}
 }
 
-// timed fetches, and says how long that took in milliseconds.
+// timed fetches a URL and returns the latency in milliseconds.
 func timed(client *http.Client, path string) (float64, []byte, error) {
-	begun := time.Now()
+	started := time.Now()
 	content, err := fetch(client, path)
-	return float64(time.Since(begun).Microseconds()) / 1000, content, err
+	return float64(time.Since(started).Microseconds()) / 1000, content, err
 }
 
 func fetch(client *http.Client, path string) ([]byte, error) {

@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package scale shows what the controller does with many nodes. Nodes and their pods are simulated by kwok and their agents by
+// Package scale tests the controller with many nodes. Nodes and their pods are simulated by kwok and their agents by
 // this test, on an etcd, an API server and a controller that are real: no kubelet is needed, so that it runs without root.
 package scale
 

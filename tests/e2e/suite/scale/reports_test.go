@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// What a client that asks again and again is shown after a leader was killed, at the latest.
+	// The longest time until a polling client gets new data after a leader was killed.
 	failover = 10 * time.Second
 )
 
-// setting is a number that the environment may set.
+// setting is a number from the environment, or its default.
 func setting[T any](t *testing.T, name string, parse func(string) (T, error), usual T) T {
 	text := os.Getenv(name)
 	if text == "" {
@@ -43,7 +43,7 @@ func (r *replica) ready() error {
 	return err
 }
 
-// A fleet is many agents, in a process of their own, and two replicas of the controller to which they report.
+// A fleet is many agents in their own processes, and two replicas of the controller to which they report.
 type fleet struct {
 	*shared.Plane
 	agents   int
@@ -52,7 +52,7 @@ type fleet struct {
 	program  string
 }
 
-// A replica is a controller on an address of its own.
+// A replica is a controller on its own address.
 type replica struct {
 	*shared.Process
 	address               string
@@ -64,15 +64,15 @@ func (r *replica) leads() bool {
 	return err == nil && leads > 0
 }
 
-// size is that of the cluster for which the bars are; a larger fleet shows what there is room for.
+// size is the cluster size that the limits are for; larger fleets only show the headroom.
 const size = 5000
 
-// TestAFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
-func TestAFleetReportsDirectly(t *testing.T) {
+// TestFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
+func TestFleetReportsDirectly(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
 	t.Logf("%d agents, a report each %s to each of two replicas, each phase %s, %d CPUs for all of it", agents, interval, length, runtime.NumCPU())
-	// Without reports a larger fleet writes more Leases than an API server on one machine takes.
+	// Without reports a larger fleet would write more Leases than an API server on one machine can handle.
 	if agents <= size {
 		t.Log(f.phase("Leases only", length, reach, "--reports=false"))
 	}
@@ -104,7 +104,7 @@ func TestAFleetReportsDirectly(t *testing.T) {
 	}
 }
 
-// sizes are how many agents there are, how long a phase is, and how often each agent reports.
+// sizes are the number of agents, the length of a phase and the report interval.
 func sizes(t *testing.T) (agents int, length, interval time.Duration) {
 	agents = setting(t, "PLIMSOLL_SCALE_AGENTS", strconv.Atoi, 500)
 	length = setting(t, "PLIMSOLL_SCALE_FOR", time.ParseDuration, 40*time.Second)
@@ -112,7 +112,7 @@ func sizes(t *testing.T) (agents int, length, interval time.Duration) {
 	return agents, length, interval
 }
 
-// newFleet starts two replicas of the controller beside the nodes of so many agents, and says how these reach them.
+// newFleet starts two replicas of the controller and creates the nodes of the agents.
 func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach []string) {
 	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}, slowUser), agents: agents}
 	f.program = f.BuildLoad()
@@ -132,7 +132,7 @@ func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach
 	return f, reach
 }
 
-// account is how agents reach the API server: as one of many clients, who have to wait while it has too much to do.
+// account is the agents' kubeconfig: subject to priority and fairness like other clients.
 func (f *fleet) account() string {
 	lasts := int64(4 * time.Hour / time.Second)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &lasts}}
@@ -143,7 +143,7 @@ func (f *fleet) account() string {
 	return f.KubeconfigBy("agents", token.Status.Token)
 }
 
-// calm says whether a replica leads and has written what new nodes need.
+// calm returns an error unless a replica leads and has written all NodeWatermarks.
 func (f *fleet) calm() error {
 	leader := f.leader()
 	if leader == nil {
@@ -190,7 +190,7 @@ func (f *fleet) begin(index int) {
 	f.replicas = append(f.replicas, r)
 }
 
-// known are the replicas that there are now.
+// known are the current replicas.
 func (f *fleet) known() []*replica {
 	f.lock.Lock()
 	defer f.lock.Unlock()
@@ -206,7 +206,7 @@ func (f *fleet) leader() *replica {
 	return nil
 }
 
-// announce tells the agents which replicas there are, as a Service's endpoints do.
+// announce publishes the current replicas to the agents, as a Service's endpoints do.
 func (f *fleet) announce() {
 	addresses := []string{}
 	for _, r := range f.replicas {
@@ -215,7 +215,7 @@ func (f *fleet) announce() {
 	f.Announce(addresses...)
 }
 
-// replace kills the leader, and begins another replica as a Deployment does.
+// replace kills the leader and starts another replica, as a Deployment does.
 func (f *fleet) replace() {
 	leader := f.leader()
 	if leader == nil {

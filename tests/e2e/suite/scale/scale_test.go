@@ -19,7 +19,7 @@ func quantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 const closes = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
 
-// policy closes nodes above a mark; pool is a label's value, or empty for all nodes.
+// policy closes nodes above a threshold; pool is a label's value, or empty for all nodes.
 func policy(name, pool string, mark int, immediate bool) string {
 	selector, annotations := "{}", "{}"
 	if pool != "" {
@@ -33,7 +33,7 @@ func policy(name, pool string, mark int, immediate bool) string {
 		name, annotations, selector, mark)
 }
 
-// effects gives the nodes by the effect of our taint.
+// effects are the nodes by the effect of our taint.
 func (p *plane) effects() map[string][]string {
 	nodes, err := p.Kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
 	if err != nil {
@@ -47,7 +47,7 @@ func (p *plane) effects() map[string][]string {
 	return effects
 }
 
-// marks counts the nodes by the mark of their first rule.
+// marks counts the nodes by the threshold of their first rule.
 func (p *plane) marks() map[float64]int {
 	list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -65,7 +65,7 @@ func (p *plane) marks() map[float64]int {
 	return marks
 }
 
-// allKeep waits until all agents say that they keep what their nodes are to keep: only such nodes try an edit first.
+// allKeep waits until all agents have acknowledged their rules: only such nodes can be canaries.
 func (p *plane) allKeep(limit time.Duration, nodes int) {
 	p.T.Helper()
 	p.Eventually(limit, "all agents keep what they are to keep", func() error {
@@ -90,7 +90,7 @@ func (p *plane) allKeep(limit time.Duration, nodes int) {
 
 func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
 	p.T.Helper()
-	return p.Eventually(limit, fmt.Sprintf("all nodes have the mark %d", mark), func() error {
+	return p.Eventually(limit, fmt.Sprintf("all nodes have the threshold %d", mark), func() error {
 		if marks := p.marks(); marks[float64(mark)] < nodes {
 			return fmt.Errorf("nodes by mark: %v", marks)
 		}
@@ -98,9 +98,9 @@ func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
 	})
 }
 
-// TestNoMoreNodesAreClosedThanTheCap: twenty nodes are over their mark at once; six stay closed, those most over it, and fourteen
-// get a taint that only asks for others to be preferred.
-func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
+// TestMaxUnschedulableIsNotExceeded: twenty nodes exceed their threshold at once; the six that exceed it most stay closed, and fourteen
+// get PreferNoSchedule instead.
+func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
@@ -108,19 +108,19 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 	p.reachAll(30*time.Second, 4000, 20)
 	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
 	agents.measures(over, nodes...)
-	begun := time.Now()
+	started := time.Now()
 	tooMany := time.Duration(0)
 	settled := p.Eventually(time.Minute, "six are closed", func() error {
 		effects := p.effects()
 		if len(effects["NoSchedule"]) > 6 {
-			tooMany = time.Since(begun)
+			tooMany = time.Since(started)
 		}
 		if len(effects["NoSchedule"]) != 6 || len(effects["PreferNoSchedule"]) != 14 {
 			return fmt.Errorf("%v", effects)
 		}
 		return nil
 	})
-	// Agents that are real say within a second that they close their node.
+	// Real agents report within a second that they close their node.
 	if tooMany > 3*time.Second {
 		t.Errorf("more than six were closed until %s after the breach", tooMany.Round(time.Millisecond))
 	}
@@ -149,8 +149,8 @@ func TestNoMoreNodesAreClosedThanTheCap(t *testing.T) {
 	})
 }
 
-// TestABadTighteningEditStopsAtItsCanary: the canary acts since it has the edit; nineteen nodes never get it.
-func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
+// TestTighteningEditStopsAtCanaryThatActs: the canary starts to act; nineteen nodes never get the edit.
+func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
@@ -180,7 +180,7 @@ func TestABadTighteningEditStopsAtItsCanary(t *testing.T) {
 	}
 }
 
-// versions gives the resource version of each object that the controller writes.
+// versions are the resource versions of the objects that the controller writes.
 func (p *plane) versions() map[string]string {
 	versions := map[string]string{}
 	for _, kind := range []string{"nodewatermarks", "nodeqoss", "podqoss", "avoidanceactions"} {
@@ -193,9 +193,9 @@ func (p *plane) versions() map[string]string {
 	return versions
 }
 
-// TestAThousandNodesAndFiftyPolicies: an edit that tightens reaches all nodes in the time that its roll-out allows (a minute with ten
+// TestThousandNodesAndFiftyPolicies: a tightening edit reaches all nodes in the time of its roll-out (a minute with ten
 // canaries, then a hundred nodes a second), and then nothing is written any more.
-func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
+func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	p := start(t)
 	const count = 1000
 	nodes := p.nodes(count)
@@ -216,7 +216,7 @@ func TestAThousandNodesAndFiftyPolicies(t *testing.T) {
 	p.allKeep(2*time.Minute, count)
 	p.Apply(policy("all", "", 6000, false))
 	edit := p.reachAll(2*time.Minute, 6000, count)
-	// A machine that could not write all of them within ten seconds before can't now.
+	// Scale by the time that the first writes took on this machine.
 	most := time.Minute + max(10*time.Second, first) + 15*time.Second
 	if edit < time.Minute || edit > most {
 		t.Errorf("the edit took %s: a minute with the canaries, and up to %s in all, are expected", edit, most)

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-func TestAnAmountTellsHowOldItIs(t *testing.T) {
+func TestAmountEncodesItsAge(t *testing.T) {
 	for _, now := range []time.Time{
 		time.UnixMilli(1_800_000_123_456),
-		// The amount begins anew between the two.
+		// The amount begins again between the two.
 		time.UnixMilli(1_800_000_000_004),
 	} {
 		for _, age := range []time.Duration{0, 9 * time.Millisecond, 16 * time.Second, -2 * time.Second} {
@@ -19,7 +19,7 @@ func TestAnAmountTellsHowOldItIs(t *testing.T) {
 	}
 }
 
-func TestAnotherAmountTellsNothing(t *testing.T) {
+func TestOtherAmountHasNoAge(t *testing.T) {
 	for _, amount := range []int64{0, 16<<30 - 1, 32 << 30} {
 		if age, err := Age(amount, time.Now()); err == nil {
 			t.Errorf("%d bytes are told to be %s old", amount, age)

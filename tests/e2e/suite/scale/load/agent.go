@@ -56,7 +56,7 @@ func (a *agent) run(running context.Context, at time.Time, interval time.Duratio
 	}
 }
 
-// report sends one report to every replica; answers are not waited for.
+// report sends one report to every replica, without waiting for the answers.
 func (a *agent) report(running context.Context, at time.Time) {
 	a.sequence++
 	body := a.body(at)
@@ -85,7 +85,7 @@ type pod struct {
 	Memory    string `json:"memory"`
 }
 
-// body is a report as an agent of a busy node sends it. The memory in use tells when it was measured.
+// body is a report like that of a busy node's agent. The memory in use encodes when it was measured.
 func (a *agent) body(at time.Time) []byte {
 	cpu := 500 + rand.IntN(7000)
 	pods := make([]pod, 10)

@@ -43,7 +43,7 @@ func newLeases(options options) (*leases, error) {
 	return &leases{client.CoordinationV1().Leases(options.leases)}, nil
 }
 
-// A lease is one agent's heartbeat. It is renewed as agents do: by a PUT of the object that was answered last.
+// A lease is one agent's heartbeat. Like agents do, it is renewed by a PUT of the last returned object.
 type lease struct {
 	leases  *leases
 	node    string
@@ -53,8 +53,8 @@ type lease struct {
 	known   *coordinationv1.Lease
 }
 
-// isDue says whether it is to be renewed now, and if so, when the next time will be. The first is at once. Where agents
-// begin to renew seldom, chance spreads them over the whole interval.
+// isDue reports whether to renew now, and schedules the next renewal. The first is due at once. When agents
+// switch to the long interval, a random delay spreads them over it.
 func (l *lease) isDue(at time.Time, relaxed bool) bool {
 	since := at.Sub(l.renewed)
 	if since < usual || relaxed && since < l.pause {
@@ -84,7 +84,7 @@ func (l *lease) renew(running context.Context, at time.Time, relaxed bool, tally
 	}
 }
 
-// write gives the number of bytes that were sent.
+// write returns the number of bytes sent.
 func (l *lease) write(waiting context.Context, relaxed bool) (int, error) {
 	if l.known == nil {
 		found, err := l.leases.api.Get(waiting, l.node, metav1.GetOptions{})

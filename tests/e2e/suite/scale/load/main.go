@@ -1,6 +1,6 @@
-// Command load stands for the agents of many nodes: each reports to every replica of the controller over a connection of its
-// own, and renews its Lease, at times that were fixed before it began, whatever the answers take (an open loop: what a
-// replica is late with is seen as latency, not as fewer requests). Once a second it prints what was answered, as JSON lines.
+// Command load simulates the agents of many nodes: each reports to every replica of the controller over its
+// own connection, and renews its Lease, at fixed times, however long the answers take (an open loop: delays of a
+// replica show up as latency, not as fewer requests). Once a second it prints the results as a JSON line.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run(options options) error {
 		defer end()
 	}
 	allowConnections(options.nodes)
-	// It shares the machine with what it measures: rather more memory than more collections.
+	// It shares the machine with what it measures, so trade memory for fewer garbage collections.
 	debug.SetGCPercent(400)
 	sender, err := newSender(options)
 	if err != nil {
@@ -69,9 +69,9 @@ func run(options options) error {
 	}
 	tally := &tally{}
 	var all sync.WaitGroup
-	begun := time.Now()
+	started := time.Now()
 	for index := options.first; index < options.first+options.nodes; index++ {
-		first := begun.Add(time.Duration(rand.Int64N(int64(options.begin))))
+		first := started.Add(time.Duration(rand.Int64N(int64(options.begin))))
 		agent, err := newAgent(options, index, sender, leases, tally)
 		if err != nil {
 			return err
@@ -85,14 +85,14 @@ func run(options options) error {
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		tally.print(running, begun)
+		tally.print(running, started)
 	}()
 	<-running.Done()
 	all.Wait()
 	return nil
 }
 
-// allowConnections lets as many be open as the agents need, where that is allowed.
+// allowConnections raises the limit of open files as needed, if allowed.
 func allowConnections(nodes int) {
 	limit := syscall.Rlimit{}
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
@@ -106,13 +106,13 @@ func allowConnections(nodes int) {
 	}
 }
 
-// tally is what was answered since it was printed last.
+// tally has the results since the last line.
 type tally struct {
 	lock sync.Mutex
 	line line
 }
 
-// A line is what is printed each second.
+// A line is the output of one second.
 type line struct {
 	Second     int            `json:"second"`
 	Codes      map[string]int `json:"codes"`
@@ -129,7 +129,7 @@ func (t *tally) sent(size int) {
 	t.line.Largest = max(t.line.Largest, size)
 }
 
-// answered counts an answer; one that took no time is none of a report.
+// answered counts an answer; a latency of zero means that it was not for a report.
 func (t *tally) answered(what string, took time.Duration) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
@@ -150,7 +150,7 @@ func (t *tally) renewed(size int, took time.Duration) {
 	t.line.Renewed = append(t.line.Renewed, took.Microseconds())
 }
 
-func (t *tally) print(running context.Context, begun time.Time) {
+func (t *tally) print(running context.Context, started time.Time) {
 	out := bufio.NewWriter(os.Stdout)
 	ticks := time.NewTicker(time.Second)
 	defer ticks.Stop()
@@ -163,7 +163,7 @@ func (t *tally) print(running context.Context, begun time.Time) {
 		now := t.line
 		t.line = line{}
 		t.lock.Unlock()
-		now.Second = int(time.Since(begun).Seconds())
+		now.Second = int(time.Since(started).Seconds())
 		json.NewEncoder(out).Encode(now)
 		out.Flush()
 	}

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// tally is what an agent has asked of the API server, and told, up to a moment.
+// tally has an agent's counts of API requests and events at a point in time.
 type tally struct {
 	requests, events float64
 	at               time.Time
 }
 
-// count reads it from the agent's own metrics.
+// count reads it from the agent's metrics.
 func count(t *testing.T, node string) *tally {
 	t.Helper()
 	now := &tally{at: time.Now()}
@@ -29,15 +29,15 @@ func count(t *testing.T, node string) *tally {
 	return now
 }
 
-// forget makes it that of an agent that is only about to start.
-func (c *tally) forget() { c.requests, c.events = 0, 0 }
+// reset zeroes the counts, for an agent that is about to start.
+func (c *tally) reset() { c.requests, c.events = 0, 0 }
 
-// check tells whether the agent has asked for no more since then than one does that waits as it should, and this much for what
+// check fails the test if the agent has sent more requests since then than its retry intervals allow, plus forChanges for what
 // happened on the node meanwhile.
 //
-// However long the API server or the controller is away: Lease, status, taint and the event at hand are each tried every ten seconds at
+// During an outage Lease, status, taint and the current event are each retried every ten seconds at
 // most, and each of five watches (Node, NodeWatermark, pods, emergency stop, replicas of the controller) every fifteen: the time that
-// a call may take. That is 4/10 + 5/15 < 3/4 a second. To begin with, or to catch up: a list and a watch of each, the Lease read
+// a call may take. That is 4/10 + 5/15 < 3/4 a second. To start or to catch up: a list and a watch of each, the Lease read
 // and written, the status, the taint's two writes: less than 20.
 func (c *tally) check(t *testing.T, node string, forChanges, mostEvents float64) {
 	t.Helper()
@@ -45,12 +45,12 @@ func (c *tally) check(t *testing.T, node string, forChanges, mostEvents float64)
 	took := now.at.Sub(c.at)
 	requests, events := now.requests-c.requests, now.events-c.events
 	t.Logf("%s: %.0f requests and %.0f events in %.0f s", node, requests, events, took.Seconds())
-	// Its Lease is renewed every minute; below zero it is another agent that counts.
+	// The Lease is renewed every minute; a negative difference means that the agent was restarted.
 	counts := requests > 0 || requests == 0 && took <= time.Minute
 	if most := took.Seconds()*3/4 + 20 + forChanges; requests > most || !counts {
-		t.Errorf("the agent of %s has asked for %.0f things in %s: at most %.0f are to be expected", node, requests, took, most)
+		t.Errorf("the agent of %s has sent %.0f requests in %s: at most %.0f are expected", node, requests, took, most)
 	}
 	if events > mostEvents {
-		t.Errorf("the agent of %s has told of %.0f things in %s: at most %.0f are to be expected", node, events, took, mostEvents)
+		t.Errorf("the agent of %s has written %.0f events in %s: at most %.0f are expected", node, events, took, mostEvents)
 	}
 }

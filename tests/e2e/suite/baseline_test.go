@@ -41,22 +41,22 @@ func records(text string) (records []record, err error) {
 	return records, nil
 }
 
-// leastMillicores is what the least quota that the kernel takes, 1 ms of 100, lets a pod use.
+// leastMillicores is the CPU of the smallest quota that the kernel accepts, 1 ms of 100 ms.
 const leastMillicores = 10
 
-// oracle holds what the pods of a scene were before, and judges what they are later.
-type oracle struct {
+// baseline is the state of a scene's pods before the test, to compare with.
+type baseline struct {
 	scene  *scene
 	before map[string]*victim // by UID
-	floors map[string]int     // by UID: the millicores that no throttle goes below
-	// bystander is a pod that no policy selects, and its UID. Nil: there is none.
+	floors map[string]int     // by UID: the floor in millicores
+	// bystander is a pod that no policy selects. May be nil.
 	bystander    *victim
 	bystanderUID string
 }
 
-func (s *scene) oracle(pods ...string) *oracle {
+func (s *scene) baseline(pods ...string) *baseline {
 	s.Helper()
-	o := &oracle{scene: s, before: map[string]*victim{}, floors: map[string]int{}}
+	o := &baseline{scene: s, before: map[string]*victim{}, floors: map[string]int{}}
 	for _, name := range pods {
 		pod := s.pod(name)
 		uid := string(pod.UID)
@@ -65,14 +65,14 @@ func (s *scene) oracle(pods ...string) *oracle {
 	return o
 }
 
-// sparing has the oracle watch a pod that no policy selects, which nobody may ever touch.
-func (o *oracle) sparing(pod string) {
+// watchBystander adds a pod that no policy selects: its cgroup must never change.
+func (o *baseline) watchBystander(pod string) {
 	o.scene.Helper()
 	o.bystander, o.bystanderUID = o.scene.victim(pod), string(o.scene.pod(pod).UID)
 }
 
-// leftAlone fails the test as soon as the pod that no policy selects is not as it was (I3). An error: its files could not be read.
-func (o *oracle) leftAlone() error {
+// bystanderUntouched fails the test as soon as the pod that no policy selects has changed (I3). It returns an error if the files cannot be read.
+func (o *baseline) bystanderUntouched() error {
 	o.scene.Helper()
 	if o.bystander == nil {
 		return nil
@@ -87,13 +87,13 @@ func (o *oracle) leftAlone() error {
 	return nil
 }
 
-// holds tells whether the pod is throttled as far as it was, the node closed, and the pod that no policy selects left alone.
-func (o *oracle) holds(v *victim) error {
+// inForce checks that the pod is still throttled to its cap, the node closed and the bystander untouched.
+func (o *baseline) inForce(v *victim) error {
 	o.scene.Helper()
-	if err := o.scene.holds(v); err != nil {
+	if err := o.scene.inForce(v); err != nil {
 		return err
 	}
-	return o.leftAlone()
+	return o.bystanderUntouched()
 }
 
 // requested are the millicores that a pod requests.
@@ -104,24 +104,24 @@ func requested(pod *corev1.Pod) (millicores int) {
 	return millicores
 }
 
-// waitAccounted waits until every file that differs from before has its one entry in the journal, and every entry such a file
+// waitAccounted waits until each changed file has exactly one journal entry and each entry a changed file
 // (I1), and every cap is between the floor and the original (I2).
-func (o *oracle) waitAccounted(limit time.Duration) {
+func (o *baseline) waitAccounted(limit time.Duration) {
 	o.scene.Helper()
-	eventually(o.scene, limit, "cgroup files and journal agree", o.account)
+	eventually(o.scene, limit, "cgroup files and journal agree", o.checkJournal)
 }
 
-func (o *oracle) account() error {
-	out, err := tryOnNode(o.scene.node, "set -e; "+o.look())
+func (o *baseline) checkJournal() error {
+	out, err := tryOnNode(o.scene.node, "set -e; "+o.snapshotScript())
 	if err != nil {
 		return err
 	}
-	now, err := o.looked(out)
+	now, err := o.parseSnapshot(out)
 	if err != nil {
 		return err
 	}
-	if left := o.untold(now); len(left) > 0 {
-		return fmt.Errorf("no entry of the journal tells of %s", strings.Join(left, "; "))
+	if left := o.unjournalled(now); len(left) > 0 {
+		return fmt.Errorf("the journal has no entry for %s", strings.Join(left, "; "))
 	}
 	for key, entry := range now.entries {
 		if held, there := now.files[key]; !there {
@@ -130,14 +130,14 @@ func (o *oracle) account() error {
 			return fmt.Errorf("the journal has %s, which holds its original, %q", key, held)
 		}
 	}
-	if err := o.leftAlone(); err != nil {
+	if err := o.bystanderUntouched(); err != nil {
 		return err
 	}
 	return o.bounded()
 }
 
-// bounded tells whether every cap is between the floor and the original.
-func (o *oracle) bounded() error {
+// bounded checks whether every cap is between the floor and the original.
+func (o *baseline) bounded() error {
 	for uid, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
 		if err != nil {
@@ -151,14 +151,14 @@ func (o *oracle) bounded() error {
 	return nil
 }
 
-// looked is what the journal tells of an oracle's pods and what their files hold, each by UID and the file's path below the pod's folder.
-type looked struct {
+// snapshot has the journal entries and the cgroup files of the baseline's pods, by UID and path below the pod's cgroup.
+type snapshot struct {
 	entries map[string]record
 	files   map[string]string
 }
 
-// look is a script that prints both.
-func (o *oracle) look() string {
+// snapshotScript is a script that prints both.
+func (o *baseline) snapshotScript() string {
 	script := "cat /var/lib/plimsoll/journal; "
 	files := settingFiles + " */" + strings.ReplaceAll(settingFiles, " ", " */")
 	for uid, v := range o.before {
@@ -167,13 +167,13 @@ func (o *oracle) look() string {
 	return script
 }
 
-// looked reads what the script printed.
-func (o *oracle) looked(out string) (*looked, error) {
+// parseSnapshot reads what the script printed.
+func (o *baseline) parseSnapshot(out string) (*snapshot, error) {
 	entries, err := records(out)
 	if err != nil {
 		return nil, err
 	}
-	now := &looked{map[string]record{}, map[string]string{}}
+	now := &snapshot{map[string]record{}, map[string]string{}}
 	for _, entry := range entries {
 		if o.bystander != nil && entry.UID == o.bystanderUID {
 			o.scene.Fatalf("the journal has %s of %s, which no policy selects", entry.File, o.bystander.name)
@@ -195,8 +195,8 @@ func (o *oracle) looked(out string) (*looked, error) {
 	return now, nil
 }
 
-// untold are the files that hold something else than before and that no entry of the journal tells of.
-func (o *oracle) untold(now *looked) (left []string) {
+// unjournalled are the changed files without a journal entry.
+func (o *baseline) unjournalled(now *snapshot) (left []string) {
 	for key, value := range now.files {
 		uid, file, _ := strings.Cut(key, " ")
 		if _, journalled := now.entries[key]; !journalled && !o.before[uid].had(file, value) {
@@ -206,34 +206,34 @@ func (o *oracle) untold(now *looked) (left []string) {
 	return left
 }
 
-// leftByKilling kills the agent, and returns the files of the scene's pods that hold something else than before and that no entry of
-// the journal tells of: what nobody would ever restore.
-func (o *oracle) leftByKilling(pid string) ([]string, error) {
-	left, _, err := o.leftBy(fmt.Sprintf("set -e; kill -KILL %s; ", pid) + untilGone(pid))
+// changesLeftByKilling kills the agent and returns the changed files of the scene's pods without a journal entry, which no agent would
+// restore.
+func (o *baseline) changesLeftByKilling(pid string) ([]string, error) {
+	left, _, err := o.changesLeftBy(fmt.Sprintf("set -e; kill -KILL %s; ", pid) + untilGone(pid))
 	return left, err
 }
 
-// leftBy does so by a script that ends the agent, and returns what that printed, too. All of it is read in one go before another agent
+// changesLeftBy does so with a script that ends the agent, and also returns its output. It reads everything at once, before another agent
 // starts.
-func (o *oracle) leftBy(script string) (left []string, out string, err error) {
-	out, err = tryOnNode(o.scene.node, script+o.look())
+func (o *baseline) changesLeftBy(script string) (left []string, out string, err error) {
+	out, err = tryOnNode(o.scene.node, script+o.snapshotScript())
 	if err != nil {
 		return nil, out, err
 	}
-	now, err := o.looked(out)
+	now, err := o.parseSnapshot(out)
 	if err != nil {
 		return nil, out, err
 	}
-	return o.untold(now), out, nil
+	return o.unjournalled(now), out, nil
 }
 
-// untilGone is a part of a script that waits until a process is gone, and fails where it is not within some seconds.
+// untilGone is a shell snippet that waits up to 5 s for a process to exit.
 func untilGone(pid string) string {
 	return fmt.Sprintf("n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid)
 }
 
-// originals are what the journal says that the files of the oracle's pods held before.
-func (o *oracle) originals() map[string]string {
+// originals are what the journal says that the files of the baseline's pods held before.
+func (o *baseline) originals() map[string]string {
 	o.scene.Helper()
 	entries, err := journal(o.scene.node)
 	if err != nil {
@@ -248,7 +248,7 @@ func (o *oracle) originals() map[string]string {
 	return held
 }
 
-// had tells whether a file of the pod, or of one of its containers, held this before.
+// had checks whether a file of the pod, or of one of its containers, held this before.
 func (v *victim) had(file, value string) bool {
 	if folder, name := path.Split(file); folder != "" {
 		return slices.Contains(strings.Split(v.before["containers/"+name], ", "), value)
@@ -256,8 +256,8 @@ func (v *victim) had(file, value string) bool {
 	return v.before["pod/"+file] == value
 }
 
-// waitUndone waits until all is as before: files, journal, taint, status (I6, I7).
-func (o *oracle) waitUndone(limit time.Duration) {
+// waitAllRestored waits until files, journal, taint and status are as before (I6, I7).
+func (o *baseline) waitAllRestored(limit time.Duration) {
 	o.scene.Helper()
 	deadline := time.Now().Add(limit)
 	for _, v := range o.before {
@@ -265,11 +265,11 @@ func (o *oracle) waitUndone(limit time.Duration) {
 	}
 	o.waitAccounted(5 * time.Second)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
-	// But for whether the node is closed, a status is written at most every ten seconds.
-	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.tellsNothing)
+	// Except for changes of scheduling, the status is written at most every ten seconds.
+	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.statusEmpty)
 }
 
-func (o *oracle) tellsNothing() error {
+func (o *baseline) statusEmpty() error {
 	now, err := watermarkOf(o.scene.node)
 	if err != nil {
 		return err
@@ -285,7 +285,7 @@ func (o *oracle) tellsNothing() error {
 	return nil
 }
 
-// waitAgent waits until the agent of a node is ready, and its container is not the one before.
+// waitAgent waits until the agent of a node is ready in a container other than this one.
 func waitAgent(s *scene, not string) {
 	s.Helper()
 	eventually(s, 90*time.Second, "the agent is ready", func() error { return s.agentReady(not) })
