@@ -1,7 +1,6 @@
-{{/* A ValidatingAdmissionPolicy of this name for what a ServiceAccount writes, and for nobody else's writes. The caller's dict
-gives root, the account's component, the policy's name, what it is about (groups, resources, operations unless all), and names the
-template with its variables and validations. With an expression "about" it judges what that matches, whoever writes it. Whatever
-fails, fails closed. */}}
+{{/* A ValidatingAdmissionPolicy for the writes of one ServiceAccount. The dict has root, the account's component, the policy's name,
+groups, resources, operations (default: all), and the name of the template with variables and validations. With an expression "about"
+the policy applies to requests that match it, from any user. Errors fail closed. */}}
 {{- define "plimsoll.admissionPolicy" -}}
 {{- $account := include "plimsoll.name" . }}
 {{- $name := printf "%s-%s" $account .name }}
@@ -31,12 +30,11 @@ metadata:
   labels: {{- include "plimsoll.labels" . | nindent 4 }}
 spec:
   policyName: {{ $name }}
-  # Audit: a refusal stands in the API server's audit log too, as nothing that an honest agent does is ever refused.
+  # Audit: refusals are also in the API server's audit log, because an intact agent never causes one.
   validationActions: [Deny, Audit]
 {{- end -}}
 
-{{/* Variables: the node of the agent's token, as the kubelet had it bound to the agent's pod ('' where it is bound to none),
-and the name of what is written. */}}
+{{/* Variables: the node that the agent's token is bound to ('' if none), and the name of the written object. */}}
 {{- define "plimsoll.admission.caller" -}}
 - name: node
   expression: request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')
@@ -46,15 +44,15 @@ and the name of what is written. */}}
   expression: string(variables.written.metadata.name)
 {{- end -}}
 
-{{/* A validation: who has no node writes nothing. */}}
+{{/* A validation: a token without a node may write nothing. */}}
 {{- define "plimsoll.admission.bound" -}}
 - expression: variables.node != ''
   reason: Forbidden
   message: the token names no node; an agent writes with the token of its own pod, which its kubelet gives it
 {{- end -}}
 
-{{/* Variables: which fields of a Node a write changes that are neither our taint nor our condition. What only API servers
-write is passed over. */}}
+{{/* Variables: the changed fields of a Node other than our taint and our condition. Fields that only API servers write are
+ignored. */}}
 {{- define "plimsoll.admission.nodeChanges" -}}
 {{- $ours := dict "metadata" (list "managedFields" "resourceVersion" "generation") "spec" (list "taints") "status" (list "conditions") }}
 {{- range $part, $_ := $ours }}
@@ -91,13 +89,13 @@ write is passed over. */}}
     + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['a condition that is not ours'])
 {{- end -}}
 
-{{/* Whether two maps are the same but for the fields that are free. */}}
+{{/* Whether two maps are equal except for the given fields. */}}
 {{- define "plimsoll.admission.same" -}}
 {{- $free := toJson .free | replace "\"" "'" -}}
 ({{ .after }}.all(field, field in {{ $free }} || (field in {{ .before }} && {{ .after }}[field] == {{ .before }}[field])) && {{ .before }}.all(field, field in {{ $free }} || field in {{ .after }}))
 {{- end -}}
 
-{{/* Variables for that, of the object's metadata. */}}
+{{/* Variables for this comparison, of the object's metadata. */}}
 {{- define "plimsoll.admission.metadata" -}}
 - name: metadata
   expression: dyn(object).?metadata.orValue({})

@@ -1,4 +1,4 @@
-{{/* How many pods the controller evicts for agents. */}}
+{{/* Arguments for the eviction budgets. */}}
 {{- define "plimsoll.evictionArgs" -}}
 {{- with .Values.evictionBudget }}
 {{- if .enabled }}

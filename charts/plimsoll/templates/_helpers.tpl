@@ -1,12 +1,12 @@
-{{/* The name of what belongs to a component, the caller's dict giving root and component. A long release's is cut so that the component's
-stays whole: no two have one name. */}}
+{{/* The name of a component's objects; the dict has root and component. A long release name is cut, not the component's, so that names
+stay unique. */}}
 {{- define "plimsoll.name" -}}
 {{- $release := ternary .root.Release.Name (printf "%s-plimsoll" .root.Release.Name) (contains "plimsoll" .root.Release.Name) -}}
 {{- $room := sub 62 (len .component) | int -}}
 {{- printf "%s-%s" ($release | trunc $room | trimAll "-.") .component -}}
 {{- end -}}
 
-{{/* Labels by which selectors find a component's pods. */}}
+{{/* Labels that select a component's pods. */}}
 {{- define "plimsoll.selectorLabels" -}}
 app.kubernetes.io/name: plimsoll
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -27,7 +27,7 @@ image: {{ empty .Values.image.digest | ternary $tagged (printf "%s@%s" .Values.i
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
-{{/* What both containers are denied. */}}
+{{/* Security context of both containers. */}}
 {{- define "plimsoll.hardening" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -35,8 +35,7 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* What an agent, the caller's dict giving root and layout, has of its node: the cgroup trees to read, and in each the pods' part to
-write. */}}
+{{/* An agent's mounts from its node: the cgroup trees read-only, and in each the pods' part writable. The dict has root and layout. */}}
 {{- define "plimsoll.cgroupTrees" -}}
 {{ eq .layout.cgroup "v1" | ternary (list "cpu" "cpuacct" "memory") (list "") | toJson }}
 {{- end -}}
@@ -54,7 +53,7 @@ write. */}}
 {{- $kubepods := .layout.kubepods | trimAll "/" }}
 {{- range $tree := include "plimsoll.cgroupTrees" . | fromJsonArray }}
 {{- $at := list "/sys/fs/cgroup" $tree | compact | join "/" }}
-# Directory: a missing one must not be made, it would be a cgroup.
+# Directory: a missing one must not be created, because it would be a cgroup.
 - name: {{ list "cgroup" $tree | compact | join "-" }}
   hostPath: {path: {{ $at }}, type: Directory}
 - name: {{ list "pods" $tree | compact | join "-" }}
@@ -62,7 +61,7 @@ write. */}}
 {{- end }}
 {{- end -}}
 
-{{/* Root, as cgroup files are root's, and nothing else. */}}
+{{/* Root, because cgroup files belong to root, without anything else. */}}
 {{- define "plimsoll.agentHardening" -}}
 runAsUser: 0
 {{- include "plimsoll.hardening" . | nindent 0 }}
@@ -72,7 +71,7 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* "true" where pods need SecurityContextConstraints. */}}
+{{/* "true" if pods need SecurityContextConstraints. */}}
 {{- define "plimsoll.onOpenShift" -}}
 {{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end -}}
 {{- end -}}
@@ -93,8 +92,8 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
-{{/* The token by which a pod is known to API servers, with what the kubelet would mount beside it. It ends within the hour: one that is mounted
-automatically is valid for a year. */}}
+{{/* A pod's token for API servers, and the files that the kubelet would mount with it. It is valid for an hour; an automatically mounted
+one would be valid for a year. */}}
 {{- define "plimsoll.tokenMount" -}}
 - {name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end -}}
@@ -108,8 +107,8 @@ automatically is valid for a year. */}}
     - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}
 
-{{/* Labels of the nodes that a pod may run on, the caller's dict giving those that the values ask for: the image is for Linux on amd64, and a
-pod that tolerates everything would be made on nodes of other kinds too. */}}
+{{/* Labels of the nodes that a pod may run on; the dict has those from the values. The image is for Linux on amd64, and a pod that
+tolerates everything would also be created on other nodes. */}}
 {{- define "plimsoll.nodeLabels" -}}
 {{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux" "kubernetes.io/arch" "amd64") | toYaml }}
 {{- end -}}
@@ -118,7 +117,7 @@ pod that tolerates everything would be made on nodes of other kinds too. */}}
 nodeSelector: {{- include "plimsoll.nodeLabels" . | nindent 2 }}
 {{- end -}}
 
-{{/* The pod of a Job of Helm's hooks, the caller's dict giving root, component, account and args. */}}
+{{/* The pod of a Helm hook's Job; the dict has root, component, account and args. */}}
 {{- define "plimsoll.jobPod" -}}
 metadata:
   labels: {{- include "plimsoll.labels" . | nindent 4 }}
@@ -137,7 +136,7 @@ spec:
   securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532, seccompProfile: {type: RuntimeDefault}}
   {{- include "plimsoll.nodeSelector" (dict "wanted" .root.Values.controller.nodeSelector) | nindent 2 }}
   tolerations:
-  # The nodes may all be closed, by us.
+  # All nodes may be closed, by us.
   - {key: interference.crane.io, operator: Exists}
   {{- with .root.Values.controller.tolerations }}
   {{- toYaml . | nindent 2 }}
@@ -146,23 +145,23 @@ spec:
   - name: {{ .component }}
     {{- include "plimsoll.image" .root | nindent 4 }}
     args: {{- toYaml .args | nindent 4 }}
-    # Why it failed is also what `kubectl describe pod` says.
+    # `kubectl describe pod` shows the reason of a failure too.
     terminationMessagePolicy: FallbackToLogsOnError
     resources: {{- toYaml .root.Values.controller.resources | nindent 6 }}
     securityContext: {{- include "plimsoll.hardening" .root | nindent 6 }}
 {{- end -}}
 
-{{/* "true" where cert-manager makes the certificate of the replicas. */}}
+{{/* "true" if cert-manager issues the replicas' certificate. */}}
 {{- define "plimsoll.certManager" -}}
 {{- if .Values.metricsAPI.certManager.enabled }}true{{ end -}}
 {{- end -}}
 
-{{/* "true" where a cluster is asked, as `helm template` does not. */}}
+{{/* "true" if Helm is connected to a cluster, unlike in `helm template`. */}}
 {{- define "plimsoll.asksCluster" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}
 {{- end -}}
 
-{{/* "true" where that cluster has no definitions of policies yet. */}}
+{{/* "true" if that cluster has no definitions of policies yet. */}}
 {{- define "plimsoll.lacksDefinitions" -}}
 {{- if and (include "plimsoll.asksCluster" .) (not (.Capabilities.APIVersions.Has "ensurance.crane.io/v1alpha1/NodeQOS")) }}true{{ end -}}
 {{- end -}}

@@ -37,7 +37,7 @@ const INTRODUCTION: &str = "\
 # Permissions
 
 Generated from the chart by `make generate`: every permission that an installation in the namespace `plimsoll` grants, and why.
-Anything else is denied: `tests/api_permissions.rs` verifies that on a real API server. Every permission is used: `make e2e-long` fails if one does not
+Anything else is denied: `tests/api/permissions.rs` verifies that on a real API server. Every permission is used: `make e2e-long` fails if one does not
 appear in the audit log of its cluster.
 `plimsoll-test` and `plimsoll-uninstall` exist only during `helm test` and `helm uninstall`; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
 reads nodes, pods, events, DaemonSets and the namespace.
