@@ -1,7 +1,8 @@
 //! Plimsoll: a `QoS` operator for Kubernetes nodes, and the same enforcement for a single Linux machine.
 //!
-//! Imports go one way; `tests/layers.rs` has the layers and enforces them.
+//! Imports go one way; `tests/pure/layers.rs` has the layers and enforces them.
 
+pub mod agent;
 pub mod cli;
 pub mod cluster;
 pub mod crd;
@@ -13,7 +14,6 @@ pub mod evictions;
 pub mod fuzz;
 pub mod metrics_api;
 pub mod node;
-mod ordered;
 pub mod preview;
 pub mod reconcilers;
 pub mod serve;

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 use super::run::StateDir;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
-use crate::node::agent::{self, AgentError, Options, PodData, PodRef, Stop};
-use crate::node::{direct_report, heartbeat};
+use crate::agent::{self, AgentError, Options, PodData, PodRef, Stop};
+use crate::agent::{direct_report, heartbeat};
 
 /// Where the chart mounts the credentials of direct reports.
 const CREDENTIALS: &str = "/var/run/secrets/plimsoll.dev/report";

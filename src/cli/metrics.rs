@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use crate::ordered;
-use crate::{node, reconcilers};
+use crate::{agent, reconcilers};
 
 /// Arguments of `plimsoll metrics`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +26,7 @@ pub(super) fn run(_: &Args) -> anyhow::Result<ExitCode> {
 /// The text of `docs/metrics.md`.
 pub fn document() -> String {
     let parts = [
-        ("Agent", node::agent::metrics_example()),
+        ("Agent", agent::metrics_example()),
         ("Controller", reconcilers::metrics_example()),
     ];
     let mut text = HEAD.to_owned();
@@ -65,7 +64,7 @@ fn section(title: &str, example: &str) -> String {
             row.labels = labels;
         }
     }
-    ordered::sort_by(&mut rows, |a, b| a.name.cmp(b.name));
+    rows.sort_by(|a, b| a.name.cmp(b.name));
     let mut text = format!("\n## {title}\n| name | type | labels | what |\n|---|---|---|---|\n");
     for row in rows {
         let total = if row.kind == "counter" { "_total" } else { "" };

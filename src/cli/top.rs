@@ -4,7 +4,7 @@ mod pods;
 mod read;
 mod view;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _, stdout};
 use std::path::PathBuf;
@@ -24,7 +24,6 @@ use crate::cluster::client::{CallError, connect};
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{API_VERSION, GROUP, VERSION};
-use crate::ordered;
 use crate::reconcilers::lease::LeaseObject;
 
 /// HTTP status if the API is not served.
@@ -205,7 +204,7 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
     });
     let leases = leases.unwrap_or_default();
     let named = |lease: LeaseObject| (lease.name_any(), lease);
-    let mut leases = ordered::map(leases.into_iter().map(named));
+    let mut leases = BTreeMap::from_iter(leases.into_iter().map(named));
     let now = clock::wall();
     let row = |metric: &NodeMetric| {
         let name = metric.name_any();

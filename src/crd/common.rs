@@ -6,7 +6,6 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::selector::{Requirement, Selector};
-use crate::ordered;
 
 /// A label selector. All requirements must be met; `{}` selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -55,7 +54,7 @@ impl LabelSelector {
             .map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()]))
             .chain(self.match_expressions.iter().map(LabelRequirement::compile))
             .collect();
-        ordered::sort(&mut requirements);
+        requirements.sort();
         requirements.dedup();
         Selector { requirements }
     }
@@ -65,7 +64,7 @@ impl LabelRequirement {
     fn compile(&self) -> Requirement {
         let key = self.key.clone();
         let mut values = self.values.clone();
-        ordered::sort(&mut values);
+        values.sort();
         values.dedup();
         match self.operator.as_str() {
             "In" => Requirement::In(key, values),

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::objects::{Kind, NodeRules, Objects};
 use crate::engine::policy::{Action, NodeFacts, PodPolicy, PolicySet};
-use crate::ordered;
 
 /// The policies of one node, and the findings about the objects that they come from.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,11 +43,11 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
             rules.extend(rule::compile_all(name, object, &scope, &mut findings));
         }
     }
-    ordered::sort_by(&mut rules, |a, b| a.id.cmp(&b.id));
+    rules.sort_by(|a, b| a.id.cmp(&b.id));
     if !objects.is_for_every_node() {
         limit::rules(&mut rules, &mut findings);
     }
-    ordered::sort(&mut findings.0);
+    findings.0.sort();
     findings.0.dedup();
     Compiled {
         policy: PolicySet { rules, pods },

@@ -11,7 +11,6 @@ use super::path::rule_index;
 use super::validate::{Problem, validate};
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
 use crate::engine::selector::Selector;
-use crate::ordered;
 
 /// The kinds of policy object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,7 +96,7 @@ impl Objects {
         for ((kind, name), values) in named {
             objects.insert(kind, name, &values);
         }
-        ordered::sort(&mut objects.findings);
+        objects.findings.sort();
         objects.findings.dedup();
         objects
     }
@@ -119,7 +118,7 @@ impl Objects {
             all.pods.extend(pods);
             all.findings.extend(findings);
         }
-        ordered::sort(&mut all.findings);
+        all.findings.sort();
         all.findings.dedup();
         all
     }

@@ -1,6 +1,5 @@
 //! Checks whether an API server knows every field of our definitions.
 
-use crate::ordered;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
@@ -23,7 +22,7 @@ pub fn missing_fields(
     let ours = serde_json::to_value(ours).ok()?;
     let mut missing = Vec::new();
     compare(&ours, served, "", &mut missing);
-    ordered::sort(&mut missing);
+    missing.sort();
     Some(missing)
 }
 

@@ -8,7 +8,6 @@ mod structural;
 
 use std::sync::LazyLock;
 
-use crate::ordered;
 use kube_cel::{CompiledSchema, compile_schema};
 use serde_json::{Value, json};
 
@@ -62,7 +61,7 @@ pub fn validate(kind: Kind, object: &Value) -> Validation {
     if !structure.blocking {
         problems.extend(violated_rules(&definition.rules, &object));
     }
-    ordered::sort(&mut problems);
+    problems.sort();
     problems.dedup();
     Validation { object, problems }
 }

@@ -34,7 +34,6 @@ use crate::node::journal::{JournalError, boot_id};
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{MachineError, Settings};
-use crate::ordered;
 use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
 use crate::trace::Header;
@@ -187,7 +186,7 @@ impl LiveDemo {
             start_recording(path, node, schedule.period, &pods, now)
         });
         Ok(Self {
-            originals: ordered::map(workloads.iter().map(snapshots)),
+            originals: BTreeMap::from_iter(workloads.iter().map(snapshots)),
             pods: workloads
                 .iter()
                 .map(|workload| (Arc::clone(&workload.pod), cgroups.weight(&workload.cgroup)))

@@ -8,7 +8,6 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::ordered;
 
 /// Usage is the mean over this time: a shorter one jumps with the 100 ms quota periods.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -119,7 +118,7 @@ fn reading(sample: &Sample) -> Reading {
     Reading {
         at: sample.at,
         node: sample.node.cpu.map(|cpu| cpu.busy),
-        pods: ordered::map(pods),
+        pods: BTreeMap::from_iter(pods),
     }
 }
 

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use super::budget::{Budget, Budgets, MAX_EVICTIONS, Scope};
 use super::record::{FirstSeen, Record, Recorded};
 use crate::engine::time::BootTime;
-use crate::ordered;
 
 /// An allowed eviction must be carried out within this time. If a later poll finds the pod running, it was not
 /// evicted.
@@ -247,7 +246,7 @@ impl Ledger {
         let counting = sharing.filter_map(|entry| entry.counts(budget.window, now));
         let mut left: Vec<Duration> = counting.collect();
         let too_many = left.len().checked_sub(budget.evictions.into())?;
-        ordered::sort(&mut left);
+        left.sort();
         // A budget of 0 never recovers.
         let wait = left.get(too_many).copied().unwrap_or(MAX_WAIT);
         Some(Spent {
@@ -303,7 +302,7 @@ impl Ledger {
             now.since(entry.last_polled) >= pause
         };
         let mut due: Vec<&mut Entry> = self.entries.values_mut().filter(is_due).collect();
-        ordered::sort_by(&mut due, |a, b| a.last_polled.cmp(&b.last_polled));
+        due.sort_by(|a, b| a.last_polled.cmp(&b.last_polled));
         let take = |entry: &mut Entry| {
             entry.last_polled = now;
             entry.victim.clone()

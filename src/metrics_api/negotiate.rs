@@ -1,7 +1,5 @@
 //! Content negotiation by the `Accept` header.
 
-use crate::ordered;
-
 /// A form of objects and lists, always as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -73,7 +71,7 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     };
     let mut clauses: Vec<Clause<'_>> = accept.split(',').map(Clause::of).collect();
     clauses.retain(|clause| clause.weight() > 0);
-    ordered::sort_by(&mut clauses, |a, b| b.weight().cmp(&a.weight()));
+    clauses.sort_by(|a, b| b.weight().cmp(&a.weight()));
     clauses
 }
 

@@ -15,7 +15,6 @@ use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::wording::unknown_reason;
-use crate::ordered;
 
 /// Values to use instead of live ones, by metric name.
 pub type ValueOverrides = BTreeMap<String, f64>;
@@ -52,7 +51,7 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     let samples = Samples::of(size, input.earlier, input.summary.ok(), input.subjects);
     let sources = input.sources();
     let (engine, plan) = input.run_engine(&samples, &sources);
-    let reports = ordered::map(engine.reports().map(|report| (report.id.clone(), report)));
+    let reports = BTreeMap::from_iter(engine.reports().map(|report| (report.id.clone(), report)));
     let evaluation = Evaluation {
         input,
         samples: &samples,
@@ -246,9 +245,7 @@ impl Evaluation<'_> {
             }
         };
         let mut subjects: Vec<&Subject> = self.input.subjects.iter().collect();
-        ordered::sort_by(&mut subjects, |a, b| {
-            compare_victims((&a.pod, used(a)), (&b.pod, used(b)))
-        });
+        subjects.sort_by(|a, b| compare_victims((&a.pod, used(a)), (&b.pod, used(b))));
         let pods = subjects
             .into_iter()
             .map(|subject| self.pod(&round, subject));

@@ -21,7 +21,6 @@ use crate::cluster::watch::resource;
 use crate::crd::pod_facts::PodObject;
 use crate::crd::{self, Kind, node_facts, node_watermark};
 use crate::engine::policy::NodeFacts;
-use crate::ordered;
 
 /// Concurrent requests to kubelets.
 const MAX_CONCURRENT: usize = 64;
@@ -141,7 +140,7 @@ impl Cluster {
             found.extend(one);
         }
         let mut nodes: Vec<Node> = found.into_iter().map(node).collect();
-        ordered::sort_by(&mut nodes, |a, b| a.name.cmp(&b.name));
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
         nodes.dedup_by(|a, b| a.name == b.name);
         Ok(nodes)
     }
@@ -191,7 +190,7 @@ impl Cluster {
             found => found.map_err(failed("nodewatermarks"))?,
         };
         let watermarks = found.into_iter();
-        Ok(ordered::map(watermarks.filter_map(|object| {
+        Ok(BTreeMap::from_iter(watermarks.filter_map(|object| {
             Some((object.name_any(), AgentStatus::of(&object)?))
         })))
     }
@@ -212,7 +211,7 @@ impl Cluster {
             let before = earlier.remove(&name).and_then(Result::ok);
             (name, summary.map(|summary| (summary, before)))
         };
-        ordered::map(now.into_iter().map(pair))
+        BTreeMap::from_iter(now.into_iter().map(pair))
     }
 
     async fn summaries(

@@ -5,7 +5,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{entries, is_folder};
-use crate::ordered;
 
 /// A file with another inode, size or time has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl Fingerprint {
             stamps.push((path.clone(), stamp(path)));
             stamp_folder(path, &mut stamps);
         }
-        ordered::sort_by(&mut stamps, |(a, _), (b, _)| a.cmp(b));
+        stamps.sort_by(|(a, _), (b, _)| a.cmp(b));
         Self(stamps)
     }
 }

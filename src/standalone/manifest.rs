@@ -6,7 +6,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::crd::manifest::{self, Flaw, Object};
-use crate::ordered;
 
 type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
 
@@ -65,7 +64,7 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name().map(OsStr::as_encoded_bytes);
         name.is_some_and(|name| !name.starts_with(b"."))
     });
-    ordered::sort(&mut entries);
+    entries.sort();
     Ok(entries)
 }
 

@@ -12,7 +12,6 @@ use crate::crd::manifest::{Lines, Object};
 use crate::crd::{API_VERSION, Finding, GROUP, Kind, ObjectRef};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
-use crate::ordered;
 
 /// Settings of the command line that override the policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,14 +97,14 @@ pub fn load(
         .map(|flaw| name_hidden(flaw, &merged.hidden))
         .partition(|(_, hides)| *hides);
     fallbacks.extend(covering.into_iter().map(|(flaw, _)| flaw));
-    ordered::sort(&mut fallbacks);
+    fallbacks.sort();
     let findings = merged.compiled.findings.iter();
     let mut problems: Vec<_> = findings
         .map(|finding| locate(finding, &locations))
         .collect();
     problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
     problems.extend_from_slice(&fallbacks);
-    ordered::sort(&mut problems);
+    problems.sort();
     let mut policy = merged.compiled.policy;
     overrides.apply(&mut policy);
     Loaded {

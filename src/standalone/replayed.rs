@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::engine::policy::RuleId;
 use crate::node::machine::wording::{count, whole};
-use crate::ordered;
 use crate::trace::replay::{Replay, RuleSummary, Summary};
 
 /// The summary of a replay, with the names of pods.
@@ -34,7 +33,7 @@ impl Replayed {
             rule.pods.iter().map(name).collect()
         };
         let rules = summary.rules.iter();
-        let pods = ordered::map(rules.map(|(id, rule)| (id.clone(), names(rule))));
+        let pods = BTreeMap::from_iter(rules.map(|(id, rule)| (id.clone(), names(rule))));
         Self { summary, pods }
     }
 }

@@ -10,7 +10,6 @@ use crate::crd::{
     API_VERSION, Compiled, Finding, Kind, ObjectRef, Objects, Reason, Severity, compile,
 };
 use crate::engine::policy::NodeFacts;
-use crate::ordered;
 
 /// A policy object, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,7 +123,7 @@ impl<'a> Merger<'a> {
         };
         Self {
             objects,
-            former: ordered::map(
+            former: BTreeMap::from_iter(
                 former
                     .iter()
                     .filter_map(|source| Some((source.key()?, source))),

@@ -15,7 +15,6 @@ use crate::engine::plan::{Change, Plan, RuleState, Transition};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
-use crate::ordered;
 
 /// A running replay.
 #[derive(Debug)]
@@ -81,7 +80,7 @@ impl<R: BufRead> Replay<R> {
     }
 
     fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        self.pods = ordered::map(pods.iter().map(|pod| (pod.uid.clone(), Arc::clone(pod))));
+        self.pods = BTreeMap::from_iter(pods.iter().map(|pod| (pod.uid.clone(), Arc::clone(pod))));
         self.engine.set_pods(pods);
     }
 
@@ -182,7 +181,7 @@ impl Summary {
     fn of(policy: &PolicySet) -> Self {
         let rules = policy.rules.iter();
         Self {
-            rules: ordered::map(rules.map(|rule| (rule.id.clone(), RuleSummary::default()))),
+            rules: BTreeMap::from_iter(rules.map(|rule| (rule.id.clone(), RuleSummary::default()))),
             ..Self::default()
         }
     }

@@ -10,6 +10,10 @@ use crate::api_support::faults::{Fault, Proxy, of_calls};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use plimsoll::agent::eviction::{
+    Evictions, Evictor, Fate, InForce, Outcome, Refusal, Request, Requester,
+};
+use plimsoll::agent::taint::{self, Standing, Wanted, Watched};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
 use plimsoll::crd::eviction::{Answer, Target};
@@ -19,10 +23,6 @@ use plimsoll::engine::policy::{
     Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::Selector;
-use plimsoll::node::actuate::evict_api::{
-    Evictions, Evictor, Fate, InForce, Outcome, Refusal, Request, Requester,
-};
-use plimsoll::node::actuate::taint::{self, Standing, Wanted, Watched};
 use plimsoll::node::clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;

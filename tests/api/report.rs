@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::api_support::faults::{Fault, Proxy};
 use crate::api_support::{ControlPlane, now};
+use plimsoll::agent::report::events::{NewEvent, Regarding};
+use plimsoll::agent::report::publish::Publisher;
+use plimsoll::agent::report::write::{Report, Writes, run};
 use plimsoll::cluster::client::connect;
 use plimsoll::crd::NodeWatermarkStatus;
 use plimsoll::crd::node_watermark::{Counts, RuleStatus, SchedulingStatus};
 use plimsoll::engine::pod::PodUid;
-use plimsoll::node::report::events::{NewEvent, Regarding};
-use plimsoll::node::report::publish::Publisher;
-use plimsoll::node::report::write::{Report, Writes, run};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

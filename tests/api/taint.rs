@@ -7,11 +7,11 @@ use crate::api_support::{ControlPlane, now};
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use plimsoll::agent::taint::{Standing, Wanted, Watched, run};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::taint::{self, Bearing, CONDITION, KEY, Mark};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
-use plimsoll::node::actuate::taint::{Standing, Wanted, Watched, run};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 14] = [
+const LAYERS: [(&str, &[&str]); 15] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine", "crd"]),
     ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
-    ("node", &["engine", "crd", "cluster", "serve"]),
+    ("node", &["engine", "crd"]),
+    ("agent", &["engine", "crd", "cluster", "serve", "node"]),
     ("evictions", &["engine", "crd", "cluster", "serve"]),
     (
         "metrics_api",
@@ -38,6 +39,7 @@ const LAYERS: [(&str, &[&str]); 14] = [
             "cluster",
             "serve",
             "node",
+            "agent",
             "preview",
             "evictions",
             "metrics_api",
@@ -47,7 +49,10 @@ const LAYERS: [(&str, &[&str]); 14] = [
             "demo",
         ],
     ),
-    ("fuzz", &["engine", "crd", "node", "metrics_api", "trace"]),
+    (
+        "fuzz",
+        &["engine", "crd", "node", "agent", "metrics_api", "trace"],
+    ),
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {

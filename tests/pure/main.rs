@@ -13,10 +13,10 @@ mod chart_support;
 mod collect_support;
 #[path = "../support/engine/mod.rs"]
 mod engine_support;
-#[path = "../support/simulation/mod.rs"]
-mod simulation;
 #[path = "../support/reconciler/mod.rs"]
 mod reconciler_support;
+#[path = "../support/simulation/mod.rs"]
+mod simulation;
 
 mod docs;
 mod layers;

@@ -9,7 +9,6 @@ use super::sources::{Source, Sources};
 use crate::crd::manifest::{Lines, Object};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
 use crate::engine::policy::NodeFacts;
-use crate::ordered;
 
 /// All findings, with totals.
 #[derive(Debug, Default, Serialize)]
@@ -217,7 +216,7 @@ impl<'a> Report<'a> {
             .collect();
         let location =
             |found: &Located<'_>| (order.get(found.file).copied(), found.line, found.severity);
-        ordered::sort_by(&mut self.findings, |a, b| location(a).cmp(&location(b)));
+        self.findings.sort_by(|a, b| location(a).cmp(&location(b)));
         let count = |severity| {
             let found = self.findings.iter();
             found.filter(|found| found.severity == severity).count()

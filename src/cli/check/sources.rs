@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::crd::manifest::{self, Flaw, Manifest};
-use crate::ordered;
 
 /// Stops at directories that contain themselves.
 const MAX_DEPTH: usize = 16;
@@ -66,7 +65,7 @@ impl Sources {
             .map(|entry| entry.map(|entry| entry.path()))
             .collect::<Result<Vec<_>, _>>()
             .with_context(failed)?;
-        ordered::sort(&mut entries);
+        entries.sort();
         for entry in entries.iter().filter(|entry| is_wanted(entry)) {
             if let Err(error) = self.read(entry, depth - 1) {
                 self.unreadable.push(error);

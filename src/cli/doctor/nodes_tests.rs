@@ -1,9 +1,9 @@
 use super::*;
+use crate::agent::report::conditions::{Health, Unready, conditions};
 use crate::crd::node_watermark::NodeWatermark;
 use crate::crd::node_watermark::condition::NONE_JUDGED;
 use crate::engine::plan::Unknown;
 use crate::node::machine::wording::unknown_reason;
-use crate::node::report::conditions::{Health, Unready, conditions};
 use kube::CustomResourceExt as _;
 
 /// Two healthy nodes, except for this cell of each.

@@ -16,7 +16,6 @@ use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::Percent;
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::metrics_api::table;
-use crate::ordered;
 use crate::preview::Table;
 
 /// Maximum number of names in a note.
@@ -119,7 +118,7 @@ impl Screen {
             .iter()
             .flat_map(|metric| rows(metric, throttled, now))
             .collect();
-        ordered::sort_by(&mut pods, |a, b| a.compare(b, sort));
+        pods.sort_by(|a, b| a.compare(b, sort));
         let mut notes = vec![busiest_only(metrics, pods.len())];
         notes.extend(not_reported(metrics));
         notes.extend(throttled_elsewhere(&pods, throttled));
@@ -181,7 +180,7 @@ fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
 
 fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<String> {
     let name = |row: &Row| (row.node.clone(), row.namespace.clone(), row.name.clone());
-    let shown = ordered::map(shown.iter().map(|row| (name(row), ())));
+    let shown = BTreeMap::from_iter(shown.iter().map(|row| (name(row), ())));
     let all = throttled.into_iter().flatten().flat_map(|(node, pods)| {
         let name = |it: &ThrottledStatus| (node.clone(), it.namespace.clone(), it.pod.clone());
         pods.iter().map(name)

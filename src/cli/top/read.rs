@@ -20,7 +20,6 @@ use crate::cluster::list::all;
 use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::Scheduling;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
-use crate::ordered;
 use crate::reconcilers::lease::LeaseObject;
 
 /// Requests a Table instead of objects, as kubectl does.
@@ -124,7 +123,7 @@ pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce
         Ok(request)
     };
     let known = list(client, build, |table: Value| rows(&table)).await?;
-    Ok(ordered::map(known))
+    Ok(BTreeMap::from_iter(known))
 }
 
 /// The rows of a Table; columns are found by name.
@@ -159,7 +158,7 @@ pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
     };
     let read = |page: Page<WatermarkStatus>| page.read(pods);
     let known = list(client, |page| api.list(page), read).await?;
-    Ok(ordered::map(known))
+    Ok(BTreeMap::from_iter(known))
 }
 
 /// The Leases of the agents.

@@ -15,7 +15,6 @@ use crate::crd::summary::{Percent, Scheduling};
 use crate::crd::{NodeMetric, NodeMetricStatus, Summary};
 use crate::engine::policy::RuleId;
 use crate::metrics_api::table;
-use crate::ordered;
 use crate::preview::Table;
 use crate::reconcilers::lease::LeaseObject;
 
@@ -348,7 +347,7 @@ pub(super) struct Screen {
 impl Screen {
     /// Sorted rows, unresponsive agents last.
     pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
-        ordered::sort_by(&mut rows, |a, b| a.compare(b, sort));
+        rows.sort_by(|a, b| a.compare(b, sort));
         Self {
             source,
             nodes: rows,

@@ -10,7 +10,6 @@ use super::super::suggest::nearest;
 use super::{Findings, ObjectFindings};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
-use crate::ordered;
 
 /// Every `PodQOS`, in order of name.
 pub(super) fn compile_all(
@@ -35,7 +34,7 @@ fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
         .iter()
         .map(|entry| entry.to_lowercase())
         .collect();
-    ordered::sort(&mut allowed);
+    allowed.sort();
     allowed.dedup();
     PodPolicy {
         name: name.to_owned(),

@@ -22,7 +22,6 @@ use crate::engine::policy::{
     Scope, Strategy, TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
-use crate::ordered;
 
 /// The part of a spec that this version can enforce.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -150,8 +149,8 @@ impl ParsedSpec {
     /// Sorts, and refuses all rules with the same id: it is not clear which one is meant.
     fn sort(&mut self) {
         let PolicySet { rules, pods } = &mut self.policy;
-        ordered::sort_by(rules, |a, b| a.id.cmp(&b.id));
-        ordered::sort_by(pods, |a, b| a.name.cmp(&b.name));
+        rules.sort_by(|a, b| a.id.cmp(&b.id));
+        pods.sort_by(|a, b| a.name.cmp(&b.name));
         let duplicates = repeated(rules.iter().map(|rule| rule.id.to_string()));
         rules.retain(|rule| !duplicates.contains(&rule.id.to_string()));
         for name in duplicates {

@@ -244,7 +244,7 @@ fn every_pod_is_polled_once_before_any_is_polled_twice() {
         .map(|victim| victim.uid)
         .collect();
     assert_eq!(polled.len(), 6);
-    ordered::sort(&mut polled);
+    polled.sort();
     polled.dedup();
     assert_eq!(polled.len(), 5);
 }

@@ -1,7 +1,6 @@
 //! Selectors in queries: `app=web,tier in (a,b),!old` and `metadata.name=n1`.
 
 use crate::engine::selector::{Requirement, Selector};
-use crate::ordered;
 
 /// Parses a label selector.
 ///
@@ -16,7 +15,7 @@ pub(crate) fn labels(text: &str) -> Result<Selector, String> {
         })
     });
     let mut requirements = parts.collect::<Result<Vec<_>, _>>()?;
-    ordered::sort(&mut requirements);
+    requirements.sort();
     Ok(Selector { requirements })
 }
 

@@ -14,7 +14,6 @@ use std::path::Path;
 
 use super::{CgroupPath, CgroupPathError, Controller, Hierarchy};
 use crate::engine::pod::{PodUid, QosClass};
-use crate::ordered;
 
 /// The cgroup driver, which determines the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,7 +177,7 @@ pub fn scan(hierarchy: &Hierarchy, cgroup_root: &str) -> Result<Vec<FoundPod>, S
             )?;
         }
     }
-    ordered::sort_by(&mut found, |a, b| a.cgroup.cmp(&b.cgroup));
+    found.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
     Ok(found)
 }
 
@@ -270,6 +269,6 @@ pub fn child_folders(path: &Path) -> io::Result<Vec<String>> {
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    ordered::sort(&mut names);
+    names.sort();
     Ok(names)
 }

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use nix::sys::statfs::{CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 
 use super::Hierarchy;
-use crate::ordered;
 
 /// Why no cgroup trees were found.
 #[derive(Debug, thiserror::Error)]
@@ -173,7 +172,7 @@ impl Hierarchy {
     pub fn from_mounts(mounts: &[Mount]) -> Option<Self> {
         let whole_first = |wanted: &dyn Fn(&Mount) -> bool| {
             let mut found: Vec<_> = mounts.iter().filter(|mount| wanted(mount)).collect();
-            ordered::sort_by(&mut found, |a, b| b.whole.cmp(&a.whole));
+            found.sort_by(|a, b| b.whole.cmp(&a.whole));
             found.first().map(|mount| mount.point.clone())
         };
         let v1 = |controller: &str| {
@@ -235,7 +234,7 @@ fn tree_named(root: &Path, controller: &str) -> Option<PathBuf> {
         })
         .filter(|path| path.is_dir())
         .collect();
-    ordered::sort(&mut joined);
+    joined.sort();
     joined.into_iter().next()
 }
 

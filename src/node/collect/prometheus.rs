@@ -9,7 +9,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::engine::sample::Series;
-use crate::ordered;
 
 /// Why a response was rejected. One bad line rejects the whole response, since it is unknown what else is wrong.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -86,7 +85,7 @@ impl<'t> Sample<'t> {
             .iter()
             .map(|(name, value)| (Arc::from(*name), Arc::from(value.as_ref())))
             .collect();
-        ordered::sort(&mut labels);
+        labels.sort();
         Series {
             name: Arc::from(self.name),
             labels,

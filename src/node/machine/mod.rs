@@ -41,7 +41,6 @@ use crate::node::cgroup::Hierarchy;
 use crate::node::clock::boot_time;
 use crate::node::collect::{Sampler, Target};
 use crate::node::journal::Record;
-use crate::ordered;
 
 pub use self::restore::{Restored, restore, restore_expired};
 
@@ -207,7 +206,7 @@ impl<O: Outside> Machine<O> {
             self.names.insert(workload.pod.uid.clone(), name.into());
         }
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
-        self.pods = ordered::map(workloads.into_iter().map(uid));
+        self.pods = BTreeMap::from_iter(workloads.into_iter().map(uid));
         self.finished.retain(|uid| self.pods.contains_key(uid));
         self.update_engine_pods();
         self.refresh();

@@ -10,7 +10,6 @@ use super::content::{Content, Contents};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
-use crate::ordered;
 use crate::reconcilers::observe::wire::{Watermark, sources_fingerprint};
 
 /// One `NodeWatermark` as last seen.
@@ -195,8 +194,10 @@ impl Status {
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
-            active: ordered::map(active.map(|rule| (rule.id.clone(), Active::of(rule)))),
-            matched: ordered::map(policies.map(|policy| (policy.name.clone(), policy.matched))),
+            active: BTreeMap::from_iter(active.map(|rule| (rule.id.clone(), Active::of(rule)))),
+            matched: BTreeMap::from_iter(
+                policies.map(|policy| (policy.name.clone(), policy.matched)),
+            ),
         }
     }
 }

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use super::rollouts::Rollouts;
 use crate::crd::Kind;
-use crate::ordered;
 use crate::reconcilers::compile::index::{Index, Node};
 use crate::reconcilers::compile::watermark::is_no_schedule;
 use crate::reconcilers::events::PendingEvent;
@@ -55,7 +54,7 @@ impl FromStr for Cap {
 /// The nodes beyond the limit, which get `PreferNoSchedule` instead. Nodes that are unschedulable already stay so first, then those
 /// furthest above their threshold.
 fn beyond_limit(mut candidates: Vec<Candidate>, limit: usize) -> BTreeSet<String> {
-    ordered::sort_by(&mut candidates, |a, b| {
+    candidates.sort_by(|a, b| {
         let by_state = b.unschedulable.cmp(&a.unschedulable);
         let by_ratio = b.ratio.total_cmp(&a.ratio);
         by_state.then(by_ratio).then_with(|| a.node.cmp(&b.node))

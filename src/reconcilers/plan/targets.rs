@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::rollout::Rollout;
 use super::tightening::withhold;
 use crate::engine::policy::PolicySet;
-use crate::ordered;
 use crate::reconcilers::compile::catalog::{Catalog, Key};
 use crate::reconcilers::compile::content::Content;
 use crate::reconcilers::compile::index::Node;
@@ -72,6 +71,6 @@ fn before(rollouts: &BTreeMap<Key, Rollout>) -> PolicySet {
         policy.rules.extend(rollout.before().rules.iter().cloned());
         policy.pods.extend(rollout.before().pods.iter().cloned());
     }
-    ordered::sort_by(&mut policy.rules, |a, b| a.id.cmp(&b.id));
+    policy.rules.sort_by(|a, b| a.id.cmp(&b.id));
     policy
 }

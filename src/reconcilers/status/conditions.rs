@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::crd::{Finding, Kind, Reason, Severity};
-use crate::ordered;
 
 /// Characters of a message.
 const MAX_MESSAGE: usize = 1024;
@@ -103,8 +102,6 @@ pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str
         })
     };
     let mut conditions: Vec<Value> = claims.into_iter().map(condition).collect();
-    ordered::sort_by(&mut conditions, |a, b| {
-        a["type"].as_str().cmp(&b["type"].as_str())
-    });
+    conditions.sort_by(|a, b| a["type"].as_str().cmp(&b["type"].as_str()));
     conditions
 }

@@ -14,7 +14,6 @@ use crate::engine::pod::PodUid;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::Workload;
-use crate::ordered;
 
 use self::manifests::Manifests;
 use self::own::OwnCgroups;
@@ -81,7 +80,7 @@ pub fn find(
             Arc::make_mut(&mut workload.pod).protected = true;
         }
     }
-    ordered::sort(&mut found.refused);
+    found.refused.sort();
     found
 }
 

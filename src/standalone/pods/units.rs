@@ -23,7 +23,6 @@ use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::machine::event::Refusal;
 use crate::node::machine::workload::{Workload, inode};
-use crate::ordered;
 
 /// Default time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(30);
@@ -39,7 +38,7 @@ pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.ino())))
         .collect();
-    ordered::sort(&mut children);
+    children.sort();
     for (folder, inode) in children {
         let Ok(cgroup) = parent.join(&folder) else {
             continue;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use crate::reconciler_support::{
+    Cluster, breached, node_qos, observed_node, ready, reconciler, seen,
+};
 use plimsoll::crd::Kind;
 use plimsoll::crd::eviction::Objection;
 use plimsoll::engine::policy::{NodeFacts, RuleId};
 use plimsoll::evictions::{Denial, Permit, RuleQuery};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use crate::reconciler_support::{Cluster, breached, node_qos, observed_node, ready, reconciler, seen};
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug)]

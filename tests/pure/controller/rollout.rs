@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::reconciler_support::{Cluster, breached, node_qos, ready};
 use plimsoll::crd::Kind;
-use crate::reconciler_support::{Cluster, breached, node_qos, ready};
 use serde_json::{Value, json};
 
 #[test]

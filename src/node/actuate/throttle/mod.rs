@@ -22,7 +22,6 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
-use crate::ordered;
 
 use self::containers::{PodFolder, is_by_container};
 pub use self::outcome::{Outcome, ReleaseResult};
@@ -176,7 +175,7 @@ impl Throttler {
     /// The throttled pods, each once, including those whose files cannot be opened: they may still be throttled.
     pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
         let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
-        ordered::sort(&mut unopened);
+        unopened.sort();
         unopened.dedup();
         let others = unopened
             .into_iter()

@@ -4,13 +4,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
+use crate::agent::eviction::{Refusal, Request};
 use crate::crd::eviction::Target;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Transition;
 use crate::engine::policy::{Action, CpuThrottle, Strategy};
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn policy() -> PolicySet {
     let action = Action {

@@ -6,15 +6,15 @@ use std::time::Duration;
 use kube::Client;
 use tokio::time::timeout;
 
-use super::report::{Reporter, log};
+use super::reporter::{Reporter, log};
 use super::{AgentError, Machine, Options};
+use crate::agent::report::final_status::{self, Left};
 use crate::cluster::backoff::backoff;
 use crate::cluster::taint::{self, Bearing, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
 use crate::node::machine::state_dir::Writer;
-use crate::node::report::final_status::{self, Left};
 
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.
 const TIMEOUT: Duration = Duration::from_secs(10);

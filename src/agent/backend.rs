@@ -10,7 +10,7 @@ use kube::Client;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::evict_api::{Evictions, Evictor, Fate, InForce, Obstacle, Outcome, Request, Requester};
+use super::eviction::{Evictions, Evictor, Fate, InForce, Obstacle, Outcome, Request, Requester};
 use super::taint::{self, Standing, Wanted, Watched};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};

@@ -8,7 +8,6 @@ use crate::engine::pod::PodUid;
 use crate::node::cgroup::knob::KnobFile;
 use crate::node::cgroup::parse;
 use crate::node::journal::Record;
-use crate::ordered;
 
 /// Longest list.
 const MAX_PODS: usize = 1024;
@@ -23,9 +22,7 @@ pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
     }
     let of = |(uid, records): (&PodUid, Vec<&Record>)| pod(view, uid, &records);
     let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
-    ordered::sort_by(&mut pods, |a, b| {
-        (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod))
-    });
+    pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
     pods.truncate(MAX_PODS);
     pods
 }

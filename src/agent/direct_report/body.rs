@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use crate::agent::report::node_metric::fit;
 use crate::crd::NodeMetricStatus;
 use crate::crd::report::Report;
-use crate::node::report::node_metric::fit;
 
 /// The report as JSON of at most [`crate::crd::report::MOST_BYTES`]: if it is larger, the least busy pods are dropped
 /// first, then breached rules.

@@ -13,6 +13,13 @@ use tokio::time::timeout;
 use super::Machine;
 use super::metrics::{Metrics, ThrottledPod};
 use super::rules::Rules;
+use crate::agent::eviction::Outcome;
+use crate::agent::report::conditions::{Health, Stopped, Unready};
+use crate::agent::report::events::{self, EventBuilder, Facts, NewEvent};
+use crate::agent::report::publish::Publisher;
+use crate::agent::report::status::{StatusBuilder, View, this_agent};
+use crate::agent::report::write::{self, Report, Writes};
+use crate::agent::taint::Standing;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
@@ -20,15 +27,8 @@ use crate::engine::plan::{Plan, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict_api::Outcome;
-use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
-use crate::node::report::conditions::{Health, Stopped, Unready};
-use crate::node::report::events::{self, EventBuilder, Facts, NewEvent};
-use crate::node::report::publish::Publisher;
-use crate::node::report::status::{StatusBuilder, View, this_agent};
-use crate::node::report::write::{self, Report, Writes};
 
 /// The `NodeWatermark` that the status goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

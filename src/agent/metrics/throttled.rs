@@ -6,7 +6,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::load::percent;
-use crate::ordered;
 use crate::serve::with_one_series;
 
 /// At most this many pods have a series.
@@ -70,7 +69,7 @@ impl Throttled {
 }
 
 fn most_throttled(mut all: Vec<ThrottledPod>) -> Vec<ThrottledPod> {
-    ordered::sort(&mut all);
+    all.sort();
     let mut chosen: Vec<ThrottledPod> = Vec::new();
     for one in all {
         if chosen.len() == MAX_PODS {

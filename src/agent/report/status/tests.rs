@@ -1,12 +1,12 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::agent::eviction::{Refusal, Request};
 use crate::crd::eviction::{Delay, Target};
 use crate::engine::plan::Unknown;
 use crate::engine::policy::{PodPolicy, Scope, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
-use crate::node::actuate::evict_api::{Refusal, Request};
 
 fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     RuleReport {

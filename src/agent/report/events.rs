@@ -10,13 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::agent::eviction::{Fate, Outcome};
+use crate::agent::taint::Standing;
 use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Spared, Transition, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
-use crate::node::actuate::evict_api::{Fate, Outcome};
-use crate::node::actuate::taint::Standing;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};
 use crate::node::machine::wording::{format_value, short, unknown_reason};

@@ -6,20 +6,26 @@
 //!      └── taint, evictions, status ◄─────┘
 //! ```
 
+mod backend;
 mod cgroup_locator;
+pub mod direct_report;
 mod emergency_stop;
+pub mod eviction;
 mod feed;
+pub mod heartbeat;
 mod metrics;
 mod node_lock;
 mod objects;
 mod pods;
 mod reconcile;
-mod report;
+pub mod report;
+mod reporter;
 mod restore;
 mod rules;
 mod saved_state;
 mod shutdown;
 mod start;
+pub mod taint;
 mod telemetry;
 
 use std::io;
@@ -31,23 +37,23 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use self::direct_report::Links;
 use self::metrics::Metrics;
 pub use self::metrics::PodData;
 use self::node_lock::NodeLockError;
 pub use self::pods::PodRef;
 use self::reconcile::Agent;
 use self::telemetry::Telemetry;
+use crate::agent::backend::ApiServer;
 use crate::cluster::client::{self, ClientError, Server};
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::node::actuate::api::ApiServer;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::clock;
 use crate::node::collect::Sampler;
-use crate::node::direct_report::{self, Links};
 use crate::node::journal::LockError;
 use crate::node::machine::{self, MachineError};
 use crate::serve::{self, ServeError};

@@ -8,13 +8,13 @@ use thiserror::Error;
 use super::conditions::{Health, Unready};
 use super::status::{StatusBuilder, View, this_agent};
 use super::write::{self, Report};
+use crate::agent::taint::Standing;
 use crate::cluster::client::{CallError, call, found};
 use crate::cluster::taint::{self, Marked, TaintError};
 use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
-use crate::node::actuate::taint::Standing;
 use crate::node::clock;
 use crate::node::journal::Record;
 

@@ -9,6 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::conditions::{Evaluated, Health, conditions, cut};
 use super::obstacles::{Obstacles, over_at};
+use crate::agent::backend::{Evicted, REMEMBERED};
+use crate::agent::eviction::{Fate, Outcome};
+use crate::agent::taint::Standing;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
@@ -19,9 +22,6 @@ use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Spared};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::actuate::api::{Evicted, REMEMBERED};
-use crate::node::actuate::evict_api::{Fate, Outcome};
-use crate::node::actuate::taint::Standing;
 use crate::node::cgroup::knob::Role;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, News};

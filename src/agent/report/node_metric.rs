@@ -30,7 +30,6 @@ use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
-use crate::ordered;
 
 /// A report is due at most [`INTERVAL`] after the previous one, and at the earliest after this part of it...
 const MIN_INTERVAL_PART: f64 = 0.9;
@@ -340,7 +339,7 @@ fn sum<T: std::iter::Sum>(parts: impl Iterator<Item = Option<T>>) -> Option<T> {
 }
 
 fn top(pods: &mut [Used<'_>], node: &NodeSample) -> Vec<PodUsage> {
-    ordered::sort_by(pods, |a, b| {
+    pods.sort_by(|a, b| {
         let name = |used: &Used<'_>| used.pod.pod.full_name().to_string();
         let larger = b.share(node).total_cmp(&a.share(node));
         larger.then_with(|| name(a).cmp(&name(b)))
@@ -388,7 +387,7 @@ fn protected_stalls(
             stall(&before, &now, between(last.at, sample.at)?, kind).ok()
         });
         let mut stalls: Vec<f64> = pods.chain(system).map(|waiting| waiting.percent).collect();
-        ordered::sort_by(&mut stalls, f64::total_cmp);
+        stalls.sort_by(f64::total_cmp);
         stalls
     };
     // Nearest-rank percentile.

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::agent::eviction::{Fate, Obstacle, Outcome, Request};
 use crate::crd::eviction::Delay;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict_api::{Fate, Obstacle, Outcome, Request};
 
 /// An obstacle that was not met for this time after a possible retry is over: the rule wants no eviction any more.
 const ENDS_AFTER: Duration = Duration::from_mins(5);
@@ -105,8 +105,8 @@ impl Obstacles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::eviction::Refusal;
     use crate::crd::eviction::Target;
-    use crate::node::actuate::evict_api::Refusal;
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)

@@ -223,8 +223,8 @@ fn actions_and_previews_are_counted_from_zero() {
 
 #[test]
 fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
+    use crate::agent::eviction::Refusal;
     use crate::engine::pod::PodUid;
-    use crate::node::actuate::evict_api::Refusal;
 
     let metrics = Metrics::new(clock::boot_time(), ALL);
     let decided = |would| Transition {

@@ -7,13 +7,13 @@ use tokio::sync::watch;
 
 use super::metrics::Metrics;
 use super::{Machine, Options};
+use crate::agent::direct_report::{DirectReports, Links};
+use crate::agent::heartbeat::digest::{self, Facts};
+use crate::agent::heartbeat::{self, Heartbeat, Pulse};
+use crate::agent::taint::Standing;
 use crate::crd::NodeMetric;
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
-use crate::node::actuate::taint::Standing;
-use crate::node::direct_report::{DirectReports, Links};
-use crate::node::heartbeat::digest::{self, Facts};
-use crate::node::heartbeat::{self, Heartbeat, Pulse};
 
 /// The sampling loop is stuck after this many of its intervals without a run...
 const STUCK_INTERVALS: u32 = 5;
@@ -119,8 +119,8 @@ mod tests {
     use kube::Config;
 
     use super::*;
+    use crate::agent::direct_report;
     use crate::node::clock::boot_time;
-    use crate::node::direct_report;
 
     #[tokio::test]
     async fn a_removed_agent_ends_its_reports_before_it_releases_its_lease() {

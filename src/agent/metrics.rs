@@ -18,18 +18,18 @@ use prometheus_client::registry::{Registry, Unit};
 use self::load::Load;
 use self::throttled::Throttled;
 pub use self::throttled::ThrottledPod;
+use crate::agent::direct_report::metrics::Reports;
+use crate::agent::eviction::Fate;
+use crate::agent::heartbeat::metrics::Heartbeats;
+use crate::agent::report::publish::Published;
+use crate::agent::report::write::Writes;
 use crate::cluster::requests::Observer;
 use crate::crd::NodeMetric;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict_api::Fate;
 use crate::node::clock;
-use crate::node::direct_report::metrics::Reports;
-use crate::node::heartbeat::metrics::Heartbeats;
-use crate::node::report::publish::Published;
-use crate::node::report::write::Writes;
 use crate::serve::{Document, ResultLabels, Source, with_one_series};
 
 /// The loop runs at least every few seconds: after this time without a run it hangs.

@@ -18,7 +18,7 @@ use super::metrics::{KindLabels, Metrics};
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
 use super::pods::Pods;
-use super::report::{Reporter, Target, log};
+use super::reporter::{Reporter, Target, log};
 use super::restore::{restore_leftovers, restore_running};
 use super::rules::{Problem, Rules, Seen};
 use super::saved_state::SavedState;
@@ -26,18 +26,17 @@ use super::shutdown::{self, NodeView, Shutdown};
 use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
 use super::telemetry::Telemetry;
 use super::{AgentError, Machine, Options, Stop};
+use crate::agent::backend::ApiServer;
+use crate::agent::direct_report::{Leader, Links};
+use crate::agent::report::node_metric;
+use crate::agent::taint::Watched;
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
-use crate::node::actuate::api::ApiServer;
-use crate::node::actuate::taint::Watched;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock;
-use crate::node::direct_report::{Leader, Links};
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, Settings};
-use crate::node::report::node_metric;
-use crate::ordered;
 
 /// How often starting the machine is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -440,7 +439,7 @@ impl Agent {
         self.builder.changed();
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
-        self.metrics.rules(ordered::map(names));
+        self.metrics.rules(BTreeMap::from_iter(names));
         tracing::info!(
             rules = policy.rules.len(),
             refused = self.rules.refused().len(),

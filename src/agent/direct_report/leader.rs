@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::Options;
 use super::credentials::Files;
 use super::links::{Links, Sender};
+use crate::agent::eviction::Requester;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::eviction::was_not_sent;
 use crate::crd::eviction::{
@@ -20,7 +21,6 @@ use crate::crd::eviction::{
     Target, api_path,
 };
 use crate::engine::policy::RuleId;
-use crate::node::actuate::evict_api::Requester;
 use crate::node::clock;
 
 /// Largest answer that is read.
