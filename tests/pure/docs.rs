@@ -76,7 +76,7 @@ fn source(path: &str) -> String {
 
 #[test]
 fn every_event_reason_is_documented() {
-    let agent = ["src/node/report/events.rs"];
+    let agent = ["src/agent/report/events.rs"];
     let controller = [
         "src/reconcilers/reconciler.rs",
         "src/reconcilers/plan/cap.rs",
@@ -124,14 +124,14 @@ fn body(path: &str, head: &str) -> String {
 
 #[test]
 fn every_condition_and_its_reasons_are_documented() {
-    let reported = source("src/node/report/status.rs");
+    let reported = source("src/agent/report/status.rs");
     let degraded = reported.split("degraded.push(").skip(1);
     let degraded: String = degraded
         .map(|rest| rest.split(',').next().unwrap())
         .collect();
     let kinds = "src/crd/node_watermark/status.rs";
     let watermark = [
-        source("src/node/report/conditions.rs"),
+        source("src/agent/report/conditions.rs"),
         degraded,
         body(kinds, "pub mod condition"),
         body(kinds, "pub mod stopped"),

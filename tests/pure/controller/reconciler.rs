@@ -436,8 +436,8 @@ fn a_finding_that_holds_on_some_nodes_says_on_which() {
     assert_eq!(rules, 1);
     assert!(
         message.contains(
-            "4000 millicores can't be passed on a node of 2 CPUs: the most there is are 2000 millicores; write less, for \
-             example 1600; this holds for 3 of the 5 nodes that are selected, small0 for example; the other 2 can pass it"
+            "4000 millicores can't be exceeded on a node with 2 CPUs: the maximum is 2000 millicores; write less, for \
+             example 1600; this holds for 3 of the 5 nodes that are selected, small0 for example; the other 2 can exceed it"
         ),
         "{message}"
     );

@@ -298,5 +298,5 @@ fn a_timeout_shorter_than_the_agents_write_interval_is_rejected() {
         .unwrap();
     assert_eq!(started.status.code(), Some(2));
     let why = String::from_utf8(started.stderr).unwrap();
-    assert!(why.contains("write 6m or more"), "{why}");
+    assert!(why.contains("use 6m or more"), "{why}");
 }
