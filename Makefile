@@ -13,7 +13,7 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # A machine of cgroup v2 alone can't be node v1.
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # What CI shows of tests/e2e/suite.
-QUICK := AgentsReport|Throttle|PreferNoSchedule|RemovedTaint|Disruption|Preview|MustNotBeEvicted|Guides|Invalid|Examples|Operator|Locked|Upgrade|DaemonSet|StandbyTakesOver|AskedDirectly
+QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$
 # What rests on addresses: reports, probes, evictions, replicas that are asked directly, kubelets that are.
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
 # Other versions of Kubernetes, and what rests on what an API server does.

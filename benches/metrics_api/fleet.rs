@@ -297,13 +297,13 @@ impl<'a> Fleet<'a> {
         };
         let watching = async {
             let baseline = resident(self.process());
-            let mut watches = JoinSet::new();
+            let mut connections = JoinSet::new();
             for events in &events {
                 let version = self.reader.version().await;
-                watches.spawn(self.reader.clone().watch(version, Arc::clone(events)));
+                connections.spawn(self.reader.clone().watch(version, Arc::clone(events)));
             }
             for _ in 0..watchers / 5 {
-                watches.spawn(self.reader.clone().watch_without_reading());
+                connections.spawn(self.reader.clone().watch_without_reading());
             }
             sleep(Duration::from_secs(5)).await;
             drop(self.agents.take());
@@ -314,14 +314,14 @@ impl<'a> Fleet<'a> {
                 max = max.max(resident(self.process()));
             }
             let used = Cpu::of(&[self.process()]).since(&cpu).seconds() / time.as_secs_f64();
-            let reported = self.agents.take().waits.len() as f64;
+            let reported = self.agents.take().latencies.len() as f64;
             let after = received();
             let received = after
                 .iter()
                 .zip(&before)
                 .map(|(after, before)| after - before);
             let fewest = received.min().unwrap_or(0) as f64;
-            drop(watches);
+            drop(connections);
             sleep(Duration::from_secs(5)).await;
             (baseline, max, used, 100.0 - fewest * 100.0 / reported)
         };

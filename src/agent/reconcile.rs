@@ -439,7 +439,7 @@ impl Agent {
         self.builder.changed();
         let names = policy.rules.iter();
         let names = names.map(|rule| (rule.id.clone(), rule.metric.to_string()));
-        self.metrics.rules(BTreeMap::from_iter(names));
+        self.metrics.rules(names.collect::<BTreeMap<_, _>>());
         tracing::info!(
             rules = policy.rules.len(),
             refused = self.rules.refused().len(),

@@ -204,7 +204,7 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
     });
     let leases = leases.unwrap_or_default();
     let named = |lease: LeaseObject| (lease.name_any(), lease);
-    let mut leases = BTreeMap::from_iter(leases.into_iter().map(named));
+    let mut leases = leases.into_iter().map(named).collect::<BTreeMap<_, _>>();
     let now = clock::wall();
     let row = |metric: &NodeMetric| {
         let name = metric.name_any();

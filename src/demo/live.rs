@@ -186,7 +186,7 @@ impl LiveDemo {
             start_recording(path, node, schedule.period, &pods, now)
         });
         Ok(Self {
-            originals: BTreeMap::from_iter(workloads.iter().map(snapshots)),
+            originals: workloads.iter().map(snapshots).collect::<BTreeMap<_, _>>(),
             pods: workloads
                 .iter()
                 .map(|workload| (Arc::clone(&workload.pod), cgroups.weight(&workload.cgroup)))

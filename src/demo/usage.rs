@@ -118,7 +118,7 @@ fn reading(sample: &Sample) -> Reading {
     Reading {
         at: sample.at,
         node: sample.node.cpu.map(|cpu| cpu.busy),
-        pods: BTreeMap::from_iter(pods),
+        pods: pods.collect::<BTreeMap<_, _>>(),
     }
 }
 

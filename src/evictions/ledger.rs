@@ -302,7 +302,7 @@ impl Ledger {
             now.since(entry.last_polled) >= pause
         };
         let mut due: Vec<&mut Entry> = self.entries.values_mut().filter(is_due).collect();
-        due.sort_by(|a, b| a.last_polled.cmp(&b.last_polled));
+        due.sort_by_key(|entry| entry.last_polled);
         let take = |entry: &mut Entry| {
             entry.last_polled = now;
             entry.victim.clone()

@@ -1,5 +1,7 @@
 //! Content negotiation by the `Accept` header.
 
+use std::cmp::Reverse;
+
 /// A form of objects and lists, always as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -71,7 +73,7 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     };
     let mut clauses: Vec<Clause<'_>> = accept.split(',').map(Clause::of).collect();
     clauses.retain(|clause| clause.weight() > 0);
-    clauses.sort_by(|a, b| b.weight().cmp(&a.weight()));
+    clauses.sort_by_key(|clause| Reverse(clause.weight()));
     clauses
 }
 

@@ -51,7 +51,10 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     let samples = Samples::of(size, input.earlier, input.summary.ok(), input.subjects);
     let sources = input.sources();
     let (engine, plan) = input.run_engine(&samples, &sources);
-    let reports = BTreeMap::from_iter(engine.reports().map(|report| (report.id.clone(), report)));
+    let reports = engine
+        .reports()
+        .map(|report| (report.id.clone(), report))
+        .collect::<BTreeMap<_, _>>();
     let evaluation = Evaluation {
         input,
         samples: &samples,

@@ -190,9 +190,9 @@ impl Cluster {
             found => found.map_err(failed("nodewatermarks"))?,
         };
         let watermarks = found.into_iter();
-        Ok(BTreeMap::from_iter(watermarks.filter_map(|object| {
-            Some((object.name_any(), AgentStatus::of(&object)?))
-        })))
+        Ok(watermarks
+            .filter_map(|object| Some((object.name_any(), AgentStatus::of(&object)?)))
+            .collect::<BTreeMap<_, _>>())
     }
 
     /// The summaries of these nodes' kubelets.
@@ -211,7 +211,7 @@ impl Cluster {
             let before = earlier.remove(&name).and_then(Result::ok);
             (name, summary.map(|summary| (summary, before)))
         };
-        BTreeMap::from_iter(now.into_iter().map(pair))
+        now.into_iter().map(pair).collect::<BTreeMap<_, _>>()
     }
 
     async fn summaries(

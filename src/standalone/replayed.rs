@@ -33,7 +33,9 @@ impl Replayed {
             rule.pods.iter().map(name).collect()
         };
         let rules = summary.rules.iter();
-        let pods = BTreeMap::from_iter(rules.map(|(id, rule)| (id.clone(), names(rule))));
+        let pods = rules
+            .map(|(id, rule)| (id.clone(), names(rule)))
+            .collect::<BTreeMap<_, _>>();
         Self { summary, pods }
     }
 }

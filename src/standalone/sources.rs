@@ -123,11 +123,10 @@ impl<'a> Merger<'a> {
         };
         Self {
             objects,
-            former: BTreeMap::from_iter(
-                former
-                    .iter()
-                    .filter_map(|source| Some((source.key()?, source))),
-            ),
+            former: former
+                .iter()
+                .filter_map(|source| Some((source.key()?, source)))
+                .collect::<BTreeMap<_, _>>(),
             fallen_back: BTreeSet::new(),
             former_findings,
             node,

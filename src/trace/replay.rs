@@ -80,7 +80,10 @@ impl<R: BufRead> Replay<R> {
     }
 
     fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        self.pods = BTreeMap::from_iter(pods.iter().map(|pod| (pod.uid.clone(), Arc::clone(pod))));
+        self.pods = pods
+            .iter()
+            .map(|pod| (pod.uid.clone(), Arc::clone(pod)))
+            .collect::<BTreeMap<_, _>>();
         self.engine.set_pods(pods);
     }
 
@@ -181,7 +184,9 @@ impl Summary {
     fn of(policy: &PolicySet) -> Self {
         let rules = policy.rules.iter();
         Self {
-            rules: BTreeMap::from_iter(rules.map(|rule| (rule.id.clone(), RuleSummary::default()))),
+            rules: rules
+                .map(|rule| (rule.id.clone(), RuleSummary::default()))
+                .collect::<BTreeMap<_, _>>(),
             ..Self::default()
         }
     }

@@ -279,13 +279,17 @@ async fn authorizes_token_users(plane: &ControlPlane, port: u16) {
     assert_eq!(ann.code(LIST).await, 403);
 }
 
-async fn serves_public_documents_to_anonymous_clients(anonymous: &Caller) {
-    // An API server serves a new CRD a moment after it lists it, so the controller's first watch may fail with 404.
+/// An API server serves a new CRD a moment after it lists it, so the controller's first watch may fail with 404.
+async fn until_ready(anonymous: &Caller) {
     let started = now();
     while anonymous.code("/readyz").await != 200 {
         assert!(started.elapsed() < TIMEOUT, "the controller is not ready");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+async fn serves_public_documents_to_anonymous_clients(anonymous: &Caller) {
+    until_ready(anonymous).await;
     for path in [
         "/healthz",
         "/livez",

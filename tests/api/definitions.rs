@@ -315,7 +315,7 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
 
 /// A valid object of each kind with every field.
 fn full_objects() -> Vec<Value> {
-    let full = std::fs::read_to_string(root().join("tests/bad_input/full.yaml")).unwrap();
+    let full = std::fs::read_to_string(root().join("tests/support/bad_input/full.yaml")).unwrap();
     let manifest = manifest::read(&full);
     assert_eq!(manifest.flaws, []);
     manifest

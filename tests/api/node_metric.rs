@@ -1,4 +1,4 @@
-//! The NodeMetric of an agent, with real cgroups of this machine's kernel.
+//! The `NodeMetric` of an agent, with real cgroups of this machine's kernel.
 
 use crate::agent_support::{Agent, HIGH, NODE, Node, closing, pod};
 use plimsoll::crd::NodeMetric;

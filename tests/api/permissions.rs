@@ -22,15 +22,6 @@ const TIMEOUT: Duration = Duration::from_mins(4);
 /// Concurrent requests.
 const MAX_CONCURRENT: usize = 8;
 
-/// Not a test: the process in the pods.
-#[test]
-#[ignore = "burns CPU until it is killed"]
-fn burn() {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
 /// A resource as listed by discovery.
 #[derive(Clone, Debug)]
 struct Resource {

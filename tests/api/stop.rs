@@ -482,7 +482,7 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
-        text.contains("was missing") && text.contains("stopped"),
+        text.contains("was missing") && text.contains("stop requested"),
         "{text}"
     );
     let get = ["get", "configmap", OBJECT, "-n", LEASES, "-o", "json"];

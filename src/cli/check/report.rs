@@ -216,7 +216,7 @@ impl<'a> Report<'a> {
             .collect();
         let location =
             |found: &Located<'_>| (order.get(found.file).copied(), found.line, found.severity);
-        self.findings.sort_by(|a, b| location(a).cmp(&location(b)));
+        self.findings.sort_by_key(location);
         let count = |severity| {
             let found = self.findings.iter();
             found.filter(|found| found.severity == severity).count()

@@ -1,7 +1,7 @@
 //! The screen of `plimsoll top pods`. Pure.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -180,12 +180,12 @@ fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
 
 fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<String> {
     let name = |row: &Row| (row.node.clone(), row.namespace.clone(), row.name.clone());
-    let shown = BTreeMap::from_iter(shown.iter().map(|row| (name(row), ())));
+    let shown = shown.iter().map(name).collect::<BTreeSet<_>>();
     let all = throttled.into_iter().flatten().flat_map(|(node, pods)| {
         let name = |it: &ThrottledStatus| (node.clone(), it.namespace.clone(), it.pod.clone());
         pods.iter().map(name)
     });
-    let others = all.filter(|name| !shown.contains_key(name));
+    let others = all.filter(|name| !shown.contains(name));
     let others: Vec<String> = others
         .map(|(node, namespace, pod)| format!("{namespace}/{pod} on {node}"))
         .collect();

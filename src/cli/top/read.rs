@@ -123,7 +123,7 @@ pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce
         Ok(request)
     };
     let known = list(client, build, |table: Value| rows(&table)).await?;
-    Ok(BTreeMap::from_iter(known))
+    Ok(known.into_iter().collect::<BTreeMap<_, _>>())
 }
 
 /// The rows of a Table; columns are found by name.
@@ -158,7 +158,7 @@ pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
     };
     let read = |page: Page<WatermarkStatus>| page.read(pods);
     let known = list(client, |page| api.list(page), read).await?;
-    Ok(BTreeMap::from_iter(known))
+    Ok(known.into_iter().collect::<BTreeMap<_, _>>())
 }
 
 /// The Leases of the agents.

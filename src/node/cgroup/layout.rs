@@ -6,6 +6,7 @@
 //! | v1 | a `cgroup` mount for each controller, or for several joined (`cpu,cpuacct`), often with symbolic links |
 //! | hybrid | v1 mounts with the controllers, and a `cgroup2` mount with none that we need |
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -172,7 +173,7 @@ impl Hierarchy {
     pub fn from_mounts(mounts: &[Mount]) -> Option<Self> {
         let whole_first = |wanted: &dyn Fn(&Mount) -> bool| {
             let mut found: Vec<_> = mounts.iter().filter(|mount| wanted(mount)).collect();
-            found.sort_by(|a, b| b.whole.cmp(&a.whole));
+            found.sort_by_key(|mount| Reverse(mount.whole));
             found.first().map(|mount| mount.point.clone())
         };
         let v1 = |controller: &str| {

@@ -206,7 +206,7 @@ impl<O: Outside> Machine<O> {
             self.names.insert(workload.pod.uid.clone(), name.into());
         }
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
-        self.pods = BTreeMap::from_iter(workloads.into_iter().map(uid));
+        self.pods = workloads.into_iter().map(uid).collect::<BTreeMap<_, _>>();
         self.finished.retain(|uid| self.pods.contains_key(uid));
         self.update_engine_pods();
         self.refresh();

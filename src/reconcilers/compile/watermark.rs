@@ -194,10 +194,12 @@ impl Status {
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
-            active: BTreeMap::from_iter(active.map(|rule| (rule.id.clone(), Active::of(rule)))),
-            matched: BTreeMap::from_iter(
-                policies.map(|policy| (policy.name.clone(), policy.matched)),
-            ),
+            active: active
+                .map(|rule| (rule.id.clone(), Active::of(rule)))
+                .collect::<BTreeMap<_, _>>(),
+            matched: policies
+                .map(|policy| (policy.name.clone(), policy.matched))
+                .collect::<BTreeMap<_, _>>(),
         }
     }
 }
