@@ -496,7 +496,7 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("cannot patch resource") && text.contains("ask somebody"),
+        text.contains("cannot patch resource") && text.contains("ask an administrator"),
         "{text}"
     );
     it_goes_where_agents_watch(&node);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs test binaries on a real cgroup v2 kernel: Debian's cloud kernel in a qemu guest, by software emulation.
 #
-#   tests/guest/run.sh                the kernel tests (tests/kernel_*.rs), built here
+#   tests/guest/run.sh                the kernel tests (tests/kernel), built here
 #   tests/guest/run.sh FILE...        these static test binaries (a file named `plimsoll` is only copied to /bin)
 #
 # Environment: GUEST_TIMEOUT seconds (default 1800, since emulation is slow on a busy machine), GUEST_ARGS for every test binary (such as a filter).
@@ -68,9 +68,7 @@ kernel() {
 
 # Builds the kernel tests and prints their paths.
 build() {
-    local names=()
-    for file in tests/kernel_*.rs; do names+=(--test "$(basename "$file" .rs)"); done
-    cargo test -q --no-run --target $target --message-format=json "${names[@]}" |
+    cargo test -q --no-run --target $target --message-format=json --test kernel |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'
 }
 

@@ -65,5 +65,5 @@ fn a_directory_that_is_not_a_cgroup_root_is_refused() {
     let (output, code) =
         RunningDemo::start(demo(&["--plain", "--seconds", "10", "--cgroup-root", root])).wait();
     assert_eq!(code, Some(3), "{output}");
-    assert!(output.contains("is no cgroup root"), "{output}");
+    assert!(output.contains("is not a cgroup root"), "{output}");
 }
