@@ -76,7 +76,7 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	@go run -C tests/chart .
 	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
 
-chart: EXTRAS ?= checkers,promtool
+chart: EXTRAS = checkers,promtool
 chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
 	@go run -C tests/chart . -check

@@ -26,9 +26,9 @@ const CANNOT_RUN: u8 = 3;
 
 const AFTER_HELP: &str = "\
 What it does to this machine, for about a minute:
-  - makes cgroups below one named plimsoll-demo-<pid>. In them it runs an important worker, which measures its own
-    latency, and batch work, which keeps all CPUs busy. The cgroups have the CPU weights that pods with the same CPU
-    requests would have; together they weigh as much as all pods of a Kubernetes node.
+  - makes cgroups below one named plimsoll-demo-<pid>. In them it runs an important worker, which measures its own \
+latency, and batch work, which keeps all CPUs busy. The cgroups have the CPU weights that pods with the same CPU \
+requests would have; together they weigh as much as all pods of a Kubernetes node.
   - applies examples/ensurance/throttle.yaml, with the threshold set for this machine, to these cgroups and no others.
   - restores the originals, removes everything it made, compares, and reports what it measured, good or bad.
 It leaves no cgroup, process or file behind, also when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP). What `kill -9` \

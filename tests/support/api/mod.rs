@@ -11,7 +11,7 @@ pub mod reporter;
 use std::fs;
 use std::io::Write as _;
 use std::mem;
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
@@ -159,6 +159,10 @@ impl ControlPlane {
             own: (bin, client, port),
             flags,
         };
+        // A connection costs less than a kubectl.
+        plane.until("the API server listens", Duration::from_mins(5), |_| {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+        });
         plane.until("the API server is ready", Duration::from_mins(5), |plane| {
             plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
         });
