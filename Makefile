@@ -18,7 +18,7 @@ QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCom
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
 # Other versions of Kubernetes, and what rests on what an API server does.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
-ON_VERSIONS := certificates controller definitions doctor evict:: permissions stolen_token stop taint
+ON_VERSIONS := $(addsuffix ::,certificates controller definitions doctor evict permissions stolen_token stop taint)
 # What agents that report cost.
 AGENTS := 5000
 FOR := 10m
@@ -42,7 +42,7 @@ demo: tools-demo ## Watches the policies protect this machine for a minute (need
 test: tools ## Runs every check, as CI does (needs root; installs what is missing)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
-	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers,promtool
+	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) pure $(CARGO_TEST) --lib --test pure
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
@@ -76,7 +76,7 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	@go run -C tests/chart .
 	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
 
-chart: EXTRAS = checkers,promtool
+chart: EXTRAS = checkers
 chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
 	@go run -C tests/chart . -check
@@ -84,7 +84,7 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages ./stamp
 
-helm4: EXTRAS = kwok,checkers,promtool
+helm4: EXTRAS = kwok,checkers
 helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm 3 do, and a release's whole life (ten minutes)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm
 	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart
@@ -183,7 +183,7 @@ cert-manager: # What makes certificates in some scenes: its controllers, from it
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
-e2e-long: EXTRAS = kwok,checkers,promtool
+e2e-long: EXTRAS = kwok,checkers
 e2e-long: tools-cluster build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
 	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long -permissions

@@ -76,8 +76,8 @@ func build(here layout, nodes []string) error {
 	return once(here, "guest", images+debian+guest, buildGuest)
 }
 
-// buildPrograms builds Kubernetes, Helm and podtool from Go modules, and those of the extras that EXTRAS names: kwok, checkers (kubeconform and
-// kube-score) and promtool (from Debian).
+// buildPrograms builds Kubernetes, Helm and podtool from Go modules, takes promtool from Debian, and builds the extras that EXTRAS names:
+// kwok, checkers (kubeconform and kube-score).
 func buildPrograms(here layout) error {
 	extras := strings.Split(os.Getenv("EXTRAS"), ",")
 	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
@@ -96,7 +96,7 @@ func buildPrograms(here layout) error {
 		{"podtool", sources, "podtool", buildPodtool, false},
 		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, "kwok", buildKwok, true},
 		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, "kubeconform kube-score", buildCheckers, true},
-		{"promtool", nil, "promtool", unpackPromtool, true},
+		{"promtool", nil, "promtool", unpackPromtool, false},
 	} {
 		if program.extra && !slices.Contains(extras, program.name) {
 			continue

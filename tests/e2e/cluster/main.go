@@ -22,7 +22,7 @@ const usage = `usage: cluster COMMAND
   image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
   load ARCHIVE...        imports image archives into every node
 
-NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. EXTRAS=kwok,checkers,promtool has build make these too. IP_FAMILY=ipv6 or dual, with NODES=v1, has up give nodes, pods and
+NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. EXTRAS=kwok,checkers has build make these too. IP_FAMILY=ipv6 or dual, with NODES=v1, has up give nodes, pods and
 services IPv6 addresses alone, or both.
 `
 

@@ -1,7 +1,7 @@
 //! A simulated node on which the engine's actions have effects: quotas, the idle class, reclaim and evictions change what
 //! pods use, which changes busy time, pressure and load averages like a kernel would. The engine only sees these.
 //!
-//! One tick is a second. `tests/kernel_simulation.rs` compares it with real kernels.
+//! One tick is a second. `tests/kernel/closed_loop.rs` compares it with real kernels.
 #![allow(
     dead_code,
     clippy::unwrap_used,
