@@ -66,6 +66,7 @@ fn allocations(machine: &mut host::Machine, count: usize) -> u64 {
 
 #[test]
 fn a_tick_that_changes_nothing_allocates_nothing() {
+    let _files = crate::files();
     let env = Machine::new();
     for number in 0..110 {
         env.cgroup(&format!("unit-{number}"));
@@ -80,6 +81,7 @@ fn a_tick_that_changes_nothing_allocates_nothing() {
 
 #[test]
 fn verifying_what_is_in_force_allocates_nothing() {
+    let _files = crate::files();
     let mut env = Machine::new();
     env.burning_pod("batch");
     let mut machine = machine(&env, "100");
@@ -128,6 +130,7 @@ fn tick_between(machine: &mut host::Machine, change: impl FnOnce(&mut host::Mach
 
 #[test]
 fn a_restarted_container_is_throttled_at_the_next_tick() {
+    let _files = crate::files();
     let mut env = Machine::new();
     if env.hierarchy.is_v2() {
         eprintln!("skipped: on cgroup v2 the pod's own quota limits every container");

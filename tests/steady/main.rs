@@ -17,3 +17,11 @@ mod run_support;
 mod engine;
 mod machine;
 mod sampler;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Held by each test that opens files, since [`sampler`] takes the right to from the whole process.
+fn files() -> MutexGuard<'static, ()> {
+    static FILES: Mutex<()> = Mutex::new(());
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}

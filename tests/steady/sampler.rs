@@ -1,6 +1,6 @@
 //! A steady sample allocates nothing and opens nothing.
 //!
-//! In its own test binary, since it sets the process's limit of open files to zero.
+//! It sets the process's limit of open files to zero meanwhile.
 
 use std::path::Path;
 
@@ -32,6 +32,7 @@ fn steady_allocations(sampler: &mut Sampler, demand: &Demand, sample: &mut Sampl
 
 #[test]
 fn a_steady_sample_of_110_pods_allocates_nothing_and_opens_nothing() {
+    let _files = crate::files();
     let Some(mut ground) = Ground::make() else {
         return;
     };

@@ -244,9 +244,13 @@ impl Drop for Machine {
 
 /// Removes a cgroup and its children once their processes are reaped.
 fn remove(folder: &Path) {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    for entry in entries.filter_map(Result::ok) {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return,
+        entries => entries.unwrap(),
+    };
+    for entry in entries {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
             remove(&entry.path());
         }
     }
