@@ -3,6 +3,7 @@
 
 pub mod aggregation;
 pub mod caller;
+mod client;
 pub mod faults;
 pub mod leader;
 pub mod receiver;
@@ -11,7 +12,7 @@ pub mod reporter;
 use std::fs;
 use std::io::Write as _;
 use std::mem;
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 use plimsoll::crd::KubernetesVersion;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use self::client::{ApiClient, path_of};
 
 /// Kills its process on drop.
 pub struct Process(pub Child);
@@ -35,6 +38,7 @@ impl Drop for Process {
 pub struct ControlPlane {
     pub kubeconfig: PathBuf,
     kubectl: PathBuf,
+    client: ApiClient,
     dir: TempDir,
     etcd: Option<Process>,
     apiserver: Option<Process>,
@@ -125,6 +129,7 @@ impl ControlPlane {
         let dir = tempfile::tempdir().unwrap();
         if let Some(kubeconfig) = setting("PLIMSOLL_E2E_KUBECONFIG") {
             let plane = Self {
+                client: ApiClient::new(&kubeconfig),
                 kubeconfig,
                 kubectl,
                 dir,
@@ -151,6 +156,7 @@ impl ControlPlane {
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, kubeconfig_of(port).to_string()).unwrap();
         let plane = Self {
+            client: ApiClient::new(&kubeconfig),
             kubeconfig,
             kubectl,
             dir,
@@ -159,13 +165,7 @@ impl ControlPlane {
             own: (bin, client, port),
             flags,
         };
-        // A connection costs less than a kubectl.
-        plane.until("the API server listens", Duration::from_mins(5), |_| {
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
-        });
-        plane.until("the API server is ready", Duration::from_mins(5), |plane| {
-            plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
-        });
+        plane.until_ready();
         plane.install_definitions();
         Some(plane)
     }
@@ -184,15 +184,15 @@ impl ControlPlane {
             "the definitions are served",
             Duration::from_mins(5),
             |plane| {
-                let kinds = "nodeqoss,podqoss,avoidanceactions,nodewatermarks";
-                plane.try_kubectl(&["get", kinds], "").is_ok()
+                let mut kinds = ["nodeqos", "podqos", "avoid", "nwm"].into_iter();
+                kinds.all(|kind| plane.client.get(path_of(kind).unwrap()).is_ok())
             },
         );
     }
 
     /// For example `v1.34.4`.
     fn version(&self) -> String {
-        let version = self.kubectl(&["get", "--raw", "/version"]);
+        let version = self.client.get("/version").unwrap();
         let version: Value = serde_json::from_str(&version).unwrap();
         version["gitVersion"].as_str().unwrap().to_owned()
     }
@@ -261,8 +261,12 @@ impl ControlPlane {
         let (bin, etcd, port) = &self.own;
         let flags = self.flags;
         self.apiserver = Some(apiserver(bin, self.dir.path(), *etcd, *port, flags));
-        self.until("the API server is back", Duration::from_mins(1), |plane| {
-            plane.try_kubectl(&["get", "--raw", "/readyz"], "").is_ok()
+        self.until_ready();
+    }
+
+    fn until_ready(&self) {
+        self.until("the API server is ready", Duration::from_mins(5), |plane| {
+            plane.client.get("/readyz").is_ok()
         });
     }
 
@@ -314,12 +318,20 @@ impl ControlPlane {
 
     /// The object, or null.
     pub fn get(&self, what: &str, name: &str) -> Value {
-        let found = self.try_kubectl(&["get", what, name, "-o", "json"], "");
+        let found = match path_of(what) {
+            Some(path) => self.client.get(&format!("{path}/{name}")).ok(),
+            None => self
+                .try_kubectl(&["get", what, name, "-o", "json"], "")
+                .ok(),
+        };
         found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
     }
 
     pub fn list(&self, what: &str) -> Vec<Value> {
-        let text = self.kubectl(&["get", what, "-o", "json"]);
+        let text = match path_of(what) {
+            Some(path) => self.client.get(path).unwrap(),
+            None => self.kubectl(&["get", what, "-o", "json"]),
+        };
         let list: Value = serde_json::from_str(&text).unwrap();
         list["items"].as_array().unwrap().clone()
     }
@@ -328,33 +340,23 @@ impl ControlPlane {
     pub fn nodes(&self, names: &[String]) {
         let node = |name: &String| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": "a"}}});
         self.apply(&names.iter().map(node).collect::<Vec<_>>());
+        let status = json!({"status": {
+            "capacity": {"cpu": "8", "memory": "16Gi"},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        }});
         for name in names {
-            let patch = r#"{"status":{"capacity":{"cpu":"8","memory":"16Gi"},
-                "conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}"#;
-            self.kubectl(&[
-                "patch",
-                "node",
-                name,
-                "--subresource=status",
-                "--type=merge",
-                "-p",
-                patch,
-            ]);
+            self.patch_status("node", name, &status);
         }
     }
 
     /// Writes an agent's status.
     pub fn report(&self, node: &str, status: &Value) {
-        let patch = json!({"status": status}).to_string();
-        self.kubectl(&[
-            "patch",
-            "nwm",
-            node,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &patch,
-        ]);
+        self.patch_status("nwm", node, &json!({"status": status}));
+    }
+
+    fn patch_status(&self, what: &str, name: &str, patch: &Value) {
+        let path = format!("{}/{name}/status", path_of(what).unwrap());
+        self.client.merge_patch(&path, patch).unwrap();
     }
 
     /// Writes the status of an agent that enforces the current rules.

@@ -1,0 +1,78 @@
+//! Requests that the tests make most often, by a client in this process: a kubectl for each costs 0.1 s of CPU.
+
+use std::path::Path;
+use std::sync::{LazyLock, mpsc};
+use std::time::Duration;
+
+use hyper::Request;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::Value;
+use tokio::runtime::Handle;
+
+/// Runs the requests of all tests, which wait for them as they would for a kubectl.
+static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
+    let runtime = super::reporter::runtime();
+    let handle = runtime.handle().clone();
+    std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+    handle
+});
+
+pub struct ApiClient(Client);
+
+impl ApiClient {
+    pub fn new(kubeconfig: &Path) -> Self {
+        let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+        let client = wait(async {
+            let options = KubeConfigOptions::default();
+            let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
+                .await
+                .unwrap();
+            config.read_timeout = Some(Duration::from_mins(1));
+            config.default_retry = false;
+            Client::try_from(config).unwrap()
+        });
+        Self(client)
+    }
+
+    /// The body of this path.
+    pub fn get(&self, path: &str) -> Result<String, kube::Error> {
+        self.send(Request::get(path).body(Vec::new()).unwrap())
+    }
+
+    pub fn merge_patch(&self, path: &str, patch: &Value) -> Result<String, kube::Error> {
+        let request = Request::patch(path)
+            .header("Content-Type", "application/merge-patch+json")
+            .body(patch.to_string().into_bytes());
+        self.send(request.unwrap())
+    }
+
+    fn send(&self, request: Request<Vec<u8>>) -> Result<String, kube::Error> {
+        let client = self.0.clone();
+        wait(async move { client.request_text(request).await })
+    }
+}
+
+fn wait<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    RUNTIME.spawn(async move { sender.send(future.await) });
+    receiver.recv().unwrap()
+}
+
+/// The path of a resource by the name that kubectl knows, in namespace default, or none where only kubectl knows it.
+pub fn path_of(resource: &str) -> Option<&'static str> {
+    Some(match resource {
+        "nwm" | "nodewatermark" => "/apis/plimsoll.dev/v1alpha1/nodewatermarks",
+        "nm" => "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics",
+        "nodeqos" | "nodeqoss" => "/apis/ensurance.crane.io/v1alpha1/nodeqoss",
+        "podqos" => "/apis/ensurance.crane.io/v1alpha1/podqoss",
+        "avoid" => "/apis/ensurance.crane.io/v1alpha1/avoidanceactions",
+        "apiservice" => "/apis/apiregistration.k8s.io/v1/apiservices",
+        "node" | "nodes" => "/api/v1/nodes",
+        "pod" | "pods" => "/api/v1/namespaces/default/pods",
+        "events" => "/api/v1/namespaces/default/events",
+        "configmap" => "/api/v1/namespaces/default/configmaps",
+        "secret" => "/api/v1/namespaces/default/secrets",
+        _ => return None,
+    })
+}
