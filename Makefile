@@ -128,8 +128,9 @@ try: tools-cluster ## Shows Plimsoll at work on a real Kubernetes on this machin
 	@$(MAKE) -s -j2 cluster-build test-binary NODES=$(BOTH)
 	@NODES=$(BOTH) scripts/try $(TEST_BINARY)
 
+# As `cargo test` builds it, with the features of the tests' crates, so that neither is built twice.
 test-binary:
-	@cargo build --target $(TARGET)
+	@$(CARGO_TEST) -q --no-run --test cli
 
 e2e-quick: test-binary ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
@@ -158,6 +159,7 @@ clients: tools-cluster build cert-manager ## Shows NodeMetrics to client-go, con
 
 versions: tools-cluster ## Runs what rests on the API server against the other supported versions of Kubernetes (builds each: some minutes, and as much to run)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@$(CARGO_TEST) --test api -- --ignored --exact definitions::an_api_server_1_33_validates_with_its_definitions
 	@for version in $(VERSIONS); do \
 		echo "== Kubernetes $$version"; bin=$$(scripts/api-server $$version) || exit; \
 		PLIMSOLL_E2E_BIN=$$bin $(CARGO_TEST) --test api -- --test-threads=4 $(ON_VERSIONS) || exit; \

@@ -128,8 +128,11 @@ fn a_node_is_tainted_above_the_threshold_until_the_cool_down_ends() {
     node.machine.load.set(HIGH);
     let tainted = ["others:NoExecute", "interference.crane.io:NoSchedule"];
     agent.until("the node is tainted", || node.taints() == tainted);
+    // It is written after the taint.
+    agent.until("the condition is set", || {
+        node.condition()["status"] == "True"
+    });
     let condition = node.condition();
-    assert_eq!(condition["status"], "True");
     assert_eq!(condition["reason"], "q/cpu");
     let message = condition["message"].as_str().unwrap();
     assert!(message.contains("cpu_total_usage"), "{message}");
