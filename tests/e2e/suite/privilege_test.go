@@ -441,7 +441,7 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 		needShell(t)
 		th := stealToken(shared(t, node))
 		const label, cordon = `{"metadata":{"labels":{"stolen":"$MARK"}}}`, `{"spec":{"unschedulable":true}}`
-		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified, not "
+		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified of its Node, not "
 		th.refused("label its own node", ours+"metadata.labels", th.patches(allNodes, node, label))
 		th.refused("cordon its own node", ours+"spec.unschedulable", th.patches(allNodes, node, cordon))
 		for where, among := range map[string]string{"everywhere": "", "in its own namespace": namespace} {
@@ -453,13 +453,13 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 		th.cannotRemoveGuards()
 		th.cannotEvictDirectly(node)
 		if len(nodes) > 1 {
-			their, only := other(node), "may write no Node but its own, not "+other(node)
+			their, only := other(node), "may update only its own Node, not "+other(node)
 			taint := `{"spec":{"taints":[{"key":"` + taintKey + `","value":"$MARK","effect":"NoSchedule"}]}}`
 			th.refused("taint another node", only, th.patches(allNodes, their, taint))
 			th.refused("cordon another node", only, th.patches(allNodes, their, cordon))
 			th.refused("label another node", only, th.patches(allNodes, their, label))
 			status := th.patches(nodeWatermarks, their, `{"status":{"observedHash":"$MARK"}}`, "status")
-			th.refused("speak for another agent", "the status of its own, not that of "+their, status)
+			th.refused("speak for another agent", "only the status of its own NodeWatermark; the request is UPDATE of "+their, status)
 			th.refused("renew the Lease of another", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
 			th.cannotEvictOn(their)
 			th.cannotReportFor(their)

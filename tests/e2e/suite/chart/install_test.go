@@ -44,7 +44,7 @@ func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")
 	_, err := c.helm("install", "plimsoll", "plimsoll", "--take-ownership")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which holds each agent to its own node") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which restricts each agent to its own node") {
 		t.Errorf("the answer is %v", err)
 	}
 }
@@ -163,15 +163,15 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "monitoring.podMonitor.enabled=true")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: have it served, or go without it: --set monitoring.podMonitor.enabled=false") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: install it, or do without it: --set monitoring.podMonitor.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "metricsAPI.certManager.enabled=true")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: install it, or do without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")
-	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the definitions, which this cluster lacks: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
+	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the CRDs of Plimsoll, which this cluster does not have: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
 		t.Errorf("the answer is %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")

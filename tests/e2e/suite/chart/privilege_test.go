@@ -76,7 +76,7 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 		t.Errorf("%d kinds of pods, not %d", len(found), len(want))
 	}
 	if _, err := render(t, "--values", file, "--set", "restoreNode=worker-1"); err == nil ||
-		!strings.Contains(err.Error(), "restoreLayout: name the layout of node worker-1, one of v2, v2-cgroupfs, v1") {
+		!strings.Contains(err.Error(), "restoreLayout must be the layout of node worker-1: one of v2, v2-cgroupfs, v1") {
 		t.Errorf("of three layouts none is named: %v", err)
 	}
 }
