@@ -421,18 +421,18 @@ func TestEvictionBudgetsBecomeControllerFlags(t *testing.T) {
 	for scope, budget := range budgets {
 		set = append(set, "evictionBudget."+scope+"="+budget)
 	}
-	told := map[string]string{}
+	found := map[string]string{}
 	for _, spec := range specs(t, "Deployment", "--set", strings.Join(set, ",")) {
 		container := field[[]any](t, spec, "containers")[0].(map[string]any)
 		for _, arg := range field[[]any](t, container, "args") {
 			if budget, is := strings.CutPrefix(arg.(string), "--eviction-budget-"); is {
 				scope, size, _ := strings.Cut(budget, "=")
-				told[scope] = size
+				found[scope] = size
 			}
 		}
 	}
-	if !maps.Equal(told, budgets) {
-		t.Errorf("the controller has %v, not %v", told, budgets)
+	if !maps.Equal(found, budgets) {
+		t.Errorf("the controller has %v, not %v", found, budgets)
 	}
 }
 
