@@ -1,31 +1,31 @@
-# Everything a developer types. `make help` lists it.
+# The commands for developers. `make help` lists them.
 TARGET := x86_64-unknown-linux-musl
 comma := ,
 CARGO_TEST := cargo test --target $(TARGET)
 BINARY := target/$(TARGET)/release/plimsoll
-# What the tests run, also on the cluster: quick to build.
+# The debug build, which tests run, also on the cluster: it builds quickly.
 TEST_BINARY := target/$(TARGET)/debug/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
 CHART := charts/plimsoll
-# The test cluster's node that needs no emulation: this machine's kernel has cgroup v1, or else the guest's is as good.
+# The node for quick cluster tests: v1 uses this machine's kernel, without emulation. Without cgroup v1 here, it is the guest.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
-# A machine of cgroup v2 alone can't be node v1.
+# A machine with only cgroup v2 can't be node v1.
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
-# What CI shows of tests/e2e/suite.
+# The tests of tests/e2e/suite that CI runs.
 QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$
-# What rests on addresses: reports, probes, evictions, replicas that are asked directly, kubelets that are.
+# Tests that depend on IP addresses: reports, probes, evictions, direct requests to replicas and kubelets.
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
-# Other versions of Kubernetes, and what rests on what an API server does.
+# Other versions of Kubernetes, and the tests that depend on the API server's behaviour.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
 ON_VERSIONS := $(addsuffix ::,certificates controller definitions doctor evict permissions stolen_token stop taint)
-# What agents that report cost.
+# For `make fleet`: the number of agents, the length of a phase and the interval of reports.
 AGENTS := 5000
 FOR := 10m
 EVERY := 10s
 SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 90m ./scale
 
-# Programs for cluster-build beyond those of the cluster itself.
+# Additional programs that cluster-build builds.
 export EXTRAS
 
 .PHONY: help demo test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
@@ -34,12 +34,12 @@ export EXTRAS
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: tools-demo ## Watches the policies protect this machine for a minute (needs root), then restores everything
+demo: tools-demo ## Enforces demo policies on this machine for a minute, then restores everything (needs root)
 	@echo "building the demo: some minutes the first time"
 	@cargo build --profile demo
 	@target/demo/plimsoll demo
 
-test: tools ## Runs every check, as CI does (needs root; installs what is missing)
+test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
@@ -53,21 +53,21 @@ test: tools ## Runs every check, as CI does (needs root; installs what is missin
 	@echo "not run here: all scenes on a cluster of two nodes, an hour: make e2e; with what takes minutes, and the release image: make e2e-long; dashboard and alerts in a Prometheus: make dashboard; the chart by Helm 4: make helm4; the cluster by itself, and make try: make cluster-smoke; each parser under a fuzzer: make fuzz; thousands of nodes: make scale; IPv6 alone, and both families: make ip-families; beside metrics-server: make compare; foreign clients of the API: make clients; other versions of Kubernetes: make versions; what docs/benchmarks.md claims: make bench; the image built twice: make image-check"
 	@echo; echo "phase  seconds"; cat target/phases
 
-watch: tools-build ## Reruns tests at each change of a source: make watch TEST="--test pure engine::throttle"
+watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
 	@command -v entr >/dev/null || apt-get install -y -qq entr
 	@find src tests -name '*.rs' | entr -c $(CARGO_TEST) $(TEST)
 
-bench: tools-build ## Measures what docs/benchmarks.md claims, each figure beside its baseline in one run, and fails where a bar is missed (needs root, a quiet machine)
+bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their baselines, and fails if one exceeds its limit (needs root and an idle machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
 
 fuzz: FOR := 10s
-fuzz: tools ## Fuzzes what reads bytes from outside, each target FOR=10s, or ONLY="token report"; AGAIN=FILE runs one input
+fuzz: tools ## Fuzzes the parsers of external input: each target FOR=10s; ONLY="token report" selects targets; AGAIN=FILE runs one input
 	@scripts/fuzz $(if $(AGAIN),--again $(AGAIN),$(FOR) $(ONLY))
 
-fuzz-keep: tools ## Takes into fuzz/corpus what fuzzing found that reaches other code than its seeds
+fuzz-keep: tools ## Adds inputs that reach new code to fuzz/corpus
 	@scripts/fuzz --keep
 
-generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
+generate: ## Updates the generated files: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
 	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
@@ -77,7 +77,7 @@ generate: ## Writes the generated files anew: crds/*.yaml and the chart's copies
 	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
 
 chart: EXTRAS = checkers
-chart: cluster-build ## Checks the Helm chart: what it renders, refuses and installs, its alert rules
+chart: cluster-build ## Checks the Helm chart: rendering, rejected values, installation, alert rules
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's definitions are not those of crds/: make generate" >&2; false; }
 	@go run -C tests/chart . -check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
@@ -85,7 +85,7 @@ chart: cluster-build ## Checks the Helm chart: what it renders, refuses and inst
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages ./stamp
 
 helm4: EXTRAS = kwok,checkers
-helm4: cluster-build ## Has Helm 4 do all that the checks of the chart have Helm 3 do, and a release's whole life (ten minutes)
+helm4: cluster-build ## Runs the checks of the chart, and install to uninstall of a release, with Helm 4 (ten minutes)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm4 -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/helm4 helm.sh/helm/v4/cmd/helm
 	@PLIMSOLL_E2E_HELM=helm4 go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart
 
@@ -93,16 +93,16 @@ build: tools-build ## Builds the release binary and checks that it is static and
 	cargo build --release --target $(TARGET)
 	scripts/check-binary $(BINARY)
 
-previous: tools-build ## Builds the release from which scenes upgrade: target/previous (once)
+previous: tools-build ## Builds the previous release, from which cluster tests upgrade: target/previous (once)
 	@scripts/previous
 
-image: tools-build ## Builds it anew, the same anywhere, and packs it into an image, with its bill of materials: target/image (needs root and buildah, which it installs)
+image: tools-build ## Builds a reproducible image with an SBOM: target/image (needs root; installs buildah)
 	@scripts/image target/image
 
-image-check: tools-build ## Builds the image twice, in other folders, and compares (needs root; two whole builds)
+image-check: tools-build ## Builds the image twice, in different folders, and compares the results (needs root; two full builds)
 	@scripts/image-check
 
-tools: tools-test ## Installs what a fresh Debian machine lacks
+tools: tools-test ## Installs the tools that a new Debian machine needs
 
 tools-%:
 	@scripts/tools $*
@@ -110,11 +110,11 @@ tools-%:
 clippy: ## Lints with warnings as errors
 	cargo clippy -q --all-targets --target $(TARGET) -- -D warnings
 
-deny: ## Checks licences, sources and duplicates of the dependencies, and the advisories about them where these can be fetched
+deny: ## Checks licences, sources, duplicates and (if online) security advisories of the dependencies
 	cargo deny --log-level error check bans licenses sources
 	@scripts/advisories
 
-compile: clippy ## Lints, and builds the tests and the program that they run
+compile: clippy ## Lints, then builds the tests and the program that they run
 	$(CARGO_TEST) --no-run
 
 unit: ## Runs the tests on this machine's kernel
@@ -124,7 +124,7 @@ unit: ## Runs the tests on this machine's kernel
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
 
-try: tools-cluster ## Shows Plimsoll at work on a real Kubernetes on this machine (needs root); Ctrl-C takes it all away
+try: tools-cluster ## Runs Plimsoll on a real Kubernetes cluster on this machine until Ctrl-C, then removes everything (needs root)
 	@$(MAKE) -s -j2 cluster-build test-binary NODES=$(BOTH)
 	@NODES=$(BOTH) scripts/try $(TEST_BINARY)
 
@@ -132,32 +132,32 @@ try: tools-cluster ## Shows Plimsoll at work on a real Kubernetes on this machin
 test-binary:
 	@$(CARGO_TEST) -q --no-run --test cli
 
-e2e-quick: test-binary ## The part of e2e that one node on this machine's own kernel can show, in some minutes (as CI does)
+e2e-quick: test-binary ## Runs the cluster tests that need only one node with this machine's kernel, as CI does (some minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@NODES=$(NODE) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
 
 scale fleet compare: EXTRAS = kwok
-scale: tools-cluster build ## Shows the fleet cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 agents that report, and 15 000 (simulated nodes; needs no root; an hour and a half)
+scale: tools-cluster build ## Tests with simulated nodes: the cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 and 15 000 reporting agents (no root; 1.5 hours)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(SCALE) -skip Fleet
 	@$(MAKE) -s fleet
 	@$(MAKE) -s fleet AGENTS=15000 FOR=2m EVERY=20s
 
-ip-families: tools-cluster build ## Shows it on clusters with IPv6 alone and with both families of addresses (needs root and cgroup v1; twelve minutes)
+ip-families: tools-cluster build ## Runs cluster tests on IPv6-only and dual-stack clusters (needs root and cgroup v1; twelve minutes)
 	@$(MAKE) -s cluster-build NODES=v1
 	@for family in ipv6 dual; do \
 		IP_FAMILY=$$family NODES=v1 go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 20m -v . -run '$(ADDRESSES)' || exit; done
 
-fleet: tools-cluster build ## The part of it with AGENTS=5000 agents that report EVERY=10s, for FOR=10m in each phase
+fleet: tools-cluster build ## Runs the part of scale with AGENTS=5000 agents that report EVERY=10s, FOR=10m in each phase
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_SCALE_AGENTS=$(AGENTS) PLIMSOLL_SCALE_FOR=$(FOR) PLIMSOLL_SCALE_INTERVAL=$(EVERY) $(SCALE) -run Fleet
 
-clients: tools-cluster build cert-manager ## Shows NodeMetrics to client-go, controller-runtime and kubectl over failovers (needs no root but for one scene; twenty minutes)
+clients: tools-cluster build cert-manager ## Tests NodeMetrics with client-go, controller-runtime and kubectl during failovers (root for one test only; twenty minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 35m ./clients
 
-versions: tools-cluster ## Runs what rests on the API server against the other supported versions of Kubernetes (builds each: some minutes, and as much to run)
+versions: tools-cluster ## Runs the tests of the API server on the other supported versions of Kubernetes (builds each; some minutes each)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(CARGO_TEST) --test api -- --ignored --exact definitions::an_api_server_1_33_validates_with_its_definitions
 	@for version in $(VERSIONS); do \
@@ -166,42 +166,42 @@ versions: tools-cluster ## Runs what rests on the API server against the other s
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
-compare: tools-cluster build ## Prints what NodeMetrics and metrics-server cost and how old they are, at 200 simulated nodes (needs no root; five minutes)
+compare: tools-cluster build ## Compares cost and data age of NodeMetrics and metrics-server at 200 simulated nodes (no root; five minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/compare/metrics-server -mod=readonly -trimpath -ldflags "-s -w" \
 		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
-dashboard: tools-cluster build ## Has a Prometheus scrape an installation, asks it all that dashboard and alerts ask, and draws docs/dashboard.svg (needs root; builds a Prometheus first)
+dashboard: tools-cluster build ## Tests the queries of dashboard and alerts with a Prometheus, and draws docs/dashboard.svg (needs root; builds Prometheus first)
 	@NODES=v1,v2 $(MAKE) -s cluster-build
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/prometheus -mod=readonly -trimpath -ldflags "-s -w" -tags remove_all_sd,enable_kubernetes_sd \
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools-cluster test-binary previous cluster-build ## Shows on a real Kubernetes, on both nodes, what is promised (needs root; an hour on 2 cores)
+e2e: tools-cluster test-binary previous cluster-build ## Runs all cluster tests on a real Kubernetes with both nodes (needs root; an hour on 2 cores)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
 
-cert-manager: # What makes certificates in some scenes: its controllers, from its Go module.
+cert-manager: # Builds cert-manager's controllers, which some tests use, from its Go module.
 	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/cert-manager -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/cert-manager .
 
 e2e-long: EXTRAS = kwok,checkers
-e2e-long: tools-cluster build image previous cluster-build cert-manager ## The same on the image that users build, with what takes minutes: 50 kills, a minute without the API server, a reboot, certificates that rotate, a release's life on kwok's nodes; fails where a permission was never used
+e2e-long: tools-cluster build image previous cluster-build cert-manager ## As e2e, with the release image and slow tests: 50 kills, API server outage, reboot, certificate rotation, release lifecycle on kwok nodes, unused permissions
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 20m -v ./chart ./stamp
 	@PLIMSOLL_E2E_ARCHIVE=$(CURDIR)/target/image/plimsoll.tar go test -C tests/e2e/suite -tags e2e -count=1 -parallel 4 -timeout 125m -v . -args -long -permissions
 
-cluster: ## Builds the command that runs a test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
+cluster: ## Builds the command that runs the test cluster: target/e2e/bin/cluster (see tests/e2e/cluster/README.md)
 	@mkdir -p target/e2e/bin
 	@go build -C tests/e2e/cluster -buildvcs=false -ldflags "-X main.source=$(CURDIR)/tests/e2e/cluster" -o $(CURDIR)/$(CLUSTER) .
 
-cluster-build: cluster ## Builds what the test cluster is made of: Kubernetes, pod images, the guest (needs root; NODES=v1,v2)
+cluster-build: cluster ## Builds the parts of the test cluster: Kubernetes, pod images, the guest (needs root; NODES=v1,v2)
 	@$(CLUSTER) build
 
-cluster-up: cluster ## Starts a real Kubernetes on this machine (needs root; NODES=v1 for the quick one)
+cluster-up: cluster ## Starts a real Kubernetes on this machine (needs root; NODES=v1 starts faster)
 	@$(CLUSTER) up
 
-cluster-down: cluster ## Ends it and removes what it left, also after a crash
+cluster-down: cluster ## Stops the test cluster and removes its remains, also after a crash
 	@$(CLUSTER) down
 
-cluster-smoke: cluster ## Proves that the test cluster is a real one and leaves nothing (needs root; NODES=v1,v2)
+cluster-smoke: cluster ## Tests the test cluster itself: that it works and removes everything (needs root; NODES=v1,v2)
 	@go test -C tests/e2e/cluster -tags smoke -count=1 -v -timeout 15m .

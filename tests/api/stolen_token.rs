@@ -154,7 +154,7 @@ async fn documented_exposure(plane: &ControlPlane, holder: &Actor) {
 /// A token that is bound to no pod; the kubelet issues no such tokens.
 async fn without_a_node(plane: &ControlPlane) {
     let unbound = Actor::of(plane, AGENT, None).await;
-    let no_node = "the token names no node";
+    let no_node = "the token is not bound to a node";
     let taint = json!({"spec": {"taints": [our_taint("NoSchedule")]}});
     let own = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
     let status = format!("/apis/plimsoll.dev/v1alpha1/nodewatermarks/{OWN}/status");
@@ -183,7 +183,7 @@ async fn without_a_node(plane: &ControlPlane) {
 /// With a controller's token, our taint can be removed from nodes, and nothing else changed on them.
 async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     let node = node_path(OTHER);
-    let nothing = |what: &str| format!("the condition InterferenceIdentified, not {what}");
+    let nothing = |what: &str| format!("the request changes {what}");
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let cordon = json!({"spec": {"unschedulable": true}});
     for attempt in [
@@ -210,7 +210,7 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     let refused = taint::keep(&controller.client, closed, Bearing::Mark(&wanted)).await;
     let message = refused.unwrap_err().to_string();
     assert!(
-        message.contains("only takes the taint interference.crane.io away"),
+        message.contains("may remove the taint interference.crane.io, but not set it"),
         "{message}"
     );
     // The taint left by an unresponsive agent.
@@ -240,7 +240,7 @@ async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
     let theirs = uid_of(plane, "default", "theirs");
     let (path, body) = eviction("default", "theirs", &as_the_leader_does(&theirs));
     let unbound = Actor::of(plane, CONTROLLER, None).await;
-    let no_pod = "the token is bound to no pod";
+    let no_pod = "the token is not bound to a pod";
     let by_unbound = attempt("evict", ("POST", &path), (JSON, body.clone()), no_pod);
     unbound.is_refused(&by_unbound).await;
     let delete = "/api/v1/namespaces/default/pods/theirs";
@@ -296,7 +296,7 @@ async fn evicts_in_kube_system(plane: &ControlPlane, controller: &Actor) {
     let answer = controller.send("POST", &path, JSON, &body).await;
     assert_eq!(answer.code, 201, "{answer:?}");
     let (path, body) = eviction("kube-system", "system", &json!({}));
-    let by_uid = "the controller evicts no pod but by its UID";
+    let by_uid = "an eviction by the controller must have the pod's UID";
     let unnamed = attempt("any", ("POST", &path), (JSON, body), by_uid);
     controller.is_refused(&unnamed).await;
 }
@@ -516,7 +516,7 @@ fn only_kubelets_create_tokens_of_agents_and_controller() {
     let of = |account| ["create", "token", account];
     let bound = [&of(AGENT)[..], &pod].concat();
     let is_refused = |who, args: &[&str], account: &str, input: &str| {
-        let message = format!("may create no token for the ServiceAccount {account}:");
+        let message = format!("may not create tokens for the ServiceAccount {account}:");
         by(&plane, who, args, input).is_err_and(|why| why.contains(&message))
     };
     let (root, kubelet) = (

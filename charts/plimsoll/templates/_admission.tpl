@@ -30,7 +30,7 @@ metadata:
   labels: {{- include "plimsoll.labels" . | nindent 4 }}
 spec:
   policyName: {{ $name }}
-  # Audit: refusals are also in the API server's audit log, because an intact agent never causes one.
+  # Audit: refusals are also in the API server's audit log, because only a compromised or faulty agent causes one.
   validationActions: [Deny, Audit]
 {{- end -}}
 
@@ -44,11 +44,11 @@ spec:
   expression: string(variables.written.metadata.name)
 {{- end -}}
 
-{{/* A validation: a token without a node may write nothing. */}}
+{{/* A validation: a token that is not bound to a node may write nothing. */}}
 {{- define "plimsoll.admission.bound" -}}
 - expression: variables.node != ''
   reason: Forbidden
-  message: the token names no node; an agent writes with the token of its own pod, which its kubelet gives it
+  message: the token is not bound to a node; an agent must use the token that the kubelet issued for its pod
 {{- end -}}
 
 {{/* Variables: the changed fields of a Node other than our taint and our condition. Fields that only API servers write are
@@ -85,8 +85,8 @@ ignored. */}}
     && !(field in variables.{{ $part }})).map(field, '{{ $part }}.' + string(field))
     +
     {{- end }}
-    (variables.otherTaints == variables.otherTaintsBefore ? [] : ['a taint that is not ours'])
-    + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['a condition that is not ours'])
+    (variables.otherTaints == variables.otherTaintsBefore ? [] : ['other taints'])
+    + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['other conditions'])
 {{- end -}}
 
 {{/* Whether two maps are equal except for the given fields. */}}

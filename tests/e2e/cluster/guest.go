@@ -163,7 +163,7 @@ func guestShell(here layout, options ...string) []string {
 	return append(append(command, options...), "root@"+guestNetwork[0].guest)
 }
 
-// openGuestShell holds one connection to the guest open, so that a command takes little time.
+// openGuestShell opens a shared ssh connection to the guest, so that commands start quickly.
 func (s *supervisor) openGuestShell() error {
 	s.start("guest-ssh", guestShell(s.here, "-M", "-N", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=12"))
 	return s.wait("guest-ssh", 20*time.Second, func() error {

@@ -38,7 +38,7 @@ func (l layout) helm() []string {
 // debian is the folder of the guest's Debian files, including the kernel.
 func (l layout) debian() string { return filepath.Join(l.dir, "debian") }
 
-// guest is the folder of the guest's initramfs and root disk, kept between runs.
+// guest is the folder of the guest's initramfs and root disk, which stay between runs.
 func (l layout) guest(name string) string { return filepath.Join(l.dir, "guest", name) }
 
 // run is the folder of one run: keys, databases, container stores. It is deleted with the cluster.

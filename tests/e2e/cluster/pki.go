@@ -99,7 +99,7 @@ func writePem(path, kind string, der []byte) error {
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
 
-// writeKubeconfig writes a kubeconfig that holds the certificates of a user that was issued.
+// writeKubeconfig writes a kubeconfig with the certificates of a user.
 func (ca *authority) writeKubeconfig(path, server, user string) error {
 	values := map[string]any{"Server": server}
 	for key, name := range map[string]string{"CA": ca.name + ".crt", "Cert": user + ".crt", "Key": user + ".key"} {

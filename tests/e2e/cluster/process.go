@@ -59,7 +59,7 @@ func runLogged(path string, command, env []string) error {
 	return process.Run()
 }
 
-// wait polls a condition until it holds. It fails with the end of the component's log at the deadline, and at once if any component ends.
+// wait polls a condition until it is met. It fails with the end of the component's log at the deadline, and at once if any component ends.
 func (s *supervisor) wait(component string, limit time.Duration, condition func() error) error {
 	deadline := time.After(limit)
 	for {

@@ -140,7 +140,7 @@ func startSandbox(here layout, nodes []string) error {
 
 // sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. When it exits, everything ends.
 func sandboxInit(here layout) error {
-	if err := holdLock(here); err != nil {
+	if err := takeLock(here); err != nil {
 		return err
 	}
 	if err := mountSandbox(here); err != nil {
@@ -172,8 +172,8 @@ func sandboxInit(here layout) error {
 	}
 }
 
-// holdLock takes the lock that tells the other commands which process is the sandbox. The kernel drops it with the process.
-func holdLock(here layout) error {
+// takeLock takes the lock, by which the other commands find the process of the sandbox. The kernel releases it when the process exits.
+func takeLock(here layout) error {
 	lock, err := unix.Open(here.lock(), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err

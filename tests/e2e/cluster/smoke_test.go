@@ -90,10 +90,10 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 	for _, node := range nodes {
 		t.Run("its cgroup on "+node+" has its name and limit", func(t *testing.T) { checkCgroup(t, node) })
 		t.Run("exec and logs work on "+node, func(t *testing.T) {
-			must(t, "kubectl", "exec", node, "--", "sh", "-c", "echo heard >/proc/1/fd/1")
+			must(t, "kubectl", "exec", node, "--", "sh", "-c", "echo logged >/proc/1/fd/1")
 			eventually(t, 10*time.Second, func() error {
 				out, err := cluster(t, "", "kubectl", "logs", node)
-				if err == nil && out != "heard" {
+				if err == nil && out != "logged" {
 					err = fmt.Errorf("the log is %q", out)
 				}
 				return err

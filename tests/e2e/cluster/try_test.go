@@ -91,14 +91,14 @@ func followInstructions(t *testing.T) string {
 	if applied := must(t, "kubectl", "get", "nodeqos", "-o", "jsonpath={.items[*].metadata.name}"); applied != examples {
 		t.Errorf("the examples that are applied: %s", applied)
 	}
-	if told := must(t, "kubectl", "describe", "nodewatermark", "v2"); !strings.Contains(told, "batch") {
-		t.Errorf("the NodeWatermark does not name the pod:\n%s", told)
+	if output := must(t, "kubectl", "describe", "nodewatermark", "v2"); !strings.Contains(output, "batch") {
+		t.Errorf("the NodeWatermark does not name the pod:\n%s", output)
 	}
-	if told := must(t, "kubectl", "describe", "node", "v2"); !strings.Contains(told, "interference.crane.io") {
-		t.Errorf("the Node has no taint:\n%s", told)
+	if output := must(t, "kubectl", "describe", "node", "v2"); !strings.Contains(output, "interference.crane.io") {
+		t.Errorf("the Node has no taint:\n%s", output)
 	}
-	if told := must(t, "kubectl", "get", "events", "--field-selector", "involvedObject.name=batch"); !strings.Contains(told, "PodThrottled") {
-		t.Errorf("the events are\n%s", told)
+	if output := must(t, "kubectl", "get", "events", "--field-selector", "involvedObject.name=batch"); !strings.Contains(output, "PodThrottled") {
+		t.Errorf("the events are\n%s", output)
 	}
 	if quota := must(t, "cgroup", "default/batch", "cpu.max"); strings.HasPrefix(quota, "max") {
 		t.Errorf("cpu.max is %s", quota)

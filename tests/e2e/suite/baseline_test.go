@@ -71,8 +71,8 @@ func (o *baseline) watchBystander(pod string) {
 	o.bystander, o.bystanderUID = o.scene.victim(pod), string(o.scene.pod(pod).UID)
 }
 
-// bystanderUntouched fails the test as soon as the pod that no policy selects has changed (I3). It returns an error if the files cannot be read.
-func (o *baseline) bystanderUntouched() error {
+// checkBystander fails the test as soon as the pod that no policy selects has changed (I3). It returns an error if the files cannot be read.
+func (o *baseline) checkBystander() error {
 	o.scene.Helper()
 	if o.bystander == nil {
 		return nil
@@ -93,7 +93,7 @@ func (o *baseline) inForce(v *victim) error {
 	if err := o.scene.inForce(v); err != nil {
 		return err
 	}
-	return o.bystanderUntouched()
+	return o.checkBystander()
 }
 
 // requested are the millicores that a pod requests.
@@ -124,13 +124,13 @@ func (o *baseline) checkJournal() error {
 		return fmt.Errorf("the journal has no entry for %s", strings.Join(left, "; "))
 	}
 	for key, entry := range now.entries {
-		if held, there := now.files[key]; !there {
+		if value, there := now.files[key]; !there {
 			return fmt.Errorf("the journal has %s, which is not there", key)
-		} else if held == entry.Original {
-			return fmt.Errorf("the journal has %s, which holds its original, %q", key, held)
+		} else if value == entry.Original {
+			return fmt.Errorf("the journal has %s, which has its original value, %q", key, value)
 		}
 	}
-	if err := o.bystanderUntouched(); err != nil {
+	if err := o.checkBystander(); err != nil {
 		return err
 	}
 	return o.bounded()
@@ -143,9 +143,9 @@ func (o *baseline) bounded() error {
 		if err != nil {
 			return err
 		}
-		held, original, floor := now.millicores(), v.before.millicores(), o.floors[uid]
-		if free := held < 0; !free && held < floor-1 || original > 0 && (free || held > original) {
-			return fmt.Errorf("%s may use %dm: the floor is %dm, it had %dm", v.name, held, floor, original)
+		value, original, floor := now.millicores(), v.before.millicores(), o.floors[uid]
+		if free := value < 0; !free && value < floor-1 || original > 0 && (free || value > original) {
+			return fmt.Errorf("%s may use %dm: the floor is %dm, it had %dm", v.name, value, floor, original)
 		}
 	}
 	return nil
@@ -199,7 +199,7 @@ func (o *baseline) parseSnapshot(out string) (*snapshot, error) {
 func (o *baseline) unjournalled(now *snapshot) (left []string) {
 	for key, value := range now.files {
 		uid, file, _ := strings.Cut(key, " ")
-		if _, journalled := now.entries[key]; !journalled && !o.before[uid].had(file, value) {
+		if _, journalled := now.entries[key]; !journalled && !o.before[uid].hadValue(file, value) {
 			left = append(left, fmt.Sprintf("%s of %s, which holds %q", file, o.before[uid].name, value))
 		}
 	}
@@ -232,24 +232,24 @@ func untilGone(pid string) string {
 	return fmt.Sprintf("n=0; while [ -d /proc/%s ]; do n=$((n + 1)); [ $n -lt 500 ]; sleep 0.01; done; ", pid)
 }
 
-// originals are what the journal says that the files of the baseline's pods held before.
+// originals are the original values of the baseline's pods' files, according to the journal.
 func (o *baseline) originals() map[string]string {
 	o.scene.Helper()
 	entries, err := journal(o.scene.node)
 	if err != nil {
 		o.scene.Fatal(err)
 	}
-	held := map[string]string{}
+	all := map[string]string{}
 	for _, entry := range entries {
 		if o.before[entry.UID] != nil {
-			held[entry.UID+" "+path.Join(entry.Lever, entry.File)] = entry.Original
+			all[entry.UID+" "+path.Join(entry.Lever, entry.File)] = entry.Original
 		}
 	}
-	return held
+	return all
 }
 
-// had checks whether a file of the pod, or of one of its containers, held this before.
-func (v *victim) had(file, value string) bool {
+// hadValue checks whether a file of the pod, or of one of its containers, had this value before.
+func (v *victim) hadValue(file, value string) bool {
 	if folder, name := path.Split(file); folder != "" {
 		return slices.Contains(strings.Split(v.before["containers/"+name], ", "), value)
 	}

@@ -46,7 +46,7 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 			t.Log(kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--prefix", "--tail=40"))
 		}
 	})
-	unharmed := underTraffic(t)
+	unharmed := generateTraffic(t)
 	for _, name := range []string{authoritySecret, "plimsoll-metrics"} {
 		renew(t, name)
 	}
@@ -59,17 +59,17 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	events, broken := unharmed()
 	// On a stalled machine leadership may change; then watches restart, which is expected.
 	if leaderChanged := leaderChanges(t) > changes; (broken != nil || events == 0) && !leaderChanged {
-		t.Errorf("the watch saw %d events, and then: %v", events, broken)
+		t.Errorf("the watch had %d events, and then: %v", events, broken)
 	}
 	if now := restartsOf(t); now != lives {
-		t.Errorf("replicas were started again: %s, and before %s", now, lives)
+		t.Errorf("replicas restarted: %s, before: %s", now, lives)
 	}
 }
 
 // withCertManager follows the page with cert-manager running; the test's cleanup reverts it.
 func withCertManager(t *testing.T) {
 	t.Helper()
-	definitions := plane.CertManagerDefinitions(t)
+	definitions := plane.CertManagerCRDFiles(t)
 	t.Cleanup(func() {
 		if err := install(); err != nil {
 			t.Error(err)
@@ -97,7 +97,7 @@ func withCertManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
-	r.have(t, repository, tag, generousBudgets)
+	r.setValues(t, repository, tag, generousBudgets)
 	page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+kubeconfig)
 	page.Helm(plane.Tool(t, plane.Helm()), r.values)
 	if out := page.Run(t, "Certificates"); strings.Count(out, "True") != 2 {
@@ -165,9 +165,9 @@ func waitEvictionsAnswered(t *testing.T, node string) {
 		t.Fatal(err)
 	}
 	eventually(t, time.Minute, "an agent has an answer", func() error {
-		said, err := plane.Evict(background, agent, node, gone())
-		if err == nil && said.Result != "gone" {
-			err = fmt.Errorf("it is answered %+v", said)
+		verdict, err := plane.Evict(background, agent, node, gone())
+		if err == nil && verdict.Result != "gone" {
+			err = fmt.Errorf("the answer is %+v", verdict)
 		}
 		return err
 	})

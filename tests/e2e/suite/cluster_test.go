@@ -122,12 +122,12 @@ func always(t testing.TB, length time.Duration, what string, condition func() er
 }
 
 // repeatedly calls look several times a second in the background, until stop is called or the test ends.
-func repeatedly(t testing.TB, look func()) (stop func()) {
+func repeatedly(t testing.TB, poll func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
-			look()
+			poll()
 			select {
 			case <-end:
 				return

@@ -40,9 +40,9 @@ import (
 func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
-	all := onAll(t)
-	kept := watchInForce(t, all)
-	answered := askForLoad(t)
+	all := pressureOnAllNodes(t)
+	checkInForce := watchInForce(t, all)
+	answered := pollLoad(t)
 	for range 2 {
 		_, old := leader(t)
 		if len(nodes) > 1 {
@@ -75,11 +75,11 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 			return nil
 		})
 	}
-	kept("two moves")
-	requests, failed, silence := answered()
-	t.Logf("the load was asked for %d times, %d failed; %.1f s without an answer at most", requests, failed, silence.Seconds())
-	if requests == failed || silence > 10*time.Second {
-		t.Errorf("clients were without the load of nodes for %s", silence)
+	checkInForce("two moves")
+	requests, failed, gap := answered()
+	t.Logf("%d lists of NodeMetrics, %d failed; longest gap %.1f s", requests, failed, gap.Seconds())
+	if requests == failed || gap > 10*time.Second {
+		t.Errorf("clients got no NodeMetrics for %s", gap)
 	}
 	for _, o := range all {
 		o.scene.set(cold)
@@ -89,23 +89,23 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	}
 }
 
-// askForLoad lists NodeMetrics continuously; the returned function stops it and returns the number of failures and the longest gap.
-func askForLoad(t *testing.T) (end func() (requests, failed int, silence time.Duration)) {
+// pollLoad lists NodeMetrics continuously; the returned function stops it and returns the number of failures and the longest gap.
+func pollLoad(t *testing.T) (end func() (requests, failed int, gap time.Duration)) {
 	t.Helper()
-	requests, failed, silence, last := 0, 0, time.Duration(0), time.Now()
+	requests, failed, gap, last := 0, 0, time.Duration(0), time.Now()
 	stop := repeatedly(t, func() {
 		ctx, cancel := context.WithTimeout(background, 5*time.Second)
 		list, err := objects.Resource(nodeMetrics).List(ctx, metav1.ListOptions{})
 		cancel()
 		requests++
-		silence = max(silence, time.Since(last))
+		gap = max(gap, time.Since(last))
 		if err == nil && len(list.Items) >= len(nodes) {
 			last = time.Now()
 		} else {
 			failed++
 		}
 	})
-	return func() (int, int, time.Duration) { stop(); return requests, failed, silence }
+	return func() (int, int, time.Duration) { stop(); return requests, failed, gap }
 }
 
 // TestCertificatesRotateWithoutFailedRequest gives the release a second authority as the leader does after eight
@@ -123,14 +123,14 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 		return names
 	}
 	before := signers()
-	unharmed := underTraffic(t)
+	check := generateTraffic(t)
 
-	held, err := kube.CoreV1().Secrets(namespace).Get(background, secret, metav1.GetOptions{})
+	object, err := kube.CoreV1().Secrets(namespace).Get(background, secret, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var authorities []json.RawMessage
-	if err := json.Unmarshal(held.Data["authorities.json"], &authorities); err != nil || len(authorities) != 1 {
+	if err := json.Unmarshal(object.Data["authorities.json"], &authorities); err != nil || len(authorities) != 1 {
 		t.Fatalf("%d authorities (%v)", len(authorities), err)
 	}
 	next, name := authority(t, time.Now().Add(known-24*time.Hour).Truncate(time.Second).UTC())
@@ -138,8 +138,8 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held.Data["authorities.json"] = both
-	if _, err := kube.CoreV1().Secrets(namespace).Update(background, held, metav1.UpdateOptions{}); err != nil {
+	object.Data["authorities.json"] = both
+	if _, err := kube.CoreV1().Secrets(namespace).Update(background, object, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, known+5*time.Minute, "both replicas serve with a certificate of the other authority", func() error {
@@ -154,23 +154,23 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 		}
 		return nil
 	})
-	if events, broken := unharmed(); broken != nil || events == 0 {
-		t.Errorf("the watch saw %d events, and then: %v", events, broken)
+	if events, broken := check(); broken != nil || events == 0 {
+		t.Errorf("the watch had %d events, and then: %v", events, broken)
 	}
 }
 
-// underTraffic lists and watches NodeMetrics while agents report. The returned function waits until all have reconnected, stops, and fails the test
+// generateTraffic lists and watches NodeMetrics while agents report. The returned function waits until all have reconnected, stops, and fails the test
 // if requests or reports failed. It returns the number of watch events and the watch's error.
-func underTraffic(t *testing.T) (unharmed func() (events int, broken error)) {
+func generateTraffic(t *testing.T) (check func() (events int, broken error)) {
 	t.Helper()
-	answered, watched, reports := askForLoad(t), watchLoad(t), failedReports(t)
+	answered, watched, reports := pollLoad(t), watchLoad(t), failedReports(t)
 	return func() (int, error) {
 		t.Helper()
 		// The API server connects for each list, agents when their connections end.
 		time.Sleep(30 * time.Second)
-		requests, failed, silence := answered()
+		requests, failed, gap := answered()
 		events, broken := watched()
-		t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, silence.Seconds(), events)
+		t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, gap.Seconds(), events)
 		if failed > 0 {
 			t.Errorf("%d of %d requests failed", failed, requests)
 		}
@@ -190,7 +190,7 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	}
 	var lock sync.Mutex
 	events, broken := 0, error(nil)
-	saw := func(err error) {
+	record := func(err error) {
 		lock.Lock()
 		defer lock.Unlock()
 		broken = errors.Join(broken, err)
@@ -198,7 +198,7 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 	// A watch that ends is resumed, as clients do; that must succeed.
 	begin := func(options metav1.ListOptions) (watch.Interface, error) {
 		watching, err := objects.Resource(nodeMetrics).Watch(background, options)
-		saw(err)
+		record(err)
 		return watching, err
 	}
 	watcher, err := watchtools.NewRetryWatcher(list.GetResourceVersion(), &cache.ListWatch{WatchFunc: begin})
@@ -210,7 +210,7 @@ func watchLoad(t *testing.T) (end func() (events int, broken error)) {
 		defer close(ended)
 		for event := range watcher.ResultChan() {
 			if events++; event.Type == watch.Error {
-				saw(fmt.Errorf("%v", event.Object))
+				record(fmt.Errorf("%v", event.Object))
 			}
 		}
 	}()
@@ -302,14 +302,14 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	onlyLong(t)
 	t.Parallel()
 	lockAllNodes(t)
-	kept := []string{"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca"}
+	persisted := []string{"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca"}
 	before := map[string]string{}
-	for _, object := range kept {
+	for _, object := range persisted {
 		before[object] = kubectl(t, "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid}")
 	}
 	// The next eviction recreates the last one.
-	kubectl(t, append([]string{"delete", "-n", namespace, "configmap/plimsoll-evictions"}, kept...)...)
-	for _, object := range kept {
+	kubectl(t, append([]string{"delete", "-n", namespace, "configmap/plimsoll-evictions"}, persisted...)...)
+	for _, object := range persisted {
 		eventually(t, 2*time.Minute, object+" is there again", func() error {
 			now, err := tryKubectl("", "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid} {.data}")
 			if uid, data, _ := strings.Cut(now, " "); err != nil || uid == before[object] || data == "" {
@@ -324,7 +324,7 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	renewed := time.Now()
 	for _, node := range nodes {
 		eventually(t, 5*time.Minute, "the agent of "+node+" reports again", func() error {
-			now, err := look(node)
+			now, err := readNode(node)
 			if err == nil && now.measured.Before(renewed) {
 				err = fmt.Errorf("it was measured at %s", now.measured)
 			}

@@ -80,7 +80,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: file}).have(t, repository, tag, generousBudgets)
+	(&release{values: file}).setValues(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
 		if t.Failed() { // whatever the state is
 			tryKubectl("", "delete", "crd", "nodeqoss.ensurance.crane.io", "podqoss.ensurance.crane.io", "avoidanceactions.ensurance.crane.io", "--ignore-not-found")
@@ -100,14 +100,14 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	t.Cleanup(func() { s.set(0) })
 	s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 	limited := s.victim("limited")
-	cranes(t)
+	installCrane(t)
 	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), threshold))
 	t.Cleanup(func() {
 		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/crane-took-it", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
 		s.waitRestored(time.Minute, limited.folder, limited.before)
 	})
 	kubectl(t, "taint", "node", s.node, taintKey+":PreferNoSchedule")
-	before := policiesAre(t)
+	before := policyUIDs(t)
 	s.set(hot)
 
 	if out, err := page.Try("Keep a copy"); err == nil || !strings.Contains(out, "metricRule") {
@@ -116,7 +116,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	page.Run(t, "Let nothing act")
 	page.Run(t, "Remove crane-agent")
 	page.Run(t, "Install Plimsoll")
-	if now := policiesAre(t); now != before {
+	if now := policyUIDs(t); now != before {
 		t.Errorf("the policies were %s and are %s", before, now)
 	}
 	s.waitNoTaint(30 * time.Second)
@@ -143,11 +143,11 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	}
 	s.set(cold)
 	s.waitRestored(time.Minute, limited.folder, limited.before)
-	page.AllRun()
+	page.CheckAllRun()
 }
 
-// cranes installs the imitation of crane.
-func cranes(t *testing.T) {
+// installCrane installs the imitation of crane.
+func installCrane(t *testing.T) {
 	t.Helper()
 	folder := t.TempDir()
 	for name, text := range craneChart() {
@@ -168,8 +168,8 @@ func cranes(t *testing.T) {
 	})
 }
 
-// policiesAre lists the UIDs of the policies.
-func policiesAre(t *testing.T) string {
+// policyUIDs lists the UIDs of the policies.
+func policyUIDs(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{"\n"}{end}`)
 }

@@ -114,7 +114,7 @@ func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 			{"the PodQOS no longer selects the pod", false, func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
 			{"the pod is protected", false, func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
 		} {
-			s.wanted()
+			s.applyPolicies()
 			eventually(t, 30*time.Second, "the pod is throttled", func() error {
 				if now := s.settings(limited.folder).millicores(); now < 0 || now > 55 {
 					return fmt.Errorf("it may use %dm", now)
@@ -138,7 +138,7 @@ func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 }
 
 // wanted (re)applies the policies that throttle pod limited and close the node.
-func (s *scene) wanted() {
+func (s *scene) applyPolicies() {
 	s.Helper()
 	kubectl(s, "label", "node", s.node, s.label()+"=batch", "--overwrite")
 	kubectl(s, "label", "pod", "-n", s.name, "limited", "app=limited", "--overwrite")

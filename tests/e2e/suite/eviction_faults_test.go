@@ -122,11 +122,11 @@ func setBudgets(t *testing.T, budgets string) {
 
 // checkNoRecordedEvictions checks that no eviction counts towards any budget.
 func checkNoRecordedEvictions() error {
-	kept, err := kube.CoreV1().ConfigMaps(namespace).Get(background, "plimsoll-evictions", metav1.GetOptions{})
+	object, err := kube.CoreV1().ConfigMaps(namespace).Get(background, "plimsoll-evictions", metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	text := kept.Data["evictions.json"]
+	text := object.Data["evictions.json"]
 	var record struct {
 		Shut      bool
 		Evictions []json.RawMessage
@@ -170,11 +170,11 @@ type terminations struct {
 // watchTerminations looks at pods several times a second until the test ends.
 func (s *scene) watchTerminations(pods []string) *terminations {
 	e := &terminations{scene: s, pods: pods, started: map[string]time.Time{}}
-	repeatedly(s, func() { _ = e.look() }) // a failed poll is covered by the next one
+	repeatedly(s, func() { _ = e.poll() }) // a failed poll is covered by the next one
 	return e
 }
 
-func (e *terminations) look() error {
+func (e *terminations) poll() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -212,7 +212,7 @@ func (e *terminations) look() error {
 // only checks that exactly these pods are terminating or gone.
 func (e *terminations) only(pods ...string) func() error {
 	return func() error {
-		if err := e.look(); err != nil {
+		if err := e.poll(); err != nil {
 			return err
 		}
 		e.lock.Lock()

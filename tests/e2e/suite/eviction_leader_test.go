@@ -136,7 +136,7 @@ func killLeader(t *testing.T) {
 
 // count fails unless at least this many pods are terminating or gone.
 func (e *terminations) count(wanted int) error {
-	if err := e.look(); err != nil {
+	if err := e.poll(); err != nil {
 		return err
 	}
 	e.lock.Lock()

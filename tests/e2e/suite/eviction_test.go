@@ -100,7 +100,7 @@ func (s *scene) waitGone(limit time.Duration, name string) {
 // lifetimeOf is when a lingering pod was first and last seen.
 func lifetimeOf(t *testing.T, who string) (first, last time.Time) {
 	t.Helper()
-	answer, err := askGauge("/heard", "", "")
+	answer, err := queryGauge("/notes", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

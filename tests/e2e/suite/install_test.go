@@ -199,13 +199,13 @@ func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			var kept []string
+			var enforced []string
 			for _, rule := range now.Status.Rules {
-				kept = append(kept, rule.ID+" "+rule.State)
+				enforced = append(enforced, rule.ID+" "+rule.State)
 			}
 			want := "watermark1/cpu-usage Normal, watermark2/cpu-usage Normal, watermark3/cpu-usage Normal"
-			if strings.Join(kept, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
-				return fmt.Errorf("it enforces %v", kept)
+			if strings.Join(enforced, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
+				return fmt.Errorf("it enforces %v", enforced)
 			}
 			return nil
 		})
@@ -242,8 +242,8 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 			return nil
 		})
 		// It has no limit of its own, and uses 150m or so.
-		if held := s.settings(s.folder("besteffort")).millicores(); held < 0 || held > 400 {
-			t.Errorf("the BestEffort pod may use %dm", held)
+		if cap := s.settings(s.folder("besteffort")).millicores(); cap < 0 || cap > 400 {
+			t.Errorf("the BestEffort pod may use %dm", cap)
 		}
 		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
 			t.Errorf("the Burstable pod was touched: %v", err)
@@ -312,13 +312,13 @@ func checkRulesEnforced(node string, ids ...string) error {
 	if err != nil {
 		return err
 	}
-	kept := map[string]bool{}
+	enforced := map[string]bool{}
 	for _, rule := range now.Status.Rules {
-		kept[rule.ID] = true
+		enforced[rule.ID] = true
 	}
 	for _, id := range ids {
-		if !kept[id] {
-			return fmt.Errorf("it enforces %v", kept)
+		if !enforced[id] {
+			return fmt.Errorf("it enforces %v", enforced)
 		}
 	}
 	return nil
@@ -350,7 +350,7 @@ var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a fraction that is no text", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 0.5}}]}", "spec.rules[0].metricRule.value", "integer,string"},
 	{"two rules of one name", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}, {name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[1]", "Duplicate"},
 	{"two restore thresholds that differ", "NodeQOS", "{rules: [{name: a, actionName: b, restoreThreshold: 1, restoredThreshold: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoredThreshold"},
-	{"a low mark above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
+	{"a low threshold above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
 	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"None", "Preview"`},
 	{"a threshold of 0", "NodeQOS", "{rules: [{name: a, actionName: b, avoidanceThreshold: 0, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].avoidanceThreshold", "greater than or equal to 1"},
 	{"a period of 0", "NodeQOS", "{evaluationPeriodSeconds: 0, rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.evaluationPeriodSeconds", "greater than or equal to 1"},

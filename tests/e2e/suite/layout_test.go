@@ -25,7 +25,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 		if _, err := helm("", "rollback", "plimsoll", "--namespace", namespace, "--wait"); err != nil { // as docs/install.md says
 			t.Error(err)
 		}
-		agentsRun(t, repository)
+		waitAgentsRun(t, repository)
 	})
 	var layouts []string
 	for _, node := range nodes {
@@ -64,12 +64,12 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 		})
 	}
 	eventually(t, time.Minute, "plimsoll doctor says so, and what to do", func() error {
-		said, err := run("", binary(), "doctor", "--kubeconfig", absolute("target/e2e/kubeconfig"))
+		output, err := run("", binary(), "doctor", "--kubeconfig", absolute("target/e2e/kubeconfig"))
 		if err == nil {
-			return fmt.Errorf("it says %s", said)
+			return fmt.Errorf("it says %s", output)
 		}
 		for _, node := range nodes {
-			if !strings.Contains(said, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
+			if !strings.Contains(output, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
 				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])) {
 				return fmt.Errorf("nothing of %s: %w", node, err)
 			}

@@ -107,7 +107,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 				return fmt.Errorf("%v objects created for %v events, %v patches for %v writes of the status", creates, events, patches, writes)
 			}
 			if grew(`evictions_total{outcome="accepted"}`) != 0 || now[`would{rule="`+throttle+`/hot"}`] != 1 {
-				return fmt.Errorf("the metrics do not tell of what would be done: %v", now)
+				return fmt.Errorf("the metrics do not show what would be done: %v", now)
 			}
 			return nil
 		})
@@ -356,8 +356,8 @@ func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, bu
 		return fmt.Errorf("%w; busy: %+v; hot: %+v", err, busy.Pods, heated.Pods)
 	}
 	for _, it := range o.spared {
-		if said := rules[s.name+"/"+it.rule].reason(s, it.pod); said != it.reason {
-			return fmt.Errorf("%s spares %s: %q, not %q", it.rule, it.pod, said, it.reason)
+		if reason := rules[s.name+"/"+it.rule].reason(s, it.pod); reason != it.reason {
+			return fmt.Errorf("%s spares %s: %q, not %q", it.rule, it.pod, reason, it.reason)
 		}
 	}
 	return nil

@@ -106,14 +106,14 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		needShell(t) // and the tools' image
 		s := shared(t, node)
-		s.startWeak("victim")
+		s.startUnprivileged("victim")
 		agent, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "taken-over-" + node, Namespace: namespace, Annotations: map[string]string{"plimsoll.dev/protected": "true"}},
-			Spec:       takenOver(agent.Spec),
+			Spec:       compromisedAgent(agent.Spec),
 		}
 		if _, err := kube.CoreV1().Pods(namespace).Create(background, pod, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -121,7 +121,7 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 		t.Cleanup(func() {
 			kube.CoreV1().Pods(namespace).Delete(background, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))})
 		})
-		said := ""
+		output := ""
 		eventually(t, time.Minute, "the attempts on "+node+" are over", func() error {
 			now, err := kube.CoreV1().Pods(namespace).Get(background, pod.Name, metav1.GetOptions{})
 			if err != nil {
@@ -130,16 +130,16 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 			if len(now.Status.ContainerStatuses) == 0 || now.Status.ContainerStatuses[0].State.Terminated == nil {
 				return fmt.Errorf("its pod is %s %v", now.Status.Phase, now.Status.ContainerStatuses)
 			}
-			said = now.Status.ContainerStatuses[0].State.Terminated.Message
+			output = now.Status.ContainerStatuses[0].State.Terminated.Message
 			return nil
 		})
-		if !strings.HasSuffix(strings.TrimSpace(said), "end") || !strings.Contains(said, "able: set") {
-			t.Errorf("not all was tried:\n%s", said)
+		if !strings.HasSuffix(strings.TrimSpace(output), "end") || !strings.Contains(output, "able: set") {
+			t.Errorf("not all was tried:\n%s", output)
 		}
-		if node == "v2" && !strings.Contains(said, "able: reclaim") {
-			t.Errorf("no page cache of a pod was asked for:\n%s", said)
+		if node == "v2" && !strings.Contains(output, "able: reclaim") {
+			t.Errorf("no page cache of a pod was asked for:\n%s", output)
 		}
-		for _, line := range strings.Split(said, "\n") {
+		for _, line := range strings.Split(output, "\n") {
 			if strings.HasPrefix(line, "left: ") || strings.HasPrefix(line, "unable: ") {
 				t.Error(line)
 			}
@@ -242,7 +242,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 		if original, held := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); held != original {
 			t.Errorf("the Guaranteed pod may use %dm of its %dm", held, original)
 		}
-		eventually(t, 20*time.Second, "the status tells that it is throttled", func() error {
+		eventually(t, 20*time.Second, "the status shows that it is throttled", func() error {
 			// How far its quota goes down after that depends on what others leave it.
 			reported := s.throttled(free.name)
 			if reported == nil || reported.Rule != s.name+"/hot" || reported.Ratio < 50 || reported.FromMillicores != nil {
@@ -250,7 +250,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, 20*time.Second, "an event tells that the class came before any quota", func() error {
+		eventually(t, 20*time.Second, "an event reports that the class came before any quota", func() error {
 			all := events(t, "Pod", s.name, free.name)
 			if !slices.ContainsFunc(all, func(reported string) bool {
 				return strings.HasPrefix(reported, "PodThrottled: "+s.name+"/hot") && strings.HasSuffix(reported, "; CPU unlimited, idle class")
@@ -288,8 +288,8 @@ func (s *scene) waitIdleClass(v *victim) {
 	})
 }
 
-// startWeak runs a pod that is root without capabilities, with something of its own in its environment and its files.
-func (s *scene) startWeak(name string) {
+// startUnprivileged runs a pod that is root without capabilities, with something of its own in its environment and its files.
+func (s *scene) startUnprivileged(name string) {
 	s.Helper()
 	template := s.template(work{name: name})
 	template.Name = name
@@ -306,8 +306,8 @@ func (s *scene) startWeak(name string) {
 	s.waitRunning(name)
 }
 
-// takenOver is the agent's pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
-func takenOver(spec corev1.PodSpec) corev1.PodSpec {
+// compromisedAgent is the agent's pod with a shell instead of the agent: the same user, capabilities, filters, mounts and token.
+func compromisedAgent(spec corev1.PodSpec) corev1.PodSpec {
 	spec = *spec.DeepCopy()
 	spec.RestartPolicy, spec.TerminationGracePeriodSeconds = corev1.RestartPolicyNever, ptr.To(int64(1))
 	var trees, pods []string
@@ -441,7 +441,7 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 		needShell(t)
 		th := stealToken(shared(t, node))
 		const label, cordon = `{"metadata":{"labels":{"stolen":"$MARK"}}}`, `{"spec":{"unschedulable":true}}`
-		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified, not "
+		allNodes, ours := corev1.SchemeGroupVersion.WithResource("nodes"), "the condition InterferenceIdentified of its Node, not "
 		th.refused("label its own node", ours+"metadata.labels", th.patches(allNodes, node, label))
 		th.refused("cordon its own node", ours+"spec.unschedulable", th.patches(allNodes, node, cordon))
 		for where, among := range map[string]string{"everywhere": "", "in its own namespace": namespace} {
@@ -453,13 +453,13 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 		th.cannotRemoveGuards()
 		th.cannotEvictDirectly(node)
 		if len(nodes) > 1 {
-			their, only := other(node), "may write no Node but its own, not "+other(node)
+			their, only := other(node), "may update only its own Node, not "+other(node)
 			taint := `{"spec":{"taints":[{"key":"` + taintKey + `","value":"$MARK","effect":"NoSchedule"}]}}`
 			th.refused("taint another node", only, th.patches(allNodes, their, taint))
 			th.refused("cordon another node", only, th.patches(allNodes, their, cordon))
 			th.refused("label another node", only, th.patches(allNodes, their, label))
 			status := th.patches(nodeWatermarks, their, `{"status":{"observedHash":"$MARK"}}`, "status")
-			th.refused("speak for another agent", "the status of its own, not that of "+their, status)
+			th.refused("speak for another agent", "only the status of its own NodeWatermark; the request is UPDATE of "+their, status)
 			th.refused("renew the Lease of another", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
 			th.cannotEvictOn(their)
 			th.cannotReportFor(their)
@@ -556,13 +556,13 @@ func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 		if err != nil {
 			return err
 		}
-		said, err := plane.Evict(background, th.kube, th.node, th.evictionRequest(pod, now.Spec.Hash))
-		if said.Result == "accepted" {
+		output, err := plane.Evict(background, th.kube, th.node, th.evictionRequest(pod, now.Spec.Hash))
+		if output.Result == "accepted" {
 			th.Fatalf("a holder of the agent's token can have %s evicted", pod.Name)
 		}
 		// Other scenes may change the node's rules or evict there meanwhile.
-		if err != nil || said.Result != "refused" || !strings.Contains(said.Why, words) {
-			return fmt.Errorf("it is answered %+v (%v)", said, err)
+		if err != nil || output.Result != "refused" || !strings.Contains(output.Why, words) {
+			return fmt.Errorf("the answer is %+v (%v)", output, err)
 		}
 		return nil
 	})
@@ -592,7 +592,7 @@ func (th *stolenToken) cannotReportFor(node string) {
 		if strings.HasSuffix(answer, " 200") {
 			th.Fatalf("a holder of the agent's token can report for another node: %s", answer)
 		}
-		if said := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, said) {
+		if output := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, output) {
 			return fmt.Errorf("it is answered %q (%v)", answer, err)
 		}
 		return nil

@@ -281,24 +281,24 @@ func (p prometheus) waitRules() {
 func (p prometheus) waitFor(limit time.Duration, query string) {
 	p.Helper()
 	eventually(p, limit, query, func() error {
-		said, _, err := p.Query(background, query, time.Now())
+		answer, _, err := p.Query(background, query, time.Now())
 		if err != nil {
 			return err
 		}
-		if vector, ok := said.(model.Vector); !ok || len(vector) == 0 {
-			return fmt.Errorf("the answer is %v", said)
+		if vector, ok := answer.(model.Vector); !ok || len(vector) == 0 {
+			return fmt.Errorf("the answer is %v", answer)
 		}
 		return nil
 	})
 }
 
-// waitQuiet waits until no alert is firing, or would be if it stayed as it is.
-func (p prometheus) waitQuiet(limit time.Duration) {
+// waitNoAlerts waits until no alert is firing, or would be if it stayed as it is.
+func (p prometheus) waitNoAlerts(limit time.Duration) {
 	p.Helper()
 	eventually(p, limit, "there is no alert", func() error {
-		said, err := p.Alerts(background)
-		if err == nil && len(said.Alerts) > 0 {
-			err = fmt.Errorf("alerts are %v", said.Alerts)
+		answer, err := p.Alerts(background)
+		if err == nil && len(answer.Alerts) > 0 {
+			err = fmt.Errorf("alerts are %v", answer.Alerts)
 		}
 		return err
 	})
@@ -330,14 +330,14 @@ func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 		p.Fatalf("only %d series are read: %v", len(read), read)
 	}
 	for selector := range read {
-		if !isElsewhere(selector) {
+		if !onlyOnV2(selector) {
 			p.waitFor(time.Minute, selector)
 		}
 	}
 }
 
-// isElsewhere reports whether a series exists only on cgroup v2 nodes and there is none here.
-func isElsewhere(what string) bool {
+// onlyOnV2 reports whether a series exists only on cgroup v2 nodes and there is none here.
+func onlyOnV2(what string) bool {
 	return strings.Contains(what, "plimsoll_agent_pod_stalled_percent") && !slices.Contains(nodes, "v2")
 }
 
@@ -360,12 +360,12 @@ func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	p.waitTargets()
 	p.waitRules()
 	from := time.Now()
-	s.movesFigures(p)
+	s.exerciseAll(p)
 	p.waitSeries(shown)
 	var answers dashboard.Answers
 	eventually(t, time.Minute, "each query of the dashboard has an answer", func() error {
 		answers, err = shown.Ask(p.API, from, time.Now(), rateInterval)
-		if missing := slices.DeleteFunc(shown.Missing(answers), isElsewhere); err == nil && len(missing) > 0 {
+		if missing := slices.DeleteFunc(shown.Missing(answers), onlyOnV2); err == nil && len(missing) > 0 {
 			err = fmt.Errorf("none to\n%s", strings.Join(missing, "\n"))
 		}
 		return err
@@ -375,14 +375,14 @@ func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	}
 	s.set(cold)
 	p.waitFor(time.Minute, `plimsoll_agent_throttled_pods{node="v1"} == 0`)
-	p.waitQuiet(2 * time.Minute)
+	p.waitNoAlerts(2 * time.Minute)
 }
 
-// movesFigures has a pod throttled, one skipped and one evicted, the node closed, and a Preview rule for the same; then nothing in
+// exerciseAll has a pod throttled, one skipped and one evicted, the node closed, and a Preview rule for the same; then nothing in
 // force; then all of it again. Each step waits for Prometheus to show it.
-func (s *scene) movesFigures(p prometheus) {
+func (s *scene) exerciseAll(p prometheus) {
 	s.Helper()
-	hold, shut, move, look := s.name+"-hold", s.name+"-shut", s.name+"-move", s.name+"-look"
+	hold, shut, move, watchOnly := s.name+"-hold", s.name+"-shut", s.name+"-move", s.name+"-look"
 	s.running(
 		work{name: "batch", args: []string{"burn", "150"}, limits: "200m", requests: "10m"},
 		work{name: "spared", args: []string{"burn", "20"}, requests: "10m", annotations: map[string]string{"plimsoll.dev/protected": "true"}},
@@ -399,9 +399,9 @@ func (s *scene) movesFigures(p prometheus) {
 	s.setMetric(evicts, cold)
 	s.rule(hold, rule{action: hold})
 	s.rule(shut, rule{action: shut})
-	s.rule(look, rule{action: hold, strategy: "Preview"})
+	s.rule(watchOnly, rule{action: hold, strategy: "Preview"})
 	s.rule(move, rule{action: move, metric: evicts})
-	for _, name := range []string{hold, shut, look, move} {
+	for _, name := range []string{hold, shut, watchOnly, move} {
 		s.waitRulesEnforced(name)
 	}
 	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_mark) == 4`, s.name))

@@ -44,7 +44,7 @@ func TestReleaseFromInstallToUninstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generousBudgets)
+	r.setValues(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
 		if err := install(); err != nil {
 			t.Error(err)
@@ -54,23 +54,23 @@ func TestReleaseFromInstallToUninstall(t *testing.T) {
 		name string
 		test func(*testing.T, *release)
 	}{
-		{"uninstalled while it acts it leaves every node as it was", uninstalledWhileItActs},
+		{"uninstalled while it acts it leaves every node as it was", uninstallWhileActing},
 		{"installed with nothing to edit it says that all is well", freshInstall},
 		{"the policies of a preset came with it, are changed, and go", anotherPreset},
-		{"a new chart and the old one again keep what is in force", upgradedAndRolledBack},
-		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradedDuringARound},
-		{"where a node is away it stays and names the node", uninstalledWhileANodeIsAway},
+		{"a new chart and the old one again keep what is in force", upgradeAndRollBack},
+		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradeDuringRound},
+		{"where a node is away it stays and names the node", uninstallWithNodeAway},
 		{"without Helm it comes, acts and goes as well", withoutHelm},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.test(t, r) }) {
 			return
 		}
 	}
-	r.page.AllRun()
+	r.page.CheckAllRun()
 }
 
-// have sets the additional values of the page's commands.
-func (r *release) have(t *testing.T, repository, tag, more string) {
+// setValues sets the additional values of the page's commands.
+func (r *release) setValues(t *testing.T, repository, tag, more string) {
 	t.Helper()
 	ours, err := values(repository, tag)
 	if err == nil {
@@ -81,8 +81,8 @@ func (r *release) have(t *testing.T, repository, tag, more string) {
 	}
 }
 
-// onAll puts every node under pressure at the same time.
-func onAll(t *testing.T) (all []*baseline) {
+// pressureOnAllNodes puts every node under pressure at the same time.
+func pressureOnAllNodes(t *testing.T) (all []*baseline) {
 	t.Helper()
 	for _, node := range nodes {
 		s := newScene(t, node)
@@ -92,8 +92,8 @@ func onAll(t *testing.T) (all []*baseline) {
 	return all
 }
 
-func uninstalledWhileItActs(t *testing.T, r *release) {
-	all := onAll(t)
+func uninstallWhileActing(t *testing.T, r *release) {
+	all := pressureOnAllNodes(t)
 	t.Cleanup(func() { // so that the scenes can clean up
 		if t.Failed() {
 			install()
@@ -103,7 +103,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 	})
 	r.page.Run(t, "Uninstall")
 	for _, o := range all {
-		o.untouched(t)
+		o.checkNoTrace(t)
 		if records, err := journal(o.scene.node); err != nil || len(records) > 0 {
 			t.Errorf("the journal of %s holds %v (%v)", o.scene.node, records, err)
 		}
@@ -115,7 +115,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 		"namespace/" + namespace, "lease.coordination.k8s.io/plimsoll-controller",
 		"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca", "configmap/plimsoll-evictions"}
 	eventually(t, 2*time.Minute, "what is left is what the page says stays", func() error {
-		left, err := ofOurs()
+		left, err := ownObjects()
 		if err != nil {
 			return err
 		}
@@ -128,12 +128,12 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 		return nil
 	})
 	// The pods keep burning CPU, and no agent reacts.
-	always(t, 5*time.Second, "nobody touches a node any more", func() error {
+	always(t, 5*time.Second, "nothing changes a node any more", func() error {
 		for _, o := range all {
 			if found, err := taint(o.scene.node); err != nil || found != nil {
 				return fmt.Errorf("taint is %v (%v)", found, err)
 			}
-			if err := o.asBefore(); err != nil {
+			if err := o.checkUnchanged(); err != nil {
 				return err
 			}
 		}
@@ -141,7 +141,7 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 	})
 	r.page.Run(t, "Remove the rest")
 	eventually(t, 2*time.Minute, "nothing at all is left", func() error {
-		left, err := ofOurs()
+		left, err := ownObjects()
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%v", left)
 		}
@@ -149,10 +149,10 @@ func uninstalledWhileItActs(t *testing.T, r *release) {
 	})
 }
 
-// untouched fails the test unless a node has no trace of us.
-func (o *baseline) untouched(t *testing.T) {
+// checkNoTrace fails the test unless a node has no trace of us.
+func (o *baseline) checkNoTrace(t *testing.T) {
 	t.Helper()
-	if err := o.asBefore(); err != nil {
+	if err := o.checkUnchanged(); err != nil {
 		t.Error(err)
 	}
 	if found, err := taint(o.scene.node); err != nil || found != nil {
@@ -163,8 +163,8 @@ func (o *baseline) untouched(t *testing.T) {
 	}
 }
 
-// asBefore returns an error that names the changed cgroups.
-func (o *baseline) asBefore() error {
+// checkUnchanged returns an error that names the changed cgroups.
+func (o *baseline) checkUnchanged() error {
 	for _, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
 		if err == nil {
@@ -174,7 +174,7 @@ func (o *baseline) asBefore() error {
 			return fmt.Errorf("%s on %s: %w", v.name, o.scene.node, err)
 		}
 	}
-	return o.bystanderUntouched()
+	return o.checkBystander()
 }
 
 func noFinalizers(t *testing.T) {
@@ -189,8 +189,8 @@ func noFinalizers(t *testing.T) {
 	}
 }
 
-// ofOurs are all objects with our name, label or kinds, except events.
-func ofOurs() ([]string, error) {
+// ownObjects are all objects with our name, label or kinds, except events.
+func ownObjects() ([]string, error) {
 	kinds, err := tryKubectl("", "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
 		return nil, err
@@ -227,16 +227,16 @@ func (r *release) installWith(t *testing.T, preset string) {
 		}
 		return nil
 	})
-	r.have(t, repository, tag, generousBudgets+"policies: {preset: "+preset+"}\n")
+	r.setValues(t, repository, tag, generousBudgets+"policies: {preset: "+preset+"}\n")
 	r.page.Run(t, "Install")
-	r.have(t, repository, tag, generousBudgets)
+	r.setValues(t, repository, tag, generousBudgets)
 }
 
 func freshInstall(t *testing.T, r *release) {
 	// Policies can be created only after a hook has seen their CRDs served.
 	waitPreset(t, "preview")
 	if reported := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(reported, "Completed: Job completed") {
-		t.Errorf("what waits for the definitions has told %q", reported)
+		t.Errorf("the job that waits for the CRDs has logged %q", reported)
 	}
 	if left := kubectl(t, "get", "jobs,sa", "-n", namespace, "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
 		t.Errorf("what waited for the definitions has left %s", left)
@@ -326,15 +326,15 @@ func anotherPreset(t *testing.T, _ *release) {
 	}
 }
 
-func upgradedAndRolledBack(t *testing.T, r *release) {
+func upgradeAndRollBack(t *testing.T, r *release) {
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
 		// Run the page's commands anyway.
 		chart, older = absolute("charts/plimsoll"), binary()
 	}
 	before := r.installPrevious(t, chart, older)
-	all := onAll(t)
-	kept := watchInForce(t, all)
+	all := pressureOnAllNodes(t)
+	checkInForce := watchInForce(t, all)
 	now, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
@@ -342,20 +342,20 @@ func upgradedAndRolledBack(t *testing.T, r *release) {
 
 	// Like an older CRD, which has none.
 	kubectl(t, "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p", `[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns"}]`)
-	r.have(t, now, tag, generousBudgets)
+	r.setValues(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
-	agentsRun(t, now)
-	kept("an upgrade")
+	waitAgentsRun(t, now)
+	checkInForce("an upgrade")
 	if columns := kubectl(t, "get", "crd", "nodewatermarks.plimsoll.dev", "-o", "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}"); !strings.Contains(columns, "Stopped") {
 		t.Errorf("the definitions were not upgraded: %s", columns)
 	}
 
 	r.page.Run(t, "Roll back")
-	agentsRun(t, before)
-	kept("a roll-back")
+	waitAgentsRun(t, before)
+	checkInForce("a roll-back")
 
 	r.page.Run(t, "Upgrade")
-	kept("another upgrade")
+	checkInForce("another upgrade")
 	for _, o := range all {
 		o.waitAccounted(10 * time.Second)
 		o.scene.set(cold)
@@ -385,13 +385,13 @@ func (r *release) installPrevious(t *testing.T, chart, older string) (before str
 	if _, err := helm(old+generousBudgets, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
 		t.Fatal(err)
 	}
-	agentsRun(t, before)
+	waitAgentsRun(t, before)
 	return before
 }
 
-// upgradedDuringARound: old agents evict by themselves, new ones ask the leader. The release changes while a pod
+// upgradeDuringRound: old agents evict by themselves, new ones ask the leader. The release changes while a pod
 // terminates.
-func upgradedDuringARound(t *testing.T, r *release) {
+func upgradeDuringRound(t *testing.T, r *release) {
 	onlyLong(t)
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
@@ -413,15 +413,15 @@ func upgradedDuringARound(t *testing.T, r *release) {
 		eventually(t, 3*time.Minute, fmt.Sprintf("pod %d is evicted by %s", count, by), func() error { return e.count(count) })
 	}
 	next(1, "the old agent")
-	r.have(t, now, tag, generousBudgets)
+	r.setValues(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
-	agentsRun(t, now)
+	waitAgentsRun(t, now)
 	next(2, "the leader")
 	r.page.Run(t, "Roll back")
-	agentsRun(t, before)
+	waitAgentsRun(t, before)
 	next(3, "the old agent")
 	r.page.Run(t, "Upgrade")
-	agentsRun(t, now)
+	waitAgentsRun(t, now)
 	next(4, "the leader")
 	s.set(cold)
 	e.onePerRound()
@@ -443,8 +443,8 @@ func olderRelease(t *testing.T) (chart, older string, missing error) {
 	return filepath.Join(folder, "charts/plimsoll"), older, missing
 }
 
-// agentsRun waits until all agents, and nothing else, run an image.
-func agentsRun(t *testing.T, image string) {
+// waitAgentsRun waits until all agents, and nothing else, run an image.
+func waitAgentsRun(t *testing.T, image string) {
 	t.Helper()
 	eventually(t, 2*time.Minute, "all agents run "+image, func() error {
 		pods := componentPods(t, "agent")
@@ -471,7 +471,7 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	}
 	var lock sync.Mutex
 	looked, lost := 0, []string{}
-	look := func() {
+	poll := func() {
 		for _, o := range all {
 			found, err := taint(o.scene.node)
 			if err == nil && found == nil {
@@ -489,7 +489,7 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 			lock.Unlock()
 		}
 	}
-	repeatedly(t, look)
+	repeatedly(t, poll)
 	return func(during string) {
 		t.Helper()
 		lock.Lock()
@@ -502,16 +502,16 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	}
 }
 
-func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
+func uninstallWithNodeAway(t *testing.T, r *release) {
 	repository, tag, err := image()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.have(t, repository, tag, generousBudgets+"uninstall: {timeoutSeconds: 30}\n")
+	r.setValues(t, repository, tag, generousBudgets+"uninstall: {timeoutSeconds: 30}\n")
 	r.page.Run(t, "Upgrade")
-	all := onAll(t)
+	all := pressureOnAllNodes(t)
 	gone := all[len(all)-1]
-	leave, back := gone.scene.agentAway()
+	leave, back := gone.scene.stopAgent()
 	refused := func() {
 		t.Helper()
 		out, err := r.page.Try("Uninstall")
@@ -522,11 +522,11 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	}
 
 	leave()
-	kept := watchInForce(t, []*baseline{gone})
+	checkInForce := watchInForce(t, []*baseline{gone})
 	refused()
-	kept("an uninstallation that was refused")
+	checkInForce("an uninstallation that was refused")
 	for _, o := range all[:len(all)-1] {
-		o.untouched(t)
+		o.checkNoTrace(t)
 	}
 	if pods := componentPods(t, "controller"); len(pods) != 2 {
 		t.Errorf("controllers are %v", podNames(pods))
@@ -560,7 +560,7 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	back()
 	r.page.Run(t, "It comes back")
 	for _, o := range all {
-		o.untouched(t)
+		o.checkNoTrace(t)
 	}
 
 	// It never does.
@@ -580,9 +580,9 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	refused()
 	r.page.Run(t, "It never comes back")
 	for _, o := range all[:len(all)-1] {
-		o.untouched(t)
+		o.checkNoTrace(t)
 	}
-	if err := gone.asBefore(); err == nil {
+	if err := gone.checkUnchanged(); err == nil {
 		t.Error("the node that is away is as it was: nothing is shown")
 	}
 	// It comes back to a new installation.
@@ -595,8 +595,8 @@ func uninstalledWhileANodeIsAway(t *testing.T, r *release) {
 	}
 }
 
-// agentAway returns two functions: leave stops the node's agent without cleanup, back starts it again.
-func (s *scene) agentAway() (leave, back func()) {
+// stopAgent returns two functions: leave stops the node's agent without cleanup, back starts it again.
+func (s *scene) stopAgent() (leave, back func()) {
 	sets := kube.AppsV1().DaemonSets(namespace)
 	get := func() *appsv1.DaemonSet {
 		s.Helper()
@@ -666,7 +666,7 @@ func withoutHelm(t *testing.T, r *release) {
 		return nil
 	})
 	r.page.Run(t, "Without Helm")
-	all := onAll(t)
+	all := pressureOnAllNodes(t)
 	t.Cleanup(func() { // so that the scenes can clean up
 		if err := install(); err != nil {
 			t.Error(err)
@@ -674,7 +674,7 @@ func withoutHelm(t *testing.T, r *release) {
 	})
 	r.page.Run(t, "Remove it without Helm")
 	for _, o := range all {
-		o.untouched(t)
+		o.checkNoTrace(t)
 	}
 	if found := kubectl(t, "get", "crds", "-o", "name"); strings.Contains(found, "plimsoll") || strings.Contains(found, "crane") {
 		t.Errorf("definitions are left: %s", found)
@@ -690,5 +690,5 @@ func withoutHelm(t *testing.T, r *release) {
 		t.Fatal("the condition does not stand")
 	}
 	r.page.Run(t, "Where the agents were not stopped first", "NODE", node)
-	forgotten.untouched(t)
+	forgotten.checkNoTrace(t)
 }

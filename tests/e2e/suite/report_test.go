@@ -19,11 +19,11 @@ var nodeMetrics = schema.GroupVersionResource{Group: "metrics.plimsoll.dev", Ver
 // its own and locks no node: other scenes may restart agents meanwhile.
 func TestAgentsReportDirectlyAndRenewLeasesRarely(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		eventually(t, 5*time.Minute, "NodeMetric tells what only a report does", func() error { return reported(node) })
+		eventually(t, 5*time.Minute, "NodeMetric has data that only a report has", func() error { return reported(node) })
 		// Within the minute between two renewals.
 		before := seen{}
-		eventually(t, 5*time.Minute, "measured again while the Lease is as it was, and holds for long", func() error {
-			now, err := look(node)
+		eventually(t, 5*time.Minute, "measured again while the Lease is unchanged and valid for long", func() error {
+			now, err := readNode(node)
 			if err != nil {
 				return err
 			}
@@ -44,7 +44,7 @@ type seen struct {
 	renewed, measured time.Time
 }
 
-func look(node string) (seen, error) {
+func readNode(node string) (seen, error) {
 	lease, err := kube.CoordinationV1().Leases("plimsoll-node-lease").Get(background, node, metav1.GetOptions{})
 	if err != nil {
 		return seen{}, err

@@ -108,7 +108,7 @@ func TestNodeWithoutAgentIsRestoredManually(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		o, _ := underPressure(t, s)
-		leave, back := s.agentAway()
+		leave, back := s.stopAgent()
 		t.Cleanup(back)
 		leave()
 		page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -128,7 +128,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 	for _, node := range nodes {
 		s := newScene(t, node)
 		o, limited := underPressure(t, s)
-		leave, back := s.agentAway()
+		leave, back := s.stopAgent()
 		t.Cleanup(back)
 		before := reasons(t, node)
 		left := time.Now()
@@ -201,7 +201,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 			if len(left) > 0 {
 				t.Fatalf("after kill %d nothing would ever restore %s", i+1, strings.Join(left, "; "))
 			}
-			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.bystanderUntouched)
+			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.checkBystander)
 		}
 		waitAgent(s, "")
 		s.set(hot)
@@ -212,10 +212,10 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 	})
 }
 
-// exhaust is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
+// exhaustMemory is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
 // prints the kernel's count of OOM kills. A process of the node in the container's cgroup allocates the memory, since the
 // agent's image has no other program; oom_score_adj makes the kernel kill the agent first.
-func (s *scene) exhaust(agent string) string {
+func (s *scene) exhaustMemory(agent string) string {
 	s.Helper()
 	pod := s.folderOf(namespace, agentPod(s.node), "memory")
 	return fmt.Sprintf(`set -e; procs=$(grep -lx %[1]s %[2]s/*/cgroup.procs); cd "${procs%%/cgroup.procs}"; echo 1000 >/proc/%[1]s/oom_score_adj; `+
@@ -232,7 +232,7 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 			t.Fatal("the journal has no entry of a throttled pod")
 		}
 		seen, end := s.follow(limited)
-		left, out, err := o.changesLeftBy(s.exhaust(processOf(t, node, "agent")))
+		left, out, err := o.changesLeftBy(s.exhaustMemory(processOf(t, node, "agent")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,8 +287,8 @@ func underPressureOnAllNodes(t *testing.T) (all []pressedScene) {
 	return all
 }
 
-// staysInForce fails the test if anything ceases to be in force on any node during this time.
-func staysInForce(t *testing.T, length time.Duration, all []pressedScene) {
+// checkStaysInForce fails the test if anything ceases to be in force on any node during this time.
+func checkStaysInForce(t *testing.T, length time.Duration, all []pressedScene) {
 	t.Helper()
 	always(t, length, "what is in force stays", func() error {
 		for _, each := range all {
@@ -310,8 +310,8 @@ func generations(t *testing.T) map[string]string {
 	return now
 }
 
-// notRewritten fails the test if a NodeWatermark's spec was written since.
-func notRewritten(t *testing.T, before map[string]string) {
+// checkNotRewritten fails the test if a NodeWatermark's spec was written since.
+func checkNotRewritten(t *testing.T, before map[string]string) {
 	t.Helper()
 	for node, now := range generations(t) {
 		if now != before[node] {
@@ -360,7 +360,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 		for _, each := range all {
 			err := each.scene.checkCap(each.victim, each.victim.cap)
 			if err == nil {
-				err = each.baseline.bystanderUntouched()
+				err = each.baseline.checkBystander()
 			}
 			if err != nil {
 				t.Errorf("%s: %s after the API server went: %v", each.scene.node, time.Since(stopped), err)
@@ -388,9 +388,9 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 	for _, each := range all {
 		each.scene.waitTaint(20*time.Second, corev1.TaintEffectNoSchedule)
 	}
-	notRewritten(t, before)
+	checkNotRewritten(t, before)
 	// The agent catches up gradually: within a minute after an outage of a minute.
-	staysInForce(t, outage, all)
+	checkStaysInForce(t, outage, all)
 	for _, node := range nodes {
 		// Nothing changed on the node except the file that was reset, so there is little to report.
 		since[node].check(t, node, 0, 10)
@@ -416,7 +416,7 @@ func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 		}
 		return nil
 	})
-	staysInForce(t, 5*time.Second, all)
+	checkStaysInForce(t, 5*time.Second, all)
 	// The agents restart too: they have the rules.
 	since := map[string]*tally{}
 	for _, each := range all {
@@ -426,7 +426,7 @@ func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 		onNode(t, node, "kill -KILL "+processOf(t, node, "agent"))
 		waitAgent(each.scene, old)
 	}
-	staysInForce(t, 5*time.Second, all)
+	checkStaysInForce(t, 5*time.Second, all)
 	for _, each := range all {
 		each.scene.set(cold)
 	}
@@ -444,8 +444,8 @@ func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 	// When it is back, it neither repeats nor undoes anything.
 	scale(2)
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
-	staysInForce(t, 5*time.Second, all)
-	notRewritten(t, before)
+	checkStaysInForce(t, 5*time.Second, all)
+	checkNotRewritten(t, before)
 	for _, each := range all {
 		// Meanwhile the rule ended and was breached again: each time the taint, its condition, and about ten events of the node, its NodeWatermark
 		// and the two pods.

@@ -74,8 +74,8 @@ func (e *edits) with(threshold int) (found []string) {
 func (e *edits) waitAllWith(limit time.Duration, threshold int) {
 	e.Helper()
 	eventually(e, limit, fmt.Sprintf("both nodes have the threshold %d", threshold), func() error {
-		if have := e.with(threshold); len(have) != len(e.nodes) {
-			return fmt.Errorf("these are: %v", have)
+		if changed := e.with(threshold); len(changed) != len(e.nodes) {
+			return fmt.Errorf("these are: %v", changed)
 		}
 		return nil
 	})
@@ -138,7 +138,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	e.edit(bad, "")
 	canary := e.waitStopped(bad)
 	at := slices.IndexFunc(e.nodes, func(s *scene) bool { return s.node == canary })
-	acting, quiet := e.nodes[at], e.nodes[1-at]
+	acting, idle := e.nodes[at], e.nodes[1-at]
 	acting.waitRatio(30*time.Second, victims[canary], 50)
 	eventually(t, 30*time.Second, "the NodeQOS counts its nodes", func() error {
 		if counts := e.status(".matchedNodes") + " " + e.status(".breachedNodes"); counts != "2 1" {
@@ -147,11 +147,11 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 		return nil
 	})
 	always(t, 15*time.Second, "it goes no further", func() error {
-		if have, others := e.with(bad), e.with(lax); !slices.Equal(have, []string{canary}) || !slices.Equal(others, []string{quiet.node}) {
-			return fmt.Errorf("the edit is on %v, what was before it on %v", have, others)
+		if changed, others := e.with(bad), e.with(lax); !slices.Equal(changed, []string{canary}) || !slices.Equal(others, []string{idle.node}) {
+			return fmt.Errorf("the edit is on %v, what was before it on %v", changed, others)
 		}
-		other := victims[quiet.node]
-		return checkRestored(other.before, quiet.settings(other.folder))
+		other := victims[idle.node]
+		return checkRestored(other.before, idle.settings(other.folder))
 	})
 
 	// The revert reaches all nodes at once.
@@ -183,14 +183,14 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 func (e *edits) waitStopped(threshold int) (canary string) {
 	e.Helper()
 	eventually(e, 90*time.Second, "the edit stops", func() error {
-		have := e.with(threshold)
-		if len(have) > 1 {
-			e.Fatalf("the edit is on %v", have)
+		changed := e.with(threshold)
+		if len(changed) > 1 {
+			e.Fatalf("the edit is on %v", changed)
 		}
-		if now := e.rolledOut("reason"); len(have) == 0 || now != "CanariesAct" {
-			return fmt.Errorf("it is on %v, and RolledOut is %q", have, now)
+		if now := e.rolledOut("reason"); len(changed) == 0 || now != "CanariesAct" {
+			return fmt.Errorf("it is on %v, and RolledOut is %q", changed, now)
 		}
-		canary = have[0]
+		canary = changed[0]
 		return nil
 	})
 	if reported := e.rolledOut("status") + ": " + e.rolledOut("message"); !strings.HasPrefix(reported, "False: the edit stopped at 1 of 2 nodes ("+canary+")") {
@@ -204,11 +204,11 @@ func (e *edits) waitStopped(threshold int) (canary string) {
 func (e *edits) waitOne(threshold int) {
 	e.Helper()
 	eventually(e, 20*time.Second, fmt.Sprintf("one node has the threshold %d", threshold), func() error {
-		have := e.with(threshold)
-		if len(have) > 1 {
-			e.Fatalf("the edit is on %v", have)
+		changed := e.with(threshold)
+		if len(changed) > 1 {
+			e.Fatalf("the edit is on %v", changed)
 		}
-		if len(have) == 0 {
+		if len(changed) == 0 {
 			return fmt.Errorf("none is")
 		}
 		return nil

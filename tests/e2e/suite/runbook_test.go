@@ -23,7 +23,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&release{values: values}).have(t, repository, tag, generousBudgets)
+	(&release{values: values}).setValues(t, repository, tag, generousBudgets)
 	// kubectl logs fails for a pod that is terminating: a replica of the previous scene.
 	eventually(t, 2*time.Minute, "no replica begins or ends", func() error {
 		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
@@ -39,7 +39,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 	})
 	page := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.Helm(absolute("target/e2e/bin/helm"), values)
-	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {nobody: has-this}},
+	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {no-node: has-this}},
   rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2, actionName: disable, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000}}]}}`)
 	t.Cleanup(func() { kubectl(t, "delete", "nodeqos", "runbook", "--ignore-not-found") })
 	says := map[string]string{
@@ -63,7 +63,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 		if heading == withCertManager || heading == renewed || heading == damaged {
 			continue
 		}
-		out := page.Look(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
+		out := page.RunEach(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
 		if !strings.Contains(out, says[heading]) {
 			t.Errorf("%s: %q is not in what its commands print:\n%s", heading, says[heading], out)
 		}
@@ -81,7 +81,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 		}
 	}
 	kubectl(t, "delete", "nodeqos", "runbook")
-	t.Run("what the first page tells to use on a cluster", runReadmeCommands)
+	t.Run("the commands of README.md for a cluster", runReadmeCommands)
 	t.Run("new replicas", func(t *testing.T) {
 		page.Run(t, renewed)
 		waitReplicasReplaced(t)
@@ -94,7 +94,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have released everything") || !strings.Contains(out, all+"have resumed") {
 		t.Errorf("it says %s", out)
 	}
-	stop.AllRun()
+	stop.CheckAllRun()
 }
 
 // readmePolicy is a valid policy without effect.

@@ -105,7 +105,7 @@ func newScene(t *testing.T, node string) *scene {
 	return s
 }
 
-// logState logs what an operator would look at first.
+// logState logs what an operator would check first.
 func (s *scene) logState() {
 	for _, args := range [][]string{
 		{"get", "nodewatermarks"},
@@ -134,7 +134,7 @@ func (s *scene) setMetric(name string, value int) {
 	if value == 0 {
 		text = ""
 	}
-	if _, err := askGauge("/set", name, text); err != nil {
+	if _, err := queryGauge("/set", name, text); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -396,13 +396,13 @@ func startGauge() error {
 	return nil
 }
 
-// askGauge asks the gauge through the API server.
-func askGauge(path, key, value string) ([]byte, error) {
-	return askGaugeOf("e2e", "gauge:8080", path, key, value)
+// queryGauge asks the gauge through the API server.
+func queryGauge(path, key, value string) ([]byte, error) {
+	return queryGaugeOf("e2e", "gauge:8080", path, key, value)
 }
 
-// askGaugeOf asks another pod that is one, as NAME:PORT.
-func askGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
+// queryGaugeOf asks another pod that is one, as NAME:PORT.
+func queryGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
 	proxy := "/api/v1/namespaces/" + namespace + "/pods/" + pod + "/proxy"
 	request := kube.CoreV1().RESTClient().Get().AbsPath(proxy + path).Timeout(0) // the gauge would take a timeout for a metric
 	if key != "" {

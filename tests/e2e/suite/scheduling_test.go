@@ -61,11 +61,11 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 			t.Errorf("pod here is %s on %q", now.Status.Phase, now.Spec.NodeName)
 		}
 
-		quiet := time.Now()
+		fell := time.Now()
 		s.set(cold)
 		s.waitNoTaint(20 * time.Second)
-		if held := time.Since(quiet); held < 3*time.Second {
-			t.Errorf("the cool-down is 4 s, the taint went after %s", held)
+		if lasted := time.Since(fell); lasted < 3*time.Second {
+			t.Errorf("the cool-down is 4 s, the taint went after %s", lasted)
 		}
 		s.waitRunning("here")
 		eventually(t, 15*time.Second, "the condition is false", func() error {
@@ -91,7 +91,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 		expose := func(value int) {
 			t.Helper()
 			eventually(t, 20*time.Second, "the exporter accepts its value", func() error {
-				_, err := askGaugeOf(s.name, fmt.Sprintf("exporter:%d", exporterPort), "/set", "room_celsius", fmt.Sprint(value))
+				_, err := queryGaugeOf(s.name, fmt.Sprintf("exporter:%d", exporterPort), "/set", "room_celsius", fmt.Sprint(value))
 				return err
 			})
 		}

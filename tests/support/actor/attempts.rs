@@ -28,7 +28,7 @@ pub fn condition(kind: &str) -> Value {
 
 /// Attempts against other nodes.
 pub fn against_another_node() -> Vec<Attempt> {
-    let of_node = "may write no Node but its own, not node01";
+    let of_node = "may update only its own Node, not node01";
     let node = node_path(OTHER);
     let status = status_path(OTHER);
     let watermark = format!(
@@ -69,14 +69,14 @@ pub fn against_another_node() -> Vec<Attempt> {
             &watermark,
             APPLY,
             body,
-            "but the status of its own, not that of node01",
+            "may update only the status of its own NodeWatermark; the request is UPDATE of node01",
         ),
     ]
 }
 
 /// A change of the own Node beyond taint and condition; `changed` names it in the refusal.
 fn forbidden_change(what: &'static str, path: &str, body: Value, changed: &str) -> Attempt {
-    let words = format!("the condition InterferenceIdentified, not {changed}");
+    let words = format!("the condition InterferenceIdentified of its Node, not {changed}");
     attempt(what, ("PATCH", path), (MERGE, body), words)
 }
 
@@ -102,7 +102,7 @@ pub fn against_its_own_metadata() -> Vec<Attempt> {
 /// Attempts against its own Node that are not allowed.
 pub fn against_its_own_node() -> Vec<Attempt> {
     let (node, status) = (node_path(OWN), status_path(OWN));
-    let foreign = "a taint that is not ours";
+    let foreign = "other taints";
     let taints = |what, taints: Value| {
         let body = json!({"spec": {"taints": taints}});
         forbidden_change(what, &node, body, foreign)
@@ -115,7 +115,7 @@ pub fn against_its_own_node() -> Vec<Attempt> {
         "not ready",
         &status,
         condition("Ready"),
-        "a condition that is not ours",
+        "other conditions",
     );
     not_ready.kind = STRATEGIC;
     vec![
@@ -154,8 +154,8 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
     let own = json!({"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": OWN});
     let policy =
         json!({"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "name": "q"});
-    let only = format!("may write no Lease but {LEASES}/{OWN}, not {LEASES}/{OTHER}");
-    let foreign = "about pods, its own Node and its own NodeWatermark, not about";
+    let only = format!("may write only the Lease {LEASES}/{OWN}, not {LEASES}/{OTHER}");
+    let foreign = "only about pods, its own Node and its own NodeWatermark, not about";
     let mut kubelet = event("default", OWN, &own);
     kubelet["reportingComponent"] = "kubelet".into();
     let mut source = event("default", OWN, &own);
@@ -178,17 +178,17 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
         post(
             "another's event",
             event("default", OTHER, &own),
-            "may write events in no name but its own",
+            "may write events only in its own name",
         ),
         post(
             "a kubelet's event",
             kubelet,
-            "may write events in no name but its own",
+            "may write events only in its own name",
         ),
         post(
             "an event with a kubelet as its source",
             source,
-            "may write events in no name but its own",
+            "may write events only in its own name",
         ),
         post(
             "about another node",
@@ -291,8 +291,8 @@ pub fn evictions_beyond_its_due() -> Vec<Attempt> {
         attempt(what, ("POST", &path), (JSON, body), words)
     };
     let by_uid = json!({"uid": "u"});
-    let uid = "the controller evicts no pod but by its UID";
-    let forced = "the controller forces no pod's end";
+    let uid = "an eviction by the controller must have the pod's UID";
+    let forced = "an eviction by the controller must have a grace period";
     vec![
         attempt(
             "any pod of that name",
@@ -322,7 +322,7 @@ pub fn evictions_beyond_its_due() -> Vec<Attempt> {
             "a pod of the system",
             "kube-system",
             as_the_leader_does("u"),
-            "the controller evicts no pod of kube-system",
+            "the controller may not evict pods of kube-system",
         ),
     ]
 }
@@ -333,7 +333,7 @@ pub fn against_its_own_api() -> Vec<Attempt> {
     let elsewhere = json!({"spec": {"service": {"namespace": "default"}}});
     let trusting = json!({"spec": {"insecureSkipTLSVerify": true}});
     let of_api = |what, body: Value| {
-        let words = "may change nothing of an APIService but the authority";
+        let words = "may change only spec.caBundle of its APIService";
         attempt(what, ("PATCH", api), (MERGE, body), words)
     };
     vec![

@@ -43,6 +43,8 @@ impl Ground {
                 eprintln!("skipped: failed to create {}: {error}", folder.display());
                 return None;
             }
+            ground.enable_controllers(folder.parent().unwrap());
+            ground.enable_controllers(&folder);
         }
         Some(ground)
     }
@@ -56,9 +58,17 @@ impl Ground {
     pub fn mkdir(&self, name: &str) -> CgroupPath {
         let path = self.path(name);
         for folder in self.hierarchy.dirs(&path) {
-            fs::create_dir_all(folder).unwrap();
+            fs::create_dir_all(&folder).unwrap();
+            self.enable_controllers(folder.parent().unwrap());
         }
         path
+    }
+
+    /// On v2, the children of a cgroup have only the controllers that it enables. A test fails if it needs one that cannot be enabled.
+    fn enable_controllers(&self, folder: &Path) {
+        if self.hierarchy.is_v2() {
+            let _ = fs::write(folder.join("cgroup.subtree_control"), "+cpu +memory");
+        }
     }
 
     /// Removes the cgroup `name` and its descendants from every tree.

@@ -19,11 +19,11 @@ import (
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
 const usage = `usage: podtool pause               waits for SIGTERM
-       podtool burn [MILLICORES]   keeps every CPU busy until SIGTERM, or uses so many thousandths of one
-       podtool serve ADDRESS       answers HTTP with this host's name
-       podtool get URL             prints the answer, asking with the pod's service account if it has one
-       podtool gauge ADDRESS       serves at /metrics what /set?name=value sets, and at /heard what /note?who=NAME told
-       podtool linger NOTE-URL     does not end at SIGTERM: it goes to that URL again and again until it is killed
+       podtool burn [MILLICORES]   keeps every CPU busy until SIGTERM, or uses this many thousandths of one
+       podtool serve ADDRESS       responds to HTTP requests with this host's name
+       podtool get URL             prints the response; sends the pod's service account token if it has one
+       podtool gauge ADDRESS       serves /metrics with the values of /set?name=value, and /notes with the times of /note?who=NAME
+       podtool linger NOTE-URL     ignores SIGTERM, and requests this URL repeatedly until it is killed
 `
 
 func main() {

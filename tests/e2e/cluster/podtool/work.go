@@ -44,16 +44,16 @@ func linger(url string) {
 	}
 }
 
-// heard has the reports of a pod.
-type heard struct {
+// report has the first and last time of a pod's notes, and their number.
+type report struct {
 	First, Last time.Time
 	Times       int
 }
 
-// newGauge serves a metric that a test sets, and records reports of pods.
+// newGauge serves a metric that a test sets, and records notes of pods.
 func newGauge() http.Handler {
 	var lock sync.Mutex
-	values, notes := map[string]string{}, map[string]heard{}
+	values, notes := map[string]string{}, map[string]report{}
 	handle := http.NewServeMux()
 	locked := func(path string, answer http.HandlerFunc) {
 		handle.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
@@ -85,9 +85,9 @@ func newGauge() http.Handler {
 		if note.Times == 0 {
 			note.First = now
 		}
-		notes[who] = heard{First: note.First, Last: now, Times: note.Times + 1}
+		notes[who] = report{First: note.First, Last: now, Times: note.Times + 1}
 	})
-	locked("/heard", func(w http.ResponseWriter, _ *http.Request) {
+	locked("/notes", func(w http.ResponseWriter, _ *http.Request) {
 		if err := json.NewEncoder(w).Encode(notes); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}

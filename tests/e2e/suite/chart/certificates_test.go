@@ -64,8 +64,8 @@ func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 		t.Errorf("%v is mounted", mount["name"])
 	}
 	for flag, file := range map[string]string{"tls-cert-file": "tls.crt", "tls-private-key-file": "tls.key", "tls-ca-file": "ca.crt"} {
-		if told := option(container, flag); told != path.Join(mount["mountPath"].(string), file) {
-			t.Errorf("--%s is %q", flag, told)
+		if value := option(container, flag); value != path.Join(mount["mountPath"].(string), file) {
+			t.Errorf("--%s is %q", flag, value)
 		}
 	}
 	if secret := option(container, "metrics-api-secret"); secret != "" {

@@ -19,24 +19,24 @@ type cluster struct{ *plane.Plane }
 func TestTheChartOnAnAPIServer(t *testing.T) {
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
-	others := plane.CertManagerDefinitions(t)
-	c.Define(others)
-	c.takesEveryCombination(t)
+	others := plane.CertManagerCRDFiles(t)
+	c.ApplyCRDs(others)
+	c.everyCombinationIsValid(t)
 	for _, file := range others {
 		c.Kubectl("delete", "-f", file)
 	}
-	c.lacksDefinitions()
-	c.refusesWhatCanNotWorkThere(t)
-	c.jobsEndWell()
-	c.bringsDefinitionsAndPolicies(t)
-	c.hasHooksThatKubernetesTakes(t)
-	c.isTheOnlyReleaseInItsCluster(t)
-	c.givesEachKindOfRequestAPriorityLevelOfItsOwn(t)
-	c.leavesAloneWhatOthersWrite(t)
-	c.changesItsPolicies(t)
-	c.upgradesDefinitionsAndLeavesPoliciesAlone(t)
-	c.leavesDefinitionsAndPoliciesWhenItGoes(t)
-	c.takesThePoliciesOfItsFirstRevisionWithIt(t)
+	c.removeCRDs()
+	c.unusableClustersAreRejected(t)
+	c.completeJobs()
+	c.installCreatesCRDsAndPolicies(t)
+	c.hooksAreValid(t)
+	c.secondReleaseIsRejected(t)
+	c.requestsHaveTheirPriorityLevels(t)
+	c.objectsOfOtherWritersAreKept(t)
+	c.presetChangesPolicies(t)
+	c.upgradeChangesCRDsAndKeepsPolicies(t)
+	c.uninstallKeepsCRDsAndPolicies(t)
+	c.uninstallRemovesPoliciesOfFirstRevision(t)
 }
 
 func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
@@ -44,13 +44,13 @@ func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")
 	_, err := c.helm("install", "plimsoll", "plimsoll", "--take-ownership")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which holds each agent to its own node") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which restricts each agent to its own node") {
 		t.Errorf("the answer is %v", err)
 	}
 }
 
-// lacksDefinitions deletes our CRDs and waits until they are not served any more.
-func (c cluster) lacksDefinitions() {
+// removeCRDs deletes our CRDs and waits until they are not served any more.
+func (c cluster) removeCRDs() {
 	c.T.Helper()
 	c.Kubectl("delete", "-f", plane.Absolute(c.T, "crds"))
 	c.Eventually(time.Minute, "policies are no longer served", func() error {
@@ -61,8 +61,8 @@ func (c cluster) lacksDefinitions() {
 	})
 }
 
-// jobsEndWell marks every Job of a release as complete until the test ends: nothing runs their pods here.
-func (c cluster) jobsEndWell() {
+// completeJobs marks every Job of a release as complete until the test ends: nothing runs their pods here.
+func (c cluster) completeJobs() {
 	const ended = `{"status":{"startTime":"2026-01-01T00:00:00Z","completionTime":"2026-01-01T00:00:01Z","succeeded":1,
 		"conditions":[{"type":"SuccessCriteriaMet","status":"True"},{"type":"Complete","status":"True"}]}}`
 	done := make(chan struct{})
@@ -130,8 +130,8 @@ func older(t *testing.T) string {
 	return folder
 }
 
-// takes fails the test if Helm fails; it returns the output.
-func (c cluster) takes(command string, args ...string) string {
+// mustHelm fails the test if Helm fails; it returns the output.
+func (c cluster) mustHelm(command string, args ...string) string {
 	c.T.Helper()
 	out, err := c.helm(command, "plimsoll", "plimsoll", args...)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c cluster) takes(command string, args ...string) string {
 	return out
 }
 
-func (c cluster) takesEveryCombination(t *testing.T) {
+func (c cluster) everyCombinationIsValid(t *testing.T) {
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
 	for name, file := range combinations(t) {
 		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects.
@@ -156,22 +156,22 @@ func (c cluster) takesEveryCombination(t *testing.T) {
 	}
 }
 
-func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
+func (c cluster) unusableClustersAreRejected(t *testing.T) {
 	c.namespace("strict", "restricted")
 	_, err := c.helm("install", "plimsoll", "strict")
 	if err == nil || !strings.Contains(err.Error(), "kubectl label namespace strict pod-security.kubernetes.io/enforce=privileged --overwrite") {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "monitoring.podMonitor.enabled=true")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: have it served, or go without it: --set monitoring.podMonitor.enabled=false") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: install it, or do without it: --set monitoring.podMonitor.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "metricsAPI.certManager.enabled=true")
-	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: have it served, or go without it: --set metricsAPI.certManager.enabled=false") {
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: install it, or do without it: --set metricsAPI.certManager.enabled=false") {
 		t.Errorf("the answer is %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")
-	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the definitions, which this cluster lacks: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
+	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the CRDs of Plimsoll, which this cluster does not have: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
 		t.Errorf("the answer is %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
@@ -180,8 +180,8 @@ func (c cluster) refusesWhatCanNotWorkThere(t *testing.T) {
 	}
 }
 
-func (c cluster) bringsDefinitionsAndPolicies(t *testing.T) {
-	notes := c.takes("install", "--set", "policies.preset=preview")
+func (c cluster) installCreatesCRDsAndPolicies(t *testing.T) {
+	notes := c.mustHelm("install", "--set", "policies.preset=preview")
 	if !strings.Contains(notes, "The policies of preset preview are installed") || strings.Contains(notes, "kubectl label namespace") {
 		t.Errorf("the notes: %s", notes)
 	}
@@ -212,8 +212,8 @@ func (c cluster) has(name, when string) {
 	}
 }
 
-// hasHooksThatKubernetesTakes validates the hooks, which `helm template` does not print.
-func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
+// hooksAreValid validates the hooks, which `helm template` does not print.
+func (c cluster) hooksAreValid(t *testing.T) {
 	hooks, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "hooks", "plimsoll", "--namespace", "plimsoll")
 	if err != nil {
 		t.Fatal(err)
@@ -233,12 +233,12 @@ func (c cluster) hasHooksThatKubernetesTakes(t *testing.T) {
 	}
 }
 
-// givesEachKindOfRequestAPriorityLevelOfItsOwn sends requests as agents, controllers and other accounts: the API server's response headers name the flow schema of
+// requestsHaveTheirPriorityLevels sends requests as agents, controllers and other accounts: the API server's response headers name the flow schema of
 // the request.
-func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
+func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
 	heartbeat, election := fmt.Sprintf(leases, "plimsoll-node-lease"), fmt.Sprintf(leases, "plimsoll")
-	takes := func(schema, account, path string) bool {
+	usesSchema := func(schema, account, path string) bool {
 		uid := func(kind string) string {
 			return c.Kubectl("get", kind, schema, "-o", "jsonpath={.metadata.uid}")
 		}
@@ -263,13 +263,13 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 		{"service-accounts", "default", "/api/v1/nodes"},
 	} {
 		if kind.schema == "service-accounts" { // whose level has another name
-			if takes("plimsoll-agent", kind.account, kind.path) || takes("plimsoll-controller-election", kind.account, kind.path) {
+			if usesSchema("plimsoll-agent", kind.account, kind.path) || usesSchema("plimsoll-controller-election", kind.account, kind.path) {
 				t.Errorf("schemas of ours take %s of %s", kind.path, kind.account)
 			}
 			continue
 		}
 		c.Eventually(time.Minute, kind.schema+" takes what is its own", func() error {
-			if !takes(kind.schema, kind.account, kind.path) {
+			if !usesSchema(kind.schema, kind.account, kind.path) {
 				return fmt.Errorf("another took %s of %s", kind.path, kind.account)
 			}
 			return nil
@@ -277,9 +277,9 @@ func (c cluster) givesEachKindOfRequestAPriorityLevelOfItsOwn(t *testing.T) {
 	}
 }
 
-// leavesAloneWhatOthersWrite replaces all objects of the release (helm upgrade --force), which drops fields that are in no manifest: the emergency stop, the CA
+// objectsOfOtherWritersAreKept replaces all objects of the release (helm upgrade --force), which drops fields that are in no manifest: the emergency stop, the CA
 // of the replicas and the record of evictions must survive.
-func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
+func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 	stop := func(change string) {
 		c.Kubectl("annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop"+change)
 	}
@@ -307,7 +307,7 @@ func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
 	if plane.Helm() != "helm" { // Helm 4
 		force = []string{"--force-replace", "--server-side=false"}
 	}
-	c.takes("upgrade", append(force, "--reset-then-reuse-values")...)
+	c.mustHelm("upgrade", append(force, "--reset-then-reuse-values")...)
 	same("an upgrade that replaces")
 	manifest, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "manifest", "plimsoll", "--namespace", "plimsoll")
 	if err != nil {
@@ -321,12 +321,12 @@ func (c cluster) leavesAloneWhatOthersWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	same("a roll-back that replaces")
-	c.keepsWhatAChartBeforeMade(same)
+	c.objectsOfOlderChartsAreKept(same)
 	stop("-")
 }
 
-// keepsWhatAChartBeforeMade upgrades twice from a release whose chart contained such an object.
-func (c cluster) keepsWhatAChartBeforeMade(same func(after string)) {
+// objectsOfOlderChartsAreKept upgrades twice from a release whose chart contained such an object.
+func (c cluster) objectsOfOlderChartsAreKept(same func(after string)) {
 	c.T.Helper()
 	folder := c.T.TempDir()
 	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(c.T, chart))); err != nil {
@@ -340,12 +340,12 @@ func (c cluster) keepsWhatAChartBeforeMade(same func(after string)) {
 		c.T.Fatal(err)
 	}
 	for _, which := range []string{"first", "second"} {
-		c.takes("upgrade", "--reset-then-reuse-values")
+		c.mustHelm("upgrade", "--reset-then-reuse-values")
 		same("the " + which + " upgrade from a chart that made one")
 	}
 }
 
-func (c cluster) isTheOnlyReleaseInItsCluster(t *testing.T) {
+func (c cluster) secondReleaseIsRejected(t *testing.T) {
 	c.namespace("other", "privileged")
 	for _, other := range []struct{ name, namespace string }{{"plimsoll", "other"}, {"second", "plimsoll"}, {"second", "other"}} {
 		for _, more := range [][]string{{}, {"--dry-run=server"}, {"--set", "crds.install=false,metricsAPI.enabled=false,evictionBudget.enabled=false,flowControl.enabled=false,leases.createNamespace=false"}} {
@@ -357,11 +357,11 @@ func (c cluster) isTheOnlyReleaseInItsCluster(t *testing.T) {
 	}
 }
 
-// changesItsPolicies starts with the policies that a hook created for the first revision.
-func (c cluster) changesItsPolicies(t *testing.T) {
+// presetChangesPolicies starts with the policies that a hook created for the first revision.
+func (c cluster) presetChangesPolicies(t *testing.T) {
 	policy := func() string { return c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].metadata.uid}") }
 	first := policy()
-	c.takes("upgrade", "--reset-then-reuse-values")
+	c.mustHelm("upgrade", "--reset-then-reuse-values")
 	if now := policy(); now != first {
 		t.Errorf("an upgrade has made policies again: %s was %s", now, first)
 	}
@@ -370,18 +370,18 @@ func (c cluster) changesItsPolicies(t *testing.T) {
 		t.Error(err)
 	}
 	c.has("plimsoll-preview", "rolled back to the first revision")
-	notes := c.takes("upgrade", "--set", "policies.preset=conservative")
+	notes := c.mustHelm("upgrade", "--set", "policies.preset=conservative")
 	c.has("plimsoll-conservative", "after another preset")
 	if !strings.Contains(notes, "The policies of preset conservative are installed") {
 		t.Errorf("the notes: %s", notes)
 	}
-	c.takes("upgrade", "--reset-values")
+	c.mustHelm("upgrade", "--reset-values")
 	if found := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); found != "" {
 		t.Errorf("without a preset: %s", found)
 	}
 }
 
-func (c cluster) upgradesDefinitionsAndLeavesPoliciesAlone(t *testing.T) {
+func (c cluster) upgradeChangesCRDsAndKeepsPolicies(t *testing.T) {
 	c.Kubectl("apply", "-f", plane.Absolute(t, "examples/ensurance/throttle.yaml"))
 	before := c.Kubectl("get", "nodeqos", "watermark2", "-o", "jsonpath={.metadata.uid} {.metadata.generation}")
 	columns := func() string {
@@ -394,7 +394,7 @@ func (c cluster) upgradesDefinitionsAndLeavesPoliciesAlone(t *testing.T) {
 	if before := columns(); before != "Older "+now {
 		t.Errorf("the older chart's columns are %s", before)
 	}
-	c.takes("upgrade")
+	c.mustHelm("upgrade")
 	if after := columns(); after != now {
 		t.Errorf("columns are %s, not %s", after, now)
 	}
@@ -403,7 +403,7 @@ func (c cluster) upgradesDefinitionsAndLeavesPoliciesAlone(t *testing.T) {
 	}
 }
 
-func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
+func (c cluster) uninstallKeepsCRDsAndPolicies(t *testing.T) {
 	if _, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "uninstall", "plimsoll", "--namespace", "plimsoll", "--no-hooks"); err != nil {
 		t.Fatal(err)
 	}
@@ -425,9 +425,9 @@ func (c cluster) leavesDefinitionsAndPoliciesWhenItGoes(t *testing.T) {
 // elsewhere is the Lease namespace for a release while an earlier namespace is terminating: no namespace controller runs here.
 const elsewhere = "leases.namespace=heartbeats,leases.createNamespace=false"
 
-func (c cluster) takesThePoliciesOfItsFirstRevisionWithIt(t *testing.T) {
-	c.lacksDefinitions()
-	c.takes("install", "--set", "policies.preset=conservative,"+elsewhere)
+func (c cluster) uninstallRemovesPoliciesOfFirstRevision(t *testing.T) {
+	c.removeCRDs()
+	c.mustHelm("install", "--set", "policies.preset=conservative,"+elsewhere)
 	c.has("plimsoll-conservative", "at another first installation")
 	if _, err := c.ofRelease("uninstall"); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ import (
 var waived = map[string]string{
 	"container-image-pull-policy":                   "a version's tag and a digest are always the same image",
 	"container-ephemeral-storage-request-and-limit": "nothing is written: the root file system is read-only, and there is no emptyDir",
-	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestControllerRunsAsNonRoot looks at the controller",
+	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestControllerRunsAsNonRoot checks the controller",
 	"pod-networkpolicy":                             "off by default: networkPolicies.enabled",
 }
 

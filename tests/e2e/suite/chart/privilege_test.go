@@ -35,8 +35,8 @@ func podsOf(t *testing.T, rendered string) map[string]corev1.PodSpec {
 	return found
 }
 
-// ofTheNode are a pod's hostPath mounts, with `w` if writable.
-func ofTheNode(spec corev1.PodSpec) (paths []string) {
+// hostPaths are a pod's hostPath mounts, with `w` if writable.
+func hostPaths(spec corev1.PodSpec) (paths []string) {
 	for _, volume := range spec.Volumes {
 		if volume.HostPath == nil {
 			continue
@@ -68,7 +68,7 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 	}
 	found := podsOf(t, rendered)
 	for name, spec := range found {
-		if paths := strings.Join(ofTheNode(spec), " "); paths != want[name] {
+		if paths := strings.Join(hostPaths(spec), " "); paths != want[name] {
 			t.Errorf("%s has of its node %s", name, paths)
 		}
 	}
@@ -76,7 +76,7 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 		t.Errorf("%d kinds of pods, not %d", len(found), len(want))
 	}
 	if _, err := render(t, "--values", file, "--set", "restoreNode=worker-1"); err == nil ||
-		!strings.Contains(err.Error(), "restoreLayout: name the layout of node worker-1, one of v2, v2-cgroupfs, v1") {
+		!strings.Contains(err.Error(), "restoreLayout must be the layout of node worker-1: one of v2, v2-cgroupfs, v1") {
 		t.Errorf("of three layouts none is named: %v", err)
 	}
 }
@@ -121,7 +121,7 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 			}
 		}
 		if slices.Sort(files); fmt.Sprint(files) != "[ca.crt namespace token]" {
-			t.Errorf("%s: %s holds %v", name, folder, files)
+			t.Errorf("%s: %s has %v", name, folder, files)
 		}
 	}
 	if len(pods) != 3 {

@@ -28,14 +28,14 @@ func TestReleaseLifecycle(t *testing.T) {
 	}
 	config := plane.WriteFile(t, filepath.Join(t.TempDir(), "admission.json"), limited)
 	c := cluster{plane.Start(t, []string{"--admission-control-config-file=" + config})}
-	c.lacksDefinitions()
+	c.removeCRDs()
 	c.nodes(workers)
 	c.namespace("plimsoll", "privileged")
-	c.takes("install", "--wait", "--timeout=3m", "--set", "policies.preset=conservative")
+	c.mustHelm("install", "--wait", "--timeout=3m", "--set", "policies.preset=conservative")
 	c.ready("the release is installed")
 	c.has("plimsoll-conservative", "with the release")
 
-	c.passes()
+	c.completeTestPod()
 	if out, err := c.ofRelease("test", "--timeout=3m"); err != nil || !strings.Contains(out, "Succeeded") {
 		t.Errorf("helm test: %s (%v)", out, err)
 	}
@@ -48,7 +48,7 @@ func TestReleaseLifecycle(t *testing.T) {
 	// Data that only replicas write stays.
 	c.Kubectl("patch", "apiservice", "v1alpha1.metrics.plimsoll.dev", "--type=merge", "-p", `{"spec":{"caBundle":"`+authority+`"}}`)
 	away := c.watchRollOut()
-	c.takes("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
+	c.mustHelm("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
 	if most := away(); most < 1 || most > tenth {
 		t.Errorf("of %d agents up to %d were not ready at a time: %d may be", workers, most, tenth)
 	}
@@ -159,8 +159,8 @@ func (c cluster) watchRollOut() (away func() int) {
 	}
 }
 
-// passes marks the next test pod as succeeded: no program runs here.
-func (c cluster) passes() {
+// completeTestPod marks the next test pod as succeeded: no program runs here.
+func (c cluster) completeTestPod() {
 	go func() {
 		for started := time.Now(); time.Since(started) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
 			ended := `{"status":{"phase":"Succeeded"}}`

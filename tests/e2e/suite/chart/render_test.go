@@ -106,13 +106,13 @@ var refused = []struct{ set, says string }{
 	{"image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"},
 	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'preview', 'conservative'"},
 	{"agent=null", "missing property 'agent'"},
-	{"leases.namespace=kube-node-lease", "leases.namespace: kube-node-lease is Kubernetes' own; name another"},
+	{"leases.namespace=kube-node-lease", "leases.namespace: kube-node-lease belongs to Kubernetes; use another namespace"},
 	{"agent.layouts[0].name=a,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=b,agent.layouts[1].name=a,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=b",
-		"agent.layouts: two are named a"},
+		"agent.layouts: two layouts are named a"},
 	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.cgroup=v1," + v2,
-		"agent.layouts: every node of layout v1 is one of layout v2 too, and may have one agent"},
+		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
 	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.pool=a,agent.layouts[0].nodeSelector.pool=a," + v2,
-		"agent.layouts: every node of layout v1 is one of layout v2 too, and may have one agent"},
+		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
 }
 
 // v2 is the layout of the default.
@@ -421,18 +421,18 @@ func TestEvictionBudgetsBecomeControllerFlags(t *testing.T) {
 	for scope, budget := range budgets {
 		set = append(set, "evictionBudget."+scope+"="+budget)
 	}
-	told := map[string]string{}
+	found := map[string]string{}
 	for _, spec := range specs(t, "Deployment", "--set", strings.Join(set, ",")) {
 		container := field[[]any](t, spec, "containers")[0].(map[string]any)
 		for _, arg := range field[[]any](t, container, "args") {
 			if budget, is := strings.CutPrefix(arg.(string), "--eviction-budget-"); is {
 				scope, size, _ := strings.Cut(budget, "=")
-				told[scope] = size
+				found[scope] = size
 			}
 		}
 	}
-	if !maps.Equal(told, budgets) {
-		t.Errorf("the controller has %v, not %v", told, budgets)
+	if !maps.Equal(found, budgets) {
+		t.Errorf("the controller has %v, not %v", found, budgets)
 	}
 }
 

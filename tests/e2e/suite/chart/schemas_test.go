@@ -119,7 +119,7 @@ func schemas(t *testing.T) string {
 		write(kind["group"].(string), kind["version"].(string), kind["kind"].(string),
 			map[string]any{"allOf": []any{map[string]any{"$ref": "#/definitions/" + name}}, "definitions": set})
 	}
-	for _, definition := range append(ours(t), certManagers(t)...) {
+	for _, definition := range append(ownCRDs(t), certManagers(t)...) {
 		names, _, _ := unstructured.NestedString(definition.Object, "spec", "names", "kind")
 		group, _, _ := unstructured.NestedString(definition.Object, "spec", "group")
 		versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
@@ -133,8 +133,8 @@ func schemas(t *testing.T) string {
 	return folder
 }
 
-// ours are the project's CRDs.
-func ours(t *testing.T) (found []unstructured.Unstructured) {
+// ownCRDs are the project's CRDs.
+func ownCRDs(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, "crds/*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -153,7 +153,7 @@ func ours(t *testing.T) (found []unstructured.Unstructured) {
 // certManagers are the CRDs of cert-manager.
 func certManagers(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
-	for _, file := range plane.CertManagerDefinitions(t) {
+	for _, file := range plane.CertManagerCRDFiles(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -34,14 +34,14 @@ type pace struct {
 	// The interval that they announce for direct reports...
 	interval time.Duration
 	// ...and the time without an acknowledgement from the leader after which they renew their Leases with each heartbeat.
-	unheard time.Duration
+	ackTimeout time.Duration
 }
 
 var (
 	// Faster than real agents, so that new data shows up soon.
-	quick = pace{every: 500 * time.Millisecond, interval: 2 * time.Second, unheard: 5 * time.Second}
+	fastPace = pace{every: 500 * time.Millisecond, interval: 2 * time.Second, ackTimeout: 5 * time.Second}
 	// Like real agents.
-	usual = pace{every: 10 * time.Second, interval: 10 * time.Second, unheard: 25 * time.Second}
+	normalPace = pace{every: 10 * time.Second, interval: 10 * time.Second, ackTimeout: 25 * time.Second}
 )
 
 var (
@@ -59,15 +59,15 @@ type agents struct {
 	lock  sync.Mutex
 	beat  int64
 	// Connections for direct reports, by node and replica, and the leader's last acknowledgements; empty: no direct reports.
-	lines [][]*line
-	heard []atomic.Int64
+	connections  [][]*agentConnection
+	acknowledged []atomic.Int64
 }
 
 // cpu is the CPU usage of a node's heartbeat in percent, never 0.
 func cpu(node int, beat int64) int64 { return 10 + (7*beat+11*int64(node))%80 }
 
-// begin creates nodes and their agents, which send heartbeats until the test ends.
-func begin(p *plane.Plane, count int, at pace) *agents {
+// startAgents creates nodes and their agents, which send heartbeats until the test ends.
+func startAgents(p *plane.Plane, count int, at pace) *agents {
 	a := &agents{Plane: p, pace: at}
 	a.must(p.Kube.CoreV1().Namespaces().Create(background, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: leases}}, metav1.CreateOptions{}))
 	for index := range count {

@@ -22,8 +22,8 @@ import (
 // handler records an informer's events in the ledger.
 func (l *ledger) handler() cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { l.saw(object.(*unstructured.Unstructured)) },
-		UpdateFunc: func(_, object any) { l.saw(object.(*unstructured.Unstructured)) },
+		AddFunc:    func(object any) { l.observe(object.(*unstructured.Unstructured)) },
+		UpdateFunc: func(_, object any) { l.observe(object.(*unstructured.Unstructured)) },
 		DeleteFunc: func(object any) {
 			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				l.gone(unknown.Key)
@@ -49,7 +49,7 @@ func (lists) IsWatchListSemanticsUnSupported() bool { return true }
 // informer is a client-go informer with its own connection.
 func (s *scene) informer(name string, streams bool) *ledger {
 	l := s.ledger(name)
-	var objects dynamic.Interface = dynamic.NewForConfigOrDie(s.quick())
+	var objects dynamic.Interface = dynamic.NewForConfigOrDie(s.fastConfig())
 	if !streams {
 		objects = lists{objects}
 	}
@@ -70,7 +70,7 @@ func (s *scene) followVersion(l *ledger, version func() string) {
 		if text := version(); text != "" {
 			if _, err := fmt.Sscan(text, &now); err != nil || now < last {
 				l.lock.Lock()
-				l.complain("the list's version is %q after %d", text, last)
+				l.addInconsistency("the list's version is %q after %d", text, last)
 				l.lock.Unlock()
 			}
 			last = max(now, last)
@@ -79,7 +79,7 @@ func (s *scene) followVersion(l *ledger, version func() string) {
 	}
 }
 
-func (s *scene) quick() *rest.Config {
+func (s *scene) fastConfig() *rest.Config {
 	config := s.Config()
 	config.QPS, config.Burst = 500, 1000
 	return config
@@ -88,23 +88,23 @@ func (s *scene) quick() *rest.Config {
 // runtimeCache is controller-runtime's cache, as a controller would use it: its events and its content.
 func (s *scene) runtimeCache() *ledger {
 	l := s.ledger("controller-runtime's cache")
-	kept, err := runtimecache.New(s.quick(), runtimecache.Options{})
+	store, err := runtimecache.New(s.fastConfig(), runtimecache.Options{})
 	if err != nil {
 		s.T.Fatal(err)
 	}
 	running := s.running()
-	go kept.Start(running)
+	go store.Start(running)
 	kind := schema.GroupVersionKind{Group: nodemetrics.Group, Version: nodemetrics.Version, Kind: "NodeMetric"}
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(kind)
-	informer, err := kept.GetInformer(running, object)
+	informer, err := store.GetInformer(running, object)
 	if err != nil {
 		s.T.Fatal(err)
 	}
 	if _, err := informer.AddEventHandler(l.handler()); err != nil {
 		s.T.Fatal(err)
 	}
-	if !kept.WaitForCacheSync(running) {
+	if !store.WaitForCacheSync(running) {
 		s.T.Fatal("controller-runtime's cache does not fill")
 	}
 	read := s.ledger("a reader of controller-runtime's cache")
@@ -112,7 +112,7 @@ func (s *scene) runtimeCache() *ledger {
 		for running.Err() == nil {
 			list := &unstructured.UnstructuredList{}
 			list.SetGroupVersionKind(kind)
-			if err := kept.List(running, list, client.MatchingLabels{"pool": "a"}); err == nil {
+			if err := store.List(running, list, client.MatchingLabels{"pool": "a"}); err == nil {
 				read.listed(list.Items)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -121,8 +121,8 @@ func (s *scene) runtimeCache() *ledger {
 	return l
 }
 
-// untold is a ledger that is not judged.
-func (s *scene) untold(name string) *ledger {
+// uncheckedLedger is a ledger that checkLedgers ignores.
+func (s *scene) uncheckedLedger(name string) *ledger {
 	return &ledger{name: name, agents: s.agents, versions: map[string]uint64{}, beats: map[string]int64{}}
 }
 
@@ -170,22 +170,22 @@ func (s *scene) once(limit time.Duration, path string) ([]byte, error) {
 
 const served = "/apis/metrics.plimsoll.dev/v1alpha1"
 
-// asker lists continuously without a library's retries, 0.1 s after each response.
-func (s *scene) asker(name string) *ledger {
+// rawClient lists continuously without a library's retries, 0.1 s after each response.
+func (s *scene) rawClient(name string) *ledger {
 	l := s.ledger(name)
 	s.asks(l, 3*time.Second, l.refused)
 	return l
 }
 
-// impatient does so too, also runs discovery, and must never be refused.
-func (s *scene) impatient() *ledger {
+// strictClient does so too, also runs discovery, and must never be refused.
+func (s *scene) strictClient() *ledger {
 	l := s.ledger("a client that asks once")
-	s.asks(l, 15*time.Second, l.mayNotBe)
+	s.asks(l, 15*time.Second, l.unexpected)
 	running := s.running()
 	go func() {
 		for running.Err() == nil {
 			if _, err := s.once(15*time.Second, served); err != nil && running.Err() == nil {
-				l.mayNotBe(err)
+				l.unexpected(err)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}

@@ -23,34 +23,34 @@ import (
 // TestClientsStayCorrectIfControllerClockIsOffByAnHour: ahead of or behind all others. Each replica leads in turn, and receives reports of all
 // agents: that one through the other replica or the Leases, since no token is valid by its clock.
 func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
-	for _, off := range []struct {
+	for _, offset := range []struct {
 		way, refused string
 		ahead        time.Duration
 	}{{"ahead", "token_expired", time.Hour}, {"behind", "token_not_yet", -time.Hour}} {
-		t.Run(off.way, func(t *testing.T) {
-			s := openWith(t, setting{directly: true, ahead: off.ahead})
+		t.Run(offset.way, func(t *testing.T) {
+			s := openWith(t, setting{directly: true, ahead: offset.ahead})
 			s.edits()
-			all := append(s.all(), s.asker("a client that asks again at once"))
-			s.allKnow(soon, all)
+			all := append(s.all(), s.rawClient("a client that asks again at once"))
+			s.waitUpToDate(waitTimeout, all)
 			for range 2 {
 				leader, standby := s.leader()
 				leader.Kill()
 				leader.Start()
-				s.knowSoon(standby.name+" leads after "+leader.name+": all clients", all)
-				s.complete(leader)
+				s.logUpToDate(standby.name+" leads after "+leader.name+": all clients", all)
+				s.waitReady(leader)
 			}
 			_, written := s.writes()
 			for _, r := range s.replicas {
 				if !slices.ContainsFunc(written, func(write plane.AuditEvent) bool { return write.User.Username == r.name }) {
 					t.Errorf("%s never led", r.name)
 				}
-				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", off.refused))
+				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", offset.refused))
 				if err != nil || (refused > 0) != (r == s.replicas[0]) {
-					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, off.refused, err)
+					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, offset.refused, err)
 				}
 			}
-			if told := s.events("AgentSilent"); len(told) > 0 {
-				t.Errorf("agents were told of as silent that are not: %v", told)
+			if found := s.events("AgentSilent"); len(found) > 0 {
+				t.Errorf("live agents were reported as unresponsive: %v", found)
 			}
 		})
 	}
@@ -69,48 +69,48 @@ func (s *scene) events(reason string) (about []string) {
 	return about
 }
 
-// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: ahead or behind. It reports, is healthy and keeps its taint; when it is killed
-// that is noticed in time, even if its Lease is from the future; and it recovers.
+// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: ahead or behind. It reports, is healthy and keeps its taint. When it is killed,
+// this is detected in time, even if its Lease is from the future. Then it recovers.
 func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: agents need root")
 	}
 	s := openWith(t, setting{directly: true, flags: []string{"--max-unschedulable", "100%", "--silent-agent-after", "20s", "--short-silence"}})
-	s.closesBusyNodes()
+	s.closeBusyNodes()
 	for _, r := range s.replicas {
 		s.Endpoint(plane.ReportService, r.name, r.report)
 	}
 	agents := []*machine{s.machine("ahead", time.Hour), s.machine("behind", -time.Hour)}
 	for _, m := range agents {
-		s.Eventually(soon, m.node+" is well and closed", func() error { return m.isWell(s, "the agent reports to the controller") })
+		s.Eventually(waitTimeout, m.node+" is healthy and closed", func() error { return m.checkHealthy(s, "the agent reports to the controller") })
 	}
 	// Longer than the liveness timeout of agents.
 	for end := time.Now().Add(75 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		for _, m := range agents {
-			if err := m.isWell(s, "the agent "); err != nil {
+			if err := m.checkHealthy(s, "the agent "); err != nil {
 				t.Fatalf("%s: %v", m.node, err)
 			}
 		}
 	}
-	if told := s.events("AgentSilent"); len(told) > 0 {
-		t.Errorf("agents were told of as silent that are not: %v", told)
+	if found := s.events("AgentSilent"); len(found) > 0 {
+		t.Errorf("live agents were reported as unresponsive: %v", found)
 	}
 	killed := time.Now()
 	for _, m := range agents {
 		m.Kill()
 	}
 	for _, m := range agents {
-		s.Eventually(soon, m.node+" is silent, and open again", func() error { return m.isMissed(s) })
-		t.Logf("%s: silent and open %s after its agent was killed", m.node, time.Since(killed).Round(100*time.Millisecond))
+		s.Eventually(waitTimeout, m.node+" is reported as unresponsive and open again", func() error { return m.checkUnresponsive(s) })
+		t.Logf("%s: unresponsive and open %s after its agent was killed", m.node, time.Since(killed).Round(100*time.Millisecond))
 	}
 	for _, m := range agents {
 		m.Start()
-		s.Eventually(soon, m.node+" is well and closed again", func() error { return m.isWell(s, "the agent ") })
+		s.Eventually(waitTimeout, m.node+" is healthy and closed again", func() error { return m.checkHealthy(s, "the agent ") })
 	}
 }
 
-// closesBusyNodes applies a policy whose threshold every machine exceeds, so that all are closed.
-func (s *scene) closesBusyNodes() {
+// closeBusyNodes applies a policy whose threshold every machine exceeds, so that all are closed.
+func (s *scene) closeBusyNodes() {
 	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
 		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"busy","annotations":{"plimsoll.dev/rollout":"immediate"}},
 		"spec":{"selector":{"matchLabels":{"pool":"machines"}},"rules":[
@@ -164,19 +164,19 @@ func (s *scene) cgroup(name string) string {
 	return parent
 }
 
-// isWell returns an error unless a node with a live agent looks healthy.
-func (m *machine) isWell(s *scene, message string) error {
+// checkHealthy returns an error unless a node with a live agent is shown as healthy.
+func (m *machine) checkHealthy(s *scene, message string) error {
 	metric, node, err := m.read(s)
 	if err != nil {
 		return err
 	}
-	if err := m.isOff(metric); err != nil {
+	if err := m.checkClockOffset(metric); err != nil {
 		return err
 	}
-	if told := healthy(metric); told.status != "True" || !strings.HasPrefix(told.message, message) {
-		return fmt.Errorf("Healthy is %q", told)
+	if found := healthy(metric); found.status != "True" || !strings.HasPrefix(found.message, message) {
+		return fmt.Errorf("Healthy is %q", found)
 	}
-	row := strings.Fields(s.patiently("get", "nm", m.node, "-o", "wide", "--no-headers"))
+	row := strings.Fields(s.kubectlWithRetries("get", "nm", m.node, "-o", "wide", "--no-headers"))
 	// Its age is published at least every 10 s.
 	if age := row[len(row)-3]; !regexp.MustCompile(`^[0-9]s$|^[1-3][0-9]s$`).MatchString(age) {
 		return fmt.Errorf("REPORTED is %s of %q", age, row)
@@ -187,14 +187,14 @@ func (m *machine) isWell(s *scene, message string) error {
 	return nil
 }
 
-// isMissed returns an error unless the killed agent is reported as unresponsive.
-func (m *machine) isMissed(s *scene) error {
+// checkUnresponsive returns an error unless the killed agent is reported as unresponsive.
+func (m *machine) checkUnresponsive(s *scene) error {
 	metric, node, err := m.read(s)
 	if err != nil {
 		return err
 	}
-	if told := healthy(metric); told.status != "False" || told.reason != "AgentSilent" {
-		return fmt.Errorf("Healthy is %q", told)
+	if found := healthy(metric); found.status != "False" || found.reason != "AgentSilent" {
+		return fmt.Errorf("Healthy is %q", found)
 	}
 	if m.isClosed(node) {
 		return fmt.Errorf("its taints are %v", node.Spec.Taints)
@@ -211,14 +211,14 @@ func (m *machine) read(s *scene) (*unstructured.Unstructured, *corev1.Node, erro
 	return metric, node, err
 }
 
-// isOff returns an error if its timestamps do not have the expected clock offset.
-func (m *machine) isOff(metric *unstructured.Unstructured) error {
+// checkClockOffset returns an error if its timestamps do not have the expected clock offset.
+func (m *machine) checkClockOffset(metric *unstructured.Unstructured) error {
 	said, _, _ := unstructured.NestedString(metric.Object, "status", "timestamp")
 	at, err := time.Parse(time.RFC3339, said)
 	if err != nil {
 		return err
 	}
-	if off := time.Until(at) - m.ahead; off.Abs() > 5*time.Minute {
+	if offset := time.Until(at) - m.ahead; offset.Abs() > 5*time.Minute {
 		return fmt.Errorf("it was measured at %s, which is off by %s", said, time.Until(at))
 	}
 	return nil
@@ -236,13 +236,13 @@ func (m *machine) isClosed(node *corev1.Node) bool {
 // A condition is the Healthy condition of a NodeMetric.
 type condition struct{ status, reason, message string }
 
-func healthy(metric *unstructured.Unstructured) (told condition) {
+func healthy(metric *unstructured.Unstructured) (found condition) {
 	conditions, _, _ := unstructured.NestedSlice(metric.Object, "status", "conditions")
 	for _, entry := range conditions {
 		entry := entry.(map[string]any)
 		if word := func(field string) string { return fmt.Sprint(entry[field]) }; entry["type"] == "Healthy" {
-			told = condition{word("status"), word("reason"), word("message")}
+			found = condition{word("status"), word("reason"), word("message")}
 		}
 	}
-	return told
+	return found
 }

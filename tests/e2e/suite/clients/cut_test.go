@@ -14,8 +14,8 @@ import (
 // forwarded requests, so that retries reach the other replica. It still serves discovery.
 func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	s := open(t)
-	s.deletesNamespaces()
-	all, leader, standby := s.leaderIsCut(func(leader *replica) { leader.server.cut() })
+	s.deleteNamespaces()
+	all, leader, standby := s.cutLeader(func(leader *replica) { leader.server.cut() })
 	if leader.leads() || !standby.leads() {
 		t.Errorf("%s leads: %t, %s leads: %t", leader.name, leader.leads(), standby.name, standby.leads())
 	}
@@ -26,50 +26,50 @@ func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	s.namespace("while-cut")
 	s.gone("while-cut", "the only replica is cut from the API server")
 	s.apiResources()
-	leader.server.mend()
-	s.again(standby)
-	s.knowSoon("mended: all clients", all)
+	leader.server.restore()
+	s.restart(standby)
+	s.logUpToDate("restored: all clients", all)
 }
 
 // TestClientsStayCorrectWhenLeaderLosesTheAgents: the other replica relays their reports.
 func TestClientsStayCorrectWhenLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	s.edits()
-	all := append(s.all(), s.asker("a client that asks again at once"))
-	s.allKnow(soon, all)
+	all := append(s.all(), s.rawClient("a client that asks again at once"))
+	s.waitUpToDate(waitTimeout, all)
 	leader, _ := s.leader()
 	s.reportsArrive(leader, "stored")
 	leader.reports.cut()
-	s.knowInTime("cut: all clients", all)
+	s.checkFailoverTime("cut: all clients", all)
 	if !leader.leads() {
 		t.Errorf("%s does not lead any more", leader.name)
 	}
-	leader.reports.mend()
+	leader.reports.restore()
 	s.reportsArrive(leader, "stored")
-	s.knowSoon("mended: all clients", all)
+	s.logUpToDate("restored: all clients", all)
 }
 
 // TestReportsStayFreshWhileLeaderLosesTheAgents: also at the usual pace, where they renew no Lease for 25 s.
 func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
-	s := openWith(t, setting{directly: true, pace: usual})
-	all := append(s.all(), s.asker("a client that asks again at once"))
+	s := openWith(t, setting{directly: true, pace: normalPace})
+	all := append(s.all(), s.rawClient("a client that asks again at once"))
 	leader, standby := s.leader()
 	s.reportsArrive(leader, "stored")
 	leader.reports.cut()
 	s.beats(4, "cut", all)
 	s.reportsArrive(leader, "relayed")
-	leader.reports.mend()
+	leader.reports.restore()
 	s.reportsArrive(leader, "stored")
 	// Also if the next leader did not receive all reports itself.
 	standby.reports.cut()
 	leader.Kill()
-	s.Eventually(soon, standby.name+" leads", func() error {
+	s.Eventually(waitTimeout, standby.name+" leads", func() error {
 		if !standby.leads() {
 			return fmt.Errorf("not yet")
 		}
 		return nil
 	})
-	s.again(leader)
+	s.restart(leader)
 	s.beats(3, "the next leader is cut, too", all)
 	if !standby.leads() {
 		t.Errorf("%s does not lead", standby.name)
@@ -81,7 +81,7 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 	s.T.Helper()
 	for range count {
 		next := s.agents.last() + 1
-		s.Eventually(soon, "the agents send a heartbeat", func() error {
+		s.Eventually(waitTimeout, "the agents send a heartbeat", func() error {
 			if s.agents.last() < next {
 				return fmt.Errorf("not yet the %dth time", next)
 			}
@@ -89,7 +89,7 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 		})
 		started := time.Now()
 		for _, l := range which {
-			s.Eventually(soon, "the heartbeat is shown", func() error { return l.behind(next) })
+			s.Eventually(waitTimeout, "the heartbeat is shown", func() error { return l.behind(next) })
 		}
 		took := time.Since(started)
 		s.T.Logf("%s: heartbeat %d was shown after %s", what, next, took.Round(100*time.Millisecond))
@@ -105,29 +105,29 @@ func TestClientsStayCorrectWhenLeaderIsDisconnected(t *testing.T) {
 	for _, r := range s.replicas {
 		s.reportsArrive(r, "stored")
 	}
-	all, leader, standby := s.leaderIsCut(func(leader *replica) {
+	all, leader, standby := s.cutLeader(func(leader *replica) {
 		leader.server.cut()
 		leader.reports.cut()
 	})
-	leader.server.mend()
-	leader.reports.mend()
-	s.allKnow(soon, all)
+	leader.server.restore()
+	leader.reports.restore()
+	s.waitUpToDate(waitTimeout, all)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
 }
 
-// leaderIsCut waits until all clients have new data from the next leader: clients that retry at once get it in time.
-func (s *scene) leaderIsCut(cut func(leader *replica)) (all []*ledger, leader, standby *replica) {
+// cutLeader waits until all clients have new data from the next leader: clients that retry at once get it in time.
+func (s *scene) cutLeader(cut func(leader *replica)) (all []*ledger, leader, standby *replica) {
 	s.T.Helper()
 	s.edits()
-	asker := s.asker("a client that asks again at once")
-	all = append(s.all(), asker)
-	s.allKnow(soon, all)
+	rawClient := s.rawClient("a client that asks again at once")
+	all = append(s.all(), rawClient)
+	s.waitUpToDate(waitTimeout, all)
 	leader, standby = s.leader()
 	cut(leader)
-	s.knowInTime("cut: "+asker.name, []*ledger{asker})
-	s.knowSoon("cut: then all clients", all)
+	s.checkFailoverTime("cut: "+rawClient.name, []*ledger{rawClient})
+	s.logUpToDate("cut: then all clients", all)
 	return all, leader, standby
 }
 
@@ -142,7 +142,7 @@ func (s *scene) reportsArrive(r *replica, how string) {
 	if err != nil {
 		s.T.Fatal(err)
 	}
-	s.Eventually(soon, r.name+" receives reports of the agents", func() error {
+	s.Eventually(waitTimeout, r.name+" receives reports of the agents", func() error {
 		now, err := taken()
 		if err == nil && now <= before {
 			err = fmt.Errorf("%.0f reports were accepted, as before", now)

@@ -18,7 +18,7 @@ import (
 )
 
 // Another aggregated API, without a backend.
-const another = "absent.example.com"
+const absentAPI = "absent.example.com"
 
 // An outage has the messages about an API that no replica serves; GROUP stands for its name.
 type outage struct{ kubectl, aggregated, legacy, request, namespace string }
@@ -29,36 +29,36 @@ func TestOtherAPIsWorkWhileAllReplicasAreDown(t *testing.T) {
 	s := open(t)
 	s.controls("namespace-controller", "garbage-collector-controller")
 	all := s.all()
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	whole, complaint := s.resources()
 	if complaint != "" || !slices.Contains(whole, "nodemetrics."+nodemetrics.Group) {
 		t.Fatalf("kubectl finds %v: %s", whole, complaint)
 	}
-	s.Aggregate(another, "v1alpha1", "absent")
-	usual := s.outage(another, "beside-another", whole)
-	s.Kubectl("delete", "apiservice", "v1alpha1."+another)
+	s.Aggregate(absentAPI, "v1alpha1", "absent")
+	reference := s.checkOutage(absentAPI, "beside-another", whole)
+	s.Kubectl("delete", "apiservice", "v1alpha1."+absentAPI)
 	s.gone("beside-another", "the other API is no more")
 
 	for _, r := range s.replicas {
 		r.Kill()
 	}
-	s.isLike(usual, s.outage(nodemetrics.Group, "all-killed", whole))
+	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-killed", whole))
 	for _, r := range s.replicas {
-		s.again(r)
+		s.restart(r)
 	}
-	s.isOver("all-killed", whole, all)
+	s.waitRecovered("all-killed", whole, all)
 
 	stopped := time.Now()
 	for _, r := range s.replicas {
 		r.Signal(syscall.SIGSTOP)
 	}
-	s.isLike(usual, s.outage(nodemetrics.Group, "all-stopped", whole))
+	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-stopped", whole))
 	// For longer than the liveness timeout of agents: a replica that was stopped must not blame them.
 	time.Sleep(time.Until(stopped.Add(time.Minute)))
 	for _, r := range s.replicas {
 		r.Signal(syscall.SIGCONT)
 	}
-	s.isOver("all-stopped", whole, all)
+	s.waitRecovered("all-stopped", whole, all)
 }
 
 // resources are the names of all resources that kubectl finds, and its error message.
@@ -75,43 +75,43 @@ func (s *scene) resources() (names []string, complaint string) {
 	return names, complaint
 }
 
-// outage waits until an API is known to be unavailable, and checks that everything else works meanwhile. A namespace that is deleted
+// checkOutage waits until an API is known to be unavailable, and checks that everything else works meanwhile. A namespace that is deleted
 // meanwhile still exists at the end.
-func (s *scene) outage(group, namespace string, whole []string) outage {
+func (s *scene) checkOutage(group, namespace string, whole []string) outage {
 	s.T.Helper()
 	of := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.HasSuffix(name, "."+group) })
 	}
 	nodes := s.nodes()
-	var told outage
-	s.Eventually(soon, "it is known that nobody answers for "+group, func() error {
+	var seen outage
+	s.Eventually(waitTimeout, "it is known that no backend serves "+group, func() error {
 		var names []string
 		// At any time.
-		if names, told.kubectl = s.resources(); !slices.Equal(of(names), of(whole)) {
-			s.T.Errorf("nobody answers for %s, and kubectl finds %v, not %v", group, names, whole)
+		if names, seen.kubectl = s.resources(); !slices.Equal(of(names), of(whole)) {
+			s.T.Errorf("no backend serves %s, and kubectl finds %v, not %v", group, names, whole)
 		}
-		told.aggregated = s.undiscovered(group, false)
-		if told.aggregated == "" {
+		seen.aggregated = s.discoveryError(group, false)
+		if seen.aggregated == "" {
 			return fmt.Errorf("all is discovered")
 		}
 		return s.isAvailable(group, "False")
 	})
-	told.legacy = s.undiscovered(group, true)
+	seen.legacy = s.discoveryError(group, true)
 	_, err := s.TryKubectl("", "get", "--raw", "/apis/"+group+"/v1alpha1/nodemetrics")
-	told.request = fmt.Sprint(err)
-	told.namespace = s.isEmptied(namespace)
-	s.worksOtherwise()
+	seen.request = fmt.Sprint(err)
+	seen.namespace = s.waitEmptied(namespace)
+	s.checkOtherAPIs()
 	if now := s.nodes(); now != nodes {
-		s.T.Errorf("nobody answers for %s, and Nodes change from\n%s\nto\n%s", group, nodes, now)
+		s.T.Errorf("no backend serves %s, and Nodes change from\n%s\nto\n%s", group, nodes, now)
 	}
-	for _, text := range []*string{&told.kubectl, &told.aggregated, &told.legacy, &told.request, &told.namespace} {
+	for _, text := range []*string{&seen.kubectl, &seen.aggregated, &seen.legacy, &seen.request, &seen.namespace} {
 		*text = strings.ReplaceAll(*text, group, "GROUP")
 	}
-	return told
+	return seen
 }
 
-// undiscovered is client-go's discovery error, aggregated or per version. Only this API may be missing.
-func (s *scene) undiscovered(group string, legacy bool) string {
+// discoveryError is client-go's discovery error, aggregated or per version. Only this API may be missing.
+func (s *scene) discoveryError(group string, legacy bool) string {
 	s.T.Helper()
 	client := discovery.NewDiscoveryClientForConfigOrDie(s.Config())
 	client.UseLegacyDiscovery = legacy
@@ -126,27 +126,27 @@ func (s *scene) undiscovered(group string, legacy bool) string {
 	return err.Error()
 }
 
-// isLike fails the test if an outage differs from the reference.
-func (s *scene) isLike(usual, now outage) {
+// checkSameOutage fails the test if an outage differs from the reference.
+func (s *scene) checkSameOutage(reference, now outage) {
 	s.T.Helper()
-	if now != usual {
-		s.T.Errorf("it fails so:\n%q\nand that of another API so:\n%q", now, usual)
+	if now != reference {
+		s.T.Errorf("the errors are:\n%q\nand those of another API:\n%q", now, reference)
 	}
 	s.T.Logf("%q", now)
 }
 
-// isOver waits until everything works again, and the pending namespace is gone.
-func (s *scene) isOver(namespace string, whole []string, all []*ledger) {
+// waitRecovered waits until everything works again, and the pending namespace is gone.
+func (s *scene) waitRecovered(namespace string, whole []string, all []*ledger) {
 	s.T.Helper()
 	s.gone(namespace, "replicas are back")
-	s.Eventually(soon, "kubectl finds all as before", func() error {
+	s.Eventually(waitTimeout, "kubectl finds all as before", func() error {
 		names, complaint := s.resources()
 		if complaint != "" || !slices.Equal(names, whole) {
 			return fmt.Errorf("%sit finds %v, not %v", complaint, names, whole)
 		}
 		return nil
 	})
-	s.knowSoon("replicas are back: all clients", all)
+	s.logUpToDate("replicas are back: all clients", all)
 }
 
 // nodes are all Nodes with their resource versions, which show any write.
@@ -155,11 +155,11 @@ func (s *scene) nodes() string {
 	return s.Kubectl("get", "nodes", "-o", "custom-columns=:.metadata.name,:.metadata.resourceVersion")
 }
 
-// isEmptied deletes a namespace, whose content must go, and waits for the condition that says why the namespace itself remains.
-func (s *scene) isEmptied(name string) (why string) {
+// waitEmptied deletes a namespace, whose content must go, and waits for the condition that says why the namespace itself remains.
+func (s *scene) waitEmptied(name string) (why string) {
 	s.T.Helper()
 	s.namespace(name)
-	s.Eventually(soon, name+" is empty, and says why it is not gone", func() error {
+	s.Eventually(waitTimeout, name+" is empty, and says why it is not gone", func() error {
 		if _, err := s.Kube.CoreV1().ConfigMaps(name).Get(background, "it", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is not empty: %v", err)
 		}
@@ -181,8 +181,8 @@ func (s *scene) isEmptied(name string) (why string) {
 	return why
 }
 
-// worksOtherwise checks the users of discovery and OpenAPI: kubectl explain, validation, and garbage collection.
-func (s *scene) worksOtherwise() {
+// checkOtherAPIs checks the users of discovery and OpenAPI: kubectl explain, validation, and garbage collection.
+func (s *scene) checkOtherAPIs() {
 	s.T.Helper()
 	started := time.Now()
 	if out := s.Kubectl("explain", "pods.spec.containers"); !strings.Contains(out, "VERSION:    v1") {
@@ -200,7 +200,7 @@ func (s *scene) worksOtherwise() {
 		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
 	}}}, metav1.CreateOptions{}))
 	s.agents.must(nil, maps.Delete(background, owner.Name, metav1.DeleteOptions{}))
-	s.Eventually(soon, "what lost its owner is gone", func() error {
+	s.Eventually(waitTimeout, "the object whose owner is deleted is deleted", func() error {
 		_, err := maps.Get(background, "owned", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

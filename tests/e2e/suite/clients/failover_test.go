@@ -34,11 +34,11 @@ func (s *scene) edits() {
 		"spec":{"selector":{},"rules":[{"name":"cpu","avoidanceThreshold":1,"actionName":"close","metricRule":{"name":"cpu_total_usage","value":7000}}]}}`)
 	running := s.running()
 	go func() {
-		for mark := int64(7000); running.Err() == nil; mark++ {
+		for threshold := int64(7000); running.Err() == nil; threshold++ {
 			policy, err := s.Objects.Resource(nodeqoss).Get(running, "all", v1.GetOptions{})
 			if err == nil {
 				rules, _, _ := unstructured.NestedSlice(policy.Object, "spec", "rules")
-				_ = unstructured.SetNestedField(rules[0].(map[string]any), mark, "metricRule", "value")
+				_ = unstructured.SetNestedField(rules[0].(map[string]any), threshold, "metricRule", "value")
 				_ = unstructured.SetNestedSlice(policy.Object, rules, "spec", "rules")
 				s.Objects.Resource(nodeqoss).Update(running, policy, v1.UpdateOptions{})
 			}
@@ -52,14 +52,14 @@ func TestClientsStayCorrectWhenLeaderIsKilled(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	for range 2 {
 		leader, _ := s.leader()
 		leader.Kill()
 		// Like the kubelet.
 		leader.Start()
-		s.knowInTime("killed: all clients", all)
-		s.complete(leader)
+		s.checkFailoverTime("killed: all clients", all)
+		s.waitReady(leader)
 	}
 }
 
@@ -67,15 +67,15 @@ func TestClientsStayCorrectWhenLeaderIsKilled(t *testing.T) {
 func TestClientsStayCorrectWhenLeaderTerminates(t *testing.T) {
 	s := open(t)
 	s.edits()
-	all := append(s.all(), s.impatient())
-	s.allKnow(soon, all)
+	all := append(s.all(), s.strictClient())
+	s.waitUpToDate(waitTimeout, all)
 	for range 2 {
 		leader, _ := s.leader()
 		if err := s.end(leader); err != nil {
 			t.Errorf("%s: %v", leader.name, err)
 		}
-		s.knowInTime("ended: all clients", all)
-		s.again(leader)
+		s.checkFailoverTime("ended: all clients", all)
+		s.restart(leader)
 		s.join(leader)
 		s.isEndpoint(leader, true)
 	}
@@ -87,21 +87,21 @@ func TestClientsStayCorrectWhenLeaderTerminates(t *testing.T) {
 func TestClientsStayCorrectWhenLeaderIsStopped(t *testing.T) {
 	s := open(t)
 	s.edits()
-	all := append(s.all(), s.asker("a client that asks"))
+	all := append(s.all(), s.rawClient("a client that asks"))
 	ask := all[len(all)-2:]
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	leader, standby := s.leader()
 	leader.Signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	s.knowInTime("stopped: clients that ask", ask)
+	s.checkFailoverTime("stopped: clients that ask", ask)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
-	goesOn := time.Now()
+	continued := time.Now()
 	leader.Signal(syscall.SIGCONT)
-	s.knowInTime("continued: all clients", all)
+	s.checkFailoverTime("continued: all clients", all)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
-	s.wroteNothing(leader, goesOn)
+	s.checkNoWrites(leader, continued)
 }
 
 // TestClientsStayCorrectWhenAPIServerRestarts: all watches break, and neither replica can renew its Lease for a while.
@@ -109,12 +109,12 @@ func TestClientsStayCorrectWhenAPIServerRestarts(t *testing.T) {
 	s := open(t)
 	s.edits()
 	all := s.all()
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	s.Server.Kill()
 	time.Sleep(5 * time.Second)
 	s.Server.Start()
-	s.UntilReady()
-	s.knowSoon("the API server is back: all clients", all)
+	s.WaitReady()
+	s.logUpToDate("the API server is back: all clients", all)
 }
 
 // TestHundredInformersRelistAtOnce: each failover makes all of them list, and all stay correct.
@@ -124,12 +124,12 @@ func TestHundredInformersRelistAtOnce(t *testing.T) {
 	for index := range 100 {
 		all = append(all, s.informer(fmt.Sprintf("informer %d", index), index%2 == 0))
 	}
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	leader, standby := s.leader()
 	before := standby.Resident()
 	leader.Kill()
 	leader.Start()
-	s.knowInTime("a hundred informers", all)
+	s.checkFailoverTime("a hundred informers", all)
 	t.Logf("the new leader's memory went from %s kB to %s kB", before, standby.Resident())
 	if log := standby.Log(); strings.Contains(log, "panicked") {
 		t.Error(log)

@@ -39,9 +39,9 @@ func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	for _, r := range s.replicas {
 		s.serves(r, s.issued())
 	}
-	all := append(s.all(), s.impatient())
-	believed, answered := s.believers(), s.evictor()
-	s.allKnow(soon, all)
+	all := append(s.all(), s.strictClient())
+	trusted, answered := s.verifyingClients(), s.evictor()
+	s.waitUpToDate(waitTimeout, all)
 	before := s.issued()
 
 	s.renew("plimsoll-metrics-authority")
@@ -53,15 +53,15 @@ func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	for _, r := range s.replicas {
 		t.Logf("%s serves it after %s", r.name, s.serves(r, next).Round(time.Second))
 	}
-	s.knowSoon("by another certificate of another authority: all clients", all)
-	s.more(believed, "agents trust the replicas")
+	s.logUpToDate("by another certificate of another authority: all clients", all)
+	s.more(trusted, "agents trust the replicas")
 	s.more(answered, "agents request evictions through the API server")
 }
 
 // install installs the chart without running its pods, with cert-manager's controllers, and waits for the certificates.
 func (s *scene) install() {
 	s.T.Helper()
-	s.Define(plane.CertManagerDefinitions(s.T))
+	s.ApplyCRDs(plane.CertManagerCRDFiles(s.T))
 	command := exec.Command(s.Tool("helm"), "template", "plimsoll", plane.Absolute(s.T, "charts/plimsoll"), "--namespace=default",
 		"--set=metricsAPI.certManager.enabled=true")
 	objects, err := command.Output()
@@ -107,15 +107,15 @@ func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 func (s *scene) renew(name string) {
 	s.T.Helper()
 	var made func() error
-	s.Eventually(soon, name+" is to be renewed", func() (err error) {
+	s.Eventually(waitTimeout, name+" is to be renewed", func() (err error) {
 		made, err = plane.Renew(s.Objects.Resource(plane.Certificates).Namespace("default"), name)
 		return err
 	})
-	s.Eventually(soon, name+" is renewed", made)
+	s.Eventually(waitTimeout, name+" is renewed", made)
 }
 
-// believers connect to the replicas continuously like agents, with the CAs that the kubelet mounted last. The returned function counts the successes.
-func (s *scene) believers() *atomic.Int64 {
+// verifyingClients connect to the replicas continuously like agents, with the CAs that the kubelet mounted last. The returned function counts the successes.
+func (s *scene) verifyingClients() *atomic.Int64 {
 	l, running, count := s.ledger("an agent that trusts its CA bundle"), s.running(), &atomic.Int64{}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(s.ReportAuthority()))
@@ -123,9 +123,9 @@ func (s *scene) believers() *atomic.Int64 {
 	go func() {
 		for running.Err() == nil {
 			if time.Since(read) > lag {
-				if told, err := s.Kube.CoreV1().ConfigMaps("default").Get(running, plane.ReportService+"-ca", metav1.GetOptions{}); err == nil {
+				if bundle, err := s.Kube.CoreV1().ConfigMaps("default").Get(running, plane.ReportService+"-ca", metav1.GetOptions{}); err == nil {
 					roots = x509.NewCertPool()
-					roots.AppendCertsFromPEM([]byte(told.Data["ca.crt"]))
+					roots.AppendCertsFromPEM([]byte(bundle.Data["ca.crt"]))
 					read = time.Now()
 				}
 			}
@@ -133,7 +133,7 @@ func (s *scene) believers() *atomic.Int64 {
 				with := &tls.Config{RootCAs: roots, ServerName: plane.ReportService + ".default.svc"}
 				connection, err := tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", fmt.Sprintf("127.0.0.1:%d", r.report), with)
 				if err != nil {
-					l.mayNotBe(fmt.Errorf("%s: %w", r.name, err))
+					l.unexpected(fmt.Errorf("%s: %w", r.name, err))
 					continue
 				}
 				connection.Close()
@@ -151,19 +151,19 @@ func (s *scene) evictor() *atomic.Int64 {
 	s.T.Helper()
 	l, running, count := s.ledger("an agent that asks for evictions"), s.running(), &atomic.Int64{}
 	node := s.agents.nodes[0]
-	agent := kubernetes.NewForConfigOrDie(plane.AsAgent(s.quick(), "default", node))
+	agent := kubernetes.NewForConfigOrDie(plane.AsAgent(s.fastConfig(), "default", node))
 	go func() {
 		for running.Err() == nil {
-			wish := report.Eviction{BootID: "it", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
-			said, err := plane.Evict(running, agent, node, wish)
+			eviction := report.Eviction{BootID: "it", Sequence: time.Now().UnixNano(), Namespace: "default", Name: "gone", UID: "gone", Rule: "none/none", Hash: "none"}
+			verdict, err := plane.Evict(running, agent, node, eviction)
 			switch {
-			case err == nil && said.Result == "gone":
+			case err == nil && verdict.Result == "gone":
 				count.Add(1)
 			case err == nil:
 				// A new leader has not read the eviction record yet.
-				l.refused(fmt.Errorf("it is answered %+v", said))
+				l.refused(fmt.Errorf("it is answered %+v", verdict))
 			case strings.Contains(err.Error(), "x509") || strings.Contains(err.Error(), "tls:"):
-				l.mayNotBe(err)
+				l.unexpected(err)
 			default:
 				l.refused(err)
 			}
@@ -177,7 +177,7 @@ func (s *scene) evictor() *atomic.Int64 {
 func (s *scene) more(count *atomic.Int64, what string) {
 	s.T.Helper()
 	wanted := count.Load() + 5
-	s.Eventually(soon, what, func() error {
+	s.Eventually(waitTimeout, what, func() error {
 		if now := count.Load(); now < wanted {
 			return fmt.Errorf("%d times of %d", now, wanted)
 		}

@@ -18,11 +18,11 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// patiently runs kubectl until it succeeds: kubectl does not retry when the API server picks a replica that is down.
-func (s *scene) patiently(args ...string) string {
+// kubectlWithRetries runs kubectl until it succeeds: kubectl does not retry when the API server picks a replica that is down.
+func (s *scene) kubectlWithRetries(args ...string) string {
 	s.T.Helper()
 	var out string
-	s.Eventually(soon, "kubectl "+strings.Join(args, " "), func() (err error) {
+	s.Eventually(waitTimeout, "kubectl "+strings.Join(args, " "), func() (err error) {
 		out, err = s.TryKubectl("", args...)
 		return err
 	})
@@ -38,7 +38,7 @@ func (s *scene) kubectl() {
 			s.T.Errorf("%q is not in:\n%s", part, out)
 		}
 	}
-	table := strings.Split(s.patiently("get", "nodemetrics", "--chunk-size=2"), "\n")
+	table := strings.Split(s.kubectlWithRetries("get", "nodemetrics", "--chunk-size=2"), "\n")
 	header := []string{"NAME", "CPU", "CPU%", "MEMORY", "MEM%", "PRESSURE", "BREACHED", "AGENT", "AGE"}
 	if !slices.Equal(strings.Fields(table[0]), header) || len(table) != 1+len(s.agents.nodes) {
 		s.T.Errorf("the table is:\n%s", strings.Join(table, "\n"))
@@ -49,17 +49,17 @@ func (s *scene) kubectl() {
 			s.T.Errorf("the line is %q", line)
 		}
 	}
-	expect(s.patiently("get", "nm", "-o", "wide"), "REPORTED")
-	expect(s.patiently("get", "nm", "node00", "-o", "yaml"), "kind: NodeMetric")
-	expect(s.patiently("get", "nm", "-o", `jsonpath={.items[*].status.rules.breached}`), "1 1 1 1 1 1")
-	expect(s.patiently("describe", "nm", "node00"), "AgentReporting")
-	expect(s.patiently("explain", "nm.status.usage"), "KIND:       NodeMetric")
-	s.patiently("wait", "--for=condition=Healthy", "nm", "--all", "--timeout=30s")
+	expect(s.kubectlWithRetries("get", "nm", "-o", "wide"), "REPORTED")
+	expect(s.kubectlWithRetries("get", "nm", "node00", "-o", "yaml"), "kind: NodeMetric")
+	expect(s.kubectlWithRetries("get", "nm", "-o", `jsonpath={.items[*].status.rules.breached}`), "1 1 1 1 1 1")
+	expect(s.kubectlWithRetries("describe", "nm", "node00"), "AgentReporting")
+	expect(s.kubectlWithRetries("explain", "nm.status.usage"), "KIND:       NodeMetric")
+	s.kubectlWithRetries("wait", "--for=condition=Healthy", "nm", "--all", "--timeout=30s")
 	var list struct {
 		Kind  string
 		Items []any
 	}
-	raw := s.patiently("get", "--raw", "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?limit=4")
+	raw := s.kubectlWithRetries("get", "--raw", "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics?limit=4")
 	if err := json.Unmarshal([]byte(raw), &list); err != nil || list.Kind != "NodeMetricList" || len(list.Items) != 4 {
 		s.T.Errorf("%v: %s", err, raw)
 	}
@@ -69,7 +69,7 @@ func (s *scene) kubectl() {
 // apiResources must always work, and at once: kubectl needs discovery for everything.
 func (s *scene) apiResources(more ...string) {
 	s.T.Helper()
-	out := s.patiently("api-resources", "--cached=false")
+	out := s.kubectlWithRetries("api-resources", "--cached=false")
 	for _, name := range append(more, "nodemetrics", "pods", "namespaces") {
 		if !strings.Contains(out, name) {
 			s.T.Errorf("%s is not in:\n%s", name, out)
@@ -100,8 +100,8 @@ func (s *scene) gone(name, when string) {
 	s.T.Logf("%s: a namespace is gone after %s", when, took.Round(100*time.Millisecond))
 }
 
-// deletesNamespaces runs the namespace controller, which needs complete discovery.
-func (s *scene) deletesNamespaces() { s.controls("namespace-controller") }
+// deleteNamespaces runs the namespace controller, which needs complete discovery.
+func (s *scene) deleteNamespaces() { s.controls("namespace-controller") }
 
 // controls runs some controllers of kube-controller-manager.
 func (s *scene) controls(controllers ...string) {
@@ -120,7 +120,7 @@ func (s *scene) isAvailable(group, wanted string) error {
 // TestNamespacesAreDeletedWithEitherReplicaDown: and kubectl works as before.
 func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 	s := open(t)
-	s.deletesNamespaces()
+	s.deleteNamespaces()
 	s.kubectl()
 	s.namespace("both")
 	s.gone("both", "both replicas are up")
@@ -130,7 +130,7 @@ func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 		name := "without-" + r.name
 		s.namespace(name)
 		s.gone(name, r.name+" is down")
-		s.again(r)
+		s.restart(r)
 		s.leader()
 	}
 	for _, r := range s.replicas {
@@ -150,12 +150,12 @@ func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 // TestUnreadyReplicasServeDiscoveryIfNoneIsReady: and do not displace ready replicas.
 func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 	s := open(t)
-	s.deletesNamespaces()
+	s.deleteNamespaces()
 	definition := "nodewatermarks.plimsoll.dev"
 	s.Kubectl("delete", "crd", definition)
 	first, second := s.replicas[0], s.replicas[1]
 	// A complete replica stays an endpoint.
-	s.Eventually(soon, "both lack the definition", func() error {
+	s.Eventually(waitTimeout, "both lack the definition", func() error {
 		for _, r := range s.replicas {
 			if get(plane.Local("http", r.metrics)+"/readyz") == nil {
 				return fmt.Errorf("%s lacks nothing", r.name)
@@ -176,17 +176,17 @@ func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 
 	second.Kill()
 	s.isEndpoint(first, true)
-	s.Eventually(soon, "the API is available", func() error { return s.isAvailable(nodemetrics.Group, "True") })
+	s.Eventually(waitTimeout, "the API is available", func() error { return s.isAvailable(nodemetrics.Group, "True") })
 	s.namespace("all-lack")
 	s.gone("all-lack", "the only replica lacks something")
 	s.apiResources()
 	s.Kubectl("apply", "--server-side", "-f", plane.Absolute(t, "crds/plimsoll.dev_nodewatermarks.yaml"))
 	second.Start()
-	s.complete(first)
-	s.complete(second)
+	s.waitReady(first)
+	s.waitReady(second)
 	s.isEndpoint(second, true)
 	s.edits()
-	s.Eventually(soon, "a replica writes again", func() error {
+	s.Eventually(waitTimeout, "a replica writes again", func() error {
 		list, err := s.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 		if err == nil && len(list.Items) < len(s.agents.nodes) {
 			err = fmt.Errorf("there are %d NodeWatermarks", len(list.Items))

@@ -82,15 +82,15 @@ func (s *scene) probe(running context.Context, r *replica) {
 	probe := s.controller.ReadinessProbe
 	again := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
 	defer again.Stop()
-	failures, ready, told := int32(0), false, false
+	failures, ready, published := int32(0), false, false
 	for known := false; running.Err() == nil; {
 		if err := r.ready(probe); err == nil {
 			failures, ready = 0, true
 		} else if failures++; failures >= probe.FailureThreshold {
 			ready = false
 		}
-		if (!known || ready != told) && s.tell(running, r, ready) == nil {
-			known, told = true, ready
+		if (!known || ready != published) && s.updateEndpoint(running, r, ready) == nil {
+			known, published = true, ready
 		}
 		select {
 		case <-again.C:
@@ -118,8 +118,8 @@ func (r *replica) ready(probe *corev1.Probe) error {
 	return nil
 }
 
-// tell writes the endpoint of a replica.
-func (s *scene) tell(running context.Context, r *replica, ready bool) error {
+// updateEndpoint writes the endpoint of a replica.
+func (s *scene) updateEndpoint(running context.Context, r *replica, ready bool) error {
 	slices := s.Kube.DiscoveryV1().EndpointSlices("default")
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: service + "-" + r.name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
@@ -137,7 +137,7 @@ func (s *scene) tell(running context.Context, r *replica, ready bool) error {
 // isEndpoint waits until a replica is an endpoint, or is none.
 func (s *scene) isEndpoint(r *replica, wanted bool) {
 	s.T.Helper()
-	s.Eventually(soon, fmt.Sprintf("%s is an endpoint: %t", r.name, wanted), func() error {
+	s.Eventually(waitTimeout, fmt.Sprintf("%s is an endpoint: %t", r.name, wanted), func() error {
 		slice, err := s.Kube.DiscoveryV1().EndpointSlices("default").Get(background, service+"-"+r.name, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -31,27 +31,27 @@ func (s *scene) ledger(name string) *ledger {
 	return l
 }
 
-func (l *ledger) complain(format string, args ...any) {
+func (l *ledger) addInconsistency(format string, args ...any) {
 	l.wrong = append(l.wrong, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// saw records an object that the client got.
-func (l *ledger) saw(object *unstructured.Unstructured) {
+// observe records an object that the client got.
+func (l *ledger) observe(object *unstructured.Unstructured) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	name := object.GetName()
 	version, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
 	if before := l.versions[name]; err != nil || version < before {
-		l.complain("%s: version %q after %d", name, object.GetResourceVersion(), before)
+		l.addInconsistency("%s: version %q after %d", name, object.GetResourceVersion(), before)
 	}
 	l.versions[name] = version
 	beat, err := l.agents.verify(object)
 	if err != nil {
-		l.complain("%s at %d: %v", name, version, err)
+		l.addInconsistency("%s at %d: %v", name, version, err)
 		return
 	}
 	if before := l.beats[name]; beat < before {
-		l.complain("%s: heartbeat %d after %d", name, beat, before)
+		l.addInconsistency("%s: heartbeat %d after %d", name, beat, before)
 	}
 	l.beats[name] = beat
 }
@@ -66,18 +66,18 @@ func (l *ledger) refused(why error) {
 	l.refusals[why.Error()]++
 }
 
-// mayNotBe records a failure that must not happen.
-func (l *ledger) mayNotBe(refused error) {
+// unexpected records a failure that must not happen.
+func (l *ledger) unexpected(refused error) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	l.complain("refused: %v", refused)
+	l.addInconsistency("refused: %v", refused)
 }
 
 // gone records that a node was reported as deleted, which is always wrong.
 func (l *ledger) gone(name string) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	l.complain("%s is shown as absent", name)
+	l.addInconsistency("%s is shown as absent", name)
 }
 
 // listed records a complete list.
@@ -85,7 +85,7 @@ func (l *ledger) listed(items []unstructured.Unstructured) {
 	here := map[string]bool{}
 	for index := range items {
 		here[items[index].GetName()] = true
-		l.saw(&items[index])
+		l.observe(&items[index])
 	}
 	for _, node := range l.agents.nodes {
 		if !here[node] {
@@ -106,8 +106,8 @@ func (l *ledger) behind(beat int64) error {
 	return nil
 }
 
-// verdict returns the inconsistencies so far.
-func (l *ledger) verdict() []string {
+// inconsistencies returns the inconsistencies so far.
+func (l *ledger) inconsistencies() []string {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	return l.wrong

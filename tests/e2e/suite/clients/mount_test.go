@@ -51,7 +51,7 @@ func (s *scene) mounts(secret string, lag time.Duration) *mount {
 	s.T.Helper()
 	m := &mount{T: s.T, folder: s.T.TempDir()}
 	var seen map[string][]byte
-	look := func() error {
+	sync := func() error {
 		found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})
 		if err == nil && !maps.EqualFunc(found.Data, seen, bytes.Equal) {
 			if seen != nil {
@@ -62,12 +62,12 @@ func (s *scene) mounts(secret string, lag time.Duration) *mount {
 		}
 		return err
 	}
-	s.Eventually(soon, "there is the Secret "+secret, look)
+	s.Eventually(waitTimeout, "there is the Secret "+secret, sync)
 	running, ended := s.running(), make(chan struct{})
 	go func() {
 		defer close(ended)
 		for running.Err() == nil {
-			look()
+			sync()
 			time.Sleep(500 * time.Millisecond)
 		}
 	}()

@@ -14,25 +14,25 @@ import (
 )
 
 // A line is one agent's connection to one replica.
-type line struct {
+type agentConnection struct {
 	*report.Connection
 	token string
 	busy  atomic.Bool
 }
 
-// reportTo lets the agents report to these replicas. They renew their Leases whenever the leader does not acknowledge.
-func (a *agents) reportTo(replicas []*replica) {
-	lines := make([][]*line, len(a.nodes))
+// startReports lets the agents report to these replicas. They renew their Leases whenever the leader does not acknowledge.
+func (a *agents) startReports(replicas []*replica) {
+	connections := make([][]*agentConnection, len(a.nodes))
 	for index, node := range a.nodes {
 		token := a.token(node)
 		for _, r := range replicas {
 			to := report.Connect(r.reports.address, &tls.Config{InsecureSkipVerify: true})
-			lines[index] = append(lines[index], &line{Connection: to, token: token})
+			connections[index] = append(connections[index], &agentConnection{Connection: to, token: token})
 		}
 	}
 	a.lock.Lock()
 	defer a.lock.Unlock()
-	a.lines, a.heard = lines, make([]atomic.Int64, len(a.nodes))
+	a.connections, a.acknowledged = connections, make([]atomic.Int64, len(a.nodes))
 }
 
 // token is the report token of a node's agent.
@@ -48,28 +48,28 @@ func (a *agents) token(node string) string {
 // reports sends an agent's heartbeat to every replica; it returns whether the leader acknowledges them.
 func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	a.lock.Lock()
-	lines := a.lines
+	connections := a.connections
 	a.lock.Unlock()
-	if lines == nil {
+	if connections == nil {
 		return false
 	}
-	body := a.reported(node, beat)
-	for _, to := range lines[node] {
+	body := a.reportBody(node, beat)
+	for _, to := range connections[node] {
 		// No queueing: the next report is newer.
 		if to.busy.CompareAndSwap(false, true) {
 			go func() {
 				defer to.busy.Store(false)
 				if answer, err := to.Post(running, to.token, body); err == nil && answer.Leading {
-					a.heard[node].Store(time.Now().UnixNano())
+					a.acknowledged[node].Store(time.Now().UnixNano())
 				}
 			}()
 		}
 	}
-	return time.Since(time.Unix(0, a.heard[node].Load())) < a.unheard
+	return time.Since(time.Unix(0, a.acknowledged[node].Load())) < a.ackTimeout
 }
 
-// reported is the report with the same data as the Lease of this heartbeat.
-func (a *agents) reported(node int, beat int64) []byte {
+// reportBody is the report with the same data as the Lease of this heartbeat.
+func (a *agents) reportBody(node int, beat int64) []byte {
 	used := map[string]any{"cpu": fmt.Sprintf("%dm", cpus*10*cpu(node, beat)), "memory": "4Gi"}
 	status := map[string]any{
 		"timestamp": time.Now().UTC().Format(time.RFC3339), "window": "10s",

@@ -19,7 +19,7 @@ import (
 func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 	s := open(t)
 	all := s.all()
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	next := plane.NewAuthority(t, "front-proxy-ca-2")
 	trusted := func() string {
 		trusted, err := s.Kube.CoreV1().ConfigMaps("kube-system").Get(background, "extension-apiserver-authentication", metav1.GetOptions{})
@@ -29,20 +29,20 @@ func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 		return trusted.Data["requestheader-client-ca-file"]
 	}
 	s.secret("ca.crt", s.authority.PEM+next.PEM)
-	s.Eventually(soon, "both CAs are trusted", func() error { return contains(trusted(), next.PEM) })
-	s.allKnow(soon, all)
+	s.Eventually(waitTimeout, "both CAs are trusted", func() error { return contains(trusted(), next.PEM) })
+	s.waitUpToDate(waitTimeout, all)
 
 	certificate, key := next.Client(plane.FrontProxy)
 	s.secret("proxy.key", key)
 	s.secret("proxy.crt", certificate)
-	s.allKnow(soon, all)
+	s.waitUpToDate(waitTimeout, all)
 	// Open connections stay; new ones use the new certificate.
 	again := append(all, s.informer("an informer that comes later", true))
-	s.allKnow(soon, again)
+	s.waitUpToDate(waitTimeout, again)
 
 	s.secret("ca.crt", next.PEM)
 	// The API server adds its own CAs, and removes nothing.
-	s.Eventually(soon, "the old CA is not trusted any more", func() error {
+	s.Eventually(waitTimeout, "the old CA is not trusted any more", func() error {
 		if !strings.Contains(trusted(), s.authority.PEM) {
 			return nil
 		}
@@ -53,10 +53,10 @@ func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 	for _, r := range s.replicas {
 		// No connection is older than the rotation.
 		r.Kill()
-		s.again(r)
+		s.restart(r)
 	}
 	last := append(again, s.informer("an informer that comes last", false))
-	s.knowSoon("of the new authority alone: all clients", last)
+	s.logUpToDate("of the new authority alone: all clients", last)
 	if err := contains(trusted(), s.authority.PEM); err == nil {
 		t.Error("the old CA is trusted again")
 	}

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	service = "plimsoll-metrics"
-	lease   = "plimsoll-controller"
-	soon    = 2 * time.Minute
+	service     = "plimsoll-metrics"
+	lease       = "plimsoll-controller"
+	waitTimeout = 2 * time.Minute
 	// The longest time until a client has new data after a leader was lost.
 	failover = 10 * time.Second
 )
@@ -43,8 +43,8 @@ type replica struct {
 	*plane.Process
 	name                 string
 	api, metrics, report int
-	// Cuttable connections: its own to the API server, and the agents' to it.
-	server, reports *wire
+	// Its connection to the API server and the agents' connections to it, which can be cut.
+	server, reports *proxy
 	leave           func()
 }
 
@@ -69,55 +69,55 @@ func open(t *testing.T) *scene { return openWith(t, setting{}) }
 func openWith(t *testing.T, with setting) *scene {
 	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
 	if with.pace == (pace{}) {
-		with.pace = quick
+		with.pace = fastPace
 	}
 	s.Plane = plane.Start(t, s.flags(t), "first", "second")
 	s.controller = s.container()
-	s.agents = begin(s.Plane, 6, with.pace)
+	s.agents = startAgents(s.Plane, 6, with.pace)
 	if with.issued {
 		s.install()
 	} else {
 		s.Aggregate("metrics.plimsoll.dev", "v1alpha1", service)
 	}
-	s.begin("first", with)
+	s.startReplica("first", with)
 	with.ahead = 0
-	s.begin("second", with)
+	s.startReplica("second", with)
 	if with.directly {
-		s.agents.reportTo(s.replicas)
+		s.agents.startReports(s.replicas)
 	}
 	s.agents.report()
-	s.Eventually(soon, "the load of all nodes is served", func() error {
-		l := s.untold("before")
+	s.Eventually(waitTimeout, "the load of all nodes is served", func() error {
+		l := s.uncheckedLedger("before")
 		list, err := s.list(0)
 		if err != nil {
 			return err
 		}
 		l.listed(list)
-		if wrong := l.verdict(); len(wrong) > 0 {
+		if wrong := l.inconsistencies(); len(wrong) > 0 {
 			return fmt.Errorf("%s", strings.Join(wrong, "; "))
 		}
 		return nil
 	})
 	// Discovery follows shortly after.
-	s.Eventually(soon, "kubectl and others find the API", func() error {
+	s.Eventually(waitTimeout, "kubectl and others find the API", func() error {
 		_, err := s.TryKubectl("", "get", "nodemetrics", "--cache-dir="+t.TempDir())
 		return err
 	})
-	t.Cleanup(s.judge)
+	t.Cleanup(s.checkLedgers)
 	return s
 }
 
-// judge fails the test for any inconsistency that a client saw.
-func (s *scene) judge() {
+// checkLedgers fails the test for any inconsistency that a client saw.
+func (s *scene) checkLedgers() {
 	for _, l := range s.ledgers {
 		for why, times := range l.refusals {
 			s.T.Logf("%s was refused %d times: %s", l.name, times, why)
 		}
-		if wrong := l.verdict(); len(wrong) > 0 {
+		if wrong := l.inconsistencies(); len(wrong) > 0 {
 			s.T.Errorf("%s got inconsistent data %d times:\n%s", l.name, len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "\n"))
 		}
 	}
-	s.oneWriterAtAnyTime()
+	s.checkSingleWriter()
 }
 
 // secret replaces one of the API server's files for proxying requests.
@@ -129,21 +129,21 @@ func (s *scene) secret(name, content string) {
 // flags are the API server's flags for proxying requests and auditing writes.
 func (s *scene) flags(t *testing.T) []string {
 	s.authority = plane.NewAuthority(t, "front-proxy-ca")
-	return append(plane.Aggregation(t, s.pki, s.authority),
+	return append(plane.AggregationFlags(t, s.pki, s.authority),
 		"--audit-log-path="+filepath.Join(s.pki, "audit.log"),
 		"--audit-policy-file="+plane.WriteFile(t, filepath.Join(s.pki, "audit.json"), `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[
 			{"level":"Metadata","users":["first","second"],"verbs":["create","update","patch","delete"]},{"level":"None"}]}`))
 }
 
-// begin starts a replica.
-func (s *scene) begin(name string, with setting) {
+// startReplica starts a replica.
+func (s *scene) startReplica(name string, with setting) {
 	r := &replica{name: name, api: plane.FreePort(s.T), metrics: plane.FreePort(s.T)}
-	r.server = newWire(s.T, strings.TrimPrefix(s.Address, "https://"))
+	r.server = newProxy(s.T, strings.TrimPrefix(s.Address, "https://"))
 	flags := append([]string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics),
 		"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", r.api), "--pod-ip", "127.0.0.1"}, with.flags...)
 	if with.directly {
 		r.report = plane.FreePort(s.T)
-		r.reports = newWire(s.T, fmt.Sprintf("127.0.0.1:%d", r.report))
+		r.reports = newProxy(s.T, fmt.Sprintf("127.0.0.1:%d", r.report))
 		flags = append(flags, "--report-listen", fmt.Sprintf("0.0.0.0:%d", r.report))
 	}
 	if with.issued {
@@ -151,7 +151,7 @@ func (s *scene) begin(name string, with setting) {
 		flags = append(flags, "--tls-cert-file", m.file("tls.crt"),
 			"--tls-private-key-file", m.file("tls.key"), "--tls-ca-file", m.file("ca.crt"))
 	}
-	r.Process = s.ControllerBy(s.KubeconfigAt(name, "https://"+r.server.address), with.ahead, flags...)
+	r.Process = s.ControllerWith(s.KubeconfigAt(name, "https://"+r.server.address), with.ahead, flags...)
 	s.replicas = append(s.replicas, r)
 	s.join(r)
 }
@@ -165,7 +165,7 @@ func (r *replica) leads() bool {
 func (s *scene) leader() (*replica, *replica) {
 	s.T.Helper()
 	var leader *replica
-	s.Eventually(soon, "one replica leads", func() error {
+	s.Eventually(waitTimeout, "one replica leads", func() error {
 		a, b := s.replicas[0].leads(), s.replicas[1].leads()
 		if a == b {
 			return fmt.Errorf("the first leads: %t, the second: %t", a, b)
@@ -182,21 +182,21 @@ func (s *scene) leader() (*replica, *replica) {
 	return leader, s.replicas[0]
 }
 
-// again restarts a replica, and waits until it is complete.
-func (s *scene) again(r *replica) {
+// restart restarts a replica, and waits until it is complete.
+func (s *scene) restart(r *replica) {
 	s.T.Helper()
 	r.Start()
-	s.complete(r)
+	s.waitReady(r)
 }
 
-// complete waits until a replica is ready.
-func (s *scene) complete(r *replica) {
+// waitReady waits until a replica is ready.
+func (s *scene) waitReady(r *replica) {
 	s.T.Helper()
-	s.Eventually(soon, r.name+" is ready", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
+	s.Eventually(waitTimeout, r.name+" is ready", func() error { return get(plane.Local("http", r.metrics) + "/readyz") })
 }
 
-// allKnow waits until every client has new data of all nodes, and returns how long that took and which was the last.
-func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
+// waitUpToDate waits until every client has new data of all nodes, and returns how long that took and which was the last.
+func (s *scene) waitUpToDate(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
 	s.T.Helper()
 	// The next one may already be in flight.
 	started, beat := time.Now(), s.agents.last()+2
@@ -218,18 +218,18 @@ func (s *scene) allKnow(limit time.Duration, which []*ledger) (time.Duration, *l
 	}
 }
 
-// knowInTime does so, and fails the test if that takes longer than a failover may take.
-func (s *scene) knowInTime(what string, which []*ledger) {
+// checkFailoverTime waits for that too, and fails the test if it takes longer than a failover may take.
+func (s *scene) checkFailoverTime(what string, which []*ledger) {
 	s.T.Helper()
-	if took := s.knowSoon(what, which); took > failover {
+	if took := s.logUpToDate(what, which); took > failover {
 		s.T.Errorf("%s: that is more than %s", what, failover)
 	}
 }
 
-// knowSoon waits for that, and logs how long it took.
-func (s *scene) knowSoon(what string, which []*ledger) time.Duration {
+// logUpToDate waits for that, and logs how long it took.
+func (s *scene) logUpToDate(what string, which []*ledger) time.Duration {
 	s.T.Helper()
-	took, last := s.allKnow(soon, which)
+	took, last := s.waitUpToDate(waitTimeout, which)
 	s.T.Logf("%s: new data after %s, %s last", what, took.Round(100*time.Millisecond), last.name)
 	return took
 }
@@ -243,8 +243,8 @@ func (s *scene) written() []plane.AuditEvent {
 	return slices.DeleteFunc(all, func(event plane.AuditEvent) bool { return event.ResponseStatus.Code >= 300 })
 }
 
-// wroteNothing fails the test for any write of this replica since then.
-func (s *scene) wroteNothing(r *replica, since time.Time) {
+// checkNoWrites fails the test for any write of this replica since then.
+func (s *scene) checkNoWrites(r *replica, since time.Time) {
 	s.T.Helper()
 	for _, write := range s.written() {
 		of := write.ObjectRef
@@ -268,9 +268,9 @@ func (s *scene) writes() (taken, written []plane.AuditEvent) {
 	return taken, written
 }
 
-// oneWriterAtAnyTime fails the test if a replica wrote to the leader's objects after another had acquired the
+// checkSingleWriter fails the test if a replica wrote to the leader's objects after another had acquired the
 // Lease.
-func (s *scene) oneWriterAtAnyTime() {
+func (s *scene) checkSingleWriter() {
 	taken, written := s.writes()
 	writers := map[string]int{}
 	for _, write := range written {

@@ -25,11 +25,11 @@ func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testin
 	s := open(t)
 	s.edits()
 	leader, standby := s.leader()
-	held, kubectl := s.heldBy(leader, standby)
+	clients, kubectl := s.clientsOf(leader, standby)
 	killed := s.killWhenUnhealthy(leader)
 	leader.Signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	took := s.knowSoon("stopped: clients of the leader", held)
+	took := s.logUpToDate("stopped: clients of the leader", clients)
 	if limit := detection + 2*time.Second; took > limit {
 		t.Errorf("that is more than %s", limit)
 	}
@@ -43,16 +43,16 @@ func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testin
 		if watch.err != nil || took > detection+2*time.Second {
 			t.Errorf("kubectl get --watch ended after %s: %v", took, watch.err)
 		}
-	case <-time.After(soon):
+	case <-time.After(waitTimeout):
 		t.Error("kubectl get --watch does not end")
 	}
-	s.complete(leader)
+	s.waitReady(leader)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
-	s.knowSoon("30 s later: clients of the leader", held)
+	s.logUpToDate("30 s later: clients of the leader", clients)
 	if now, _ := s.leader(); now != standby {
 		t.Errorf("%s leads again", now.name)
 	}
-	s.wroteNothing(leader, again)
+	s.checkNoWrites(leader, again)
 }
 
 // An end is when a process ended, and its error.
@@ -61,8 +61,8 @@ type end struct {
 	err error
 }
 
-// heldBy are clients whose watches the leader serves, and the end of a kubectl among them.
-func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
+// clientsOf are clients whose watches the leader serves, and the end of a kubectl among them.
+func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.T.Helper()
 	answers := func(r *replica, verb string) float64 {
 		count, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_metrics_api_answers_total{verb=%q", verb))
@@ -72,7 +72,7 @@ func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 		return count
 	}
 	s.leave(standby)
-	s.Eventually(soon, "the API server asks "+leader.name+" alone", func() error {
+	s.Eventually(waitTimeout, "the API server asks "+leader.name+" alone", func() error {
 		before := answers(standby, "list")
 		for range 20 {
 			if _, err := s.list(0); err != nil {
@@ -90,11 +90,11 @@ func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 		s.informer("client-go's informer that lists", false),
 		s.runtimeCache(),
 	}
-	s.allKnow(soon, all)
-	held := answers(leader, "watch")
+	s.waitUpToDate(waitTimeout, all)
+	served := answers(leader, "watch")
 	kubectl := s.kubectlWatches()
-	s.Eventually(soon, "the leader serves kubectl's watch", func() error {
-		if now := answers(leader, "watch"); now <= held {
+	s.Eventually(waitTimeout, "the leader serves kubectl's watch", func() error {
+		if now := answers(leader, "watch"); now <= served {
 			return fmt.Errorf("it has answered %.0f, as before", now)
 		}
 		return nil
@@ -110,17 +110,17 @@ func (s *scene) heldBy(leader, standby *replica) ([]*ledger, <-chan end) {
 // kubectlWatches runs `kubectl get --watch`, which ends with its watch.
 func (s *scene) kubectlWatches() <-chan end {
 	s.T.Helper()
-	var told bytes.Buffer
+	var output bytes.Buffer
 	command := exec.CommandContext(s.running(), s.Tool("kubectl"), "--kubeconfig", s.Kubeconfig, "--cache-dir="+s.T.TempDir(), "get", "nodemetrics", "--watch")
-	command.Stdout, command.Stderr = &told, &told
+	command.Stdout, command.Stderr = &output, &output
 	if err := command.Start(); err != nil {
 		s.T.Fatal(err)
 	}
 	ended := make(chan end, 1)
 	go func() {
 		err := command.Wait()
-		if !bytes.Contains(told.Bytes(), []byte(s.agents.nodes[0])) {
-			err = fmt.Errorf("it showed no node (%v): %s", err, &told)
+		if !bytes.Contains(output.Bytes(), []byte(s.agents.nodes[0])) {
+			err = fmt.Errorf("it showed no node (%v): %s", err, &output)
 		} else {
 			// An error because the watch ended is fine.
 			err = nil

@@ -1,7 +1,7 @@
 //go:build linux && amd64
 
-// Command clock runs a program whose wall clock is off, and no other clock: `clock -by -1h PROGRAM ARGUMENTS...`. The machine's own clock
-// stays as it is. The program is traced: it gets no vDSO, so that it has to ask the kernel for the time, and its question is answered here.
+// Command clock runs a program with another wall clock: `clock -by -1h PROGRAM ARGUMENTS...`. Its other clocks and the machine's clock are
+// not changed. The program is traced. It gets no vDSO, so it has to call clock_gettime, and the tracer returns the changed time.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// Of <linux/prctl.h>, <linux/seccomp.h>, <linux/ptrace.h>, <linux/auxvec.h>.
+	// From <linux/prctl.h>, <linux/seccomp.h>, <linux/ptrace.h>, <linux/auxvec.h>.
 	setSeccomp, setNoNewPrivileges = 22, 38
 	filterMode                     = 2
 	returnAllow, returnTrace       = 0x7fff0000, 0x7ff00000
@@ -26,7 +26,7 @@ const (
 	eventSeccomp                   = 7
 	auxIgnore, auxVDSO             = 1, 33
 	realtime, realtimeCoarse       = 0, 5
-	// confined begins the second life of this program, in which it becomes the other.
+	// confined is the argument with which this program starts itself again, to set the seccomp filter and execute the other program.
 	confined = "--confined"
 )
 
@@ -34,7 +34,7 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == confined {
 		fail(confine(os.Args[2:]))
 	}
-	by := flag.Duration("by", 0, "how far the program's clock is ahead")
+	by := flag.Duration("by", 0, "offset of the program's clock")
 	flag.Parse()
 	code, err := run(*by, flag.Args())
 	if err != nil {
@@ -48,18 +48,18 @@ func fail(err error) {
 	os.Exit(125)
 }
 
-// confine becomes the program, whose questions for the wall clock stop it.
+// confine executes the program with a seccomp filter that stops it at each read of the wall clock.
 func confine(command []string) error {
-	const load, equal, answer = syscall.BPF_LD | syscall.BPF_W | syscall.BPF_ABS, syscall.BPF_JMP | syscall.BPF_JEQ | syscall.BPF_K, syscall.BPF_RET | syscall.BPF_K
-	// Of seccomp_data: the call's number is at 0, its first argument at 16.
+	const load, equal, result = syscall.BPF_LD | syscall.BPF_W | syscall.BPF_ABS, syscall.BPF_JMP | syscall.BPF_JEQ | syscall.BPF_K, syscall.BPF_RET | syscall.BPF_K
+	// In seccomp_data the call's number is at 0, its first argument at 16.
 	filter := []syscall.SockFilter{
 		{Code: load, K: 0},
 		{Code: equal, K: syscall.SYS_CLOCK_GETTIME, Jf: 4},
 		{Code: load, K: 16},
 		{Code: equal, K: realtime, Jt: 1},
 		{Code: equal, K: realtimeCoarse, Jf: 1},
-		{Code: answer, K: returnTrace},
-		{Code: answer, K: returnAllow},
+		{Code: result, K: returnTrace},
+		{Code: result, K: returnAllow},
 	}
 	program := syscall.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	runtime.LockOSThread()
@@ -72,16 +72,16 @@ func confine(command []string) error {
 	return fmt.Errorf("%s: %w", command[0], syscall.Exec(command[0], command, os.Environ()))
 }
 
-// run runs the program until it ends, with what code.
+// run runs the program and returns its exit code.
 func run(by time.Duration, command []string) (int, error) {
 	if len(command) == 0 {
-		return 0, fmt.Errorf("which program?")
+		return 0, fmt.Errorf("no program given")
 	}
 	path, err := exec.LookPath(command[0])
 	if err != nil {
 		return 0, err
 	}
-	// A traced process knows only the thread that began it.
+	// Only the thread that started a process may trace it.
 	runtime.LockOSThread()
 	child := exec.Command("/proc/self/exe", append([]string{confined, path}, command[1:]...)...)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -90,7 +90,7 @@ func run(by time.Duration, command []string) (int, error) {
 		return 0, err
 	}
 	t := &tracer{by: by, main: child.Process.Pid, known: map[int]bool{}}
-	// It stops where it begins.
+	// The child stops at its exec.
 	if _, err := syscall.Wait4(t.main, nil, 0, nil); err != nil {
 		return 0, err
 	}
@@ -99,7 +99,7 @@ func run(by time.Duration, command []string) (int, error) {
 		return 0, err
 	}
 	t.known[t.main] = true
-	t.passOn(os.Interrupt, syscall.SIGTERM)
+	t.forwardSignals(os.Interrupt, syscall.SIGTERM)
 	if err := syscall.PtraceCont(t.main, 0); err != nil {
 		return 0, err
 	}
@@ -112,13 +112,13 @@ type tracer struct {
 	known map[int]bool
 }
 
-// passOn lets the program have the signals that end this one.
-func (t *tracer) passOn(signals ...os.Signal) {
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, signals...)
+// forwardSignals forwards these signals to the program.
+func (t *tracer) forwardSignals(signals ...os.Signal) {
+	received := make(chan os.Signal, 1)
+	signal.Notify(received, signals...)
 	go func() {
-		for told := range told {
-			syscall.Kill(t.main, told.(syscall.Signal))
+		for received := range received {
+			syscall.Kill(t.main, received.(syscall.Signal))
 		}
 	}()
 }
@@ -136,31 +136,31 @@ func (t *tracer) trace() (int, error) {
 		case status.Signaled() && thread == t.main:
 			return 128 + int(status.Signal()), nil
 		case status.Stopped():
-			// A thread that was killed meanwhile is not there any more.
-			if err := syscall.PtraceCont(thread, t.stopped(thread, status)); err != nil && err != syscall.ESRCH {
+			// The thread may have been killed meanwhile.
+			if err := syscall.PtraceCont(thread, t.handleStop(thread, status)); err != nil && err != syscall.ESRCH {
 				return 0, err
 			}
 		}
 	}
 }
 
-// stopped does what a stop asks for; the signal that the thread is to have.
-func (t *tracer) stopped(thread int, status syscall.WaitStatus) int {
-	begins := !t.known[thread]
+// handleStop handles a stop of a thread, and returns the signal to deliver.
+func (t *tracer) handleStop(thread int, status syscall.WaitStatus) int {
+	isNew := !t.known[thread]
 	t.known[thread] = true
 	switch event := int(status>>16) & 0xff; {
 	case event == eventSeccomp:
-		t.answer(thread)
+		t.setTime(thread)
 	case event == syscall.PTRACE_EVENT_EXEC:
 		t.hideVDSO(thread)
-	case event == 0 && !(begins && status.StopSignal() == syscall.SIGSTOP):
+	case event == 0 && !(isNew && status.StopSignal() == syscall.SIGSTOP):
 		return int(status.StopSignal())
 	}
 	return 0
 }
 
-// answer carries out clock_gettime in the thread's place.
-func (t *tracer) answer(thread int) {
+// setTime returns the changed time from the thread's clock_gettime.
+func (t *tracer) setTime(thread int) {
 	var registers syscall.PtraceRegs
 	if syscall.PtraceGetRegs(thread, &registers) != nil {
 		return
@@ -172,12 +172,12 @@ func (t *tracer) answer(thread int) {
 	if _, err := syscall.PtracePokeData(thread, uintptr(registers.Rsi), text); err != nil {
 		return
 	}
-	// The kernel has nothing more to do.
+	// Skip the system call.
 	registers.Orig_rax, registers.Rax = ^uint64(0), 0
 	syscall.PtraceSetRegs(thread, &registers)
 }
 
-// hideVDSO keeps from a program that begins that it could read clocks without asking.
+// hideVDSO removes the vDSO from the auxiliary vector of a new program, so that it reads clocks with system calls.
 func (t *tracer) hideVDSO(thread int) {
 	var registers syscall.PtraceRegs
 	if syscall.PtraceGetRegs(thread, &registers) != nil {
@@ -190,7 +190,7 @@ func (t *tracer) hideVDSO(thread int) {
 		at += 8
 		return binary.LittleEndian.Uint64(word)
 	}
-	// The number of arguments; they; a zero; the environment; a zero; pairs.
+	// The stack: argc, argv, 0, envp, 0, auxv.
 	for next(); ends < 2; {
 		if next() == 0 {
 			ends++

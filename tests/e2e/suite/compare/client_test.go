@@ -21,7 +21,7 @@ type view struct {
 	// The memory of a node, and what time its CPU is an average over; none where the objects are no nodes.
 	node func(item) (string, string)
 	took, ages,
-	windows []float64 // of each answer in milliseconds, of each node that it tells of in seconds
+	windows []float64 // latencies in milliseconds; windows of each node in seconds
 	size    int // of the last answer, in bytes
 	lacking int // answers that lacked some
 }
@@ -57,8 +57,8 @@ func (s *scene) views() map[string]*view {
 	return all
 }
 
-// look polls once through the API server, as kubectl does, and records the age of the data.
-func (s *scene) look(v *view) error {
+// poll polls once through the API server, as kubectl does, and records the age of the data.
+func (s *scene) poll(v *view) error {
 	started := time.Now()
 	content, err := s.Kube.Discovery().RESTClient().Get().AbsPath(v.path).DoRaw(background)
 	now := time.Now()
@@ -113,7 +113,7 @@ func (s *scene) read(until time.Time) map[string]*view {
 	views := s.views()
 	for time.Now().Before(until) {
 		for _, v := range views {
-			if err := s.look(v); err != nil {
+			if err := s.poll(v); err != nil {
 				s.T.Logf("%s: %v", v.path, err)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 
 var (
 	nodes  = flag.Int("nodes", 200, "how many nodes")
-	length = flag.Duration("for", 90*time.Second, "how long nobody reads, and again how long a client does")
+	length = flag.Duration("for", 90*time.Second, "how long no client reads, and then how long one does")
 )
 
 // TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/comparison.md has it.

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	soon = 2 * time.Minute
+	waitTimeout = 2 * time.Minute
 	// Pods per node: as many as Plimsoll reports individually.
 	podsEach = 10
 	// The value in metrics-server's manifests and chart; the program's default is a minute.
@@ -52,7 +52,7 @@ type server struct {
 func open(t *testing.T, nodes int) *scene {
 	folder := t.TempDir()
 	authority := plane.NewAuthority(t, "front-proxy-ca")
-	flags := append(plane.Aggregation(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
+	flags := append(plane.AggregationFlags(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
 		// metrics-server requires a client CA, as every cluster has one.
 		"--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
 	log, audited := audit(t, folder)
@@ -64,7 +64,7 @@ func open(t *testing.T, nodes int) *scene {
 	s.report()
 	s.serveMetrics(folder)
 	for _, v := range s.views() {
-		s.Eventually(2*soon, v.path+" shows all", func() error { return s.look(v) })
+		s.Eventually(2*waitTimeout, v.path+" shows all", func() error { return s.poll(v) })
 	}
 	return s
 }
@@ -93,7 +93,7 @@ func (s *scene) populate() {
 		_, err := s.Kube.CoreV1().Pods("shop").Create(background, pod, metav1.CreateOptions{})
 		return err
 	})
-	s.Eventually(2*soon, "kwok runs the pods", func() error {
+	s.Eventually(2*waitTimeout, "kwok runs the pods", func() error {
 		waiting, err := s.Kube.CoreV1().Pods("shop").List(background, metav1.ListOptions{FieldSelector: "status.phase!=Running"})
 		if err == nil && len(waiting.Items) > 0 {
 			err = fmt.Errorf("%d do not run", len(waiting.Items))
@@ -149,7 +149,7 @@ func (s *scene) controllers() {
 		s.replicas = append(s.replicas, r)
 		reached = append(reached, reports)
 	}
-	s.Eventually(soon, "a replica leads", func() error {
+	s.Eventually(waitTimeout, "a replica leads", func() error {
 		leads := s.replicas[0].leads()
 		if leads == s.replicas[1].leads() {
 			return fmt.Errorf("none does, or both do")
@@ -159,7 +159,7 @@ func (s *scene) controllers() {
 		}
 		return nil
 	})
-	s.Announce(reached...)
+	s.PublishEndpoints(reached...)
 }
 
 func (r *server) leads() bool {
@@ -170,7 +170,7 @@ func (r *server) leads() bool {
 // report starts the simulated agents: a report every 10 s to every replica, and a Lease renewal every minute.
 func (s *scene) report() {
 	program := s.BuildLoad()
-	load := exec.Command(program, append(s.LoadFlags(), "--nodes", strconv.Itoa(s.nodes), "--kubeconfig", s.KubeconfigOf(agents))...)
+	load := exec.Command(program, append(s.LoadFlags(), "--nodes", strconv.Itoa(s.nodes), "--kubeconfig", s.KubeconfigFor(agents))...)
 	load.Stderr = os.Stderr
 	if err := load.Start(); err != nil {
 		s.T.Fatal(err)
@@ -186,7 +186,7 @@ func (s *scene) serveMetrics(folder string) {
 	const service = "metrics-server"
 	s.Aggregate("metrics.k8s.io", "v1beta1", service)
 	s.Kubectl("patch", "apiservice", "v1beta1.metrics.k8s.io", "--type=merge", "-p", `{"spec":{"insecureSkipTLSVerify":true}}`)
-	port, kubeconfig := plane.FreePort(s.T), s.KubeconfigOf(service)
+	port, kubeconfig := plane.FreePort(s.T), s.KubeconfigFor(service)
 	s.metricsServer = &server{user: service, Process: s.Run(service, "--cert-dir="+folder, "--secure-port="+strconv.Itoa(port),
 		"--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
 		"--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname", "--kubelet-use-node-status-port",

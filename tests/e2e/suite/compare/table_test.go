@@ -24,7 +24,7 @@ func (o *outcome) table() string {
 	rows := [][]string{
 		{"", "metrics-server " + o.version(), "Plimsoll, leader + standby"},
 		{"---", "---", "---"},
-		o.cpu("CPU while nobody reads, millicores a node", o.idle),
+		o.cpu("CPU while no client reads, millicores per node", o.idle),
 		o.cpu("CPU while a client lists nodes and pods once a second, millicores a node", o.busy),
 		o.memory("memory, kB a node"),
 		{"age of a node's figures as a client sees it, p50 / p99 / most", theirs.age(), ours.age()},

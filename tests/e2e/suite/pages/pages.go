@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package pages runs what the documentation tells to run, word for word: the lines of a page that are indented, or fenced as sh, heading
-// by heading. Every other fence has to say what it is.
+// Package pages runs the commands of the documentation unchanged: the lines of a page that are indented or fenced as sh, by heading. Every
+// other fence must have a language.
 package pages
 
 import (
@@ -15,19 +15,19 @@ import (
 	"testing"
 )
 
-// A Page is a page of the documentation. Its commands are run in a folder that has of the repository what users are told of.
+// A Page is a page of the documentation. Its commands run in a folder with the parts of the repository that the documentation mentions.
 type Page struct {
 	t      *testing.T
 	folder string
 	bin    string
 	env    []string
-	// scripts are the commands under each heading, unrun those headings that nothing was run of yet.
+	// scripts are the commands under each heading, notRun the headings whose commands did not run yet.
 	scripts map[string]string
-	unrun   []string
+	notRun  []string
 }
 
-// Read reads a page of the repository at root. Its commands find the tools of the test cluster and `plimsoll`, which is binary, and
-// have env besides.
+// Read reads a page of the repository at root. Its commands have the tools of the test cluster, `plimsoll` (the binary) and
+// additional environment variables.
 func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, file))
@@ -48,18 +48,18 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 		t.Fatalf("%s: %v", file, err)
 	}
 	for heading := range p.scripts {
-		p.unrun = append(p.unrun, heading)
+		p.notRun = append(p.notRun, heading)
 	}
-	if len(p.unrun) == 0 {
-		t.Fatalf("%s tells nothing to run", file)
+	if len(p.notRun) == 0 {
+		t.Fatalf("%s has no commands", file)
 	}
 	return p
 }
 
-// elsewhere are the tools of commands that can't be run here (```console): they build, or need a registry or OpenShift.
-var elsewhere = []string{"make", "skopeo", "oc"}
+// externalTools are the tools of commands that can't be run here (```console): they build, or need a registry or OpenShift.
+var externalTools = []string{"make", "skopeo", "oc"}
 
-// commands are those that a page has under each heading. One that is fenced so that nothing would run it, or not see that it is one, is refused.
+// commands are the commands of a page by heading. Commands in a fence that would not be run are rejected.
 func commands(text string) (map[string]string, error) {
 	scripts, heading, fence := map[string]string{}, "", ""
 	for number, line := range strings.Split(text, "\n") {
@@ -75,10 +75,10 @@ func commands(text string) (map[string]string, error) {
 		case fence == "sh":
 			scripts[heading] += line + "\n"
 		case fence == "console":
-			if tool, _, _ := strings.Cut(line, " "); !slices.Contains(elsewhere, tool) {
+			if tool, _, _ := strings.Cut(line, " "); !slices.Contains(externalTools, tool) {
 				return nil, refuse("this can be run: fence it as sh, or indent it")
 			}
-		case fence != "": // what is printed, or an object
+		case fence != "": // output, or a manifest
 		case strings.HasPrefix(line, "#"):
 			heading = strings.TrimLeft(line, "# ")
 		default:
@@ -93,8 +93,8 @@ func commands(text string) (map[string]string, error) {
 	return scripts, nil
 }
 
-// Helm has `helm` fit the cluster under test: whatever renders the chart gets this file of values besides, and its image where the page names a registry
-// that is an example.
+// Helm adapts `helm` to the cluster under test: commands that render the chart get this additional values file, and the example registry of the pages is
+// replaced.
 func (p *Page) Helm(helm, values string) {
 	p.t.Helper()
 	wrapper := fmt.Sprintf("#!/bin/sh\nfor word do shift; case $word in image.repository=registry.example/*) word=image.pullPolicy=IfNotPresent ;; esac; set -- \"$@\" \"$word\"; done\n"+
@@ -104,18 +104,18 @@ func (p *Page) Helm(helm, values string) {
 	}
 }
 
-// Try runs all that stands under a heading, up to what fails, with words such as NODE replaced, and gives what it printed.
+// Try runs the commands under a heading until one fails, with words such as NODE replaced, and returns their output.
 func (p *Page) Try(heading string, words ...string) (string, error) {
 	p.t.Helper()
 	script := strings.NewReplacer(words...).Replace(p.script(heading))
-	out, said, err := p.bash(script)
+	out, stderr, err := p.bash(script)
 	if err != nil {
-		err = fmt.Errorf("%s\n%w:\n%s%s", script, err, out, said)
+		err = fmt.Errorf("%s\n%w:\n%s%s", script, err, out, stderr)
 	}
-	return out + said, err
+	return out + stderr, err
 }
 
-// Run is Try, and has to succeed.
+// Run is Try; the commands must succeed.
 func (p *Page) Run(t *testing.T, heading string, words ...string) string {
 	t.Helper()
 	out, err := p.Try(heading, words...)
@@ -125,22 +125,22 @@ func (p *Page) Run(t *testing.T, heading string, words ...string) string {
 	return out
 }
 
-// Look runs each command under a heading by itself, for those that look at something: grep may find nothing. It gives what they printed.
-func (p *Page) Look(t *testing.T, heading string, words ...string) string {
+// RunEach runs each command under a heading separately, for commands that only read: grep may find nothing. It returns their output.
+func (p *Page) RunEach(t *testing.T, heading string, words ...string) string {
 	t.Helper()
 	var all strings.Builder
 	for _, line := range strings.Split(strings.TrimSpace(p.script(heading)), "\n") {
-		out, said, err := p.bash(strings.NewReplacer(words...).Replace(line))
+		out, stderr, err := p.bash(strings.NewReplacer(words...).Replace(line))
 		all.WriteString(out)
-		nothing := strings.Contains(line, "| grep ") && out == "" && strings.TrimPrefix(said, "No resources found\n") == ""
+		nothing := strings.Contains(line, "| grep ") && out == "" && strings.TrimPrefix(stderr, "No resources found\n") == ""
 		if err != nil && !nothing {
-			t.Errorf("%s: %s\n%v:\n%s%s", heading, line, err, out, said)
+			t.Errorf("%s: %s\n%v:\n%s%s", heading, line, err, out, stderr)
 		}
 	}
 	return all.String()
 }
 
-// From leaves out what stands under a heading before the line that begins so: what another test runs.
+// From removes the commands under a heading before the line that begins so, which another test runs.
 func (p *Page) From(heading, begin string) {
 	p.t.Helper()
 	before, rest, found := strings.Cut("\n"+p.scripts[heading], "\n"+begin)
@@ -150,7 +150,7 @@ func (p *Page) From(heading, begin string) {
 	p.scripts[heading] = begin + rest
 }
 
-// File puts a file where the commands run.
+// File writes a file into the folder of the commands.
 func (p *Page) File(name, content string) {
 	p.t.Helper()
 	if err := os.WriteFile(filepath.Join(p.folder, name), []byte(content), 0o600); err != nil {
@@ -158,34 +158,34 @@ func (p *Page) File(name, content string) {
 	}
 }
 
-// Headings are those that have commands.
+// Headings are the headings that have commands.
 func (p *Page) Headings() []string { return slices.Sorted(maps.Keys(p.scripts)) }
 
-// script is what stands under a heading, which counts as run.
+// script returns the commands under a heading, and counts them as run.
 func (p *Page) script(heading string) string {
 	p.t.Helper()
 	script, known := p.scripts[heading]
 	if !known {
 		p.t.Fatalf("the page has no commands under the heading %q", heading)
 	}
-	p.unrun = slices.DeleteFunc(p.unrun, func(each string) bool { return each == heading })
+	p.notRun = slices.DeleteFunc(p.notRun, func(each string) bool { return each == heading })
 	return script
 }
 
-// bash runs a script, and gives what it printed, and what of that was meant for people.
-func (p *Page) bash(script string) (out, said string, err error) {
+// bash runs a script.
+func (p *Page) bash(script string) (out, stderr string, err error) {
 	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
 	command.Dir, command.Env = p.folder, append(os.Environ(), p.env...)
-	var printed, complained strings.Builder
-	command.Stdout, command.Stderr = &printed, &complained
+	var outBuffer, errBuffer strings.Builder
+	command.Stdout, command.Stderr = &outBuffer, &errBuffer
 	err = command.Run()
-	return printed.String(), complained.String(), err
+	return outBuffer.String(), errBuffer.String(), err
 }
 
-// AllRun fails the test for every heading whose commands were not run.
-func (p *Page) AllRun() {
+// CheckAllRun fails the test for every heading whose commands were not run.
+func (p *Page) CheckAllRun() {
 	p.t.Helper()
-	for _, heading := range p.unrun {
-		p.t.Errorf("nothing was run of what the page has under the heading %q", heading)
+	for _, heading := range p.notRun {
+		p.t.Errorf("the commands under the heading %q were not run", heading)
 	}
 }

@@ -48,7 +48,7 @@ func TestFenceThatHidesACommandIsRejected(t *testing.T) {
 	}
 }
 
-// TestDocsHideNoCommand tells without a cluster what a scene would.
+// TestDocsHideNoCommand finds without a cluster what the cluster tests would find.
 func TestDocsHideNoCommand(t *testing.T) {
 	for _, page := range []string{"README.md", "docs/install.md", "docs/migrating-from-crane.md", "docs/kubernetes.md", "docs/runbook.md", "docs/emergency-stop.md"} {
 		text, err := os.ReadFile(filepath.Join("../../../..", page))

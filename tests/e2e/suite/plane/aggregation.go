@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// FrontProxy is who passes requests on to others, as the API server's certificate says.
+// FrontProxy is the common name in the API server's proxy client certificate.
 const FrontProxy = "front-proxy-client"
 
-// Aggregation is the flags by which an API server passes requests on to others. The certificates are files in this folder.
-func Aggregation(t *testing.T, folder string, authority *Authority) []string {
+// AggregationFlags are the API server's flags for API aggregation. Its certificates are written into this folder.
+func AggregationFlags(t *testing.T, folder string, authority *Authority) []string {
 	certificate, key := authority.Client(FrontProxy)
 	file := func(name, content string) string { return WriteFile(t, filepath.Join(folder, name), content) }
 	return []string{
@@ -24,12 +24,12 @@ func Aggregation(t *testing.T, folder string, authority *Authority) []string {
 		"--requestheader-username-headers=X-Remote-User",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
-		// There is no kube-proxy: endpoints are dialled.
+		// There is no kube-proxy, so the API server connects to endpoints.
 		"--enable-aggregator-routing=true",
 	}
 }
 
-// Aggregate lets the API server pass requests for this API on to a Service, whose server nobody verifies yet.
+// Aggregate registers this API with a Service as its backend, without a caBundle.
 func (p *Plane) Aggregate(group, version, service string) {
 	p.T.Helper()
 	p.Apply(
@@ -49,12 +49,12 @@ func (p *Plane) Endpoint(service, name string, port int) {
 		service, name, service, port, Host(p.T)))
 }
 
-// Host is an address of this machine that endpoints may have, which loopback ones may not. Nothing is sent.
+// Host is an address of this machine that is allowed in endpoints, which loopback addresses are not. Nothing is sent.
 func Host(t *testing.T) string {
 	t.Helper()
 	connection, err := net.Dial("udp", "198.51.100.1:9")
 	if err != nil {
-		t.Skipf("NOT TESTED: this machine has no address but loopback ones, which no endpoint may have: %v", err)
+		t.Skipf("NOT TESTED: this machine has only loopback addresses, which endpoints must not have: %v", err)
 	}
 	defer connection.Close()
 	return connection.LocalAddr().(*net.UDPAddr).IP.String()

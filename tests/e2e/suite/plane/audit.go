@@ -18,7 +18,7 @@ type AuditEvent struct {
 	ResponseStatus                           struct{ Code int }
 }
 
-// AuditLog is what an API server has written into this file so far, except for a line that is still being written.
+// AuditLog reads the events in an API server's audit log. An incomplete last line is skipped.
 func AuditLog(path string) (all []AuditEvent, err error) {
 	file, err := os.Open(path)
 	if err != nil {

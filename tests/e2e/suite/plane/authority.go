@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// An Authority signs the certificates by which an API server proves to others that it is one.
+// An Authority is a CA for the API server's proxy client certificates.
 type Authority struct {
-	// PEM is its own certificate.
+	// PEM is the CA certificate.
 	PEM         string
 	t           *testing.T
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 }
 
-// NewAuthority makes one of this name.
+// NewAuthority creates a CA with this name.
 func NewAuthority(t *testing.T, name string) *Authority {
 	a := &Authority{t: t}
 	var text string
@@ -40,7 +40,7 @@ func NewAuthority(t *testing.T, name string) *Authority {
 	return a
 }
 
-// sign makes a key, and a certificate for it: this authority's, or its own where there is none yet.
+// sign creates a key and a certificate for it, which is self-signed if there is no CA certificate yet.
 func (a *Authority) sign(template x509.Certificate) (string, *ecdsa.PrivateKey) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -59,7 +59,7 @@ func (a *Authority) sign(template x509.Certificate) (string, *ecdsa.PrivateKey) 
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})), key
 }
 
-// Client is a certificate, and its key, of a client of this name.
+// Client creates a client certificate with this name, and its key.
 func (a *Authority) Client(name string) (string, string) {
 	certificate, key := a.sign(x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},

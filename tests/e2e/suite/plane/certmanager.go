@@ -17,11 +17,11 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Certificates are cert-manager's.
+// Certificates is the resource of cert-manager.
 var Certificates = schema.GroupVersionResource{Group: "cert-manager.io", Version: "v1", Resource: "certificates"}
 
-// CertManagerDefinitions are the files of cert-manager's definitions, as its Go module brings them.
-func CertManagerDefinitions(t *testing.T) []string {
+// CertManagerCRDFiles are the CRD files in cert-manager's Go module.
+func CertManagerCRDFiles(t *testing.T) []string {
 	t.Helper()
 	const module = "github.com/cert-manager/cert-manager"
 	folder := Absolute(t, "tests/e2e/suite/cert-manager")
@@ -39,13 +39,13 @@ func CertManagerDefinitions(t *testing.T) []string {
 	return files
 }
 
-// CertManager runs cert-manager's controllers by this kubeconfig, until the test ends.
+// CertManager runs cert-manager's controllers with this kubeconfig until the test ends.
 func CertManager(t *testing.T, kubeconfig string) {
 	t.Helper()
 	launch(t, Tool(t, "cert-manager"), "--kubeconfig="+kubeconfig)
 }
 
-// Renew has cert-manager make what a Certificate asks for again, as `cmctl renew` does. The answer checks whether it is made.
+// Renew makes cert-manager renew a Certificate, as `cmctl renew` does. The returned function checks whether that is done.
 func Renew(client dynamic.ResourceInterface, name string) (made func() error, err error) {
 	object, err := client.Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {

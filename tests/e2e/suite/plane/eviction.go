@@ -12,7 +12,7 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// AsAgent is how the agent of a node reaches the API server: whoever this config is of impersonates it.
+// AsAgent is a client config that impersonates the agent of a node.
 func AsAgent(config *rest.Config, namespace, node string) *rest.Config {
 	as := rest.CopyConfig(config)
 	as.Impersonate = rest.ImpersonationConfig{
@@ -22,21 +22,21 @@ func AsAgent(config *rest.Config, namespace, node string) *rest.Config {
 	return as
 }
 
-// Evict asks for the eviction of a pod through the API server, by the path of this node's agent.
-func Evict(running context.Context, as kubernetes.Interface, node string, wish report.Eviction) (said report.Verdict, err error) {
-	body, err := json.Marshal(wish)
+// Evict requests the eviction of a pod through the API server, as the agent of this node does.
+func Evict(running context.Context, as kubernetes.Interface, node string, eviction report.Eviction) (verdict report.Verdict, err error) {
+	body, err := json.Marshal(eviction)
 	if err != nil {
-		return said, err
+		return verdict, err
 	}
 	request := as.Discovery().RESTClient().Post().AbsPath(report.EvictionPath(node)).SetHeader("Content-Type", "application/json").Body(body)
 	result := request.Do(running)
-	// It reads the Status of a refusal; Raw does not.
+	// Error decodes the Status of a refusal; Raw does not.
 	if err := result.Error(); err != nil {
-		return said, err
+		return verdict, err
 	}
 	content, err := result.Raw()
 	if err != nil {
-		return said, err
+		return verdict, err
 	}
-	return said, json.Unmarshal(content, &said)
+	return verdict, json.Unmarshal(content, &verdict)
 }

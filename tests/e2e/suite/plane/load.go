@@ -11,10 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReportService is the Service by whose name agents know the replicas that they report to.
+// ReportService is the Service of the replicas that agents report to.
 const ReportService = "plimsoll-report"
 
-// BuildLoad builds what stands for the agents of many nodes, and makes the objects that agents need.
+// BuildLoad builds the program that simulates the agents of many nodes, and creates the objects that agents need.
 func (p *Plane) BuildLoad() string {
 	p.T.Helper()
 	p.Apply(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"plimsoll-node-lease"}}`,
@@ -22,18 +22,18 @@ func (p *Plane) BuildLoad() string {
 	return p.build("./scale/load")
 }
 
-// LoadFlags are those by which the agents reach the replicas that were announced. They are known once a replica leads.
+// LoadFlags are its flags to reach the published endpoints. It waits until a replica leads.
 func (p *Plane) LoadFlags() []string {
 	p.T.Helper()
 	return []string{"--endpoints", p.File("endpoints"), "--server-name", ReportService + ".default.svc",
 		"--ca", p.Write("report-ca.crt", p.ReportAuthority()), "--sign-with", p.SigningKey()}
 }
 
-// ReportAuthority is by which agents know the replicas. It is known once a replica leads.
+// ReportAuthority is the CA bundle with which agents verify the replicas. It waits until a replica leads.
 func (p *Plane) ReportAuthority() string {
 	p.T.Helper()
 	bundle := ""
-	p.Eventually(time.Minute, "the leader tells its authority", func() error {
+	p.Eventually(time.Minute, "the leader publishes its CA bundle", func() error {
 		object, err := p.Kube.CoreV1().ConfigMaps("default").Get(context.Background(), ReportService+"-ca", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -46,11 +46,11 @@ func (p *Plane) ReportAuthority() string {
 	return bundle
 }
 
-// SigningKey is the file of the key with which the cluster signs tokens.
+// SigningKey is the file with the key that signs service account tokens.
 func (p *Plane) SigningKey() string { return p.File("sa.key") }
 
-// Announce tells the agents where the replicas are, as a Service's endpoints do.
-func (p *Plane) Announce(addresses ...string) {
+// PublishEndpoints publishes the addresses of the replicas to the agents, as a Service's endpoints do.
+func (p *Plane) PublishEndpoints(addresses ...string) {
 	p.T.Helper()
 	p.Write("endpoints", strings.Join(addresses, "\n"))
 }

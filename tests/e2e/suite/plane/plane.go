@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package plane starts an etcd, an API server and controllers that are real, on this machine's loopback: no kubelet is needed, so
-// that it runs without root. What it starts ends with the test.
+// Package plane starts a real etcd, API server and controllers on the loopback interface, without a kubelet and without root. All
+// processes end with the test.
 package plane
 
 import (
@@ -32,22 +32,22 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A Plane is an API server that has the project's definitions.
+// A Plane is an API server with the project's CRDs.
 type Plane struct {
 	T          *testing.T
 	Kubeconfig string
 	Kube       kubernetes.Interface
 	Objects    dynamic.Interface
-	// Server is the API server, Address where it is.
+	// Server is the API server, Address its URL.
 	Server  *Process
 	Address string
-	// Etcd is its store.
+	// Etcd is the API server's etcd.
 	Etcd     *Process
 	etcdPort int
 	dir      string
 }
 
-// Start starts one with more flags for its API server. It knows the tokens "admin" and users, as administrators.
+// Start starts a Plane with additional API server flags. "admin" and each of users are tokens of administrators.
 func Start(t *testing.T, flags []string, users ...string) *Plane {
 	etcd, server := FreePort(t), FreePort(t)
 	p := &Plane{T: t, dir: t.TempDir(), etcdPort: etcd}
@@ -66,38 +66,40 @@ func Start(t *testing.T, flags []string, users ...string) *Plane {
 		"--cert-dir=" + p.File("certificates"), "--token-auth-file=" + p.File("tokens.csv"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + p.File("sa.pub"),
 		"--service-account-signing-key-file=" + p.File("sa.key")}, flags...)...)
-	p.Kubeconfig = p.KubeconfigOf("admin")
+	p.Kubeconfig = p.KubeconfigFor("admin")
 	config := p.Config()
 	config.QPS, config.Burst, config.Timeout = 500, 1000, 15*time.Second
 	p.Kube, p.Objects = kubernetes.NewForConfigOrDie(config), dynamic.NewForConfigOrDie(config)
-	p.UntilReady()
-	p.Define(p.Definitions())
+	p.WaitReady()
+	p.ApplyCRDs(p.CRDFiles())
 	p.Kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 	return p
 }
 
-// UntilReady waits for the API server.
-func (p *Plane) UntilReady() {
+// WaitReady waits for the API server.
+func (p *Plane) WaitReady() {
 	p.T.Helper()
 	p.Eventually(2*time.Minute, "the API server is ready", func() error {
 		return p.Kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(context.Background()).Error()
 	})
 }
 
-// Config is how the administrator reaches the API server.
+// Config is the administrator's client config.
 func (p *Plane) Config() *rest.Config {
 	config := &rest.Config{Host: p.Address, BearerToken: "admin"}
 	config.TLSClientConfig.Insecure = true
 	return config
 }
 
-// KubeconfigOf is a file by which a user reaches the API server.
-func (p *Plane) KubeconfigOf(user string) string { return p.KubeconfigBy(user, user) }
+// KubeconfigFor writes a kubeconfig for a user.
+func (p *Plane) KubeconfigFor(user string) string { return p.KubeconfigForToken(user, user) }
 
-// KubeconfigBy is one for the bearer of a token.
-func (p *Plane) KubeconfigBy(name, token string) string { return p.kubeconfig(name, token, p.Address) }
+// KubeconfigForToken writes a kubeconfig with a token.
+func (p *Plane) KubeconfigForToken(name, token string) string {
+	return p.kubeconfig(name, token, p.Address)
+}
 
-// KubeconfigAt is one by which a user reaches it at another address.
+// KubeconfigAt writes a kubeconfig with another address of the API server.
 func (p *Plane) KubeconfigAt(user, address string) string { return p.kubeconfig(user, user, address) }
 
 func (p *Plane) kubeconfig(name, token, address string) string {
@@ -108,15 +110,15 @@ func (p *Plane) kubeconfig(name, token, address string) string {
 
 // Controller starts the project's controller as this user.
 func (p *Plane) Controller(user string, args ...string) *Process {
-	return p.ControllerBy(p.KubeconfigOf(user), 0, args...)
+	return p.ControllerWith(p.KubeconfigFor(user), 0, args...)
 }
 
-// ControllerBy starts it with this kubeconfig, and a wall clock that is ahead by so much.
-func (p *Plane) ControllerBy(kubeconfig string, ahead time.Duration, args ...string) *Process {
+// ControllerWith starts the controller with this kubeconfig and a wall clock that is ahead by this much.
+func (p *Plane) ControllerWith(kubeconfig string, ahead time.Duration, args ...string) *Process {
 	return p.Plimsoll(ahead, append([]string{"controller", "--kubeconfig", kubeconfig, "--namespace", "default"}, args...)...)
 }
 
-// Plimsoll starts the project's program with a wall clock that is ahead of the machine's by so much.
+// Plimsoll starts the project's program with a wall clock that is ahead by this much.
 func (p *Plane) Plimsoll(ahead time.Duration, args ...string) *Process {
 	p.T.Helper()
 	path := os.Getenv("PLIMSOLL_E2E_BINARY")
@@ -127,7 +129,7 @@ func (p *Plane) Plimsoll(ahead time.Duration, args ...string) *Process {
 		return p.start(path, args...)
 	}
 	if runtime.GOARCH != "amd64" {
-		p.T.Skip("NOT TESTED: programs get another clock (./clock) on amd64 alone")
+		p.T.Skip("NOT TESTED: another clock for a program (./clock) needs amd64")
 	}
 	return p.start(p.build("./clock"), append([]string{"-by", ahead.String(), path}, args...)...)
 }
@@ -160,13 +162,13 @@ func Absolute(t *testing.T, path string) string {
 	return ""
 }
 
-// Those that tests listen on: none that the kernel gives to connections, which would have it back before it is listened on.
+// The ports for tests are outside the kernel's ephemeral range, so that no connection takes one before a program listens on it.
 const firstPort, ports = 12000, 18000
 
-// What says to others that a port is taken, for as long as this process lives.
+// claims has a UDP socket for each port, which reserves it against other test processes.
 var claims sync.Map
 
-// FreePort is a port that nobody listens on, and that nobody else is given.
+// FreePort reserves a free port for the life of this process.
 func FreePort(t *testing.T) int {
 	for index := range ports {
 		port := firstPort + (os.Getpid()+index)%ports
@@ -190,16 +192,16 @@ func FreePort(t *testing.T) int {
 // Local is the URL of a port of this machine.
 func Local(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
 
-// File is the path of a file of the plane's own.
+// File is the path of a file in the plane's folder.
 func (p *Plane) File(name string) string { return filepath.Join(p.dir, name) }
 
-// Write writes one.
+// Write writes a file into the plane's folder.
 func (p *Plane) Write(name, content string) string {
 	p.T.Helper()
 	return WriteFile(p.T, p.File(name), content)
 }
 
-// WriteFile writes a file, whole at any time, and gives its path.
+// WriteFile writes a file atomically, and returns its path.
 func WriteFile(t *testing.T, path, content string) string {
 	t.Helper()
 	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
@@ -211,7 +213,7 @@ func WriteFile(t *testing.T, path, content string) string {
 	return path
 }
 
-// keys makes the pair that signs tokens of service accounts.
+// keys creates the key pair for service account tokens.
 func (p *Plane) keys() {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -226,10 +228,10 @@ func (p *Plane) keys() {
 // Tool is the path of one of the test cluster's programs.
 func (p *Plane) Tool(name string) string { return Tool(p.T, name) }
 
-// Helm is the Helm that is tried: PLIMSOLL_E2E_HELM may name the next one, helm4.
+// Helm is the name of the Helm under test: helm, or PLIMSOLL_E2E_HELM (helm4).
 func Helm() string { return cmp.Or(os.Getenv("PLIMSOLL_E2E_HELM"), "helm") }
 
-// Tool is the same where no plane is needed.
+// Tool is the path of one of the test cluster's programs.
 func Tool(t *testing.T, name string) string {
 	t.Helper()
 	bin := os.Getenv("PLIMSOLL_E2E_BIN")
@@ -246,7 +248,7 @@ func Tool(t *testing.T, name string) string {
 // Run starts one of the test cluster's programs.
 func (p *Plane) Run(name string, args ...string) *Process { return p.start(p.Tool(name), args...) }
 
-// TryKubectl runs kubectl with an input: its output, and what it complains of.
+// TryKubectl runs kubectl with this stdin, and returns its output, also as part of the error.
 func (p *Plane) TryKubectl(input string, args ...string) (string, error) {
 	command := exec.Command(p.Tool("kubectl"), append([]string{"--kubeconfig", p.Kubeconfig}, args...)...)
 	command.Env = append(os.Environ(), "HOME="+p.dir)
@@ -258,7 +260,7 @@ func (p *Plane) TryKubectl(input string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Kubectl runs kubectl, which has to succeed.
+// Kubectl runs kubectl, which must succeed.
 func (p *Plane) Kubectl(args ...string) string {
 	p.T.Helper()
 	out, err := p.TryKubectl("", args...)
@@ -268,7 +270,7 @@ func (p *Plane) Kubectl(args ...string) string {
 	return out
 }
 
-// Apply does as `kubectl apply` does.
+// Apply runs `kubectl apply`.
 func (p *Plane) Apply(manifests ...string) {
 	p.T.Helper()
 	if _, err := p.TryKubectl(strings.Join(manifests, "\n---\n"), "apply", "-f", "-"); err != nil {
@@ -276,7 +278,7 @@ func (p *Plane) Apply(manifests ...string) {
 	}
 }
 
-// Version is that of the API server: v1.34.4.
+// Version is the API server's version, such as v1.34.4.
 func (p *Plane) Version() string {
 	p.T.Helper()
 	version, err := p.Kube.Discovery().ServerVersion()
@@ -286,8 +288,8 @@ func (p *Plane) Version() string {
 	return version.GitVersion
 }
 
-// Definitions are the files of ours, those for the API server's version.
-func (p *Plane) Definitions() []string {
+// CRDFiles are the project's CRD files for the API server's version.
+func (p *Plane) CRDFiles() []string {
 	p.T.Helper()
 	files, err := filepath.Glob(Absolute(p.T, "crds") + "/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -305,14 +307,14 @@ func (p *Plane) Definitions() []string {
 	return files
 }
 
-// Define has the API server serve what these files define.
-func (p *Plane) Define(files []string) {
+// ApplyCRDs applies CRDs, and waits until they are served.
+func (p *Plane) ApplyCRDs(files []string) {
 	p.T.Helper()
 	for _, file := range files {
 		p.Kubectl("apply", "--server-side", "-f", file)
 	}
 	for _, file := range files {
-		// kubectl does not wait for what has no status yet.
+		// kubectl wait fails for an object that has no status yet.
 		p.Eventually(time.Minute, file+" is served", func() error {
 			_, err := p.TryKubectl("", "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
 			return err
@@ -320,7 +322,7 @@ func (p *Plane) Define(files []string) {
 	}
 }
 
-// Eventually waits for a condition, and says how long it took.
+// Eventually waits for a condition, and returns how long it took.
 func (p *Plane) Eventually(limit time.Duration, what string, condition func() error) time.Duration {
 	p.T.Helper()
 	started := time.Now()
@@ -336,8 +338,8 @@ func (p *Plane) Eventually(limit time.Duration, what string, condition func() er
 	}
 }
 
-// Written is how many writes its store has carried out so far, and their bytes.
-func (p *Plane) Written() (writes, bytes float64) {
+// StoreWrites returns the number of etcd writes so far, and their size.
+func (p *Plane) StoreWrites() (writes, bytes float64) {
 	p.T.Helper()
 	figure := func(series string) float64 {
 		value, err := Metric(p.etcdPort, series)
@@ -349,7 +351,7 @@ func (p *Plane) Written() (writes, bytes float64) {
 	return figure("etcd_mvcc_put_total"), figure("etcd_debugging_mvcc_total_put_size_in_bytes")
 }
 
-// Metric is the sum of a series that is served at this port.
+// Metric is the sum of the series with this prefix at this port.
 func Metric(port int, series string) (float64, error) {
 	client := http.Client{Timeout: 5 * time.Second}
 	response, err := client.Get(Local("http", port) + "/metrics")

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// A Process is a program that was started, and may be again.
+// A Process is a program that can be started again after it ended.
 type Process struct {
 	t       *testing.T
 	path    string
@@ -26,7 +26,7 @@ type Process struct {
 	log     buffer
 }
 
-// buffer is what all lives of a process have logged.
+// buffer has the logs of all runs of a process.
 type buffer struct {
 	lock sync.Mutex
 	text bytes.Buffer
@@ -40,7 +40,7 @@ func (b *buffer) Write(text []byte) (int, error) {
 
 func (p *Plane) start(path string, args ...string) *Process { return launch(p.T, path, args...) }
 
-// launch starts a program, and ends it with the test.
+// launch starts a program, which is killed at the end of the test.
 func launch(t *testing.T, path string, args ...string) *Process {
 	process := &Process{t: t, path: path, args: args}
 	process.Start()
@@ -54,7 +54,7 @@ func launch(t *testing.T, path string, args ...string) *Process {
 	return process
 }
 
-// Start begins another life of it.
+// Start starts the program (again).
 func (p *Process) Start() {
 	p.command = exec.Command(p.path, p.args...)
 	p.command.Stdout, p.command.Stderr = io.Discard, &p.log
@@ -70,26 +70,26 @@ func (p *Process) Signal(signal syscall.Signal) {
 	}
 }
 
-// Kill ends it as kill -9 does.
+// Kill sends SIGKILL and waits.
 func (p *Process) Kill() {
 	p.command.Process.Kill()
 	p.command.Wait()
 }
 
-// Terminate ends it as SIGTERM does, and waits for that.
+// Terminate sends SIGTERM and waits.
 func (p *Process) Terminate() error {
 	p.Signal(syscall.SIGTERM)
 	return p.command.Wait()
 }
 
-// Log is what it has logged.
+// Log is the log of all runs.
 func (p *Process) Log() string {
 	p.log.lock.Lock()
 	defer p.log.lock.Unlock()
 	return p.log.text.String()
 }
 
-// Resident is its memory, in kB.
+// Resident is its resident memory in kB.
 func (p *Process) Resident() string {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.command.Process.Pid))
 	if err != nil {
@@ -98,20 +98,20 @@ func (p *Process) Resident() string {
 	return string(regexp.MustCompile(`VmRSS:\s+(\d+)`).FindSubmatch(status)[1])
 }
 
-// ID is that of the process.
-func (p *Process) ID() int { return p.command.Process.Pid }
+// PID is the process ID.
+func (p *Process) PID() int { return p.command.Process.Pid }
 
-// CPU is the time it has computed in this life, in seconds.
-func (p *Process) CPU() float64 { return CPU(p.t, p.ID()) }
+// CPU is the CPU time of this run in seconds.
+func (p *Process) CPU() float64 { return CPU(p.t, p.PID()) }
 
-// CPU is the time a process has computed so far, in seconds.
+// CPU is the CPU time of a process so far in seconds.
 func CPU(t *testing.T, process int) float64 {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// After the name, which may hold blanks: utime and stime are fields 14 and 15, in hundredths of a second.
+	// After the name, which may contain spaces: utime and stime are fields 14 and 15, in hundredths of a second.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	ticks := 0.0
 	for _, field := range fields[11:13] {

@@ -11,7 +11,7 @@ import (
 // evictionTimeout is how long an agent waits for the answer to a request to evict a pod.
 const evictionTimeout = 8 * time.Second
 
-// An Eviction is what an agent asks the leader for. With the same boot id and sequence it is the same request.
+// An Eviction is an agent's eviction request. One with the same boot ID and sequence is a repetition.
 type Eviction struct {
 	BootID    string `json:"bootID"`
 	Sequence  int64  `json:"sequence"`
@@ -22,37 +22,37 @@ type Eviction struct {
 	Hash      string `json:"hash"`
 }
 
-// A Verdict is what the leader answers.
+// A Verdict is the leader's answer.
 type Verdict struct {
 	// Result is accepted, terminating, gone, budget, manyBudgets, wait, refused, away or unknown.
 	Result, Why string
-	// By is who asks for the wait: server, leader or budget.
+	// By is what causes the wait: server, leader or budget.
 	By         string
 	WaitMillis int64
 }
 
-// NotLeading is what a replica answers that does not lead.
+// NotLeading is the error for the answer of a standby.
 var NotLeading = fmt.Errorf("the replica does not lead")
 
-// Evict asks a replica for the eviction of a pod.
-func (c *Connection) Evict(running context.Context, token string, wish Eviction) (said Verdict, err error) {
-	body, err := json.Marshal(wish)
+// Evict sends an eviction request to a replica.
+func (c *Connection) Evict(running context.Context, token string, eviction Eviction) (verdict Verdict, err error) {
+	body, err := json.Marshal(eviction)
 	if err != nil {
-		return said, err
+		return verdict, err
 	}
 	code, content, err := c.post(running, evictionTimeout, "/v1/evict", token, body)
 	switch {
 	case err != nil:
-		return said, err
+		return verdict, err
 	case code == http.StatusMisdirectedRequest:
-		return said, NotLeading
+		return verdict, NotLeading
 	case code != http.StatusOK:
-		return said, fmt.Errorf("it is answered %d: %s", code, content)
+		return verdict, fmt.Errorf("the answer is %d: %s", code, content)
 	}
-	return said, json.Unmarshal(content, &said)
+	return verdict, json.Unmarshal(content, &verdict)
 }
 
-// EvictionPath is where the agent of a node asks the API server for the same.
+// EvictionPath is the path of the API server for eviction requests of a node's agent.
 func EvictionPath(node string) string {
 	return "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics/" + node + "/evictions"
 }

@@ -1,4 +1,4 @@
-// Package report speaks to a controller as agents do, with tokens that are signed here as the cluster signs them.
+// Package report sends requests to a controller as agents do, with tokens that it signs itself with the cluster's key.
 package report
 
 import (
@@ -22,13 +22,13 @@ import (
 const (
 	issuer  = "https://kubernetes.default.svc"
 	account = "plimsoll-agent"
-	// Tokens are good for an hour, and this old: the kubelet renews those of pods when little of that is left.
+	// Tokens are valid for an hour and this old, like tokens of pods, which the kubelet renews in time.
 	age, life = 5 * time.Minute, time.Hour
-	// Patience is how long an agent waits for an answer.
-	Patience = 5 * time.Second
+	// AnswerTimeout is how long an agent waits for an answer.
+	AnswerTimeout = 5 * time.Second
 )
 
-// A Signer signs as the cluster does.
+// A Signer signs tokens as the API server does.
 type Signer struct {
 	key *ecdsa.PrivateKey
 	id  string
@@ -56,7 +56,7 @@ func NewSigner(file string) (*Signer, error) {
 	return &Signer{key, base64.RawURLEncoding.EncodeToString(id[:])}, nil
 }
 
-// Token is that of the agent's pod on a node, in the namespace default.
+// Token is a token of the agent's pod on a node, in the namespace default.
 func (s *Signer) Token(node string) (string, error) {
 	part := func(value any) string {
 		text, _ := json.Marshal(value)
@@ -81,36 +81,36 @@ func (s *Signer) Token(node string) (string, error) {
 	return text + "." + base64.RawURLEncoding.EncodeToString(signature), nil
 }
 
-// A Connection is one agent's to one replica.
+// A Connection is one agent's connection to one replica.
 type Connection struct {
 	address string
 	client  http.Client
 }
 
-// Connect prepares one; it is made with the first request.
+// Connect prepares a connection, which is opened by the first request.
 func Connect(replica string, config *tls.Config) *Connection {
 	transport := &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true, MaxConnsPerHost: 1, DisableCompression: true}
 	return &Connection{"https://" + replica, http.Client{Transport: transport}}
 }
 
-// An Answer is what a replica says to a report.
+// An Answer is a replica's answer to a report.
 type Answer struct {
 	Code                int
 	Leading             bool `json:"leading"`
 	NextIntervalSeconds int  `json:"nextIntervalSeconds"`
 }
 
-// Post reports.
+// Post sends a report.
 func (c *Connection) Post(running context.Context, token string, body []byte) (Answer, error) {
-	code, content, err := c.post(running, Patience, "/v1/report", token, body)
-	said := Answer{Code: code}
+	code, content, err := c.post(running, AnswerTimeout, "/v1/report", token, body)
+	answer := Answer{Code: code}
 	if err == nil && code == http.StatusOK {
-		err = json.Unmarshal(content, &said)
+		err = json.Unmarshal(content, &answer)
 	}
-	return said, err
+	return answer, err
 }
 
-// post sends a body, and gives the answer within so long.
+// post sends a body, and returns the status and body of the response.
 func (c *Connection) post(running context.Context, limit time.Duration, path, token string, body []byte) (int, []byte, error) {
 	waiting, end := context.WithTimeout(running, limit)
 	defer end()

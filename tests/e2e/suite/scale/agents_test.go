@@ -28,14 +28,14 @@ var (
 // agents simulate the agents of all nodes: each measures a value that the test sets, and follows its NodeWatermark.
 type agents struct {
 	*plane
-	lock   sync.Mutex
-	values map[string]float64
-	said   map[string]string
+	lock    sync.Mutex
+	values  map[string]float64
+	written map[string]string
 }
 
 // agents begins to act for all nodes.
 func (p *plane) agents() *agents {
-	a := &agents{plane: p, values: map[string]float64{}, said: map[string]string{}}
+	a := &agents{plane: p, values: map[string]float64{}, written: map[string]string{}}
 	running, end := context.WithCancel(background)
 	ended := make(chan struct{})
 	go func() {
@@ -52,8 +52,8 @@ func (p *plane) agents() *agents {
 	return a
 }
 
-// measures sets the values that the agents of these nodes measure.
-func (a *agents) measures(value func(node string) float64, nodes ...string) {
+// setValues sets the values that the agents of these nodes measure.
+func (a *agents) setValues(value func(node string) float64, nodes ...string) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	for _, node := range nodes {
@@ -85,7 +85,7 @@ func (a *agents) evaluate(object *unstructured.Unstructured) {
 	node := object.GetName()
 	a.lock.Lock()
 	value, measured := a.values[node]
-	said := a.said[node]
+	written := a.written[node]
 	a.lock.Unlock()
 	if !measured {
 		return
@@ -96,25 +96,25 @@ func (a *agents) evaluate(object *unstructured.Unstructured) {
 	effect, states := "Enabled", []map[string]any{}
 	for _, rule := range rules {
 		rule := rule.(map[string]any)
-		mark, state := number(rule["watermark"]), "Normal"
-		if value > mark {
+		threshold, state := number(rule["watermark"]), "Normal"
+		if value > threshold {
 			state, effect = "Breached", "NoSchedule"
 			if soft {
 				effect = "PreferNoSchedule"
 			}
 		}
-		states = append(states, map[string]any{"id": rule["id"], "strategy": rule["strategy"], "state": state, "value": value, "mark": mark})
+		states = append(states, map[string]any{"id": rule["id"], "strategy": rule["strategy"], "state": state, "value": value, "mark": threshold})
 	}
 	status, _ := json.Marshal(map[string]any{"status": map[string]any{
 		"observedHash": hash, "rules": states, "scheduling": map[string]any{"state": effect},
 	}})
-	if string(status) == said || a.taint(node, effect) != nil {
+	if string(status) == written || a.taint(node, effect) != nil {
 		return
 	}
 	_, err := a.Objects.Resource(watermarks).Patch(background, node, types.MergePatchType, status, metav1.PatchOptions{}, "status")
 	if err == nil {
 		a.lock.Lock()
-		a.said[node] = string(status)
+		a.written[node] = string(status)
 		a.lock.Unlock()
 	}
 }

@@ -41,7 +41,7 @@ const (
 var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "another eviction of the same node is in progress",
 	"the outcome of another eviction on the node is not known yet"}
 
-// evicts are the policies by which agents evict victims: agents alone judge the rule, and these say that it is breached.
+// evicts are the policies by which agents evict victims: only agents evaluate the rule, and these report that it is breached.
 var evicts = []string{
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "move", "annotations": {"plimsoll.dev/rollout": "immediate"}},
 		"spec": {"eviction": {"terminationGracePeriodSeconds": 30, "evictUnowned": true}}}`,
@@ -79,7 +79,7 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 	for _, node := range nodes {
 		agents = append(agents, p.agentOf(node, replicas))
 	}
-	haveTheRule(p.Plane, agents)
+	waitForRules(p.Plane, agents)
 	for _, agent := range agents {
 		all.Go(func() { e.act(running, agent) })
 	}
@@ -87,7 +87,7 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 		t.Helper()
 		p.Eventually(3*time.Minute, what, func() error {
 			if started := e.count(); started < evictions {
-				return fmt.Errorf("%d are, refused: %v", started, e.said())
+				return fmt.Errorf("%d are, refused: %v", started, e.refusalCounts())
 			}
 			return nil
 		})
@@ -102,9 +102,9 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 	}
 	end()
 	all.Wait()
-	p.Eventually(time.Minute, "all pods are seen that end", func() error { return e.misses(p) })
-	e.holds(t)
-	t.Logf("%d evictions on %d nodes, of which %d were answered; refused: %v", e.count(), evicting, len(e.accepted), e.said())
+	p.Eventually(time.Minute, "all pods are seen that end", func() error { return e.checkAllRecorded(p) })
+	e.checkBudget(t)
+	t.Logf("%d evictions on %d nodes, of which %d were answered; refused: %v", e.count(), evicting, len(e.accepted), e.refusalCounts())
 	for reason := range e.refusals {
 		if !slices.ContainsFunc(expected, func(words string) bool { return strings.Contains(reason, words) }) {
 			t.Errorf("refused for another reason: %s", reason)
@@ -151,26 +151,26 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 		return err
 	})
 	for range 3 {
-		said, err := a.ask(background, a.wish(pod, older))
-		if err != nil || said.Result != "wait" || said.By != "leader" || !strings.Contains(said.Why, "the node's rules have changed") {
-			t.Errorf("with the older rules it is answered %+v (%v)", said, err)
+		verdict, err := a.ask(background, a.nextRequest(pod, older))
+		if err != nil || verdict.Result != "wait" || verdict.By != "leader" || !strings.Contains(verdict.Why, "the node's rules have changed") {
+			t.Errorf("with the older rules the answer is %+v (%v)", verdict, err)
 		}
 	}
 	if count := e.count(); count != 0 {
 		t.Fatalf("%d pods were evicted by older rules", count)
 	}
-	var wish report.Eviction
+	var eviction report.Eviction
 	p.Eventually(time.Minute, "the pod is evicted by the new rules", func() error {
-		wish = a.wish(pod, newer) // the leader may see the new rules a moment later
-		said, err := a.ask(background, wish)
-		if err == nil && said.Result != "accepted" {
-			err = fmt.Errorf("it is answered %+v", said)
+		eviction = a.nextRequest(pod, newer) // the leader may see the new rules a moment later
+		verdict, err := a.ask(background, eviction)
+		if err == nil && verdict.Result != "accepted" {
+			err = fmt.Errorf("the answer is %+v", verdict)
 		}
 		return err
 	})
 	// The same request again, as after a lost answer.
-	if said, err := a.ask(background, wish); err != nil || said.Result != "accepted" {
-		t.Errorf("asked again it is answered %+v (%v)", said, err)
+	if verdict, err := a.ask(background, eviction); err != nil || verdict.Result != "accepted" {
+		t.Errorf("asked again the answer is %+v (%v)", verdict, err)
 	}
 	p.Eventually(time.Minute, "the pod ends", func() error {
 		if count := e.count(); count != 1 {
@@ -212,8 +212,8 @@ func (e *evictors) watch(p *plane) {
 	}
 }
 
-// misses returns the terminating or deleted pods that watch did not record.
-func (e *evictors) misses(p *plane) error {
+// checkAllRecorded returns the terminating or deleted pods that watch did not record.
+func (e *evictors) checkAllRecorded(p *plane) error {
 	list, err := p.Kube.CoreV1().Pods("default").List(background, metav1.ListOptions{LabelSelector: "app=victim"})
 	if err != nil {
 		return err
@@ -231,14 +231,14 @@ func (e *evictors) misses(p *plane) error {
 	}
 	for _, uid := range e.accepted {
 		if _, seen := e.started[uid]; !seen {
-			return fmt.Errorf("%s was evicted, as its agent was told, and does not end", uid)
+			return fmt.Errorf("%s was evicted according to the answer to its agent, and does not terminate", uid)
 		}
 	}
 	return nil
 }
 
-// holds fails the test if more pods started to terminate within a window than the budget allows.
-func (e *evictors) holds(t *testing.T) {
+// checkBudget fails the test if more pods started to terminate within a window than the budget allows.
+func (e *evictors) checkBudget(t *testing.T) {
 	t.Helper()
 	started := slices.SortedFunc(maps.Values(e.started), time.Time.Compare)
 	for index := range max(0, len(started)-allowed) {
@@ -255,7 +255,7 @@ func (e *evictors) count() int {
 	return len(e.started)
 }
 
-func (e *evictors) said() string {
+func (e *evictors) refusalCounts() string {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	return fmt.Sprint(e.refusals)
@@ -285,17 +285,17 @@ func (e *evictors) evict(running context.Context, a *evictor, pod *corev1.Pod) {
 	if err != nil || hash == "" {
 		return
 	}
-	said, err := a.ask(running, a.wish(pod, hash))
+	verdict, err := a.ask(running, a.nextRequest(pod, hash))
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	switch {
 	case errors.Is(err, report.NotLeading):
 		e.refusals["no replica leads"]++
 	case err != nil: // a killed leader does not answer
-	case said.Result == "accepted":
+	case verdict.Result == "accepted":
 		e.accepted = append(e.accepted, pod.UID)
-	case said.Result != "gone" && said.Result != "terminating":
-		e.refusals[said.Why]++
+	case verdict.Result != "gone" && verdict.Result != "terminating":
+		e.refusals[verdict.Why]++
 	}
 }
 
@@ -324,8 +324,8 @@ func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 	return a
 }
 
-// haveTheRule waits until all of their NodeWatermarks have the rule and the PodQOS, which arrive one by one.
-func haveTheRule(p *shared.Plane, agents []*evictor) {
+// waitForRules waits until all of their NodeWatermarks have the rule and the PodQOS, which arrive one by one.
+func waitForRules(p *shared.Plane, agents []*evictor) {
 	p.T.Helper()
 	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
 		for _, a := range agents {
@@ -351,25 +351,25 @@ func (a *evictor) hash() (string, error) {
 	return hash, err
 }
 
-// wish is the agent's next request.
-func (a *evictor) wish(pod *corev1.Pod, hash string) report.Eviction {
+// nextRequest is the agent's next request.
+func (a *evictor) nextRequest(pod *corev1.Pod, hash string) report.Eviction {
 	a.sequence++
 	return report.Eviction{BootID: "boot-" + a.node, Sequence: a.sequence, Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Rule: "busy/cpu", Hash: hash}
 }
 
 // ask sends the request to one replica after the other until the leader answers: the request is idempotent.
-func (a *evictor) ask(running context.Context, wish report.Eviction) (said report.Verdict, err error) {
+func (a *evictor) ask(running context.Context, eviction report.Eviction) (verdict report.Verdict, err error) {
 	for _, to := range a.replicas {
 		var failed error
-		if said, failed = to.Evict(running, a.token, wish); failed == nil {
-			return said, nil
+		if verdict, failed = to.Evict(running, a.token, eviction); failed == nil {
+			return verdict, nil
 		}
 		// A replica that is gone may have been the leader.
 		if err == nil || errors.Is(err, report.NotLeading) {
 			err = failed
 		}
 	}
-	return said, err
+	return verdict, err
 }
 
 // installed is a plane with the chart's objects, except the NodeMetrics API, which evictions do not need.
@@ -415,7 +415,7 @@ func (p *plane) begin(name string) *replica {
 	for _, scope := range []string{"zone", "node", "namespace", "owner"} {
 		args = append(args, fmt.Sprintf("--eviction-budget-%s=1000/%s", scope, window))
 	}
-	r.Process = p.ControllerBy(p.KubeconfigBy(name, p.ownToken(name)), 0, args...)
+	r.Process = p.ControllerWith(p.KubeconfigForToken(name, p.ownToken(name)), 0, args...)
 	p.Eventually(time.Minute, "the replica is ready", r.ready)
 	return r
 }

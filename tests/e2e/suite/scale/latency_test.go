@@ -47,7 +47,7 @@ func TestFleetEvictionIsFastWhileAgentsReport(t *testing.T) {
 	if len(took) < count {
 		t.Errorf("%d of %d evictions were accepted", len(took), count)
 	}
-	p.holds(t, "p99 from a decision to its Eviction, in ms", quantile(took, 0.99), 100, agents == size)
+	p.checkLimit(t, "p99 from a decision to its Eviction, in ms", quantile(took, 0.99), 100, agents == size)
 }
 
 // evictors are agents that request evictions, once all of their nodes have rules. Each has its own connection to every replica.
@@ -67,7 +67,7 @@ func (f *fleet) evictors() (all []*evictor) {
 		}
 		all = append(all, a)
 	}
-	haveTheRule(f.Plane, all)
+	waitForRules(f.Plane, all)
 	return all
 }
 
@@ -156,10 +156,10 @@ func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
 	}
 	f.reported(waiting, a)
 	decided := time.Now()
-	said, err := a.ask(waiting, a.wish(pod, hash))
+	verdict, err := a.ask(waiting, a.nextRequest(pod, hash))
 	millis = float64(time.Since(decided).Microseconds()) / 1000
-	if err == nil && said.Result != "accepted" {
-		err = fmt.Errorf("it is answered %+v", said)
+	if err == nil && verdict.Result != "accepted" {
+		err = fmt.Errorf("it is answered %+v", verdict)
 	}
 	if err != nil {
 		return 0, err

@@ -23,7 +23,7 @@ import (
 
 const (
 	// The number of agents in one process: each has a connection to every replica, and the usual limit is 20 000 open files.
-	most = 7500
+	agentsPerProcess = 7500
 	// The number of agents started per second: each connects to every replica, on a shared machine.
 	begin = 250
 	// Between two gets of one node.
@@ -87,12 +87,12 @@ func (p *phase) String() string {
 	return strings.Join(lines, "\n        ")
 }
 
-// holds fails the test if a limit is exceeded. A limit for another size or a longer phase is only logged.
-func (p *phase) holds(t *testing.T, what string, value, most float64, binds bool) {
+// checkLimit fails the test if a limit is exceeded. A limit for another size or a longer phase is only logged.
+func (p *phase) checkLimit(t *testing.T, what string, value, limit float64, binds bool) {
 	t.Helper()
-	t.Logf("%s: %s: %.4g (bar: %g)", p.name, what, value, most)
-	if binds && value > most {
-		t.Errorf("%s: %s: %.4g is more than %g", p.name, what, value, most)
+	t.Logf("%s: %s: %.4g (limit: %g)", p.name, what, value, limit)
+	if binds && value > limit {
+		t.Errorf("%s: %s: %.4g is more than %g", p.name, what, value, limit)
 	}
 }
 
@@ -107,8 +107,8 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 	args := slices.Concat(reach, []string{"--kubeconfig", f.account(), "--begin", within.String()}, flags)
 	var reading sync.WaitGroup
 	var loads []*exec.Cmd
-	for first := 0; first < f.agents; first += most {
-		part := []string{"--first", strconv.Itoa(first), "--nodes", strconv.Itoa(min(most, f.agents-first))}
+	for first := 0; first < f.agents; first += agentsPerProcess {
+		part := []string{"--first", strconv.Itoa(first), "--nodes", strconv.Itoa(min(agentsPerProcess, f.agents-first))}
 		load := exec.Command(f.program, slices.Concat(args, part)...)
 		load.Stderr = os.Stderr
 		out, err := load.StdoutPipe()
@@ -178,8 +178,8 @@ func (f *fleet) used(loads []*exec.Cmd) usage {
 		agents += shared.CPU(f.T, load.Process.Pid)
 	}
 	of := func(process int) float64 { return shared.CPU(f.T, process) }
-	now.others = []float64{of(f.Etcd.ID()), of(f.Server.ID()), agents, of(os.Getpid())}
-	now.writes, now.bytes = f.Written()
+	now.others = []float64{of(f.Etcd.PID()), of(f.Server.PID()), agents, of(os.Getpid())}
+	now.writes, now.bytes = f.StoreWrites()
 	return now
 }
 
@@ -292,11 +292,11 @@ func (p *phase) list(client *http.Client, path string, leads bool) {
 	}
 	var list metrics
 	if json.Unmarshal(content, &list) == nil {
-		p.judge(list)
+		p.addAges(list)
 	}
 }
 
-func (p *phase) judge(list metrics) {
+func (p *phase) addAges(list metrics) {
 	if len(list.Items) != p.fleet.agents {
 		p.absent++
 	}

@@ -92,13 +92,13 @@ func TestFleetReportsDirectly(t *testing.T) {
 		}
 	}
 	for index, cores := range both.cores {
-		both.holds(t, fmt.Sprintf("millicores a node of replica %d", index), cores*1000/float64(agents), 0.15, agents >= size)
+		both.checkLimit(t, fmt.Sprintf("millicores a node of replica %d", index), cores*1000/float64(agents), 0.15, agents >= size)
 	}
-	both.holds(t, "p99 of acknowledgements, in ms", quantile(both.acks, 0.99), 10, agents == size)
+	both.checkLimit(t, "p99 of acknowledgements, in ms", quantile(both.acks, 0.99), 10, agents == size)
 	// One more of a hundred: the intervals are of different lengths.
-	both.holds(t, "renewals of Leases a minute and node", both.renewals*60/float64(agents), 1.01, length >= time.Minute)
-	both.holds(t, "bytes of a report", float64(both.largest), 4096, true)
-	lost.holds(t, "time for which no client was shown anything, in s", lost.blind.Seconds(), failover.Seconds(), true)
+	both.checkLimit(t, "renewals of Leases a minute and node", both.renewals*60/float64(agents), 1.01, length >= time.Minute)
+	both.checkLimit(t, "bytes of a report", float64(both.largest), 4096, true)
+	lost.checkLimit(t, "time for which no client was shown anything, in s", lost.blind.Seconds(), failover.Seconds(), true)
 	if lost.absent+both.absent > 0 {
 		t.Errorf("%d lists lacked nodes", lost.absent+both.absent)
 	}
@@ -126,7 +126,7 @@ func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach
 		f.begin(index)
 		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
 	}
-	f.Eventually(10*time.Minute, "all nodes have their watermark", f.calm)
+	f.Eventually(10*time.Minute, "all nodes have their NodeWatermark", f.checkSteady)
 	f.announce()
 	reach = append(f.LoadFlags(), "--interval", interval.String())
 	return f, reach
@@ -140,11 +140,11 @@ func (f *fleet) account() string {
 	if err != nil {
 		f.T.Fatal(err)
 	}
-	return f.KubeconfigBy("agents", token.Status.Token)
+	return f.KubeconfigForToken("agents", token.Status.Token)
 }
 
-// calm returns an error unless a replica leads and has written all NodeWatermarks.
-func (f *fleet) calm() error {
+// checkSteady returns an error unless a replica leads and has written all NodeWatermarks.
+func (f *fleet) checkSteady() error {
 	leader := f.leader()
 	if leader == nil {
 		return fmt.Errorf("no replica leads")
@@ -212,14 +212,14 @@ func (f *fleet) announce() {
 	for _, r := range f.replicas {
 		addresses = append(addresses, fmt.Sprintf("%s:%d", r.address, r.reports))
 	}
-	f.Announce(addresses...)
+	f.PublishEndpoints(addresses...)
 }
 
 // replace kills the leader and starts another replica, as a Deployment does.
 func (f *fleet) replace() {
 	leader := f.leader()
 	if leader == nil {
-		f.T.Error("nobody leads")
+		f.T.Error("no replica leads")
 		return
 	}
 	leader.Kill()

@@ -20,7 +20,7 @@ func quantity(text string) resource.Quantity { return resource.MustParse(text) }
 const closes = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
 
 // policy closes nodes above a threshold; pool is a label's value, or empty for all nodes.
-func policy(name, pool string, mark int, immediate bool) string {
+func policy(name, pool string, threshold int, immediate bool) string {
 	selector, annotations := "{}", "{}"
 	if pool != "" {
 		selector = fmt.Sprintf(`{"matchLabels": {"pool": %q}}`, pool)
@@ -30,7 +30,7 @@ func policy(name, pool string, mark int, immediate bool) string {
 	}
 	return fmt.Sprintf(`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "metadata": {"name": %q, "annotations": %s}, "spec": {"selector": %s, "rules": [
 		{"name": "cpu", "avoidanceThreshold": 1, "actionName": "close", "metricRule": {"name": "cpu_total_usage", "value": %d}}]}}`,
-		name, annotations, selector, mark)
+		name, annotations, selector, threshold)
 }
 
 // effects are the nodes by the effect of our taint.
@@ -47,26 +47,26 @@ func (p *plane) effects() map[string][]string {
 	return effects
 }
 
-// marks counts the nodes by the threshold of their first rule.
-func (p *plane) marks() map[float64]int {
+// thresholds counts the nodes by the threshold of their first rule.
+func (p *plane) thresholds() map[float64]int {
 	list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
 		p.T.Fatal(err)
 	}
-	marks := map[float64]int{}
+	thresholds := map[float64]int{}
 	for _, object := range list.Items {
 		rules, _, _ := unstructured.NestedSlice(object.Object, "spec", "rules")
 		for _, rule := range rules {
 			if rule := rule.(map[string]any); strings.HasPrefix(rule["id"].(string), "all/") {
-				marks[number(rule["watermark"])]++
+				thresholds[number(rule["watermark"])]++
 			}
 		}
 	}
-	return marks
+	return thresholds
 }
 
-// allKeep waits until all agents have acknowledged their rules: only such nodes can be canaries.
-func (p *plane) allKeep(limit time.Duration, nodes int) {
+// waitAcknowledged waits until all agents have acknowledged their rules: only such nodes can be canaries.
+func (p *plane) waitAcknowledged(limit time.Duration, nodes int) {
 	p.T.Helper()
 	p.Eventually(limit, "all agents keep what they are to keep", func() error {
 		list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
@@ -88,11 +88,11 @@ func (p *plane) allKeep(limit time.Duration, nodes int) {
 	})
 }
 
-func (p *plane) reachAll(limit time.Duration, mark, nodes int) time.Duration {
+func (p *plane) reachAll(limit time.Duration, threshold, nodes int) time.Duration {
 	p.T.Helper()
-	return p.Eventually(limit, fmt.Sprintf("all nodes have the threshold %d", mark), func() error {
-		if marks := p.marks(); marks[float64(mark)] < nodes {
-			return fmt.Errorf("nodes by mark: %v", marks)
+	return p.Eventually(limit, fmt.Sprintf("all nodes have the threshold %d", threshold), func() error {
+		if thresholds := p.thresholds(); thresholds[float64(threshold)] < nodes {
+			return fmt.Errorf("nodes by threshold: %v", thresholds)
 		}
 		return nil
 	})
@@ -107,7 +107,7 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	p.Apply(closes, policy("all", "", 4000, true))
 	p.reachAll(30*time.Second, 4000, 20)
 	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
-	agents.measures(over, nodes...)
+	agents.setValues(over, nodes...)
 	started := time.Now()
 	tooMany := time.Duration(0)
 	settled := p.Eventually(time.Minute, "six are closed", func() error {
@@ -124,13 +124,13 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	if tooMany > 3*time.Second {
 		t.Errorf("more than six were closed until %s after the breach", tooMany.Round(time.Millisecond))
 	}
-	t.Logf("all twenty over their mark: six closed after %s; more than six until %s after the breach", settled.Round(time.Millisecond), tooMany.Round(time.Millisecond))
+	t.Logf("all twenty above their threshold: six closed after %s; more than six until %s after the breach", settled.Round(time.Millisecond), tooMany.Round(time.Millisecond))
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		if effects := p.effects(); !slices.Equal(effects["NoSchedule"], nodes[14:]) || !slices.Equal(effects["PreferNoSchedule"], nodes[:14]) {
-			t.Fatalf("not the six that are most over their mark: %v", effects)
+			t.Fatalf("not the six that are furthest above their threshold: %v", effects)
 		}
 	}
-	p.Eventually(10*time.Second, "an event tells which was softened and why", func() error {
+	p.Eventually(10*time.Second, "an event reports which got PreferNoSchedule and why", func() error {
 		events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
 			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
 		for line := range strings.Lines(events) {
@@ -140,7 +140,7 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 		}
 		return fmt.Errorf("events:\n%s", events)
 	})
-	agents.measures(func(string) float64 { return 1000 }, nodes...)
+	agents.setValues(func(string) float64 { return 1000 }, nodes...)
 	p.Eventually(time.Minute, "all are open when it is over", func() error {
 		if effects := p.effects(); len(effects["Enabled"]) != 20 {
 			return fmt.Errorf("%v", effects)
@@ -155,9 +155,9 @@ func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 	nodes := p.nodes(20)
 	agents := p.agents()
 	p.Apply(closes, policy("all", "", 4000, true))
-	agents.measures(func(string) float64 { return 3000 }, nodes...)
+	agents.setValues(func(string) float64 { return 3000 }, nodes...)
 	p.reachAll(30*time.Second, 4000, 20)
-	p.allKeep(30*time.Second, 20)
+	p.waitAcknowledged(30*time.Second, 20)
 	p.Apply(policy("all", "", 2000, false))
 	p.Eventually(time.Minute, "the edit stops", func() error {
 		reason := p.Kubectl("get", "nodeqos", "all", "-o", `jsonpath={.status.conditions[?(@.type=="RolledOut")].reason}`)
@@ -166,16 +166,16 @@ func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 		}
 		return nil
 	})
-	p.Eventually(10*time.Second, "an event tells of it", func() error {
+	p.Eventually(10*time.Second, "an event reports it", func() error {
 		if events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=RolloutStopped"); !strings.Contains(events, "nodeqos/all") {
 			return fmt.Errorf("events: %s", events)
 		}
 		return nil
 	})
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
-		marks, effects := p.marks(), p.effects()
-		if marks[2000] != 1 || marks[4000] != 19 || len(effects["NoSchedule"]) != 1 {
-			t.Fatalf("nodes by mark %v, by effect %v", marks, effects)
+		thresholds, effects := p.thresholds(), p.effects()
+		if thresholds[2000] != 1 || thresholds[4000] != 19 || len(effects["NoSchedule"]) != 1 {
+			t.Fatalf("nodes by threshold %v, by effect %v", thresholds, effects)
 		}
 	}
 }
@@ -206,14 +206,14 @@ func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	p.Apply(manifests...)
 	first := p.reachAll(3*time.Minute, 7000, count)
 	agents := p.agents()
-	agents.measures(func(string) float64 { return 1000 }, nodes...)
+	agents.setValues(func(string) float64 { return 1000 }, nodes...)
 	p.Eventually(2*time.Minute, "all nodes are matched", func() error {
 		if matched := p.Kubectl("get", "nodeqos", "all", "-o", "jsonpath={.status.matchedNodes}"); matched != "1000" {
 			return fmt.Errorf("matched: %s", matched)
 		}
 		return nil
 	})
-	p.allKeep(2*time.Minute, count)
+	p.waitAcknowledged(2*time.Minute, count)
 	p.Apply(policy("all", "", 6000, false))
 	edit := p.reachAll(2*time.Minute, 6000, count)
 	// Scale by the time that the first writes took on this machine.

@@ -1,4 +1,4 @@
-// Package stamp writes into an amount of memory when it was measured, so that whoever is shown the amount can tell how old it is, to the
+// Package stamp encodes the time of a measurement in an amount of memory, so that a reader of the amount can compute its age, to the
 // millisecond. It looks like the memory in use of a node: 16 GiB, and what of a gigabyte the time makes.
 package stamp
 
@@ -22,7 +22,7 @@ var Expression = fmt.Sprintf("%d + int(UnixSecond(Now()) * 1000.0) %% %d", least
 // Age is how long before now an amount was measured; negative where it was later.
 func Age(amount int64, now time.Time) (time.Duration, error) {
 	if amount < least || amount >= least+period {
-		return 0, fmt.Errorf("%d bytes do not tell when they were measured", amount)
+		return 0, fmt.Errorf("%d bytes do not encode a time", amount)
 	}
 	elapsed := (Of(now) - amount + period) % period
 	if elapsed > period/2 {

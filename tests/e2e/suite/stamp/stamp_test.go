@@ -12,8 +12,8 @@ func TestAmountEncodesItsAge(t *testing.T) {
 		time.UnixMilli(1_800_000_000_004),
 	} {
 		for _, age := range []time.Duration{0, 9 * time.Millisecond, 16 * time.Second, -2 * time.Second} {
-			if told, err := Age(Of(now.Add(-age)), now); told != age || err != nil {
-				t.Errorf("what is %s old is told to be %s old: %v", age, told, err)
+			if got, err := Age(Of(now.Add(-age)), now); got != age || err != nil {
+				t.Errorf("the age %s is decoded as %s: %v", age, got, err)
 			}
 		}
 	}
@@ -22,7 +22,7 @@ func TestAmountEncodesItsAge(t *testing.T) {
 func TestOtherAmountHasNoAge(t *testing.T) {
 	for _, amount := range []int64{0, 16<<30 - 1, 32 << 30} {
 		if age, err := Age(amount, time.Now()); err == nil {
-			t.Errorf("%d bytes are told to be %s old", amount, age)
+			t.Errorf("%d bytes are decoded as %s old", amount, age)
 		}
 	}
 }

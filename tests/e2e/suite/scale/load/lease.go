@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	usual = 10 * time.Second
+	normalInterval = 10 * time.Second
 	// While the leader acknowledges reports.
-	seldom = time.Minute
+	relaxedInterval = time.Minute
 )
 
 // leases are those of all nodes.
@@ -35,7 +35,7 @@ func newLeases(options options) (*leases, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS, config.Burst, config.Timeout = -1, 0, report.Patience
+	config.QPS, config.Burst, config.Timeout = -1, 0, report.AnswerTimeout
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -57,22 +57,22 @@ type lease struct {
 // switch to the long interval, a random delay spreads them over it.
 func (l *lease) isDue(at time.Time, relaxed bool) bool {
 	since := at.Sub(l.renewed)
-	if since < usual || relaxed && since < l.pause {
+	if since < normalInterval || relaxed && since < l.pause {
 		return false
 	}
-	l.renewed, l.pause = at, usual
+	l.renewed, l.pause = at, normalInterval
 	if relaxed {
-		l.pause = seldom
+		l.pause = relaxedInterval
 	}
 	if relaxed && !l.relaxed {
-		l.pause = usual + time.Duration(rand.Int64N(int64(seldom)))
+		l.pause = normalInterval + time.Duration(rand.Int64N(int64(relaxedInterval)))
 	}
 	l.relaxed = relaxed
 	return true
 }
 
 func (l *lease) renew(running context.Context, at time.Time, relaxed bool, tally *tally) {
-	waiting, end := context.WithTimeout(running, report.Patience)
+	waiting, end := context.WithTimeout(running, report.AnswerTimeout)
 	defer end()
 	size, err := l.write(waiting, relaxed)
 	switch {
@@ -96,9 +96,9 @@ func (l *lease) write(waiting context.Context, relaxed bool) (int, error) {
 			l.known = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: l.node}}
 		}
 	}
-	seconds := int32(4 * usual / time.Second)
+	seconds := int32(4 * normalInterval / time.Second)
 	if relaxed {
-		seconds = int32(4 * seldom / time.Second)
+		seconds = int32(4 * relaxedInterval / time.Second)
 	}
 	next := l.known.DeepCopy()
 	next.Annotations = map[string]string{

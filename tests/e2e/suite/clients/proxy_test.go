@@ -8,69 +8,69 @@ import (
 	"testing"
 )
 
-// A wire is the only connection from some programs to another. It can be cut like a network: packets are dropped without
+// A proxy is the only connection from some programs to another. It can be cut like a network: packets are dropped without
 // notice. Open connections do not resume when it is restored.
-type wire struct {
+type proxy struct {
 	address, to string
 	lock        sync.Mutex
 	cuts        int
-	// whole is closed while the wire is not cut.
-	whole chan struct{}
+	// intact is closed while the connection is not cut.
+	intact chan struct{}
 }
 
-func newWire(t *testing.T, to string) *wire {
+func newProxy(t *testing.T, to string) *proxy {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{address: listener.Addr().String(), to: to, whole: make(chan struct{})}
-	close(w.whole)
-	t.Cleanup(func() { listener.Close(); w.mend() })
+	w := &proxy{address: listener.Addr().String(), to: to, intact: make(chan struct{})}
+	close(w.intact)
+	t.Cleanup(func() { listener.Close(); w.restore() })
 	go func() {
 		for {
 			near, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			go w.carry(near)
+			go w.forward(near)
 		}
 	}()
 	return w
 }
 
-func (w *wire) cut() {
+func (w *proxy) cut() {
 	w.lock.Lock()
 	defer w.lock.Unlock()
 	select {
-	case <-w.whole:
+	case <-w.intact:
 		w.cuts++
-		w.whole = make(chan struct{})
+		w.intact = make(chan struct{})
 	default:
 	}
 }
 
-func (w *wire) mend() {
+func (w *proxy) restore() {
 	w.lock.Lock()
 	defer w.lock.Unlock()
 	select {
-	case <-w.whole:
+	case <-w.intact:
 	default:
-		close(w.whole)
+		close(w.intact)
 	}
 }
 
 // wait waits until it is not cut, and returns how often it was cut.
-func (w *wire) wait() int {
+func (w *proxy) wait() int {
 	w.lock.Lock()
-	whole := w.whole
+	intact := w.intact
 	w.lock.Unlock()
-	<-whole
+	<-intact
 	w.lock.Lock()
 	defer w.lock.Unlock()
 	return w.cuts
 }
 
-func (w *wire) carry(near net.Conn) {
+func (w *proxy) forward(near net.Conn) {
 	defer near.Close()
 	cuts := w.wait()
 	far, err := net.Dial("tcp", w.to)
