@@ -29,7 +29,7 @@ use agent_support::{Agent, Node, pod, rule};
 use api_support::aggregation::address;
 use api_support::lease_namespace;
 use api_support::receiver::{Authority, Receiver, acknowledge, publish, slice};
-use plimsoll::crd::report::MOST_BYTES;
+use plimsoll::crd::report::MAX_BYTES;
 use plimsoll::node::clock::boot_time;
 use run_support::{argument, since};
 use serde_json::{Value, json};
@@ -126,7 +126,7 @@ impl Measured {
             "CPU {millicores:.2} millicores (bar: {MAX_MILLICORES}), RSS {resident_kib} KiB (bar: {MAX_RESIDENT_KIB})"
         );
         println!(
-            "to each of two replicas {reports:.1} reports a minute of at most {largest_report} bytes (bar: {MOST_BYTES})"
+            "to each of two replicas {reports:.1} reports a minute of at most {largest_report} bytes (bar: {MAX_BYTES})"
         );
         println!(
             "a minute {heartbeats:.2} heartbeats ({renewals} counted, of which one is left out) and {writes:.2} other \
@@ -134,7 +134,7 @@ impl Measured {
         );
         *millicores <= MAX_MILLICORES
             && *resident_kib <= MAX_RESIDENT_KIB
-            && *largest_report <= MOST_BYTES
+            && *largest_report <= MAX_BYTES
             && *reports > 0.0
             && *heartbeats + *writes <= MAX_WRITES_PER_MINUTE
             && *events == 0
@@ -161,7 +161,7 @@ fn replicas(node: &Node, credentials: &Path) -> [Receiver; 2] {
     let address = address().unwrap();
     let replica = |leads: bool| {
         let replica = Receiver::start(address, &authority, &format!("{SERVICE}.default.svc"));
-        replica.says(acknowledge(1, leads));
+        replica.respond_always(acknowledge(1, leads));
         let name = format!("{SERVICE}-{}", replica.address.port());
         let slice = slice("default", SERVICE, &name, replica.address, true);
         node.plane.apply(&[slice]);
@@ -189,7 +189,7 @@ fn populate(node: &Node, pods: usize) {
     }
     rules[1]["metric"] = "memory_total_utilization".into();
     rules[1]["watermark"] = 99.9.into();
-    node.keep(&json!({
+    node.set_rules(&json!({
         "rules": rules,
         "actions": [{
             "name": "act", "coolDownSeconds": 60,

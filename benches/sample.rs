@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use collect_support::{Ground, everything, uid};
+use collect_support::{CgroupFixture, everything, uid};
 use nix::time::{ClockId, clock_gettime};
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
@@ -69,7 +69,7 @@ type Figures = [Vec<f64>; 4];
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let Some(ground) = Ground::make() else {
+    let Some(ground) = CgroupFixture::make() else {
         println!("not measured: cgroups cannot be created here");
         return ExitCode::from(u8::from(options.assert));
     };
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(options.assert && !missed.is_empty()))
 }
 
-fn machine(ground: &Ground) -> String {
+fn machine(ground: &CgroupFixture) -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let version = if ground.hierarchy.is_v2() { "v2" } else { "v1" };
@@ -105,7 +105,7 @@ fn machine(ground: &Ground) -> String {
     )
 }
 
-fn measure(ground: &Ground, pods: usize, rounds: usize) -> Figures {
+fn measure(ground: &CgroupFixture, pods: usize, rounds: usize) -> Figures {
     let names: Vec<String> = (0..pods).map(|pod| format!("{pods}-{pod}")).collect();
     for name in &names {
         ground.mkdir(&format!("{name}/main"));
@@ -158,7 +158,7 @@ struct SampledPods {
 }
 
 impl SampledPods {
-    fn new(ground: &Ground, names: &[String], demand: Demand) -> Self {
+    fn new(ground: &CgroupFixture, names: &[String], demand: Demand) -> Self {
         let mut sampler = Sampler::new(Path::new("/proc"), ground.hierarchy.clone());
         sampler.set_pods(names.iter().map(|name| (uid(name), ground.path(name))));
         Self {
@@ -183,7 +183,7 @@ impl SampledPods {
 }
 
 /// The files that the sampler reads when no rule needs more.
-fn files(ground: &Ground, names: &[String]) -> Vec<PathBuf> {
+fn files(ground: &CgroupFixture, names: &[String]) -> Vec<PathBuf> {
     let (cpu, memory) = if ground.hierarchy.is_v2() {
         ("cpu.stat", "memory.current")
     } else {

@@ -46,7 +46,7 @@ async fn main() -> ExitCode {
     let mut spec = closing();
     spec["rules"][0]["periodSeconds"] = PERIOD.as_secs().into();
     spec["rules"][0]["avoidanceThreshold"] = THRESHOLD.into();
-    node.keep(&spec);
+    node.set_rules(&spec);
     let agent = node.agent(&["--sample-interval", "1s"]);
     agent.until("it is ready", || agent.is_ready());
     let client = connect(Some(&node.plane.kubeconfig)).await.unwrap();

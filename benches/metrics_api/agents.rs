@@ -13,7 +13,7 @@ use rustls::ClientConfig;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::api_support::reporter::{Body, connect, post, runtime, send, whole};
+use super::api_support::reporter::{Body, connect, full_body, post, runtime, send};
 use super::report;
 
 /// How long an agent waits for an answer.
@@ -117,7 +117,7 @@ impl Agent {
             tokio::spawn(async move { drop(connection.await) });
             self.connection = Some(sender);
         }
-        let request = post(&self.token).body(whole(body)).ok()?;
+        let request = post(&self.token).body(full_body(body)).ok()?;
         let answer = send(self.connection.as_mut()?, request).await.ok()?;
         Some(answer.code)
     }

@@ -14,7 +14,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::clock;
-use plimsoll::crd::report::MOST_BYTES;
+use plimsoll::crd::report::MAX_BYTES;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -214,7 +214,7 @@ impl<'a> Fleet<'a> {
         print("acknowledged, slowest", quantile(latencies, 1.0), "ms");
         let largest = tally.largest as f64;
         let what = format!("body of a report of {} pods, largest", report::PODS);
-        figures.at_most(&what, largest, "bytes", MOST_BYTES as f64);
+        figures.at_most(&what, largest, "bytes", MAX_BYTES as f64);
         let memory = resident(self.process());
         print("resident memory of the controller", memory / 1000.0, "MB");
         print(

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plimsoll::cluster::clock;
-use plimsoll::cluster::election::Standing;
+use plimsoll::cluster::election::Leadership;
 use plimsoll::crd::report::Report;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::units::Bytes;
-use plimsoll::metrics_api::Feed;
+use plimsoll::metrics_api::StoreUpdater;
 use plimsoll::metrics_api::compose::NodeKnown;
 use plimsoll::metrics_api::data::Data;
-use plimsoll::metrics_api::reports::Told;
+use plimsoll::metrics_api::reports::ReceivedReport;
 use plimsoll::metrics_api::store::Limits;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -38,9 +38,9 @@ fn known(index: usize) -> NodeKnown {
     }
 }
 
-fn received(body: &str) -> Told {
+fn received(body: &str) -> ReceivedReport {
     let report = Report::parse(body.as_bytes()).unwrap();
-    Told {
+    ReceivedReport {
         node: report.node.as_str().into(),
         at: clock::now(),
         interval: report.interval(),
@@ -48,27 +48,27 @@ fn received(body: &str) -> Told {
     }
 }
 
-/// The leader's feed after `rounds` reports of each node.
-fn feed(nodes: usize, rounds: u64) -> Feed {
-    let (_elect, standing) = watch::channel(Standing::default());
-    let data = Arc::new(Data::new(Limits::default(), standing));
-    let mut feed = Feed::new(data, None);
-    feed.lead(Some(7));
+/// The leader's store updater after `rounds` reports of each node.
+fn updater(nodes: usize, rounds: u64) -> StoreUpdater {
+    let (_elect, leadership) = watch::channel(Leadership::default());
+    let data = Arc::new(Data::new(Limits::default(), leadership));
+    let mut updater = StoreUpdater::new(data, None);
+    updater.lead(Some(7));
     for index in 0..nodes {
-        feed.node(&report::node(index), Some(known(index)));
+        updater.node(&report::node(index), Some(known(index)));
     }
     for round in 1..=rounds {
         for index in 0..nodes {
-            feed.report(received(&report::body(&report::node(index), round)));
+            updater.report(received(&report::body(&report::node(index), round)));
         }
     }
-    feed
+    updater
 }
 
-/// Heap allocated by the feed, in kB per node.
+/// Heap allocated by the store updater, in kB per node.
 fn kilobytes(nodes: usize, rounds: u64) -> f64 {
     let mut result = None;
-    let info = allocation_counter::measure(|| result = Some(feed(nodes, rounds)));
+    let info = allocation_counter::measure(|| result = Some(updater(nodes, rounds)));
     info.bytes_current as f64 / nodes as f64 / 1000.0
 }
 
@@ -85,12 +85,12 @@ pub fn measure(nodes: usize, figures: &mut Figures) {
 
 /// Alternates with parsing alone, of the same bodies.
 fn speed() {
-    let mut feed = feed(100, 1);
+    let mut updater = updater(100, 1);
     let (mut stored, mut parsed) = (Vec::new(), Vec::new());
     for round in 0..TIMED_REPORTS {
         let body = report::body(&report::node(round % 100), round as u64 + 2);
         let start = Instant::now();
-        feed.report(received(&body));
+        updater.report(received(&body));
         stored.push(micros(start.elapsed()));
         let start = Instant::now();
         let value: Value = serde_json::from_str(&body).unwrap();

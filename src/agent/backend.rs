@@ -10,8 +10,10 @@ use kube::Client;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::eviction::{Evictions, Evictor, Fate, InForce, Obstacle, Outcome, Request, Requester};
-use super::taint::{self, Standing, Wanted, Watched};
+use super::eviction::{
+    EvictionResult, Evictions, Evictor, InForce, Obstacle, Outcome, Request, Requester,
+};
+use super::taint::{self, ObservedNode, TaintState, WantedTaint};
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
@@ -19,13 +21,13 @@ use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 use crate::node::machine;
+use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
-use crate::node::machine::outside::Outside;
-use crate::node::machine::wording::format_value;
+use crate::node::machine::messages::format_value;
 use crate::node::machine::workload::Workload;
 
 /// How long evictions are kept in memory.
-pub const REMEMBERED: Duration = Duration::from_hours(1);
+pub const EVICTION_HISTORY: Duration = Duration::from_hours(1);
 const MAX_REMEMBERED: usize = 64;
 /// How long after its grace period to wait for an evicted pod to disappear.
 const TERMINATION_TIMEOUT: Duration = Duration::from_mins(1);
@@ -54,8 +56,8 @@ pub struct Evicted {
 /// Taints the node and evicts its pods through the API server.
 #[derive(Debug)]
 pub struct ApiServer {
-    wanted: watch::Sender<Wanted>,
-    standing: watch::Receiver<Standing>,
+    wanted: watch::Sender<WantedTaint>,
+    taint_state: watch::Receiver<TaintState>,
     in_force: watch::Sender<InForce>,
     evictions: Evictions,
     /// Requested evictions without an answer yet.
@@ -75,18 +77,23 @@ impl ApiServer {
         client: Client,
         node: &str,
         requester: impl Requester,
-        seen: watch::Receiver<Watched>,
+        seen: watch::Receiver<ObservedNode>,
     ) -> Self {
         let (in_force, watched) = watch::channel(InForce::default());
-        let (wanted, wants) = watch::channel(Wanted::default());
-        let (stands, standing) = watch::channel(Standing::default());
-        let (evictor, evictions) =
-            Evictor::new(client.clone(), requester, node, watched, standing.clone());
+        let (wanted, wanted_receiver) = watch::channel(WantedTaint::default());
+        let (taint_sender, taint_state) = watch::channel(TaintState::default());
+        let (evictor, evictions) = Evictor::new(
+            client.clone(),
+            requester,
+            node,
+            watched,
+            taint_state.clone(),
+        );
         tokio::spawn(evictor.run());
-        tokio::spawn(taint::run(client, wants, seen, stands));
+        tokio::spawn(taint::run(client, wanted_receiver, seen, taint_sender));
         Self {
             wanted,
-            standing,
+            taint_state,
             in_force,
             evictions,
             requested: Vec::new(),
@@ -111,13 +118,13 @@ impl ApiServer {
     }
 
     /// Whether the taint and the condition have no message yet.
-    pub fn is_unexplained(&self) -> bool {
+    pub fn lacks_message(&self) -> bool {
         let wanted = self.wanted.borrow();
         matches!(wanted.scheduling, Scheduling::Disabled { .. }) && wanted.message.is_empty()
     }
 
     /// Sets the message of the taint and the condition from the last evaluation. Call it after a tick if they have none.
-    pub fn explain(&mut self, reports: impl Iterator<Item = RuleReport>) {
+    pub fn set_message(&mut self, reports: impl Iterator<Item = RuleReport>) {
         let (in_force, disabled_by) = (&self.in_force, &mut self.disabled_by);
         self.wanted.send_if_modified(|wanted| {
             let Scheduling::Disabled { rules, .. } = &wanted.scheduling else {
@@ -125,35 +132,37 @@ impl ApiServer {
             };
             let disabling = reports.filter(|report| rules.contains(&report.id));
             update_messages(&in_force.borrow().policy, disabling, disabled_by);
-            let words: Vec<&str> = disabled_by
+            let messages: Vec<&str> = disabled_by
                 .values()
-                .map(|(_, words)| words.as_str())
+                .map(|(_, message)| message.as_str())
                 .collect();
-            wanted.message = words.join("; ");
+            wanted.message = messages.join("; ");
             true
         });
     }
 
     /// The rules that disable scheduling, each with the value that started it; empty if none does.
-    pub fn why_closed(&self) -> String {
+    pub fn scheduling_message(&self) -> String {
         self.wanted.borrow().message.clone()
     }
 
     /// Whether to remove the condition as well, once there is no taint.
-    pub fn leave_no_trace(&self, no_trace: bool) {
+    pub fn set_remove_condition(&self, remove_condition: bool) {
         self.wanted.send_if_modified(|wanted| {
-            std::mem::replace(&mut wanted.no_trace, no_trace) != no_trace
+            std::mem::replace(&mut wanted.remove_condition, remove_condition) != remove_condition
         });
     }
 
     /// The state of our taint on the Node.
-    pub fn standing(&self) -> Standing {
-        self.standing.borrow().clone()
+    pub fn taint_state(&self) -> TaintState {
+        self.taint_state.borrow().clone()
     }
 
     /// Waits until our taint is off the Node; false after `max`.
     pub async fn wait_for_no_taint(&mut self, max: Duration) -> bool {
-        let gone = self.standing.wait_for(|standing| standing.effect.is_none());
+        let gone = self
+            .taint_state
+            .wait_for(|taint_state| taint_state.effect.is_none());
         matches!(tokio::time::timeout(max, gone).await, Ok(Ok(_)))
     }
 
@@ -164,29 +173,32 @@ impl ApiServer {
 
     /// The evictions of the last hour, newest first.
     pub fn evicted(&self, now: BootTime) -> impl Iterator<Item = &Evicted> {
-        let recent = move |it: &&Evicted| now.since(it.at) < REMEMBERED;
+        let recent = move |it: &&Evicted| now.since(it.at) < EVICTION_HISTORY;
         self.evicted.iter().filter(recent)
     }
 
     fn handle_outcome(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
         let uid = outcome.request.uid();
-        let words = outcome.fate.to_string();
-        if !matches!(outcome.fate, Fate::Unsure(_)) {
+        let message = outcome.result.to_string();
+        if !matches!(outcome.result, EvictionResult::ResultUnknown(_)) {
             self.requested.retain(|requested| *requested != uid);
         }
-        effects.push(match &outcome.fate {
-            Fate::Accepted | Fate::Terminating | Fate::Unsure(_) => Effect::evicting(&uid, words),
-            Fate::Gone => Effect::gone(&uid, words),
-            Fate::Refused { until, .. } => Effect::refused(&uid, *until, words),
+        effects.push(match &outcome.result {
+            EvictionResult::Accepted
+            | EvictionResult::Terminating
+            | EvictionResult::ResultUnknown(_) => Effect::evicting(&uid, message),
+            EvictionResult::Gone => Effect::gone(&uid, message),
+            EvictionResult::Refused { until, .. } => Effect::refused(&uid, *until, message),
         });
-        if outcome.fate == Fate::Accepted {
+        if outcome.result == EvictionResult::Accepted {
             self.remember(&outcome.request, outcome.at);
         }
         self.outcomes.push(outcome);
     }
 
     fn remember(&mut self, request: &Request, now: BootTime) {
-        self.evicted.retain(|it| now.since(it.at) < REMEMBERED);
+        self.evicted
+            .retain(|it| now.since(it.at) < EVICTION_HISTORY);
         self.evicted.truncate(MAX_REMEMBERED - 1);
         self.evicted.push_front(Evicted {
             uid: request.uid(),
@@ -219,28 +231,28 @@ fn update_messages(
         let metric = machine::metric(policy, &report.id);
         let value = |value| format_value(metric.as_deref(), value);
         let name = metric.as_deref().unwrap_or("its metric");
-        let threshold = value(report.watermark);
-        let is_edited = |known: f64| known.total_cmp(&report.watermark).is_ne();
-        let words = match (report.value, before.get(&report.id)) {
-            (Some(now), Some((known, _))) if is_edited(*known) && now > report.watermark => {
+        let threshold = value(report.threshold);
+        let is_edited = |known: f64| known.total_cmp(&report.threshold).is_ne();
+        let message = match (report.value, before.get(&report.id)) {
+            (Some(now), Some((known, _))) if is_edited(*known) && now > report.threshold => {
                 format!("{}: {name} {} is above {threshold}", report.id, value(now))
             }
-            (_, Some((_, words))) => words.clone(),
-            (Some(now), None) if now > report.watermark => {
+            (_, Some((_, message))) => message.clone(),
+            (Some(now), None) if now > report.threshold => {
                 format!("{}: {name} {} is above {threshold}", report.id, value(now))
             }
             // Only an earlier process saw the value.
             _ => format!("{}: {name} was above {threshold} before", report.id),
         };
-        (report.id, (report.watermark, words))
+        (report.id, (report.threshold, message))
     };
     disabled_by.extend(reports.map(of));
 }
 
-impl Outside for ApiServer {
+impl Backend for ApiServer {
     type Pending = Evicted;
 
-    fn keep_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
+    fn set_scheduling(&mut self, wanted: &Scheduling, _: BootTime, _: &mut Vec<Effect>) {
         if !matches!(wanted, Scheduling::Disabled { .. }) {
             self.disabled_by.clear();
         }
@@ -266,7 +278,7 @@ impl Outside for ApiServer {
         }
         let request = Request::of(evict, &workload.pod, self.expiry(&evict.rule, now));
         self.requested.push(evict.uid.clone());
-        if let Some(outcome) = self.evictions.ask(request, now) {
+        if let Some(outcome) = self.evictions.request(request, now) {
             self.handle_outcome(outcome, effects);
         }
     }
@@ -298,8 +310,8 @@ impl Outside for ApiServer {
 impl Outcome {
     /// The obstacle to all evictions on this node, if this eviction was refused for one.
     pub const fn obstacle(&self) -> Option<Obstacle> {
-        match &self.fate {
-            Fate::Refused { why, .. } => why.obstacle(),
+        match &self.result {
+            EvictionResult::Refused { why, .. } => why.obstacle(),
             _ => None,
         }
     }
@@ -318,10 +330,10 @@ mod tests {
             state: RuleState::Breached,
             since: None,
             value: Some(value),
-            watermark: 4000.0,
-            restore: 4000.0,
+            threshold: 4000.0,
+            restore_value: 4000.0,
             breaches: 0,
-            quiets: 0,
+            quiet_evaluations: 0,
             unknown: None,
             guard: None,
             cool_down: std::time::Duration::ZERO,
@@ -331,25 +343,28 @@ mod tests {
     #[test]
     fn the_message_keeps_the_value_that_disabled_scheduling() {
         let mut disabled_by = BTreeMap::new();
-        let mut words = |reports: Vec<RuleReport>| {
+        let mut messages = |reports: Vec<RuleReport>| {
             update_messages(&PolicySet::default(), reports.into_iter(), &mut disabled_by);
-            let words = disabled_by.values().map(|(_, words)| words.clone());
-            words.collect::<Vec<_>>()
+            let messages = disabled_by.values().map(|(_, message)| message.clone());
+            messages.collect::<Vec<_>>()
         };
         let first = "q/a: its metric 7200 is above 4000";
-        assert_eq!(words(vec![report("q/a", 7200.0)]), [first]);
+        assert_eq!(messages(vec![report("q/a", 7200.0)]), [first]);
         let both = vec![report("q/a", 100.0), report("q/b", 5000.0)];
-        assert_eq!(words(both), [first, "q/b: its metric 5000 is above 4000"]);
+        assert_eq!(
+            messages(both),
+            [first, "q/b: its metric 5000 is above 4000"]
+        );
         let second = vec![report("q/b", 100.0)];
-        assert_eq!(words(second), ["q/b: its metric 5000 is above 4000"]);
-        let edited = |watermark| RuleReport {
-            watermark,
+        assert_eq!(messages(second), ["q/b: its metric 5000 is above 4000"]);
+        let edited = |threshold| RuleReport {
+            threshold,
             ..report("q/b", 5500.0)
         };
         let renewed = ["q/b: its metric 5500 is above 5200"];
-        assert_eq!(words(vec![edited(5200.0)]), renewed);
-        assert_eq!(words(vec![edited(6000.0)]), renewed, "unchanged");
+        assert_eq!(messages(vec![edited(5200.0)]), renewed);
+        assert_eq!(messages(vec![edited(6000.0)]), renewed, "unchanged");
         let adopted = "q/c: its metric was above 4000 before";
-        assert_eq!(words(vec![report("q/c", 100.0)]), [adopted]);
+        assert_eq!(messages(vec![report("q/c", 100.0)]), [adopted]);
     }
 }

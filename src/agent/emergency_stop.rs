@@ -9,7 +9,7 @@ use kube::runtime::watcher::Event;
 
 use super::feed::WatchedObject;
 use super::rules::Seen;
-use crate::crd::emergency_stop::order;
+use crate::crd::emergency_stop::stop_reason;
 use crate::engine::policy::{PolicySet, Strategy};
 
 /// Everything in force is restored within this time.
@@ -45,8 +45,8 @@ impl EmergencyStop {
     }
 
     /// Handles a watch event of the object.
-    pub fn take(&mut self, event: Event<DynamicObject>) {
-        self.object.take(event);
+    pub fn apply(&mut self, event: Event<DynamicObject>) {
+        self.object.apply(event);
         self.updated = true;
     }
 
@@ -58,7 +58,7 @@ impl EmergencyStop {
         }
         let reason = match &self.object.seen {
             Seen::Unknown | Seen::Absent => return false,
-            Seen::Present(object) => order(Some(object.annotations())),
+            Seen::Present(object) => stop_reason(Some(object.annotations())),
         };
         let changed = self.reason != reason;
         self.reason = reason;
@@ -109,11 +109,11 @@ mod tests {
     }
 
     fn listed(stop: &mut EmergencyStop, annotations: Option<&Value>) -> bool {
-        stop.take(Event::Init);
+        stop.apply(Event::Init);
         if let Some(annotations) = annotations {
-            stop.take(Event::InitApply(object(annotations)));
+            stop.apply(Event::InitApply(object(annotations)));
         }
-        stop.take(Event::InitDone);
+        stop.apply(Event::InitDone);
         stop.evaluate()
     }
 
@@ -123,13 +123,13 @@ mod tests {
             reason: Some("as saved".to_owned()),
         }));
         assert!(!stop.evaluate() && !stop.is_known() && stop.was_saved());
-        stop.take(Event::Init);
+        stop.apply(Event::Init);
         assert!(!stop.evaluate(), "the list is not complete yet");
         assert_eq!(stop.reason(), Some("as saved"));
         assert!(listed(&mut stop, Some(&json!({ANNOTATION: "as read"}))));
         assert_eq!(stop.reason(), Some("as read"));
         assert!(!listed(&mut stop, Some(&json!({ANNOTATION: "as read"}))));
-        stop.take(Event::Apply(object(&json!({}))));
+        stop.apply(Event::Apply(object(&json!({}))));
         assert!(stop.evaluate());
         assert_eq!(stop.reason(), None);
     }

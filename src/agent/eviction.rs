@@ -12,7 +12,7 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 
 pub use self::refusal::{Obstacle, Refusal};
-use super::taint::Standing;
+use super::taint::TaintState;
 use crate::cluster::backoff::{backoff, jittered};
 use crate::cluster::client::CallError;
 use crate::cluster::eviction;
@@ -79,12 +79,12 @@ pub struct Outcome {
     /// When it was known.
     pub at: BootTime,
     /// The result.
-    pub fate: Fate,
+    pub result: EvictionResult,
 }
 
-/// The result of a request; all but [`Fate::Unsure`] are final.
+/// The result of a request; all but [`EvictionResult::ResultUnknown`] are final.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum EvictionResult {
     /// The pod is being terminated.
     Accepted,
     /// It was already being terminated, not by this request.
@@ -92,7 +92,7 @@ pub enum Fate {
     /// The pod no longer exists.
     Gone,
     /// It was requested, with an unknown result: the pod is polled until that is known.
-    Unsure(String),
+    ResultUnknown(String),
     /// Nothing was done. The engine decides again, for this pod not before `until`.
     Refused {
         /// When it may be tried again.
@@ -102,13 +102,13 @@ pub enum Fate {
     },
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for EvictionResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Accepted => f.write_str("it is being terminated"),
             Self::Terminating => f.write_str("it was already being terminated"),
             Self::Gone => f.write_str("it is gone"),
-            Self::Unsure(why) => write!(f, "no answer yet: {why}"),
+            Self::ResultUnknown(why) => write!(f, "no answer yet: {why}"),
             Self::Refused { why, .. } => why.fmt(f),
         }
     }
@@ -123,12 +123,12 @@ pub struct Evictions {
 
 impl Evictions {
     /// Requests an eviction; returns its outcome at once if too many are pending.
-    pub fn ask(&self, request: Request, now: BootTime) -> Option<Outcome> {
+    pub fn request(&self, request: Request, now: BootTime) -> Option<Outcome> {
         let error = self.requests.try_send(request).err()?;
         Some(Outcome {
             request: error.into_inner(),
             at: now,
-            fate: late(now),
+            result: late(now),
         })
     }
 
@@ -138,8 +138,8 @@ impl Evictions {
     }
 }
 
-const fn late(now: BootTime) -> Fate {
-    Fate::Refused {
+const fn late(now: BootTime) -> EvictionResult {
+    EvictionResult::Refused {
         until: now,
         why: Refusal::Late,
     }
@@ -171,7 +171,7 @@ pub struct Evictor<R> {
     requester: R,
     node: String,
     in_force: watch::Receiver<InForce>,
-    standing: watch::Receiver<Standing>,
+    taint_state: watch::Receiver<TaintState>,
     requests: mpsc::Receiver<Request>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     refusals: Refusals,
@@ -187,7 +187,7 @@ impl<R: Requester> Evictor<R> {
         requester: R,
         node: &str,
         in_force: watch::Receiver<InForce>,
-        standing: watch::Receiver<Standing>,
+        taint_state: watch::Receiver<TaintState>,
     ) -> (Self, Evictions) {
         let (requests, received) = mpsc::channel(MAX_PENDING_REQUESTS);
         let (sender, outcomes) = mpsc::unbounded_channel();
@@ -196,7 +196,7 @@ impl<R: Requester> Evictor<R> {
             requester,
             node: node.to_owned(),
             in_force,
-            standing,
+            taint_state,
             requests: received,
             outcomes: sender,
             refusals: Refusals::default(),
@@ -218,33 +218,33 @@ impl<R: Requester> Evictor<R> {
     /// Runs until the other side is dropped.
     pub async fn run(mut self) {
         while let Some(request) = self.requests.recv().await {
-            let fate = match self.admit(&request, clock::boot_time()) {
+            let result = match self.admit(&request, clock::boot_time()) {
                 Ok(()) => self.evict(&request).await,
-                Err(fate) => fate,
+                Err(result) => result,
             };
-            if matches!(fate, Fate::Accepted | Fate::Gone) {
+            if matches!(result, EvictionResult::Accepted | EvictionResult::Gone) {
                 self.refusals.forget(&request.uid());
             }
-            self.report(request, fate);
+            self.report(request, result);
         }
     }
 
-    fn report(&self, request: Request, fate: Fate) {
+    fn report(&self, request: Request, result: EvictionResult) {
         // If the receiver is gone, the loop ends at its next request.
         drop(self.outcomes.send(Outcome {
             request,
             at: clock::boot_time(),
-            fate,
+            result,
         }));
     }
 
     /// Whether a request may be sent now.
-    fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), Fate> {
+    fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), EvictionResult> {
         if let Some((until, by, why)) = self.wait.clone() {
             if now < until {
                 let wait = until.since(now);
                 let why = Refusal::Wait { wait, by, why };
-                return Err(Fate::Refused { until, why });
+                return Err(EvictionResult::Refused { until, why });
             }
             self.wait = None;
         }
@@ -255,128 +255,128 @@ impl<R: Requester> Evictor<R> {
     }
 
     /// Waits for the taint that the rule's action needs, until the request expires.
-    async fn wait_for_taint(&mut self, request: &Request) -> Result<(), Fate> {
+    async fn wait_for_taint(&mut self, request: &Request) -> Result<(), EvictionResult> {
         let in_force = &self.in_force;
-        let tainted = self.standing.wait_for(|standing| {
-            standing.effect >= wanted_effect(&in_force.borrow().policy, request)
+        let tainted = self.taint_state.wait_for(|taint_state| {
+            taint_state.effect >= wanted_effect(&in_force.borrow().policy, request)
         });
         let left = request.expires.since(clock::boot_time());
         if let Ok(Ok(_)) = tokio::time::timeout(left, tainted).await {
             return Ok(());
         }
         let why = {
-            let standing = self.standing.borrow();
-            let failing = standing.failing.clone();
-            let why = if standing.contested {
+            let taint_state = self.taint_state.borrow();
+            let failing = taint_state.failing.clone();
+            let why = if taint_state.contested {
                 "another writer keeps removing it"
             } else {
                 "it was not seen there in time"
             };
             failing.unwrap_or_else(|| why.to_owned())
         };
-        Err(Fate::Refused {
+        Err(EvictionResult::Refused {
             until: clock::boot_time(),
-            why: Refusal::Open(why),
+            why: Refusal::NotTainted(why),
         })
     }
 
-    async fn evict(&mut self, request: &Request) -> Fate {
-        if let Err(fate) = self.wait_for_taint(request).await {
-            return fate;
+    async fn evict(&mut self, request: &Request) -> EvictionResult {
+        if let Err(result) = self.wait_for_taint(request).await {
+            return result;
         }
         let target = &request.target;
-        let pod = match eviction::look(&self.client, target).await {
+        let pod = match eviction::read_pod(&self.client, target).await {
             Ok(Some(pod)) => pod,
-            Ok(None) => return Fate::Gone,
+            Ok(None) => return EvictionResult::Gone,
             Err(error) => return self.unreadable(request, &error),
         };
-        if let Some(fate) = self.check(request, &pod) {
-            return fate;
+        if let Some(result) = self.check(request, &pod) {
+            return result;
         }
         if clock::boot_time() >= request.expires {
             return late(clock::boot_time());
         }
         let hash = Arc::clone(&self.in_force.borrow().hash);
         match self.requester.evict(target, &request.rule, &hash).await {
-            Answer::Accepted => Fate::Accepted,
-            Answer::Terminating => Fate::Terminating,
-            Answer::Gone => Fate::Gone,
+            Answer::Accepted => EvictionResult::Accepted,
+            Answer::Terminating => EvictionResult::Terminating,
+            Answer::Gone => EvictionResult::Gone,
             Answer::Budget { why } => self.refuse(request, Refusal::Budget(why)),
             Answer::ManyBudgets { why } => self.refuse(request, Refusal::ManyBudgets(why)),
             Answer::Refused { why } => self.refuse(request, Refusal::Server(why)),
             Answer::Wait { wait, by, why } => self.delay(wait, by, why),
-            Answer::Away { why } => Fate::Refused {
+            Answer::NotSent { why } => EvictionResult::Refused {
                 until: clock::boot_time(),
-                why: Refusal::Away(why),
+                why: Refusal::ApiServerUnreachable(why),
             },
             Answer::Unknown { why } => self.poll_result(request, why).await,
         }
     }
 
     /// The pod can't be read, so nothing is sent.
-    fn unreadable(&mut self, request: &Request, error: &CallError) -> Fate {
-        let why = error.words();
+    fn unreadable(&mut self, request: &Request, error: &CallError) -> EvictionResult {
+        let why = error.message();
         match error.code() {
             Some(429 | 503) => {
                 let wait = error.retry_after().unwrap_or(POLL_INTERVAL.0);
                 self.delay(wait, Delay::Server, why)
             }
             Some(401 | 403) => self.refuse(request, Refusal::Server(why)),
-            _ => Fate::Refused {
+            _ => EvictionResult::Refused {
                 until: clock::boot_time(),
-                why: Refusal::Away(why),
+                why: Refusal::ApiServerUnreachable(why),
             },
         }
     }
 
-    fn check(&mut self, request: &Request, pod: &PodObject) -> Option<Fate> {
+    fn check(&mut self, request: &Request, pod: &PodObject) -> Option<EvictionResult> {
         let objection = {
             let in_force = self.in_force.borrow();
             permit(pod, &self.node, &request.rule, &in_force.policy).err()?
         };
         Some(match objection {
-            Objection::Terminating => Fate::Terminating,
+            Objection::Terminating => EvictionResult::Terminating,
             objection => self.refuse(request, Refusal::Objection(objection)),
         })
     }
 
-    fn refuse(&mut self, request: &Request, why: Refusal) -> Fate {
+    fn refuse(&mut self, request: &Request, why: Refusal) -> EvictionResult {
         let now = clock::boot_time();
         let pause = match why {
             Refusal::ManyBudgets(_) => jittered(MAX_BACKOFF),
             _ => self.refusals.pause(&request.uid(), now),
         };
-        Fate::Refused {
+        EvictionResult::Refused {
             until: now + pause,
             why,
         }
     }
 
-    fn delay(&mut self, wait: Duration, by: Delay, why: String) -> Fate {
+    fn delay(&mut self, wait: Duration, by: Delay, why: String) -> EvictionResult {
         // Jitter, so that agents delayed together do not retry together.
         let until = clock::boot_time() + jittered(wait);
         self.wait = Some((until, by, why.clone()));
         let why = Refusal::Wait { wait, by, why };
-        Fate::Refused { until, why }
+        EvictionResult::Refused { until, why }
     }
 
     /// The request may have been carried out: polls the pod to find out.
-    async fn poll_result(&mut self, request: &Request, why: String) -> Fate {
-        self.report(request.clone(), Fate::Unsure(why.clone()));
+    async fn poll_result(&mut self, request: &Request, why: String) -> EvictionResult {
+        self.report(request.clone(), EvictionResult::ResultUnknown(why.clone()));
         let started = clock::boot_time();
         for pause in backoff(POLL_INTERVAL.0, POLL_INTERVAL.1) {
             tokio::time::sleep(pause).await;
-            match eviction::look::<PodObject>(&self.client, &request.target).await {
-                Ok(None) => return Fate::Gone,
+            match eviction::read_pod::<PodObject>(&self.client, &request.target).await {
+                Ok(None) => return EvictionResult::Gone,
                 Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_some() => {
-                    return Fate::Accepted;
+                    return EvictionResult::Accepted;
                 }
                 Ok(Some(_)) if clock::boot_time().since(started) >= self.call_timeout => break,
                 Err(_) if clock::boot_time().since(started) >= POLL_TIMEOUT => break,
                 Ok(Some(_)) | Err(_) => {}
             }
         }
-        Fate::Refused {
+        EvictionResult::Refused {
             until: clock::boot_time(),
             why: Refusal::Unanswered(why),
         }

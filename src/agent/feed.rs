@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::objects::{SeenNode, SeenPod, SeenWatermark};
 use super::rules::Seen;
 use crate::cluster::client::describe;
-use crate::cluster::watch::{patient, resource};
+use crate::cluster::watch::{resource, with_backoff};
 use crate::crd::emergency_stop;
 
 /// A watch.
@@ -107,7 +107,7 @@ where
         page_size: None,
         ..watcher::Config::default().fields(fields)
     };
-    patient(api, config)
+    with_backoff(api, config)
         .map(move |event| match event {
             Ok(event) => change(event),
             Err(error) => Change::Failed(source, Failure::of(source, &error)),
@@ -175,7 +175,7 @@ impl<T> Default for WatchedObject<T> {
 
 impl<T> WatchedObject<T> {
     /// Handles a watch event.
-    pub fn take(&mut self, event: Event<T>) {
+    pub fn apply(&mut self, event: Event<T>) {
         match event {
             Event::Init => self.listed = false,
             Event::InitApply(object) => {
@@ -205,22 +205,22 @@ mod tests {
     #[test]
     fn an_object_missing_from_a_full_list_is_absent() {
         let mut object = WatchedObject::default();
-        object.take(Event::Init);
+        object.apply(Event::Init);
         assert!(!object.seen.is_known());
-        object.take(Event::InitDone);
+        object.apply(Event::InitDone);
         assert!(matches!(object.seen, Seen::Absent));
-        object.take(Event::Apply(watermark()));
+        object.apply(Event::Apply(watermark()));
         assert!(object.seen.present().is_some());
         // It stays present while it is listed again.
-        object.take(Event::Init);
+        object.apply(Event::Init);
         assert!(object.seen.present().is_some());
         assert_eq!(object.lists, 0, "the new list is not read yet");
-        object.take(Event::InitApply(watermark()));
+        object.apply(Event::InitApply(watermark()));
         assert_eq!(object.lists, 1);
-        object.take(Event::InitDone);
+        object.apply(Event::InitDone);
         assert!(object.seen.present().is_some());
-        object.take(Event::Init);
-        object.take(Event::InitDone);
+        object.apply(Event::Init);
+        object.apply(Event::InitDone);
         assert!(matches!(object.seen, Seen::Absent));
     }
 }

@@ -19,7 +19,7 @@ use self::load::Load;
 use self::throttled::Throttled;
 pub use self::throttled::ThrottledPod;
 use crate::agent::direct_report::metrics::Reports;
-use crate::agent::eviction::Fate;
+use crate::agent::eviction::EvictionResult;
 use crate::agent::heartbeat::metrics::Heartbeats;
 use crate::agent::report::publish::Published;
 use crate::agent::report::write::Writes;
@@ -72,7 +72,7 @@ struct ActionLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct SparedLabels {
+struct SkippedLabels {
     reason: &'static str,
     strategy: &'static str,
 }
@@ -132,7 +132,7 @@ pub struct Metrics {
     bare: Registry,
     load: Load,
     actions: Family<ActionLabels, Counter>,
-    spared: Family<SparedLabels, Counter>,
+    skipped: Family<SkippedLabels, Counter>,
     states: Family<StateLabels, Gauge>,
     values: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     thresholds: Family<RuleLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
@@ -196,7 +196,7 @@ impl Metrics {
             bare: Registry::default(),
             load: Load::default(),
             actions: Family::default(),
-            spared: Family::default(),
+            skipped: Family::default(),
             states: Family::default(),
             values: Family::default(),
             thresholds: Family::default(),
@@ -271,7 +271,7 @@ impl Metrics {
                     ends";
         registry.register("actions", help, self.actions.clone());
         let help = "Pods that a rule skipped, by reason: counted when the reason changes";
-        registry.register("spared_pods", help, self.spared.clone());
+        registry.register("spared_pods", help, self.skipped.clone());
         let help = "Rules and pod policies of the NodeWatermark that this version does not enforce";
         registry.register("refused", help, self.refused.clone());
     }
@@ -344,15 +344,17 @@ impl Metrics {
     }
 
     /// Counts the outcome of an eviction.
-    pub fn outcome(&self, fate: &Fate) {
-        let outcome = match fate {
-            Fate::Accepted => "accepted",
-            Fate::Refused { .. } => "refused",
-            Fate::Terminating | Fate::Gone | Fate::Unsure(_) => return,
+    pub fn outcome(&self, result: &EvictionResult) {
+        let outcome = match result {
+            EvictionResult::Accepted => "accepted",
+            EvictionResult::Refused { .. } => "refused",
+            EvictionResult::Terminating
+            | EvictionResult::Gone
+            | EvictionResult::ResultUnknown(_) => return,
         };
         let labels = OutcomeLabels { outcome };
         self.evictions.get_or_create(&labels).inc();
-        if *fate == Fate::Accepted {
+        if *result == EvictionResult::Accepted {
             self.acted(EVICT, Strategy::Enforce);
         }
     }
@@ -374,10 +376,10 @@ impl Metrics {
             if let Some(action) = action(change).filter(|it| *would || *it != EVICT) {
                 self.acted(action, strategy);
             }
-            if let Change::Spared { reason, .. } = change {
+            if let Change::Skipped { reason, .. } = change {
                 let (reason, strategy) = (reason.name(), strategy.name());
-                let labels = SparedLabels { reason, strategy };
-                self.spared.get_or_create(&labels).inc();
+                let labels = SkippedLabels { reason, strategy };
+                self.skipped.get_or_create(&labels).inc();
             }
         }
     }
@@ -397,7 +399,7 @@ impl Metrics {
         with_one_series(&metrics.thresholds);
         with_one_series(&metrics.would);
         with_one_series(&metrics.disabled);
-        with_one_series(&metrics.spared);
+        with_one_series(&metrics.skipped);
         metrics.throttled_pods.example();
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.requests);
@@ -491,7 +493,7 @@ impl Metrics {
             }
             let metric = names.get(&report.id).cloned().unwrap_or_default();
             let labels = RuleLabels { rule, metric };
-            self.thresholds.get_or_create(&labels).set(report.watermark);
+            self.thresholds.get_or_create(&labels).set(report.threshold);
             // While the value is unknown there is none, rather than an old one.
             if let (Some(value), None) = (report.value, report.unknown) {
                 self.values.get_or_create(&labels).set(value);
@@ -512,7 +514,7 @@ const fn action(change: &Change) -> Option<&'static str> {
         Change::State { .. }
         | Change::Unknown { .. }
         | Change::Known { .. }
-        | Change::Spared { .. } => None,
+        | Change::Skipped { .. } => None,
     }
 }
 

@@ -11,7 +11,7 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cluster::taint::Marked;
+use crate::cluster::taint::TaintSnapshot;
 use crate::cluster::typed::Typed;
 use crate::crd::pod_facts::{
     ContainerFacts, PodObject, annotation, container_facts, phase, pod_facts,
@@ -64,14 +64,14 @@ pub struct Owner {
 }
 
 impl From<Typed<PodObject>> for SeenPod {
-    fn from(Typed(whole): Typed<PodObject>) -> Self {
+    fn from(Typed(full): Typed<PodObject>) -> Self {
         Self {
-            facts: facts(&whole),
-            containers: container_facts(&whole),
-            cgroup_uid: cgroup_uid(&whole.metadata),
-            finished: matches!(phase(&whole), Some("Succeeded" | "Failed")),
-            daemon_set: daemon_set(&whole.metadata),
-            metadata: identity(whole.metadata),
+            facts: facts(&full),
+            containers: container_facts(&full),
+            cgroup_uid: cgroup_uid(&full.metadata),
+            finished: matches!(phase(&full), Some("Succeeded" | "Failed")),
+            daemon_set: daemon_set(&full.metadata),
+            metadata: identity(full.metadata),
         }
     }
 }
@@ -135,49 +135,46 @@ fn daemon_set(meta: &ObjectMeta) -> Option<Owner> {
 /// This node.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = k8s::Node)]
-#[serde(from = "WholeNode")]
+#[serde(from = "FullNode")]
 pub struct SeenNode {
     metadata: ObjectMeta,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Our taint and condition on it.
-    pub marked: Marked,
+    pub taint_snapshot: TaintSnapshot,
 }
 
 /// A Node without its images, addresses and the like.
 #[derive(Deserialize)]
-struct WholeNode {
+struct FullNode {
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: WholeNodeSpec,
+    spec: FullNodeSpec,
     #[serde(default)]
-    status: WholeNodeStatus,
+    status: FullNodeStatus,
 }
 
 #[derive(Default, Deserialize)]
-struct WholeNodeSpec {
+struct FullNodeSpec {
     #[serde(default)]
     taints: Value,
 }
 
 #[derive(Default, Deserialize)]
-struct WholeNodeStatus {
+struct FullNodeStatus {
     #[serde(default)]
     conditions: Value,
 }
 
-impl From<WholeNode> for SeenNode {
-    fn from(mut whole: WholeNode) -> Self {
-        let labels = whole.metadata.labels.take().unwrap_or_default();
-        let marked = Marked::new(
-            &whole.metadata,
-            &whole.spec.taints,
-            &whole.status.conditions,
-        );
+impl From<FullNode> for SeenNode {
+    fn from(mut full: FullNode) -> Self {
+        let labels = full.metadata.labels.take().unwrap_or_default();
+        let taint_snapshot =
+            TaintSnapshot::new(&full.metadata, &full.spec.taints, &full.status.conditions);
         Self {
-            metadata: identity(whole.metadata),
+            metadata: identity(full.metadata),
             labels,
-            marked,
+            taint_snapshot,
         }
     }
 }
@@ -185,7 +182,7 @@ impl From<WholeNode> for SeenNode {
 /// The rules of this node.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = NodeWatermark)]
-#[serde(from = "WholeWatermark")]
+#[serde(from = "FullWatermark")]
 pub struct SeenWatermark {
     metadata: ObjectMeta,
     /// `metadata.generation`
@@ -198,7 +195,7 @@ pub struct SeenWatermark {
 
 /// A `NodeWatermark` with unparsed content.
 #[derive(Deserialize)]
-struct WholeWatermark {
+struct FullWatermark {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Value,
@@ -206,15 +203,15 @@ struct WholeWatermark {
     status: Value,
 }
 
-impl From<WholeWatermark> for SeenWatermark {
-    fn from(whole: WholeWatermark) -> Self {
-        let spec = serde_json::from_value(whole.spec);
-        let reported = whole.status["agent"]["reportTime"].as_str();
+impl From<FullWatermark> for SeenWatermark {
+    fn from(full: FullWatermark) -> Self {
+        let spec = serde_json::from_value(full.spec);
+        let reported = full.status["agent"]["reportTime"].as_str();
         Self {
             reported: reported.and_then(|time| time.parse().ok()),
-            generation: whole.metadata.generation.unwrap_or_default(),
+            generation: full.metadata.generation.unwrap_or_default(),
             spec: spec.map(Arc::new).map_err(|error| error.to_string()),
-            metadata: identity(whole.metadata),
+            metadata: identity(full.metadata),
         }
     }
 }

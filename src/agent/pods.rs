@@ -51,14 +51,14 @@ impl Pods {
     }
 
     /// Handles a watch event.
-    pub fn take(&mut self, event: Event<SeenPod>) {
+    pub fn apply(&mut self, event: Event<SeenPod>) {
         match event {
             Event::Init => self.listed = Some(BTreeSet::new()),
             Event::InitApply(pod) => {
                 if let Some(listed) = &mut self.listed {
                     listed.insert(objects::uid(&pod).to_owned());
                 }
-                self.apply(pod);
+                self.insert(pod);
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
@@ -67,14 +67,14 @@ impl Pods {
                 self.changed |= self.known.len() != before || !self.complete;
                 self.complete = true;
             }
-            Event::Apply(pod) => self.apply(pod),
+            Event::Apply(pod) => self.insert(pod),
             Event::Delete(pod) => {
                 self.changed |= self.known.remove(objects::uid(&pod)).is_some();
             }
         }
     }
 
-    fn apply(&mut self, mut seen: SeenPod) {
+    fn insert(&mut self, mut seen: SeenPod) {
         let own = self.is_own(&seen);
         let uid = objects::uid(&seen).to_owned();
         let name = seen.name_any();
@@ -234,15 +234,15 @@ mod tests {
     fn a_pod_counts_once_its_cgroup_exists() {
         let mut fixture = Fixture::new();
         fixture.cgroup(1);
-        fixture.pods.take(Event::Init);
+        fixture.pods.apply(Event::Init);
         fixture
             .pods
-            .take(Event::InitApply(pod("a", &uid(1), "Running")));
+            .apply(Event::InitApply(pod("a", &uid(1), "Running")));
         fixture
             .pods
-            .take(Event::InitApply(pod("b", &uid(2), "Pending")));
+            .apply(Event::InitApply(pod("b", &uid(2), "Pending")));
         assert!(!fixture.pods.are_complete());
-        fixture.pods.take(Event::InitDone);
+        fixture.pods.apply(Event::InitDone);
         assert!(fixture.pods.are_complete());
         assert_eq!(fixture.seen().expect("changed"), ["a"]);
         assert_eq!(fixture.seen(), None, "nothing has changed");
@@ -251,15 +251,15 @@ mod tests {
         // A status that changes no fact counts as unchanged.
         fixture
             .pods
-            .take(Event::Apply(pod("a", &uid(1), "Running")));
+            .apply(Event::Apply(pod("a", &uid(1), "Running")));
         assert_eq!(fixture.seen(), None);
         fixture
             .pods
-            .take(Event::Apply(pod("a", &uid(1), "Succeeded")));
+            .apply(Event::Apply(pod("a", &uid(1), "Succeeded")));
         assert_eq!(fixture.seen().expect("a has finished"), ["b"]);
         fixture
             .pods
-            .take(Event::Delete(pod("b", &uid(2), "Running")));
+            .apply(Event::Delete(pod("b", &uid(2), "Running")));
         assert_eq!(fixture.seen().expect("b is deleted"), [""; 0]);
     }
 
@@ -269,14 +269,14 @@ mod tests {
         fixture.cgroup(1);
         fixture.cgroup(2);
         for names in [&[("a", 1), ("b", 2)][..], &[("b", 2)]] {
-            fixture.pods.take(Event::Init);
+            fixture.pods.apply(Event::Init);
             for (name, number) in names {
                 fixture
                     .pods
-                    .take(Event::InitApply(pod(name, &uid(*number), "Running")));
+                    .apply(Event::InitApply(pod(name, &uid(*number), "Running")));
             }
             // No pod is removed until the list is complete.
-            fixture.pods.take(Event::InitDone);
+            fixture.pods.apply(Event::InitDone);
             assert_eq!(fixture.seen().expect("changed").len(), names.len());
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         fixture.cgroup(1);
         fixture
             .pods
-            .take(Event::Apply(pod("own", &uid(1), "Running")));
+            .apply(Event::Apply(pod("own", &uid(1), "Running")));
         let workloads = fixture.pods.refresh(&mut fixture.locator).expect("changed");
         assert!(workloads[0].pod.protected);
     }

@@ -29,7 +29,7 @@ use super::{AgentError, Machine, Options, Stop};
 use crate::agent::backend::ApiServer;
 use crate::agent::direct_report::{Leader, Links};
 use crate::agent::report::node_metric;
-use crate::agent::taint::Watched;
+use crate::agent::taint::ObservedNode;
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -55,7 +55,7 @@ pub struct Agent {
     feed: Feed,
     node: WatchedObject<SeenNode>,
     /// The same for the task that reconciles the taint.
-    taint_watch: watch::Sender<Watched>,
+    taint_watch: watch::Sender<ObservedNode>,
     watermark: WatchedObject<SeenWatermark>,
     rules: Rules,
     stop: EmergencyStop,
@@ -116,7 +116,7 @@ impl Agent {
             hierarchy,
             metrics,
             node: WatchedObject::default(),
-            taint_watch: watch::Sender::new(Watched::default()),
+            taint_watch: watch::Sender::new(ObservedNode::default()),
             watermark: WatchedObject::default(),
             rules: saved
                 .rules()
@@ -151,9 +151,9 @@ impl Agent {
                 biased;
                 _ = stop.wait_for(Option::is_some) => break,
                 Some(change) = self.feed.next() => {
-                    self.take(change);
+                    self.apply(change);
                     while let Some(Some(change)) = self.feed.next().now_or_never() {
-                        self.take(change);
+                        self.apply(change);
                     }
                 }
                 () = sleep(left) => {}
@@ -168,28 +168,28 @@ impl Agent {
         Box::pin(self.shut_down(stop)).await
     }
 
-    fn take(&mut self, change: Change) {
+    fn apply(&mut self, change: Change) {
         let source = match change {
             Change::Failed(source, failure) => return self.failed(source, failure),
             Change::Node(event) => {
-                self.node.take(event);
+                self.node.apply(event);
                 let node = self.node.seen.present();
-                self.taint_watch.send_replace(Watched {
-                    node: node.map(|node| node.marked.clone()),
+                self.taint_watch.send_replace(ObservedNode {
+                    node: node.map(|node| node.taint_snapshot.clone()),
                     lists: self.node.lists,
                 });
                 Source::Node
             }
             Change::Watermark(event) => {
-                self.watermark.take(event);
+                self.watermark.apply(event);
                 Source::Watermark
             }
             Change::Pods(event) => {
-                self.pods.take(event);
+                self.pods.apply(event);
                 Source::Pods
             }
             Change::Stop(event) => {
-                self.stop.take(event);
+                self.stop.apply(event);
                 Source::Stop
             }
         };
@@ -242,7 +242,7 @@ impl Agent {
             self.saved.save_pods(&workloads);
             machine.set_pods(workloads);
             let pods = &self.pods;
-            machine.outside_mut().set_pods(|uid| pods.has(uid));
+            machine.backend_mut().set_pods(|uid| pods.has(uid));
             self.reporter.recount(machine);
             self.builder.changed();
         }
@@ -425,8 +425,8 @@ impl Agent {
         let Some(policy) = policy else { return };
         let hash = self.rules.spec().map(|spec| spec.hash.as_str());
         let hash = Arc::from(hash.unwrap_or_default());
-        machine.outside().set_policy(Arc::clone(&policy), hash);
-        machine.outside().leave_no_trace(stopped.is_some());
+        machine.backend().set_policy(Arc::clone(&policy), hash);
+        machine.backend().set_remove_condition(stopped.is_some());
         machine.set_policy(Arc::clone(&policy));
         if stopped.is_some() {
             machine.release_within(RESTORE_WITHIN);
@@ -468,9 +468,9 @@ impl Agent {
         self.metrics.sampled(now);
         let node_uid = self.node.seen.present().map(objects::uid);
         self.telemetry.loop_ran(node_uid, now);
-        if machine.outside().is_unexplained() {
+        if machine.backend().lacks_message() {
             let reports: Vec<_> = machine.reports().collect();
-            machine.outside_mut().explain(reports.into_iter());
+            machine.backend_mut().set_message(reports.into_iter());
         }
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
@@ -536,7 +536,7 @@ impl Agent {
             }
             Shutdown::Leave(why) => {
                 if let Some(machine) = &mut self.machine {
-                    machine.leave(now).iter().for_each(log);
+                    machine.save_for_restart(now).iter().for_each(log);
                     let throttled = machine.throttled_pods();
                     tracing::info!(why, throttled, "what is in force stays in force");
                 }

@@ -19,7 +19,7 @@ use crate::agent::report::events::{self, EventBuilder, Facts, NewEvent};
 use crate::agent::report::publish::Publisher;
 use crate::agent::report::status::{StatusBuilder, View, this_agent};
 use crate::agent::report::write::{self, Report, Writes};
-use crate::agent::taint::Standing;
+use crate::agent::taint::TaintState;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
@@ -59,7 +59,7 @@ pub struct Reporter {
     /// Results of status writes.
     writes: watch::Receiver<Writes>,
     /// The taint state on the Node, as last reported.
-    standing: Standing,
+    taint_state: TaintState,
     /// Whether scheduling was decided, and for each rule whether it has a value, or why not.
     evaluated_rules: (bool, Vec<(bool, Option<Unknown>)>),
     /// UID and generation of the object that was last reported to, and the report time of the status that was overwritten.
@@ -87,7 +87,7 @@ impl Reporter {
             reports,
             writer: tokio::spawn(run),
             writes,
-            standing: Standing::default(),
+            taint_state: TaintState::default(),
             evaluated_rules: (false, Vec::new()),
             target: None,
             changed: true,
@@ -128,19 +128,19 @@ impl Reporter {
         metrics: &Metrics,
         now: BootTime,
     ) {
-        let outcomes = machine.outside_mut().take_outcomes();
+        let outcomes = machine.backend_mut().take_outcomes();
         for outcome in &outcomes {
-            metrics.outcome(&outcome.fate);
+            metrics.outcome(&outcome.result);
         }
-        let standing = machine.outside().standing();
-        let standing_changed = standing != self.standing;
+        let taint_state = machine.backend().taint_state();
+        let taint_changed = taint_state != self.taint_state;
         let evaluated = machine.plan().evaluated;
         metrics.count(&machine.plan().transitions);
         self.changed |=
-            self.builder.record(machine.events()) || standing_changed || !outcomes.is_empty();
+            self.builder.record(machine.events()) || taint_changed || !outcomes.is_empty();
         if self.changed || evaluated {
             let reports: Vec<RuleReport> = machine.reports().collect();
-            let decided = machine.plan().scheduling != Scheduling::Hold;
+            let decided = machine.plan().scheduling != Scheduling::Unchanged;
             let known = reports
                 .iter()
                 .map(|report| (report.value.is_some(), report.unknown));
@@ -151,7 +151,7 @@ impl Reporter {
                 self.evaluated_rules = (decided, known.collect());
                 self.changed = true;
             }
-            self.collect_events(machine, &reports, &outcomes, &standing);
+            self.collect_events(machine, &reports, &outcomes, &taint_state);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();
                 figures.throttled_pods = throttled_pods(machine);
@@ -164,7 +164,7 @@ impl Reporter {
                 figures.rules = reports;
             });
         }
-        self.standing = standing;
+        self.taint_state = taint_state;
         let uid = target.map_or("", |target| target.uid);
         for event in self.new_events.drain(..) {
             self.publisher
@@ -179,7 +179,7 @@ impl Reporter {
         machine: &Machine,
         reports: &[RuleReport],
         outcomes: &[Outcome],
-        standing: &Standing,
+        taint_state: &TaintState,
     ) {
         let policy = machine.policy();
         let facts = Facts { policy, reports };
@@ -193,10 +193,10 @@ impl Reporter {
             }
             self.event_builder.outcome(outcome, &mut self.new_events);
         }
-        if *standing != self.standing {
-            let words = machine.outside().why_closed();
+        if *taint_state != self.taint_state {
+            let message = machine.backend().scheduling_message();
             self.event_builder
-                .standing(standing, &words, &mut self.new_events);
+                .taint_state(taint_state, &message, &mut self.new_events);
         }
     }
 
@@ -233,7 +233,7 @@ impl Reporter {
             names: BTreeMap::new(),
             records: Vec::new(),
             previews: &[],
-            standing: Standing::default(),
+            taint_state: TaintState::default(),
             evicted: Vec::new(),
             health,
             not_enforced: Vec::new(),
@@ -259,7 +259,7 @@ impl Reporter {
     }
 
     fn health(&self, machine: &Machine, rules: &Rules) -> Health {
-        let decided = machine.plan().scheduling != Scheduling::Hold;
+        let decided = machine.plan().scheduling != Scheduling::Unchanged;
         let stopped = self.stopped.as_ref().map(|(reason, _)| Stopped {
             reason: reason.clone(),
             ..Stopped::default()
@@ -298,7 +298,7 @@ impl Reporter {
             return;
         }
         self.changed = false;
-        let evicted: Vec<_> = machine.outside().evicted(now).cloned().collect();
+        let evicted: Vec<_> = machine.backend().evicted(now).cloned().collect();
         self.changes_at = self.builder.changes_at(now, &evicted);
         self.target = target.map(Target::to_owned);
         let Some(target) = target else {
@@ -320,7 +320,7 @@ impl Reporter {
                 .collect(),
             records: machine.records().collect(),
             previews: machine.previews(),
-            standing: machine.outside().standing(),
+            taint_state: machine.backend().taint_state(),
             evicted,
             health: self.health(machine, rules),
             not_enforced: not_enforced(rules),

@@ -8,9 +8,9 @@ use tokio::time::timeout;
 
 use super::reporter::{Reporter, log};
 use super::{AgentError, Machine, Options};
-use crate::agent::report::final_status::{self, Left};
+use crate::agent::report::final_status::{self, NotRestored};
 use crate::cluster::backoff::backoff;
-use crate::cluster::taint::{self, Bearing, TaintError};
+use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
@@ -32,23 +32,23 @@ pub async fn restore_running(
 ) -> bool {
     // Without rules, requests that are not sent yet are dropped.
     machine
-        .outside_mut()
+        .backend_mut()
         .set_policy(Arc::default(), Arc::default());
     machine.restore(now).iter().for_each(log);
     let names = machine.records();
     let names = names.filter_map(|it| Some((it.uid.clone(), machine.name(&it.uid)?)));
-    let left = Left {
+    let not_restored = NotRestored {
         names: names.collect(),
         records: machine.records().collect(),
     };
     let boot_id = machine.writer().boot_id.clone();
     // The tasks of taint and status have to finish before both are written here.
-    let taint = machine.outside_mut().wait_for_no_taint(TIMEOUT);
+    let taint = machine.backend_mut().wait_for_no_taint(TIMEOUT);
     let (taint_gone, ()) = tokio::join!(taint, reporter.shut_down(TIMEOUT));
     drop(machine);
     let removed = remove_taint(client, node).await;
-    write_final_status(client, node, &boot_id, why, &left).await;
-    left.records.is_empty() && (taint_gone || removed)
+    write_final_status(client, node, &boot_id, why, &not_restored).await;
+    not_restored.records.is_empty() && (taint_gone || removed)
 }
 
 /// Restores what an earlier process left in force: cgroups from the journal alone, then taint and condition if an API
@@ -78,7 +78,7 @@ pub async fn restore_leftovers(
         // If something is left, the status of the agent that did it still says what.
         if left == 0 {
             let this = Writer::this_process().map_err(AgentError::BootId)?;
-            let none = Left::default();
+            let none = NotRestored::default();
             write_final_status(client, &options.node, &this.boot_id, why, &none).await;
         }
     }
@@ -86,11 +86,17 @@ pub async fn restore_leftovers(
 }
 
 /// Writes in the status that nothing is in force any more.
-async fn write_final_status(client: &Client, node: &str, boot_id: &str, why: &str, left: &Left) {
+async fn write_final_status(
+    client: &Client,
+    node: &str,
+    boot_id: &str,
+    why: &str,
+    not_restored: &NotRestored,
+) {
     let why = format!("{why}: the agent has restored everything");
     let writing = async {
         for pause in backoff(RETRY_PAUSES.0, RETRY_PAUSES.1) {
-            match final_status::write(client, node, boot_id, &why, left).await {
+            match final_status::write(client, node, boot_id, &why, not_restored).await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!("{error}"),
             }
@@ -106,7 +112,7 @@ async fn write_final_status(client: &Client, node: &str, boot_id: &str, why: &st
 async fn remove_taint(client: &Client, node: &str) -> bool {
     let removed = async {
         let seen = taint::read(client, node).await?;
-        taint::keep(client, seen, Bearing::NoTrace).await
+        taint::reconcile(client, seen, DesiredTaint::Removed).await
     };
     let why = match timeout(TIMEOUT, removed).await {
         Ok(Ok(_) | Err(TaintError::NoNode(_))) => return true,

@@ -93,7 +93,7 @@ impl Rules {
     /// Starts from the rules that an earlier process saved.
     pub fn from_saved(spec: &Arc<NodeWatermarkSpec>) -> Self {
         let mut rules = Self::default();
-        rules.take(spec);
+        rules.apply(spec);
         rules
     }
 
@@ -136,12 +136,12 @@ impl Rules {
             }
             Ok(spec) => {
                 self.missing = None;
-                self.take(spec)
+                self.apply(spec)
             }
         }
     }
 
-    fn take(&mut self, spec: &Arc<NodeWatermarkSpec>) -> bool {
+    fn apply(&mut self, spec: &Arc<NodeWatermarkSpec>) -> bool {
         let known = self.spec.as_ref().is_some_and(|known| known == spec);
         if known {
             self.problem = None;

@@ -12,7 +12,9 @@ use super::emergency_stop::SavedStop;
 use crate::crd::NodeWatermarkSpec;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
-use crate::node::machine::kept::{Kept, PODS_FILE, POLICIES_FILE, Worth, still_there};
+use crate::node::machine::saved_file::{
+    PODS_FILE, POLICIES_FILE, SavedFile, Validity, retain_existing,
+};
 use crate::node::machine::workload::Workload;
 
 /// Versions of the file formats.
@@ -28,34 +30,34 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct SavedState {
     /// A saved `None` means: there are no rules.
-    rules: SavedFile<Option<Arc<NodeWatermarkSpec>>>,
-    pods: SavedFile<Vec<Workload>>,
-    stop: SavedFile<Option<String>>,
+    rules: RetriedFile<Option<Arc<NodeWatermarkSpec>>>,
+    pods: RetriedFile<Vec<Workload>>,
+    stop: RetriedFile<Option<String>>,
     retried_at: BootTime,
 }
 
 /// One file, and the content still to be written to it.
 #[derive(Debug)]
-struct SavedFile<T> {
-    file: Kept<T>,
+struct RetriedFile<T> {
+    file: SavedFile<T>,
     pending: Option<T>,
 }
 
-impl<T: Clone + Serialize + DeserializeOwned> SavedFile<T> {
-    fn new(state_dir: &Path, name: &str, version: u32, worth: Worth) -> io::Result<Self> {
+impl<T: Clone + Serialize + DeserializeOwned> RetriedFile<T> {
+    fn new(state_dir: &Path, name: &str, version: u32, validity: Validity) -> io::Result<Self> {
         Ok(Self {
-            file: Kept::new(state_dir, name, version, worth)?,
+            file: SavedFile::new(state_dir, name, version, validity)?,
             pending: None,
         })
     }
 
     fn read(&mut self) -> Option<T> {
-        self.file.read_or_tell()
+        self.file.read_or_log()
     }
 
     fn save(&mut self, content: &T) {
         let was_pending = self.pending.take().is_some();
-        if let Err(error) = self.file.keep(content) {
+        if let Err(error) = self.file.save(content) {
             if !was_pending {
                 tracing::warn!(%error, "failed to save state for a restart without an API server; retrying");
             }
@@ -65,7 +67,7 @@ impl<T: Clone + Serialize + DeserializeOwned> SavedFile<T> {
 
     fn retry(&mut self) {
         let Some(content) = &self.pending else { return };
-        if self.file.keep(content).is_ok() {
+        if self.file.save(content).is_ok() {
             self.pending = None;
             tracing::info!("state for a restart is saved again");
         }
@@ -79,9 +81,9 @@ impl SavedState {
     /// If the kernel's boot id cannot be read.
     pub fn new(state_dir: &Path) -> io::Result<Self> {
         Ok(Self {
-            rules: SavedFile::new(state_dir, POLICIES_FILE, RULES_FORMAT, Worth::AnyBoot)?,
-            pods: SavedFile::new(state_dir, PODS_FILE, PODS_FORMAT, Worth::ThisBoot)?,
-            stop: SavedFile::new(state_dir, STOP_FILE, STOP_FORMAT, Worth::AnyBoot)?,
+            rules: RetriedFile::new(state_dir, POLICIES_FILE, RULES_FORMAT, Validity::AnyBoot)?,
+            pods: RetriedFile::new(state_dir, PODS_FILE, PODS_FORMAT, Validity::ThisBoot)?,
+            stop: RetriedFile::new(state_dir, STOP_FILE, STOP_FORMAT, Validity::AnyBoot)?,
             retried_at: BootTime::default(),
         })
     }
@@ -93,7 +95,7 @@ impl SavedState {
 
     /// The last pods that still have their cgroups.
     pub fn pods(&mut self, hierarchy: &Hierarchy) -> Vec<Workload> {
-        still_there(self.pods.read().unwrap_or_default(), hierarchy)
+        retain_existing(self.pods.read().unwrap_or_default(), hierarchy)
     }
 
     /// The emergency stop; `None`: it was never saved.

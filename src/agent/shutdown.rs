@@ -107,7 +107,7 @@ fn by_daemon_set(
             return Shutdown::Restore(format!("DaemonSet {name} is deleted"));
         }
         Err(error) => {
-            let why = format!("failed to read DaemonSet {name}: {}", error.words());
+            let why = format!("failed to read DaemonSet {name}: {}", error.message());
             return by_refusal(error.code(), why);
         }
     };

@@ -132,11 +132,11 @@ mod tests {
         };
         assert!(matches!(start(&known, 9), Start::Wait(_)));
         assert_eq!(start(&known, 10), Start::Offline);
-        let unsure = StartState {
+        let unknown_result = StartState {
             stop_saved: false,
             ..known
         };
-        assert!(matches!(start(&unsure, 10), Start::Wait(_)));
+        assert!(matches!(start(&unknown_result, 10), Start::Wait(_)));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use backon::ExponentialBackoff;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::cluster::backoff::{at_least, backoff, rest};
-use crate::cluster::taint::{self, Bearing, Mark, Marked, TaintError};
+use crate::cluster::backoff::{at_least, backoff, sleep};
+use crate::cluster::taint::{self, DesiredTaint, NodeTaint, TaintError, TaintSnapshot};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
@@ -25,27 +25,27 @@ const LOSS_WINDOW: Duration = Duration::from_mins(1);
 
 /// The wanted state of the Node.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
-    /// The engine's decision. [`Scheduling::Hold`] leaves the Node unchanged.
+pub struct WantedTaint {
+    /// The engine's decision. [`Scheduling::Unchanged`] leaves the Node unchanged.
     pub scheduling: Scheduling,
     /// Value and threshold of the rules when the engine made that decision, as text.
     pub message: String,
     /// When the taint is removed, remove the condition as well.
-    pub no_trace: bool,
+    pub remove_condition: bool,
 }
 
 /// The Node from a watch.
 #[derive(Clone, Debug, Default)]
-pub struct Watched {
+pub struct ObservedNode {
     /// Our taint and condition on it; `None` if the Node does not exist or was not seen yet.
-    pub node: Option<Marked>,
+    pub node: Option<TaintSnapshot>,
     /// Number of full lists so far.
     pub lists: u64,
 }
 
 /// The last known state of our taint on the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct TaintState {
     /// The Node has been seen.
     pub known: bool,
     /// The effect of our taint; `None` if there is no taint.
@@ -57,12 +57,12 @@ pub struct Standing {
 }
 
 /// Runs until the sender of `wanted` is dropped, and leaves the Node as it is then. `node` is the Node from a watch;
-/// `standing` receives the state.
+/// `taint_state` receives the state.
 pub async fn run(
     client: Client,
-    mut wanted: watch::Receiver<Wanted>,
-    mut node: watch::Receiver<Watched>,
-    standing: watch::Sender<Standing>,
+    mut wanted: watch::Receiver<WantedTaint>,
+    mut node: watch::Receiver<ObservedNode>,
+    taint_state: watch::Sender<TaintState>,
 ) {
     let mut reconciler = Reconciler::default();
     loop {
@@ -70,10 +70,10 @@ pub async fn run(
         reconciler.set_wanted(&wanted.borrow_and_update());
         reconciler.observe(now, &node.borrow_and_update());
         let step = reconciler.step(now);
-        publish(&standing, reconciler.state());
+        publish(&taint_state, reconciler.state());
         let pause = match step {
             Step::Write(seen) => {
-                let written = taint::keep(&client, seen, reconciler.bearing()).await;
+                let written = taint::reconcile(&client, seen, reconciler.desired_taint()).await;
                 reconciler.written(clock::boot_time(), written);
                 continue;
             }
@@ -82,13 +82,13 @@ pub async fn run(
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
             changed = node.changed() => if changed.is_err() { return },
-            () = rest(pause) => {}
+            () = sleep(pause) => {}
         }
     }
 }
 
-fn publish(standing: &watch::Sender<Standing>, now: Standing) {
-    standing.send_if_modified(|before| {
+fn publish(taint_state: &watch::Sender<TaintState>, now: TaintState) {
+    taint_state.send_if_modified(|before| {
         let changed = *before != now;
         *before = now;
         changed
@@ -99,7 +99,7 @@ fn publish(standing: &watch::Sender<Standing>, now: Standing) {
 #[derive(Debug, PartialEq)]
 enum Step {
     /// Write: this Node differs from the wanted state.
-    Write(Marked),
+    Write(TaintSnapshot),
     /// Wait until something changes, or for this long.
     Wait(Option<Duration>),
 }
@@ -110,11 +110,11 @@ struct Reconciler {
     /// Nothing is done before the engine's first decision.
     decided: bool,
     /// The wanted taint and condition.
-    mark: Option<Mark>,
-    no_trace: bool,
+    node_taint: Option<NodeTaint>,
+    remove_condition: bool,
     rules: Vec<RuleId>,
     /// The Node as last seen, or as written by us since.
-    node: Option<Marked>,
+    node: Option<TaintSnapshot>,
     /// Number of full lists at that time.
     lists: u64,
     /// The Node was last seen in the wanted state.
@@ -129,35 +129,35 @@ struct Reconciler {
 }
 
 impl Reconciler {
-    fn bearing(&self) -> Bearing<'_> {
-        match &self.mark {
-            Some(mark) => Bearing::Mark(mark),
-            None if self.no_trace => Bearing::NoTrace,
-            None => Bearing::Nothing,
+    fn desired_taint(&self) -> DesiredTaint<'_> {
+        match &self.node_taint {
+            Some(taint) => DesiredTaint::Present(taint),
+            None if self.remove_condition => DesiredTaint::Removed,
+            None => DesiredTaint::Absent,
         }
     }
 
-    fn bears(&self, node: &Marked) -> bool {
-        node.bears(self.bearing())
+    fn matches(&self, node: &TaintSnapshot) -> bool {
+        node.matches(self.desired_taint())
     }
 
-    fn set_wanted(&mut self, wanted: &Wanted) {
-        // Our own change of `no_trace` is not a loss.
-        self.in_sync &= self.no_trace == wanted.no_trace;
-        self.no_trace = wanted.no_trace;
+    fn set_wanted(&mut self, wanted: &WantedTaint) {
+        // Our own change of `remove_condition` is not a loss.
+        self.in_sync &= self.remove_condition == wanted.remove_condition;
+        self.remove_condition = wanted.remove_condition;
         let (effect, rules) = match &wanted.scheduling {
-            Scheduling::Hold => return,
+            Scheduling::Unchanged => return,
             Scheduling::Enabled => (None, &[][..]),
             Scheduling::Disabled { effect, rules } => (Some(*effect), &rules[..]),
         };
         self.decided = true;
-        let before = self.mark.as_ref().map(|mark| mark.effect);
+        let before = self.node_taint.as_ref().map(|taint| taint.effect);
         // The message stays the one from the start: a changed value alone is no reason to write.
         if before == effect && self.rules == rules {
             return;
         }
         self.rules = rules.to_vec();
-        self.mark = effect.map(|effect| Mark {
+        self.node_taint = effect.map(|effect| NodeTaint {
             effect,
             reason: rules.first().map_or_else(String::new, ToString::to_string),
             message: wanted.message.clone(),
@@ -171,7 +171,7 @@ impl Reconciler {
 
     /// Accepts the Node from a new list even if its version is older: versions restart when etcd is restored from a
     /// backup.
-    fn observe(&mut self, now: BootTime, seen: &Watched) {
+    fn observe(&mut self, now: BootTime, seen: &ObservedNode) {
         if seen.lists != self.lists {
             self.lists = seen.lists;
             self.node = None;
@@ -180,7 +180,7 @@ impl Reconciler {
     }
 
     /// Records the Node from the watch, which may lag behind our own last write.
-    fn observe_node(&mut self, now: BootTime, node: Option<&Marked>) {
+    fn observe_node(&mut self, now: BootTime, node: Option<&TaintSnapshot>) {
         let is_old = match (node, &self.node) {
             (Some(node), Some(known)) => !node.is_newer_than(known),
             _ => false,
@@ -189,7 +189,7 @@ impl Reconciler {
             return;
         }
         self.node = node.cloned();
-        if self.in_sync && !self.node.as_ref().is_some_and(|node| self.bears(node)) {
+        if self.in_sync && !self.node.as_ref().is_some_and(|node| self.matches(node)) {
             self.losses.push_back(now);
             self.in_sync = false;
         }
@@ -199,7 +199,7 @@ impl Reconciler {
         let Some(node) = self.node.as_ref().filter(|_| self.decided) else {
             return Step::Wait(None);
         };
-        if self.bears(node) {
+        if self.matches(node) {
             return self.in_sync_step(now);
         }
         let write = Step::Write(node.clone());
@@ -257,7 +257,7 @@ impl Reconciler {
     }
 
     /// Records the result of a write.
-    fn written(&mut self, now: BootTime, written: Result<Marked, TaintError>) {
+    fn written(&mut self, now: BootTime, written: Result<TaintSnapshot, TaintError>) {
         match written {
             Ok(node) => self.node = Some(node),
             Err(error) => {
@@ -271,10 +271,10 @@ impl Reconciler {
         }
     }
 
-    fn state(&self) -> Standing {
-        Standing {
+    fn state(&self) -> TaintState {
+        TaintState {
             known: self.node.is_some(),
-            effect: self.node.as_ref().and_then(Marked::effect),
+            effect: self.node.as_ref().and_then(TaintSnapshot::effect),
             failing: self.failing.clone(),
             contested: self.contested.is_some(),
         }

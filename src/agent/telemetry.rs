@@ -9,8 +9,8 @@ use super::metrics::Metrics;
 use super::{Machine, Options};
 use crate::agent::direct_report::{DirectReports, Links};
 use crate::agent::heartbeat::digest::{self, Facts};
-use crate::agent::heartbeat::{self, Heartbeat, Pulse};
-use crate::agent::taint::Standing;
+use crate::agent::heartbeat::{self, Heartbeat, HeartbeatInput};
+use crate::agent::taint::TaintState;
 use crate::crd::NodeMetric;
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
@@ -20,7 +20,7 @@ const STUCK_INTERVALS: u32 = 5;
 
 /// The heartbeat and the direct reports.
 pub struct Telemetry {
-    pulse: watch::Sender<Pulse>,
+    input: watch::Sender<HeartbeatInput>,
     heartbeat: Heartbeat,
     reports: Option<DirectReports>,
 }
@@ -36,7 +36,7 @@ impl Telemetry {
         links: Links,
         now: BootTime,
     ) -> Self {
-        let (pulse, received) = watch::channel(Pulse::default());
+        let (input, received) = watch::channel(HeartbeatInput::default());
         let (acknowledged_sender, acknowledged) = watch::channel(false);
         let reports = options.reports.clone().map(|how| {
             DirectReports::start(
@@ -58,7 +58,7 @@ impl Telemetry {
         };
         let figures = metrics.heartbeats.clone();
         Self {
-            pulse,
+            input,
             heartbeat: Heartbeat::start(heartbeat_client, how, received, acknowledged, figures),
             reports,
         }
@@ -66,10 +66,10 @@ impl Telemetry {
 
     /// The sampling loop ran. Allocates nothing.
     pub fn loop_ran(&self, node_uid: Option<&str>, now: BootTime) {
-        self.pulse.send_modify(|pulse| {
-            pulse.last_run = Some(now);
-            if pulse.node_uid.as_deref() != node_uid {
-                pulse.node_uid = node_uid.map(Into::into);
+        self.input.send_modify(|input| {
+            input.last_run = Some(now);
+            if input.node_uid.as_deref() != node_uid {
+                input.node_uid = node_uid.map(Into::into);
             }
         });
     }
@@ -91,9 +91,9 @@ impl Telemetry {
             policy: machine.policy(),
             reports: machine.reports(),
             throttled: machine.throttled_pods(),
-            scheduling: scheduling(&machine.outside().standing()),
+            scheduling: scheduling(&machine.backend().taint_state()),
         });
-        self.pulse.send_modify(|pulse| pulse.summary = summary);
+        self.input.send_modify(|input| input.summary = summary);
     }
 
     /// The agent is removed. No report may follow the release of the Lease: the controller would expect more.
@@ -103,11 +103,11 @@ impl Telemetry {
     }
 }
 
-fn scheduling(standing: &Standing) -> Option<Scheduling> {
-    let state = standing
+fn scheduling(taint_state: &TaintState) -> Option<Scheduling> {
+    let state = taint_state
         .effect
         .map_or(Scheduling::Enabled, Scheduling::Disabled);
-    standing.known.then_some(state)
+    taint_state.known.then_some(state)
 }
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ mod tests {
         let address = unresponsive.local_addr().expect("its address");
         let url = format!("http://{address}").parse().expect("a URL");
         let client = Client::try_from(Config::new(url)).expect("a client");
-        let (pulse, received) = watch::channel(Pulse::default());
+        let (input, received) = watch::channel(HeartbeatInput::default());
         let (acknowledged_sender, mut acknowledged) = watch::channel(false);
         let how = direct_report::Options {
             service: "s".to_owned(),
@@ -154,7 +154,7 @@ mod tests {
         };
         let figures = heartbeat::metrics::Heartbeats::default();
         let telemetry = Telemetry {
-            pulse,
+            input,
             heartbeat: Heartbeat::start(client, how, received, acknowledged.clone(), figures),
             reports: Some(reports),
         };

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
-use super::{complain, one_line, print};
+use super::{one_line, print, print_error};
 use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
@@ -77,14 +77,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
     let sources = sources::read_all(&args.paths);
     for error in &sources.unreadable {
-        complain(format_args!("plimsoll: {}", one_line(error)));
+        print_error(format_args!("plimsoll: {}", one_line(error)));
     }
     let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
     match args.output {
         Output::Text => {
             let lines = report.lines().map(|line| line + "\n");
             print(lines.collect::<String>().as_bytes())?;
-            complain(report.summary());
+            print_error(report.summary());
         }
         Output::Json => {
             let json = serde_json::to_string_pretty(&report).context("failed to write JSON")?;
@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let nothing = report.has_no_policy();
     if nothing && sources.unreadable.is_empty() {
-        complain(format_args!(
+        print_error(format_args!(
             "plimsoll: no policy found; a policy starts with apiVersion: {API_VERSION}, and in directories only files named *.yaml, \
              *.yml and *.json are read"
         ));

@@ -15,7 +15,7 @@ use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::evictions;
-use crate::metrics_api::{self, CertificatePlace, Place, ReportPlace, TlsFiles, reports};
+use crate::metrics_api::{self, CertificateSource, ObjectNames, ReportEndpoint, TlsFiles, reports};
 use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::reconciler::Settings;
@@ -173,11 +173,11 @@ impl Args {
         }
         Some(metrics_api::Options {
             listen: self.metrics_api_listen,
-            place: Place {
+            names: ObjectNames {
                 namespace: self.namespace.clone(),
                 service: self.metrics_api_service.clone(),
                 certificate: self.certificate(),
-                reports: reports.as_ref().map(|_| ReportPlace {
+                reports: reports.as_ref().map(|_| ReportEndpoint {
                     service: self.report_service.clone(),
                     bundle: self.report_ca_configmap.clone(),
                 }),
@@ -187,7 +187,7 @@ impl Args {
         })
     }
 
-    fn certificate(&self) -> CertificatePlace {
+    fn certificate(&self) -> CertificateSource {
         let files = (
             &self.tls_cert_file,
             &self.tls_private_key_file,
@@ -195,13 +195,13 @@ impl Args {
         );
         match files {
             (Some(certificate), Some(key), Some(authorities)) => {
-                CertificatePlace::Files(TlsFiles {
+                CertificateSource::Files(TlsFiles {
                     certificate: certificate.clone(),
                     key: key.clone(),
                     authorities: authorities.clone(),
                 })
             }
-            _ => CertificatePlace::Secret(self.metrics_api_secret.clone()),
+            _ => CertificateSource::Secret(self.metrics_api_secret.clone()),
         }
     }
 

@@ -79,8 +79,8 @@ async fn wait_until_served(timeout: Duration) -> anyhow::Result<ExitCode> {
         if clock::now().since(started) >= timeout {
             let version = call(client.apiserver_version()).await.ok();
             let version = version.and_then(|it| KubernetesVersion::of(&it));
-            let cure = version.unwrap_or_default().define();
-            bail!("failed to find {missing} within {timeout:?}: {cure}");
+            let fix = version.unwrap_or_default().install_command();
+            bail!("failed to find {missing} within {timeout:?}: {fix}");
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -97,7 +97,7 @@ async fn missing(client: &Client, definitions: &[CustomResourceDefinition]) -> O
         match call(client.list_api_group_resources(&version)).await {
             Ok(list) if list.resources.iter().any(|it| it.name == spec.names.plural) => {}
             Ok(_) => return Some(name),
-            Err(error) => return Some(format!("{name} ({})", error.words())),
+            Err(error) => return Some(format!("{name} ({})", error.message())),
         }
     }
     None
@@ -138,7 +138,7 @@ fn check_all(dir: &Path, files: &[(String, String)]) -> ExitCode {
         let path = dir.join(name);
         if fs::read_to_string(&path).ok().as_ref() != Some(text) {
             up_to_date = false;
-            super::complain(format_args!(
+            super::print_error(format_args!(
                 "{} is not what the code generates; run: plimsoll crds --output-dir {}",
                 path.display(),
                 dir.display()

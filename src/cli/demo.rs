@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
-use super::{complain, print};
+use super::{print, print_error};
 use crate::demo::live::{self, Options};
 use crate::demo::obstacle::Obstacle;
 use crate::demo::plain::TextRenderer;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(cannot_run(&Obstacle::from(&error))),
     };
     for path in leftovers::remove_all(&hierarchy) {
-        complain(format_args!(
+        print_error(format_args!(
             "removed what a killed demo had left: {}",
             path.display()
         ));
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn cannot_run(obstacle: &Obstacle) -> ExitCode {
-    complain(format_args!("{obstacle}"));
+    print_error(format_args!("{obstacle}"));
     ExitCode::from(CANNOT_RUN)
 }
 

@@ -104,8 +104,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         loop {
             let namespace = args.lease_namespace.as_deref();
             let snapshot = Box::pin(Snapshot::read(&client, only_agents, namespace)).await;
-            let is_well = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
-            if is_well || clock::now().since(started) >= wait {
+            let is_healthy = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
+            if is_healthy || clock::now().since(started) >= wait {
                 return snapshot;
             }
             tokio::time::sleep(POLL_INTERVAL).await;

@@ -146,7 +146,7 @@ fn has_no_reader(output: BorrowedFd<'_>) -> bool {
 }
 
 /// Prints a line to standard error. `eprintln` would panic if the pipe is closed.
-pub fn complain(line: impl Display) {
+pub fn print_error(line: impl Display) {
     let _unread = writeln!(stderr(), "{line}");
 }
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use self::findings::{Findings, Found};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
-use super::{complain, duration, runtime};
+use super::{duration, print_error, runtime};
 use crate::cluster::{client, clock};
 use crate::crd::{Compiled, Objects, compile};
 use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
@@ -115,7 +115,7 @@ async fn show(args: &Args, sources: &Sources) -> anyhow::Result<ExitCode> {
     let others = other_policies(&cluster, sources).await?;
     let report = Report::new(sources, others.clone(), &NodeFacts::default(), false);
     if report.is_rejected() {
-        report.lines().for_each(complain);
+        report.lines().for_each(print_error);
         return Ok(ExitCode::from(1));
     }
     let policies = Policies::new(args, others, sources);
@@ -324,8 +324,8 @@ fn print(
 ) -> anyhow::Result<()> {
     let text = match args.output {
         Output::Text => {
-            report.lines().for_each(complain);
-            findings.0.iter().for_each(complain);
+            report.lines().for_each(print_error);
+            findings.0.iter().for_each(print_error);
             preview.to_string()
         }
         Output::Json => {

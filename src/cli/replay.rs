@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::complain;
+use super::print_error;
 use super::run::period;
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::event::{Decision, Event, PolicyProblem};
 use crate::node::machine::metric;
 use crate::standalone::output::{Format, Output};
 use crate::standalone::policies::{self, Overrides};
-use crate::standalone::replayed::Replayed;
+use crate::standalone::replay_summary::ReplaySummary;
 use crate::trace::replay::Replay;
 
 const EXAMPLES: &str = "\
@@ -86,7 +86,7 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     });
     let (header, mut replay) = opened.with_context(trace)?;
     for problem in &problems {
-        complain(format_args!("plimsoll: {problem}"));
+        print_error(format_args!("plimsoll: {problem}"));
     }
     if replay.policy().rules.is_empty() {
         bail!("{}", no_rule(&args.policies));
@@ -97,7 +97,7 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
         let events = events(&replay);
         output.write(&events, now, header.wall_time(now))?;
     }
-    let summary = Replayed::new(&replay);
+    let summary = ReplaySummary::new(&replay);
     match args.output {
         Format::Text => write!(stdout(), "{summary}")?,
         Format::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,

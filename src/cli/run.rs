@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
 use crate::standalone::output::Format;
-use crate::standalone::pods::Sources;
+use crate::standalone::pods::PodSources;
 use crate::standalone::policies::Overrides;
 use crate::standalone::setup::{self, Options};
 
@@ -130,7 +130,7 @@ impl Args {
     fn options(&self) -> Options {
         Options {
             policies: self.policies.clone(),
-            pods: Sources {
+            pods: PodSources {
                 manifests: self.pods.clone(),
                 parents: self.pods_under.clone(),
             },

@@ -217,15 +217,15 @@ async fn annotate(client: &Client, namespace: &str, value: Option<&str>) -> Resu
 }
 
 fn failed(namespace: &str, error: &CallError) -> anyhow::Error {
-    let cure = match error.code() {
+    let fix = match error.code() {
         Some(403) => "; ask an administrator who may patch that ConfigMap",
         Some(404) => {
             "; is plimsoll installed, and are its Leases in that namespace (--lease-namespace)?"
         }
         _ => "",
     };
-    let why = error.words();
-    anyhow!("failed to annotate ConfigMap {OBJECT} in namespace {namespace}: {why}{cure}")
+    let why = error.message();
+    anyhow!("failed to annotate ConfigMap {OBJECT} in namespace {namespace}: {why}{fix}")
 }
 
 /// Waits until every node has reached the goal, and prints the progress.
@@ -266,7 +266,7 @@ async fn follow(client: &Client, options: &Options, goal: Goal) -> anyhow::Resul
 /// Why the progress is unknown.
 #[derive(Debug, thiserror::Error)]
 enum ProgressError {
-    #[error("failed to list the NodeWatermarks: {}", .0.words())]
+    #[error("failed to list the NodeWatermarks: {}", .0.message())]
     List(CallError),
     #[error(
         "the definition of NodeWatermark is outdated: plimsoll crds | kubectl apply --server-side -f -"
@@ -310,8 +310,8 @@ impl Progress {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let columns = list(&table["columnDefinitions"]);
         let column = |name: &str| {
-            let place = columns.iter().position(|column| column["name"] == name);
-            place.ok_or(ProgressError::Outdated)
+            let index = columns.iter().position(|column| column["name"] == name);
+            index.ok_or(ProgressError::Outdated)
         };
         let [name, stopped, agent] = [column("Name")?, column("Stopped")?, column("Agent")?];
         let mut progress = Self {
@@ -320,7 +320,7 @@ impl Progress {
             waiting: Vec::new(),
         };
         for row in list(&table["rows"]) {
-            let cell = |place: usize| row["cells"][place].as_str().unwrap_or_default();
+            let cell = |index: usize| row["cells"][index].as_str().unwrap_or_default();
             if cell(agent).is_empty() {
                 continue;
             }
@@ -434,14 +434,17 @@ mod tests {
     #[test]
     fn the_annotation_has_reason_user_and_time() {
         let now = jiff::Timestamp::UNIX_EPOCH;
-        let said = |reason, user| value(reason, user, now);
+        let describe = |reason, user| value(reason, user, now);
         assert_eq!(
-            said(Some(" bad thresholds "), Some("ann")),
+            describe(Some(" bad thresholds "), Some("ann")),
             "bad thresholds (by ann, 1970-01-01T00:00:00Z)"
         );
-        assert_eq!(said(Some("false"), None), "false (1970-01-01T00:00:00Z)");
         assert_eq!(
-            said(Some(""), Some("ann")),
+            describe(Some("false"), None),
+            "false (1970-01-01T00:00:00Z)"
+        );
+        assert_eq!(
+            describe(Some(""), Some("ann")),
             "(by ann, 1970-01-01T00:00:00Z)"
         );
     }

@@ -19,7 +19,7 @@ use ratatui::crossterm::terminal;
 use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
-use super::{LEASE_NAMESPACE, complain, duration, one_line, runtime};
+use super::{LEASE_NAMESPACE, duration, one_line, print_error, runtime};
 use crate::cluster::client::{CallError, connect};
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
@@ -112,7 +112,7 @@ enum Output {
 }
 
 /// The text to print.
-struct Shown {
+struct Rendered {
     screen: String,
     /// Printed to standard error.
     warning: Option<String>,
@@ -138,28 +138,28 @@ async fn show(args: &Args) -> anyhow::Result<()> {
         match screen(args, &client).await {
             Ok(shown) => print(args, &shown)?,
             // Keep the last screen.
-            Err(error) => complain(format_args!("{}; trying again", one_line(&error))),
+            Err(error) => print_error(format_args!("{}; trying again", one_line(&error))),
         }
     }
 }
 
-async fn screen(args: &Args, client: &Client) -> anyhow::Result<Shown> {
+async fn screen(args: &Args, client: &Client) -> anyhow::Result<Rendered> {
     let metrics = read::metrics(client).await;
     match (args.what, metrics) {
-        (What::Pods, metrics) => Ok(Shown {
+        (What::Pods, metrics) => Ok(Rendered {
             screen: write(args, &pods(args, client, metrics).await?)?,
             warning: None,
         }),
-        (What::Nodes, Ok(metrics)) => Ok(Shown {
+        (What::Nodes, Ok(metrics)) => Ok(Rendered {
             screen: write(args, &measured(args, client, metrics).await)?,
             warning: None,
         }),
-        (What::Nodes, Err(error)) => Ok(Shown {
+        (What::Nodes, Err(error)) => Ok(Rendered {
             screen: write(args, &by_leases(args, client).await?)?,
             warning: (error.code() != Some(NOT_SERVED)).then(|| {
                 format!(
                     "failed to list NodeMetrics: {}; showing the agents' Leases, which may be a minute old",
-                    error.words()
+                    error.message()
                 )
             }),
         }),
@@ -180,7 +180,7 @@ async fn pods(
         _ => anyhow!(
             "failed to list NodeMetrics, which `top pods` needs: {}; `kubectl get apiservice {VERSION}.{GROUP} -o yaml` \
              shows whether it is available",
-            error.words()
+            error.message()
         ),
     })?;
     let throttled = read::throttled(client).await;
@@ -222,7 +222,7 @@ fn or_note<T>(read: Result<T, CallError>, consequence: &str) -> (Option<T>, Opti
     match read {
         Ok(known) => (Some(known), None),
         Err(error) => {
-            let why = error.words();
+            let why = error.message();
             let note = format!("{consequence}: failed to list the NodeWatermarks: {why}");
             (None, Some(note))
         }
@@ -230,7 +230,7 @@ fn or_note<T>(read: Result<T, CallError>, consequence: &str) -> (Option<T>, Opti
 }
 
 fn no_leases(namespace: &str, error: &CallError) -> String {
-    let why = error.words();
+    let why = error.message();
     format!("failed to list the Leases of the agents in namespace {namespace}: {why}")
 }
 
@@ -251,7 +251,7 @@ async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
         notes.push(no_heartbeat(namespace));
     }
     let known = known.map_err(|error| {
-        let why = error.words();
+        let why = error.message();
         notes.push(format!(
             "nodes that never had an agent are not shown: failed to list the nodes: {why}"
         ));
@@ -288,7 +288,7 @@ fn terminal_width() -> Option<usize> {
     (columns > 0).then_some(columns.into())
 }
 
-fn print(args: &Args, Shown { screen, warning }: &Shown) -> anyhow::Result<()> {
+fn print(args: &Args, Rendered { screen, warning }: &Rendered) -> anyhow::Result<()> {
     let mut out = stdout().lock();
     let screen = match args.output {
         Output::Text if args.watch && out.is_terminal() => format!("{CLEAR}{screen}"),
@@ -300,7 +300,7 @@ fn print(args: &Args, Shown { screen, warning }: &Shown) -> anyhow::Result<()> {
         .context("failed to write to standard output")?;
     // After the screen, which clears the terminal.
     if let Some(warning) = warning {
-        complain(format_args!("warning: {warning}"));
+        print_error(format_args!("warning: {warning}"));
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub fn at_least(asked: Option<Duration>, pause: Duration) -> Duration {
 }
 
 /// Sleeps for `pause`; `None`: forever.
-pub async fn rest(pause: Option<Duration>) {
+pub async fn sleep(pause: Option<Duration>) {
     match pause {
         Some(pause) => tokio::time::sleep(pause).await,
         None => std::future::pending().await,

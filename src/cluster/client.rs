@@ -187,7 +187,7 @@ impl CallError {
     }
 
     /// A message with all causes. The API server's refusals name verb and resource.
-    pub fn words(&self) -> String {
+    pub fn message(&self) -> String {
         match self {
             Self::Kube(kube::Error::Api(status)) => format!("{} ({})", status.message, status.code),
             other => describe(other),
@@ -282,7 +282,7 @@ mod tests {
         let expected = format!(
             "no answer from {address}: tcp connect error: Connection refused (os error 111)"
         );
-        assert_eq!(error.words(), expected);
+        assert_eq!(error.message(), expected);
         assert!(crate::cluster::eviction::was_not_sent(&error));
     }
 

@@ -43,13 +43,13 @@ pub struct Term {
 
 /// Leadership as one replica knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct Leadership {
     mine: Option<Term>,
     leader: Option<SocketAddr>,
     disconnected: bool,
 }
 
-impl Standing {
+impl Leadership {
     /// A replica that leads, or that knows the leader's address.
     pub const fn new(mine: Option<Term>, leader: Option<SocketAddr>) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Standing {
     }
 
     /// A replica that has not read the Lease for so long that another may lead by now. `leader` is the last known address.
-    pub const fn blind(leader: Option<SocketAddr>) -> Self {
+    pub const fn disconnected(leader: Option<SocketAddr>) -> Self {
         Self {
             mine: None,
             leader,
@@ -84,7 +84,7 @@ impl Standing {
     }
 
     /// Whether this replica can't see if another one leads.
-    pub const fn is_blind(&self) -> bool {
+    pub const fn is_disconnected(&self) -> bool {
         self.disconnected
     }
 }

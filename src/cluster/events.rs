@@ -25,7 +25,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// An event to publish.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Happening {
+pub struct EventSpec {
     /// The object it is about.
     pub about: ObjectReference,
     /// Its type is `Warning`, otherwise `Normal`.
@@ -39,7 +39,7 @@ pub struct Happening {
 }
 
 /// A reference to a node, with its name as UID, as the kubelet writes it: `kubectl describe node` looks for that.
-pub fn about_node(name: &str) -> ObjectReference {
+pub fn node_reference(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
@@ -83,23 +83,23 @@ impl Events {
     /// Publishes an event with the current time.
     ///
     /// # Errors
-    /// As [`Self::publish_of`].
-    pub async fn publish(&self, happening: Happening) -> Result<(), CallError> {
-        self.publish_of(happening, clock::wall()).await
+    /// As [`Self::publish_at`].
+    pub async fn publish(&self, event_spec: EventSpec) -> Result<(), CallError> {
+        self.publish_at(event_spec, clock::wall()).await
     }
 
     /// Publishes an event of this time. Idempotent: a retry with the same time writes the same event.
     ///
     /// # Errors
     /// The API server refused it, or did not answer.
-    pub async fn publish_of(&self, happening: Happening, at: Timestamp) -> Result<(), CallError> {
-        let namespace = happening.about.namespace.clone();
+    pub async fn publish_at(&self, event_spec: EventSpec, at: Timestamp) -> Result<(), CallError> {
+        let namespace = event_spec.about.namespace.clone();
         let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let key = (
-            happening.about.clone(),
-            happening.reason.clone(),
-            happening.message.clone(),
+            event_spec.about.clone(),
+            event_spec.reason.clone(),
+            event_spec.message.clone(),
         );
         if let Some(known) = self.known(&key) {
             match count(&api, &known, at).await {
@@ -111,7 +111,7 @@ impl Events {
             }
         }
         let by = [self.component.clone(), self.instance.clone()];
-        let event = event(by, happening, at, &namespace);
+        let event = event(by, event_spec, at, &namespace);
         let name = event.metadata.name.clone().unwrap_or_default();
         match call(stored(api.create(&PostParams::default(), &event))).await {
             // An earlier attempt, whose response was lost, succeeded.
@@ -141,12 +141,12 @@ impl Events {
 
 fn event(
     [component, instance]: [String; 2],
-    happening: Happening,
+    event_spec: EventSpec,
     at: Timestamp,
     namespace: &str,
 ) -> Event {
-    let about = happening.about.name.as_deref().unwrap_or(&component);
-    let type_ = if happening.warning {
+    let about = event_spec.about.name.as_deref().unwrap_or(&component);
+    let type_ = if event_spec.warning {
         "Warning"
     } else {
         "Normal"
@@ -164,10 +164,10 @@ fn event(
         count: Some(1),
         reporting_component: Some(component),
         reporting_instance: Some(instance),
-        action: Some(happening.action),
-        reason: Some(happening.reason),
-        message: Some(happening.message),
-        involved_object: happening.about,
+        action: Some(event_spec.action),
+        reason: Some(event_spec.reason),
+        message: Some(event_spec.message),
+        involved_object: event_spec.about,
         ..Event::default()
     }
 }
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn an_event_has_its_first_and_last_time_and_count() {
-        let happening = Happening {
-            about: about_node("worker"),
+        let event_spec = EventSpec {
+            about: node_reference("worker"),
             warning: true,
             reason: "RuleBreached".to_owned(),
             action: "RuleBreached".to_owned(),
@@ -201,7 +201,7 @@ mod tests {
         let by = ["plimsoll-agent".to_owned(), "worker".to_owned()];
         let at = |text: &str| -> Timestamp { text.parse().expect("a time") };
         let first = "2026-01-01T00:00:00Z";
-        let event = event(by, happening, at(first), "default");
+        let event = event(by, event_spec, at(first), "default");
         let event = serde_json::to_value(event).expect("JSON");
         assert_eq!(
             (&event["firstTimestamp"], &event["lastTimestamp"]),

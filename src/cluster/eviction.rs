@@ -46,9 +46,9 @@ pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer 
     match outcome.await {
         Ok(answer) => answer,
         Err(error) => {
-            let why = error.words();
+            let why = error.message();
             if was_not_sent(&error) {
-                Answer::Away { why }
+                Answer::NotSent { why }
             } else {
                 Answer::Unknown { why }
             }
@@ -73,7 +73,7 @@ fn body(target: &Target, grace: Duration) -> Vec<u8> {
 ///
 /// # Errors
 /// The pod can't be read.
-pub async fn look<P>(client: &Client, target: &Target) -> Result<Option<P>, CallError>
+pub async fn read_pod<P>(client: &Client, target: &Target) -> Result<Option<P>, CallError>
 where
     P: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone

@@ -15,19 +15,19 @@ use crate::engine::time::BootTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// How long an answer is valid, also a negative one.
-    pub lasts: Duration,
+    pub ttl: Duration,
     /// Size of the cache.
-    pub most_kept: usize,
+    pub max_entries: usize,
     /// Requests at a time; others wait.
-    pub most_at_once: usize,
+    pub max_concurrent: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            lasts: Duration::from_secs(10),
-            most_kept: 4096,
-            most_at_once: 16,
+            ttl: Duration::from_secs(10),
+            max_entries: 4096,
+            max_concurrent: 16,
         }
     }
 }
@@ -46,7 +46,7 @@ impl<T: Clone> Reviews<T> {
                 by_question: HashMap::new(),
                 bounds,
             }),
-            permits: Semaphore::new(bounds.most_at_once),
+            permits: Semaphore::new(bounds.max_concurrent),
         }
     }
 
@@ -67,20 +67,20 @@ impl<T: Clone> Reviews<T> {
         }
         let answer = ask.await?;
         let mut answers = self.answers();
-        let until = clock::now() + answers.bounds.lasts;
+        let until = clock::now() + answers.bounds.ttl;
         answers.put(key, clock::now(), until, answer.clone());
         Ok(answer)
     }
 
     /// The answer to `question`, if it is cached.
-    pub fn kept(&self, question: &[u8]) -> Option<T> {
+    pub fn cached(&self, question: &[u8]) -> Option<T> {
         self.known(&key(question))
     }
 
     /// Caches an answer that was found without a request.
-    pub fn keep(&self, question: &[u8], lasts: Duration, answer: T) {
+    pub fn insert(&self, question: &[u8], ttl: Duration, answer: T) {
         let now = clock::now();
-        self.answers().put(key(question), now, now + lasts, answer);
+        self.answers().put(key(question), now, now + ttl, answer);
     }
 
     fn known(&self, key: &Key) -> Option<T> {
@@ -115,11 +115,11 @@ impl<T: Clone> Answers<T> {
 
     /// Caches an answer until then. A full cache drops its expired answers, or all if none is expired.
     fn put(&mut self, key: Key, now: BootTime, until: BootTime, answer: T) {
-        let most_kept = self.bounds.most_kept;
-        if self.by_question.len() >= most_kept {
+        let max_entries = self.bounds.max_entries;
+        if self.by_question.len() >= max_entries {
             self.by_question.retain(|_, (until, _)| now < *until);
         }
-        if self.by_question.len() >= most_kept {
+        if self.by_question.len() >= max_entries {
             self.by_question.clear();
         }
         self.by_question.insert(key, (until, answer));
@@ -140,7 +140,7 @@ mod tests {
         let mut cache = Answers {
             by_question: HashMap::new(),
             bounds: Bounds {
-                most_kept: 2,
+                max_entries: 2,
                 ..Bounds::default()
             },
         };
@@ -161,10 +161,10 @@ mod tests {
     }
 
     /// Reviews whose answers stay valid for the whole test, however slow it is.
-    fn reviews(most_at_once: usize) -> Reviews<u8> {
+    fn reviews(max_concurrent: usize) -> Reviews<u8> {
         Reviews::new(Bounds {
-            lasts: Duration::from_hours(1),
-            most_at_once,
+            ttl: Duration::from_hours(1),
+            max_concurrent,
             ..Bounds::default()
         })
     }

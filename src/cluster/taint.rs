@@ -31,7 +31,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// The taint and condition of a node that new pods should avoid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct NodeTaint {
     /// Effect of the taint.
     pub effect: TaintEffect,
     /// Reason of the condition: the rule that wants the taint.
@@ -42,27 +42,27 @@ pub struct Mark {
 
 /// The desired state of our taint and condition on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bearing<'a> {
+pub enum DesiredTaint<'a> {
     /// Taint and condition are set.
-    Mark(&'a Mark),
+    Present(&'a NodeTaint),
     /// No taint; the condition is False if it exists.
-    Nothing,
+    Absent,
     /// Neither taint nor condition.
-    NoTrace,
+    Removed,
 }
 
-impl Bearing<'_> {
+impl DesiredTaint<'_> {
     const fn effect(self) -> Option<TaintEffect> {
         match self {
-            Self::Mark(taint) => Some(taint.effect),
-            Self::Nothing | Self::NoTrace => None,
+            Self::Present(taint) => Some(taint.effect),
+            Self::Absent | Self::Removed => None,
         }
     }
 }
 
 /// The taints of a Node, and our condition on it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Marked {
+pub struct TaintSnapshot {
     /// `metadata.name`
     pub name: String,
     /// `metadata.uid`
@@ -87,7 +87,7 @@ pub enum TaintError {
     #[error("failed to taint node {0}: {MAX_ATTEMPTS} attempts conflicted with other writers")]
     Contended(String),
     /// The API server refused, or did not answer.
-    #[error("failed to {verb} node {node}: {}", source.words())]
+    #[error("failed to {verb} node {node}: {}", source.message())]
     Call {
         /// What was tried.
         verb: &'static str,
@@ -116,7 +116,7 @@ impl TaintError {
     }
 }
 
-impl Marked {
+impl TaintSnapshot {
     /// From a Node in JSON.
     #[cfg(test)]
     pub(crate) fn of(node: &Value) -> Self {
@@ -146,12 +146,12 @@ impl Marked {
     }
 
     /// Whether our taint is there, or our condition is not False.
-    pub fn is_marked(&self) -> bool {
-        !self.bears(Bearing::Nothing)
+    pub fn needs_cleanup(&self) -> bool {
+        !self.matches(DesiredTaint::Absent)
     }
 
     /// Whether the node is in the desired state already.
-    pub fn bears(&self, wanted: Bearing<'_>) -> bool {
+    pub fn matches(&self, wanted: DesiredTaint<'_>) -> bool {
         self.edited(wanted.effect()).is_none() && self.has_condition(wanted)
     }
 
@@ -202,12 +202,12 @@ impl Marked {
     }
 
     /// Whether the condition is as desired. None is created just to be False.
-    fn has_condition(&self, wanted: Bearing<'_>) -> bool {
+    fn has_condition(&self, wanted: DesiredTaint<'_>) -> bool {
         match (&self.condition, wanted) {
-            (None, Bearing::Nothing | Bearing::NoTrace) => true,
-            (None, Bearing::Mark(_)) | (Some(_), Bearing::NoTrace) => false,
-            (Some(condition), Bearing::Nothing) => condition["status"] == "False",
-            (Some(condition), Bearing::Mark(taint)) => {
+            (None, DesiredTaint::Absent | DesiredTaint::Removed) => true,
+            (None, DesiredTaint::Present(_)) | (Some(_), DesiredTaint::Removed) => false,
+            (Some(condition), DesiredTaint::Absent) => condition["status"] == "False",
+            (Some(condition), DesiredTaint::Present(taint)) => {
                 condition["status"] == "True"
                     && condition["reason"] == taint.reason.as_str()
                     && condition["message"] == taint.message.as_str()
@@ -216,11 +216,11 @@ impl Marked {
     }
 
     /// A strategic merge patch of the status: conditions are merged by type, so others are left alone.
-    fn condition_patch(&self, wanted: Bearing<'_>, now: &str) -> Value {
+    fn condition_patch(&self, wanted: DesiredTaint<'_>, now: &str) -> Value {
         let (status, reason, message) = match wanted {
-            Bearing::Mark(taint) => ("True", &*taint.reason, &*taint.message),
-            Bearing::Nothing => ("False", NO_INTERFERENCE, "no rule keeps new pods away"),
-            Bearing::NoTrace => {
+            DesiredTaint::Present(taint) => ("True", &*taint.reason, &*taint.message),
+            DesiredTaint::Absent => ("False", NO_INTERFERENCE, "no rule keeps new pods away"),
+            DesiredTaint::Removed => {
                 let condition = json!({"type": CONDITION, "$patch": "delete"});
                 return self.status_patch(&condition);
             }
@@ -256,11 +256,11 @@ fn ours(taint: &Value) -> Option<TaintEffect> {
 ///
 /// # Errors
 /// There is no such node, or it can't be read.
-pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
+pub async fn read(client: &Client, node: &str) -> Result<TaintSnapshot, TaintError> {
     let api = nodes(client);
     let object = call(stored(api.get(node))).await;
     object
-        .map(|object| marked(&object))
+        .map(|object| snapshot(&object))
         .map_err(|source| TaintError::call("read", node, source))
 }
 
@@ -269,11 +269,11 @@ pub async fn read(client: &Client, node: &str) -> Result<Marked, TaintError> {
 ///
 /// # Errors
 /// Something could not be written: the caller has to retry.
-pub async fn keep(
+pub async fn reconcile(
     client: &Client,
-    seen: Marked,
-    wanted: Bearing<'_>,
-) -> Result<Marked, TaintError> {
+    seen: TaintSnapshot,
+    wanted: DesiredTaint<'_>,
+) -> Result<TaintSnapshot, TaintError> {
     let seen = apply_taint(client, seen, wanted.effect()).await?;
     if seen.has_condition(wanted) {
         return Ok(seen);
@@ -288,7 +288,7 @@ pub async fn keep(
     )))
     .await;
     match patched {
-        Ok(object) => Ok(marked(&object)),
+        Ok(object) => Ok(snapshot(&object)),
         Err(error) if error.code() == Some(409) => Err(TaintError::Replaced(seen.name)),
         Err(source) => Err(TaintError::call("set the condition of", &seen.name, source)),
     }
@@ -296,16 +296,16 @@ pub async fn keep(
 
 async fn apply_taint(
     client: &Client,
-    mut seen: Marked,
+    mut seen: TaintSnapshot,
     effect: Option<TaintEffect>,
-) -> Result<Marked, TaintError> {
+) -> Result<TaintSnapshot, TaintError> {
     let api = nodes(client);
     for pause in backoff(MIN_PAUSE, MAX_PAUSE).take(MAX_ATTEMPTS) {
         let Some(patch) = seen.patch(effect) else {
             return Ok(seen);
         };
         let refusal = match call(patch_taints(&api, &seen.name, patch)).await {
-            Ok(object) => return Ok(marked(&object)),
+            Ok(object) => return Ok(snapshot(&object)),
             // The object has changed, or an admission policy refuses this.
             Err(refusal) if matches!(refusal.code(), Some(409 | 422)) => refusal,
             Err(source) => return Err(TaintError::call("taint", &seen.name, source)),
@@ -337,9 +337,9 @@ fn nodes(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::erase::<Node>(&()))
 }
 
-fn marked(object: &DynamicObject) -> Marked {
+fn snapshot(object: &DynamicObject) -> TaintSnapshot {
     let data = &object.data;
-    Marked::new(
+    TaintSnapshot::new(
         &object.metadata,
         &data["spec"]["taints"],
         &data["status"]["conditions"],

@@ -103,7 +103,7 @@ pub fn labelled(
 }
 
 /// A watch that never ends, restarted with exponential backoff.
-pub fn patient<K>(
+pub fn with_backoff<K>(
     api: Api<K>,
     config: watcher::Config,
 ) -> BoxStream<'static, watcher::Result<Event<K>>>
@@ -136,7 +136,7 @@ fn matching<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Chang
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    patient(api, config)
+    with_backoff(api, config)
         .map(|event| match event {
             Ok(Event::Init) => Change::Restarted,
             Ok(Event::InitDone) => Change::Complete,

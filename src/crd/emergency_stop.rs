@@ -15,7 +15,7 @@ pub const ANNOTATION: &str = "plimsoll.dev/stop";
 const MAX_REASON: usize = 256;
 
 /// The reason of the stop, from the annotations of the object; may be empty. `None`: nothing is stopped.
-pub fn order(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
+pub fn stop_reason(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
     let value = annotations?.get(ANNOTATION)?.trim();
     if value.eq_ignore_ascii_case("false") {
         return None;
@@ -25,7 +25,7 @@ pub fn order(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
 }
 
 /// The stop as text for messages.
-pub fn words(reason: &str) -> String {
+pub fn stop_message(reason: &str) -> String {
     match reason {
         "" => "stopped".to_owned(),
         reason => format!("stopped: {reason}"),
@@ -38,7 +38,7 @@ mod tests {
 
     fn order_of(value: &str) -> Option<String> {
         let annotation = (ANNOTATION.to_owned(), value.to_owned());
-        order(Some(&BTreeMap::from([annotation])))
+        stop_reason(Some(&BTreeMap::from([annotation])))
     }
 
     #[test]
@@ -49,8 +49,8 @@ mod tests {
         for value in ["false", " False\n"] {
             assert_eq!(order_of(value), None, "{value:?}");
         }
-        assert_eq!(order(None), None);
-        assert_eq!(order(Some(&BTreeMap::new())), None);
+        assert_eq!(stop_reason(None), None);
+        assert_eq!(stop_reason(Some(&BTreeMap::new())), None);
     }
 
     #[test]
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(order_of("a\nb\u{1b}[2Jc").as_deref(), Some("ab[2Jc"));
         let long = order_of(&"ä".repeat(300_000)).expect("stopped");
         assert_eq!(long.chars().count(), MAX_REASON);
-        assert_eq!(words(""), "stopped");
-        assert_eq!(words("why"), "stopped: why");
+        assert_eq!(stop_message(""), "stopped");
+        assert_eq!(stop_message("why"), "stopped: why");
     }
 }

@@ -186,7 +186,8 @@ pub enum Answer {
         why: String,
     },
     /// The request did not reach a server.
-    Away {
+    #[serde(rename = "away")]
+    NotSent {
         /// Why.
         why: String,
     },
@@ -206,7 +207,7 @@ impl Answer {
             | Self::ManyBudgets { why }
             | Self::Wait { why, .. }
             | Self::Refused { why }
-            | Self::Away { why }
+            | Self::NotSent { why }
             | Self::Unknown { why } => Some(why),
         }
     }
@@ -304,7 +305,7 @@ mod tests {
             Answer::Budget { why: why() },
             Answer::ManyBudgets { why: why() },
             Answer::Refused { why: why() },
-            Answer::Away { why: why() },
+            Answer::NotSent { why: why() },
             Answer::Unknown { why: why() },
         ] {
             let text = serde_json::to_string(&answer).unwrap();

@@ -42,7 +42,7 @@ impl KubernetesVersion {
     }
 
     /// The command that installs or updates the definitions.
-    pub fn define(self) -> String {
+    pub fn install_command(self) -> String {
         let choice = if self < Self::USES_MAX_LENGTH {
             format!(" --kubernetes {self}")
         } else {
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_command_names_only_versions_with_their_own_definitions() {
-        let old = KubernetesVersion(1, 33).define();
+        let old = KubernetesVersion(1, 33).install_command();
         assert!(
             old.starts_with("plimsoll crds --kubernetes 1.33 | kubectl apply"),
             "{old}"
@@ -156,7 +156,7 @@ mod tests {
         for version in [KubernetesVersion(1, 34), KubernetesVersion::default()] {
             assert!(
                 version
-                    .define()
+                    .install_command()
                     .starts_with("plimsoll crds | kubectl apply")
             );
         }

@@ -1,7 +1,7 @@
 //! Reads manifests: parses YAML or JSON into the objects that an API server would get, with the line of each value.
 //!
 //! Scalars are resolved as by `kubectl` (YAML 1.1: `yes` is true, `010` is 8). A document that cannot be read is reported as
-//! a [`Flaw`], and does not affect the others.
+//! a [`ManifestError`], and does not affect the others.
 
 mod scalar;
 mod tree;
@@ -22,7 +22,7 @@ pub struct Manifest {
     /// The objects in order; the items of a `v1 List` are separate objects.
     pub objects: Vec<Object>,
     /// The errors.
-    pub flaws: Vec<Flaw>,
+    pub parse_errors: Vec<ManifestError>,
 }
 
 /// One object of a manifest.
@@ -36,7 +36,7 @@ pub struct Object {
 
 /// An error in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flaw {
+pub struct ManifestError {
     /// Line in the file, from 1.
     pub line: usize,
     /// The path of the field, if known; else empty.
@@ -128,7 +128,7 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 
 impl Manifest {
     fn add_error(&mut self, line: usize, message: impl Into<String>) {
-        self.flaws.push(Flaw {
+        self.parse_errors.push(ManifestError {
             line,
             path: String::new(),
             message: message.into(),
@@ -166,11 +166,11 @@ impl Manifest {
         }
         let mut reader = Reader {
             base,
-            flaws: Vec::new(),
+            parse_errors: Vec::new(),
         };
         let (value, lines) = reader.value("", node);
-        if !reader.flaws.is_empty() {
-            self.flaws.extend(reader.flaws);
+        if !reader.parse_errors.is_empty() {
+            self.parse_errors.extend(reader.parse_errors);
             return;
         }
         if value.is_object() {
@@ -223,7 +223,7 @@ fn explain(error: &tree::ParseError, text: &str) -> String {
 /// Converts nodes to values and lines.
 struct Reader {
     base: usize,
-    flaws: Vec<Flaw>,
+    parse_errors: Vec<ManifestError>,
 }
 
 impl Reader {
@@ -238,7 +238,7 @@ impl Reader {
             Content::Number(number) => Value::Number(number.clone()),
             Content::Text(text) => Value::String(text.clone()),
             Content::NotFinite(text) => {
-                self.flaws.push(Flaw {
+                self.parse_errors.push(ManifestError {
                     line: lines.line,
                     path: path.to_owned(),
                     message: format!(

@@ -6,15 +6,18 @@ use super::*;
 
 fn one(text: &str) -> Value {
     let manifest = read(text);
-    assert_eq!(manifest.flaws, [], "{text}");
+    assert_eq!(manifest.parse_errors, [], "{text}");
     assert_eq!(manifest.objects.len(), 1, "{text}");
     manifest.objects[0].value.clone()
 }
 
-fn flaw(text: &str) -> (usize, String) {
+fn parse_error(text: &str) -> (usize, String) {
     let manifest = read(text);
-    assert_eq!(manifest.flaws.len(), 1, "{text}: {manifest:?}");
-    (manifest.flaws[0].line, manifest.flaws[0].message.clone())
+    assert_eq!(manifest.parse_errors.len(), 1, "{text}: {manifest:?}");
+    (
+        manifest.parse_errors[0].line,
+        manifest.parse_errors[0].message.clone(),
+    )
 }
 
 #[test]
@@ -64,11 +67,11 @@ fn documents_are_separate_and_lines_count_from_the_file_start() {
         values,
         [&json!({"a": 1}), &json!({"c": 3}), &json!({"d": 4})]
     );
-    assert_eq!(manifest.flaws.len(), 1);
+    assert_eq!(manifest.parse_errors.len(), 1);
     assert!(
-        (4..=5).contains(&manifest.flaws[0].line),
+        (4..=5).contains(&manifest.parse_errors[0].line),
         "{:?}",
-        manifest.flaws
+        manifest.parse_errors
     );
     assert_eq!(manifest.objects[1].lines.line("c"), 8);
     assert_eq!(manifest.objects[2].lines.line("d"), 11);
@@ -106,7 +109,7 @@ fn an_alias_bomb_is_rejected() {
             "a{level}: &a{level} [*a{before}, *a{before}, *a{before}, *a{before}]"
         );
     }
-    let (_, message) = flaw(&text);
+    let (_, message) = parse_error(&text);
     assert!(message.contains("split it"), "{message}");
 }
 
@@ -122,7 +125,7 @@ fn aliases_of_long_strings_are_rejected_within_bounded_memory() {
         ),
     ] {
         let memory = allocation_counter::measure(|| {
-            let (line, message) = flaw(&long);
+            let (line, message) = parse_error(&long);
             assert!(line <= 2 && message.contains("split it"), "{message}");
         });
         assert!(memory.bytes_max < 100 << 20, "{memory:?}");
@@ -139,7 +142,7 @@ fn merges_are_limited_before_they_take_memory() {
     ] {
         let text = format!("a: &a {{{fields}}}\nb: [{maps}]\n");
         let memory = allocation_counter::measure(|| {
-            let (_, message) = flaw(&text);
+            let (_, message) = parse_error(&text);
             assert!(message.contains("split it"), "{message}");
         });
         assert!(memory.bytes_max < 100 << 20, "{memory:?}");
@@ -151,7 +154,7 @@ fn the_alias_limit_is_for_the_whole_file() {
     let bomb = "---\na: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n";
     let manifest = read(&bomb.repeat(1000));
     assert!((100..500).contains(&manifest.objects.len()));
-    assert!(manifest.flaws[0].message.contains("split it"));
+    assert!(manifest.parse_errors[0].message.contains("split it"));
 }
 
 #[test]
@@ -161,14 +164,14 @@ fn deep_nesting_is_rejected() {
         format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000)),
         "- ".repeat(50_000),
     ] {
-        let (line, _) = flaw(&text);
+        let (line, _) = parse_error(&text);
         assert_eq!(line, 1);
     }
 }
 
 #[test]
 fn a_tab_in_the_indentation_is_reported() {
-    let (line, message) = flaw("a:\n\tb: 1\n");
+    let (line, message) = parse_error("a:\n\tb: 1\n");
     assert_eq!(line, 2);
     assert!(
         message.contains("tab") && message.contains("spaces"),
@@ -178,7 +181,7 @@ fn a_tab_in_the_indentation_is_reported() {
 
 #[test]
 fn a_duplicate_key_is_reported_with_both_lines() {
-    let (line, message) = flaw("a: 1\nb: 2\nc: 3\na: 4\n");
+    let (line, message) = parse_error("a: 1\nb: 2\nc: 3\na: 4\n");
     assert_eq!(line, 4);
     assert!(
         message.contains("\"a\" is given twice (first 3 lines before)"),
@@ -189,29 +192,32 @@ fn a_duplicate_key_is_reported_with_both_lines() {
 #[test]
 fn a_number_that_is_not_finite_is_reported_with_its_field() {
     let manifest = read("spec:\n  rules:\n  - value: .nan\n");
-    assert_eq!(manifest.flaws[0].path, "spec.rules[0].value");
-    assert_eq!(manifest.flaws[0].line, 3);
-    assert!(manifest.flaws[0].message.contains("write a number"));
+    assert_eq!(manifest.parse_errors[0].path, "spec.rules[0].value");
+    assert_eq!(manifest.parse_errors[0].line, 3);
+    assert!(manifest.parse_errors[0].message.contains("write a number"));
 }
 
 #[test]
 fn a_huge_document_is_rejected_and_many_small_ones_are_read() {
     let huge = format!("a: \"{}\"\n", "x".repeat(5 * 1024 * 1024));
-    let (_, message) = flaw(&format!("{huge}---\nb: 1\n"));
+    let (_, message) = parse_error(&format!("{huge}---\nb: 1\n"));
     assert!(message.contains("split it"), "{message}");
     assert_eq!(read(&format!("{huge}---\nb: 1\n")).objects.len(), 1);
     let many = "---\na: 1\nb: [1, 2]\n".repeat(20_000);
     assert_eq!(read(&many).objects.len(), 20_000);
-    assert_eq!(read(&"x".repeat(17 * 1024 * 1024)).flaws.len(), 1);
+    assert_eq!(read(&"x".repeat(17 * 1024 * 1024)).parse_errors.len(), 1);
 }
 
 #[test]
 fn a_scalar_or_list_is_an_error_and_an_empty_document_is_skipped() {
     assert_eq!(read(""), Manifest::default());
     assert_eq!(read("---\n# nothing\n---\n"), Manifest::default());
-    assert!(flaw("just words\n").1.contains("apiVersion"));
-    assert!(flaw("- a\n- b\n").1.contains("apiVersion"));
-    assert!(flaw("a: &x [*x]\n").1.contains("alias") || !flaw("a: &x [*x]\n").1.is_empty());
+    assert!(parse_error("just words\n").1.contains("apiVersion"));
+    assert!(parse_error("- a\n- b\n").1.contains("apiVersion"));
+    assert!(
+        parse_error("a: &x [*x]\n").1.contains("alias")
+            || !parse_error("a: &x [*x]\n").1.is_empty()
+    );
 }
 
 proptest::proptest! {

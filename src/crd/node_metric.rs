@@ -30,9 +30,9 @@ pub const PLURAL: &str = "nodemetrics";
 /// The short name for `kubectl`.
 pub const SHORT_NAME: &str = "nm";
 /// The maximum number of pods in `topPods`.
-pub const MOST_PODS: usize = 10;
+pub const MAX_PODS: usize = 10;
 /// The maximum number of rules in `breached`.
-pub const MOST_BREACHED: usize = 16;
+pub const MAX_BREACHED: usize = 16;
 
 /// The conditions of a `NodeMetric`.
 pub mod condition {

@@ -32,7 +32,7 @@ pub const MAX_RULES: usize = 256;
 /// The maximum number of pod policies of a node.
 pub const MAX_POD_POLICIES: usize = 1024;
 /// The maximum number of entries in `sources`.
-pub const MOST_SOURCES: usize = 2048;
+pub const MAX_SOURCES: usize = 2048;
 
 /// The compiled policies of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]

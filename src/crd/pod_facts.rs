@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-use crate::engine::pod::{Kept, Pod, PodUid, Reserved};
+use crate::engine::pod::{EvictionExemption, Pod, PodUid, Reserved};
 use crate::engine::units::Quota;
 
 pub use self::containers::{ContainerFacts, container_facts};
@@ -75,7 +75,7 @@ pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
         grace: grace(meta, spec),
         protected: annotation(meta, PROTECTED_ANNOTATION) == Some("true"),
         reserved: (namespace == "kube-system").then_some(Reserved::Namespace),
-        kept: never_evicted(meta, priority),
+        eviction_exemption: never_evicted(meta, priority),
         owned: controller(meta).is_some_and(|owner| owner.kind != "Node"),
         namespace,
         name,
@@ -150,7 +150,7 @@ fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 /// Why the pod is never evicted. The most fundamental reason comes first: only one is shown.
-fn never_evicted(meta: &ObjectMeta, priority: i32) -> Option<Kept> {
+fn never_evicted(meta: &ObjectMeta, priority: i32) -> Option<EvictionExemption> {
     let is = |key, value| annotation(meta, key) == Some(value);
     let owner = controller(meta).map(|owner| owner.kind.as_str());
     let source = annotation(meta, "kubernetes.io/config.source");
@@ -158,15 +158,15 @@ fn never_evicted(meta: &ObjectMeta, priority: i32) -> Option<Kept> {
         || source.is_some_and(|source| source != "api")
         || owner == Some("Node")
     {
-        Some(Kept::Static)
+        Some(EvictionExemption::Static)
     } else if owner == Some("DaemonSet") {
-        Some(Kept::DaemonSet)
+        Some(EvictionExemption::DaemonSet)
     } else if priority >= SYSTEM_CRITICAL {
-        Some(Kept::SystemCritical)
+        Some(EvictionExemption::SystemCritical)
     } else if is("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
         || is("karpenter.sh/do-not-disrupt", "true")
     {
-        Some(Kept::DoNotDisrupt)
+        Some(EvictionExemption::DoNotDisrupt)
     } else {
         None
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::NodeMetricStatus;
-use super::node_metric::{MOST_BREACHED, MOST_PODS};
+use super::node_metric::{MAX_BREACHED, MAX_PODS};
 use crate::engine::quantity;
 
 /// The path of reports.
@@ -24,13 +24,13 @@ pub const RELAY_PATH: &str = "/v1/relay";
 /// The audience of the tokens of reports.
 pub const AUDIENCE: &str = "plimsoll.dev/report";
 /// The maximum size of a report that an agent sends.
-pub const MOST_BYTES: usize = 4 << 10;
+pub const MAX_BYTES: usize = 4 << 10;
 /// The maximum size of a report that the controller accepts.
-pub const REFUSED_BYTES: usize = 16 << 10;
+pub const MAX_ACCEPTED_BYTES: usize = 16 << 10;
 /// The default interval of reports.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum interval of reports.
-pub const LONGEST_INTERVAL: Duration = Duration::from_mins(1);
+pub const MAX_INTERVAL: Duration = Duration::from_mins(1);
 /// The maximum length of the name of a Node; boot ids are shorter.
 const MAX_NAME: usize = 253;
 
@@ -75,14 +75,14 @@ pub struct Acknowledgement {
 impl Acknowledgement {
     /// The requested time until the next report, clamped to the valid range.
     pub fn next_interval(&self) -> Duration {
-        Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, LONGEST_INTERVAL)
+        Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, MAX_INTERVAL)
     }
 }
 
 /// A report that a replica relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Relayed<R> {
+pub struct RelayedReport<R> {
     /// The time since it was received, in milliseconds.
     pub age_millis: u64,
     /// The report as received.
@@ -92,17 +92,17 @@ pub struct Relayed<R> {
 /// An item of the answer to a relay: a node with overdue reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Missed {
+pub struct MissingReport {
     /// The name of the node.
     pub node: String,
     /// The last report that the leader has, if any.
-    pub last: Option<Last>,
+    pub last: Option<ReportId>,
 }
 
 /// The identity of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Last {
+pub struct ReportId {
     /// As in [`Report`].
     #[serde(rename = "bootID")]
     pub boot_id: String,
@@ -143,15 +143,15 @@ impl Report {
                 return Err(InvalidReport::Name(field));
             }
         }
-        if report.interval().is_zero() || report.interval() > LONGEST_INTERVAL {
+        if report.interval().is_zero() || report.interval() > MAX_INTERVAL {
             return Err(InvalidReport::Interval(report.interval_seconds));
         }
         let is_invalid = |amount: &&Quantity| amount.0.parse::<quantity::Quantity>().is_err();
         if let Some(wrong) = amounts(&report.status).find(is_invalid) {
             return Err(InvalidReport::Quantity(wrong.0.clone()));
         }
-        report.status.top_pods.truncate(MOST_PODS);
-        report.status.breached.truncate(MOST_BREACHED);
+        report.status.top_pods.truncate(MAX_PODS);
+        report.status.breached.truncate(MAX_BREACHED);
         report.status.conditions.clear();
         Ok(report)
     }
@@ -288,16 +288,16 @@ mod tests {
             interval_seconds: 10,
             status: NodeMetricStatus {
                 usage: Usage::default(),
-                top_pods: std::iter::repeat_with(pod).take(MOST_PODS + 1).collect(),
-                breached: vec!["q/r".to_owned(); MOST_BREACHED + 1],
+                top_pods: std::iter::repeat_with(pod).take(MAX_PODS + 1).collect(),
+                breached: vec!["q/r".to_owned(); MAX_BREACHED + 1],
                 conditions: vec![serde_json::from_value(condition()).unwrap()],
                 ..NodeMetricStatus::default()
             },
             ..Report::default()
         };
         let parsed = parse(&serde_json::to_value(long).unwrap()).unwrap().status;
-        assert_eq!(parsed.top_pods.len(), MOST_PODS);
-        assert_eq!(parsed.breached.len(), MOST_BREACHED);
+        assert_eq!(parsed.top_pods.len(), MAX_PODS);
+        assert_eq!(parsed.breached.len(), MAX_BREACHED);
         assert_eq!(parsed.conditions, []);
     }
 

@@ -17,7 +17,7 @@ use crate::engine::policy::{RuleId, TaintEffect};
 /// The key of the annotation.
 pub const ANNOTATION: &str = "plimsoll.dev/summary";
 /// The maximum size; the rest of a longer one is not read.
-pub const MOST_BYTES: usize = 256;
+pub const MAX_BYTES: usize = 256;
 /// A longer version is left out.
 const MAX_VERSION: usize = 24;
 
@@ -34,9 +34,11 @@ pub struct Summary {
     /// Memory that is not available, in percent of all memory.
     pub memory: Option<Percent>,
     /// The lowest threshold of the rules on CPU.
-    pub cpu_mark: Option<Percent>,
+    #[serde(rename = "cpuMark")]
+    pub cpu_threshold: Option<Percent>,
     /// The lowest threshold of the rules on memory.
-    pub memory_mark: Option<Percent>,
+    #[serde(rename = "memoryMark")]
+    pub memory_threshold: Option<Percent>,
     /// The pressure (`some`, `avg10`) of CPU, memory and I/O.
     pub pressure: [Option<Percent>; 3],
     /// The number of rules of the node.
@@ -136,8 +138,8 @@ impl Summary {
             "v" => self.version = Some(value.to_owned()),
             "cpu" => self.cpu = percent(value),
             "mem" => self.memory = percent(value),
-            "cpumark" => self.cpu_mark = percent(value),
-            "memmark" => self.memory_mark = percent(value),
+            "cpumark" => self.cpu_threshold = percent(value),
+            "memmark" => self.memory_threshold = percent(value),
             "psi" => {
                 let mut parts = value.split('/').map(percent);
                 self.pressure = [(); 3].map(|()| parts.next().flatten());
@@ -158,10 +160,10 @@ impl Summary {
 
 /// The pairs in an annotation. If it is too long, only those that are entirely within the limit.
 fn pairs(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    let end = if text.len() <= MOST_BYTES {
+    let end = if text.len() <= MAX_BYTES {
         text.len()
     } else {
-        let mut head = text.as_bytes().iter().take(MOST_BYTES + 1);
+        let mut head = text.as_bytes().iter().take(MAX_BYTES + 1);
         head.rposition(|byte| *byte == b' ').unwrap_or(0)
     };
     let text = text.get(..end).unwrap_or_default();
@@ -179,12 +181,12 @@ fn percent(text: &str) -> Option<Percent> {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = Line(String::with_capacity(MOST_BYTES));
+        let mut line = Line(String::with_capacity(MAX_BYTES));
         line.put("seq", self.sequence);
         line.put("cpu", self.cpu);
         line.put("mem", self.memory);
-        line.put("cpumark", self.cpu_mark);
-        line.put("memmark", self.memory_mark);
+        line.put("cpumark", self.cpu_threshold);
+        line.put("memmark", self.memory_threshold);
         if self.pressure.iter().any(Option::is_some) {
             let [cpu, memory, io] = self.pressure.map(or_dash);
             line.put("psi", Some(format_args!("{cpu}/{memory}/{io}")));
@@ -210,7 +212,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(|letter: char| letter.is_whitespace())
 }
 
-/// A line of at most [`MOST_BYTES`].
+/// A line of at most [`MAX_BYTES`].
 struct Line(String);
 
 impl Line {
@@ -233,7 +235,7 @@ impl Line {
 
     /// Adds the text if all of it fits.
     fn try_put(&mut self, text: &str) -> bool {
-        let fits = self.0.len() + text.len() <= MOST_BYTES;
+        let fits = self.0.len() + text.len() <= MAX_BYTES;
         if fits {
             self.0.push_str(text);
         }

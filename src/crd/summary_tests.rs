@@ -9,8 +9,8 @@ fn busy() -> Summary {
         version: Some("0.1.0".to_owned()),
         cpu: Percent::of(73.44),
         memory: Percent::of(61.2),
-        cpu_mark: Percent::of(80.0),
-        memory_mark: None,
+        cpu_threshold: Percent::of(80.0),
+        memory_threshold: None,
         pressure: [Percent::of(1.2), None, Percent::of(0.0)],
         rules: Some(12),
         breached: Some(2),
@@ -56,7 +56,7 @@ fn unknown_keys_are_ignored() {
 
 #[test]
 fn only_pairs_within_the_size_limit_are_read() {
-    let filler = "x".repeat(MOST_BYTES - "cpu=1 ".len() - " mem=7".len());
+    let filler = "x".repeat(MAX_BYTES - "cpu=1 ".len() - " mem=7".len());
     let read = Summary::parse(&format!("cpu=1 {filler} mem=77 rules=3"));
     assert_eq!(read.cpu, Percent::of(1.0));
     assert_eq!(
@@ -96,13 +96,13 @@ prop_compose! {
     fn summaries(max_names: usize)(
         (sequence, rules, throttled, breached) in any::<(Option<u64>, Option<u32>, Option<u32>, u32)>(),
         version in option::of("[0-9a-z.+-]{1,30}"),
-        (cpu, memory, cpu_mark, memory_mark) in (percents(), percents(), percents(), percents()),
+        (cpu, memory, cpu_threshold, memory_threshold) in (percents(), percents(), percents(), percents()),
         pressure in [percents(), percents(), percents()],
         names in prop::collection::vec("[a-z0-9.-]{1,40}/[a-z_]{1,20}", 0..=max_names),
         scheduling in schedulings(),
     ) -> Summary {
         Summary {
-            sequence, version, cpu, memory, cpu_mark, memory_mark, pressure, rules, throttled, scheduling,
+            sequence, version, cpu, memory, cpu_threshold, memory_threshold, pressure, rules, throttled, scheduling,
             breached: Some(breached),
             breached_rules: names.iter().map(|name| RuleId::from(name.as_str())).collect(),
         }
@@ -113,7 +113,7 @@ proptest! {
     #[test]
     fn every_summary_survives_a_round_trip_within_the_limit(summary in summaries(20)) {
         let text = summary.to_string();
-        prop_assert!(text.len() <= MOST_BYTES, "{} bytes: {text}", text.len());
+        prop_assert!(text.len() <= MAX_BYTES, "{} bytes: {text}", text.len());
         let read = Summary::parse(&text);
         prop_assert_eq!(read.to_string(), text);
         // Everything but the names fits, however large the numbers are.
@@ -128,7 +128,7 @@ proptest! {
     fn any_text_can_be_parsed_and_written_again(text in ".{0,400}") {
         let read = Summary::parse(&text);
         let written = read.to_string();
-        prop_assert!(written.len() <= MOST_BYTES);
+        prop_assert!(written.len() <= MAX_BYTES);
         prop_assert_eq!(Summary::parse(&written).to_string(), written);
     }
 

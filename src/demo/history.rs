@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::latency::{Latencies, Span};
 use super::phase::Phase;
 use super::view::{LogEntry, Second};
-use crate::engine::plan::{Change, Spared};
+use crate::engine::plan::{Change, Skipped};
 use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::node::machine::event::{Decision, Event, News};
+use crate::node::machine::event::{Decision, Event, NoticeKind};
 
 /// The history of one run.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct History {
     steps_down: usize,
     steps_up: usize,
     lowest: BTreeMap<String, Quota>,
-    spared: Vec<(PodUid, Spared)>,
+    skipped: Vec<(PodUid, Skipped)>,
     busy: Vec<BusyTime>,
 }
 
@@ -55,7 +55,7 @@ impl History {
             steps_down: 0,
             steps_up: 0,
             lowest: BTreeMap::new(),
-            spared: Vec::new(),
+            skipped: Vec::new(),
             busy: Vec::new(),
         }
     }
@@ -98,8 +98,9 @@ impl History {
             match event {
                 Event::Decision(decision) => self.add_decision(decision),
                 // The step that caused these writes is in the log already.
-                Event::Notice(notice) if steps && matches!(notice.news, News::FileSet { .. }) => {}
-                Event::Notice(notice) => self.log(notice.at, notice.news.to_string()),
+                Event::Notice(notice)
+                    if steps && matches!(notice.kind, NoticeKind::FileSet { .. }) => {}
+                Event::Notice(notice) => self.log(notice.at, notice.kind.to_string()),
             }
         }
         if written && self.start_of(Phase::Enforced).is_some() {
@@ -114,13 +115,13 @@ impl History {
                 self.steps_down += usize::from(to < from);
                 self.steps_up += usize::from(to > from);
             }
-            Change::Spared { pod, reason } => {
+            Change::Skipped { pod, reason } => {
                 // Near the floor the reasons alternate; each is logged once.
                 let reason = (pod.clone(), *reason);
-                if self.spared.contains(&reason) {
+                if self.skipped.contains(&reason) {
                     return;
                 }
-                self.spared.push(reason);
+                self.skipped.push(reason);
             }
             _ => {}
         }

@@ -256,7 +256,7 @@ impl LiveDemo {
             let mut rules = self.resources.machine.reports();
             let breached = rules.any(|rule| rule.breaches > 0);
             let mut rules = self.resources.machine.reports();
-            let below = rules.any(|rule| rule.quiets > 0);
+            let below = rules.any(|rule| rule.quiet_evaluations > 0);
             self.history.add_evaluation(now, breached, below);
         }
         self.handle_events(&events);

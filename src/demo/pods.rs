@@ -42,7 +42,7 @@ impl DemoPod {
             grace: Duration::from_secs(30),
             protected: false,
             reserved: None,
-            kept: None,
+            eviction_exemption: None,
             owned: false,
         }
     }

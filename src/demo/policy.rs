@@ -221,7 +221,7 @@ mod tests {
         let [rule] = adapted.policy.rules.as_slice() else {
             panic!("one rule: {adapted:?}");
         };
-        assert!((rule.watermark - 1400.0).abs() < 1e-9);
+        assert!((rule.threshold - 1400.0).abs() < 1e-9);
         assert_eq!(rule.period, Duration::from_millis(500));
         assert!(rule.action.throttle.unwrap().idle);
         assert_eq!(

@@ -45,7 +45,11 @@ impl UsageTracker {
     /// Adds a sample. A pod's first quota is its original: nothing is in force at the start.
     pub fn add_sample(&mut self, sample: &Sample) {
         for pod in &sample.pods {
-            if let Some(quota) = pod.levers.first().and_then(|lever| lever.quota) {
+            if let Some(quota) = pod
+                .target_cgroups
+                .first()
+                .and_then(|target_cgroup| target_cgroup.quota)
+            {
                 self.originals.entry(pod.uid.clone()).or_insert(quota);
                 self.quotas.insert(pod.uid.clone(), quota);
             }
@@ -133,7 +137,7 @@ fn rate(first: (BootTime, u64), last: (BootTime, u64)) -> Option<MilliCpu> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::sample::{CpuTimes, LeverSample, PodSample};
+    use crate::engine::sample::{CpuTimes, PodSample, TargetCgroupSample};
 
     fn sample(millis: u64, busy_millis: u64, quota: Quota) -> Sample {
         let at = BootTime::from_nanos(millis * 1_000_000);
@@ -148,7 +152,7 @@ mod tests {
         });
         sample.pods.push(PodSample {
             cpu_nanos: Some(busy_millis * 500_000),
-            levers: vec![LeverSample {
+            target_cgroups: vec![TargetCgroupSample {
                 cgroup: "".into(),
                 cpu_nanos: None,
                 quota: Some(quota),

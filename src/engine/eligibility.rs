@@ -1,6 +1,6 @@
 //! Which pods an action may be applied to: what the `PodQOS` objects match and allow.
 
-use super::metric::{ActionKind, Leverage};
+use super::metric::{ActionEffect, ActionKind};
 use super::pod::{Pod, Reserved, UNIT_LABEL};
 use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, Scope};
 
@@ -39,7 +39,7 @@ impl Rule {
             ActionKind::ForceGc => (self.action.force_gc, permit.throttle),
             ActionKind::Eviction => (self.action.eviction.is_some(), permit.evict),
         };
-        has && allowed && !pod.protected && self.metric.leverage(kind) != Leverage::None
+        has && allowed && !pod.protected && self.metric.action_effect(kind) != ActionEffect::None
     }
 }
 

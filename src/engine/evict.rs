@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ledger::MIN_QUOTA;
-use super::metric::{ActionKind, Leverage, RankBy};
-use super::plan::{Change, Evict, Spared, Transition};
+use super::metric::{ActionEffect, ActionKind, RankBy};
+use super::plan::{Change, Evict, Skipped, Transition};
 use super::pod::PodUid;
 use super::run::Run;
 use super::throttle::Released;
 use super::time::BootTime;
 use super::track::Pods;
-use super::walk::{Skip, Walk, cpu_used, memory_held};
+use super::walk::{Skip, Walk, cpu_used, unreclaimable_memory};
 
 const KIND: ActionKind = ActionKind::Eviction;
 /// A pod that still exists this long after its grace period no longer counts as released.
@@ -143,7 +143,7 @@ impl EvictionPass<'_> {
     fn covers(&self, run: &Run) -> bool {
         let enforced = self.enforced;
         self.walk.covers(run)
-            && run.leverage(KIND) != Leverage::None
+            && run.action_effect(KIND) != ActionEffect::None
             && run.rule.metric.rank_by() == self.group
             && self.rounds.needs_more(run)
             && enforced.is_none_or(|rounds| rounds.needs_more(run))
@@ -183,7 +183,7 @@ impl EvictionPass<'_> {
         let usage = &self.walk.usage[pod_index];
         match self.group {
             RankBy::Cpu => cpu_used(usage).saturating_sub(self.released.pods[pod_index].0),
-            RankBy::Memory => memory_held(usage),
+            RankBy::Memory => unreclaimable_memory(usage),
             RankBy::Io => 0,
         }
     }
@@ -210,19 +210,19 @@ impl EvictionPass<'_> {
         let tracked = &self.walk.pods[pod_index];
         let unowned = run.rule.action.eviction.is_some_and(|e| e.evict_unowned);
         if self.is_exiting(pod_index) {
-            return Err(Some(Spared::NotRunning));
+            return Err(Some(Skipped::NotRunning));
         }
-        if tracked.pod.kept.is_some() {
-            return Err(Some(Spared::Kept));
+        if tracked.pod.eviction_exemption.is_some() {
+            return Err(Some(Skipped::ExemptFromEviction));
         }
         if !tracked.pod.owned && !unowned {
-            return Err(Some(Spared::Unowned));
+            return Err(Some(Skipped::Unowned));
         }
         if tracked
             .eviction_blocked_until
             .is_some_and(|until| self.walk.now < until)
         {
-            return Err(Some(Spared::BackingOff));
+            return Err(Some(Skipped::BackingOff));
         }
         // Evicting a pod that releases next to nothing does not help.
         let uses_little = match self.group {
@@ -230,10 +230,10 @@ impl EvictionPass<'_> {
                 let uses_little = self.walk.cpu(run, pod_index)? < MIN_QUOTA;
                 uses_little && is_measured(run)
             }
-            RankBy::Memory => self.walk.memory(run, pod_index)?.held.0 == 0,
+            RankBy::Memory => self.walk.memory(run, pod_index)?.unreclaimable.0 == 0,
         };
         if uses_little {
-            return Err(Some(Spared::UsesLittle));
+            return Err(Some(Skipped::UsesLittle));
         }
         Ok(())
     }
@@ -276,5 +276,5 @@ fn max_per_round(run: &Run) -> u32 {
 
 /// Whether what evictions release can be measured in the unit of the rule's metric.
 fn is_measured(run: &Run) -> bool {
-    matches!(run.leverage(KIND), Leverage::Measured(_))
+    matches!(run.action_effect(KIND), ActionEffect::Measured(_))
 }

@@ -21,7 +21,7 @@ pub(super) fn gap(
     let Some(value) = evaluation.and_then(Evaluation::value) else {
         return 0;
     };
-    let excess = unit(&rule.metric, node).map_or(0.0, |unit| (value - rule.watermark) * unit);
+    let excess = unit(&rule.metric, node).map_or(0.0, |unit| (value - rule.threshold) * unit);
     let left = excess - saved as f64;
     if left <= 0.0 {
         return 0;
@@ -97,8 +97,8 @@ mod tests {
             ("cpu_load_1_min", 1.0, 10.0, 0, 0),
             ("disk_read_iops", 1.0, 10.0, 0, 0),
         ];
-        for (metric, watermark, value, saved, expected) in table {
-            let rule = rule(metric, watermark);
+        for (metric, threshold, value, saved, expected) in table {
+            let rule = rule(metric, threshold);
             let found = gap(&rule, Some(known(value)), saved, &node());
             assert_eq!(found, expected, "{metric} at {value}");
         }

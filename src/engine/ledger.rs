@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::{Lever, Throttle};
+use super::plan::{TargetCgroup, Throttle};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
-use super::sample::LeverSample;
+use super::sample::TargetCgroupSample;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
@@ -177,10 +177,10 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
 }
 
 /// The CPU that the target cgroups together are allowed at that ratio.
-pub(super) fn allowance(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
+pub(super) fn allowance(target_cgroups: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
     let mut sum = MilliCpu::ZERO;
-    for lever in levers {
-        match lever.allowance(pod, ratio) {
+    for target_cgroup in target_cgroups {
+        match target_cgroup.allowance(pod, ratio) {
             Quota::Unlimited => return Quota::Unlimited,
             Quota::Limit(limit) => sum += limit,
         }
@@ -189,31 +189,39 @@ pub(super) fn allowance(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quo
 }
 
 /// Whether no further step changes a quota.
-pub(super) fn at_floor(levers: &[ThrottledCgroup], pod: &Pod, ratio: u8, min_ratio: u8) -> bool {
+pub(super) fn at_floor(
+    target_cgroups: &[ThrottledCgroup],
+    pod: &Pod,
+    ratio: u8,
+    min_ratio: u8,
+) -> bool {
     let lowest = min_ratio.min(ratio);
-    levers
+    target_cgroups
         .iter()
-        .all(|lever| lever.quota(pod, ratio) == lever.quota(pod, lowest))
+        .all(|target_cgroup| target_cgroup.quota(pod, ratio) == target_cgroup.quota(pod, lowest))
 }
 
 /// One pod under throttle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThrottledPod {
     pub(super) uid: PodUid,
-    /// The base of all levers together when it was first throttled.
+    /// The base of all target cgroups together when it was first throttled.
     pub(super) base: MilliCpu,
-    pub(super) levers: Vec<ThrottledCgroup>,
+    pub(super) target_cgroups: Vec<ThrottledCgroup>,
     /// Sorted by rule.
     pub(super) claims: Vec<Claim>,
 }
 
 impl ThrottledPod {
-    pub(super) fn new(uid: PodUid, levers: Vec<ThrottledCgroup>) -> Self {
-        let base = levers.iter().map(|lever| lever.base).sum();
+    pub(super) fn new(uid: PodUid, target_cgroups: Vec<ThrottledCgroup>) -> Self {
+        let base = target_cgroups
+            .iter()
+            .map(|target_cgroup| target_cgroup.base)
+            .sum();
         Self {
             uid,
             base,
-            levers,
+            target_cgroups,
             claims: Vec::new(),
         }
     }
@@ -244,37 +252,56 @@ impl ThrottledPod {
 
     /// Updates the pod's cgroups: drops those that vanished and gives a new one (a restarted container) a share of what
     /// the vanished ones had.
-    pub(super) fn sync_cgroups(&mut self, pod: &Pod, now: &[LeverSample]) {
-        let known = |it: &ThrottledCgroup| now.iter().any(|lever| lever.cgroup == it.cgroup);
-        if now.is_empty() || (self.levers.len() == now.len() && self.levers.iter().all(known)) {
+    pub(super) fn sync_cgroups(&mut self, pod: &Pod, now: &[TargetCgroupSample]) {
+        let known = |it: &ThrottledCgroup| {
+            now.iter()
+                .any(|target_cgroup| target_cgroup.cgroup == it.cgroup)
+        };
+        if now.is_empty()
+            || (self.target_cgroups.len() == now.len() && self.target_cgroups.iter().all(known))
+        {
             return;
         }
-        self.levers.retain(known);
-        let assigned = now.iter().map(|lever| request(pod, &lever.cgroup)).sum();
-        let new = |cgroups: &[ThrottledCgroup], lever: &LeverSample| {
-            !cgroups.iter().any(|it| it.cgroup == lever.cgroup)
+        self.target_cgroups.retain(known);
+        let assigned = now
+            .iter()
+            .map(|target_cgroup| request(pod, &target_cgroup.cgroup))
+            .sum();
+        let new = |cgroups: &[ThrottledCgroup], target_cgroup: &TargetCgroupSample| {
+            !cgroups.iter().any(|it| it.cgroup == target_cgroup.cgroup)
         };
-        let mut appeared = now.iter().filter(|l| new(&self.levers, l)).count() as u64;
-        for lever in now {
-            let Some(original) = lever.quota.filter(|_| new(&self.levers, lever)) else {
+        let mut appeared = now.iter().filter(|l| new(&self.target_cgroups, l)).count() as u64;
+        for target_cgroup in now {
+            let Some(original) = target_cgroup
+                .quota
+                .filter(|_| new(&self.target_cgroups, target_cgroup))
+            else {
                 continue;
             };
-            let alive: MilliCpu = self.levers.iter().map(|it| it.base).sum();
+            let alive: MilliCpu = self.target_cgroups.iter().map(|it| it.base).sum();
             let share = MilliCpu(self.base.saturating_sub(alive).0 / appeared.max(1));
-            let usage = share.max(request(pod, &lever.cgroup));
-            self.levers.push(ThrottledCgroup {
+            let usage = share.max(request(pod, &target_cgroup.cgroup));
+            self.target_cgroups.push(ThrottledCgroup {
                 unassigned: pod.cpu_request.saturating_sub(assigned),
-                ..ThrottledCgroup::new(Arc::clone(&lever.cgroup), usage, original)
+                ..ThrottledCgroup::new(Arc::clone(&target_cgroup.cgroup), usage, original)
             });
             appeared = appeared.saturating_sub(1);
         }
     }
 
     pub(super) fn resize(&mut self, cgroup: &str, original: Quota) {
-        for lever in self.levers.iter_mut().filter(|l| *l.cgroup == *cgroup) {
-            lever.resize(original);
+        for target_cgroup in self
+            .target_cgroups
+            .iter_mut()
+            .filter(|l| *l.cgroup == *cgroup)
+        {
+            target_cgroup.resize(original);
         }
-        self.base = self.levers.iter().map(|lever| lever.base).sum();
+        self.base = self
+            .target_cgroups
+            .iter()
+            .map(|target_cgroup| target_cgroup.base)
+            .sum();
     }
 
     /// Writes the throttle in force into `to`, reusing its buffers.
@@ -287,12 +314,13 @@ impl ThrottledPod {
         to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
         to.idle = depth.idle;
-        to.levers.clear();
-        to.levers.extend(self.levers.iter().map(|it| Lever {
-            cgroup: Arc::clone(&it.cgroup),
-            base: it.base,
-            quota: it.quota(pod, depth.ratio),
-        }));
+        to.target_cgroups.clear();
+        to.target_cgroups
+            .extend(self.target_cgroups.iter().map(|it| TargetCgroup {
+                cgroup: Arc::clone(&it.cgroup),
+                base: it.base,
+                quota: it.quota(pod, depth.ratio),
+            }));
     }
 }
 
@@ -313,13 +341,13 @@ impl Ledger {
     pub(super) fn get_or_insert(
         &mut self,
         uid: &PodUid,
-        levers: impl FnOnce() -> Vec<ThrottledCgroup>,
+        target_cgroups: impl FnOnce() -> Vec<ThrottledCgroup>,
     ) -> &mut ThrottledPod {
         let index = match self.find(uid) {
             Ok(index) => index,
             Err(index) => {
                 self.0
-                    .insert(index, ThrottledPod::new(uid.clone(), levers()));
+                    .insert(index, ThrottledPod::new(uid.clone(), target_cgroups()));
                 index
             }
         };
@@ -365,7 +393,7 @@ impl Ledger {
                 rule: entry.claims[0].rule.clone(),
                 ratio: FULL_RATIO,
                 idle: false,
-                levers: Vec::with_capacity(entry.levers.len()),
+                target_cgroups: Vec::with_capacity(entry.target_cgroups.len()),
             });
         }
         entry.write(pod, &mut throttles[index]);

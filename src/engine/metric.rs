@@ -156,7 +156,7 @@ pub enum Metric {
 
 /// How an action of some kind affects a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leverage {
+pub enum ActionEffect {
     /// Releases are measured in the metric's resource: act on victims until the gap is covered.
     Measured(Resource),
     /// The metric has no unit of release: act on one victim per round.
@@ -376,28 +376,30 @@ impl Metric {
     ///
     /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
     /// requested. An average lags by minutes, so victims are taken one at a time. Nothing lowers a past peak.
-    pub const fn leverage(&self, kind: ActionKind) -> Leverage {
+    pub const fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let windowed = match self {
             Self::Window(_, windowed) => Some(*windowed),
             _ => None,
         };
         match (self.resource(), kind) {
             (Some(_), _) if matches!(windowed, Some(Windowed::Peak1h | Windowed::Peak1d)) => {
-                Leverage::None
+                ActionEffect::None
             }
             (Some(Resource::Cpu), ActionKind::Eviction | ActionKind::CpuThrottle)
             | (Some(Resource::Memory), ActionKind::Eviction | ActionKind::ForceGc)
                 if windowed.is_some() =>
             {
-                Leverage::OneVictim
+                ActionEffect::OneVictim
             }
-            (Some(resource), ActionKind::Eviction) => Leverage::Measured(resource),
-            (Some(Resource::Cpu), ActionKind::CpuThrottle) => Leverage::Measured(Resource::Cpu),
-            (Some(Resource::Memory), ActionKind::ForceGc) => Leverage::Measured(Resource::Memory),
-            (Some(_), ActionKind::CpuThrottle | ActionKind::ForceGc) => Leverage::None,
+            (Some(resource), ActionKind::Eviction) => ActionEffect::Measured(resource),
+            (Some(Resource::Cpu), ActionKind::CpuThrottle) => ActionEffect::Measured(Resource::Cpu),
+            (Some(Resource::Memory), ActionKind::ForceGc) => {
+                ActionEffect::Measured(Resource::Memory)
+            }
+            (Some(_), ActionKind::CpuThrottle | ActionKind::ForceGc) => ActionEffect::None,
             (None, ActionKind::CpuThrottle) => match self {
-                Self::ElasticCpuRequested => Leverage::None,
-                _ => Leverage::OneVictim,
+                Self::ElasticCpuRequested => ActionEffect::None,
+                _ => ActionEffect::OneVictim,
             },
             (None, ActionKind::ForceGc) => match self {
                 Self::Pressure {
@@ -406,10 +408,10 @@ impl Metric {
                 }
                 | Self::Protected(Protected::MemoryStallMax | Protected::IoStallMax)
                 | Self::Disk(_)
-                | Self::Probe(_) => Leverage::OneVictim,
-                _ => Leverage::None,
+                | Self::Probe(_) => ActionEffect::OneVictim,
+                _ => ActionEffect::None,
             },
-            (None, ActionKind::Eviction) => Leverage::OneVictim,
+            (None, ActionKind::Eviction) => ActionEffect::OneVictim,
         }
     }
 }

@@ -47,8 +47,8 @@ use serde::Serialize;
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
-use self::metric::{ActionKind, Leverage, Metric, PressureKind, RankBy};
-use self::plan::{Change, Feedback, Plan, RuleState, Spared, Throttle, Transition, Unknown};
+use self::metric::{ActionEffect, ActionKind, Metric, PressureKind, RankBy};
+use self::plan::{Change, Feedback, Plan, RuleState, Skipped, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
 use self::preview::PreviewPass;
@@ -57,7 +57,7 @@ pub use self::rank::compare as compare_victims;
 use self::round::{ActionRound, Buffers, Enforced, RoundContext};
 use self::rule::Evaluation;
 use self::run::Run;
-use self::sample::{CpuTimes, LeverSample, Sample};
+use self::sample::{CpuTimes, Sample, TargetCgroupSample};
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::RestorePass;
 use self::time::BootTime;
@@ -172,13 +172,16 @@ pub struct RuleReport {
     /// Last evaluated value; with several series, the one that decided.
     pub value: Option<f64>,
     /// A value above this is a breach.
-    pub watermark: f64,
+    #[serde(rename = "watermark")]
+    pub threshold: f64,
     /// A value at or below this is quiet.
-    pub restore: f64,
+    #[serde(rename = "restore")]
+    pub restore_value: f64,
     /// Consecutive breaches counted.
     pub breaches: u32,
     /// Consecutive quiet evaluations counted.
-    pub quiets: u32,
+    #[serde(rename = "quiets")]
+    pub quiet_evaluations: u32,
     /// Why the last evaluation gave no result.
     pub unknown: Option<Unknown>,
     /// The additional measurement that the result depended on.
@@ -278,7 +281,7 @@ impl Engine {
         let may = |run: &Run, uid: &PodUid| {
             pods.get(uid)
                 .is_some_and(|t| t.permit(run.index).throttle && !t.pod.protected)
-                && run.leverage(ActionKind::CpuThrottle) != Leverage::None
+                && run.action_effect(ActionKind::CpuThrottle) != ActionEffect::None
         };
         let due = |period: Duration| {
             let group = self.groups.iter().find(|group| group.period == period);
@@ -357,10 +360,10 @@ impl Engine {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
                 self.ledger.revert(uid);
-                self.block_throttle(uid, self.now + FAILED_BACKOFF, Spared::BackingOff);
+                self.block_throttle(uid, self.now + FAILED_BACKOFF, Skipped::BackingOff);
             }
             Feedback::Contested { uid, until } => {
-                self.block_throttle(uid, *until, Spared::Contested);
+                self.block_throttle(uid, *until, Skipped::Contested);
             }
             Feedback::Resized {
                 uid,
@@ -386,9 +389,13 @@ impl Engine {
 
     /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them; `None` if it is not
     /// throttled.
-    pub fn follow(&mut self, uid: &PodUid, levers: &[LeverSample]) -> Option<Throttle> {
+    pub fn sync_cgroups(
+        &mut self,
+        uid: &PodUid,
+        target_cgroups: &[TargetCgroupSample],
+    ) -> Option<Throttle> {
         let pod = &self.pods.get(uid)?.pod;
-        self.ledger.get_mut(uid)?.sync_cgroups(pod, levers);
+        self.ledger.get_mut(uid)?.sync_cgroups(pod, target_cgroups);
         self.ledger.throttle(pod)
     }
 
@@ -405,7 +412,7 @@ impl Engine {
             .map(|it| &it.pod.uid)
     }
 
-    fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Spared) {
+    fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Skipped) {
         if let Some(tracked) = self.pods.get_mut(uid) {
             tracked.throttle_blocked = Some((until, why));
         }
@@ -426,7 +433,7 @@ impl Engine {
         plan.reclaims.clear();
         plan.evictions.clear();
         plan.transitions.clear();
-        let busy = self.windows.take(sample);
+        let busy = self.windows.add(sample);
         let busy = self.unpinned_busy(sample).or(busy);
         for group in &mut self.groups {
             group.stats.add(&sample.node, busy);
@@ -596,7 +603,7 @@ impl Demand {
             Metric::Protected(_) => self.pod_pressure = true,
             _ => {}
         }
-        let acts = |kind: ActionKind| run.leverage(kind) != Leverage::None;
+        let acts = |kind: ActionKind| run.action_effect(kind) != ActionEffect::None;
         let ranks = acts(ActionKind::CpuThrottle) || acts(ActionKind::Eviction);
         let rank_by = run.rule.metric.rank_by();
         self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
@@ -621,10 +628,10 @@ impl RuleReport {
             state: run.machine.state,
             since: run.machine.since,
             value: run.evaluation.and_then(Evaluation::value),
-            watermark: run.rule.watermark,
-            restore: run.rule.restore,
+            threshold: run.rule.threshold,
+            restore_value: run.rule.restore_value,
             breaches: run.machine.breaches,
-            quiets: run.machine.quiets,
+            quiet_evaluations: run.machine.quiet_evaluations,
             unknown: run.evaluation.and_then(Evaluation::unknown),
             guard: run.guard,
             cool_down: run.machine.cool_down(run.rule.action.cool_down),

@@ -34,7 +34,7 @@ pub struct Plan {
 pub enum Scheduling {
     /// Leave it unchanged: not every rule has been evaluated since the start.
     #[default]
-    Hold,
+    Unchanged,
     /// No rule disables scheduling.
     Enabled,
     /// At least one rule disables scheduling.
@@ -58,13 +58,13 @@ pub struct Throttle {
     /// The pod is in the idle class.
     pub idle: bool,
     /// The cgroups to limit.
-    pub levers: Vec<Lever>,
+    pub target_cgroups: Vec<TargetCgroup>,
 }
 
 /// One cgroup to limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lever {
-    /// Path below the pod's cgroup, as in [`super::sample::LeverSample::cgroup`].
+pub struct TargetCgroup {
+    /// Path below the pod's cgroup, as in [`super::sample::TargetCgroupSample::cgroup`].
     pub cgroup: Arc<str>,
     /// The CPU that a ratio of 100 % stands for.
     pub base: MilliCpu,
@@ -155,7 +155,8 @@ pub enum Change {
         /// The metric's value; with several series, the one that decided.
         value: Option<f64>,
         /// The rule's threshold.
-        watermark: f64,
+        #[serde(rename = "watermark")]
+        threshold: f64,
         /// It returned to Normal because its metric was Unknown for too long.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         unknown_too_long: bool,
@@ -211,11 +212,11 @@ pub enum Change {
     SchedulingEnabled,
     /// A pod selected for the rule's action was skipped; reported once per change of reason.
     #[serde(rename = "spared")]
-    Spared {
+    Skipped {
         /// Pod UID.
         pod: PodUid,
         /// Reason.
-        reason: Spared,
+        reason: Skipped,
     },
 }
 
@@ -226,7 +227,7 @@ impl Change {
             Self::Throttle { pod, .. }
             | Self::Reclaim { pod, .. }
             | Self::Evict { pod, .. }
-            | Self::Spared { pod, .. } => Some(pod),
+            | Self::Skipped { pod, .. } => Some(pod),
             Self::State { .. }
             | Self::Unknown { .. }
             | Self::Known { .. }
@@ -239,7 +240,7 @@ impl Change {
 /// Why a pod was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Spared {
+pub enum Skipped {
     /// No `PodQOS` allows this action on it.
     NotAllowed,
     /// Annotated as protected, one of our own, or a unit that the machine needs.
@@ -257,14 +258,15 @@ pub enum Spared {
     /// It has no controller and the action does not evict such pods.
     Unowned,
     /// Never evicted: static, `DaemonSet`, system-critical, or annotated.
-    Kept,
+    #[serde(rename = "kept")]
+    ExemptFromEviction,
     /// The last attempt failed or was refused; waiting before a retry.
     BackingOff,
     /// Another writer keeps changing the same files.
     Contested,
 }
 
-impl Spared {
+impl Skipped {
     /// The reason as one word.
     pub const fn name(self) -> &'static str {
         match self {
@@ -276,7 +278,7 @@ impl Spared {
             Self::UsesLittle => "usesLittle",
             Self::AtFloor => "atFloor",
             Self::Unowned => "unowned",
-            Self::Kept => "kept",
+            Self::ExemptFromEviction => "kept",
             Self::BackingOff => "backingOff",
             Self::Contested => "contested",
         }

@@ -46,7 +46,7 @@ impl fmt::Display for QosClass {
 /// Why a pod is never evicted, whatever the policies say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Kept {
+pub enum EvictionExemption {
     /// A mirror or static pod: the kubelet would restart it.
     Static,
     /// A `DaemonSet`'s pod: it would be recreated on this node.
@@ -105,8 +105,8 @@ pub struct Pod {
     #[serde(default)]
     pub reserved: Option<Reserved>,
     /// Why it is never evicted; `None` if it may be.
-    #[serde(default)]
-    pub kept: Option<Kept>,
+    #[serde(default, rename = "kept")]
+    pub eviction_exemption: Option<EvictionExemption>,
     /// A controller owns it and replaces it after an eviction.
     #[serde(default)]
     pub owned: bool,

@@ -50,9 +50,9 @@ pub struct Rule {
     /// Selects series of the metric by label; `None` selects all.
     pub series: Option<Selector>,
     /// A value above this is a breach. In the metric's unit; finite, above 0.
-    pub watermark: f64,
-    /// A value at or below this is quiet. Finite, at most `watermark`.
-    pub restore: f64,
+    pub threshold: f64,
+    /// A value at or below this is quiet. Finite, at most `threshold`.
+    pub restore_value: f64,
     /// Consecutive breaches before the action starts, at least 1.
     pub avoidance_threshold: u32,
     /// Consecutive quiet evaluations before it may end, at least 1.

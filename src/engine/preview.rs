@@ -14,7 +14,7 @@ use super::run::Run;
 use super::throttle::RestorePass;
 use super::track::{PodUsage, Pods};
 use super::units::Quota;
-use super::walk::{cpu_used, memory_held};
+use super::walk::{cpu_used, unreclaimable_memory};
 
 /// The actions that a Preview rule would have in force.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Shadow {
         for uid in &self.removed {
             if let Some(index) = pods.find(uid) {
                 saved.cpu += cpu_used(&usage[index]);
-                saved.memory += memory_held(&usage[index]);
+                saved.memory += unreclaimable_memory(&usage[index]);
                 usage[index] = PodUsage::default();
             }
         }
@@ -80,8 +80,12 @@ impl Saved {
 fn union_allowance(shadow: &ThrottledPod, enforced: Option<&ThrottledPod>, pod: &Pod) -> Quota {
     let ratio = shadow.depth().ratio;
     match enforced {
-        Some(enforced) => allowance(&enforced.levers, pod, ratio.min(enforced.depth().ratio)),
-        None => allowance(&shadow.levers, pod, ratio),
+        Some(enforced) => allowance(
+            &enforced.target_cgroups,
+            pod,
+            ratio.min(enforced.depth().ratio),
+        ),
+        None => allowance(&shadow.target_cgroups, pod, ratio),
     }
 }
 

@@ -143,7 +143,7 @@ pub(super) fn value(
     let is_max = metric != Protected::CpuDelayP95;
     match (stalls.incomplete, metric) {
         // One cgroup above the threshold is enough.
-        (Some(_), _) if is_max && stalls.highest.percent > run.rule.watermark => Ok(stalls.highest),
+        (Some(_), _) if is_max && stalls.highest.percent > run.rule.threshold => Ok(stalls.highest),
         (Some(reason), _) => Err(reason),
         (None, Protected::CpuDelayP95) => Ok(p95(run, ctx, kind, stalls.count)),
         (None, _) => Ok(stalls.highest),

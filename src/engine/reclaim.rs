@@ -1,6 +1,6 @@
 //! Page cache reclaim: how much from which pods.
 
-use super::metric::{ActionKind, Leverage, RankBy, Resource};
+use super::metric::{ActionEffect, ActionKind, RankBy, Resource};
 use super::plan::{Change, Reclaim, Transition};
 use super::run::Run;
 use super::units::Bytes;
@@ -29,7 +29,7 @@ impl ReclaimPass<'_> {
             let mut open = false;
             for index in 0..runs.len() {
                 let run = &mut runs[index];
-                let measured = run.leverage(KIND) == Leverage::Measured(Resource::Memory);
+                let measured = run.action_effect(KIND) == ActionEffect::Measured(Resource::Memory);
                 if !measured || !walk.covers(run) || run.gap <= covered {
                     continue;
                 }
@@ -55,7 +55,8 @@ impl ReclaimPass<'_> {
     /// victim in the next round, since the cache that remains may be in use.
     pub(super) fn one_per_rule(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
-        let single = |run: &&mut Run| walk.covers(run) && run.leverage(KIND) == Leverage::OneVictim;
+        let single =
+            |run: &&mut Run| walk.covers(run) && run.action_effect(KIND) == ActionEffect::OneVictim;
         for run in runs.iter_mut().filter(single) {
             let last = run.reclaimed.as_ref();
             let is_last = |pod_index: &usize| Some(&walk.pods[*pod_index].pod.uid) == last;

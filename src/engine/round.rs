@@ -13,7 +13,7 @@ use super::sample::Sample;
 use super::throttle::{Released, ThrottlePass};
 use super::time::BootTime;
 use super::track::{PodUsage, Pods, Tracked};
-use super::walk::{Walk, cpu_used, io_done, memory_held, sort};
+use super::walk::{Walk, cpu_used, io_done, sort, unreclaimable_memory};
 
 /// The input of a round.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Buffers {
     /// Pod indexes in victim order, one list per resource.
     pub(super) orders: [Vec<usize>; RankBy::ALL.len()],
     pub(super) released: Released,
-    pub(super) levers: Vec<ThrottledCgroup>,
+    pub(super) target_cgroups: Vec<ThrottledCgroup>,
     pub(super) reclaims: Vec<Reclaim>,
     pub(super) evictions: Vec<Evict>,
     /// The evictions of one group.
@@ -62,7 +62,7 @@ impl Buffers {
             let uses = match rank_by {
                 RankBy::Cpu => cpu_used,
                 RankBy::Io if io_is_known => io_done,
-                RankBy::Io | RankBy::Memory => memory_held,
+                RankBy::Io | RankBy::Memory => unreclaimable_memory,
             };
             let order = &mut self.orders[rank_by as usize];
             sort(order, pods.all(), &self.usage, uses);
@@ -131,7 +131,7 @@ impl ActionRound<'_> {
             ledger: self.ledger,
             enforced: self.enforced.map(|enforced| enforced.ledger),
             released: &mut buffers.released,
-            levers: &mut buffers.levers,
+            target_cgroups: &mut buffers.target_cgroups,
             out: self.out,
         };
         pass.run(runs);

@@ -100,7 +100,8 @@ pub(super) struct Machine {
     pub(super) state: RuleState,
     pub(super) since: Option<BootTime>,
     pub(super) breaches: u32,
-    pub(super) quiets: u32,
+    #[serde(rename = "quiets")]
+    pub(super) quiet_evaluations: u32,
     pub(super) last_breach: Option<BootTime>,
     pub(super) unknown_since: Option<BootTime>,
     /// When a throttle of the rule was last released by a step.
@@ -163,7 +164,7 @@ impl Machine {
     /// Resets the counters; the state stays.
     pub(super) const fn reset_counters(&mut self) {
         self.breaches = 0;
-        self.quiets = 0;
+        self.quiet_evaluations = 0;
     }
 
     fn observe_unknown(
@@ -183,7 +184,7 @@ impl Machine {
 
     fn breach(&mut self, now: BootTime, params: &Params, mut on_change: impl FnMut(StateChange)) {
         self.last_breach = Some(now);
-        self.quiets = 0;
+        self.quiet_evaluations = 0;
         self.breaches = self.breaches.saturating_add(1);
         if self.state == RuleState::Normal && self.breaches == 1 {
             // A relapse is measured to the first of the consecutive breaches.
@@ -223,8 +224,8 @@ impl Machine {
         match self.state {
             RuleState::Normal => self.breaches = 0,
             RuleState::Breached => {
-                self.quiets = self.quiets.saturating_add(1);
-                if self.quiets >= params.restore_threshold {
+                self.quiet_evaluations = self.quiet_evaluations.saturating_add(1);
+                if self.quiet_evaluations >= params.restore_threshold {
                     on_change(self.enter(now, RuleState::Cooling));
                 }
             }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::ledger::{Depth, Ledger};
-use super::metric::{ActionKind, Leverage};
-use super::plan::{Change, RuleState, Spared, Transition, Unknown};
+use super::metric::{ActionEffect, ActionKind};
+use super::plan::{Change, RuleState, Skipped, Transition, Unknown};
 use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
@@ -53,7 +53,7 @@ pub(super) struct Run {
     pub(super) reclaimed: Option<PodUid>,
     pub(super) release: Release,
     /// The skipped pods as reported, sorted.
-    skipped: Vec<(PodUid, ActionKind, Spared)>,
+    skipped: Vec<(PodUid, ActionKind, Skipped)>,
     /// The actions that a Preview rule would have in force.
     pub(super) shadow: Shadow,
     /// The value to use instead of the samples.
@@ -88,8 +88,12 @@ impl Run {
     pub(super) fn edit(&mut self, rule: Rule) {
         let same = self.rule.metric == rule.metric
             && self.rule.series == rule.series
-            && self.rule.watermark.total_cmp(&rule.watermark).is_eq()
-            && self.rule.restore.total_cmp(&rule.restore).is_eq();
+            && self.rule.threshold.total_cmp(&rule.threshold).is_eq()
+            && self
+                .rule
+                .restore_value
+                .total_cmp(&rule.restore_value)
+                .is_eq();
         if !same {
             self.machine.reset_counters();
             self.machine.released = None;
@@ -103,7 +107,7 @@ impl Run {
     pub(super) fn counter_key(&self) -> String {
         let rule = &self.rule;
         let (metric, series) = (&rule.metric, &rule.series);
-        let (high, low) = (rule.watermark, rule.restore);
+        let (high, low) = (rule.threshold, rule.restore_value);
         format!("{metric:?} {series:?} > {high} <= {low}")
     }
 
@@ -165,7 +169,7 @@ impl Run {
                 from: state_change.from,
                 to: state_change.to,
                 value: evaluation.value(),
-                watermark: self.rule.watermark,
+                threshold: self.rule.threshold,
                 unknown_too_long: state_change.unknown_too_long,
             };
             out.push(self.transition(now, change));
@@ -213,7 +217,7 @@ impl Run {
     }
 
     /// How its action of that kind affects its metric.
-    pub(super) fn leverage(&self, kind: ActionKind) -> Leverage {
+    pub(super) fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let action = &self.rule.action;
         let has = match kind {
             ActionKind::CpuThrottle => action.throttle.is_some(),
@@ -221,9 +225,9 @@ impl Run {
             ActionKind::Eviction => action.eviction.is_some(),
         };
         if has {
-            self.rule.metric.leverage(kind)
+            self.rule.metric.action_effect(kind)
         } else {
-            Leverage::None
+            ActionEffect::None
         }
     }
 
@@ -280,7 +284,7 @@ impl Run {
         now: BootTime,
         pod: &PodUid,
         kind: ActionKind,
-        reason: Spared,
+        reason: Skipped,
         out: &mut Vec<Transition>,
     ) {
         match self.find_skip(pod, kind) {
@@ -289,10 +293,10 @@ impl Run {
             Err(index) => self.skipped.insert(index, (pod.clone(), kind, reason)),
         }
         let is_reported =
-            |(p, k, r): &(PodUid, ActionKind, Spared)| p == pod && *k != kind && *r == reason;
+            |(p, k, r): &(PodUid, ActionKind, Skipped)| p == pod && *k != kind && *r == reason;
         if !self.skipped.iter().any(is_reported) {
             let pod = pod.clone();
-            out.push(self.transition(now, Change::Spared { pod, reason }));
+            out.push(self.transition(now, Change::Skipped { pod, reason }));
         }
     }
 

@@ -208,8 +208,8 @@ pub struct PodSample {
     pub io_bytes: Option<u64>,
     /// The target cgroups, whose CPU quota is changed to throttle this pod: the pod's own, or on cgroup v1 its containers'
     /// if any of them has a quota. Read only if [`super::Demand::pod_quota`] is set.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub levers: Vec<LeverSample>,
+    #[serde(default, rename = "levers", skip_serializing_if = "Vec::is_empty")]
+    pub target_cgroups: Vec<TargetCgroupSample>,
     /// Its containers. Read only if [`super::Demand::run_delay`] or [`super::Demand::throttled`] is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerSample>,
@@ -227,7 +227,7 @@ impl PodSample {
             stalled: [None; 3],
             waits: WaitCounters::NONE,
             io_bytes: None,
-            levers: Vec::new(),
+            target_cgroups: Vec::new(),
             containers: Vec::new(),
         }
     }
@@ -242,7 +242,8 @@ fn is_unread(stalled: &[Option<f64>; 3]) -> bool {
 #[serde(rename_all = "camelCase")]
 pub struct MemoryParts {
     /// Anonymous, shared and unreclaimable slab memory, which is only released when the pod exits.
-    pub held: Bytes,
+    #[serde(rename = "held")]
+    pub unreclaimable: Bytes,
     /// Page cache of files, excluding shared memory, which can be reclaimed.
     pub cache: Bytes,
 }
@@ -250,7 +251,7 @@ pub struct MemoryParts {
 /// One target cgroup: its CPU quota is changed to throttle the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LeverSample {
+pub struct TargetCgroupSample {
     /// Path below the pod's cgroup: empty for the pod itself, else the container's directory name.
     pub cgroup: Arc<str>,
     /// CPU time used since the cgroup was created, in nanoseconds.

@@ -34,7 +34,7 @@ pub(super) fn write_desired(runs: &[Run], all_known: bool, scheduling: &mut Sche
         *scheduling = if all_known {
             Scheduling::Enabled
         } else {
-            Scheduling::Hold
+            Scheduling::Unchanged
         };
         return;
     };

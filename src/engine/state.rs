@@ -71,7 +71,7 @@ pub struct AdoptedThrottle {
     /// Idle class.
     pub idle: bool,
     /// Each cgroup with its base and its original.
-    pub levers: Vec<(Arc<str>, MilliCpu, Quota)>,
+    pub target_cgroups: Vec<(Arc<str>, MilliCpu, Quota)>,
 }
 
 impl Engine {
@@ -125,8 +125,14 @@ impl Engine {
     }
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
-        let levers = || throttle.levers.iter().map(throttled_cgroup).collect();
-        let entry = self.ledger.get_or_insert(&throttle.uid, levers);
+        let target_cgroups = || {
+            throttle
+                .target_cgroups
+                .iter()
+                .map(throttled_cgroup)
+                .collect()
+        };
+        let entry = self.ledger.get_or_insert(&throttle.uid, target_cgroups);
         for saved in state.claims.iter().filter(|c| c.pod == throttle.uid) {
             entry.set_claim(saved.claim());
         }

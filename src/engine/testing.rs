@@ -20,13 +20,13 @@ pub(super) fn action(name: &str) -> Action {
     }
 }
 
-pub(crate) fn rule(metric: &str, watermark: f64) -> Rule {
+pub(crate) fn rule(metric: &str, threshold: f64) -> Rule {
     Rule {
         id: RuleId::from("n/rule"),
         metric: Metric::parse(metric).unwrap(),
         series: None,
-        watermark,
-        restore: watermark,
+        threshold,
+        restore_value: threshold,
         avoidance_threshold: 1,
         restore_threshold: 1,
         period: Duration::from_secs(10),
@@ -54,7 +54,7 @@ pub(crate) fn pod(uid: &str) -> Pod {
         grace: Duration::from_secs(30),
         protected: false,
         reserved: None,
-        kept: None,
+        eviction_exemption: None,
         owned: true,
     }
 }

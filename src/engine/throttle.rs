@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::ledger::{
     Claim, Depth, FULL_RATIO, Ledger, MIN_QUOTA, ThrottledCgroup, allowance, at_floor, request,
 };
-use super::metric::{ActionKind, Leverage, RankBy, Resource};
-use super::plan::{Change, Spared, Transition};
+use super::metric::{ActionEffect, ActionKind, RankBy, Resource};
+use super::plan::{Change, Skipped, Transition};
 use super::policy::CpuThrottle;
 use super::round::RoundContext;
 use super::run::Run;
-use super::sample::{LeverSample, PodSample, Sample};
+use super::sample::{PodSample, Sample, TargetCgroupSample};
 use super::time::BootTime;
 use super::track::{Tracked, usage};
 use super::units::{MilliCpu, Quota};
@@ -63,7 +63,7 @@ pub(super) struct ThrottlePass<'a> {
     pub(super) enforced: Option<&'a Ledger>,
     pub(super) released: &'a mut Released,
     /// Buffer for the target cgroups of a pod that is not throttled yet.
-    pub(super) levers: &'a mut Vec<ThrottledCgroup>,
+    pub(super) target_cgroups: &'a mut Vec<ThrottledCgroup>,
     pub(super) out: &'a mut Vec<Transition>,
 }
 
@@ -75,7 +75,9 @@ impl ThrottlePass<'_> {
         self.cover(runs);
         let walk = self.walk;
         let single = |run: &&mut Run| {
-            walk.covers(run) && !run.release.relapsed && run.leverage(KIND) == Leverage::OneVictim
+            walk.covers(run)
+                && !run.release.relapsed
+                && run.action_effect(KIND) == ActionEffect::OneVictim
         };
         for run in runs.iter_mut().filter(single) {
             let order = &self.orders[run.rule.metric.rank_by() as usize];
@@ -103,8 +105,8 @@ impl ThrottlePass<'_> {
 
     fn cover(&mut self, runs: &mut [Run]) {
         let walk = self.walk;
-        let measured = Leverage::Measured(Resource::Cpu);
-        let covers = |run: &Run| walk.covers(run) && run.leverage(KIND) == measured;
+        let measured = ActionEffect::Measured(Resource::Cpu);
+        let covers = |run: &Run| walk.covers(run) && run.action_effect(KIND) == measured;
         for pod_index in walk.order {
             let covered = self.released.total.0;
             let mut open = false;
@@ -155,30 +157,35 @@ impl ThrottlePass<'_> {
         }
         let uses = self.walk.cpu(run, pod_index)?;
         if uses < MIN_QUOTA {
-            return Err(Some(Spared::UsesLittle));
+            return Err(Some(Skipped::UsesLittle));
         }
         let from = self.depth(run, tracked);
         if !self.load_cgroups(tracked, uses) {
             return Err(Some(self.no_quota_reason(tracked)));
         }
         let down = self.release(tracked, uses, spec.min_ratio) > MilliCpu::ZERO;
-        let stuck = at_floor(self.levers, &tracked.pod, from.ratio, spec.min_ratio);
+        let stuck = at_floor(
+            self.target_cgroups,
+            &tracked.pod,
+            from.ratio,
+            spec.min_ratio,
+        );
         let idles = from.lower(spec).idle != from.idle;
         // With a minimum ratio of 100 % only the idle class applies.
         let idle_alone = idles && spec.min_ratio == FULL_RATIO;
         if (!down && !idle_alone) || (stuck && !idles) {
-            return Err(Some(Spared::AtFloor));
+            return Err(Some(Skipped::AtFloor));
         }
         Ok((from, uses))
     }
 
     /// Why a pod with known usage has no quota to lower.
-    fn no_quota_reason(&self, tracked: &Tracked) -> Spared {
+    fn no_quota_reason(&self, tracked: &Tracked) -> Skipped {
         let sample = tracked.sample(self.walk.sample);
-        if sample.is_some_and(|sample| sample.levers.is_empty()) {
-            Spared::ContainerMissing
+        if sample.is_some_and(|sample| sample.target_cgroups.is_empty()) {
+            Skipped::ContainerMissing
         } else {
-            Spared::NoSample
+            Skipped::NoSample
         }
     }
 
@@ -192,12 +199,18 @@ impl ThrottlePass<'_> {
     fn load_cgroups(&mut self, tracked: &Tracked, uses: MilliCpu) -> bool {
         let uid = &tracked.pod.uid;
         let enforced_pod = self.enforced.and_then(|enforced| enforced.get(uid));
-        self.levers.clear();
+        self.target_cgroups.clear();
         if let Some(entry) = enforced_pod.or_else(|| self.ledger.get(uid)) {
-            self.levers.extend_from_slice(&entry.levers);
-            return !self.levers.is_empty();
+            self.target_cgroups.extend_from_slice(&entry.target_cgroups);
+            return !self.target_cgroups.is_empty();
         }
-        measure(tracked, self.walk.sample, self.period, uses, self.levers)
+        measure(
+            tracked,
+            self.walk.sample,
+            self.period,
+            uses,
+            self.target_cgroups,
+        )
     }
 
     /// The CPU that the pod uses now and could not use at that ratio. Computed per target cgroup, because they cannot use
@@ -211,10 +224,13 @@ impl ThrottlePass<'_> {
         };
         let measured = |cgroup: &ThrottledCgroup| {
             let (before, now) = samples()?;
-            let lever = now.levers.iter().find(|it| it.cgroup == cgroup.cgroup)?;
-            lever_usage(before, now, lever, self.period)
+            let target_cgroup = now
+                .target_cgroups
+                .iter()
+                .find(|it| it.cgroup == cgroup.cgroup)?;
+            target_usage(before, now, target_cgroup, self.period)
         };
-        let is_only = self.levers.len() == 1;
+        let is_only = self.target_cgroups.len() == 1;
         let release = |cgroup: &ThrottledCgroup| {
             let measured = if is_only {
                 Some(uses)
@@ -224,7 +240,7 @@ impl ThrottlePass<'_> {
             let uses = measured.unwrap_or(cgroup.base);
             uses.saturating_sub(cgroup.allowance(&tracked.pod, ratio).min_usage(uses))
         };
-        self.levers.iter().map(release).sum()
+        self.target_cgroups.iter().map(release).sum()
     }
 
     fn claim(
@@ -240,7 +256,9 @@ impl ThrottlePass<'_> {
         let to = run
             .relapse_depth(&pod.uid)
             .map_or(further, |depth| further.union(depth));
-        let entry = self.ledger.get_or_insert(&pod.uid, || self.levers.clone());
+        let entry = self
+            .ledger
+            .get_or_insert(&pod.uid, || self.target_cgroups.clone());
         entry.set_claim(Claim {
             rule: run.rule.id.clone(),
             depth: to,
@@ -254,7 +272,7 @@ impl ThrottlePass<'_> {
             .depth()
             .ratio
             .min(enforced_pod.map_or(100, |entry| entry.depth().ratio));
-        let quota = allowance(self.levers, pod, ratio);
+        let quota = allowance(self.target_cgroups, pod, ratio);
         let release = self.release(&self.walk.pods[pod_index], uses, ratio);
         let change = Change::Throttle {
             pod: pod.uid.clone(),
@@ -276,46 +294,49 @@ fn measure(
     sample: &Sample,
     period: Duration,
     uses: MilliCpu,
-    levers: &mut Vec<ThrottledCgroup>,
+    target_cgroups: &mut Vec<ThrottledCgroup>,
 ) -> bool {
     let Some(now) = tracked.sample(sample) else {
         return false;
     };
     let before = tracked.baseline(period);
-    let measured = |lever: &LeverSample| {
-        if now.levers.len() == 1 {
+    let measured = |target_cgroup: &TargetCgroupSample| {
+        if now.target_cgroups.len() == 1 {
             return Some(uses);
         }
-        lever_usage(before?, now, lever, period)
+        target_usage(before?, now, target_cgroup, period)
     };
-    let known: MilliCpu = now.levers.iter().filter_map(measured).sum();
-    for lever in &now.levers {
-        let Some(original) = lever.quota else {
+    let known: MilliCpu = now.target_cgroups.iter().filter_map(measured).sum();
+    for target_cgroup in &now.target_cgroups {
+        let Some(original) = target_cgroup.quota else {
             return false;
         };
         let share = || {
             uses.saturating_sub(known)
-                .max(request(&tracked.pod, &lever.cgroup))
+                .max(request(&tracked.pod, &target_cgroup.cgroup))
         };
-        let usage = measured(lever).unwrap_or_else(share);
-        levers.push(ThrottledCgroup::new(
-            Arc::clone(&lever.cgroup),
+        let usage = measured(target_cgroup).unwrap_or_else(share);
+        target_cgroups.push(ThrottledCgroup::new(
+            Arc::clone(&target_cgroup.cgroup),
             usage,
             original,
         ));
     }
-    !levers.is_empty()
+    !target_cgroups.is_empty()
 }
 
-fn lever_usage(
+fn target_usage(
     before: &PodSample,
     now: &PodSample,
-    lever: &LeverSample,
+    target_cgroup: &TargetCgroupSample,
     period: Duration,
 ) -> Option<MilliCpu> {
     let interval = interval(Some(before.at), now.at, period).ok()?;
-    let earlier = before.levers.iter().find(|b| b.cgroup == lever.cgroup)?;
-    usage(earlier.cpu_nanos, lever.cpu_nanos, interval, None)
+    let earlier = before
+        .target_cgroups
+        .iter()
+        .find(|b| b.cgroup == target_cgroup.cgroup)?;
+    usage(earlier.cpu_nanos, target_cgroup.cpu_nanos, interval, None)
 }
 
 /// The steps up of one evaluation.
@@ -333,7 +354,7 @@ impl RestorePass<'_> {
                 continue;
             };
             if let Some(now) = tracked.sample(self.ctx.sample) {
-                entry.sync_cgroups(&tracked.pod, &now.levers);
+                entry.sync_cgroups(&tracked.pod, &now.target_cgroups);
             }
             for index in 0..entry.claims.len() {
                 let claim = &mut entry.claims[index];
@@ -343,7 +364,7 @@ impl RestorePass<'_> {
                 };
                 claim.depth = to;
                 let ratio = entry.depth().ratio;
-                let quota = allowance(&entry.levers, &tracked.pod, ratio);
+                let quota = allowance(&entry.target_cgroups, &tracked.pod, ratio);
                 self.report(runs, &entry.claims[index], tracked, quota);
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::eligibility::Permit;
 use super::evict::SETTLE_TIMEOUT;
-use super::plan::Spared;
+use super::plan::Skipped;
 use super::pod::{Pod, PodUid};
 use super::policy::PodPolicy;
 use super::run::Run;
@@ -25,7 +25,7 @@ pub(super) struct Tracked {
     /// Its sample at the last evaluation, for each period.
     baselines: Vec<(Duration, PodSample)>,
     /// No new throttle step before this time, and why.
-    pub(super) throttle_blocked: Option<(BootTime, Spared)>,
+    pub(super) throttle_blocked: Option<(BootTime, Skipped)>,
     /// No eviction before this time, because the last one was refused.
     pub(super) eviction_blocked_until: Option<BootTime>,
     /// When it was first seen terminating.
@@ -139,7 +139,7 @@ fn copy(to: &mut PodSample, from: &PodSample) {
     to.stalled = from.stalled;
     to.waits = from.waits;
     to.io_bytes = from.io_bytes;
-    to.levers.clone_from(&from.levers);
+    to.target_cgroups.clone_from(&from.target_cgroups);
     to.containers.clone_from(&from.containers);
 }
 

@@ -132,7 +132,7 @@ pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) ->
     };
     Some(Input {
         from: from?,
-        above: value > rule.watermark,
+        above: value > rule.threshold,
     })
 }
 
@@ -174,11 +174,11 @@ impl Fold {
         let rebased = self.rebased.then_some(Unknown::Rebased);
         match self.largest {
             Some(value) => {
-                let breach = value > rule.watermark;
+                let breach = value > rule.threshold;
                 Evaluation::Known {
                     value,
                     breach,
-                    quiet: value <= rule.restore && self.incomplete.is_none(),
+                    quiet: value <= rule.restore_value && self.incomplete.is_none(),
                     incomplete: self.incomplete.filter(|_| !breach),
                 }
             }

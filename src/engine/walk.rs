@@ -1,7 +1,7 @@
 //! Walking over the victims in order, shared by all kinds of action.
 
 use super::metric::ActionKind;
-use super::plan::{Spared, Transition};
+use super::plan::{Skipped, Transition};
 use super::pod::PodUid;
 use super::rank::compare;
 use super::run::Run;
@@ -11,7 +11,7 @@ use super::track::{PodUsage, Tracked};
 use super::units::MilliCpu;
 
 /// Why a candidate is skipped; `None` if that is not worth reporting.
-pub(super) type Skip = Option<Spared>;
+pub(super) type Skip = Option<Skipped>;
 
 /// One walk: for the enforced rules, or for a Preview rule with its virtual usage.
 #[derive(Clone, Copy, Debug)]
@@ -52,13 +52,13 @@ impl Walk<'_> {
             return Err(None);
         }
         if !allowed {
-            return Err(Some(Spared::NotAllowed));
+            return Err(Some(Skipped::NotAllowed));
         }
         if tracked.pod.protected {
-            return Err(Some(Spared::Protected));
+            return Err(Some(Skipped::Protected));
         }
         if !tracked.pod.running || tracked.pod.terminating {
-            return Err(Some(Spared::NotRunning));
+            return Err(Some(Skipped::NotRunning));
         }
         Ok(())
     }
@@ -71,14 +71,14 @@ impl Walk<'_> {
 
     pub(super) fn cpu(&self, run: &Run, pod_index: usize) -> Result<MilliCpu, Skip> {
         let cpu = self.fresh_usage(run, pod_index).and_then(|usage| usage.cpu);
-        cpu.ok_or(Some(Spared::NoSample))
+        cpu.ok_or(Some(Skipped::NoSample))
     }
 
     pub(super) fn memory(&self, run: &Run, pod_index: usize) -> Result<MemoryParts, Skip> {
         let memory = self
             .fresh_usage(run, pod_index)
             .and_then(|usage| usage.memory);
-        memory.ok_or(Some(Spared::NoSample))
+        memory.ok_or(Some(Skipped::NoSample))
     }
 
     /// Reports why a pod was skipped.
@@ -122,6 +122,6 @@ pub(super) fn io_done(usage: &PodUsage) -> u64 {
 }
 
 /// Unreclaimable memory, for ranking.
-pub(super) fn memory_held(usage: &PodUsage) -> u64 {
-    usage.memory.map_or(0, |memory| memory.held.0)
+pub(super) fn unreclaimable_memory(usage: &PodUsage) -> u64 {
+    usage.memory.map_or(0, |memory| memory.unreclaimable.0)
 }

@@ -90,15 +90,15 @@ pub struct Window<T> {
     /// The share of the window that has samples, 0 to 1.
     pub coverage: f64,
     /// `None` if the coverage is less than half.
-    pub figures: Option<T>,
+    pub value: Option<T>,
 }
 
 impl<T> Window<T> {
-    fn of(coverage: f64, figures: impl FnOnce() -> Option<T>) -> Self {
+    fn of(coverage: f64, value: impl FnOnce() -> Option<T>) -> Self {
         let enough = coverage >= MIN_COVERAGE;
         Self {
             coverage,
-            figures: enough.then(figures).flatten(),
+            value: enough.then(value).flatten(),
         }
     }
 }

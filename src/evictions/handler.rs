@@ -16,7 +16,7 @@ use super::refusal::Refusal;
 use super::{Denial, Permit, RuleQuery};
 use crate::cluster::client::{CallError, call, found};
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
 use crate::crd::emergency_stop;
 use crate::crd::eviction::{Answer, EvictionRequest};
@@ -35,7 +35,7 @@ enum Prepared {
 /// Decides on requests, and posts Evictions.
 pub struct Handler {
     pub(super) client: Client,
-    pub(super) leadership: watch::Receiver<Standing>,
+    pub(super) leadership: watch::Receiver<Leadership>,
     pub(super) lease_namespace: String,
     pub(super) rules: mpsc::Sender<RuleQuery>,
     /// The ledger, and the channel for changes to it. `None`: no budgets.
@@ -121,7 +121,7 @@ impl Handler {
             owner: None,
         };
         self.within_budgets(&target.uid, &key)?;
-        let pod = eviction::look::<PodObject>(&self.client, target).await;
+        let pod = eviction::read_pod::<PodObject>(&self.client, target).await;
         let pod = pod.map_err(|error| unread("the pod", &error))?;
         let pod = pod.ok_or_else(Refusal::gone)?;
         if pod.metadata.deletion_timestamp.is_some() && self.is_ours(&target.uid) {
@@ -148,7 +148,7 @@ impl Handler {
         let object = object.map_err(|error| unread("the emergency stop", &error))?;
         let annotations = |object: PartialObjectMeta<ConfigMap>| object.metadata.annotations;
         let annotations = object.and_then(annotations);
-        Ok(emergency_stop::order(annotations.as_ref()).is_some())
+        Ok(emergency_stop::stop_reason(annotations.as_ref()).is_some())
     }
 
     async fn permit(
@@ -190,8 +190,8 @@ impl Handler {
                 let why = "the outcome of another eviction on the node is not known yet";
                 return Err(Refusal::later("unsettled", why));
             }
-            match ledger.spent(key, clock::now()) {
-                Some(spent) if !ledger.contains(uid) => Err(Refusal::spent(&spent)),
+            match ledger.exhausted(key, clock::now()) {
+                Some(exhausted) if !ledger.contains(uid) => Err(Refusal::exhausted(&exhausted)),
                 _ => Ok(()),
             }
         });
@@ -215,7 +215,7 @@ impl Handler {
         reserved.map_err(|_| unrecorded())?;
         match granted.await {
             Ok(Ok(granted)) => Ok(granted),
-            Ok(Err(spent)) => Err(Refusal::spent(&spent)),
+            Ok(Err(exhausted)) => Err(Refusal::exhausted(&exhausted)),
             Err(_) if !self.leads() => Err(not_ready()),
             Err(_) => Err(unrecorded()),
         }
@@ -244,7 +244,7 @@ const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
         | Answer::Budget { .. }
         | Answer::ManyBudgets { .. }
         | Answer::Refused { .. }
-        | Answer::Away { .. } => Some(release(granted)),
+        | Answer::NotSent { .. } => Some(release(granted)),
         Answer::Wait { .. } | Answer::Unknown { .. } => None,
     }
 }
@@ -252,7 +252,7 @@ const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
 const fn release(granted: Granted) -> Settlement {
     match granted {
         Granted::New => Settlement::Known(Settled::Returned),
-        Granted::Again => Settlement::RefusedAgain,
+        Granted::Existing => Settlement::RefusedAgain,
     }
 }
 
@@ -267,7 +267,7 @@ fn unrecorded() -> Refusal {
 }
 
 fn unread(what: &str, error: &CallError) -> Refusal {
-    let why = format!("failed to read {what}: {}", error.words());
+    let why = format!("failed to read {what}: {}", error.message());
     Refusal::later("unread", why)
 }
 
@@ -281,7 +281,7 @@ const fn label(answer: &Answer) -> &'static str {
         Answer::ManyBudgets { .. } => "many_disruption_budgets",
         Answer::Wait { .. } => "server_busy",
         Answer::Refused { .. } => "server_refused",
-        Answer::Away { .. } => "server_away",
+        Answer::NotSent { .. } => "server_away",
         Answer::Unknown { .. } => "unknown",
     }
 }

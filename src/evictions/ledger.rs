@@ -127,12 +127,12 @@ pub enum Granted {
     /// A new reservation.
     New,
     /// A repeated request for an existing reservation. It counts once.
-    Again,
+    Existing,
 }
 
 /// A budget that allows no more evictions now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spent {
+pub struct BudgetExhausted {
     /// Scope of the budget.
     pub scope: Scope,
     /// The budget.
@@ -230,16 +230,21 @@ impl Ledger {
     }
 
     /// The broadest budget that does not allow one more.
-    pub fn spent(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
+    pub fn exhausted(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<BudgetExhausted> {
         let closed_for = self.closed_until.since(now);
         if !closed_for.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
             return Some(self.full(closed_for.max(POLL_ENDING)));
         }
-        let of = |scope| self.spent_in(scope, key, now);
+        let of = |scope| self.exhausted_in(scope, key, now);
         Scope::ALL.into_iter().find_map(of)
     }
 
-    fn spent_in(&self, scope: Scope, key: &BudgetKey<'_>, now: BootTime) -> Option<Spent> {
+    fn exhausted_in(
+        &self,
+        scope: Scope,
+        key: &BudgetKey<'_>,
+        now: BootTime,
+    ) -> Option<BudgetExhausted> {
         let budget = self.budgets.of(scope);
         let sharing = self.entries.values();
         let sharing = sharing.filter(|entry| key.shares(scope, &entry.victim.budget_key()));
@@ -249,7 +254,7 @@ impl Ledger {
         left.sort();
         // A budget of 0 never recovers.
         let wait = left.get(too_many).copied().unwrap_or(MAX_WAIT);
-        Some(Spent {
+        Some(BudgetExhausted {
             scope,
             budget,
             retry_after: wait.clamp(MIN_WAIT, MAX_WAIT),
@@ -257,8 +262,8 @@ impl Ledger {
     }
 
     /// The record is full, whatever the budgets allow.
-    fn full(&self, wait: Duration) -> Spent {
-        Spent {
+    fn full(&self, wait: Duration) -> BudgetExhausted {
+        BudgetExhausted {
             scope: Scope::Fleet,
             budget: self.budgets.fleet,
             retry_after: wait.min(MAX_WAIT),
@@ -270,15 +275,15 @@ impl Ledger {
     ///
     /// # Errors
     /// The budget that is spent.
-    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Spent> {
+    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, BudgetExhausted> {
         if let Some(entry) = self.entries.get_mut(&victim.uid) {
             if entry.stage == Stage::Reserved {
                 entry.since = now;
             }
-            return Ok(Granted::Again);
+            return Ok(Granted::Existing);
         }
-        if let Some(spent) = self.spent(&victim.budget_key(), now) {
-            return Err(spent);
+        if let Some(exhausted) = self.exhausted(&victim.budget_key(), now) {
+            return Err(exhausted);
         }
         let entry = Entry {
             stage: Stage::Reserved,

@@ -27,7 +27,7 @@ use futures::future::{BoxFuture, FutureExt};
 use kube::Client;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::crd::eviction::{Answer, EvictionRequest, Objection};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
@@ -106,7 +106,7 @@ pub enum Reply {
 pub struct Evictions {
     requests: mpsc::Sender<Pending>,
     metrics: EvictionMetrics,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
 }
 
 impl Evictions {
@@ -138,7 +138,7 @@ impl Evictions {
         Self {
             requests: mpsc::channel(1).0,
             metrics: EvictionMetrics::default(),
-            leadership: watch::channel(Standing::default()).1,
+            leadership: watch::channel(Leadership::default()).1,
         }
     }
 }
@@ -163,7 +163,7 @@ pub fn start(
     client: Client,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
 ) -> (Evictions, BoxFuture<'static, ()>) {
     let (requests, pending) = mpsc::channel(MAX_WAITING);
     let (changes, to_record) = mpsc::channel(MAX_WAITING);

@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{Granted, Ledger, PodState, Settled, Spent, Victim};
+use super::ledger::{BudgetExhausted, Granted, Ledger, PodState, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
 use crate::cluster::client::{CallError, call, describe, found, stored};
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
 use crate::crd::eviction::Target;
 use crate::crd::pod_facts::PodObject;
@@ -43,7 +43,7 @@ const MAX_ATTEMPTS: usize = 3;
 #[derive(Debug, Error)]
 pub enum RecordError {
     /// The record can't be read or written.
-    #[error("failed to read or write the ConfigMap {0}: {words}", words = .1.words())]
+    #[error("failed to read or write the ConfigMap {0}: {message}", message = .1.message())]
     Access(String, CallError),
     /// Another replica leads.
     #[error("another replica leads after term {0}")]
@@ -60,7 +60,7 @@ pub enum Change {
         /// The pod.
         victim: Victim,
         /// Result of the reservation; dropped if it can't be recorded.
-        reply: oneshot::Sender<Result<Granted, Spent>>,
+        reply: oneshot::Sender<Result<Granted, BudgetExhausted>>,
     },
     /// Settles a reservation by the API server's answer.
     Settle {
@@ -83,7 +83,7 @@ pub enum Settlement {
 }
 
 /// A pod to reserve an eviction for, and the channel for the result.
-type Reservation = (Victim, oneshot::Sender<Result<Granted, Spent>>);
+type Reservation = (Victim, oneshot::Sender<Result<Granted, BudgetExhausted>>);
 
 /// The ledger, shared with the handler. `None`: this replica does not lead, or has not read the record yet.
 #[derive(Clone, Default)]
@@ -123,7 +123,7 @@ pub struct Recorder {
     client: Client,
     records: Api<ConfigMap>,
     location: Location,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
     ledger: SharedLedger,
     changes: mpsc::Receiver<Change>,
     metrics: EvictionMetrics,
@@ -143,7 +143,7 @@ impl Recorder {
     pub fn new(
         client: Client,
         location: Location,
-        leadership: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Leadership>,
         ledger: SharedLedger,
         changes: mpsc::Receiver<Change>,
         metrics: EvictionMetrics,
@@ -453,7 +453,7 @@ async fn poll(client: &Client, victim: &Victim) -> Result<PodState, CallError> {
         name: victim.name.clone(),
         uid: victim.uid.clone(),
     };
-    let pod = eviction::look::<PodObject>(client, &target).await?;
+    let pod = eviction::read_pod::<PodObject>(client, &target).await?;
     Ok(match pod {
         None => PodState::Gone,
         Some(pod) if pod.metadata.deletion_timestamp.is_some() => PodState::Terminating,

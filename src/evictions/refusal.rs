@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::budget::Scope;
-use super::ledger::Spent;
+use super::ledger::BudgetExhausted;
 use crate::crd::eviction::{Answer, Delay, Objection};
 
 /// Retry delay when the leader will soon know more.
@@ -63,26 +63,26 @@ impl Refusal {
     }
 
     /// A budget is spent. The message is stable between attempts.
-    pub fn spent(spent: &Spent) -> Self {
-        let whose = match spent.scope {
+    pub fn exhausted(exhausted: &BudgetExhausted) -> Self {
+        let whose = match exhausted.scope {
             Scope::Fleet => "the fleet's budget of evictions",
             Scope::Zone => "the zone's budget of evictions",
             Scope::Node => "the node's budget of evictions",
             Scope::Namespace => "the namespace's budget of evictions",
             Scope::Owner => "the owner's budget of evictions",
         };
-        let why = format!("{whose}, {}, is spent", spent.budget);
-        let answer = match spent.scope {
+        let why = format!("{whose}, {}, is spent", exhausted.budget);
+        let answer = match exhausted.scope {
             // Another pod of the node may belong to neither.
             Scope::Namespace | Scope::Owner => Answer::Budget { why },
             Scope::Fleet | Scope::Zone | Scope::Node => Answer::Wait {
-                wait: spent.retry_after,
+                wait: exhausted.retry_after,
                 by: Delay::Budget,
                 why,
             },
         };
         Self {
-            label: spent.scope.name(),
+            label: exhausted.scope.name(),
             answer,
         }
     }
@@ -101,7 +101,7 @@ mod tests {
                 window: Duration::from_mins(1),
             };
             let retry_after = Duration::from_millis(6100);
-            Refusal::spent(&Spent {
+            Refusal::exhausted(&BudgetExhausted {
                 scope,
                 budget,
                 retry_after,

@@ -114,7 +114,7 @@ impl Leader {
             epoch: 1,
             until: clock::now() + WINDOW,
         };
-        let (elected, leadership) = watch::channel(Standing::new(Some(term), None));
+        let (elected, leadership) = watch::channel(Leadership::new(Some(term), None));
         let (rules, mut queries) = mpsc::channel::<RuleQuery>(1);
         let (evictions, run) = start(client(&api_server), options, rules, leadership);
         tokio::spawn(run);
@@ -136,7 +136,7 @@ impl Leader {
     }
 
     /// Asks until the leader has read its record and answers in time.
-    async fn ask(&self, node: &str, pod: &str) -> Answer {
+    async fn send(&self, node: &str, pod: &str) -> Answer {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         loop {
             let request = EvictionRequest {
@@ -214,7 +214,7 @@ fn is_unsettled(answer: &Answer) -> bool {
     matches!(answer, Answer::Wait { by: Delay::Leader, why, .. } if why.contains("is not known yet"))
 }
 
-fn is_spent(answer: &Answer) -> bool {
+fn is_refused_by_budget(answer: &Answer) -> bool {
     matches!(answer, Answer::Wait { by: Delay::Budget, why, .. } if why.contains("the fleet's budget"))
 }
 
@@ -224,7 +224,7 @@ async fn assert_counts(answer: Posted) {
         answer,
         ..ApiServer::default()
     });
-    let unclear = leader.ask("node-a", "first").await;
+    let unclear = leader.send("node-a", "first").await;
     assert!(
         matches!(
             unclear,
@@ -237,13 +237,16 @@ async fn assert_counts(answer: Posted) {
         "{answer:?}: {unclear:?}"
     );
     assert!(leader.is_recorded("first", false), "{answer:?}");
-    let same_node = leader.ask("node-a", "second").await;
+    let same_node = leader.send("node-a", "second").await;
     assert!(is_unsettled(&same_node), "{answer:?}: {same_node:?}");
-    let other_node = leader.ask("node-b", "third").await;
-    assert!(is_spent(&other_node), "{answer:?}: {other_node:?}");
+    let other_node = leader.send("node-b", "third").await;
+    assert!(
+        is_refused_by_budget(&other_node),
+        "{answer:?}: {other_node:?}"
+    );
 
     leader.api_server().terminates = true;
-    wait_until(async || is_spent(&leader.ask("node-a", "second").await)).await;
+    wait_until(async || is_refused_by_budget(&leader.send("node-a", "second").await)).await;
     wait_until(async || leader.is_recorded("first", true)).await;
     assert_eq!(leader.api_server().posted, ["first"], "{answer:?}");
 }
@@ -268,7 +271,7 @@ async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
         stops_when_recorded: true,
         ..ApiServer::default()
     });
-    let Answer::Wait { by, why, .. } = leader.ask("node-a", "first").await else {
+    let Answer::Wait { by, why, .. } = leader.send("node-a", "first").await else {
         panic!("evicted despite the emergency stop");
     };
     assert_eq!(
@@ -280,6 +283,6 @@ async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
         assert_eq!(api_server.posted, [""; 0]);
         (api_server.is_stopped, api_server.stops_when_recorded) = (false, false);
     }
-    assert_eq!(leader.ask("node-b", "second").await, Answer::Accepted);
+    assert_eq!(leader.send("node-b", "second").await, Answer::Accepted);
     assert_eq!(leader.api_server().posted, ["second"]);
 }

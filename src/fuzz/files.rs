@@ -28,7 +28,11 @@ pub fn manifest(bytes: &[u8]) {
     let read = manifest::read(text);
     // A carriage return alone ends a YAML line as well.
     let lines = text.split(['\n', '\r']).count();
-    assert!(read.flaws.iter().all(|flaw| flaw.line <= lines + 1));
+    assert!(
+        read.parse_errors
+            .iter()
+            .all(|parse_error| parse_error.line <= lines + 1)
+    );
     for object in &read.objects {
         assert!((1..=lines).contains(&object.lines.line("")));
         assert!((1..=lines).contains(&object.lines.line("spec.rules[0].name")));
@@ -47,7 +51,7 @@ fn same_as_json(object: &Object) {
     }
     let again = manifest::read(&text);
     let values: Vec<&Value> = again.objects.iter().map(|object| &object.value).collect();
-    assert_eq!(values, [&object.value], "{text}\n{:?}", again.flaws);
+    assert_eq!(values, [&object.value], "{text}\n{:?}", again.parse_errors);
 }
 
 /// YAML allows at most 1024 characters in a key of a flow map.
@@ -154,7 +158,7 @@ fn check_journal(bytes: &[u8]) {
         return;
     };
     for record in &records {
-        let path = record.cgroup.join(&record.lever);
+        let path = record.cgroup.join(&record.target_cgroup);
         let climbs = |path: &CgroupPath| path.as_str().split('/').any(|part| part == "..");
         assert!(!climbs(&record.cgroup) && path.map_or(true, |path| !climbs(&path)));
     }

@@ -11,16 +11,16 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::crd::eviction::{Answer, EvictionRequest};
-use crate::crd::node_metric::{MOST_BREACHED, MOST_PODS, NodeMetric};
-use crate::crd::report::{Acknowledgement, INTERVAL, LONGEST_INTERVAL, Missed, Relayed};
+use crate::crd::node_metric::{MAX_BREACHED, MAX_PODS, NodeMetric};
+use crate::crd::report::{Acknowledgement, INTERVAL, MAX_INTERVAL, MissingReport, RelayedReport};
 use crate::crd::{NodeMetricStatus, Report, Summary, summary as lease};
 use crate::engine::selector::{Requirement, Selector};
 use crate::metrics_api::authn::bearer;
-use crate::metrics_api::compose::{self, Frame, Health, Known, NodeKnown};
+use crate::metrics_api::compose::{self, Health, Known, NodeKnown, StaticFields};
 use crate::metrics_api::encode::Writer;
 use crate::metrics_api::negotiate::{self, Form};
 use crate::metrics_api::options::selector::{labels, names};
-use crate::metrics_api::options::{Ask, Include, Options};
+use crate::metrics_api::options::{Include, ListOrWatch, Options};
 use crate::metrics_api::store::{Limits, Object, Store};
 use crate::metrics_api::table;
 
@@ -32,9 +32,9 @@ pub fn report(bytes: &[u8]) {
         return;
     };
     let status = &report.status;
-    assert!(status.top_pods.len() <= MOST_PODS && status.breached.len() <= MOST_BREACHED);
+    assert!(status.top_pods.len() <= MAX_PODS && status.breached.len() <= MAX_BREACHED);
     assert!(status.conditions.is_empty());
-    assert!(!report.interval().is_zero() && report.interval() <= LONGEST_INTERVAL);
+    assert!(!report.interval().is_zero() && report.interval() <= MAX_INTERVAL);
     let text = serde_json::to_vec(&report).expect("a report has a JSON form");
     assert_eq!(Report::parse(&text).as_ref(), Ok(&report));
     check_answers(&report.status);
@@ -89,14 +89,14 @@ fn object(status: NodeMetricStatus) -> Object {
         created: Some(Time(Timestamp::UNIX_EPOCH)),
         ..NodeKnown::default()
     };
-    let frame = Frame::of("node", node).expect("a node has a JSON form");
+    let fields = StaticFields::of("node", node).expect("a node has a JSON form");
     let known = Known {
         report: Some(Arc::new(status)),
         reported: Some(Timestamp::UNIX_EPOCH),
         health: Health::Reporting,
         ..Known::default()
     };
-    let content = compose::content("node", &frame, &known).expect("a report has a JSON form");
+    let content = compose::content("node", &fields, &known).expect("a report has a JSON form");
     let mut store = Store::new(Limits::default());
     store.lead(1);
     store.apply("node", content);
@@ -106,18 +106,18 @@ fn object(status: NodeMetricStatus) -> Object {
 
 /// Reports that replicas relay, and their answers to agents.
 pub fn relay(bytes: &[u8]) {
-    if let Ok(all) = serde_json::from_slice::<Vec<Relayed<&RawValue>>>(bytes) {
+    if let Ok(all) = serde_json::from_slice::<Vec<RelayedReport<&RawValue>>>(bytes) {
         for relayed in all {
             report(relayed.report.get().as_bytes());
         }
     }
-    if let Ok(missed) = serde_json::from_slice::<Vec<Missed>>(bytes) {
+    if let Ok(missed) = serde_json::from_slice::<Vec<MissingReport>>(bytes) {
         let text = serde_json::to_vec(&missed).expect("names have a JSON form");
-        let read: Vec<Missed> = serde_json::from_slice(&text).expect("names");
+        let read: Vec<MissingReport> = serde_json::from_slice(&text).expect("names");
         assert_eq!(read, missed);
     }
     if let Ok(answer) = serde_json::from_slice::<Acknowledgement>(bytes) {
-        assert!((INTERVAL..=LONGEST_INTERVAL).contains(&answer.next_interval()));
+        assert!((INTERVAL..=MAX_INTERVAL).contains(&answer.next_interval()));
     }
 }
 
@@ -134,17 +134,17 @@ pub fn query(bytes: &[u8]) {
     let pairs = form_urlencoded::parse(bytes);
     let again = Serializer::new(String::new()).extend_pairs(pairs).finish();
     assert_eq!(Options::of(&again).as_ref(), Ok(&options));
-    if let Ask::List(list) = &options.ask
+    if let ListOrWatch::List(list) = &options.operation
         && let Some(token) = &list.token
     {
         assert_ne!(list.limit, Some(0));
         let next = Serializer::new(String::new())
             .append_pair("continue", &token.text())
             .finish();
-        let next = Options::of(&next).map(|options| options.ask);
-        assert!(matches!(next, Ok(Ask::List(list)) if list.token.as_ref() == Some(token)));
+        let next = Options::of(&next).map(|options| options.operation);
+        assert!(matches!(next, Ok(ListOrWatch::List(list)) if list.token.as_ref() == Some(token)));
     }
-    let taken = options.filter.takes(&OBJECT);
+    let taken = options.filter.matches(&OBJECT);
     assert!(!(taken && options.filter.only().is_some_and(|name| name != "node")));
 }
 
@@ -201,7 +201,7 @@ pub fn accept(bytes: &[u8]) {
     };
     let form = negotiate::form(text);
     // A client that accepts plain JSON gets an answer.
-    assert!(!negotiate::takes_json(text) || form.is_some());
+    assert!(!negotiate::accepts_json(text) || form.is_some());
     assert!(!negotiate::aggregated(text) || !text.trim().is_empty());
     assert!(negotiate::form(&format!("{text},application/json")).is_some());
 }
@@ -243,6 +243,6 @@ pub fn summary(bytes: &[u8]) {
         return;
     };
     let written = Summary::parse(text).to_string();
-    assert!(written.len() <= lease::MOST_BYTES);
+    assert!(written.len() <= lease::MAX_BYTES);
     assert_eq!(Summary::parse(&written).to_string(), written);
 }

@@ -73,7 +73,11 @@ pub const TARGETS: [Target; 21] = [
     Target::new("quantity", files::quantity, 1 << 10),
     Target::new("query", http::query, 4 << 10),
     Target::new("relay", http::relay, 16 << 10),
-    Target::new("report", http::report, crate::crd::report::REFUSED_BYTES),
+    Target::new(
+        "report",
+        http::report,
+        crate::crd::report::MAX_ACCEPTED_BYTES,
+    ),
     Target::new("summary", http::summary, 1 << 10),
     Target::new("token", tokens::token, 9 << 10),
     Target::new("trace", files::trace, 16 << 10),

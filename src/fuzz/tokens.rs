@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::crd::report::AUDIENCE;
 use crate::metrics_api::front_proxy::{Trust, common_name, last_common_name};
-use crate::metrics_api::reports::token::{BadToken, Keys, LONGEST, Token, WrittenKeys};
+use crate::metrics_api::reports::token::{BadToken, Keys, MAX_TOKEN_BYTES, Token, WrittenKeys};
 
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 /// Signed with ES256 and RS256.
@@ -57,7 +57,7 @@ pub fn token(bytes: &[u8]) {
     let Ok(token) = Token::read(text) else {
         return;
     };
-    assert!(text.len() <= LONGEST);
+    assert!(text.len() <= MAX_TOKEN_BYTES);
     let checked = token.claims.check(AUDIENCE, now());
     assert!(token.claims.seconds_left(now()) == 0 || checked != Err(BadToken::Expired));
     // Some signatures have two encodings, so only the signed part is compared.

@@ -120,7 +120,7 @@ pub async fn review(
     let api: Api<TokenReview> = Api::all(client.clone());
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
-        tracing::warn!(why = error.words(), "failed to review a token");
+        tracing::warn!(why = error.message(), "failed to review a token");
         Refusal::unknown("to review the token")
     })?;
     let status = answer.status.unwrap_or_default();

@@ -16,7 +16,7 @@ use super::authn::User;
 use super::status::Refusal;
 
 /// Its members may do everything, also while the API server can't be asked.
-const MASTERS: &str = "system:masters";
+const MASTERS_GROUP: &str = "system:masters";
 
 /// The access to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Authorizer {
     /// # Errors
     /// It is denied, or the API server does not answer.
     pub async fn allow(&self, user: &User, access: Access<'_>) -> Result<(), Refusal> {
-        if user.groups.iter().any(|group| group == MASTERS) {
+        if user.groups.iter().any(|group| group == MASTERS_GROUP) {
             return Ok(());
         }
         let spec = question(user, access);
@@ -70,7 +70,7 @@ async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer
     let api: Api<SubjectAccessReview> = Api::all(client.clone());
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
-        tracing::warn!(why = error.words(), "failed to review an access");
+        tracing::warn!(why = error.message(), "failed to review an access");
         Refusal::unknown("to review the access")
     })?;
     let status = answer.status.unwrap_or_default();

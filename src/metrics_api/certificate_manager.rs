@@ -29,7 +29,7 @@ use tokio::time::sleep;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call, describe};
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 
 use super::Observer;
 use super::authorities::{CertificateError, REPLICA};
@@ -50,13 +50,13 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug, Error)]
 pub enum ManageError {
     /// The Secret can't be read or written.
-    #[error("failed to read or write the Secret {0}: {words}", words = .1.words())]
+    #[error("failed to read or write the Secret {0}: {message}", message = .1.message())]
     Secret(String, CallError),
     /// The `ConfigMap` can't be read or written.
-    #[error("failed to publish the certificate authorities to agents in the ConfigMap {0}: {words}", words = .1.words())]
+    #[error("failed to publish the certificate authorities to agents in the ConfigMap {0}: {message}", message = .1.message())]
     Bundle(String, CallError),
     /// The `APIService` can't be read or written.
-    #[error("failed to publish the certificate authorities in the APIService {API_SERVICE}: {words}", words = .0.words())]
+    #[error("failed to publish the certificate authorities in the APIService {API_SERVICE}: {message}", message = .0.message())]
     Service(CallError),
     /// A certificate can't be issued.
     #[error(transparent)]
@@ -71,22 +71,22 @@ pub enum ManageError {
 
 /// Names and locations of the objects involved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ObjectNames {
     /// Namespace of the Services and the Secret.
     pub namespace: String,
     /// The Service of the `APIService`.
     pub service: String,
     /// Source of the certificate.
-    pub certificate: CertificatePlace,
+    pub certificate: CertificateSource,
     /// Where agents report. `None`: they don't.
-    pub reports: Option<ReportPlace>,
+    pub reports: Option<ReportEndpoint>,
     /// Whether there is an `APIService`.
     pub api: bool,
 }
 
 /// Where a replica gets its certificate from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CertificatePlace {
+pub enum CertificateSource {
     /// Issued by itself, from an authority that the replicas share in this Secret.
     Secret(String),
     /// Issued by another program such as cert-manager, and mounted as files.
@@ -106,14 +106,14 @@ pub struct TlsFiles {
 
 /// How agents find the replicas that they report to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReportPlace {
+pub struct ReportEndpoint {
     /// The headless Service of the replicas.
     pub service: String,
     /// The `ConfigMap` with the authorities that agents trust.
     pub bundle: String,
 }
 
-impl Place {
+impl ObjectNames {
     /// The DNS name that API servers connect to.
     pub fn server_name(&self) -> String {
         self.name_of(&self.service)
@@ -124,7 +124,7 @@ impl Place {
     }
 
     /// All DNS names of our certificate.
-    fn names(&self) -> Vec<String> {
+    fn dns_names(&self) -> Vec<String> {
         let reports = self.reports.as_ref();
         let reports = reports.map(|reports| self.name_of(&reports.service));
         std::iter::once(self.server_name()).chain(reports).collect()
@@ -148,19 +148,19 @@ enum Source {
 }
 
 impl Source {
-    fn of(client: &Client, place: &Place) -> Self {
-        let names = place.names();
-        match &place.certificate {
-            CertificatePlace::Secret(secret) => {
-                let namespace = place.namespace.clone();
+    fn of(client: &Client, names: &ObjectNames) -> Self {
+        let dns_names = names.dns_names();
+        match &names.certificate {
+            CertificateSource::Secret(secret) => {
+                let namespace = names.namespace.clone();
                 Self::SelfIssued(SelfIssued::new(
                     client.clone(),
                     namespace,
                     secret.clone(),
-                    names,
+                    dns_names,
                 ))
             }
-            CertificatePlace::Files(files) => Self::Files(Files::new(files.clone(), names)),
+            CertificateSource::Files(files) => Self::Files(Files::new(files.clone(), dns_names)),
         }
     }
 
@@ -206,8 +206,8 @@ struct Served {
 /// Manages the certificates of this replica.
 pub struct CertificateManager {
     client: Client,
-    place: Place,
-    leadership: watch::Receiver<Standing>,
+    names: ObjectNames,
+    leadership: watch::Receiver<Leadership>,
     tls: watch::Sender<Option<Tls>>,
     observer: Arc<dyn Observer>,
     source: Source,
@@ -219,15 +219,15 @@ impl CertificateManager {
     /// Starts without a certificate.
     pub fn new(
         client: Client,
-        place: Place,
-        leadership: watch::Receiver<Standing>,
+        names: ObjectNames,
+        leadership: watch::Receiver<Leadership>,
         tls: watch::Sender<Option<Tls>>,
         observer: Arc<dyn Observer>,
     ) -> Self {
         Self {
-            source: Source::of(&client, &place),
+            source: Source::of(&client, &names),
             client,
-            place,
+            names,
             leadership,
             tls,
             observer,
@@ -278,7 +278,8 @@ impl CertificateManager {
             None => Ok(()),
         };
         let outcome = error.map_or(Ok(()), Err).and(outcome);
-        self.observer.kept(expires, outcome.is_ok());
+        self.observer
+            .certificates_reconciled(expires, outcome.is_ok());
         outcome
     }
 
@@ -328,7 +329,7 @@ impl CertificateManager {
         if is_same && served.roots == roots {
             return Ok(());
         }
-        let tls = Tls::new(pair, &roots, self.place.server_name())?;
+        let tls = Tls::new(pair, &roots, self.names.server_name())?;
         self.tls.send_replace(Some(tls));
         self.served = Served {
             pair: Some(Arc::clone(pair)),
@@ -339,7 +340,7 @@ impl CertificateManager {
 
     /// Our `APIService`. `None`: the aggregated API is disabled.
     async fn service(&self) -> Result<Option<APIService>, ManageError> {
-        if !self.place.api {
+        if !self.names.api {
             return Ok(None);
         }
         let api: Api<APIService> = Api::all(self.client.clone());
@@ -349,10 +350,10 @@ impl CertificateManager {
 
     /// The agents' CA bundle. `None`: it does not exist, or reports are disabled.
     async fn bundle(&self) -> Result<Option<ConfigMap>, ManageError> {
-        let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
+        let Some(ReportEndpoint { bundle: name, .. }) = &self.names.reports else {
             return Ok(None);
         };
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.names.namespace);
         let bundle = call(api.get_opt(name)).await;
         bundle.map_err(|error| ManageError::Bundle(name.clone(), error))
     }
@@ -364,7 +365,7 @@ impl CertificateManager {
         known: Option<&ConfigMap>,
         pem: &str,
     ) -> Result<(), ManageError> {
-        let Some(ReportPlace { bundle: name, .. }) = &self.place.reports else {
+        let Some(ReportEndpoint { bundle: name, .. }) = &self.names.reports else {
             return Ok(());
         };
         if known.and_then(in_bundle) == Some(pem) {
@@ -377,7 +378,7 @@ impl CertificateManager {
             "metadata": {"name": name, "resourceVersion": version},
             "data": {BUNDLE: pem},
         }));
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.place.namespace);
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.names.namespace);
         let params = PatchParams::apply(REPLICA).force();
         let patched = call(api.patch(name, &params, &ours)).await.map(drop);
         patched.map_err(|error| ManageError::Bundle(name.clone(), error))

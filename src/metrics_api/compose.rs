@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time
 use ring::digest::{SHA256, digest};
 
 use crate::crd::node_metric::condition::{HEALTHY, reason};
-use crate::crd::node_metric::{Amounts, MOST_BREACHED, ReportingAgent, RuleCounts, Usage};
+use crate::crd::node_metric::{Amounts, MAX_BREACHED, ReportingAgent, RuleCounts, Usage};
 use crate::crd::summary::Percent;
 use crate::crd::{NodeMetricStatus, NodeWatermarkStatus, Summary};
 use crate::engine::policy::NodeFacts;
@@ -32,7 +32,7 @@ pub struct NodeKnown {
 
 /// The parts of a node's object that do not depend on its load; built once, not per report.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Frame {
+pub struct StaticFields {
     /// `metadata.uid` of the Node.
     pub uid: String,
     created: Option<Time>,
@@ -43,7 +43,7 @@ pub struct Frame {
     metadata: Arc<str>,
 }
 
-impl Frame {
+impl StaticFields {
     /// Of this Node. The UID and age of the object are the same after every failover.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl RulesKnown {
             },
             breached: breached
                 .map(|rule| rule.id.clone())
-                .take(MOST_BREACHED)
+                .take(MAX_BREACHED)
                 .collect(),
             version: agent.version.clone(),
             boot_id: agent.boot_id.clone(),
@@ -157,8 +157,8 @@ pub struct Known {
 ///
 /// # Errors
 /// It can't be encoded as JSON.
-pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Content> {
-    let (mut status, heard) = match &known.report {
+pub fn content(name: &str, node: &StaticFields, known: &Known) -> serde_json::Result<Content> {
+    let (mut status, received_at) = match &known.report {
         Some(report) => (NodeMetricStatus::clone(report), known.reported),
         None => (by_heartbeat(node, known), known.heartbeat_at),
     };
@@ -167,12 +167,12 @@ pub fn content(name: &str, node: &Frame, known: &Known) -> serde_json::Result<Co
         labels: Arc::clone(&node.labels),
         metadata: Arc::clone(&node.metadata),
         status: serde_json::to_string(&status)?.into(),
-        cells: table::row(name, node.created.as_ref(), heard, &status),
+        cells: table::row(name, node.created.as_ref(), received_at, &status),
     })
 }
 
 /// Status from the Lease and the `NodeWatermark`, for an agent that does not report.
-fn by_heartbeat(node: &Frame, known: &Known) -> NodeMetricStatus {
+fn by_heartbeat(node: &StaticFields, known: &Known) -> NodeMetricStatus {
     let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
     let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
     NodeMetricStatus {
@@ -221,7 +221,7 @@ fn agent(known: &Known) -> Option<ReportingAgent> {
     })
 }
 
-fn healthy(node: &Frame, known: &Known) -> Condition {
+fn healthy(node: &StaticFields, known: &Known) -> Condition {
     let (status, reason, message) = match known.health {
         Health::Unknown => (
             "Unknown",

@@ -7,14 +7,14 @@ use hyper::body::Bytes;
 use tokio::sync::watch;
 
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 
 use super::store::{Limits, Store};
 
 /// The shared store.
 pub struct Data {
     store: Mutex<Store>,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
     changes: watch::Sender<u64>,
     /// Bytes of response parts that are not sent yet.
     unsent: Arc<AtomicUsize>,
@@ -40,7 +40,7 @@ impl Drop for Part {
 
 impl Data {
     /// An empty store.
-    pub fn new(limits: Limits, leadership: watch::Receiver<Standing>) -> Self {
+    pub fn new(limits: Limits, leadership: watch::Receiver<Leadership>) -> Self {
         Self {
             store: Mutex::new(Store::new(limits)),
             leadership,

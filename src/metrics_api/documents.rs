@@ -87,7 +87,7 @@ impl Documents {
         let (_, document) = self.plain.iter().find(|(known, _)| known == path)?;
         Some(if path == "/apis" && negotiate::aggregated(accept) {
             Ok(&self.aggregated)
-        } else if negotiate::takes_json(accept) {
+        } else if negotiate::accepts_json(accept) {
             Ok(document)
         } else {
             Err(Refusal::not_acceptable())

@@ -16,7 +16,7 @@ use crate::evictions::Reply;
 
 use super::forward;
 use super::reports::{NODE_NAME, Reports};
-use super::server::{Answer, Api, JSON, body_of, whole};
+use super::server::{Answer, Api, JSON, body_of, full_response};
 use super::status::Refusal;
 
 /// Time limit for reading the body.
@@ -130,7 +130,7 @@ const fn unknown(why: String) -> eviction::Answer {
 fn answered(answer: &eviction::Answer) -> Answer {
     // Serialization can't fail.
     let answer = serde_json::to_vec(answer).unwrap_or_default();
-    whole(StatusCode::OK, JSON, answer.into())
+    full_response(StatusCode::OK, JSON, answer.into())
 }
 
 #[cfg(test)]

@@ -188,7 +188,7 @@ pub async fn follow(
     trust: watch::Sender<Option<Trust>>,
     observer: Arc<dyn Observer>,
 ) {
-    observer.believes(Err("not loaded yet"));
+    observer.front_proxy_loaded(Err("not loaded yet"));
     let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let mut changes = watch_object(api, NAME).default_backoff().boxed();
     while let Some(change) = changes.next().await {
@@ -196,13 +196,13 @@ pub async fn follow(
             Ok(map) => {
                 let before = trust.borrow().clone().unwrap_or_default();
                 trust.send_replace(Some(read(map).unwrap_or(before)));
-                observer.believes(Ok(()));
+                observer.front_proxy_loaded(Ok(()));
             }
             Err(error) => {
                 let why = describe(&error);
                 tracing::warn!(why, "{CANT_WATCH}");
                 if trust.borrow().is_none() {
-                    observer.believes(Err(&format!("{CANT_WATCH}: {why}")));
+                    observer.front_proxy_loaded(Err(&format!("{CANT_WATCH}: {why}")));
                 }
             }
         }
@@ -217,9 +217,9 @@ fn read(map: Option<ConfigMap>) -> Option<Trust> {
         return Some(Trust::default());
     };
     let trust = Trust::of(&map.data.unwrap_or_default());
-    let told =
+    let log_error =
         |error: &TrustError| tracing::error!(why = describe(error), "no front proxy is trusted");
-    trust.inspect_err(told).ok()
+    trust.inspect_err(log_error).ok()
 }
 
 #[cfg(test)]

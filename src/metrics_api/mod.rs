@@ -15,7 +15,6 @@ mod discovery;
 mod documents;
 pub mod encode;
 mod evict;
-mod feed;
 mod forward;
 pub(crate) mod front_proxy;
 mod in_flight;
@@ -30,6 +29,7 @@ mod server;
 mod serving;
 mod status;
 pub mod store;
+mod store_updater;
 pub mod table;
 mod watch;
 mod write_timeout;
@@ -38,10 +38,10 @@ use std::net::SocketAddr;
 
 use jiff::Timestamp;
 
-pub use certificate_manager::{CertificatePlace, Place, ReportPlace, TlsFiles};
-pub use feed::Feed;
+pub use certificate_manager::{CertificateSource, ObjectNames, ReportEndpoint, TlsFiles};
 pub use serving::{Serving, StartError, start};
 pub use status::Refusal;
+pub use store_updater::StoreUpdater;
 
 /// Settings of the API.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct Options {
     /// Listen address. `None`: the aggregated API is disabled, and agents are served at the address of reports.
     pub listen: Option<SocketAddr>,
     /// Names of the objects involved.
-    pub place: Place,
+    pub names: ObjectNames,
     /// Settings of the report listener. `None`: disabled.
     pub reports: Option<reports::Options>,
 }
@@ -62,9 +62,9 @@ pub trait Observer: Send + Sync {
     /// Whether there is a certificate to serve with, or why not.
     fn certified(&self, outcome: Result<(), &str>);
     /// The certificates were reconciled: expiry of the one in use, and whether there was no error.
-    fn kept(&self, ends: Option<Timestamp>, ok: bool);
+    fn certificates_reconciled(&self, ends: Option<Timestamp>, ok: bool);
     /// Whether the front-proxy configuration is loaded, or why not.
-    fn believes(&self, outcome: Result<(), &str>);
+    fn front_proxy_loaded(&self, outcome: Result<(), &str>);
     /// Bytes held only by responses in progress.
     fn pinned(&self, bytes: usize) {
         let _ = bytes;
@@ -74,5 +74,5 @@ pub trait Observer: Send + Sync {
         let _ = reason;
     }
     /// `Err`: what this replica lacks to be able to lead.
-    fn lacks(&self) -> Result<(), String>;
+    fn ready(&self) -> Result<(), String>;
 }

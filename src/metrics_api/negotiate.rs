@@ -83,7 +83,7 @@ pub fn form(accept: &str) -> Option<Form> {
 }
 
 /// Whether plain JSON is accepted.
-pub fn takes_json(accept: &str) -> bool {
+pub fn accepts_json(accept: &str) -> bool {
     clauses(accept)
         .iter()
         .any(|clause| clause.is_json() && clause.get("as").is_none())
@@ -136,8 +136,8 @@ mod tests {
         ] {
             assert_eq!(form(accept), None, "{accept}");
         }
-        assert!(takes_json("text/html, */*;q=0.1"));
-        assert!(!takes_json(
+        assert!(accepts_json("text/html, */*;q=0.1"));
+        assert!(!accepts_json(
             "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
         ));
     }

@@ -21,13 +21,13 @@ fn kinds(kind: &str) -> Value {
 /// All schemas by name. `reference` builds a reference to a named schema.
 fn schemas(reference: impl Fn(&str) -> Value) -> Value {
     let mut object = NodeMetric::schema();
-    let said = object["properties"]["metadata"]["description"].clone();
+    let description = object["properties"]["metadata"]["description"].clone();
     let mut metadata = reference(OBJECT_META);
     if metadata.get("$ref").is_some() {
         // In version 3.0 a reference can't have siblings.
         metadata = json!({"allOf": [metadata], "default": {}});
     }
-    metadata["description"] = said;
+    metadata["description"] = description;
     object["properties"]["metadata"] = metadata;
     object["x-kubernetes-group-version-kind"] = kinds(KIND);
     let list = json!({

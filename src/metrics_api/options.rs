@@ -20,7 +20,7 @@ pub struct Filter {
 
 impl Filter {
     /// Whether it selects the object.
-    pub fn takes(&self, object: &Object) -> bool {
+    pub fn matches(&self, object: &Object) -> bool {
         let named = self
             .names
             .iter()
@@ -113,7 +113,7 @@ pub struct List {
 
 /// List or watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum ListOrWatch {
     /// A list.
     List(List),
     /// A watch.
@@ -124,7 +124,7 @@ pub enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// List or watch.
-    pub ask: Ask,
+    pub operation: ListOrWatch,
     /// Which objects.
     pub filter: Filter,
     /// What table rows include.
@@ -153,16 +153,16 @@ impl Options {
     pub fn of(query: &str) -> Result<Self, Refusal> {
         let mut raw = Raw::default();
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-            raw.take(&key, &value)?;
+            raw.set(&key, &value)?;
         }
         let (filter, include) = (std::mem::take(&mut raw.filter), raw.include);
-        let ask = if raw.watch {
-            raw.watch().map(Ask::Watch)
+        let operation = if raw.watch {
+            raw.watch().map(ListOrWatch::Watch)
         } else {
-            raw.list().map(Ask::List)
+            raw.list().map(ListOrWatch::List)
         };
         Ok(Self {
-            ask: ask?,
+            operation: operation?,
             filter,
             include,
         })
@@ -170,7 +170,7 @@ impl Options {
 }
 
 impl Raw {
-    fn take(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
         let bad = |what: &str| Refusal::bad_request(format!("{key} {value:?} is not {what}"));
         match key {
             "watch" => self.watch = flag(value),

@@ -45,7 +45,7 @@ impl Readiness {
     /// What the replica lacks.
     pub fn verdict(&self) -> Result<(), String> {
         if !self.ready.load(Ordering::Relaxed) {
-            self.observer.lacks()?;
+            self.observer.ready()?;
             self.become_ready();
         }
         Ok(())
@@ -61,12 +61,12 @@ impl Readiness {
         loop {
             sleep(pause).await;
             pause = CHECK_INTERVAL;
-            let Err(lacks) = self.verdict() else {
+            let Err(missing) = self.verdict() else {
                 return pending().await;
             };
             if is_missing(&client).await {
                 tracing::warn!(
-                    lacks,
+                    lacks = missing,
                     "ready for discovery only: no other replica serves it"
                 );
                 self.become_ready();
@@ -106,11 +106,11 @@ mod tests {
     impl Observer for Replica {
         fn answered(&self, _: &'static str, _: u16) {}
         fn certified(&self, _: Result<(), &str>) {}
-        fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
-        fn believes(&self, _: Result<(), &str>) {}
-        fn lacks(&self) -> Result<(), String> {
-            let lacks = self.0.lock().map_or(None, |lacks| *lacks);
-            lacks.map_or(Ok(()), |lacks| Err(lacks.to_owned()))
+        fn certificates_reconciled(&self, _: Option<jiff::Timestamp>, _: bool) {}
+        fn front_proxy_loaded(&self, _: Result<(), &str>) {}
+        fn ready(&self) -> Result<(), String> {
+            let missing = self.0.lock().map_or(None, |missing| *missing);
+            missing.map_or(Ok(()), |missing| Err(missing.to_owned()))
         }
     }
 

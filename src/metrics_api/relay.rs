@@ -14,13 +14,13 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::cluster::client::describe;
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
-use crate::crd::report::{Missed, RELAY_PATH};
+use crate::cluster::election::Leadership;
+use crate::crd::report::{MissingReport, RELAY_PATH};
 
 use super::certificates::Tls;
 use super::forward::{self, ANSWER_TIMEOUT, ForwardError};
 use super::reports::Reports;
-use super::server::{Answer, Api, JSON, body_of, whole};
+use super::server::{Answer, Api, JSON, body_of, full_response};
 use super::status::Refusal;
 
 /// How often the leader is asked.
@@ -55,7 +55,7 @@ enum RelayError {
 }
 
 /// Stores relayed reports, and answers which reports are missing here.
-pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answer, Refusal> {
+pub async fn receive(reports: &Reports, request: Request<Incoming>) -> Result<Answer, Refusal> {
     if *request.method() != Method::POST {
         let message = "reports are relayed by POST";
         return Err(Refusal::new(405, "MethodNotAllowed", message));
@@ -65,13 +65,13 @@ pub async fn take(reports: &Reports, request: Request<Incoming>) -> Result<Answe
     let missed = reports.store_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
     let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
-    Ok(whole(StatusCode::OK, JSON, answer.into()))
+    Ok(full_response(StatusCode::OK, JSON, answer.into()))
 }
 
 /// Relays reports to the leader.
 pub struct Relay {
     /// Leadership.
-    pub leadership: watch::Receiver<Standing>,
+    pub leadership: watch::Receiver<Leadership>,
     /// TLS configuration for calls to replicas.
     pub tls: watch::Receiver<Option<Tls>>,
     /// The name in our certificate.
@@ -136,7 +136,11 @@ impl Relay {
         Ok(relayed)
     }
 
-    async fn missing(&self, leader: SocketAddr, body: Vec<u8>) -> Result<Vec<Missed>, RelayError> {
+    async fn missing(
+        &self,
+        leader: SocketAddr,
+        body: Vec<u8>,
+    ) -> Result<Vec<MissingReport>, RelayError> {
         let tls = self.tls.borrow().clone();
         let Some(Tls { client, .. }) = tls else {
             return Ok(Vec::new());

@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::crd::report::RELAY_PATH;
 
@@ -35,7 +35,7 @@ use super::evict;
 use super::forward::{self, ANSWER_TIMEOUT};
 use super::in_flight::{InFlight, InFlightSlot};
 use super::negotiate;
-use super::options::{Ask, Filter, List, Options};
+use super::options::{Filter, List, ListOrWatch, Options};
 use super::readiness::Readiness;
 use super::relay;
 use super::reports::Reports;
@@ -68,7 +68,7 @@ pub struct Api {
     /// Authorization.
     pub authorizer: Authorizer,
     /// Leadership.
-    pub leadership: channel::Receiver<Standing>,
+    pub leadership: channel::Receiver<Leadership>,
     /// TLS configuration for calls to the leader.
     pub tls: channel::Receiver<Option<Tls>>,
     /// The name in our certificate.
@@ -142,7 +142,7 @@ impl Api {
             forward::is_forwarded(request.headers()) && self.is_replica(certificates);
         if let (RELAY_PATH, true, Some(reports)) = (path, is_forwarded, &self.reports) {
             *what = "relay";
-            return relay::take(reports, request).await;
+            return relay::receive(reports, request).await;
         }
         if let (Some(node), Some(reports)) = (evict::node_of(path), &self.reports) {
             *what = "eviction";
@@ -202,7 +202,7 @@ impl Api {
         loop {
             let answer = self.serve_or_forward(parsed, request, accept).await;
             // Without a view of leadership there is nothing to wait for: the client may reach a replica that has one.
-            if !is_not_leading(&answer) || self.leadership.borrow().is_blind() {
+            if !is_not_leading(&answer) || self.leadership.borrow().is_disconnected() {
                 return answer;
             }
             tokio::select! {
@@ -258,7 +258,7 @@ impl Api {
     fn disconnected(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut leadership = self.leadership.clone();
         async move {
-            drop(leadership.wait_for(Standing::is_blind).await);
+            drop(leadership.wait_for(Leadership::is_disconnected).await);
             sleep(RECHECK_INTERVAL).await;
         }
     }
@@ -335,15 +335,15 @@ impl Api {
                 let found = self.data.read(|store| store.get(name)).and_then(Result::ok);
                 let object = found.ok_or_else(Refusal::not_leading)?;
                 let object = object.ok_or_else(|| Refusal::no_object(name))?;
-                Ok(whole(
+                Ok(full_response(
                     StatusCode::OK,
                     JSON,
                     writer.object(&object, true).into(),
                 ))
             }
-            Operation::Options(options) => match &options.ask {
-                Ask::List(list) => self.list(list, &options.filter, *writer),
-                Ask::Watch(watch) => {
+            Operation::Options(options) => match &options.operation {
+                ListOrWatch::List(list) => self.list(list, &options.filter, *writer),
+                ListOrWatch::Watch(watch) => {
                     let (data, filter) = (Arc::clone(&self.data), options.filter.clone());
                     let lines = watch::stream(data, *watch, filter, *writer)?;
                     // Every part consists of whole events.
@@ -399,9 +399,9 @@ impl ApiRequest {
             include: options.include,
             now: clock::wall(),
         };
-        let what = match (target, &options.ask) {
-            (Target::One(name), Ask::List(_)) => Operation::Get((*name).to_owned()),
-            (Target::One(name), Ask::Watch(_)) => {
+        let what = match (target, &options.operation) {
+            (Target::One(name), ListOrWatch::List(_)) => Operation::Get((*name).to_owned()),
+            (Target::One(name), ListOrWatch::Watch(_)) => {
                 options.filter.names.push(((*name).to_owned(), true));
                 Operation::Options(options)
             }
@@ -414,7 +414,8 @@ impl ApiRequest {
         match &self.what {
             Operation::Get(_) => "get",
             Operation::Options(Options {
-                ask: Ask::List(_), ..
+                operation: ListOrWatch::List(_),
+                ..
             }) => "list",
             Operation::Options(_) => "watch",
         }
@@ -436,12 +437,12 @@ fn accept(headers: &HeaderMap) -> String {
     all.collect::<Vec<_>>().join(",")
 }
 
-fn health(lacks: Option<String>) -> Answer {
-    let (status, text) = match lacks {
+fn health(missing: Option<String>) -> Answer {
+    let (status, text) = match missing {
         None => (StatusCode::OK, "ok".to_owned()),
-        Some(lacks) => (StatusCode::SERVICE_UNAVAILABLE, lacks),
+        Some(missing) => (StatusCode::SERVICE_UNAVAILABLE, missing),
     };
-    whole(status, "text/plain", format!("{text}\n").into())
+    full_response(status, "text/plain", format!("{text}\n").into())
 }
 
 fn documented(document: &Document, headers: &HeaderMap) -> Answer {
@@ -449,9 +450,9 @@ fn documented(document: &Document, headers: &HeaderMap) -> Answer {
         .get(IF_NONE_MATCH)
         .is_some_and(|tag| *tag == *document.etag);
     let mut answer = if matches {
-        whole(StatusCode::NOT_MODIFIED, document.media, Bytes::new())
+        full_response(StatusCode::NOT_MODIFIED, document.media, Bytes::new())
     } else {
-        whole(StatusCode::OK, document.media, document.body.clone())
+        full_response(StatusCode::OK, document.media, document.body.clone())
     };
     set(&mut answer, ETAG, &document.etag);
     set(&mut answer, VARY, "Accept");
@@ -460,7 +461,7 @@ fn documented(document: &Document, headers: &HeaderMap) -> Answer {
 
 fn refused(refusal: &Refusal) -> Answer {
     let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut answer = whole(status, JSON, refusal.status().to_string().into());
+    let mut answer = full_response(status, JSON, refusal.status().to_string().into());
     if let Some(seconds) = refusal.retry_after {
         set(&mut answer, RETRY_AFTER, &seconds.to_string());
     }
@@ -482,7 +483,7 @@ pub(super) async fn body_of(
     Some(body.to_bytes())
 }
 
-pub(super) fn whole(status: StatusCode, media: &str, body: Bytes) -> Answer {
+pub(super) fn full_response(status: StatusCode, media: &str, body: Bytes) -> Answer {
     let body = Full::new(body).map_err(|never: Infallible| match never {});
     let mut answer = Response::new(body.boxed_unsync());
     *answer.status_mut() = status;

@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::cluster::client::{ClientError, Server};
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::cluster::requests;
 use crate::evictions::RuleQuery;
 use crate::serve::ServeError;
@@ -25,7 +25,6 @@ use super::certificate_manager::CertificateManager;
 use super::certificates::Tls;
 use super::data::Data;
 use super::documents::Documents;
-use super::feed::Feed;
 use super::front_proxy;
 use super::in_flight::{InFlight, MAX_PER_USER};
 use super::listener;
@@ -34,6 +33,7 @@ use super::relay::Relay;
 use super::reports;
 use super::server::{Api, MAX_WAITING};
 use super::store::Limits;
+use super::store_updater::StoreUpdater;
 use super::{Observer, Options};
 
 /// Why the API did not start.
@@ -76,7 +76,7 @@ impl Serving {
     }
 }
 
-/// Listens, and returns the feed of the store. `requests` observes requests to the API server; `rules` reaches the
+/// Listens, and returns the store updater. `requests` observes requests to the API server; `rules` reaches the
 /// reconciler that knows each node's rules.
 ///
 /// # Errors
@@ -86,9 +86,9 @@ pub fn start(
     requests: Arc<dyn requests::Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
     observer: Arc<dyn Observer>,
-) -> Result<(Feed, Serving), StartError> {
+) -> Result<(StoreUpdater, Serving), StartError> {
     let listener = options.listen.map(bind).transpose()?;
     let data = Arc::new(Data::new(Limits::default(), leadership.clone()));
     let (tls_sender, tls) = watch::channel(None);
@@ -101,7 +101,7 @@ pub fn start(
         }
         None => or_never(None),
     };
-    let feed = Feed::new(Arc::clone(&data), reports.clone());
+    let updater = StoreUpdater::new(Arc::clone(&data), reports.clone());
     let (stop, stopped) = watch::channel(false);
     let (ended_sender, ended) = oneshot::channel();
     let serving = async move {
@@ -118,7 +118,7 @@ pub fn start(
             authorizer: Authorizer::new(client.clone()),
             leadership: leadership.clone(),
             tls: tls.clone(),
-            server_name: options.place.server_name(),
+            server_name: options.names.server_name(),
             stop: stopped.clone(),
             waiting: Semaphore::new(MAX_WAITING),
             in_flight: Arc::new(InFlight::new(MAX_PER_USER)),
@@ -129,7 +129,7 @@ pub fn start(
         let relay = Relay::of(&api);
         let sink = Arc::clone(&observer);
         let manager =
-            CertificateManager::new(client.clone(), options.place, leadership, tls_sender, sink);
+            CertificateManager::new(client.clone(), options.names, leadership, tls_sender, sink);
         tokio::select! {
             () = serve_api(listener, Arc::new(api), tls, stopped) => {}
             () = only(has_api, readiness.follow(client.clone())) => {}
@@ -142,7 +142,7 @@ pub fn start(
     };
     let thread = thread::Builder::new().name("metrics-api".to_owned());
     thread.spawn(move || drop(ended_sender.send(block_on(serving))))?;
-    Ok((feed, Serving { stop, ended }))
+    Ok((updater, Serving { stop, ended }))
 }
 
 fn bind(listen: SocketAddr) -> Result<std::net::TcpListener, StartError> {

@@ -366,7 +366,7 @@ impl Store {
         let start = token.map(|token| token.start.as_str());
         let mut objects = self
             .at(&undone, start)
-            .filter(|object| filter.takes(object));
+            .filter(|object| filter.matches(object));
         let page: Vec<Object> = match limit {
             Some(limit) => objects.by_ref().take(limit).collect(),
             None => objects.by_ref().collect(),

@@ -202,8 +202,8 @@ impl Watcher {
         let was = event
             .before
             .as_ref()
-            .is_some_and(|before| self.filter.takes(before));
-        let is = event.kind != EventKind::Deleted && self.filter.takes(&event.object);
+            .is_some_and(|before| self.filter.matches(before));
+        let is = event.kind != EventKind::Deleted && self.filter.matches(&event.object);
         let kind = match (was, is) {
             (false, true) => "ADDED",
             (true, true) => "MODIFIED",

@@ -85,7 +85,7 @@ fn adopted(throttled: &ThrottledStatus) -> Option<AdoptedThrottle> {
         rule: RuleId::from(throttled.rule.as_str()),
         ratio,
         idle: false,
-        levers: vec![(
+        target_cgroups: vec![(
             "".into(),
             MilliCpu(limit.0.saturating_mul(100) / u64::from(ratio)),
             original.map_or(Quota::Unlimited, Quota::Limit),

@@ -14,7 +14,7 @@ use crate::engine::plan::{Change, Plan};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
-use crate::node::machine::wording::unknown_reason;
+use crate::node::machine::messages::unknown_reason;
 
 /// Values to use instead of live ones, by metric name.
 pub type ValueOverrides = BTreeMap<String, f64>;
@@ -192,8 +192,8 @@ impl Evaluation<'_> {
             at_least,
             unknown: unknown(rule, &source, report),
             source,
-            threshold: rule.watermark,
-            restore: rule.restore,
+            threshold: rule.threshold,
+            restore_value: rule.restore_value,
             state,
             evaluations: rule.avoidance_threshold,
             period: rule.period,
@@ -267,7 +267,7 @@ impl Evaluation<'_> {
             decided.filter(|t| t.rule == round.rule.id && t.change.pod() == Some(&pod.uid));
         let would: Vec<Change> = decided
             .map(|t| t.change.clone())
-            .filter(|change| !matches!(change, Change::Spared { .. }))
+            .filter(|change| !matches!(change, Change::Skipped { .. }))
             .collect();
         let mut policies = self.input.policy.pods.iter();
         let (cpu, memory) = self.sample(subject).map(uses).unwrap_or_default();
@@ -288,11 +288,11 @@ impl Evaluation<'_> {
 fn state(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> RuleState {
     match value {
         None => RuleState::Unknown,
-        Some(value) if value > rule.watermark => match at_least {
-            Some(least) if least <= rule.watermark => RuleState::Perhaps,
+        Some(value) if value > rule.threshold => match at_least {
+            Some(least) if least <= rule.threshold => RuleState::Perhaps,
             _ => RuleState::Over,
         },
-        Some(value) if value > rule.restore => RuleState::Between,
+        Some(value) if value > rule.restore_value => RuleState::Between,
         Some(_) => RuleState::Under,
     }
 }

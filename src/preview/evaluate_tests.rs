@@ -5,7 +5,7 @@ use serde_json::json;
 use super::super::report::Preview;
 use super::*;
 use crate::crd::{Objects, compile};
-use crate::engine::pod::{Kept as NeverEvicted, Pod, QosClass};
+use crate::engine::pod::{EvictionExemption, Pod, QosClass};
 use crate::engine::testing::pod;
 use crate::engine::units::{Bytes, Quota};
 
@@ -124,7 +124,7 @@ fn throttle() -> serde_json::Value {
     json!({"throttle": {"cpuThrottle": {"stepCPURatio": 10, "minCPURatio": 10}}})
 }
 
-fn words(rule: &RulePreview, name: &str) -> String {
+fn describe(rule: &RulePreview, name: &str) -> String {
     let pod = rule.pods.iter().find(|pod| pod.name == name).unwrap();
     let steps = pod.would.iter().map(|change| match change {
         Change::Throttle {
@@ -159,13 +159,13 @@ fn victims_are_throttled_in_order_until_the_gap_is_covered() {
     );
     let order: Vec<_> = rule.pods.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(order, ["big", "safe", "small", "tiny", "idle", "other"]);
-    assert_eq!(words(&rule, "big"), "throttle 100->90 90m");
-    assert_eq!(words(&rule, "safe"), "it is protected");
-    assert_eq!(words(&rule, "small"), "throttle 100->90 30m");
+    assert_eq!(describe(&rule, "big"), "throttle 100->90 90m");
+    assert_eq!(describe(&rule, "safe"), "it is protected");
+    assert_eq!(describe(&rule, "small"), "throttle 100->90 30m");
     let enough = "not needed, actions on other pods release enough";
-    assert_eq!(words(&rule, "tiny"), enough);
-    assert_eq!(words(&rule, "idle"), "it uses less than 10m of CPU");
-    assert_eq!(words(&rule, "other"), "no PodQOS matches it");
+    assert_eq!(describe(&rule, "tiny"), enough);
+    assert_eq!(describe(&rule, "idle"), "it uses less than 10m of CPU");
+    assert_eq!(describe(&rule, "other"), "no PodQOS matches it");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn avoidance_thresholds_are_ignored_but_shown() {
         (rule.evaluations, rule.period),
         (3, Duration::from_secs(10))
     );
-    assert_eq!(words(&rule, "b"), "throttle 100->90 90m");
+    assert_eq!(describe(&rule, "b"), "throttle 100->90 90m");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn only_the_first_round_of_evictions_is_shown() {
     let evicted = rule.pods.iter().filter(|pod| !pod.would.is_empty()).count();
     assert_eq!(evicted, 1);
     assert_eq!(
-        words(&rule, "c"),
+        describe(&rule, "c"),
         "not its turn, at most 1 per round may be evicted"
     );
     assert!(rule.scheduling.is_some());
@@ -217,24 +217,29 @@ fn pods_after_the_last_victim_have_their_own_reasons() {
         &pods,
     )
     .edit("safe", |pod| pod.protected = true)
-    .edit("static", |pod| pod.kept = Some(NeverEvicted::Static))
+    .edit("static", |pod| {
+        pod.eviction_exemption = Some(EvictionExemption::Static);
+    })
     .edit("alone", |pod| pod.owned = false);
     let rule = node.rule();
-    assert_eq!(words(&rule, "big"), "evict Some(900)");
-    assert_eq!(words(&rule, "safe"), "it is protected");
+    assert_eq!(describe(&rule, "big"), "evict Some(900)");
+    assert_eq!(describe(&rule, "safe"), "it is protected");
     let never_evicted = "it is a static pod, which its kubelet would start again";
-    assert_eq!(words(&rule, "static"), never_evicted);
+    assert_eq!(describe(&rule, "static"), never_evicted);
     let unowned = "it has no controller, and the action has no evictUnowned";
-    assert_eq!(words(&rule, "alone"), unowned);
+    assert_eq!(describe(&rule, "alone"), unowned);
     let not_yet = "not its turn, at most 1 per round may be evicted";
-    assert_eq!(words(&rule, "next"), not_yet);
+    assert_eq!(describe(&rule, "next"), not_yet);
     // Each kind of action has its own reason.
     node.objects[1]["spec"] = json!({"throttle": {"cpuThrottle": {}}, "eviction": {}});
     node.objects[2]["spec"]["allowedActions"] = json!(["throttle"]);
     let rule = node.rule();
     let no = "no eviction: no PodQOS allows this action on it";
-    assert_eq!(words(&rule, "next"), format!("throttle 100->90 20m; {no}"));
-    assert_eq!(words(&rule, "safe"), {
+    assert_eq!(
+        describe(&rule, "next"),
+        format!("throttle 100->90 20m; {no}")
+    );
+    assert_eq!(describe(&rule, "safe"), {
         "no throttle: it is protected; no eviction: no PodQOS allows this action on it"
     });
     // One victim per round, as the metric has no unit of release.
@@ -242,8 +247,8 @@ fn pods_after_the_last_victim_have_their_own_reasons() {
     node.overrides.insert("cpu_load_1_min".to_owned(), 2000.0);
     let rule = node.rule();
     let not_yet = "only one pod per round as the metric has no unit of release";
-    assert!(words(&rule, "next").starts_with(&format!("no throttle: not its turn, {not_yet}")));
-    assert!(words(&rule, "safe").starts_with("no throttle: it is protected"));
+    assert!(describe(&rule, "next").starts_with(&format!("no throttle: not its turn, {not_yet}")));
+    assert!(describe(&rule, "safe").starts_with("no throttle: it is protected"));
 }
 
 #[test]
@@ -313,7 +318,7 @@ fn a_given_value_replaces_the_live_one() {
     node.overrides.insert("cpu_total_usage".to_owned(), 3500.0);
     let rule = node.rule();
     assert_eq!((rule.state, rule.value), (RuleState::Over, Some(3500.0)));
-    assert_eq!(words(&rule, "b"), "throttle 100->90 9m");
+    assert_eq!(describe(&rule, "b"), "throttle 100->90 9m");
 }
 
 #[test]
@@ -335,8 +340,8 @@ fn a_rule_on_an_unreported_metric_is_unknown_and_does_nothing() {
         // With a given value: one victim, as such a metric has no unit of release.
         node.overrides.insert(metric.to_owned(), 90.0);
         let rule = node.rule();
-        assert_eq!(words(&rule, "b"), "throttle 100->90 90m", "{metric}");
-        assert!(words(&rule, "c").starts_with("not its turn"), "{metric}");
+        assert_eq!(describe(&rule, "b"), "throttle 100->90 90m", "{metric}");
+        assert!(describe(&rule, "c").starts_with("not its turn"), "{metric}");
     }
 }
 
@@ -354,7 +359,7 @@ fn without_a_kubelet_values_are_unknown_and_pods_are_left_alone() {
         .rules
         .remove(0);
     assert_eq!(rule.state, RuleState::Over);
-    assert_eq!(words(&rule, "b"), "it has no fresh sample");
+    assert_eq!(describe(&rule, "b"), "it has no fresh sample");
 }
 
 #[test]
@@ -366,14 +371,14 @@ fn stale_pod_statistics_are_ignored() {
         "pods": [{"podRef": {"uid": "b"}, "cpu": {"time": "2026-11-21T16:03:00Z", "usageNanoCores": 900_000_000}}],
     }))
     .unwrap();
-    assert_eq!(words(&node.rule(), "b"), "it has no fresh sample");
+    assert_eq!(describe(&node.rule(), "b"), "it has no fresh sample");
 }
 
 #[test]
 fn a_preview_rule_only_reports() {
     let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 900)]);
     node.objects[0]["spec"]["rules"][0]["strategy"] = json!("Preview");
-    assert_eq!(words(&node.rule(), "b"), "throttle 100->90 90m");
+    assert_eq!(describe(&node.rule(), "b"), "throttle 100->90 90m");
     let text = node.preview().to_string();
     assert!(text.contains("only report: throttle 1 pod"), "{text}");
     assert!(
@@ -449,7 +454,7 @@ fn throttles_in_force_are_continued() {
     let age = Duration::from_secs(20);
     assert_eq!(rule.source, Source::Agent { value: 3300.0, age });
     assert_eq!((rule.value, rule.in_force), (Some(3300.0), 1));
-    assert_eq!(words(&rule, "b"), "throttle 50->40 80m");
+    assert_eq!(describe(&rule, "b"), "throttle 50->40 80m");
     // The kubelet is preferred to an outdated agent status.
     let rule = at("2026-11-21T16:02:00Z").rules.remove(0);
     assert_eq!((rule.source, rule.value), (Source::Kubelet, Some(3500.0)));

@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::{AgentStatus, Subject, Summary};
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
-use crate::cluster::nodes::KEPT;
+use crate::cluster::nodes::MANAGED_SELECTOR;
 use crate::cluster::typed::Typed;
 use crate::cluster::watch::resource;
 use crate::crd::pod_facts::PodObject;
@@ -125,7 +125,7 @@ impl Cluster {
         let resource = resource("", "v1", "Node", "nodes");
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), &resource);
         let labels = selection.labels.iter().map(|it| it.trim());
-        let labels = labels.filter(|it| !it.is_empty()).chain([KEPT]);
+        let labels = labels.filter(|it| !it.is_empty()).chain([MANAGED_SELECTOR]);
         let params = ListParams::default().labels(&labels.collect::<Vec<_>>().join(","));
         let mut found = Vec::new();
         if selection.names.is_empty() {
@@ -244,8 +244,8 @@ impl Cluster {
             answer.map_err(CallError::Kube)
         });
         answer.map_err(|error| match error.code() {
-            Some(401 | 403) => KubeletError::Forbidden(error.words()),
-            _ => KubeletError::NoAnswer(error.words()),
+            Some(401 | 403) => KubeletError::Forbidden(error.message()),
+            _ => KubeletError::NoAnswer(error.message()),
         })
     }
 
@@ -258,7 +258,7 @@ impl Cluster {
 fn failed(what: &'static str) -> impl Fn(CallError) -> ReadError {
     move |error| ReadError::List {
         what,
-        why: error.words(),
+        why: error.message(),
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::evaluate::NodeInput;
 use super::summary::{BEFORE, PERIOD, Samples};
 use super::{Subject, evaluate};
-use crate::engine::metric::{ActionKind, Leverage};
-use crate::engine::plan::{Change, Plan, Spared, Transition};
-use crate::engine::pod::{Kept, Pod};
+use crate::engine::metric::{ActionEffect, ActionKind};
+use crate::engine::plan::{Change, Plan, Skipped, Transition};
+use crate::engine::pod::{EvictionExemption, Pod};
 use crate::engine::policy::{Action, PolicySet, Rule};
 use crate::engine::{Engine, EngineState};
-use crate::node::machine::wording::spared_reason;
+use crate::node::machine::messages::skip_reason;
 
 const KINDS: [ActionKind; 3] = [
     ActionKind::CpuThrottle,
@@ -94,7 +94,7 @@ impl<'a> Round<'a> {
         let pod = &subject.pod;
         let mut changes = self.alone(policy, subject).into_iter();
         match changes.find(|change| change.pod() == Some(&pod.uid)) {
-            Some(Change::Spared { reason, .. }) => Some(describe(reason, pod)),
+            Some(Change::Skipped { reason, .. }) => Some(describe(reason, pod)),
             Some(_) => (!acted).then(|| self.not_reached(kind, pod)),
             None => Some(self.untouched(kind)),
         }
@@ -124,7 +124,7 @@ impl<'a> Round<'a> {
         if let Some(other) = self.done().find(same) {
             return format!("not again, already done for {}", other.rule);
         }
-        if self.rule.metric.leverage(kind) == Leverage::OneVictim {
+        if self.rule.metric.action_effect(kind) == ActionEffect::OneVictim {
             return "not its turn, only one pod per round as the metric has no unit of release"
                 .to_owned();
         }
@@ -142,7 +142,10 @@ impl<'a> Round<'a> {
 
     /// Why the engine has no transition for a pod that a policy matches.
     fn untouched(&self, kind: ActionKind) -> String {
-        let measured = matches!(self.rule.metric.leverage(kind), Leverage::Measured(_));
+        let measured = matches!(
+            self.rule.metric.action_effect(kind),
+            ActionEffect::Measured(_)
+        );
         match kind {
             _ if measured && self.gap == 0 => "the amount to release is not known",
             ActionKind::ForceGc => "it has almost no page cache",
@@ -183,7 +186,7 @@ pub(super) fn kinds(rule: &Rule) -> impl Iterator<Item = ActionKind> {
             ActionKind::ForceGc => action.force_gc,
             ActionKind::Eviction => action.eviction.is_some(),
         };
-        has && rule.metric.leverage(*kind) != Leverage::None
+        has && rule.metric.action_effect(*kind) != ActionEffect::None
     })
 }
 
@@ -219,14 +222,20 @@ const fn not_taken(kind: ActionKind) -> &'static str {
     }
 }
 
-fn describe(reason: Spared, pod: &Pod) -> String {
-    let kept = pod.kept.filter(|_| reason == Spared::Kept);
-    match kept {
-        Some(Kept::Static) => "it is a static pod, which its kubelet would start again",
-        Some(Kept::DaemonSet) => "it belongs to a DaemonSet, which would create it again",
-        Some(Kept::SystemCritical) => "its priority is system-critical",
-        Some(Kept::DoNotDisrupt) => "it is annotated not to be disrupted",
-        None => spared_reason(reason),
+fn describe(reason: Skipped, pod: &Pod) -> String {
+    let exemption = pod
+        .eviction_exemption
+        .filter(|_| reason == Skipped::ExemptFromEviction);
+    match exemption {
+        Some(EvictionExemption::Static) => {
+            "it is a static pod, which its kubelet would start again"
+        }
+        Some(EvictionExemption::DaemonSet) => {
+            "it belongs to a DaemonSet, which would create it again"
+        }
+        Some(EvictionExemption::SystemCritical) => "its priority is system-critical",
+        Some(EvictionExemption::DoNotDisrupt) => "it is annotated not to be disrupted",
+        None => skip_reason(reason),
     }
     .to_owned()
 }

@@ -12,7 +12,7 @@ use crate::engine::plan::Change;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
-use crate::node::machine::wording::{count, format_value, short, whole};
+use crate::node::machine::messages::{count, format_duration, format_seconds, format_value};
 
 /// Maximum number of unmatched pods that are named; JSON names all.
 const MAX_NAMED: usize = 5;
@@ -68,7 +68,8 @@ pub struct RulePreview {
     #[serde(rename = "mark")]
     pub threshold: f64,
     /// Threshold at or below which the rule restores.
-    pub restore: f64,
+    #[serde(rename = "restore")]
+    pub restore_value: f64,
     /// The value compared with the thresholds.
     #[serde(rename = "standing")]
     pub state: RuleState,
@@ -166,7 +167,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Given { .. } => f.write_str("given"),
-            Self::Agent { age, .. } => write!(f, "agent, {} ago", whole(*age)),
+            Self::Agent { age, .. } => write!(f, "agent, {} ago", format_seconds(*age)),
             Self::Kubelet => f.write_str("kubelet"),
             Self::Unavailable { .. } => f.write_str("-"),
         }
@@ -309,7 +310,7 @@ impl RulePreview {
             self.rule,
             self.action,
             count(self.evaluations as usize, "evaluation"),
-            short(delay)
+            format_duration(delay)
         )?;
         match self.gap {
             Some(gap) => writeln!(f, "; {} to release in total:", self.amount(gap))?,
@@ -398,7 +399,7 @@ fn act(change: &Change, rule: &RulePreview) -> String {
             let release = release.map(|release| format!(", releases {}", rule.amount(release)));
             format!(
                 "evict (grace {}){}",
-                short(*grace),
+                format_duration(*grace),
                 release.unwrap_or_default()
             )
         }

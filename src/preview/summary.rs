@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::Subject;
 use crate::engine::sample::{
-    CpuTimes, InterfaceSample, LeverSample, MemoryParts, NodeMemory, NodeSample, PodSample,
-    Pressure, Sample,
+    CpuTimes, InterfaceSample, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample,
+    TargetCgroupSample,
 };
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
@@ -315,7 +315,7 @@ impl PodStats {
             cpu_nanos,
             memory: memory.map(|memory| memory.usage),
             memory_parts: memory.map(|memory| memory.parts),
-            levers: vec![LeverSample {
+            target_cgroups: vec![TargetCgroupSample {
                 cgroup: "".into(),
                 cpu_nanos,
                 quota: Some(subject.quota),
@@ -355,7 +355,7 @@ impl PodMemory {
         Self {
             usage: self.usage + other.usage,
             parts: MemoryParts {
-                held: self.parts.held + other.parts.held,
+                unreclaimable: self.parts.unreclaimable + other.parts.unreclaimable,
                 cache: self.parts.cache + other.parts.cache,
             },
         }
@@ -368,7 +368,7 @@ impl Memory {
         Some(PodMemory {
             usage,
             parts: MemoryParts {
-                held: Bytes(self.rss_bytes?),
+                unreclaimable: Bytes(self.rss_bytes?),
                 cache: usage.saturating_sub(Bytes(self.working_set_bytes?)),
             },
         })
@@ -381,7 +381,7 @@ pub(super) fn uses(now: &PodSample) -> (Option<MilliCpu>, Option<Bytes>) {
         let period = u64::try_from(PERIOD.as_nanos()).ok()?;
         MilliCpu::from_usage(nanos, period)
     });
-    (cpu, now.memory_parts.map(|parts| parts.held))
+    (cpu, now.memory_parts.map(|parts| parts.unreclaimable))
 }
 
 #[cfg(test)]

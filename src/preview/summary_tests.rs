@@ -53,7 +53,10 @@ fn rates_become_counters_over_one_period() {
     let pod = &samples.now.pods[0];
     assert_eq!(pod.at.since(samples.before.pods[0].at), PERIOD);
     assert_eq!(pod.cpu_nanos, Some(2_500_000_000));
-    assert_eq!(pod.levers[0].quota, Some(Quota::Limit(MilliCpu(500))));
+    assert_eq!(
+        pod.target_cgroups[0].quota,
+        Some(Quota::Limit(MilliCpu(500)))
+    );
     assert_eq!(uses(pod), (Some(MilliCpu(250)), Some(Bytes(40))));
 }
 
@@ -72,7 +75,7 @@ fn only_the_second_sample_has_gauges() {
 fn page_cache_to_reclaim_is_the_inactive_part() {
     let samples = samples(busy_node(), &[subject("u1")]);
     let parts = samples.now.pods[0].memory_parts.unwrap();
-    assert_eq!((parts.held, parts.cache), (Bytes(40), Bytes(30)));
+    assert_eq!((parts.unreclaimable, parts.cache), (Bytes(40), Bytes(30)));
 }
 
 #[test]
@@ -121,7 +124,7 @@ fn a_pod_without_own_statistics_is_the_sum_of_its_containers() {
     assert_eq!(
         both.memory_parts.unwrap(),
         MemoryParts {
-            held: Bytes(6),
+            unreclaimable: Bytes(6),
             cache: Bytes(3)
         }
     );

@@ -362,16 +362,16 @@ impl Metrics {
     }
 
     /// What the definition of a kind lacks; `None`: nothing, or unknown.
-    pub fn definition_checked(&self, kind: String, lacks: Option<String>) {
-        let missing = self.health(|health| {
-            match lacks {
-                Some(lacks) => drop(health.incomplete.insert(kind, lacks)),
+    pub fn definition_checked(&self, kind: String, missing: Option<String>) {
+        let incomplete = self.health(|health| {
+            match missing {
+                Some(missing) => drop(health.incomplete.insert(kind, missing)),
                 None => drop(health.incomplete.remove(&kind)),
             }
             health.incomplete.len()
         });
         self.definitions_missing
-            .set(i64::try_from(missing).unwrap_or(i64::MAX));
+            .set(i64::try_from(incomplete).unwrap_or(i64::MAX));
     }
 
     /// A write finished.
@@ -410,7 +410,7 @@ impl metrics_api::Observer for Metrics {
         self.prerequisite(METRICS_API, outcome);
     }
 
-    fn kept(&self, ends: Option<Timestamp>, ok: bool) {
+    fn certificates_reconciled(&self, ends: Option<Timestamp>, ok: bool) {
         self.certificate_ends
             .set(ends.map_or(0, Timestamp::as_second));
         if !ok {
@@ -418,11 +418,11 @@ impl metrics_api::Observer for Metrics {
         }
     }
 
-    fn believes(&self, outcome: Result<(), &str>) {
+    fn front_proxy_loaded(&self, outcome: Result<(), &str>) {
         self.prerequisite(FRONT_PROXY, outcome);
     }
 
-    fn lacks(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), String> {
         self.readyz()
     }
 }

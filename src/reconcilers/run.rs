@@ -27,12 +27,12 @@ use super::observe::watches::{Item, Source, Watch};
 use super::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject, WriteError};
 use crate::cluster::client::{CallError, ClientError, Server, call};
 use crate::cluster::clock;
-use crate::cluster::election::{self, Elector, Standing};
-use crate::cluster::events::{Events, Happening, about_node};
+use crate::cluster::election::{self, Elector, Leadership};
+use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::cluster::watch::Change;
 use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
-use crate::metrics_api::{self, Feed, Serving, StartError};
+use crate::metrics_api::{self, Serving, StartError, StoreUpdater};
 use crate::serve::ServeError;
 
 /// Writes in progress at a time.
@@ -108,14 +108,14 @@ pub async fn run(
         identity.clone(),
         options.address,
     );
-    let (standing, elected) = watch::channel(Standing::default());
+    let (leadership, elected) = watch::channel(Leadership::default());
     let stopped = stop.clone();
     let (release, released) = oneshot::channel();
     let election = async {
-        election::run(&mut elector, &standing, stopped).await;
+        election::run(&mut elector, &leadership, stopped).await;
         // The receiver only waits during shutdown.
         release.send(()).ok();
-        election::follow(&mut elector, &standing).await
+        election::follow(&mut elector, &leadership).await
     };
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
     let mut api = None;
@@ -124,9 +124,9 @@ pub async fn run(
         let rules = controller.rule_queries.0.clone();
         let started =
             metrics_api::start(server, requests, options, rules, elected.clone(), observer);
-        let (feed, serving) = started?;
-        controller.reports = feed.reports();
-        controller.feed = Some(feed);
+        let (updater, serving) = started?;
+        controller.reports = updater.reports();
+        controller.updater = Some(updater);
         api = Some(serving);
     }
     let definitions = definitions::check(client, metrics);
@@ -182,7 +182,7 @@ struct LeaseName {
 impl Subject {
     fn reference(self, lease: &LeaseName) -> ObjectReference {
         let (api_version, kind, name, uid) = match self {
-            Self::Node(name) => return about_node(&name),
+            Self::Node(name) => return node_reference(&name),
             Self::Policy { kind, name, uid } => {
                 (crate::crd::API_VERSION, kind.name(), name, Some(uid))
             }
@@ -215,7 +215,7 @@ struct Controller {
     leases: Api<LeaseObject>,
     metrics: Arc<Metrics>,
     /// Publishes the `NodeMetrics`.
-    feed: Option<Feed>,
+    updater: Option<StoreUpdater>,
     /// Direct reports of agents.
     reports: Option<Reports>,
     /// Evictions requested by agents, to be checked against the rules of their nodes. The sender keeps the channel open.
@@ -248,14 +248,14 @@ impl Controller {
             watches,
             changes,
             metrics,
-            feed: None,
+            updater: None,
             reports: None,
             rule_queries: mpsc::channel(MAX_QUERIES),
             reports_taken: Instant::now(),
         }
     }
 
-    async fn run(&mut self, mut elected: watch::Receiver<Standing>) {
+    async fn run(&mut self, mut elected: watch::Receiver<Leadership>) {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leading = false;
@@ -263,9 +263,9 @@ impl Controller {
         loop {
             tokio::select! {
                 Some((index, change)) = self.changes.next() => {
-                    self.take(index, change);
+                    self.apply_change(index, change);
                     while let Some(Some((index, change))) = self.changes.next().now_or_never() {
-                        self.take(index, change);
+                        self.apply_change(index, change);
                     }
                 }
                 Some(outcome) = while_leading(&fence, self.writes.next()) => self.finished(outcome),
@@ -305,17 +305,19 @@ impl Controller {
     /// Publishes the changes to clients of the metrics API.
     fn publish(&mut self, epoch: Option<u64>) {
         let changes = self.reconciler.take_liveness_changes();
-        let Some(feed) = &mut self.feed else { return };
-        feed.lead(epoch);
+        let Some(updater) = &mut self.updater else {
+            return;
+        };
+        updater.lead(epoch);
         for (node, unresponsive) in changes {
-            feed.silent(&node, unresponsive);
+            updater.set_agent_silent(&node, unresponsive);
         }
-        feed.flush();
+        updater.flush();
     }
 
     /// Takes the reports that have arrived.
     fn take_reports(&mut self) {
-        let (Some(reports), Some(feed)) = (&self.reports, &mut self.feed) else {
+        let (Some(reports), Some(updater)) = (&self.reports, &mut self.updater) else {
             return;
         };
         let new = reports.take();
@@ -323,14 +325,14 @@ impl Controller {
             self.reports_taken = Instant::now();
         }
         for report in new {
-            reports.metrics().shown(clock::now().since(report.at));
+            reports.metrics().published(clock::now().since(report.at));
             self.reconciler
                 .reported(&report.node, report.interval, report.at);
-            feed.report(report);
+            updater.report(report);
         }
     }
 
-    fn take(&mut self, index: usize, change: Change<Item>) {
+    fn apply_change(&mut self, index: usize, change: Change<Item>) {
         // An agent that shuts down sends its last report before it releases its Lease.
         self.take_reports();
         let Some(watch) = self.watches.get_mut(index) else {
@@ -346,7 +348,7 @@ impl Controller {
             watch.source.interrupted(&mut self.reconciler);
         }
         let started = clock::now();
-        if watch.take(change, &mut self.reconciler, self.feed.as_mut(), started) {
+        if watch.apply_change(change, &mut self.reconciler, self.updater.as_mut(), started) {
             self.metrics.complete(kind);
         }
         if watch.source.is_compiled() {
@@ -355,7 +357,7 @@ impl Controller {
     }
 
     /// Answers whether the rules of a node allow an eviction.
-    fn answer(&self, query: RuleQuery, leadership: &watch::Receiver<Standing>) {
+    fn answer(&self, query: RuleQuery, leadership: &watch::Receiver<Leadership>) {
         let knows_all = self.watches.iter().all(Watch::is_known);
         let leads = leadership.borrow().term(clock::now()).is_some();
         let verdict = if knows_all && leads {
@@ -397,7 +399,7 @@ impl Controller {
         let about = event.about.reference(&self.lease);
         let (kind, name) = (about.kind.as_deref(), about.name.as_deref());
         tracing::info!(kind, name, reason = event.reason, "{}", event.message);
-        let happening = Happening {
+        let event_spec = EventSpec {
             about,
             warning: event.warning,
             action: event.reason.to_owned(),
@@ -405,7 +407,7 @@ impl Controller {
             message: event.message,
         };
         let (recorder, client) = (self.recorder.clone(), self.client.clone());
-        let published = async move { recorder.publish(with_uid(client, happening).await).await };
+        let published = async move { recorder.publish(with_uid(client, event_spec).await).await };
         if !self.events.push(published.boxed()) {
             self.metrics.events_dropped.inc();
         }
@@ -413,7 +415,7 @@ impl Controller {
 
     fn lease_read(&mut self, node: &str, outcome: Result<Option<LeaseState>, CallError>) {
         let outcome = outcome.map_err(|error| {
-            let why = error.words();
+            let why = error.message();
             tracing::warn!(
                 node,
                 why,
@@ -431,7 +433,7 @@ impl Controller {
             Outcome::Watermark { node, outcome } => {
                 self.metrics.wrote("NodeWatermark", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
-                    let why = error.words();
+                    let why = error.message();
                     tracing::warn!(node, %why, "failed to write the NodeWatermark");
                     let retry_after = error.retry_after();
                     WriteError { retry_after }
@@ -456,7 +458,7 @@ impl Controller {
             Outcome::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
                 if let Err(error) = outcome {
-                    let (kind, name, why) = (key.0.name(), key.1, error.words());
+                    let (kind, name, why) = (key.0.name(), key.1, error.message());
                     // Most likely it was deleted, and the watch will show that soon.
                     if error.code() == Some(404) {
                         tracing::debug!(kind, name, %why, "failed to write the status");
@@ -472,7 +474,10 @@ impl Controller {
 
 /// Polls `work` only while this replica leads: a process that was paused while another took over sends nothing more of what it had
 /// started.
-async fn while_leading<T>(elected: &watch::Receiver<Standing>, work: impl Future<Output = T>) -> T {
+async fn while_leading<T>(
+    elected: &watch::Receiver<Leadership>,
+    work: impl Future<Output = T>,
+) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {
         let term = elected.borrow().term(clock::now());
@@ -496,8 +501,8 @@ async fn arrived(reports: Option<&Reports>, not_before: Instant) {
 }
 
 /// Adds the Lease's UID to an event about it.
-async fn with_uid(client: Client, mut happening: Happening) -> Happening {
-    let about = &mut happening.about;
+async fn with_uid(client: Client, mut event_spec: EventSpec) -> EventSpec {
+    let about = &mut event_spec.about;
     if let (Some(LEASE), Some(namespace), Some(name)) =
         (about.kind.as_deref(), &about.namespace, &about.name)
     {
@@ -505,7 +510,7 @@ async fn with_uid(client: Client, mut happening: Happening) -> Happening {
         let lease = call(leases.get(name)).await;
         about.uid = lease.ok().and_then(|lease| lease.metadata.uid);
     }
-    happening
+    event_spec
 }
 
 fn log(operation: &Operation) {

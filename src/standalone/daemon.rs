@@ -19,9 +19,9 @@ use super::status::Status;
 use super::wake::Wake;
 use crate::engine::time::BootTime;
 use crate::node::clock;
-use crate::node::machine::event::{Event, News, PolicyProblem, Refusal};
+use crate::node::machine::event::{Event, NoticeKind, PodRefusal, PolicyProblem};
+use crate::node::machine::messages::count;
 use crate::node::machine::state_dir;
-use crate::node::machine::wording::count;
 use crate::trace::record::Recorder;
 
 /// Interval between writes of the status file while something is in force, beside one at every change.
@@ -58,7 +58,7 @@ pub struct Daemon<W> {
     /// Problems because of which the last good version of an object stays in force.
     pub fallbacks: Vec<PolicyProblem>,
     /// Pods that cannot be managed.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<PodRefusal>,
     /// When the status file was last written.
     pub status_written: Option<BootTime>,
 }
@@ -127,11 +127,11 @@ impl<W: Write> Daemon<W> {
             .problems
             .iter()
             .filter(|problem| !self.fallbacks.contains(problem))
-            .map(|problem| Event::notice(now, News::PolicyProblem(problem.clone())))
+            .map(|problem| Event::notice(now, NoticeKind::PolicyProblem(problem.clone())))
             .collect();
         if !self.fallbacks.is_empty() {
             let findings = std::mem::take(&mut self.fallbacks);
-            events.push(Event::notice(now, News::PoliciesKept { findings }));
+            events.push(Event::notice(now, NoticeKind::PoliciesKept { findings }));
         }
         let refused = self.refused.clone();
         events.extend(
@@ -142,7 +142,7 @@ impl<W: Write> Daemon<W> {
         // A closed output is noticed at the first regular tick.
         let _closed = self.print(&events, now);
         let _closed = self.tick();
-        let started = News::Started {
+        let started = NoticeKind::Started {
             rules: self.machine.policy().rules.len(),
             pods: self.machine.pods().len(),
             adopted: self.machine.adopted(),
@@ -221,7 +221,7 @@ impl<W: Write> Daemon<W> {
     fn apply_policies(&mut self, loaded: Loaded, now: BootTime) -> Vec<Event> {
         let findings = loaded.new_errors(&self.problems);
         if !findings.is_empty() {
-            return vec![Event::notice(now, News::PoliciesKept { findings })];
+            return vec![Event::notice(now, NoticeKind::PoliciesKept { findings })];
         }
         let rules = loaded.policy.rules.len();
         self.inputs.set_policies(loaded.sources);
@@ -233,8 +233,8 @@ impl<W: Write> Daemon<W> {
             .problems
             .iter()
             .filter(|problem| !former.contains(problem));
-        let problems = new.map(|problem| News::PolicyProblem(problem.clone()));
-        std::iter::once(News::PoliciesTaken { rules })
+        let problems = new.map(|problem| NoticeKind::PolicyProblem(problem.clone()));
+        std::iter::once(NoticeKind::PoliciesTaken { rules })
             .chain(problems)
             .map(|news| Event::notice(now, news))
             .collect()
@@ -253,7 +253,7 @@ impl<W: Write> Daemon<W> {
             .iter()
             .filter(|refusal| !former.contains(refusal));
         let refused = new.map(|refusal| refused_event(now, refusal.clone()));
-        std::iter::once(Event::notice(now, News::PodsTaken { pods }))
+        std::iter::once(Event::notice(now, NoticeKind::PodsTaken { pods }))
             .chain(refused)
             .collect()
     }
@@ -262,7 +262,10 @@ impl<W: Write> Daemon<W> {
         if let Some(error) = self.inputs.save() {
             let reason = error.to_string();
             // A closed output is noticed at the tick.
-            let _closed = self.print(&[Event::notice(now, News::StateNotWritten { reason })], now);
+            let _closed = self.print(
+                &[Event::notice(now, NoticeKind::StateNotWritten { reason })],
+                now,
+            );
         }
     }
 
@@ -283,10 +286,10 @@ impl<W: Write> Daemon<W> {
         let now = clock::boot_time();
         let (events, reason) = match stop {
             Stop::Restore(reason) => (self.machine.restore(now), reason),
-            Stop::Leave(reason) => (self.machine.leave(now), reason),
+            Stop::Leave(reason) => (self.machine.save_for_restart(now), reason),
         };
         let _closed = self.output.write(events, now, clock::wall_time());
-        let stopped = News::Stopped {
+        let stopped = NoticeKind::Stopped {
             why: reason.to_owned(),
             left_throttled: self.machine.throttled_pods(),
         };
@@ -304,8 +307,8 @@ const fn stop_for(signal: Signal) -> Option<Stop> {
     }
 }
 
-const fn refused_event(now: BootTime, refusal: Refusal) -> Event {
-    Event::notice(now, News::PodRefused(refusal))
+const fn refused_event(now: BootTime, refusal: PodRefusal) -> Event {
+    Event::notice(now, NoticeKind::PodRefused(refusal))
 }
 
 /// One line for the service manager.

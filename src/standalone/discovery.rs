@@ -11,7 +11,7 @@ use super::fingerprint::Fingerprint;
 use super::inputs::Inputs;
 use super::pods::manifests::Manifests;
 use super::pods::own::OwnCgroups;
-use super::pods::{self, Declared, Found, Sources};
+use super::pods::{self, Declared, Found, PodSources};
 use super::policies::{self, Loaded, Overrides};
 use super::sources::Source;
 use super::wake::Waker;
@@ -27,7 +27,7 @@ pub struct Watched {
     /// Policy files and folders.
     pub policies: Vec<PathBuf>,
     /// Sources of pods.
-    pub pods: Sources,
+    pub pods: PodSources,
     /// The cgroup trees.
     pub hierarchy: Arc<Hierarchy>,
     /// The cgroups of this process.

@@ -10,10 +10,10 @@ use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
 use crate::node::clock;
+use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
-use crate::node::machine::event::News;
-use crate::node::machine::outside::Outside;
-use crate::node::machine::wording::short;
+use crate::node::machine::event::NoticeKind;
+use crate::node::machine::messages::format_duration;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 
@@ -55,13 +55,13 @@ impl Host {
     }
 }
 
-impl Outside for Host {
+impl Backend for Host {
     type Pending = PendingEviction;
 
-    fn keep_scheduling(&mut self, wanted: &Scheduling, _now: BootTime, effects: &mut Vec<Effect>) {
+    fn set_scheduling(&mut self, wanted: &Scheduling, _now: BootTime, effects: &mut Vec<Effect>) {
         if let Err(error) = self.scheduling.update(wanted, clock::wall_time()) {
             let reason = error.to_string();
-            effects.push(Effect::trouble(News::StateNotWritten { reason }));
+            effects.push(Effect::notice(NoticeKind::StateNotWritten { reason }));
         }
     }
 
@@ -100,12 +100,14 @@ impl Outside for Host {
 
 fn effect(outcome: EvictOutcome) -> Effect {
     match outcome {
-        EvictOutcome::Ended { uid, after } => {
-            Effect::gone(&uid, format!("its processes exited after {}", short(after)))
-        }
-        EvictOutcome::Killed { uid, after } => {
-            Effect::gone(&uid, format!("it was killed after {}", short(after)))
-        }
+        EvictOutcome::Exited { uid, after } => Effect::gone(
+            &uid,
+            format!("its processes exited after {}", format_duration(after)),
+        ),
+        EvictOutcome::Killed { uid, after } => Effect::gone(
+            &uid,
+            format!("it was killed after {}", format_duration(after)),
+        ),
         EvictOutcome::Failed { uid, error } => Effect::evicting(&uid, error.to_string()),
     }
 }

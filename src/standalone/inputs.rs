@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::pods::Declared;
 use super::sources::Source;
-use crate::node::machine::kept::{Kept, PODS_FILE, POLICIES_FILE, Worth};
+use crate::node::machine::saved_file::{PODS_FILE, POLICIES_FILE, SavedFile, Validity};
 use crate::node::machine::state_dir::StateError;
 
 /// The format version of both files.
@@ -23,7 +23,7 @@ pub struct Inputs {
 
 #[derive(Debug)]
 struct SavedList<T> {
-    file: Kept<Vec<T>>,
+    file: SavedFile<Vec<T>>,
     content: Vec<T>,
     /// The content is not written yet.
     dirty: bool,
@@ -35,8 +35,8 @@ impl Inputs {
     /// # Errors
     /// Where the kernel's boot id cannot be read.
     pub fn open(state_dir: &Path, preview: bool) -> io::Result<Self> {
-        let policies = Kept::new(state_dir, POLICIES_FILE, VERSION, Worth::AnyBoot)?;
-        let pods = Kept::new(state_dir, PODS_FILE, VERSION, Worth::ThisBoot)?;
+        let policies = SavedFile::new(state_dir, POLICIES_FILE, VERSION, Validity::AnyBoot)?;
+        let pods = SavedFile::new(state_dir, PODS_FILE, VERSION, Validity::ThisBoot)?;
         Ok(Self {
             policies: SavedList::open(policies),
             pods: SavedList::open(pods),
@@ -77,8 +77,8 @@ impl Inputs {
 }
 
 impl<T: serde::Serialize + serde::de::DeserializeOwned> SavedList<T> {
-    fn open(mut file: Kept<Vec<T>>) -> Self {
-        let content = file.read_or_tell().unwrap_or_default();
+    fn open(mut file: SavedFile<Vec<T>>) -> Self {
+        let content = file.read_or_log().unwrap_or_default();
         Self {
             file,
             content,
@@ -93,7 +93,7 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> SavedList<T> {
 
     fn save(&mut self) -> Result<(), StateError> {
         if self.dirty {
-            self.file.keep(&self.content)?;
+            self.file.save(&self.content)?;
             self.dirty = false;
         }
         Ok(())

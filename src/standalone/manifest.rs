@@ -5,13 +5,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::crd::manifest::{self, Flaw, Object};
+use crate::crd::manifest::{self, ManifestError, Object};
 
-type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, Flaw>);
+type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, ManifestError>);
 
-/// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below folders) and passes on every object or flaw. A flaw
+/// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below folders) and passes on every object or parse error. A parse error
 /// does not stop the other documents and files from being read.
-pub fn read(paths: &[PathBuf], mut visit: impl FnMut(&Path, Result<Object, Flaw>)) {
+pub fn read(paths: &[PathBuf], mut visit: impl FnMut(&Path, Result<Object, ManifestError>)) {
     for path in paths {
         if path.is_dir() {
             read_folder(path, &mut visit);
@@ -40,16 +40,18 @@ fn read_file(file: &Path, visit: Visit<'_>) {
         Ok(text) => {
             let manifest = manifest::read(&text);
             let objects = manifest.objects.into_iter().map(Ok);
-            let flaws = manifest.flaws.into_iter().map(Err);
-            objects.chain(flaws).for_each(|object| visit(file, object));
+            let parse_errors = manifest.parse_errors.into_iter().map(Err);
+            objects
+                .chain(parse_errors)
+                .for_each(|object| visit(file, object));
         }
         Err(error) => visit(file, Err(unreadable(&error))),
     }
 }
 
 /// Line 0: the file as a whole.
-fn unreadable(error: &io::Error) -> Flaw {
-    Flaw {
+fn unreadable(error: &io::Error) -> ManifestError {
+    ManifestError {
         line: 0,
         path: String::new(),
         message: format!("failed to read: {error}"),

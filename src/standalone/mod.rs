@@ -10,7 +10,7 @@ pub mod notify;
 pub mod output;
 pub mod pods;
 pub mod policies;
-pub mod replayed;
+pub mod replay_summary;
 pub mod report;
 pub mod scheduling;
 pub mod setup;

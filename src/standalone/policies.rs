@@ -72,37 +72,44 @@ pub fn load(
     overrides: Overrides,
     former: &[Source],
 ) -> Loaded {
-    let mut flaws = Vec::new();
+    let mut parse_errors = Vec::new();
     let mut locations = Locations::new();
     let mut objects = Vec::new();
     manifest::read(paths, |file, object| match object {
         Ok(object) => {
-            flaws.extend(unknown_kind(file, &object));
+            parse_errors.extend(unknown_kind(file, &object));
             locations
                 .entry(key(&object.value))
                 .or_insert_with(|| (file.to_owned(), object.lines));
             objects.push(Source::new(file, object.value));
         }
-        Err(flaw) => flaws.push(problem(file, flaw.line, "error", flaw.message)),
+        Err(parse_error) => parse_errors.push(problem(
+            file,
+            parse_error.line,
+            "error",
+            parse_error.message,
+        )),
     });
-    let unparsed = flaws.iter().map(|flaw| absolute(Path::new(&flaw.file)));
+    let unparsed = parse_errors
+        .iter()
+        .map(|parse_error| absolute(Path::new(&parse_error.file)));
     let merged = merge(objects, former, &unparsed.collect(), node);
     let mut fallbacks: Vec<_> = merged
         .refused
         .iter()
         .map(|finding| stays_in_force(locate(finding, &locations), "its last good version stays"))
         .collect();
-    let (covering, flaws): (Vec<_>, Vec<_>) = flaws
+    let (covering, parse_errors): (Vec<_>, Vec<_>) = parse_errors
         .into_iter()
-        .map(|flaw| name_hidden(flaw, &merged.hidden))
+        .map(|parse_error| name_hidden(parse_error, &merged.hidden))
         .partition(|(_, hides)| *hides);
-    fallbacks.extend(covering.into_iter().map(|(flaw, _)| flaw));
+    fallbacks.extend(covering.into_iter().map(|(parse_error, _)| parse_error));
     fallbacks.sort();
     let findings = merged.compiled.findings.iter();
     let mut problems: Vec<_> = findings
         .map(|finding| locate(finding, &locations))
         .collect();
-    problems.extend(flaws.into_iter().map(|(flaw, _)| flaw));
+    problems.extend(parse_errors.into_iter().map(|(parse_error, _)| parse_error));
     problems.extend_from_slice(&fallbacks);
     problems.sort();
     let mut policy = merged.compiled.policy;
@@ -115,19 +122,22 @@ pub fn load(
     }
 }
 
-/// Adds to a flaw the objects in force that it may hide; true if there are any.
-fn name_hidden(flaw: PolicyProblem, hidden: &[(ObjectRef, PathBuf)]) -> (PolicyProblem, bool) {
-    let path = absolute(Path::new(&flaw.file));
+/// Adds to a parse error the objects in force that it may hide; true if there are any.
+fn name_hidden(
+    parse_error: PolicyProblem,
+    hidden: &[(ObjectRef, PathBuf)],
+) -> (PolicyProblem, bool) {
+    let path = absolute(Path::new(&parse_error.file));
     let names = hidden.iter().filter(|(_, file)| file.starts_with(&path));
     let names: Vec<_> = names.map(|(object, _)| object.to_string()).collect();
     match names.as_slice() {
-        [] => (flaw, false),
+        [] => (parse_error, false),
         [one] => (
-            stays_in_force(flaw, &format!("the former {one} stays")),
+            stays_in_force(parse_error, &format!("the former {one} stays")),
             true,
         ),
         some => (
-            stays_in_force(flaw, &format!("the former {} stay", some.join(", "))),
+            stays_in_force(parse_error, &format!("the former {} stay", some.join(", "))),
             true,
         ),
     }

@@ -7,7 +7,9 @@ use jiff::Timestamp;
 
 use super::status::{RuleStatus, Status};
 use crate::engine::policy::Strategy;
-use crate::node::machine::wording::{count, format_value, short, unknown_reason, whole};
+use crate::node::machine::messages::{
+    count, format_duration, format_seconds, format_value, unknown_reason,
+};
 
 /// Prints a status.
 #[derive(Debug)]
@@ -39,7 +41,7 @@ impl<'a> Report<'a> {
         } else {
             write!(f, "plimsoll run has not run since the machine booted")?;
         }
-        writeln!(f, "; as of {} ago", short(age))
+        writeln!(f, "; as of {} ago", format_duration(age))
     }
 
     fn scheduling(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,9 +74,9 @@ impl<'a> Report<'a> {
                 "{:width$}  {:8}  {:>8}  {:>12}  {:>12}  {}{}",
                 rule.rule,
                 format!("{:?}", rule.state),
-                rule.lasts.map_or_else(|| "-".to_owned(), whole),
+                rule.duration.map_or_else(|| "-".to_owned(), format_seconds),
                 value.as_deref().unwrap_or("unknown"),
-                format_value(metric, rule.watermark),
+                format_value(metric, rule.threshold),
                 metric.unwrap_or("-"),
                 notes(rule),
             )
@@ -87,13 +89,13 @@ impl<'a> Report<'a> {
             writeln!(f, "\nTHROTTLED")?;
         }
         for file in &status.throttled {
-            let lever = match file.lever.as_str() {
+            let target_cgroup = match file.target_cgroup.as_str() {
                 "" => String::new(),
-                lever => format!(" {lever}"),
+                target_cgroup => format!(" {target_cgroup}"),
             };
             writeln!(
                 f,
-                "{}{lever}: {} %, {} {} (originally {}), for {}",
+                "{}{target_cgroup}: {} %, {} {} (originally {}), for {}",
                 file.pod_name, file.ratio, file.file, file.now, file.original, file.rule
             )?;
         }

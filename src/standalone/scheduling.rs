@@ -77,7 +77,7 @@ impl SchedulingFile {
             return Ok(false);
         }
         let (effect, rules) = match wanted {
-            Scheduling::Hold => return Ok(false),
+            Scheduling::Unchanged => return Ok(false),
             Scheduling::Enabled => (None, Vec::new()),
             Scheduling::Disabled { effect, rules } => (Some(*effect), rules.clone()),
         };
@@ -95,7 +95,7 @@ impl SchedulingFile {
 
     fn matches(&self, wanted: &Scheduling) -> bool {
         match (wanted, &self.current) {
-            (Scheduling::Hold, _) => true,
+            (Scheduling::Unchanged, _) => true,
             (_, None) => false,
             (Scheduling::Enabled, Some(state)) => state.schedulable,
             (Scheduling::Disabled { effect, rules }, Some(state)) => {
@@ -137,7 +137,7 @@ mod tests {
         let time = Timestamp::UNIX_EPOCH;
         assert!(
             !file
-                .update(&Scheduling::Hold, time)
+                .update(&Scheduling::Unchanged, time)
                 .expect("nothing to write")
         );
         assert!(!path.exists());
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(next.current(), Some(&written));
         assert!(
             !next
-                .update(&Scheduling::Hold, time)
+                .update(&Scheduling::Unchanged, time)
                 .expect("nothing to write")
         );
         assert!(next.update(&Scheduling::Enabled, time).expect("written"));

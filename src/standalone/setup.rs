@@ -17,7 +17,7 @@ use super::host;
 use super::inputs::Inputs;
 use super::notify::Notifier;
 use super::output::{Format, Output};
-use super::pods::Sources;
+use super::pods::PodSources;
 use super::pods::own::OwnCgroups;
 use super::policies::Overrides;
 use super::scheduling;
@@ -33,9 +33,9 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::clock;
 use crate::node::collect::Sampler;
 use crate::node::journal::{Journal, StateLock};
-use crate::node::machine::event::{Event, News};
+use crate::node::machine::event::{Event, NoticeKind};
+use crate::node::machine::messages::count;
 use crate::node::machine::state_dir::{self, Writer};
-use crate::node::machine::wording::count;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 use crate::trace::Header;
@@ -47,7 +47,7 @@ pub struct Options {
     /// Policy files and folders.
     pub policies: Vec<PathBuf>,
     /// Sources of pods.
-    pub pods: Sources,
+    pub pods: PodSources,
     /// Where the cgroup trees are mounted; detected if absent.
     pub cgroup_root: Option<PathBuf>,
     /// Where `/proc` is mounted.
@@ -208,10 +208,10 @@ fn check_nothing_in_force(state_dir: &Path, hierarchy: &Hierarchy) -> Result<(),
         return Ok(());
     }
     let machine = |error: OpenError| SetupError::Machine(error.into());
-    let _lock = StateLock::take(state_dir).map_err(|error| machine(error.into()))?;
+    let _lock = StateLock::acquire(state_dir).map_err(|error| machine(error.into()))?;
     let records = Journal::new(state_dir).and_then(|journal| journal.load());
     let records = records.map_err(|error| machine(error.into()))?;
-    match records.iter().filter(|it| it.is_there(hierarchy)).count() {
+    match records.iter().filter(|it| it.exists(hierarchy)).count() {
         0 => Ok(()),
         files => Err(SetupError::InForce {
             state_dir: state_dir.to_owned(),
@@ -318,7 +318,7 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
         && let Err(error) = state_dir::remove(&options.state_dir.join(status::FILE))
     {
         let reason = error.to_string();
-        events.push(Event::notice(now, News::StateNotWritten { reason }));
+        events.push(Event::notice(now, NoticeKind::StateNotWritten { reason }));
     }
     let mut output: Output<Stdout> = Output::new(options.format, io::stdout());
     output.write(&events, now, clock::wall_time())?;

@@ -14,9 +14,9 @@ use crate::engine::policy::{RuleId, Strategy};
 use crate::engine::protected::Guard;
 use crate::engine::time::BootTime;
 use crate::node::journal::Record;
-use crate::node::machine::event::{Decision, PolicyProblem, Refusal};
+use crate::node::machine::backend::Backend;
+use crate::node::machine::event::{Decision, PodRefusal, PolicyProblem};
 use crate::node::machine::metric;
-use crate::node::machine::outside::Outside;
 use crate::node::machine::state_dir::Writer;
 
 /// Its name in the state directory.
@@ -51,7 +51,7 @@ pub struct Status {
     /// Policies that are ignored or should be checked.
     pub problems: Vec<PolicyProblem>,
     /// Pods that cannot be managed.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<PodRefusal>,
 }
 
 /// One rule.
@@ -67,17 +67,21 @@ pub struct RuleStatus {
     /// State.
     pub state: RuleState,
     /// Time in that state; absent before the first evaluation.
-    pub lasts: Option<Duration>,
+    #[serde(rename = "lasts")]
+    pub duration: Option<Duration>,
     /// Last value.
     pub value: Option<f64>,
     /// The threshold.
-    pub watermark: f64,
+    #[serde(rename = "watermark")]
+    pub threshold: f64,
     /// The restore threshold.
-    pub restore: f64,
+    #[serde(rename = "restore")]
+    pub restore_value: f64,
     /// Consecutive evaluations above the threshold.
     pub breaches: u32,
     /// Consecutive evaluations below the restore threshold.
-    pub quiets: u32,
+    #[serde(rename = "quiets")]
+    pub quiet_evaluations: u32,
     /// Why it could not be evaluated.
     pub unknown: Option<Unknown>,
     /// What it was evaluated by beside its value.
@@ -92,7 +96,8 @@ pub struct ThrottledFile {
     /// `namespace/name`, or the UID where the name is not known.
     pub pod_name: String,
     /// The cgroup relative to the pod's; empty for the pod's own.
-    pub lever: String,
+    #[serde(rename = "lever")]
+    pub target_cgroup: String,
     /// The file.
     pub file: String,
     /// Its original content.
@@ -117,14 +122,14 @@ impl Status {
             at: now,
             time,
             pods: machine.pods().len(),
-            scheduling: machine.outside().scheduling().cloned(),
+            scheduling: machine.backend().scheduling().cloned(),
             rules: rules
                 .map(|rule| RuleStatus::of(machine, rule, now))
                 .collect(),
             throttled: files
                 .map(|file| ThrottledFile::of(named(&file.uid), file))
                 .collect(),
-            evicting: machine.outside().evicting().map(named).collect(),
+            evicting: machine.backend().evicting().map(named).collect(),
             would: machine.previews().to_vec(),
             problems: Vec::new(),
             refused: Vec::new(),
@@ -139,12 +144,12 @@ impl RuleStatus {
             rule: report.id,
             strategy: report.strategy,
             state: report.state,
-            lasts: report.since.map(|since| now.since(since)),
+            duration: report.since.map(|since| now.since(since)),
             value: report.value,
-            watermark: report.watermark,
-            restore: report.restore,
+            threshold: report.threshold,
+            restore_value: report.restore_value,
             breaches: report.breaches,
-            quiets: report.quiets,
+            quiet_evaluations: report.quiet_evaluations,
             unknown: report.unknown,
             guard: report.guard,
         }
@@ -155,7 +160,7 @@ impl ThrottledFile {
     fn of(pod_name: String, record: Record) -> Self {
         Self {
             pod_name,
-            lever: record.lever.to_string(),
+            target_cgroup: record.target_cgroup.to_string(),
             file: record.file.to_string(),
             original: record.original.into(),
             now: record.ours.into(),

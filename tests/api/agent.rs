@@ -6,7 +6,7 @@ use crate::agent_support::{
     Agent, HIGH, LOW, NODE, Node, TIMEOUT, closing, evicting, pod, rule, throttling,
 };
 use crate::api_support::faults::{Fault, Proxy};
-use crate::api_support::leader::{Asked, Fate, Leader};
+use crate::api_support::leader::{Leader, ReceivedRequest, RequestOutcome};
 use crate::api_support::{free_port, policy};
 use crate::run_support::eventually;
 use plimsoll::crd::eviction::{PATH, api_path};
@@ -22,7 +22,7 @@ fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     let web = node.pod(&pod("web", "web"));
     node.machine
         .cgroup(&format!("kubepods/besteffort/pod{web}"));
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
     assert_eq!(node.quota(&batch), -1);
@@ -72,7 +72,7 @@ fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     let mut spec = closing();
     // Everything else is settled before the first evaluation.
     spec["rules"][0]["periodSeconds"] = 4.into();
-    node.keep(&spec);
+    node.set_rules(&spec);
     let agent = node.agent(&[]);
     agent.until("it begins", || {
         crate::agent_support::ready(&node.status()) == "False Starting"
@@ -88,7 +88,7 @@ fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     edited["id"] = "q/more".into();
     edited["strategy"] = "Preview".into();
     spec["rules"].as_array_mut().unwrap().push(edited);
-    node.keep(&spec);
+    node.set_rules(&spec);
     agent.until("the additional rule has a value", || {
         let status = node.status();
         status["rules"][1]["id"] == "q/more" && status["rules"][1]["value"].is_number()
@@ -121,7 +121,7 @@ fn a_node_is_tainted_above_the_threshold_until_the_cool_down_ends() {
         r#"[{"op":"add","path":"/spec/taints","value":[{"key":"others","effect":"NoExecute"}]}]"#;
     node.plane
         .kubectl(&["patch", "node", NODE, "--type=json", "-p", other]);
-    node.keep(&closing());
+    node.set_rules(&closing());
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
     assert_eq!(node.taints(), ["others:NoExecute"]);
@@ -177,10 +177,10 @@ fn pods_are_evicted_in_order_one_per_round() {
         }
         node.burn_in(&pod);
     }
-    node.keep(&evicting());
+    node.set_rules(&evicting());
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
-    agent.until("it reports to the leader", || leader.is_reported_to());
+    agent.until("it reports to the leader", || leader.has_reporting_agent());
     let terminating = || terminating(&node);
     node.machine.load.set(HIGH);
     agent.until("one pod is evicted", || !terminating().is_empty());
@@ -192,7 +192,7 @@ fn pods_are_evicted_in_order_one_per_round() {
         !node.taints().is_empty()
     });
     // No further eviction before the round has settled.
-    let evaluations = |agent: &Agent| agent.said().matches("Breached").count();
+    let evaluations = |agent: &Agent| agent.output().matches("Breached").count();
     assert!(evaluations(&agent) >= 1);
     assert_eq!(terminating(), first);
     node.plane
@@ -213,10 +213,10 @@ fn pods_are_evicted_in_order_one_per_round() {
             && status["evictions"][1]["outcome"] == "Gone"
     });
     // Only these were requested, each once.
-    let asked = leader.asked();
-    assert!(asked.iter().all(Asked::is_direct), "{asked:?}");
-    let asked = asked.iter().map(|it| it.request.target.name.clone());
-    assert_eq!(asked.collect::<Vec<_>>(), leader.evicted());
+    let sent = leader.requests();
+    assert!(sent.iter().all(ReceivedRequest::is_direct), "{sent:?}");
+    let sent = sent.iter().map(|it| it.request.target.name.clone());
+    assert_eq!(sent.collect::<Vec<_>>(), leader.evicted());
     assert_eq!(
         leader.evicted(),
         [first[0].clone(), terminating()[0].clone()]
@@ -248,7 +248,9 @@ fn replicas(node: &mut Node) {
 fn refused(node: &Node, words: &str) -> Vec<Value> {
     let refused = node.status()["refused"].as_array().cloned();
     let refused = refused.unwrap_or_default().into_iter();
-    refused.filter(|it| says(it, "reason", words)).collect()
+    refused
+        .filter(|it| field_contains(it, "reason", words))
+        .collect()
 }
 
 /// The events of refused evictions on the `NodeWatermark` that contain `words`.
@@ -256,13 +258,13 @@ fn refusal_events(node: &Node, words: &str) -> Vec<Value> {
     let is_one = |event: &Value| {
         event["reason"] == "EvictionRefused"
             && event["involvedObject"]["kind"] == "NodeWatermark"
-            && says(event, "message", words)
+            && field_contains(event, "message", words)
     };
     let events = node.plane.list("events").into_iter();
     events.filter(is_one).collect()
 }
 
-fn says(object: &Value, field: &str, words: &str) -> bool {
+fn field_contains(object: &Value, field: &str, words: &str) -> bool {
     let text = object[field].as_str();
     text.is_some_and(|text| text.contains(words))
 }
@@ -310,10 +312,10 @@ fn an_obstacle_to_all_evictions_is_reported_once_until_it_is_over() {
     };
     replicas(&mut node);
     webhook_that_is_down(&node, "one");
-    node.keep(&evicting());
+    node.set_rules(&evicting());
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
-    agent.until("it reports to the leader", || leader.is_reported_to());
+    agent.until("it reports to the leader", || leader.has_reporting_agent());
     node.machine.load.set(HIGH);
     // On a busy machine there may be other refusals, too.
     let down = r#"failed calling webhook "evictions.example.dev""#;
@@ -348,7 +350,12 @@ fn an_obstacle_to_all_evictions_is_reported_once_until_it_is_over() {
 }
 
 /// Deletes the pod of the last round and waits for the next eviction; returns the requests for it.
-fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> Vec<Asked> {
+fn next_eviction(
+    node: &Node,
+    agent: &Agent,
+    leader: &Leader,
+    round: usize,
+) -> Vec<ReceivedRequest> {
     for name in leader.evicted().iter().take(round - 1) {
         let force = ["--force", "--grace-period=0", "--ignore-not-found"];
         let delete = [&["delete", "pod", name][..], &force].concat();
@@ -361,14 +368,14 @@ fn next_eviction(node: &Node, agent: &Agent, leader: &Leader, round: usize) -> V
     assert_eq!(evicted.len(), round, "one per round");
     let name = &evicted[round - 1];
     assert_eq!(terminating(node), std::slice::from_ref(name));
-    let mut asked = leader.asked();
-    asked.retain(|asked| asked.request.target.name == *name);
-    asked
+    let mut requests = leader.requests();
+    requests.retain(|it| it.request.target.name == *name);
+    requests
 }
 
 /// The path of each request: the connection of reports, or the API server.
-fn paths(asked: &[Asked]) -> Vec<&str> {
-    asked.iter().map(|asked| &*asked.path).collect()
+fn paths(requests: &[ReceivedRequest]) -> Vec<&str> {
+    requests.iter().map(|it| &*it.path).collect()
 }
 
 #[test]
@@ -378,7 +385,7 @@ fn without_a_reachable_replica_the_api_server_forwards_the_request() {
         return;
     };
     replicas(&mut node);
-    node.keep(&evicting());
+    node.set_rules(&evicting());
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
     node.machine.load.set(HIGH);
@@ -395,7 +402,7 @@ fn without_a_reachable_replica_the_api_server_forwards_the_request() {
         refusal_events(&node, unreachable).len() == 1
     });
     assert_eq!(
-        (leader.asked().len(), counted(&agent, EVICTED)),
+        (leader.requests().len(), counted(&agent, EVICTED)),
         (0, Some(0))
     );
     leader.serve_through_api_server(&node.plane, "default");
@@ -404,17 +411,17 @@ fn without_a_reachable_replica_the_api_server_forwards_the_request() {
     assert_eq!(paths(&first), [&by_api_server]);
     agent.until("it is over", || is_refused() == 0);
     leader.publish(&node.plane);
-    agent.until("it reports to the leader", || leader.is_reported_to());
+    agent.until("it reports to the leader", || leader.has_reporting_agent());
     let second = next_eviction(&node, &agent, &leader, 2);
     assert_eq!(paths(&second), [PATH]);
     // No process listens at the replica's address, as with a firewall that closes the port.
     leader.publish_port(&node.plane, free_port());
     agent.until("it cannot report any more", || {
-        agent.said().contains("failed to send a direct report")
+        agent.output().contains("failed to send a direct report")
     });
     let third = next_eviction(&node, &agent, &leader, 3);
     assert_eq!(paths(&third), [&by_api_server]);
-    let keys = [first, second, third].map(|asked| asked[0].request.key.clone());
+    let keys = [first, second, third].map(|requests| requests[0].request.key.clone());
     let boot_id = Writer::this_process().unwrap().boot_id;
     assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
     let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
@@ -433,23 +440,26 @@ fn an_unanswered_request_is_repeated_with_the_same_key() {
         return;
     };
     replicas(&mut node);
-    node.keep(&evicting());
-    leader.judge(|_| Fate::Lost);
+    node.set_rules(&evicting());
+    leader.respond_with(|_| RequestOutcome::Lost);
     let agent = node.agent(&leader.args());
     agent.until("it is ready", || agent.is_ready());
-    agent.until("it reports to the leader", || leader.is_reported_to());
+    agent.until("it reports to the leader", || leader.has_reporting_agent());
     node.machine.load.set(HIGH);
     // The API server has no controller to forward it to: the state of the pod decides.
     let alone = next_eviction(&node, &agent, &leader, 1);
     assert_eq!(paths(&alone), [PATH]);
     leader.serve_through_api_server(&node.plane, "default");
     // Then the answer to the API server is lost, too.
-    let fates = [(Fate::Lost, Fate::Answered), (Fate::Refused, Fate::Lost)];
+    let fates = [
+        (RequestOutcome::Lost, RequestOutcome::Answered),
+        (RequestOutcome::Refused, RequestOutcome::Lost),
+    ];
     for (round, (direct, passed_on)) in (2..).zip(fates) {
-        leader.judge(move |path| if path == PATH { direct } else { passed_on });
-        let asked = next_eviction(&node, &agent, &leader, round);
-        assert_eq!(paths(&asked), [PATH, &api_path(NODE)], "{direct:?}");
-        assert_eq!(asked[0].request, asked[1].request, "{direct:?}");
+        leader.respond_with(move |path| if path == PATH { direct } else { passed_on });
+        let requests = next_eviction(&node, &agent, &leader, round);
+        assert_eq!(paths(&requests), [PATH, &api_path(NODE)], "{direct:?}");
+        assert_eq!(requests[0].request, requests[1].request, "{direct:?}");
     }
     agent.until("the metrics count each once", || {
         let accepted = r#"plimsoll_agent_evictions_total{outcome="accepted"}"#;
@@ -460,7 +470,7 @@ fn an_unanswered_request_is_repeated_with_the_same_key() {
 #[test]
 fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
     let Some(node) = Node::new() else { return };
-    node.keep(&evicting());
+    node.set_rules(&evicting());
     // An eviction of an earlier agent, an hour less 25 s ago.
     let hour = Duration::from_hours(1) - Duration::from_secs(25);
     let now = json!(boot_time()).as_u64().unwrap();
@@ -468,7 +478,7 @@ fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
         println!("NOT TESTED: this machine has been up for less than an hour");
         return;
     };
-    let kept = json!({
+    let saved = json!({
         "bootId": Writer::this_process().unwrap().boot_id,
         "state": EngineState::default(),
         "evictions": [{
@@ -478,7 +488,7 @@ fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
     });
     let state = node.machine.path("state");
     std::fs::create_dir_all(&state).unwrap();
-    std::fs::write(state.join("engine.json"), kept.to_string()).unwrap();
+    std::fs::write(state.join("engine.json"), saved.to_string()).unwrap();
     let agent = node.agent(&[]);
     let reported = || node.status()["counts"]["evictedLastHour"].clone();
     agent.until("it is shown", || reported() == 1);
@@ -490,7 +500,7 @@ fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
 fn changed_and_deleted_rules_are_followed_while_in_force() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&[]);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
@@ -505,13 +515,13 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
     let mut spec = throttling();
     spec["rules"].as_array_mut().unwrap().push(unknown_rule);
     eventually("the CRD accepts unknown fields", || {
-        node.keep(&spec);
+        node.set_rules(&spec);
         let there = node.plane.get("nwm", NODE);
         (there["spec"]["rules"][1]["gravity"] == 7).then_some(())
     });
     agent.until("it says which rule it leaves out", || {
         agent
-            .said()
+            .output()
             .contains("rule q/strange: unknown field `gravity`")
     });
     assert!(node.is_throttled(&batch));
@@ -519,15 +529,15 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
     let mut later = throttling();
     later["rules"] = json!([]);
     later["moonPhase"] = "full".into();
-    node.keep(&later);
+    node.set_rules(&later);
     agent.until("it says that it does not understand", || {
-        agent.said().contains("spec.moonPhase")
+        agent.output().contains("spec.moonPhase")
     });
     agent.until("the status says so", || {
         crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
     });
     assert!(node.is_throttled(&batch));
-    node.keep(&json!({"rules": [], "moonPhase": null}));
+    node.set_rules(&json!({"rules": [], "moonPhase": null}));
     agent.until("without rules everything is restored", || {
         node.quota(&batch) == -1
     });
@@ -547,13 +557,13 @@ fn rules_of_another_node_are_ignored_and_a_missing_node_is_waited_for() {
     node.machine.load.set(HIGH);
     let mut spec = throttling();
     spec["nodeUID"] = "another".into();
-    node.keep(&spec);
+    node.set_rules(&spec);
     agent.waits_for("is for a node with the UID another");
     agent.until("the status says so", || {
         crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
     });
     assert_eq!(node.quota(&batch), -1);
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     agent.until("its own rules are enforced", || node.is_throttled(&batch));
 }
 
@@ -584,7 +594,7 @@ fn without_crds_or_permissions_it_says_so_and_waits() {
 fn a_second_agent_waits_and_takes_over_from_the_first() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     let first = node.agent(&[]);
     first.until("the first is ready", || first.is_ready());
     let second = node.agent_in("other", &[]);
@@ -603,23 +613,23 @@ fn a_second_agent_waits_and_takes_over_from_the_first() {
 fn without_an_api_server_it_works_on_and_catches_up_afterwards() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
     node.plane.stop();
     node.machine.load.set(HIGH);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     agent.until("the failing watch is logged", || {
-        agent.said().contains("failed to watch")
+        agent.output().contains("failed to watch")
     });
     node.machine.load.set(LOW);
     agent.until("its CPU limit is restored", || node.quota(&batch) == -1);
     assert!(agent.is_ready());
     node.plane.start_again();
-    node.keep(&json!({"rules": []}));
+    node.set_rules(&json!({"rules": []}));
     let within = Duration::from_mins(1);
     node.plane.until("the new rules are applied", within, |_| {
-        agent.said().contains("rules=0")
+        agent.output().contains("rules=0")
     });
 }
 
@@ -627,18 +637,18 @@ fn without_an_api_server_it_works_on_and_catches_up_afterwards() {
 fn an_agent_that_starts_without_an_api_server_uses_the_saved_state() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&[]);
     agent.until("the pod is throttled to its floor", || {
-        agent.said().contains("at its floor")
+        agent.output().contains("at its floor")
     });
     let floor = node.quota(&batch);
     node.plane.stop();
     agent.kill();
     let successor = node.agent(&[]);
     successor.until("it uses the saved state", || {
-        successor.said().contains("adopted=1")
+        successor.output().contains("adopted=1")
     });
     successor.until("it evaluates the rules", || successor.is_ready());
     assert_eq!(node.quota(&batch), floor);
@@ -647,7 +657,7 @@ fn an_agent_that_starts_without_an_api_server_uses_the_saved_state() {
     node.machine.load.set(HIGH);
     successor.until("it throttles again", || node.is_throttled(&batch));
     node.plane.start_again();
-    node.keep(&json!({"rules": []}));
+    node.set_rules(&json!({"rules": []}));
     node.plane
         .until("it catches up", Duration::from_mins(1), |_| {
             node.quota(&batch) == -1
@@ -659,19 +669,19 @@ fn sigterm_leaves_everything_to_the_successor_while_the_daemonset_exists() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let own = node.with_daemon_set();
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&own);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
-    let (well, said) = agent.terminate();
+    let (succeeded, output) = agent.terminate();
     assert!(
-        well && said.contains("what is in force stays in force"),
-        "{said}"
+        succeeded && output.contains("what is in force stays in force"),
+        "{output}"
     );
     let left = node.quota(&batch);
     assert!(left > 0);
     let successor = node.agent(&own);
-    successor.until("it adopts", || successor.said().contains("adopted=1"));
+    successor.until("it adopts", || successor.output().contains("adopted=1"));
     assert!(node.is_throttled(&batch));
     node.machine.load.set(LOW);
     successor.until("the exact original is back", || node.quota(&batch) == -1);
@@ -693,15 +703,15 @@ fn sigterm_restores_everything_without_a_daemonset_and_restore_does_it_later() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     let own = node.with_daemon_set();
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&own);
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     node.plane.kubectl(&["delete", "daemonset", "agent"]);
-    let (well, said) = agent.terminate();
+    let (succeeded, output) = agent.terminate();
     assert!(
-        well && said.contains("DaemonSet agent is deleted"),
-        "{said}"
+        succeeded && output.contains("DaemonSet agent is deleted"),
+        "{output}"
     );
     assert_eq!(node.quota(&batch), -1);
     assert_status_shows_nothing_in_force(&node);
@@ -725,7 +735,7 @@ fn sigterm_restores_everything_without_a_daemonset_and_restore_does_it_later() {
     assert!(
         restore.process.0.wait().unwrap().success(),
         "{}",
-        restore.said()
+        restore.output()
     );
     assert_eq!(node.quota(&batch), -1);
 }
@@ -739,15 +749,18 @@ fn sigterm_restores_cgroups_when_the_account_has_no_rights() {
     let config = proxy.kubeconfig().to_string();
     let config = node.plane.file("proxy.kubeconfig", &config);
     let with_config = ["--kubeconfig", config.to_str().unwrap()];
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     node.machine.load.set(HIGH);
     let agent = node.agent(&[&own[..], &with_config].concat());
     agent.until("the pod is throttled", || node.is_throttled(&batch));
     // As when its account, roles and DaemonSet are deleted one after the other.
-    proxy.judge(|_, _| Some(Fault::Answer(403, None, "forbidden".to_owned())));
-    let (_, said) = agent.terminate();
-    assert!(said.contains("failed to read DaemonSet agent"), "{said}");
-    assert_eq!(node.quota(&batch), -1, "{said}");
+    proxy.respond_with(|_, _| Some(Fault::Answer(403, None, "forbidden".to_owned())));
+    let (_, output) = agent.terminate();
+    assert!(
+        output.contains("failed to read DaemonSet agent"),
+        "{output}"
+    );
+    assert_eq!(node.quota(&batch), -1, "{output}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::agent_support::{Agent, HIGH, NODE, Node, evicting, pod, ready, rule, throttling};
-use crate::api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
+use crate::api_support::faults::{BROKEN, EXPIRED, Fault, FaultQueues, Proxy, of_calls};
 use crate::api_support::leader::Leader;
 use nix::sys::signal::Signal;
 use plimsoll::crd::eviction::api_path;
@@ -53,11 +53,11 @@ impl Scene {
             threshold: 1000,
             effect: "NoSchedule",
         };
-        scene.node.keep(&rules(scene.threshold, scene.effect));
+        scene.node.set_rules(&rules(scene.threshold, scene.effect));
         scene.node.machine.load.set(HIGH);
         let agent = scene.agent(&[]);
         agent.until_within(TIMEOUT, "everything is in force", || {
-            agent.said().contains("at its floor") && scene.is_tainted()
+            agent.output().contains("at its floor") && scene.is_tainted()
         });
         scene.floor = scene.node.quota(&scene.batch);
         assert!(scene.floor > 0);
@@ -81,10 +81,10 @@ impl Scene {
     /// The pod is neither restored nor throttled further, and the taint stays.
     fn assert_in_force(&self, agent: &Agent) {
         let quota = self.node.quota(&self.batch);
-        assert_eq!(quota, self.floor, "{}", agent.said());
+        assert_eq!(quota, self.floor, "{}", agent.output());
         let taints = self.node.taints();
         let is_ours = |taint: &String| taint.starts_with("interference.crane.io:");
-        assert!(taints.iter().any(is_ours), "{taints:?}\n{}", agent.said());
+        assert!(taints.iter().any(is_ours), "{taints:?}\n{}", agent.output());
     }
 
     /// Edits threshold and effect and waits until both are followed, while everything stays in force.
@@ -94,7 +94,7 @@ impl Scene {
             "NoSchedule" => "PreferNoSchedule",
             _ => "NoSchedule",
         };
-        self.node.keep(&rules(self.threshold, self.effect));
+        self.node.set_rules(&rules(self.threshold, self.effect));
         agent.until_within(TIMEOUT, what, || {
             self.assert_in_force(agent);
             metric(agent, "plimsoll_agent_rule_mark{") == Some(f64::from(self.threshold))
@@ -104,7 +104,7 @@ impl Scene {
     }
 
     fn is_restored_without_the_policy(&self, agent: &mut Agent) {
-        self.node.keep(&json!({"rules": []}));
+        self.node.set_rules(&json!({"rules": []}));
         agent.until_within(TIMEOUT, "everything is restored", || {
             self.node.quota(&self.batch) == -1 && self.node.condition()["status"] == "False"
         });
@@ -112,7 +112,7 @@ impl Scene {
         let is_ours = |taint: &String| taint.starts_with("interference.crane.io:");
         assert!(!taints.iter().any(is_ours), "{taints:?}");
         assert!(agent.process.0.try_wait().unwrap().is_none(), "it ended");
-        assert!(!agent.said().contains("panicked"), "{}", agent.said());
+        assert!(!agent.output().contains("panicked"), "{}", agent.output());
     }
 }
 
@@ -145,7 +145,7 @@ fn failing_watches_leave_everything_in_force_and_edits_are_followed() {
     let Some((mut scene, mut agent)) = Scene::new() else {
         return;
     };
-    let ordeal = Ordeal::before(&scene.proxy, watch_kind);
+    let queues = FaultQueues::before(&scene.proxy, watch_kind);
     // An expired version forces a new list.
     let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
     let broken = (
@@ -163,18 +163,18 @@ fn failing_watches_leave_everything_in_force_and_edits_are_followed() {
                 _ => (true, true),
             };
             let fault = |is_due: bool| is_due.then(|| Some(fault.clone()));
-            ordeal.add(
+            queues.add(
                 format!("watch {kind}"),
                 fault(on_watch).into_iter().chain([expired()]),
             );
-            ordeal.add(format!("list {kind}"), fault(on_list));
+            queues.add(format!("list {kind}"), fault(on_list));
         }
-        while !ordeal.left().is_empty() {
+        while !queues.left().is_empty() {
             scene.proxy.cut();
             scene.edit(&mut agent, what);
         }
     }
-    let log = agent.said();
+    let log = agent.output();
     assert!(log.contains("failed to watch") && log.contains("watching again"));
     scene.is_restored_without_the_policy(&mut agent);
 }
@@ -182,7 +182,7 @@ fn failing_watches_leave_everything_in_force_and_edits_are_followed() {
 /// The agent's writes, and the reads for them.
 fn write_kind(method: &str, path: &str) -> Option<String> {
     let path = path.split('?').next().unwrap();
-    let sort = match method {
+    let kind = match method {
         "PATCH" if path.ends_with("nodes/worker") => "taint",
         "PATCH" if path.ends_with("nodes/worker/status") => "condition",
         "PATCH" if path.ends_with("nodewatermarks/worker/status") => "status",
@@ -191,7 +191,7 @@ fn write_kind(method: &str, path: &str) -> Option<String> {
         "GET" | "PUT" | "POST" if path.contains("/leases") => "lease",
         _ => return None,
     };
-    Some(sort.to_owned())
+    Some(kind.to_owned())
 }
 
 #[test]
@@ -199,28 +199,28 @@ fn failing_writes_are_all_retried_and_everything_stays_in_force() {
     let Some((mut scene, mut agent)) = Scene::new() else {
         return;
     };
-    let ordeal = Ordeal::before(&scene.proxy, write_kind);
+    let queues = FaultQueues::before(&scene.proxy, write_kind);
     // Status and Lease are written at most every ten seconds, but retried sooner.
     let in_a_row = BTreeMap::from([("status", 2), ("lease", 3)]);
-    let sorts = ["taint", "condition", "status", "event", "lease"];
-    for sort in sorts {
+    let kinds = ["taint", "condition", "status", "event", "lease"];
+    for kind in kinds {
         let faults: Vec<_> = of_calls()
             .into_iter()
             .map(|(_, fault)| Some(fault))
             .collect();
-        for some in faults.chunks(*in_a_row.get(sort).unwrap_or(&1)) {
-            ordeal.add(sort, some.iter().cloned().chain([None]));
+        for some in faults.chunks(*in_a_row.get(kind).unwrap_or(&1)) {
+            queues.add(kind, some.iter().cloned().chain([None]));
         }
     }
     // The node is read once after a 409 to the taint.
-    ordeal.add("node", [Some(Fault::Answer(500, None, "boom".to_owned()))]);
+    queues.add("node", [Some(Fault::Answer(500, None, "boom".to_owned()))]);
     let started = crate::api_support::now();
-    while !ordeal.left().is_empty() {
-        scene.edit(&mut agent, &format!("still to come: {:?}", ordeal.left()));
+    while !queues.left().is_empty() {
+        scene.edit(&mut agent, &format!("still to come: {:?}", queues.left()));
         assert!(
             started.elapsed() < 4 * TIMEOUT,
             "never made: {:?}",
-            ordeal.left()
+            queues.left()
         );
     }
     let Scene {
@@ -254,7 +254,7 @@ fn sigterm_leaves_everything_in_force_unless_the_daemonset_is_deleted() {
     };
     agent.kill();
     let own = scene.node.with_daemon_set();
-    let ordeal = Ordeal::before(&scene.proxy, |method, path| {
+    let queues = FaultQueues::before(&scene.proxy, |method, path| {
         let read = ["daemonsets/agent", "nodewatermarks/worker"];
         let asked = read.into_iter().find(|it| path.ends_with(it));
         asked.filter(|_| method == "GET").map(str::to_owned)
@@ -267,40 +267,40 @@ fn sigterm_leaves_everything_in_force_unless_the_daemonset_is_deleted() {
         agent.until_within(
             TIMEOUT,
             "it adopts what is in force and lists everything",
-            || agent.said().contains("adopted=1") && agent.is_ready(),
+            || agent.output().contains("adopted=1") && agent.is_ready(),
         );
-        ordeal.add("daemonsets/agent", [Some(fault)]);
-        let (well, said) = agent.terminate();
-        let left = said.contains("what is in force stays in force");
-        assert!(well && left, "{what}: {said}");
+        queues.add("daemonsets/agent", [Some(fault)]);
+        let (succeeded, output) = agent.terminate();
+        let left = output.contains("what is in force stays in force");
+        assert!(succeeded && left, "{what}: {output}");
         assert!(
-            ordeal.left().is_empty(),
+            queues.left().is_empty(),
             "{what}: it did not read the DaemonSet"
         );
         assert_eq!(
             scene.node.quota(&scene.batch),
             scene.floor,
-            "{what}: {said}"
+            "{what}: {output}"
         );
-        assert!(scene.is_tainted(), "{what}: {said}");
+        assert!(scene.is_tainted(), "{what}: {output}");
     }
     let mut agent = scene.agent(&own);
     scene.is_restored_without_the_policy(&mut agent);
-    scene.node.keep(&rules(scene.threshold, scene.effect));
+    scene.node.set_rules(&rules(scene.threshold, scene.effect));
     agent.until_within(TIMEOUT, "it acts", || {
         scene.node.is_throttled(&scene.batch) && scene.is_tainted()
     });
     scene.node.plane.kubectl(&["delete", "daemonset", "agent"]);
     let no_page = Fault::Answer(404, None, "no such page".to_owned());
-    ordeal.add("nodewatermarks/worker", [Some(no_page)]);
-    let (well, said) = agent.terminate();
+    queues.add("nodewatermarks/worker", [Some(no_page)]);
+    let (succeeded, output) = agent.terminate();
     assert!(
-        well && said.contains("DaemonSet agent is deleted"),
-        "{said}"
+        succeeded && output.contains("DaemonSet agent is deleted"),
+        "{output}"
     );
     assert_eq!(scene.node.quota(&scene.batch), -1);
     assert!(!scene.is_tainted());
-    assert!(ordeal.left().is_empty(), "{:?}", ordeal.left());
+    assert!(queues.left().is_empty(), "{:?}", queues.left());
     assert_eq!(ready(&scene.node.status()), "False AgentEnded");
 }
 
@@ -330,7 +330,7 @@ fn no_eviction_is_sent_once_everything_is_being_restored() {
     let started = Arc::new(AtomicBool::new(false));
     let sent = Arc::clone(&started);
     // The first takes long, so that the second waits and the taint set before it stays.
-    proxy.judge(move |method, path| {
+    proxy.respond_with(move |method, path| {
         if path == api_path(NODE) {
             if !sent.swap(true, Ordering::SeqCst) {
                 std::thread::park_timeout(Duration::from_secs(4));
@@ -341,7 +341,7 @@ fn no_eviction_is_sent_once_everything_is_being_restored() {
         opens.then(|| Fault::Answer(500, None, "no".to_owned()))
     });
     let kubeconfig = node.plane.file("proxied", &proxy.kubeconfig().to_string());
-    node.keep(&two_evictions());
+    node.set_rules(&two_evictions());
     node.machine.load.set(HIGH);
     let mut agent = node.agent(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
     agent.until_within(TIMEOUT, "the first is sent", || {
@@ -351,8 +351,8 @@ fn no_eviction_is_sent_once_everything_is_being_restored() {
     agent.process.0.wait().unwrap();
     let seen = proxy.take_seen();
     let evictions = seen.iter().filter(|(_, path)| *path == api_path(NODE));
-    assert_eq!(evictions.count(), 1, "{}", agent.said());
-    assert_eq!(leader.evicted().len(), 1, "{}", agent.said());
+    assert_eq!(evictions.count(), 1, "{}", agent.output());
+    assert_eq!(leader.evicted().len(), 1, "{}", agent.output());
 }
 
 /// Removes a field of the rules and one of the status from the CRD, as in an older version.
@@ -382,7 +382,7 @@ fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
     });
     assert_eq!(agent.http("/livez").unwrap().0, 200);
     node.plane.install_definitions();
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     agent.until_within(TIMEOUT, "it catches up", || node.is_throttled(&batch));
 
     let patch = without_two_fields();
@@ -396,18 +396,18 @@ fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
         .kubectl(&["annotate", "nwm", NODE, "example.com/touched=yes"]);
     agent.until_within(TIMEOUT, "the field that a rule lacks is named", || {
         agent
-            .said()
+            .output()
             .contains("rule q/cpu: missing field `restoreThreshold`")
     });
     agent.until_within(TIMEOUT, "the fix is logged", || {
-        let said = agent.said();
-        said.contains("the CRD of NodeWatermark is of another version (`plimsoll crds")
-            && said.contains("status.counts: field not declared in schema")
+        let output = agent.output();
+        output.contains("the CRD of NodeWatermark is of another version (`plimsoll crds")
+            && output.contains("status.counts: field not declared in schema")
     });
     assert_eq!(agent.http("/livez").unwrap().0, 200);
     node.plane.install_definitions();
     agent.until_within(TIMEOUT, "the field is served again", || {
-        node.try_keep(&throttling()).is_ok()
+        node.try_set_rules(&throttling()).is_ok()
     });
     let writes = Cell::new(0);
     agent.until_within(TIMEOUT, "it catches up", || {
@@ -419,5 +419,5 @@ fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
         node.is_throttled(&batch) && node.status()["counts"]["throttled"] == 1
     });
     let ended = agent.process.0.try_wait().unwrap();
-    assert!(ended.is_none(), "it exited: {}", agent.said());
+    assert!(ended.is_none(), "it exited: {}", agent.output());
 }

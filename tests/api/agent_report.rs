@@ -21,7 +21,7 @@ use plimsoll::cluster::client::connect;
 use plimsoll::cluster::watch::resource;
 use plimsoll::crd::NodeMetric;
 use plimsoll::crd::node_metric::ReportingAgent;
-use plimsoll::crd::report::MOST_BYTES;
+use plimsoll::crd::report::MAX_BYTES;
 use plimsoll::node::clock::boot_time;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -222,7 +222,7 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
     assert_eq!((first.connections(), second.connections()), (1, 1));
     assert_eq!((unready.connections(), agent.count("acknowledged")), (0, 0));
     assert!(agent.count("standby") >= 8);
-    second.says(acknowledge(1, true));
+    second.respond_always(acknowledge(1, true));
     agent.is_acknowledged(true).await;
     assert!(agent.count("acknowledged") > 0);
     // A replica that is not ready any more gets no reports, and one that becomes ready does.
@@ -237,15 +237,15 @@ async fn every_ready_replica_gets_all_reports_over_one_connection(client: Client
 async fn a_failover_does_not_change_the_lease_but_a_lost_leader_does(client: Client) {
     let agent = Agent::start(&client, "failover");
     let (first, second) = (agent.ready().await, agent.ready().await);
-    first.says(acknowledge(1, true));
+    first.respond_always(acknowledge(1, true));
     agent.is_acknowledged(true).await;
     agent.receives(&second, 1).await;
     // The leader hangs like a stopped process; then the other one leads.
-    first.says(Act::Hang);
+    first.respond_always(Act::Hang);
     agent.receives(&second, 2).await;
-    second.says(acknowledge(2, true));
+    second.respond_always(acknowledge(2, true));
     agent.receives(&second, 2).await;
-    first.says(acknowledge(1, true));
+    first.respond_always(acknowledge(1, true));
     agent.receives(&first, 2).await;
     let (acknowledged, standby) = (agent.count("acknowledged"), agent.count("standby"));
     agent.receives(&first, 2).await;
@@ -253,10 +253,10 @@ async fn a_failover_does_not_change_the_lease_but_a_lost_leader_does(client: Cli
     assert!(agent.count("acknowledged") > acknowledged);
     assert!(!agent.was_unacknowledged.load(Ordering::Relaxed));
     // No replica leads.
-    first.says(acknowledge(2, false));
-    second.says(acknowledge(2, false));
+    first.respond_always(acknowledge(2, false));
+    second.respond_always(acknowledge(2, false));
     agent.is_acknowledged(false).await;
-    first.says(acknowledge(3, true));
+    first.respond_always(acknowledge(3, true));
     agent.is_acknowledged(true).await;
 }
 
@@ -265,12 +265,12 @@ async fn a_retry_after_is_respected(client: Client) {
         let agent = Agent::start(&client, service);
         let replica = agent.ready().await;
         agent.receives(&replica, 1).await;
-        replica.says(Act::Answer(code, Some(4), "not now".to_owned()));
+        replica.respond_always(Act::Answer(code, Some(4), "not now".to_owned()));
         agent
             .until("it is asked to wait", || agent.count(result) >= 1)
             .await;
         let waiting = replica.seen().len();
-        replica.says(acknowledge(1, true));
+        replica.respond_always(acknowledge(1, true));
         agent.is_acknowledged(true).await;
         let seen = replica.seen();
         let apart = seen[waiting].at.duration_since(seen[waiting - 1].at);
@@ -283,14 +283,14 @@ async fn a_retry_after_is_respected(client: Client) {
 
 async fn a_replica_that_never_answers_blocks_no_other(client: Client) {
     let agent = Agent::start(&client, "hanging");
-    let (hanging, well) = (agent.ready().await, agent.ready().await);
-    hanging.says(Act::Hang);
+    let (hanging, working) = (agent.ready().await, agent.ready().await);
+    hanging.respond_always(Act::Hang);
     agent.receives(&hanging, 1).await;
-    agent.receives(&well, 4).await;
+    agent.receives(&working, 4).await;
     agent
         .until("it is given up", || agent.count("timeout") >= 1)
         .await;
-    hanging.says(acknowledge(1, true));
+    hanging.respond_always(acknowledge(1, true));
     agent.is_acknowledged(true).await;
     let seen = hanging.seen();
     let last = seen.last().unwrap();
@@ -298,7 +298,7 @@ async fn a_replica_that_never_answers_blocks_no_other(client: Client) {
         last.report.sequence > seen[0].report.sequence,
         "a newer report"
     );
-    assert_eq!(hanging.most_under_way(), 1);
+    assert_eq!(hanging.max_in_flight(), 1);
     assert!(hanging.connections() >= 2);
 }
 
@@ -326,7 +326,7 @@ async fn a_rotated_token_and_ca_are_used(client: Client) {
     agent
         .until("it reconnects", || replica.connections() >= 2)
         .await;
-    replica.shows(&next, &agent.name());
+    replica.set_certificate(&next, &agent.name());
     agent.publish("three", &next.pem);
     let three = has("Bearer three");
     agent
@@ -366,14 +366,14 @@ async fn an_invalid_answer_is_no_acknowledgement(client: Client) {
         (302, String::new(), "refused"),
     ] {
         let before = agent.count(result);
-        replica.says(Act::Answer(code, None, body));
+        replica.respond_always(Act::Answer(code, None, body));
         agent
             .until("it is counted", || agent.count(result) > before)
             .await;
         assert!(!*agent.acknowledged.borrow());
     }
     let odd = json!({"epoch": null, "leading": true, "nextIntervalSeconds": 4_000_000_000_u32, "mood": "good"});
-    replica.says(Act::Answer(200, None, odd.to_string()));
+    replica.respond_always(Act::Answer(200, None, odd.to_string()));
     agent.is_acknowledged(true).await;
     let seen = agent.receives(&replica, 1).await;
     assert_eq!(
@@ -452,28 +452,28 @@ fn logs_what_is_missing(
     until(agent, "there is a Lease", || lease_holds(node) == Some(40));
     let no_replica = "no replica accepts direct reports: only the Lease is renewed";
     until(agent, "it says that no replica accepts reports", || {
-        agent.said().contains(no_replica)
+        agent.output().contains(no_replica)
     });
     let authority = Authority::make();
     let leader = Receiver::start(address, &authority, &format!("{SERVICE}.{NAMESPACE}.svc"));
-    leader.says(acknowledge(7, true));
+    leader.respond_always(acknowledge(7, true));
     node.plane
         .apply(&[slice(NAMESPACE, SERVICE, "a", leader.address, true)]);
     let missing = "mount a token of audience plimsoll.dev/report";
     until(agent, "it says what is missing", || {
-        agent.said().contains(missing)
+        agent.output().contains(missing)
     });
     publish(credentials, &[("token", "t"), ("ca.crt", &authority.pem)]);
     until(agent, "the leader gets its reports", || {
         !leader.seen().is_empty()
     });
-    assert_eq!(agent.said().matches(missing).count(), 1, "said once");
+    assert_eq!(agent.output().matches(missing).count(), 1, "said once");
     leader
 }
 
 fn reports_what_it_measured(node: &Node, agent: &crate::agent_support::Agent, leader: &Receiver) {
     let first = leader.seen().remove(0);
-    assert!(first.bytes <= MOST_BYTES, "{} bytes", first.bytes);
+    assert!(first.bytes <= MAX_BYTES, "{} bytes", first.bytes);
     let report = &first.report;
     assert_eq!(report.node, NODE);
     let status = &report.status;
@@ -519,7 +519,7 @@ fn the_lease_interval_is_longer_while_reports_are_acknowledged() {
     let namespace =
         |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     node.plane.apply(&[lease_namespace(), namespace(NAMESPACE)]);
-    node.keep(&closing());
+    node.set_rules(&closing());
     let credentials = node.machine.path("credentials");
     std::fs::create_dir(&credentials).unwrap();
     let agent = start(&node, &credentials);
@@ -529,11 +529,11 @@ fn the_lease_interval_is_longer_while_reports_are_acknowledged() {
     });
     reports_what_it_measured(&node, &agent, &leader);
     // No replica leads: the Lease is renewed as usual again, before the agent would count as unresponsive.
-    leader.says(acknowledge(7, false));
+    leader.respond_always(acknowledge(7, false));
     until(&agent, "the Lease is as usual", || {
         lease_holds(&node) == Some(40)
     });
-    leader.says(acknowledge(8, true));
+    leader.respond_always(acknowledge(8, true));
     until(&agent, "the Lease is relaxed again", || {
         lease_holds(&node) == Some(240)
     });

@@ -355,14 +355,14 @@ fn follows_raw(plane: &ControlPlane) {
             (&json!("ADDED"), &json!(name))
         );
     }
-    let mark = event();
-    assert_eq!(mark["type"], "BOOKMARK");
-    assert_eq!(mark["object"]["kind"], "NodeMetric");
+    let bookmark = event();
+    assert_eq!(bookmark["type"], "BOOKMARK");
+    assert_eq!(bookmark["object"]["kind"], "NodeMetric");
     assert_eq!(
-        mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
+        bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
         "true"
     );
-    let version = mark["object"]["metadata"]["resourceVersion"]
+    let version = bookmark["object"]["metadata"]["resourceVersion"]
         .as_str()
         .unwrap()
         .to_owned();

@@ -38,7 +38,7 @@ impl Caller {
             .with("X-Remote-Group", "system:masters")
     }
 
-    async fn ask(&self, method: &str, path: &str) -> (StatusCode, hyper::HeaderMap, String) {
+    async fn send(&self, method: &str, path: &str) -> (StatusCode, hyper::HeaderMap, String) {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in &self.headers {
             request = request.header(*name, *value);
@@ -58,7 +58,7 @@ impl Caller {
     }
 
     async fn code(&self, path: &str) -> u16 {
-        self.ask("GET", path).await.0.as_u16()
+        self.send("GET", path).await.0.as_u16()
     }
 }
 
@@ -113,7 +113,7 @@ async fn refuses_unauthenticated_clients(port: u16, proxy: &FrontProxy) {
     assert_eq!(anonymous.code(LIST).await, 401);
     let (_, _, text) = Caller::new(port, None)
         .claiming_to_be_admin()
-        .ask("GET", LIST)
+        .send("GET", LIST)
         .await;
     let status: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
@@ -173,11 +173,11 @@ async fn refuses_unauthenticated_clients(port: u16, proxy: &FrontProxy) {
 async fn trusts_the_front_proxy(port: u16, proxy: &FrontProxy) {
     let api_server = || Caller::new(port, Some((proxy.certificate.clone(), proxy.key.clone())));
     let masters = api_server().claiming_to_be_admin();
-    let (code, _, text) = masters.ask("GET", LIST).await;
+    let (code, _, text) = masters.send("GET", LIST).await;
     assert_eq!(code, 200, "{text}");
     assert!(text.contains(r#""name":"node00""#), "{text}");
     let user = api_server().with("X-Remote-User", "nobody");
-    let (code, _, text) = user.ask("GET", LIST).await;
+    let (code, _, text) = user.send("GET", LIST).await;
     assert_eq!(code, 403);
     assert!(
         text.contains(r#"User \"nobody\" cannot list resource \"nodemetrics\""#),
@@ -186,10 +186,10 @@ async fn trusts_the_front_proxy(port: u16, proxy: &FrontProxy) {
     // Without a user the request is unauthenticated.
     assert_eq!(api_server().code(LIST).await, 401);
     let protobuf = masters.with("Accept", "application/vnd.kubernetes.protobuf");
-    let (code, _, text) = protobuf.ask("GET", LIST).await;
+    let (code, _, text) = protobuf.send("GET", LIST).await;
     assert_eq!(code, 406);
     assert!(text.contains("application/json"), "{text}");
-    let (code, _, text) = api_server().claiming_to_be_admin().ask("POST", LIST).await;
+    let (code, _, text) = api_server().claiming_to_be_admin().send("POST", LIST).await;
     assert_eq!(code, 405);
     assert!(text.contains("only get, list and watch"), "{text}");
 }
@@ -300,12 +300,12 @@ async fn serves_public_documents_to_anonymous_clients(anonymous: &Caller) {
         "/openapi/v2",
         "/openapi/v3",
     ] {
-        let (code, _, text) = anonymous.ask("GET", path).await;
+        let (code, _, text) = anonymous.send("GET", path).await;
         assert_eq!(code, 200, "{path}: {text}");
         assert!(!text.contains("node00"), "{path}");
     }
     let (_, headers, text) = anonymous
-        .ask("GET", "/apis/metrics.plimsoll.dev/v1alpha1")
+        .send("GET", "/apis/metrics.plimsoll.dev/v1alpha1")
         .await;
     let resources: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(

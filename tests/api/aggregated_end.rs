@@ -13,8 +13,8 @@ use kube::{Client, Config};
 use nix::sys::signal::Signal;
 use plimsoll::cluster::client::Server;
 use plimsoll::cluster::clock;
-use plimsoll::cluster::election::Standing;
-use plimsoll::metrics_api::{self, CertificatePlace, Observer, Options, Place};
+use plimsoll::cluster::election::Leadership;
+use plimsoll::metrics_api::{self, CertificateSource, ObjectNames, Observer, Options};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -229,9 +229,9 @@ struct IgnoreAll;
 impl Observer for IgnoreAll {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
-    fn kept(&self, _: Option<jiff::Timestamp>, _: bool) {}
-    fn believes(&self, _: Result<(), &str>) {}
-    fn lacks(&self) -> Result<(), String> {
+    fn certificates_reconciled(&self, _: Option<jiff::Timestamp>, _: bool) {}
+    fn front_proxy_loaded(&self, _: Result<(), &str>) {}
+    fn ready(&self) -> Result<(), String> {
         Ok(())
     }
 }
@@ -245,16 +245,16 @@ async fn discovery_answers_while_the_controller_is_busy() {
     let port = free_port();
     let options = Options {
         listen: Some(format!("127.0.0.1:{port}").parse().unwrap()),
-        place: Place {
+        names: ObjectNames {
             namespace: "default".to_owned(),
             service: "plimsoll-metrics".to_owned(),
-            certificate: CertificatePlace::Secret("plimsoll-metrics-ca".to_owned()),
+            certificate: CertificateSource::Secret("plimsoll-metrics-ca".to_owned()),
             reports: None,
             api: true,
         },
         reports: None,
     };
-    let (_leadership, elected) = watch::channel(Standing::default());
+    let (_leadership, elected) = watch::channel(Leadership::default());
     let rules = tokio::sync::mpsc::channel(1).0;
     let started = metrics_api::start(
         server,

@@ -170,7 +170,7 @@ impl Replica {
     }
 
     /// Whether an agent with these authorities trusts it.
-    fn is_believed(&self, trust: &Arc<ClientConfig>) -> bool {
+    fn is_trusted(&self, trust: &Arc<ClientConfig>) -> bool {
         let connected = reporter::connect(Arc::clone(trust), self.ports.reports);
         reporter::runtime().block_on(connected).is_some()
     }
@@ -553,13 +553,13 @@ fn without_the_api_the_agents_config_map_survives_a_rotation() {
     // The standby publishes its authority as well.
     replicas[1].publish(&second, &new);
     plane.until("both authorities are published", TIMEOUT, are_known);
-    assert!(replicas[0].serves(&first) && replicas[0].is_believed(&before));
+    assert!(replicas[0].serves(&first) && replicas[0].is_trusted(&before));
     let both = reporter::trust(&plane);
     replicas[0].publish(&second, &new);
     serve(&plane, &replicas, &second);
     for replica in &replicas {
-        assert!(replica.is_believed(&both), "{}", replica.name);
-        assert!(!replica.is_believed(&before), "{}", replica.name);
+        assert!(replica.is_trusted(&both), "{}", replica.name);
+        assert!(!replica.is_trusted(&before), "{}", replica.name);
     }
 
     let [leader, standby] = &mut replicas;
@@ -569,7 +569,7 @@ fn without_the_api_the_agents_config_map_survives_a_rotation() {
         standby.controller.leads()
     });
     assert!(are_known(&plane), "for an hour");
-    assert!(standby.is_believed(&both) && is_ready(standby));
+    assert!(standby.is_trusted(&both) && is_ready(standby));
     let service = plane.get("apiservice", API_SERVICE);
     assert_eq!(service, Value::Null, "it is not needed");
     assert_eq!(plane.kubectl(&["get", "secrets", "-o", "name"]), "");

@@ -257,7 +257,7 @@ fn a_bad_edit_stops_at_its_canary_and_the_cap_limits_unschedulable_nodes() {
     });
     assert_eq!(with_rules(&plane), 0);
     let canary = "node07";
-    plane.keeps(canary, json!({}));
+    plane.report_enforcing(canary, json!({}));
     plane.until("the only node with an agent has it", TIMEOUT, |p| {
         with_rules(p) == 1 && has_rules(&p.get("nwm", canary))
     });
@@ -267,7 +267,7 @@ fn a_bad_edit_stops_at_its_canary_and_the_cap_limits_unschedulable_nodes() {
             "scheduling": {"state": "Enabled"},
         })
     };
-    plane.keeps(canary, breached(5000));
+    plane.report_enforcing(canary, breached(5000));
     plane.until("the edit stops", TIMEOUT, |p| {
         condition(&p.get("nodeqos", "q"), "RolledOut") == "False CanariesAct"
     });

@@ -318,7 +318,7 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
 fn full_objects() -> Vec<Value> {
     let full = std::fs::read_to_string(root().join("tests/support/bad_input/full.yaml")).unwrap();
     let manifest = manifest::read(&full);
-    assert_eq!(manifest.flaws, []);
+    assert_eq!(manifest.parse_errors, []);
     manifest
         .objects
         .into_iter()

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::api_support::reporter::{
-    Forger, Reporter, account, connect, counted, in_parts, post, report, token, trust, whole,
+    Forger, Reporter, account, connect, counted, full_body, in_parts, post, report, token, trust,
 };
 use crate::api_support::{ControlPlane, Controller, aggregation, caller, free_port, now, reporter};
 use hyper::Request;
@@ -92,7 +92,7 @@ fn row(plane: &ControlPlane, node: &str) -> Vec<String> {
     row.split_whitespace().map(str::to_owned).collect()
 }
 
-fn shows(plane: &ControlPlane, node: &str, cpu: &str) -> bool {
+fn has_cpu(plane: &ControlPlane, node: &str, cpu: &str) -> bool {
     row(plane, node).get(1).is_some_and(|shown| shown == cpu)
 }
 
@@ -152,7 +152,7 @@ fn kubectl_shows_what_an_agent_reports() {
     assert!(acknowledged["epoch"].is_u64(), "{acknowledged}");
     until_served(&plane);
     plane.until("the report is shown", TIMEOUT, |plane| {
-        shows(plane, "node00", "2000m")
+        has_cpu(plane, "node00", "2000m")
     });
     let row = row(&plane, "node00").join(" ");
     assert!(row.starts_with("node00 2000m 25% 4096Mi 25%"), "{row}");
@@ -183,7 +183,7 @@ fn kubectl_shows_what_an_agent_reports() {
     }
     until_accepted(&plane, &agent, &token, &report("node00", 2, 4000));
     plane.until("the next report is shown", TIMEOUT, |plane| {
-        shows(plane, "node00", "4000m")
+        has_cpu(plane, "node00", "4000m")
     });
     let counts = counts(&controller);
     let counted = ["stored", "replayed", "superseded"].map(|result| counts[result]);
@@ -257,7 +257,7 @@ fn a_new_leader_shows_earlier_reports_at_once() {
     until_leads(plane, standby);
     until_served(plane);
     plane.until("the new leader shows earlier reports", TIMEOUT, |plane| {
-        shows(plane, "node00", "2000m")
+        has_cpu(plane, "node00", "2000m")
     });
     let acknowledged = to_standby.report(&token, &report).body;
     assert_eq!(acknowledged["leading"], true);
@@ -281,7 +281,7 @@ fn reports_to_a_standby_are_relayed_to_the_leader() {
     // One node that reported to the leader before, and one that never did.
     until_accepted(plane, to_leader, &tokens[0], &report("node00", 1, 2000));
     plane.until("the report is shown", TIMEOUT, |plane| {
-        shows(plane, "node00", "2000m")
+        has_cpu(plane, "node00", "2000m")
     });
     for (node, token, sequence) in [("node00", &tokens[0], 2), ("node01", &tokens[1], 1)] {
         let acknowledged = until_accepted(plane, to_standby, token, &report(node, sequence, 3000));
@@ -291,7 +291,7 @@ fn reports_to_a_standby_are_relayed_to_the_leader() {
         plane.until(
             "the leader shows the report of the standby",
             TIMEOUT,
-            |plane| shows(plane, node, "3000m"),
+            |plane| has_cpu(plane, node, "3000m"),
         );
     }
     assert!(leader.leads() && counts(leader)["relayed"] >= 2);
@@ -325,21 +325,26 @@ fn only_the_nodes_agent_can_report() {
     };
     let controller = start(&plane, &plane.kubeconfig, "controller", ports);
     until_leads(&plane, &controller);
-    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let (trust, valid_token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
-    refuses_tokens(&plane, &agent, &honest, &controller);
-    refuses_requests(&agent, &honest, &controller);
-    until_accepted(&plane, &agent, &honest, &report("node00", 2, 3000));
+    until_accepted(&plane, &agent, &valid_token, &report("node00", 1, 2000));
+    refuses_tokens(&plane, &agent, &valid_token, &controller);
+    refuses_requests(&agent, &valid_token, &controller);
+    until_accepted(&plane, &agent, &valid_token, &report("node00", 2, 3000));
     assert_eq!(counts(&controller)["stored"], 2);
     // Only the one token with an unknown key was reviewed by the API server.
     assert!(controller.metric("plimsoll_controller_report_token_reviews_total") < 1.5);
 }
 
-fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controller: &Controller) {
-    let forger = Forger::new(plane, honest);
+fn refuses_tokens(
+    plane: &ControlPlane,
+    agent: &Reporter,
+    valid_token: &str,
+    controller: &Controller,
+) {
+    let forger = Forger::new(plane, valid_token);
     let signed = |path: &str, value: Value| forger.token(&[(path, value)]);
-    let (start, _) = honest.rsplit_once('.').unwrap();
+    let (start, _) = valid_token.rsplit_once('.').unwrap();
     let other = signed("/claims/sub", json!("system:serviceaccount:default:other"));
     let (_, signature) = other.rsplit_once('.').unwrap();
     let no_node = signed("/claims/kubernetes.io", json!({"namespace": "default"}));
@@ -395,41 +400,49 @@ fn refuses_tokens(plane: &ControlPlane, agent: &Reporter, honest: &str, controll
     assert_eq!(counts(controller)["unknown_node"], 1);
 }
 
-fn refuses_requests(agent: &Reporter, honest: &str, controller: &Controller) {
+fn refuses_requests(agent: &Reporter, valid_token: &str, controller: &Controller) {
     const MIB: usize = 1 << 20;
     let wrong = |value: Value| {
         let mut report = report("node00", 9, 1);
         report["status"]["usage"]["node"]["cpu"] = value;
-        whole(report.to_string())
+        full_body(report.to_string())
     };
     let cases = [
-        (400, "invalid", post(honest).body(whole("garbage")).unwrap()),
         (
             400,
             "invalid",
-            post(honest).body(wrong(json!("much"))).unwrap(),
+            post(valid_token).body(full_body("garbage")).unwrap(),
+        ),
+        (
+            400,
+            "invalid",
+            post(valid_token).body(wrong(json!("much"))).unwrap(),
         ),
         (
             413,
             "too_large",
-            post(honest).body(whole(vec![b' '; 10 * MIB])).unwrap(),
+            post(valid_token)
+                .body(full_body(vec![b' '; 10 * MIB]))
+                .unwrap(),
         ),
         (
             413,
             "too_large",
-            post(honest).body(in_parts(10, MIB)).unwrap(),
+            post(valid_token).body(in_parts(10, MIB)).unwrap(),
         ),
         (
             404,
             "path",
             Request::post("https://c/v2/report")
-                .body(whole(""))
+                .body(full_body(""))
                 .unwrap(),
         ),
         (
             405,
             "method",
-            Request::get("https://c/v1/report").body(whole("")).unwrap(),
+            Request::get("https://c/v1/report")
+                .body(full_body(""))
+                .unwrap(),
         ),
     ];
     for (code, result, request) in cases {
@@ -440,7 +453,7 @@ fn refuses_requests(agent: &Reporter, honest: &str, controller: &Controller) {
     }
     // A body that is announced but never sent.
     let never = http_body_util::StreamBody::new(futures::stream::pending());
-    let slow = post(honest).header("content-length", "100");
+    let slow = post(valid_token).header("content-length", "100");
     let slow = slow
         .body(http_body_util::BodyExt::boxed_unsync(never))
         .unwrap();
@@ -471,10 +484,13 @@ fn without_the_keys_tokens_are_reviewed_by_the_api_server() {
     );
     let controller = start(&plane, &kubeconfig, "controller", ports);
     until_leads(&plane, &controller);
-    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let (trust, valid_token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
-    assert_eq!(agent.report(&honest, &report("node00", 1, 2000)).code, 200);
+    until_accepted(&plane, &agent, &valid_token, &report("node00", 1, 2000));
+    assert_eq!(
+        agent.report(&valid_token, &report("node00", 1, 2000)).code,
+        200
+    );
     let reviews = "plimsoll_controller_report_token_reviews_total{result=\"ok\"}";
     assert!((controller.metric(reviews) - 1.0).abs() < 0.1, "once");
     assert!(
@@ -519,9 +535,9 @@ fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     let controller = start(&plane, &plane.kubeconfig, "controller", ports);
     until_leads(&plane, &controller);
-    let (trust, honest) = (trust(&plane), token(&plane, "node00"));
+    let (trust, valid_token) = (trust(&plane), token(&plane, "node00"));
     let agent = Reporter::new(&trust, ports[1]);
-    until_accepted(&plane, &agent, &honest, &report("node00", 1, 2000));
+    until_accepted(&plane, &agent, &valid_token, &report("node00", 1, 2000));
     let before = controller.resident_kb();
     let count = usize::try_from(hard)
         .unwrap_or(usize::MAX)
@@ -531,13 +547,23 @@ fn ten_thousand_connections_do_not_exhaust_memory_or_block_agents() {
     // A connected agent can report all the time, and a new connection is accepted.
     let mut sequence = 2;
     while !idle.is_finished() {
-        until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
+        until_accepted(
+            &plane,
+            &agent,
+            &valid_token,
+            &report("node00", sequence, 2000),
+        );
         sequence += 1;
         thread::park_timeout(Duration::from_millis(100));
     }
     let idle_connections = idle.join().unwrap();
     connects(&plane, &trust, ports[1]);
-    until_accepted(&plane, &agent, &honest, &report("node00", sequence, 2000));
+    until_accepted(
+        &plane,
+        &agent,
+        &valid_token,
+        &report("node00", sequence, 2000),
+    );
     let grown = controller.resident_kb().saturating_sub(before);
     println!("{} connections: {grown} kB more", idle_connections.len());
     assert!(
@@ -563,7 +589,7 @@ fn connects(plane: &ControlPlane, trust: &Arc<ClientConfig>, port: u16) {
     let report = report("node01", 1, 1000).to_string();
     plane.until("an honest agent gets in", TIMEOUT, |_| {
         let agent = Reporter::dial(trust, port);
-        let request = || post(&token).body(whole(report.clone())).unwrap();
+        let request = || post(&token).body(full_body(report.clone())).unwrap();
         let answer = agent.map(|agent| agent.send(request()));
         matches!(answer, Some(Ok(answer)) if answer.code == 200)
     });

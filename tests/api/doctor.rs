@@ -118,10 +118,10 @@ fn disabled_aggregation_is_reported_and_the_controller_works() {
             .try_kubectl(&["get", "nodewatermark", "b"], "")
             .is_ok()
     });
-    let said = plane.log_of("controller");
+    let log = plane.log_of("controller");
     assert!(
-        said.contains("start kube-apiserver with --requestheader-client-ca-file"),
-        "{said}"
+        log.contains("start kube-apiserver with --requestheader-client-ca-file"),
+        "{log}"
     );
     assert!(controller.process.0.try_wait().unwrap().is_none());
 }
@@ -177,9 +177,9 @@ fn definitions_are_waited_for(plane: &ControlPlane) {
     plane.kubectl(&["delete", "crd", "podqoss.ensurance.crane.io"]);
     plane.until("one is no longer served", TIMEOUT, |plane| {
         let output = wait(plane, "1ms");
-        let said = String::from_utf8_lossy(&output.stderr);
+        let log = String::from_utf8_lossy(&output.stderr);
         let missing = "failed to find podqoss.ensurance.crane.io within 1ms";
-        output.status.code() == Some(2) && said.contains(missing)
+        output.status.code() == Some(2) && log.contains(missing)
     });
 }
 
@@ -290,8 +290,8 @@ fn an_agent_reports_problems(plane: &ControlPlane) {
         "agents",
         "q/probe: this rule can't be evaluated on 1 node: a",
     );
-    let well = condition("Degraded", "False", "AllInOrder");
-    let found = status(well, json!([rule("q/cpu")]));
+    let healthy = condition("Degraded", "False", "AllInOrder");
+    let found = status(healthy, json!([rule("q/cpu")]));
     assert!(
         !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "evaluated"),
         "{found:?}"

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::api_support::reporter::{Answer as Answered, Reporter, token, trust, whole};
+use crate::api_support::reporter::{Answer as Answered, Reporter, full_body, token, trust};
 use crate::api_support::{ControlPlane, Controller, LEASES, aggregation, free_port, names, policy};
 use hyper::Request;
 use kube::Client;
@@ -189,11 +189,11 @@ impl Agent<'_> {
         let request = Request::post("https://plimsoll-report.default.svc/v1/evict")
             .header("authorization", format!("Bearer {}", self.token))
             .header("content-type", "application/json")
-            .body(whole(body.to_string()));
+            .body(full_body(body.to_string()));
         self.connection.send(request.unwrap()).unwrap()
     }
 
-    fn ask(&self, body: &Value) -> Answer {
+    fn send(&self, body: &Value) -> Answer {
         let answer = self.post(body);
         assert_eq!(answer.code, 200, "{}", answer.body);
         serde_json::from_value(answer.body).unwrap()
@@ -208,7 +208,7 @@ impl Agent<'_> {
     fn settle_as(&self, request: impl Fn() -> Value) -> Answer {
         let last = RefCell::new(None);
         self.plane.until("the leader knows enough", TIMEOUT, |_| {
-            let answer = self.ask(&request());
+            let answer = self.send(&request());
             let is_early = matches!(
                 &answer,
                 Answer::Wait {
@@ -266,7 +266,7 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     let pod = scene.plane.get("pod", "a");
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], GRACE);
     // The same request is the same eviction.
-    assert_eq!(first.ask(&request.borrow()), Answer::Accepted);
+    assert_eq!(first.send(&request.borrow()), Answer::Accepted);
     let why = "the owner's budget of evictions, 1 in 10m, is spent".to_owned();
     assert_eq!(first.settle(&sibling), Answer::Budget { why });
     assert_eq!(first.settle(&mine[1]), Answer::Accepted);
@@ -275,8 +275,8 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     assert_eq!(second.settle(&others[0]), Answer::Accepted);
     let fleet = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&second.settle(&others[1]), fleet);
-    for spared in [&mine[2], &others[1], &sibling] {
-        assert!(!scene.is_terminating(spared), "{spared:?}");
+    for skipped in [&mine[2], &others[1], &sibling] {
+        assert!(!scene.is_terminating(skipped), "{skipped:?}");
     }
     counts_answers(&scene, &controller);
     // Budgets do not recover before their ten minutes are over.
@@ -309,7 +309,7 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
     scene
         .plane
         .kubectl(&["label", "pod", "protected", "app=web", "--overwrite"]);
-    let Answer::Wait { by, why, .. } = agent.ask(&with(own, "hash", "0123456789abcdef")) else {
+    let Answer::Wait { by, why, .. } = agent.send(&with(own, "hash", "0123456789abcdef")) else {
         panic!("evicted for rules that the node does not have");
     };
     assert_eq!(by, Delay::Leader);
@@ -329,7 +329,7 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
         .plane
         .kubectl(&["create", &stop, "configmap", "plimsoll-stop"]);
     annotate("plimsoll.dev/stop=no pod is to be evicted");
-    let Answer::Wait { why, .. } = agent.ask(&agent.request(own)) else {
+    let Answer::Wait { why, .. } = agent.send(&agent.request(own)) else {
         panic!("evicted despite the emergency stop");
     };
     assert!(why.contains("emergency stop"), "{why}");
@@ -463,7 +463,7 @@ fn agents_without_a_route_to_the_leader_use_the_api_server() {
     assert!(scene.is_terminating(&first));
     // The same request by another route is the same request. (A connection without reports is closed after a while.)
     let to_leader = scene.agent("node00", ports[0][1]);
-    assert_eq!(to_leader.ask(&request.borrow()), Answer::Accepted);
+    assert_eq!(to_leader.send(&request.borrow()), Answer::Accepted);
     let body = to_leader.request(&second);
     let theirs = api_path("node01");
     assert_eq!(

@@ -11,9 +11,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use plimsoll::agent::eviction::{
-    Evictions, Evictor, Fate, InForce, Outcome, Refusal, Request, Requester,
+    EvictionResult, Evictions, Evictor, InForce, Outcome, Refusal, Request, Requester,
 };
-use plimsoll::agent::taint::{self, Standing, Wanted, Watched};
+use plimsoll::agent::taint::{self, ObservedNode, TaintState, WantedTaint};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
 use plimsoll::crd::eviction::{Answer, Target};
@@ -47,8 +47,8 @@ fn policy() -> PolicySet {
         id: RuleId::from("q/r"),
         metric: Metric::CpuUsage,
         series: None,
-        watermark: 4000.0,
-        restore: 4000.0,
+        threshold: 4000.0,
+        restore_value: 4000.0,
         avoidance_threshold: 1,
         restore_threshold: 1,
         period: Duration::from_secs(10),
@@ -85,7 +85,7 @@ impl Requester for Leader {
 fn evictions(
     proxy: &Proxy,
     in_force: &watch::Sender<InForce>,
-    taint_state: &watch::Sender<Standing>,
+    taint_state: &watch::Sender<TaintState>,
 ) -> Evictions {
     let (in_force, taint_state) = (in_force.subscribe(), taint_state.subscribe());
     let leader = Leader(proxy.client());
@@ -109,7 +109,7 @@ struct Scene {
     evictions: Evictions,
     in_force: watch::Sender<InForce>,
     /// State of the Node's taint.
-    taint_state: watch::Sender<Standing>,
+    taint_state: watch::Sender<TaintState>,
 }
 
 impl Scene {
@@ -119,7 +119,7 @@ impl Scene {
         let client = connect(Some(&plane.kubeconfig)).await.unwrap();
         let proxy = Proxy::start(client.clone()).await;
         let (in_force, _) = watch::channel(in_force(policy()));
-        let (taint_state, _) = watch::channel(Standing::default());
+        let (taint_state, _) = watch::channel(TaintState::default());
         Some(Self {
             plane,
             evictions: evictions(&proxy, &in_force, &taint_state),
@@ -176,11 +176,11 @@ impl Scene {
         ]);
     }
 
-    fn ask(&self, pod: &Pod) {
-        self.ask_by(pod, Duration::from_secs(10));
+    fn request_eviction(&self, pod: &Pod) {
+        self.request_eviction_by(pod, Duration::from_secs(10));
     }
 
-    fn ask_by(&self, pod: &Pod, within: Duration) {
+    fn request_eviction_by(&self, pod: &Pod, within: Duration) {
         let now = clock::boot_time();
         let request = Request {
             target: Target {
@@ -192,7 +192,7 @@ impl Scene {
             grace: GRACE,
             expires: now + within,
         };
-        assert_eq!(self.evictions.ask(request, now), None);
+        assert_eq!(self.evictions.request(request, now), None);
     }
 
     async fn next(&mut self) -> Outcome {
@@ -209,7 +209,7 @@ impl Scene {
     /// The refusal, and the delay until the next attempt.
     async fn refusal(&mut self) -> (Refusal, Duration) {
         let outcome = self.next().await;
-        let Fate::Refused { until, why } = outcome.fate else {
+        let EvictionResult::Refused { until, why } = outcome.result else {
             panic!("{outcome:?}")
         };
         (why, until.since(outcome.at))
@@ -241,15 +241,15 @@ async fn a_pod_is_evicted_with_the_actions_grace_and_a_uid_precondition() {
         return;
     };
     let pod = scene.pod("web", |_| {}).await;
-    scene.ask(&pod);
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    scene.request_eviction(&pod);
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
     let after = scene.pods.get("web").await.unwrap();
     assert!(after.metadata.deletion_timestamp.is_some());
     assert_eq!(after.metadata.deletion_grace_period_seconds, Some(7));
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     assert_eq!(
-        scene.next().await.fate,
-        Fate::Terminating,
+        scene.next().await.result,
+        EvictionResult::Terminating,
         "never a second time"
     );
     assert_eq!(scene.posts(), 1);
@@ -257,10 +257,10 @@ async fn a_pod_is_evicted_with_the_actions_grace_and_a_uid_precondition() {
         .plane
         .kubectl(&["delete", "pod", "web", "--grace-period=0", "--force"]);
     let other = scene.pod("web", |_| {}).await;
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     assert_eq!(
-        scene.next().await.fate,
-        Fate::Gone,
+        scene.next().await.result,
+        EvictionResult::Gone,
         "another pod has its name"
     );
     assert!(!scene.is_terminating(&other).await);
@@ -287,59 +287,56 @@ async fn evictions_wait_for_the_taint() {
     scene.in_force.send_replace(in_force(closing.clone()));
     let client = scene.proxy.client();
     let seen = plimsoll::cluster::taint::read(&client, NODE).await.unwrap();
-    let (_node, seen) = watch::channel(Watched {
+    let (_node, seen) = watch::channel(ObservedNode {
         node: Some(seen),
         lists: 1,
     });
-    let (wanted, wants) = watch::channel(Wanted {
+    let (wanted, updates) = watch::channel(WantedTaint {
         scheduling: Scheduling::Disabled {
             effect: TaintEffect::NoSchedule,
             rules: vec![RuleId::from("q/r")],
         },
         message: "m".to_owned(),
-        no_trace: false,
+        remove_condition: false,
     });
     let denied = "node node00 is forbidden";
-    scene.proxy.judge(move |method, path| {
-        let marks = method == "PATCH" && path.contains("/nodes/");
-        marks.then(|| Fault::Answer(403, None, denied.to_owned()))
+    scene.proxy.respond_with(move |method, path| {
+        let is_taint_patch = method == "PATCH" && path.contains("/nodes/");
+        is_taint_patch.then(|| Fault::Answer(403, None, denied.to_owned()))
     });
-    tokio::spawn(taint::run(client, wants, seen, scene.taint_state.clone()));
-    scene.ask_by(&pod, Duration::from_secs(3));
+    tokio::spawn(taint::run(client, updates, seen, scene.taint_state.clone()));
+    scene.request_eviction_by(&pod, Duration::from_secs(3));
     let (why, pause) = scene.refusal().await;
-    assert!(matches!(why, Refusal::Open(_)), "{why:?}");
+    assert!(matches!(why, Refusal::NotTainted(_)), "{why:?}");
     assert!(why.to_string().contains(denied), "{why}");
     assert_eq!(pause, Duration::ZERO, "the next evaluation decides again");
     assert_eq!(scene.posts(), 0);
     assert!(!scene.is_terminating(&pod).await);
     // Once the taint is set, within the same evaluation.
-    scene.ask_by(&pod, TIMEOUT);
-    scene.proxy.judge(|_, _| None);
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    scene.request_eviction_by(&pod, TIMEOUT);
+    scene.proxy.respond_with(|_, _| None);
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
     let seen = scene.proxy.take_seen();
-    let place = |method: &str| seen.iter().position(|(it, _)| it == method);
-    assert!(place("PATCH") < place("POST"), "{seen:?}");
+    let position = |method: &str| seen.iter().position(|(it, _)| it == method);
+    assert!(position("PATCH") < position("POST"), "{seen:?}");
     // The same for the PreferNoSchedule fallback, which is waited for no longer than until that taint is set.
     let soft = scene.pod("soft", |_| {}).await;
     Arc::make_mut(&mut closing.rules[0].action).scheduling = Some(TaintEffect::PreferNoSchedule);
     scene.in_force.send_replace(in_force(closing));
     wanted.send_modify(|wanted| wanted.scheduling = Scheduling::Enabled);
-    let mut taint_state = scene.taint_state.subscribe();
-    taint_state
-        .wait_for(|taint_state| taint_state.effect.is_none())
-        .await
-        .unwrap();
-    scene.ask_by(&soft, Duration::from_millis(200));
+    let mut state = scene.taint_state.subscribe();
+    state.wait_for(|it| it.effect.is_none()).await.unwrap();
+    scene.request_eviction_by(&soft, Duration::from_millis(200));
     let (why, _) = scene.refusal().await;
-    assert!(matches!(why, Refusal::Open(_)), "{why:?}");
+    assert!(matches!(why, Refusal::NotTainted(_)), "{why:?}");
     wanted.send_modify(|wanted| {
         wanted.scheduling = Scheduling::Disabled {
             effect: TaintEffect::PreferNoSchedule,
             rules: vec![RuleId::from("q/r")],
         };
     });
-    scene.ask(&soft);
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    scene.request_eviction(&soft);
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
 }
 
 #[tokio::test]
@@ -350,7 +347,7 @@ async fn disruption_budgets_are_respected_named_and_retried_with_backoff() {
     let pod = scene.pod("web", |_| {}).await;
     scene.budget("web-budget", "web");
     for expected in [10, 20, 40] {
-        scene.ask(&pod);
+        scene.request_eviction(&pod);
         let (why, pause) = scene.refusal().await;
         assert!(matches!(why, Refusal::Budget(_)), "{why:?}");
         assert!(why.to_string().contains("web-budget"), "{why}");
@@ -359,11 +356,11 @@ async fn disruption_budgets_are_respected_named_and_retried_with_backoff() {
     assert!(!scene.is_terminating(&pod).await);
     // Other pods are not delayed by it.
     let other = scene.pod("other", |_| {}).await;
-    scene.ask(&other);
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    scene.request_eviction(&other);
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
     // Two budgets for one pod: the API server refuses that.
     scene.budget("second-budget", "web");
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::ManyBudgets(_)), "{why:?}");
     assert!(near(pause, 300), "{pause:?}");
@@ -396,12 +393,12 @@ async fn changes_since_the_decision_prevent_the_eviction() {
             "it has no controller, and the action has no evictUnowned",
         ),
     ] {
-        scene.ask(pod);
+        scene.request_eviction(pod);
         assert_eq!(scene.refusal().await.0.to_string(), reason);
     }
     let pod = scene.pod("web", |_| {}).await;
     scene.in_force.send_replace(InForce::default());
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     assert_eq!(
         scene.refusal().await.0.to_string(),
         "no rule asks for it any more"
@@ -417,16 +414,16 @@ async fn retry_after_is_respected_and_late_evictions_are_dropped() {
     let pod = scene.pod("web", |_| {}).await;
     let other = scene.pod("other", |_| {}).await;
     let busy = "Too many requests, please try again later.";
-    scene.proxy.judge(move |method, _| {
+    scene.proxy.respond_with(move |method, _| {
         (method == "POST").then(|| Fault::Answer(429, Some(2), busy.to_owned()))
     });
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Wait { .. }), "{why:?}");
     assert!(near(pause, 2), "{pause:?}");
-    scene.proxy.judge(|_, _| None);
+    scene.proxy.respond_with(|_, _| None);
     scene.proxy.take_seen();
-    scene.ask(&other);
+    scene.request_eviction(&other);
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Wait { .. }), "{why:?}");
     assert!(
@@ -434,11 +431,11 @@ async fn retry_after_is_respected_and_late_evictions_are_dropped() {
         "no request is sent meanwhile"
     );
     tokio::time::sleep(pause).await;
-    scene.ask_by(&pod, Duration::ZERO);
+    scene.request_eviction_by(&pod, Duration::ZERO);
     assert_eq!(scene.refusal().await.0, Refusal::Late);
     assert!(scene.proxy.take_seen().is_empty());
-    scene.ask(&other);
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+    scene.request_eviction(&other);
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
     assert!(!scene.is_terminating(&pod).await);
 }
 
@@ -451,22 +448,28 @@ async fn after_a_lost_answer_the_pod_tells_the_outcome() {
     let pod = scene.pod("web", |_| {}).await;
     scene
         .proxy
-        .judge(|method, _| (method == "POST").then_some(Fault::CutAfter));
-    scene.ask(&pod);
-    let unsure = scene.next().await.fate;
-    assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
-    assert_eq!(scene.next().await.fate, Fate::Accepted);
+        .respond_with(|method, _| (method == "POST").then_some(Fault::CutAfter));
+    scene.request_eviction(&pod);
+    let unknown_result = scene.next().await.result;
+    assert!(
+        matches!(unknown_result, EvictionResult::ResultUnknown(_)),
+        "{unknown_result:?}"
+    );
+    assert_eq!(scene.next().await.result, EvictionResult::Accepted);
     assert_eq!(scene.posts(), 1);
     // Never carried out, and the answers are lost for a while.
     let other = scene.pod("other", |_| {}).await;
     let gets = AtomicUsize::new(0);
-    scene.proxy.judge(move |method, _| match method {
+    scene.proxy.respond_with(move |method, _| match method {
         "POST" => Some(Fault::CutBefore),
         _ => (gets.fetch_add(1, Ordering::Relaxed) == 1).then_some(Fault::CutBefore),
     });
-    scene.ask(&other);
-    let unsure = scene.next().await.fate;
-    assert!(matches!(unsure, Fate::Unsure(_)), "{unsure:?}");
+    scene.request_eviction(&other);
+    let unknown_result = scene.next().await.result;
+    assert!(
+        matches!(unknown_result, EvictionResult::ResultUnknown(_)),
+        "{unknown_result:?}"
+    );
     let (why, pause) = scene.refusal().await;
     assert!(matches!(why, Refusal::Unanswered(_)), "{why:?}");
     assert_eq!(pause, Duration::ZERO, "no further delay");
@@ -488,31 +491,31 @@ async fn the_reported_outcome_is_that_of_the_pod_after_any_fault() {
         scene.posts();
         // The following reads of the pod fail once as well.
         let left = std::sync::Mutex::new(vec![other(), gone(), boom(), fault.clone()]);
-        scene.proxy.judge(move |method, _| {
+        scene.proxy.respond_with(move |method, _| {
             let mut left = left.lock().unwrap();
             let is_due = method == "POST" || left.len() < 4;
             is_due.then(|| left.pop()).flatten()
         });
-        scene.ask_by(&pod, Duration::from_secs(25));
-        let mut fate = scene.next().await.fate;
-        while matches!(fate, Fate::Unsure(_)) {
-            fate = scene.next().await.fate;
+        scene.request_eviction_by(&pod, Duration::from_secs(25));
+        let mut result = scene.next().await.result;
+        while matches!(result, EvictionResult::ResultUnknown(_)) {
+            result = scene.next().await.result;
         }
-        let is_told = fate == Fate::Accepted;
+        let is_reported = result == EvictionResult::Accepted;
         assert_eq!(
-            is_told,
+            is_reported,
             scene.is_terminating(&pod).await,
-            "{what}: {fate:?}"
+            "{what}: {result:?}"
         );
         assert_eq!(scene.posts(), 1, "{what}");
         let was_carried_out = matches!(
             fault,
             Fault::CutAfter | Fault::CutWithin | Fault::NeverAnswer
         );
-        assert_eq!(is_told, was_carried_out, "{what}: {fate:?}");
+        assert_eq!(is_reported, was_carried_out, "{what}: {result:?}");
         assert!(
-            is_told || matches!(fate, Fate::Refused { .. }),
-            "{what}: {fate:?}"
+            is_reported || matches!(result, EvictionResult::Refused { .. }),
+            "{what}: {result:?}"
         );
     }
 }
@@ -525,19 +528,19 @@ async fn a_denial_is_reported_and_an_unreachable_api_server_gets_no_requests() {
     let pod = scene.pod("web", |_| {}).await;
     let denied =
         "admission webhook \"guard.plimsoll.dev\" denied the request: the pod is on another node";
-    scene.proxy.judge(move |method, _| {
+    scene.proxy.respond_with(move |method, _| {
         (method == "POST").then(|| Fault::Answer(403, None, denied.to_owned()))
     });
-    scene.ask(&pod);
+    scene.request_eviction(&pod);
     let (why, pause) = scene.refusal().await;
     assert!(why.to_string().contains(denied), "{why}");
     assert!(near(pause, 10), "{pause:?}");
     scene.posts();
-    scene.proxy.judge(|_, _| Some(Fault::CutBefore));
+    scene.proxy.respond_with(|_, _| Some(Fault::CutBefore));
     for _ in 0..3 {
-        scene.ask(&pod);
+        scene.request_eviction(&pod);
         let (why, pause) = scene.refusal().await;
-        assert!(matches!(why, Refusal::Away(_)), "{why:?}");
+        assert!(matches!(why, Refusal::ApiServerUnreachable(_)), "{why:?}");
         assert_eq!(pause, Duration::ZERO, "the next evaluation decides again");
     }
     assert_eq!(scene.posts(), 0);

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use crate::api_support::faults::{BROKEN, EXPIRED, Fault, Ordeal, Proxy, of_calls};
+use crate::api_support::faults::{BROKEN, EXPIRED, Fault, FaultQueues, Proxy, of_calls};
 use crate::api_support::{ControlPlane, Controller};
 use serde_json::{Value, json};
 
@@ -63,8 +63,8 @@ const WATCHED: [&str; 5] = [
 ];
 const WRITTEN: [&str; 4] = ["watermark", "status", "event", "lease"];
 
-/// The sort of a request, such as `list nodes`, `watch nodes` or `status`: each has its own faults.
-fn sort(method: &str, path: &str) -> Option<String> {
+/// The kind of a request, such as `list nodes`, `watch nodes` or `status`: each has its own faults.
+fn kind_of(method: &str, path: &str) -> Option<String> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let written = match method {
         "PATCH" if path.ends_with("/status") => "status",
@@ -82,10 +82,10 @@ fn sort(method: &str, path: &str) -> Option<String> {
     Some(written.to_owned())
 }
 
-/// Queues a fault for each sort of request that it applies to.
-fn inject(ordeal: &Ordeal, fault: &Fault) {
-    for sort in WRITTEN {
-        ordeal.add(sort, [Some(fault.clone()), None]);
+/// Queues a fault for each kind of request that it applies to.
+fn inject(queues: &FaultQueues, fault: &Fault) {
+    for kind in WRITTEN {
+        queues.add(kind, [Some(fault.clone()), None]);
     }
     // An expired version forces a new list: otherwise the controller lists only once.
     let expired = || Some(Fault::Answer(200, None, EXPIRED.to_owned()));
@@ -100,8 +100,8 @@ fn inject(ordeal: &Ordeal, fault: &Fault) {
         };
         let fault = |is_due: bool| is_due.then(|| Some(fault.clone()));
         let watches = fault(on_watch).into_iter().chain([expired()]);
-        ordeal.add(format!("watch {kind}"), watches);
-        ordeal.add(format!("list {kind}"), fault(on_list));
+        queues.add(format!("watch {kind}"), watches);
+        queues.add(format!("list {kind}"), fault(on_list));
     }
 }
 
@@ -138,16 +138,16 @@ fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
     let mut controller = plane.controller_by(&kubeconfig, "controller", &[]);
     plane.until("it works", TIMEOUT, |p| arrived(p, 4000));
-    let ordeal = Ordeal::before(&proxy, sort);
+    let queues = FaultQueues::before(&proxy, kind_of);
     let mut injected = 0;
     let mut value = 4000;
     for (what, fault) in faults {
         injected += 1;
-        inject(&ordeal, &fault);
+        inject(&queues, &fault);
         let before = value;
-        while !ordeal.left().is_empty() {
+        while !queues.left().is_empty() {
             value += 1;
-            let what = format!("{what} ({fault:?}), to come: {:?}", ordeal.left());
+            let what = format!("{what} ({fault:?}), to come: {:?}", queues.left());
             assert!(value - before < 10, "never hit: {what}");
             proxy.take_seen();
             proxy.cut();
@@ -158,7 +158,7 @@ fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
             let seen = proxy.take_seen();
             let writes = seen
                 .iter()
-                .filter(|(method, path)| sort(method, path).as_deref() == Some("watermark"));
+                .filter(|(method, path)| kind_of(method, path).as_deref() == Some("watermark"));
             let writes = writes.count();
             assert!(writes <= 12, "{what}: {writes} writes of 2 objects");
             println!("{what}: {took:?}, {writes} writes");
@@ -193,7 +193,7 @@ fn a_write_waits_for_the_retry_after_of_the_api_server() {
     // As API priority and fairness answers: a header and plain text.
     let text = "Too many requests, please try again later.".to_owned();
     let busy = Some(Fault::Answer(429, Some(6), text));
-    Ordeal::before(&proxy, sort).add("watermark", [busy.clone(), busy]);
+    FaultQueues::before(&proxy, kind_of).add("watermark", [busy.clone(), busy]);
     plane.apply(&[close(), node_qos(4000)]);
     let controller = plane.controller_by(&kubeconfig, "controller", &[]);
     plane.until("both writes were refused", TIMEOUT, |_| {
@@ -220,14 +220,14 @@ fn the_probe_reports_refused_lists_and_an_unreachable_api_server() {
         (403, "forbidden: User \"x\" cannot list"),
     ] {
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": text});
-        proxy.judge(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
+        proxy.respond_with(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
         let controller = plane.controller_by(&kubeconfig, "refused", &[]);
         plane.until("the probe says why", TIMEOUT, |_| {
             waits_for(&controller, text)
         });
         assert_eq!(controller.http("/livez").unwrap().0, 200);
         assert!(!controller.leads());
-        proxy.judge(|_, _| None);
+        proxy.respond_with(|_, _| None);
         plane.until("it works again", TIMEOUT, |p| {
             is_ready(&controller) && arrived(p, 4000)
         });

@@ -130,16 +130,16 @@ fn an_agent_that_floods_lists_delays_no_heartbeat_and_no_election() {
     agent_pod(&plane, OTHER);
     plane.create(&(0..200).map(large).collect::<Vec<_>>());
     let others = runtime();
-    let honest = others.block_on(Actor::of(&plane, AGENT, Some("agent-node01")));
+    let other_agent = others.block_on(Actor::of(&plane, AGENT, Some("agent-node01")));
     let controller = others.block_on(Actor::of(&plane, CONTROLLER, None));
     // API servers see new roles, policies and schemas with a delay.
-    others.block_on(until_renewed(&honest, LEASES, OTHER));
+    others.block_on(until_renewed(&other_agent, LEASES, OTHER));
     others.block_on(until_renewed(&controller, NAMESPACE, CONTROLLER));
     let (end, asking) = flood(kubeconfig(&plane, NAMESPACE, AGENT, Some("agent-node00")));
     plane.until("lists of agents wait", TIMEOUT, |plane| {
         waiting(plane, AGENT) > MANY
     });
-    let heartbeat = others.block_on(slowest(&honest, LEASES, OTHER));
+    let heartbeat = others.block_on(slowest(&other_agent, LEASES, OTHER));
     let election = others.block_on(slowest(&controller, NAMESPACE, CONTROLLER));
     let still = waiting(&plane, AGENT);
     drop(end);

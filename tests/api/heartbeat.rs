@@ -10,7 +10,7 @@ use futures::future::join_all;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::{Api, Client};
 use plimsoll::agent::heartbeat::metrics::Heartbeats;
-use plimsoll::agent::heartbeat::{Heartbeat, INTERVAL, Options, Pulse};
+use plimsoll::agent::heartbeat::{Heartbeat, HeartbeatInput, INTERVAL, Options};
 use plimsoll::cluster::client::connect;
 use plimsoll::crd::Summary;
 use plimsoll::crd::summary::{ANNOTATION, Percent};
@@ -41,16 +41,16 @@ impl Agent {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, proxy.kubeconfig().to_string()).unwrap();
         let own = connect(Some(file.path())).await.unwrap();
-        let (pulse, felt) = watch::channel(Pulse::default());
+        let (input, received) = watch::channel(HeartbeatInput::default());
         let (turns, turning) = watch::channel(true);
         let (threshold, threshold_changes) = watch::channel(None);
         tokio::spawn(async move {
             loop {
                 if *turning.borrow() {
-                    pulse.send_modify(|pulse| {
-                        pulse.last_run = Some(boot_time());
-                        pulse.summary.cpu = Percent::of(42.0);
-                        pulse.summary.cpu_mark = *threshold_changes.borrow();
+                    input.send_modify(|input| {
+                        input.last_run = Some(boot_time());
+                        input.summary.cpu = Percent::of(42.0);
+                        input.summary.cpu_threshold = *threshold_changes.borrow();
                     });
                 }
                 sleep(Duration::from_millis(200)).await;
@@ -67,7 +67,7 @@ impl Agent {
         let mut registry = Registry::default();
         metrics.register(&mut registry);
         let taken = acknowledged.subscribe();
-        let heartbeat = Heartbeat::start(own, options, felt, taken, metrics);
+        let heartbeat = Heartbeat::start(own, options, received, taken, metrics);
         Self {
             node,
             api: Api::namespaced(client.clone(), LEASES),
@@ -123,7 +123,7 @@ impl Agent {
     /// The next PUTs get this fault.
     fn fail_puts(&self, times: usize, fault: Fault) {
         let seen = AtomicUsize::new(0);
-        self.proxy.judge(move |method, _| {
+        self.proxy.respond_with(move |method, _| {
             let befalls = method == "PUT" && seen.fetch_add(1, Ordering::Relaxed) < times;
             befalls.then(|| fault.clone())
         });
@@ -219,7 +219,7 @@ async fn retries_within_the_period_with_growing_pauses(client: Client) {
     sleep(Duration::from_secs(30)).await;
     let calls = agent.calls().split(' ').count();
     assert!((2..=12).contains(&calls), "{calls} calls in 30 s");
-    agent.proxy.judge(|_, _| None);
+    agent.proxy.respond_with(|_, _| None);
     agent.renewed().await;
 }
 
@@ -308,11 +308,14 @@ fn summary(lease: &Value) -> Summary {
 #[test]
 fn an_agent_renews_its_lease_and_releases_it_when_removed() {
     let Some(node) = Node::new() else { return };
-    node.keep(&closing());
+    node.set_rules(&closing());
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
-    let said = "create the namespace plimsoll-node-lease, or name another with --lease-namespace";
-    agent.until("it says what is missing", || agent.said().contains(said));
+    let expected =
+        "create the namespace plimsoll-node-lease, or name another with --lease-namespace";
+    agent.until("it says what is missing", || {
+        agent.output().contains(expected)
+    });
     node.plane.apply(&[lease_namespace()]);
     agent.until("there is a Lease", || !node.lease().is_null());
     agent.until("the metrics show it", || {

@@ -23,7 +23,7 @@ fn an_agent_reports_the_load_of_its_node_and_busiest_pods() {
     let idle = node.pod(&pod("idle", "web"));
     node.machine
         .cgroup(&format!("kubepods/besteffort/pod{idle}"));
-    node.keep(&closing());
+    node.set_rules(&closing());
     let agent = node.agent(&[]);
     let known = |holds: &dyn Fn(&NodeMetric) -> bool| {
         node_metric(&agent).is_some_and(|metric| holds(&metric))

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::actor_support::{
-    AGENT, APPLY, Actor, CONTROLLER, HOOKS, JSON, MERGE, agent_pod, install, kubeconfig,
+    AGENT, APPLY, Actor, CONTROLLER, HOOK_ACCOUNTS, JSON, MERGE, agent_pod, install, kubeconfig,
 };
 use crate::agent_support::{HIGH, NODE, closing, evicting, pod, throttling};
 use crate::api_support::leader::Leader;
-use crate::api_support::reporter::{Reporter, token, trust, whole};
+use crate::api_support::reporter::{Reporter, full_body, token, trust};
 use crate::api_support::{ControlPlane, LEASES, free_port, names, now, policy};
-use crate::chart_support::{Asked, NAMESPACE, Permission, VERBS, permissions};
+use crate::chart_support::{NAMESPACE, Permission, ReceivedRequest, VERBS, permissions};
 use futures::stream::{self, StreamExt as _};
 use hyper::Request;
 use plimsoll::crd::eviction::PATH;
@@ -87,7 +87,7 @@ impl Question {
         } else {
             "other"
         };
-        let place = if namespace.is_empty() {
+        let scope = if namespace.is_empty() {
             String::new()
         } else {
             format!("/namespaces/{namespace}")
@@ -102,7 +102,7 @@ impl Question {
             ""
         };
         Self {
-            path: format!("{}{place}/{}{query}", resource.base, parts.join("/")),
+            path: format!("{}{scope}/{}{query}", resource.base, parts.join("/")),
             group: resource.group.clone(),
             resource: resource.name.clone(),
             namespace: namespace.to_owned(),
@@ -111,8 +111,8 @@ impl Question {
         }
     }
 
-    fn asked(&self) -> Asked<'_> {
-        Asked {
+    fn to_request(&self) -> ReceivedRequest<'_> {
+        ReceivedRequest {
             namespace: &self.namespace,
             group: &self.group,
             resource: &self.resource,
@@ -199,7 +199,7 @@ async fn check_granted(actor: &Actor, permission: &Permission) {
                     "spec": {"nonResourceAttributes": {"path": path, "verb": verb}},
                 })
             } else {
-                crate::chart_support::access_review(&Asked {
+                crate::chart_support::access_review(&ReceivedRequest {
                     namespace: permission.namespace.as_deref().unwrap_or_default(),
                     group: &permission.group,
                     resource: &permission.resource,
@@ -231,7 +231,7 @@ async fn check_account(
     for permission in &own {
         check_granted(actor, permission).await;
     }
-    let allows = |question: &&Question| own.iter().any(|it| it.allows(&question.asked()));
+    let allows = |question: &&Question| own.iter().any(|it| it.allows(&question.to_request()));
     let others = questions
         .iter()
         .filter(|question| !allows(question))
@@ -250,7 +250,7 @@ async fn check_account(
         assert_eq!(actor.get(path).await.code, 403, "{account} may read {path}");
     }
     for verb in ["impersonate", "bind", "escalate", "*"] {
-        let asked = Asked {
+        let asked = ReceivedRequest {
             namespace: "",
             group: "*",
             resource: "*",
@@ -324,7 +324,7 @@ async fn each_account_may_do_only_what_the_matrix_says() {
     for (account, actor) in [(AGENT, &agent), (CONTROLLER, &controller)] {
         check_account(account, actor, &matrix, &questions, &nobody).await;
     }
-    for account in HOOKS {
+    for account in HOOK_ACCOUNTS {
         let actor = Actor::of(&plane, account, None).await;
         check_account(account, &actor, &matrix, &questions, &nobody).await;
     }
@@ -412,8 +412,8 @@ fn the_controller_works_with_these_rights() {
     plane.kubectl(&["patch", "nwm", "node00", "--type=json", "-p", edit]);
     plane.until("an edit of another client has an event", TIMEOUT, |plane| {
         let events = plane.list("events");
-        let told = |it: &Value| it["reportingComponent"] == "plimsoll-controller";
-        events.iter().any(told)
+        let is_from_controller = |it: &Value| it["reportingComponent"] == "plimsoll-controller";
+        events.iter().any(is_from_controller)
     });
     plane.kubectl(&["delete", "node", "node01"]);
     plane.until(
@@ -426,8 +426,8 @@ fn the_controller_works_with_these_rights() {
         ready.is_some_and(|(code, _)| code == 200)
     });
     evicts_for_an_agent(&plane, port);
-    let said = plane.log_of("controller");
-    assert!(!said.contains("forbidden"), "{said}");
+    let output = plane.log_of("controller");
+    assert!(!output.contains("forbidden"), "{output}");
 }
 
 /// Requests an eviction as a node's agent does, by a rule of that node.
@@ -453,7 +453,7 @@ fn evicts_for_an_agent(plane: &ControlPlane, port: u16) {
         let request = Request::post(format!("https://plimsoll-report.default.svc{PATH}"))
             .header("authorization", format!("Bearer {token}"))
             .header("content-type", "application/json")
-            .body(whole(request.to_string()));
+            .body(full_body(request.to_string()));
         let answer = agent.send(request.unwrap()).unwrap();
         answer.body["result"] == "accepted"
     });
@@ -483,7 +483,7 @@ fn the_agent_works_with_these_rights() {
     leader.serve_through_api_server(&node.plane, NAMESPACE);
     let agent = node.agent(&[rights.as_slice(), &own].concat());
     let batch = node.burn_in(&owned_pod());
-    node.keep(&throttling());
+    node.set_rules(&throttling());
     agent.until("it is ready", || agent.is_ready());
     agent.until("its Lease is renewed", || {
         let lease = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
@@ -495,29 +495,29 @@ fn the_agent_works_with_these_rights() {
     agent.until("the status reports it", || {
         node.status()["throttled"][0]["pod"] == "batch"
     });
-    node.keep(&closing());
+    node.set_rules(&closing());
     agent.until("the node is tainted", || {
         node.taints()
             .contains(&"interference.crane.io:NoSchedule".to_owned())
             && node.condition()["status"] == "True"
     });
-    node.keep(&evicting());
+    node.set_rules(&evicting());
     agent.until("the pod is evicted", || {
         node.plane.get("pod", "batch")["metadata"]["deletionTimestamp"].is_string()
     });
     let account = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
-    let asked = leader.asked();
-    assert_eq!(asked[0].user, Some((account, NODE.to_owned())), "{asked:?}");
+    let sent = leader.requests();
+    assert_eq!(sent[0].user, Some((account, NODE.to_owned())), "{sent:?}");
     agent.until("events report it", || {
         let events = node.plane.list("events");
-        let told = |reason: &str| events.iter().any(|it| it["reason"] == reason);
-        told("RuleBreached") && told("PodThrottled")
+        let has_event = |reason: &str| events.iter().any(|it| it["reason"] == reason);
+        has_event("RuleBreached") && has_event("PodThrottled")
     });
     node.plane
         .kubectl(&["delete", "daemonset", &daemon_set, "-n", NAMESPACE]);
-    let (well, said) = agent.terminate();
-    assert!(well && said.contains("is deleted"), "{said}");
-    assert!(!said.contains("forbidden"), "{said}");
+    let (succeeded, output) = agent.terminate();
+    assert!(succeeded && output.contains("is deleted"), "{output}");
+    assert!(!output.contains("forbidden"), "{output}");
     let ours = |taint: &String| taint.starts_with("interference");
     assert!(!node.taints().iter().any(ours));
     assert_eq!(node.condition(), Value::Null);

@@ -123,7 +123,7 @@ async fn events_during_an_outage_are_published_afterwards() {
     let mut publisher = Publisher::start(proxy.client(), NODE);
     // A refused event is not retried.
     let denied = |_: &str, _: &str| Some(Fault::Answer(403, None, "forbidden".to_owned()));
-    proxy.judge(denied);
+    proxy.respond_with(denied);
     publisher.publish(new_event(Regarding::Node, "forbidden"), None);
     let started = now();
     while publisher.counts().0.failed == 0 {
@@ -133,7 +133,7 @@ async fn events_during_an_outage_are_published_afterwards() {
     assert_eq!(proxy.take_seen().len(), 1);
     // The first is processed and its answer lost; then there is no server, and then a busy one.
     let tries = AtomicUsize::new(0);
-    proxy.judge(move |_, _| match tries.fetch_add(1, Ordering::Relaxed) {
+    proxy.respond_with(move |_, _| match tries.fetch_add(1, Ordering::Relaxed) {
         0 => Some(Fault::CutAfter),
         1 => Some(Fault::CutBefore),
         2 => Some(Fault::Answer(503, None, "busy".to_owned())),
@@ -177,7 +177,7 @@ fn status(state: &str, value: f64) -> NodeWatermarkStatus {
             strategy: "None".to_owned(),
             state: state.to_owned(),
             value: Some(value),
-            mark: 4000.0,
+            threshold: 4000.0,
             ..RuleStatus::default()
         }],
         scheduling: Some(SchedulingStatus {
@@ -262,11 +262,11 @@ async fn a_status_is_retried_and_follows_its_object() {
     };
     let first = watermark(&plane);
     let proxy = Proxy::start(connect(Some(&plane.kubeconfig)).await.unwrap()).await;
-    proxy.judge(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
+    proxy.respond_with(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
     let mut task = Task::start(&proxy);
     task.submit(&first, status("Normal", 1.0));
     task.until("it is retried", |it| it.failed == 2).await;
-    proxy.judge(|_, _| None);
+    proxy.respond_with(|_, _| None);
     task.until("and written", |it| it.done == 1).await;
     // Deleted: the object is not recreated, and the API server is not flooded.
     plane.kubectl(&["delete", "nwm", NODE]);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A Ready node with our taint and condition, and another writer's taint.
-fn marked(plane: &ControlPlane, node: &str) {
+fn add_taint_and_condition(plane: &ControlPlane, node: &str) {
     let taints = json!([
         {"key": "example.com/other", "effect": "NoSchedule"},
         {"key": "interference.crane.io", "effect": "NoSchedule"},
@@ -78,7 +78,7 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     };
     for node in ["alive", "dead"] {
         plane.report(node, &status(0));
-        marked(&plane, node);
+        add_taint_and_condition(&plane, node);
     }
     let spoken = std::cell::Cell::new(0);
     plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
@@ -129,7 +129,7 @@ fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
     plane.nodes(&["alive".to_owned(), "dead".to_owned()]);
     plane.apply(&[lease_namespace()]);
     for node in ["alive", "dead"] {
-        marked(&plane, node);
+        add_taint_and_condition(&plane, node);
         renew(&plane, node, 0);
     }
     let controller = plane.controller(
@@ -214,12 +214,12 @@ fn is_cleaned_and_reported(plane: &ControlPlane, names: &[String]) -> bool {
         has("example.com/other") && !has("interference.crane.io") && condition_of(node) == "False"
     };
     let events = plane.list("events");
-    let is_told = |name: &String| {
+    let is_reported = |name: &String| {
         let about = |it: &&Value| it["involvedObject"]["name"] == name.as_str();
         let mut about = events.iter().filter(about);
         about.any(|it| it["reason"] == "TaintOfSilentAgentRemoved")
     };
-    plane.list("nodes").iter().all(is_open) && names.iter().all(is_told)
+    plane.list("nodes").iter().all(is_open) && names.iter().all(is_reported)
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn taints_of_dead_agents_are_removed_despite_failing_calls() {
     // The first call of each kind about each node gets one of these faults.
     let proxy = Proxy::beside(&plane.kubeconfig);
     let (seen, order) = (Mutex::new(BTreeSet::new()), dead.clone());
-    proxy.judge(move |method, path| {
+    proxy.respond_with(move |method, path| {
         let (call, node) = call_about_node(method, path)?;
         let index = order.iter().position(|known| *known == node)?;
         let is_first = seen.lock().unwrap().insert((call, index));
@@ -278,7 +278,7 @@ fn a_controller_without_access_to_leases_says_so_and_works_on() {
     };
     plane.nodes(&["node".to_owned()]);
     let proxy = Proxy::beside(&plane.kubeconfig);
-    proxy.judge(|_, path| {
+    proxy.respond_with(|_, path| {
         let text = "leases is forbidden";
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": text});
         path.contains(LEASES)
@@ -292,7 +292,7 @@ fn a_controller_without_access_to_leases_says_so_and_works_on() {
     let (code, body) = controller.http("/readyz").unwrap();
     assert_eq!((code, body.contains("Lease: ")), (503, true), "{body}");
     assert!(body.contains("leases is forbidden"), "{body}");
-    proxy.judge(|_, _| None);
+    proxy.respond_with(|_, _| None);
     plane.until("it works again", TIMEOUT, |_| {
         controller
             .http("/readyz")

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::actor_support::attempts::{
     OTHER, OWN, against_another_node, against_its_own_api, against_its_own_metadata,
-    against_its_own_node, as_the_leader_does, event, eviction, evictions_beyond_its_due,
-    in_others_names, lease, node_path, our_taint, to_be_another, to_be_free, to_evict,
+    against_its_own_node, as_the_leader_does, event, eviction, forbidden_evictions,
+    in_names_of_others, lease, node_path, our_taint, to_evict, to_impersonate,
+    to_remove_restrictions,
 };
 use crate::actor_support::{
     AGENT, Actor, Answer, CONTROLLER, JSON, MERGE, agent_pod, attempt, install, pod_of,
@@ -16,8 +17,8 @@ use crate::agent_support::pod;
 use crate::api_support::{ControlPlane, Controller, LEASES, aggregation, free_port, names, policy};
 use crate::chart_support::{NAMESPACE, objects, rendered_with};
 use k8s_openapi::api::core::v1::ObjectReference;
-use plimsoll::cluster::events::{Events, Happening, about_node};
-use plimsoll::cluster::taint::{self, Bearing, Mark, TaintError};
+use plimsoll::cluster::events::{EventSpec, Events, node_reference};
+use plimsoll::cluster::taint::{self, DesiredTaint, NodeTaint, TaintError};
 use plimsoll::crd::eviction::api_path;
 use plimsoll::engine::policy::TaintEffect;
 use plimsoll::node::clock::boot_time;
@@ -68,16 +69,16 @@ async fn until_in_force(plane: &ControlPlane, agent: &Actor, controller: &Actor)
     ];
     let others = against_another_node()
         .into_iter()
-        .chain(in_others_names(&Value::Null));
+        .chain(in_names_of_others(&Value::Null));
     let others = others.filter(|it| it.path.contains("watermark") || it.method == "POST");
     let by_controller = against_its_own_api()
         .into_iter()
-        .chain(evictions_beyond_its_due());
+        .chain(forbidden_evictions());
     let by_controller = by_controller.map(|it| (controller, it));
     let refused = others.map(|it| (agent, it));
     for (actor, mut probe) in refused.chain(by_controller) {
-        let mark = if probe.path.contains('?') { '&' } else { '?' };
-        probe.path = format!("{}{mark}dryRun=All", probe.path);
+        let separator = if probe.path.contains('?') { '&' } else { '?' };
+        probe.path = format!("{}{separator}dryRun=All", probe.path);
         probes.push((actor, probe));
     }
     let begun = crate::api_support::now();
@@ -116,9 +117,9 @@ async fn a_stolen_agent_token_cannot_harm_other_nodes() {
         against_another_node(),
         against_its_own_metadata(),
         against_its_own_node(),
-        in_others_names(&theirs),
-        to_be_free(),
-        to_be_another(),
+        in_names_of_others(&theirs),
+        to_remove_restrictions(),
+        to_impersonate(),
     ];
     for attempt in attempts.iter().flatten() {
         stolen.is_refused(attempt).await;
@@ -146,8 +147,8 @@ async fn documented_exposure(plane: &ControlPlane, holder: &Actor) {
     let about =
         json!({"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "elsewhere"});
     let events = "/api/v1/namespaces/default/events";
-    let lie = event("default", OWN, &about);
-    let answer = holder.send("POST", events, JSON, &lie).await;
+    let forged_event = event("default", OWN, &about);
+    let answer = holder.send("POST", events, JSON, &forged_event).await;
     assert_eq!(answer.code, 201, "{answer:?}");
 }
 
@@ -206,8 +207,9 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
         controller.is_refused(&attempt).await;
     }
     let closed = taint::read(&controller.client, OTHER).await.unwrap();
-    let wanted = mark(TaintEffect::NoSchedule);
-    let refused = taint::keep(&controller.client, closed, Bearing::Mark(&wanted)).await;
+    let wanted = node_taint(TaintEffect::NoSchedule);
+    let refused =
+        taint::reconcile(&controller.client, closed, DesiredTaint::Present(&wanted)).await;
     let message = refused.unwrap_err().to_string();
     assert!(
         message.contains("may remove the taint interference.crane.io, but not set it"),
@@ -225,7 +227,7 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
     ]);
     let left = taint::read(&controller.client, OTHER).await.unwrap();
     assert_eq!(left.effect(), Some(TaintEffect::NoSchedule));
-    let opened = taint::keep(&controller.client, left, Bearing::Nothing)
+    let opened = taint::reconcile(&controller.client, left, DesiredTaint::Absent)
         .await
         .unwrap();
     assert_eq!(opened.effect(), None);
@@ -234,7 +236,7 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
 /// It can evict only as the leader does: with a UID and a grace period, not in kube-system, and only with a token bound to the
 /// controller's pod. Disruption budgets apply, but neither rules nor our budgets: that exposure is documented.
 async fn a_stolen_controller_evicts(plane: &ControlPlane, controller: &Actor) {
-    for attempt in evictions_beyond_its_due() {
+    for attempt in forbidden_evictions() {
         controller.is_refused(&attempt).await;
     }
     let theirs = uid_of(plane, "default", "theirs");
@@ -364,7 +366,7 @@ async fn a_stolen_agent_token_evicts_only_what_its_nodes_rules_name() {
         "--bound-object-kind=Node",
         &format!("--bound-object-name={OWN}"),
     ];
-    let stolen = Actor::by(&plane.as_account(AGENT, &bound)).await;
+    let stolen = Actor::with_kubeconfig(&plane.as_account(AGENT, &bound)).await;
 
     for (pod, rule, why) in [
         ("theirs", "q/cpu", "it is not on this node any more"),
@@ -377,9 +379,9 @@ async fn a_stolen_agent_token_evicts_only_what_its_nodes_rules_name() {
     }
     let not_its_agent =
         |node| format!("only the agent of node {node:?} may request evictions of its pods");
-    let unbound = Actor::by(&plane.as_account(AGENT, &[])).await;
-    let admin = Actor::by(&plane.kubeconfig).await;
-    let controller = Actor::by(&kubeconfig).await;
+    let unbound = Actor::with_kubeconfig(&plane.as_account(AGENT, &[])).await;
+    let admin = Actor::with_kubeconfig(&plane.kubeconfig).await;
+    let controller = Actor::with_kubeconfig(&kubeconfig).await;
     let no_right = r#"cannot create resource "nodemetrics/evictions""#.to_owned();
     for (actor, node, pod, words) in [
         (&stolen, OTHER, "theirs", not_its_agent(OTHER)),
@@ -387,7 +389,7 @@ async fn a_stolen_agent_token_evicts_only_what_its_nodes_rules_name() {
         (&admin, OWN, "mine", not_its_agent(OWN)),
         (&controller, OWN, "mine", no_right),
     ] {
-        let answer = ask(&plane, actor, node, pod, "q/cpu").await;
+        let answer = request_eviction(&plane, actor, node, pod, "q/cpu").await;
         assert_eq!(answer.code, 403, "{answer:?}");
         assert!(answer.message().contains(&words), "{answer:?}");
     }
@@ -437,7 +439,7 @@ fn policies() -> Vec<Value> {
 async fn answer_of_leader(plane: &ControlPlane, agent: &Actor, pod: &str, rule: &str) -> Value {
     let begun = crate::api_support::now();
     loop {
-        let answer = ask(plane, agent, OWN, pod, rule).await;
+        let answer = request_eviction(plane, agent, OWN, pod, rule).await;
         let later = answer.body["result"] == "wait" && answer.body["by"] != "budget";
         if answer.code == 200 && !later {
             return answer.body;
@@ -448,7 +450,13 @@ async fn answer_of_leader(plane: &ControlPlane, agent: &Actor, pod: &str, rule: 
 }
 
 /// Requests an eviction once, as the agent of `node` does through the API server.
-async fn ask(plane: &ControlPlane, actor: &Actor, node: &str, pod: &str, rule: &str) -> Answer {
+async fn request_eviction(
+    plane: &ControlPlane,
+    actor: &Actor,
+    node: &str,
+    pod: &str,
+    rule: &str,
+) -> Answer {
     let watermark = plane.get("nodewatermark", node);
     let hash = watermark["spec"]["hash"].as_str().unwrap_or("none");
     let body = json!({
@@ -552,8 +560,8 @@ fn only_kubelets_create_tokens_of_agents_and_controller() {
     by(&plane, root, &["label", "secret", "token", "a=b"], "").expect("another account's");
 }
 
-fn mark(effect: TaintEffect) -> Mark {
-    Mark {
+fn node_taint(effect: TaintEffect) -> NodeTaint {
+    NodeTaint {
         effect,
         reason: "q/cpu".to_owned(),
         message: format!("cpu_total_usage is above 4000m: {effect:?}"),
@@ -568,15 +576,17 @@ async fn a_real_agent_is_refused_nothing() {
     };
     let client = &agent.client;
     let taints = || plane.get("node", OWN)["spec"]["taints"].clone();
-    let keep = async |mark: Option<&Mark>| -> Result<(), TaintError> {
+    let reconcile = async |taint: Option<&NodeTaint>| -> Result<(), TaintError> {
         let seen = taint::read(client, OWN).await?;
-        let wanted = mark.map_or(Bearing::Nothing, Bearing::Mark);
-        taint::keep(client, seen, wanted).await.map(drop)
+        let wanted = taint.map_or(DesiredTaint::Absent, DesiredTaint::Present);
+        taint::reconcile(client, seen, wanted).await.map(drop)
     };
     // Beside the taint of every new node, and the kubelet's conditions.
-    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    reconcile(Some(&node_taint(TaintEffect::NoSchedule)))
+        .await
+        .unwrap();
     assert_eq!(taints().as_array().unwrap().len(), 2);
-    keep(None).await.unwrap();
+    reconcile(None).await.unwrap();
     // Adding the first taint, changing its effect, and removing the last one.
     plane.kubectl(&[
         "patch",
@@ -586,18 +596,22 @@ async fn a_real_agent_is_refused_nothing() {
         "-p",
         r#"{"spec":{"taints":null}}"#,
     ]);
-    keep(Some(&mark(TaintEffect::PreferNoSchedule)))
+    reconcile(Some(&node_taint(TaintEffect::PreferNoSchedule)))
         .await
         .unwrap();
     assert_eq!(taints(), json!([our_taint("PreferNoSchedule")]));
-    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    reconcile(Some(&node_taint(TaintEffect::NoSchedule)))
+        .await
+        .unwrap();
     assert_eq!(taints(), json!([our_taint("NoSchedule")]));
     // A restarted agent finds the desired state and writes nothing.
     let version = || plane.get("node", OWN)["metadata"]["resourceVersion"].clone();
     let before = version();
-    keep(Some(&mark(TaintEffect::NoSchedule))).await.unwrap();
+    reconcile(Some(&node_taint(TaintEffect::NoSchedule)))
+        .await
+        .unwrap();
     assert_eq!(version(), before);
-    keep(None).await.unwrap();
+    reconcile(None).await.unwrap();
     assert_eq!(taints(), Value::Null);
     among_others(&plane, &agent).await;
     publishes_events(&agent).await;
@@ -624,19 +638,21 @@ async fn among_others(plane: &ControlPlane, agent: &Actor) {
     let conditions = conditions.to_string();
     let how = ["--subresource=status", "--type=merge", "-p", &conditions];
     plane.kubectl(&[["patch", "node", OWN].as_slice(), &how].concat());
-    for wanted in [Some(mark(TaintEffect::PreferNoSchedule)), None] {
+    for wanted in [Some(node_taint(TaintEffect::PreferNoSchedule)), None] {
         let seen = taint::read(&agent.client, OWN).await.unwrap();
-        taint::keep(
+        taint::reconcile(
             &agent.client,
             seen,
-            wanted.as_ref().map_or(Bearing::Nothing, Bearing::Mark),
+            wanted
+                .as_ref()
+                .map_or(DesiredTaint::Absent, DesiredTaint::Present),
         )
         .await
         .unwrap();
     }
     let node = plane.get("node", OWN);
-    let kept = node["spec"]["taints"].as_array().unwrap();
-    assert_eq!(kept.len(), 2, "{kept:?}");
+    let taints = node["spec"]["taints"].as_array().unwrap();
+    assert_eq!(taints.len(), 2, "{taints:?}");
     assert_eq!(node["status"]["conditions"].as_array().unwrap().len(), 4);
 }
 
@@ -652,11 +668,11 @@ async fn publishes_events(agent: &Actor) {
         ..ObjectReference::default()
     };
     for about in [
-        about_node(OWN),
+        node_reference(OWN),
         about("plimsoll.dev/v1alpha1", "NodeWatermark", None, OWN),
         about("v1", "Pod", Some("kube-system"), "some"),
     ] {
-        let happening = Happening {
+        let event_spec = EventSpec {
             about,
             warning: true,
             reason: "RuleBreached".to_owned(),
@@ -664,7 +680,7 @@ async fn publishes_events(agent: &Actor) {
             message: "above the threshold".to_owned(),
         };
         for _ in 0..2 {
-            events.publish(happening.clone()).await.unwrap();
+            events.publish(event_spec.clone()).await.unwrap();
         }
     }
 }

@@ -19,7 +19,7 @@ fn node() -> Option<(Node, String)> {
     let mut node = Node::new()?;
     node.plane.apply(&[lease_namespace(), object()]);
     let batch = node.burning_pod("batch");
-    node.keep(&rules());
+    node.set_rules(&rules());
     node.machine.load.set(HIGH);
     Some((node, batch))
 }
@@ -129,10 +129,10 @@ fn does_nothing(agent: &Agent, holds: impl Fn() -> bool) {
     let sampled = || metric(agent, "plimsoll_agent_tick_duration_seconds_count", "");
     let (before, started) = (acted(), sampled());
     agent.until("it samples on", || {
-        assert!(holds(), "{}", agent.said());
+        assert!(holds(), "{}", agent.output());
         sampled() > started + 20.0
     });
-    assert!((acted() - before).abs() < 0.5, "{}", agent.said());
+    assert!((acted() - before).abs() < 0.5, "{}", agent.output());
 }
 
 fn events(node: &Node, reason: &str) -> usize {
@@ -150,7 +150,7 @@ fn the_annotation_restores_everything_and_stops_the_agent() {
     let agent = acting_agent(&node, &batch);
     assert!(!is_stopped(&agent));
     // Without a stop the restore would take minutes.
-    node.keep(&rules_of(60, 40));
+    node.set_rules(&rules_of(60, 40));
     until_enforced(&agent, &node);
     assert!(is_acting(&node, &batch));
     agent.until("the node has the condition", || !node.condition().is_null());
@@ -185,7 +185,7 @@ fn the_annotation_restores_everything_and_stops_the_agent() {
         node.status()["rules"][0]["state"] == "Breached"
     });
     // Other changes during the stop.
-    node.keep(&self::rules());
+    node.set_rules(&self::rules());
     let late = node.burn_in(&pod("late", "batch"));
     does_nothing(&agent, || {
         is_released(&node, &batch) && is_released(&node, &late)
@@ -230,10 +230,10 @@ fn an_agent_that_starts_during_a_stop_restores_what_the_last_one_left() {
     fs::remove_file(node.machine.path("state").join("policies.json")).unwrap();
     let fourth = node.agent(&[]);
     fourth.until("it starts at once", || {
-        fourth.said().contains("node is enforced")
+        fourth.output().contains("node is enforced")
     });
     does_nothing(&fourth, || is_released(&node, &batch));
-    node.keep(&rules());
+    node.set_rules(&rules());
     fourth.until("it gets the rules", || {
         node.status()["rules"][0]["id"] == "q/show"
     });
@@ -249,21 +249,23 @@ fn without_an_api_server_an_agent_uses_the_saved_stop() {
     };
     let agent = acting_agent(&node, &batch);
     let state = node.machine.path("state");
-    let kept = || fs::read_to_string(state.join("stop.json")).unwrap();
-    assert!(kept().contains(r#""content":null"#), "{}", kept());
+    let saved = || fs::read_to_string(state.join("stop.json")).unwrap();
+    assert!(saved().contains(r#""content":null"#), "{}", saved());
     // The file cannot be replaced, as on a full disk.
     fs::create_dir(state.join("stop.new")).unwrap();
     stop(&node, "false");
     stop(&node, "");
     agent.until("it is restored", || is_released(&node, &batch));
-    assert!(kept().contains(r#""content":null"#), "{}", kept());
+    assert!(saved().contains(r#""content":null"#), "{}", saved());
     fs::remove_dir(state.join("stop.new")).unwrap();
-    agent.until("it is saved now", || kept().contains(r#""content":"""#));
+    agent.until("it is saved now", || saved().contains(r#""content":"""#));
     node.plane.stop();
     agent.kill();
     let successor = node.agent(&[]);
     successor.until("it uses the saved state", || {
-        successor.said().contains("using the rules and pods saved")
+        successor
+            .output()
+            .contains("using the rules and pods saved")
     });
     successor.until("it judges", || successor.is_ready());
     does_nothing(&successor, || node.quota(&batch) == -1);
@@ -280,7 +282,7 @@ fn without_an_api_server_an_agent_uses_the_saved_stop() {
     successor.kill();
     let third = node.agent(&[]);
     third.until("it uses the saved state", || {
-        third.said().contains("using the rules and pods saved")
+        third.output().contains("using the rules and pods saved")
     });
     node.machine.load.set(LOW);
     third.until("the rule has ended", || node.quota(&batch) == -1);
@@ -293,17 +295,17 @@ fn without_an_api_server_an_agent_uses_the_saved_stop() {
 fn a_deleted_rule_is_restored_gradually_until_a_stop() {
     let Some((node, batch)) = node() else { return };
     let agent = acting_agent(&node, &batch);
-    node.keep(&slow_rules());
+    node.set_rules(&slow_rules());
     until_enforced(&agent, &node);
     let mut fewer = slow_rules();
     let rules = fewer["rules"].as_array_mut().unwrap();
     rules.retain(|rule| rule["id"] != "q/cpu");
-    node.keep(&fewer);
+    node.set_rules(&fewer);
     until_enforced(&agent, &node);
     // A stop would have restored it by then.
     let started = now();
     agent.until("fifteen seconds have passed", || {
-        assert!(node.is_throttled(&batch), "{}", agent.said());
+        assert!(node.is_throttled(&batch), "{}", agent.output());
         started.elapsed() > RESTORE_WITHIN
     });
     stop(&node, "thresholds are wrong");
@@ -326,7 +328,7 @@ fn a_waiting_agent_restores_what_has_expired() {
     let ann = ["--kubeconfig", ann.to_str().unwrap()];
     let agent = node.agent(&ann);
     agent.waits_for("forbidden");
-    assert!(node.is_throttled(&batch), "not yet: {}", agent.said());
+    assert!(node.is_throttled(&batch), "not yet: {}", agent.output());
     agent.kill();
     expire(&state.join("journal"));
     let agent = node.agent(&ann);
@@ -371,7 +373,7 @@ fn an_agent_that_cannot_read_the_stop_says_so_and_waits() {
     // If it ignored the unknown stop, it would act after ten seconds.
     let started = now();
     agent.until("twelve seconds have passed", || {
-        assert!(is_released(&node, &batch), "{}", agent.said());
+        assert!(is_released(&node, &batch), "{}", agent.output());
         started.elapsed() > Duration::from_secs(12)
     });
     agent.waits_for("failed to read the emergency stop");
@@ -415,7 +417,7 @@ fn plimsoll_by(kubeconfig: &Path, args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
 }
@@ -431,7 +433,7 @@ fn the_commands_wait_until_every_node_has_followed() {
     });
     node.plane.apply(&[bare]);
     let output = plimsoll(&node, &["stop", "--reason", "thresholds are wrong"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
         text.ends_with("1 of 1 nodes have released everything\n"),
@@ -444,14 +446,14 @@ fn the_commands_wait_until_every_node_has_followed() {
         "{message}"
     );
     let output = plimsoll(&node, &["resume"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.ends_with("1 of 1 nodes have resumed\n"), "{text}");
     agent.until("it acts again", || is_acting(&node, &batch));
     // An unresponsive agent is named; the stop stays.
     agent.kill();
     let output = plimsoll(&node, &["stop", "--timeout", "2s"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
         text.contains("0 of 1 nodes have released everything\nnot yet: worker; "),
@@ -465,12 +467,12 @@ fn the_commands_wait_until_every_node_has_followed() {
 fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     let Some(node) = Node::new() else { return };
     let output = plimsoll(&node, &["stop", "--wait=false"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("is plimsoll installed"), "{text}");
     node.plane.apply(&[lease_namespace()]);
     let output = plimsoll(&node, &["resume"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
         text.contains("was missing") && text.contains("resumed"),
@@ -479,7 +481,7 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     node.plane
         .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
     let output = plimsoll(&node, &["stop", "--wait=false"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
         text.contains("was missing") && text.contains("stop requested"),
@@ -493,7 +495,7 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     assert!(value.starts_with("(by admin, 2"), "{value}");
     let ann = restricted_kubeconfig(&node);
     let output = plimsoll_by(&ann, &["resume"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
         text.contains("cannot patch resource") && text.contains("ask an administrator"),
@@ -517,13 +519,13 @@ fn it_goes_where_agents_watch(node: &Node) {
         }),
     ]);
     let output = plimsoll(node, &["stop", "--wait=false", "--reason=why"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     let made = "was missing in namespace elsewhere and has been created";
     assert!(text.contains(made), "{text}");
     let args = ["stop", "--wait=false", "--lease-namespace", LEASES];
     let output = plimsoll(node, &args);
-    let text = said(&output);
+    let text = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     let refused = format!("no agent watches namespace {LEASES}: they watch elsewhere");
     assert!(text.contains(&refused), "{text}");

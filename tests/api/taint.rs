@@ -7,9 +7,9 @@ use crate::api_support::{ControlPlane, now};
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use plimsoll::agent::taint::{Standing, Wanted, Watched, run};
+use plimsoll::agent::taint::{ObservedNode, TaintState, WantedTaint, run};
 use plimsoll::cluster::client::connect;
-use plimsoll::cluster::taint::{self, Bearing, CONDITION, KEY, Mark};
+use plimsoll::cluster::taint::{self, CONDITION, DesiredTaint, KEY, NodeTaint, TaintSnapshot};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
 use serde_json::{Value, json};
@@ -26,8 +26,8 @@ async fn start() -> Option<(ControlPlane, Client, Api<Node>)> {
     Some((plane, client, nodes))
 }
 
-fn mark(effect: TaintEffect) -> Mark {
-    Mark {
+fn node_taint(effect: TaintEffect) -> NodeTaint {
+    NodeTaint {
         effect,
         reason: "watermark1/cpu".to_owned(),
         message: "cpu_total_usage 7200m is above 4000m".to_owned(),
@@ -69,10 +69,10 @@ async fn other_writer(nodes: Api<Node>, key: String, rounds: u32) {
                 .get_or_insert_default();
             let before = taints.iter().position(|taint| taint.key == key);
             let expected = round.checked_sub(1).map(|last| last.to_string());
-            let there = before.map(|place| taints[place].value.clone().unwrap());
+            let there = before.map(|index| taints[index].value.clone().unwrap());
             assert_eq!(there, expected, "{key} was lost");
-            if let Some(place) = before {
-                taints.remove(place);
+            if let Some(index) = before {
+                taints.remove(index);
             }
             taints.push(Taint {
                 key: key.clone(),
@@ -117,20 +117,22 @@ async fn no_taint_is_lost_with_concurrent_writers() {
     let (mut done, mut contended) = (0, 0);
     while !writers.is_empty() {
         for wanted in [
-            Some(mark(TaintEffect::PreferNoSchedule)),
-            Some(mark(TaintEffect::NoSchedule)),
+            Some(node_taint(TaintEffect::PreferNoSchedule)),
+            Some(node_taint(TaintEffect::NoSchedule)),
             None,
         ] {
             let seen = taint::read(&client, NODE).await.unwrap();
-            match taint::keep(
+            match taint::reconcile(
                 &client,
                 seen,
-                wanted.as_ref().map_or(Bearing::Nothing, Bearing::Mark),
+                wanted
+                    .as_ref()
+                    .map_or(DesiredTaint::Absent, DesiredTaint::Present),
             )
             .await
             {
                 Ok(after) => {
-                    assert_eq!(after.effect(), wanted.map(|mark| mark.effect));
+                    assert_eq!(after.effect(), wanted.map(|taint| taint.effect));
                     done += 1;
                 }
                 Err(taint::TaintError::Contended(_)) => contended += 1,
@@ -148,8 +150,8 @@ async fn no_taint_is_lost_with_concurrent_writers() {
     // How many depends on the machine; the agent retries those that are given up.
     assert!(done >= 3, "{done} done, {contended} given up");
     let seen = taint::read(&client, NODE).await.unwrap();
-    let strong = mark(TaintEffect::NoSchedule);
-    taint::keep(&client, seen, Bearing::Mark(&strong))
+    let strong = node_taint(TaintEffect::NoSchedule);
+    taint::reconcile(&client, seen, DesiredTaint::Present(&strong))
         .await
         .unwrap();
     let left = taints(&nodes).await;
@@ -164,48 +166,50 @@ async fn no_taint_is_lost_with_concurrent_writers() {
     assert_eq!(ready.message.as_deref(), Some("74"));
 }
 
+async fn reconcile(
+    client: &Client,
+    seen: TaintSnapshot,
+    wanted: DesiredTaint<'_>,
+) -> TaintSnapshot {
+    taint::reconcile(client, seen, wanted).await.unwrap()
+}
+
 #[tokio::test]
 async fn the_condition_changes_its_time_only_with_its_status() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
-    let strong = mark(TaintEffect::NoSchedule);
+    let strong = node_taint(TaintEffect::NoSchedule);
     let seen = taint::read(&client, NODE).await.unwrap();
-    let seen = taint::keep(&client, seen, Bearing::Nothing).await.unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Absent).await;
     assert_eq!(
         condition(&nodes).await,
         Value::Null,
         "nothing is written while all is normal"
     );
-    let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
-        .await
-        .unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Present(&strong)).await;
     assert_eq!(ours(&nodes).await, ["NoSchedule"]);
     let on = condition(&nodes).await;
     assert_eq!(on["status"], "True");
     assert_eq!(on["reason"], "watermark1/cpu");
     assert_eq!(on["message"], "cpu_total_usage 7200m is above 4000m");
     let version = seen.version.clone();
-    let seen = taint::keep(&client, seen, Bearing::Mark(&strong))
-        .await
-        .unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Present(&strong)).await;
     assert_eq!(
         seen.version, version,
         "an unchanged condition is not written"
     );
-    let other = Mark {
+    let other = NodeTaint {
         reason: "watermark1/memory".to_owned(),
         ..strong
     };
     // Wait for a second to pass: times in conditions have no fractions.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let seen = taint::keep(&client, seen, Bearing::Mark(&other))
-        .await
-        .unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Present(&other)).await;
     let renamed = condition(&nodes).await;
     assert_eq!(renamed["reason"], "watermark1/memory");
     assert_eq!(renamed["lastTransitionTime"], on["lastTransitionTime"]);
-    let seen = taint::keep(&client, seen, Bearing::Nothing).await.unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Absent).await;
     assert!(ours(&nodes).await.is_empty());
     let off = condition(&nodes).await;
     assert_eq!(off["status"], "False");
@@ -216,13 +220,11 @@ async fn the_condition_changes_its_time_only_with_its_status() {
         status.conditions.unwrap_or_default().len()
     };
     let (all, before) = (conditions().await, taints(&nodes).await);
-    let seen = taint::keep(&client, seen, Bearing::NoTrace).await.unwrap();
+    let seen = reconcile(&client, seen, DesiredTaint::Removed).await;
     assert_eq!(condition(&nodes).await, Value::Null, "no trace is left");
     assert_eq!(conditions().await, all - 1, "other conditions stay");
     assert_eq!(taints(&nodes).await, before);
-    taint::keep(&client, seen, Bearing::Mark(&other))
-        .await
-        .unwrap();
+    reconcile(&client, seen, DesiredTaint::Present(&other)).await;
     assert_eq!(condition(&nodes).await["status"], "True");
 }
 
@@ -233,8 +235,8 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
     };
     let old = taint::read(&client, NODE).await.unwrap();
     other_writer(nodes.clone(), "example.com/x".to_owned(), 1).await;
-    let strong = mark(TaintEffect::NoSchedule);
-    taint::keep(&client, old.clone(), Bearing::Mark(&strong))
+    let strong = node_taint(TaintEffect::NoSchedule);
+    taint::reconcile(&client, old.clone(), DesiredTaint::Present(&strong))
         .await
         .unwrap();
     assert_eq!(taints(&nodes).await.len(), 2);
@@ -243,7 +245,7 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
         .delete(NODE, &kube::api::DeleteParams::default())
         .await
         .unwrap();
-    let gone = taint::keep(&client, old.clone(), Bearing::Mark(&strong)).await;
+    let gone = taint::reconcile(&client, old.clone(), DesiredTaint::Present(&strong)).await;
     assert!(
         matches!(gone, Err(taint::TaintError::NoNode(_))),
         "{gone:?}"
@@ -254,7 +256,7 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
         .create(&PostParams::default(), &recreated)
         .await
         .unwrap();
-    let replaced = taint::keep(&client, old, Bearing::Mark(&strong)).await;
+    let replaced = taint::reconcile(&client, old, DesiredTaint::Present(&strong)).await;
     assert!(
         matches!(replaced, Err(taint::TaintError::Replaced(_))),
         "{replaced:?}"
@@ -294,8 +296,8 @@ async fn a_refusal_by_a_cluster_policy_is_reported_with_its_message() {
     });
     let proxy = Proxy::start(client.clone()).await;
     let seen = taint::read(&client, NODE).await.unwrap();
-    let strong = mark(TaintEffect::NoSchedule);
-    let refused = taint::keep(&proxy.client(), seen, Bearing::Mark(&strong)).await;
+    let strong = node_taint(TaintEffect::NoSchedule);
+    let refused = taint::reconcile(&proxy.client(), seen, DesiredTaint::Present(&strong)).await;
     let why = refused.unwrap_err().to_string();
     assert!(why.contains("here nodes stay open"), "{why}");
     let tries = proxy.take_seen();
@@ -306,49 +308,53 @@ async fn a_refusal_by_a_cluster_policy_is_reported_with_its_message() {
 
 /// The task with its inputs and outputs.
 struct Task {
-    wanted: watch::Sender<Wanted>,
-    node: watch::Sender<Watched>,
-    standing: watch::Receiver<Standing>,
+    wanted: watch::Sender<WantedTaint>,
+    node: watch::Sender<ObservedNode>,
+    taint_state: watch::Receiver<TaintState>,
     client: Client,
 }
 
 impl Task {
     fn start(client: Client) -> Self {
-        let (wanted, wants) = watch::channel(Wanted::default());
-        let (node, nodes) = watch::channel(Watched::default());
-        let (states, standing) = watch::channel(Standing::default());
-        tokio::spawn(run(client.clone(), wants, nodes, states));
+        let (wanted, wanted_receiver) = watch::channel(WantedTaint::default());
+        let (node, nodes) = watch::channel(ObservedNode::default());
+        let (states, taint_state) = watch::channel(TaintState::default());
+        tokio::spawn(run(client.clone(), wanted_receiver, nodes, states));
         Self {
             wanted,
             node,
-            standing,
+            taint_state,
             client,
         }
     }
 
-    fn want(&self, scheduling: Scheduling) {
+    fn set_wanted(&self, scheduling: Scheduling) {
         let message = "cpu_total_usage 7200m is above 4000m".to_owned();
-        self.wanted.send_replace(Wanted {
+        self.wanted.send_replace(WantedTaint {
             scheduling,
             message,
-            no_trace: false,
+            remove_condition: false,
         });
     }
 
     /// Passes the current Node as the agent's watch would.
     async fn observe(&self, client: &Client) {
         let seen = taint::read(client, NODE).await.unwrap();
-        self.node.send_replace(Watched {
+        self.node.send_replace(ObservedNode {
             node: Some(seen),
             lists: 1,
         });
     }
 
-    async fn until(&mut self, what: &str, holds: impl FnMut(&Standing) -> bool) {
-        let in_time = tokio::time::timeout(TIMEOUT, self.standing.wait_for(holds))
+    async fn until(&mut self, what: &str, holds: impl FnMut(&TaintState) -> bool) {
+        let in_time = tokio::time::timeout(TIMEOUT, self.taint_state.wait_for(holds))
             .await
             .is_ok();
-        assert!(in_time, "not in time: {what}: {:?}", self.standing.borrow());
+        assert!(
+            in_time,
+            "not in time: {what}: {:?}",
+            self.taint_state.borrow()
+        );
     }
 }
 
@@ -372,9 +378,9 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
     let Some((_plane, client, nodes)) = start().await else {
         return;
     };
-    let left = mark(TaintEffect::PreferNoSchedule);
+    let left = node_taint(TaintEffect::PreferNoSchedule);
     let seen = taint::read(&client, NODE).await.unwrap();
-    taint::keep(&client, seen, Bearing::Mark(&left))
+    taint::reconcile(&client, seen, DesiredTaint::Present(&left))
         .await
         .unwrap();
     let mut task = Task::start(client.clone());
@@ -383,8 +389,8 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
         it.effect.is_some()
     })
     .await;
-    task.want(Scheduling::Hold);
-    task.want(disabled());
+    task.set_wanted(Scheduling::Unchanged);
+    task.set_wanted(disabled());
     task.until("the taint is as strong as wanted", |it| {
         it.effect == Some(TaintEffect::NoSchedule)
     })
@@ -404,7 +410,7 @@ async fn the_task_keeps_the_wanted_taint_and_does_not_fight_other_writers() {
     task.until("repeated removals are reported", |it| it.contested)
         .await;
     assert!(ours(&nodes).await.is_empty(), "and not written again");
-    task.want(Scheduling::Enabled);
+    task.set_wanted(Scheduling::Enabled);
     task.until("it is not contested any more", |it| !it.contested)
         .await;
     let started = now();
@@ -419,19 +425,19 @@ async fn during_an_outage_requests_are_rare_and_it_catches_up_afterwards() {
         return;
     };
     let proxy = Proxy::start(client.clone()).await;
-    proxy.judge(|_, _| Some(Fault::CutBefore));
+    proxy.respond_with(|_, _| Some(Fault::CutBefore));
     let mut task = Task::start(proxy.client());
     task.observe(&client).await;
-    task.want(disabled());
+    task.set_wanted(disabled());
     task.until("the failure is reported", |it| it.failing.is_some())
         .await;
     tokio::time::sleep(Duration::from_secs(4)).await;
     let requests = proxy.take_seen().len();
     assert!((2..=4).contains(&requests), "{requests} requests in 4 s");
-    proxy.judge(|_, _| None);
+    proxy.respond_with(|_, _| None);
     task.until("it has caught up", |it| it.effect.is_some())
         .await;
-    assert_eq!(task.standing.borrow().failing, None);
+    assert_eq!(task.taint_state.borrow().failing, None);
     assert_eq!(ours(&nodes).await, ["NoSchedule"]);
     assert!(proxy.take_seen().len() <= 4);
     drop(task.client);
@@ -453,17 +459,17 @@ async fn taint_and_condition_are_both_written_despite_failures() {
     for (index, fault) in faults.into_iter().enumerate() {
         // Each first PATCH of taint and of condition gets this fault.
         let left = std::sync::Mutex::new(vec![false, true]);
-        proxy.judge(move |method, path| {
+        proxy.respond_with(move |method, path| {
             let mut left = left.lock().unwrap();
-            let place = left
+            let position = left
                 .iter()
                 .position(|status| path.contains("/status") == *status)?;
-            (method == "PATCH").then(|| left.remove(place))?;
+            (method == "PATCH").then(|| left.remove(position))?;
             Some(fault.clone())
         });
         task.observe(&client).await;
         let on = index % 2 == 0;
-        task.want(if on { disabled() } else { Scheduling::Enabled });
+        task.set_wanted(if on { disabled() } else { Scheduling::Enabled });
         task.until("both are written", |it| {
             it.effect.is_some() == on && it.failing.is_none()
         })

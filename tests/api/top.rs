@@ -85,7 +85,7 @@ fn missing_permissions_are_explained() {
     let forbid = |resource: &'static str| {
         let message = format!("{resource} is forbidden: User \"ann\" cannot list");
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": message});
-        proxy.judge(move |_, path| {
+        proxy.respond_with(move |_, path| {
             let matches = path.split('?').next().unwrap().ends_with(resource);
             matches.then(|| Fault::Answer(403, None, body.to_string()))
         });
@@ -108,7 +108,7 @@ fn missing_permissions_are_explained() {
     let why = text(&failed.stderr);
     let words = "failed to list the Leases of the agents in namespace plimsoll-node-lease: leases is forbidden";
     assert!(why.contains(words), "{why}");
-    proxy.judge(|_, _| None);
+    proxy.respond_with(|_, _| None);
     let elsewhere = top(&kubeconfig, &["--lease-namespace", "default"]);
     let screen = text(&elsewhere.stdout);
     assert!(
@@ -176,9 +176,9 @@ fn watch_refreshes_and_survives_errors() {
     wait_for(&screens, "1 of 3 agents do not respond: stale");
     plane.apply(&[lease("stale", Duration::ZERO, "cpu=33.3")]);
     wait_for(&screens, "33.3");
-    proxy.judge(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
+    proxy.respond_with(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
     wait_for(&errors, "trying again");
-    proxy.judge(|_, _| None);
+    proxy.respond_with(|_, _| None);
     while screens.try_recv().is_ok() {}
     wait_for(&screens, "33.3");
 }
@@ -307,7 +307,7 @@ fn the_latest_reports_of_nodes_and_pods_are_shown() {
 fn without_the_metrics_api(plane: &ControlPlane) {
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
-    proxy.judge(|_, path| {
+    proxy.respond_with(|_, path| {
         let unavailable = || Fault::Answer(503, None, "service unavailable\n".to_owned());
         path.contains("/nodemetrics").then(unavailable)
     });

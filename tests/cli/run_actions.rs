@@ -109,8 +109,8 @@ fn a_pod_without_a_controller_is_not_evicted() {
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
     machine.load.set(1900);
-    let spared = daemon.wait_for_change("spared");
-    assert_eq!(spared["reason"], "unowned");
+    let skipped = daemon.wait_for_change("spared");
+    assert_eq!(skipped["reason"], "unowned");
     assert!(daemon.stop(Signal::SIGINT).success());
     assert!(daemon.changes("evict").is_empty());
 }

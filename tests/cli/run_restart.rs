@@ -10,7 +10,7 @@ use plimsoll::engine::sample::{CpuTimes, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::window::{NodeWindows, Span};
 use plimsoll::node::clock::boot_time;
-use plimsoll::node::machine::kept::{Kept, Worth};
+use plimsoll::node::machine::saved_file::{SavedFile, Validity};
 use serde_json::Value;
 
 /// A machine whose pod is throttled to its floor, after `plimsoll run` was terminated.
@@ -316,7 +316,7 @@ fn half_busy() -> NodeWindows {
             idle: 0,
             online: 2,
         });
-        windows.take(&sample);
+        windows.add(&sample);
     }
     windows
 }
@@ -328,8 +328,16 @@ fn a_restart_keeps_the_load_windows() {
         .replace("cpu_total_usage", "cpu_usage_avg_5m");
     machine.write("policies/window.yaml", &window);
     fs::create_dir(machine.path("state")).unwrap();
-    let saved = || Kept::new(&machine.path("state"), "windows.json", 1, Worth::ThisBoot).unwrap();
-    saved().keep(&half_busy()).unwrap();
+    let saved = || {
+        SavedFile::new(
+            &machine.path("state"),
+            "windows.json",
+            1,
+            Validity::ThisBoot,
+        )
+        .unwrap()
+    };
+    saved().save(&half_busy()).unwrap();
     let mut daemon = machine.start(&[]);
     let breached = daemon.wait_for_state("Breached");
     let value = breached["value"].as_f64().unwrap();
@@ -340,7 +348,7 @@ fn a_restart_keeps_the_load_windows() {
     assert_ne!(before, after, "newer samples are saved at the end");
     let average = |windows: NodeWindows| {
         let windows = windows.resumed().unwrap();
-        windows.of(Resource::Cpu).average(Span::FiveMinutes).figures
+        windows.of(Resource::Cpu).average(Span::FiveMinutes).value
     };
     assert!(average(after).is_some());
 }

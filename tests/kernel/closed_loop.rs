@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::engine_support::{pod, rule, throttling};
-use crate::kernel_support::{World, assert_fine, wait_for, world};
+use crate::kernel_support::{TestCgroups, assert_fine, test_cgroups, wait_for};
 use crate::simulation::{Simulation, Worker};
 use plimsoll::engine::plan::Plan;
 use plimsoll::engine::pod::PodUid;
@@ -20,7 +20,7 @@ use plimsoll::node::collect::Sampler;
 
 /// Pods as real cgroups, one test at a time.
 struct Testbed {
-    world: World,
+    cgroups: TestCgroups,
     sampler: Sampler,
     pods: Vec<(&'static str, CgroupPath)>,
     _lock: MutexGuard<'static, ()>,
@@ -30,16 +30,19 @@ impl Testbed {
     fn new(names: &[&'static str]) -> Option<Self> {
         static LOCK: Mutex<()> = Mutex::new(());
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        let world = world()?;
-        world.prefer();
-        let pods: Vec<_> = names.iter().map(|name| (*name, world.pod(name))).collect();
-        let mut sampler = Sampler::new(Path::new("/proc"), world.hierarchy.clone());
-        let cgroups = pods
+        let cgroups = test_cgroups()?;
+        cgroups.prefer();
+        let pods: Vec<_> = names
+            .iter()
+            .map(|name| (*name, cgroups.pod(name)))
+            .collect();
+        let mut sampler = Sampler::new(Path::new("/proc"), cgroups.hierarchy.clone());
+        let paths = pods
             .iter()
             .map(|(name, path)| (PodUid::from(*name), path.clone()));
-        sampler.set_pods(cgroups);
+        sampler.set_pods(paths);
         Some(Self {
-            world,
+            cgroups,
             sampler,
             pods,
             _lock: lock,
@@ -53,7 +56,7 @@ impl Testbed {
 
     fn burn(&mut self, name: &str, threads: usize) {
         let path = self.path(name);
-        self.world.burn(&path, threads);
+        self.cgroups.burn(&path, threads);
     }
 
     fn sample(&mut self, demand: &Demand) -> Sample {
@@ -109,10 +112,10 @@ fn compare(testbed: &mut Testbed, workers: Vec<Worker>) {
         let name = &worker.pod.name;
         println!(
             "{name}: {used:.2} CPUs of {:.2}, stalled {stalled:?} of {:.2}",
-            worker.gets, worker.stalls
+            worker.allocated, worker.stalls
         );
         assert!(
-            (used - worker.gets).abs() <= 0.1 + 0.15 * worker.gets,
+            (used - worker.allocated).abs() <= 0.1 + 0.15 * worker.allocated,
             "{name}"
         );
         if let Some(stalled) = stalled {
@@ -131,7 +134,9 @@ fn a_quota_stalls_its_pod_and_the_node() {
         return;
     };
     testbed.burn("held", 2);
-    testbed.world.set_quota(&testbed.path("held"), Some(30_000));
+    testbed
+        .cgroups
+        .set_quota(&testbed.path("held"), Some(30_000));
     let held = Worker {
         limit: Some(0.3),
         ..Worker::new(pod("held"), 2.0)
@@ -157,12 +162,12 @@ fn the_idle_class_gets_the_remaining_cpu() {
         return;
     };
     let idle = testbed.path("idle");
-    if !testbed.world.has(&idle, "cpu.idle") {
+    if !testbed.cgroups.has(&idle, "cpu.idle") {
         eprintln!("skipped: this kernel has no cpu.idle");
         return;
     }
     let threads = cpus();
-    testbed.world.write(&idle, "cpu.idle", "1");
+    testbed.cgroups.write(&idle, "cpu.idle", "1");
     testbed.burn("idle", threads);
     testbed.burn("other", threads - 1);
     let idle = Worker {
@@ -206,7 +211,7 @@ impl Loop {
         let mut greedy = pod("greedy");
         "batch".clone_into(&mut greedy.namespace);
         engine.set_pods(vec![Arc::new(greedy), Arc::new(pod("important"))]);
-        let throttler = testbed.world.throttler();
+        let throttler = testbed.cgroups.throttler();
         Self {
             testbed,
             engine,
@@ -226,7 +231,7 @@ impl Loop {
             .sample_pods(now, &demand, &mut self.sample);
         self.engine.step(boot_time(), &self.sample, &mut self.plan);
         if self.plan.evaluated {
-            let find = self.testbed.world.find();
+            let find = self.testbed.cgroups.find();
             assert_fine(&self.throttler.apply(now, &self.plan.throttles, &find));
         }
         wait_for(PERIOD, || false);
@@ -251,8 +256,8 @@ impl Loop {
     }
 
     fn is_throttled(&self) -> bool {
-        self.testbed.world.quota(&self.testbed.path("greedy"))
-            != self.testbed.world.quota_text(None)
+        self.testbed.cgroups.quota(&self.testbed.path("greedy"))
+            != self.testbed.cgroups.quota_text(None)
     }
 }
 
@@ -262,7 +267,7 @@ fn a_spike_of(metric: &str) {
     let Some(mut testbed) = Testbed::new(&["greedy", "important"]) else {
         return;
     };
-    let is_v2 = testbed.world.is_v2();
+    let is_v2 = testbed.cgroups.is_v2();
     if !is_v2 && metric.starts_with("protected") {
         eprintln!("skipped: cgroup v1 has no per-cgroup pressure");
         return;
@@ -284,8 +289,8 @@ fn a_spike_of(metric: &str) {
     assert!(node.is_throttled(), "{metric}: released during the spike");
     // The greedy pod still demands one CPU, ten times its floor.
     let greedy = node.testbed.path("greedy");
-    node.testbed.world.end_all_but(0, &important);
-    node.testbed.world.end_all_but(1, &greedy);
+    node.testbed.cgroups.end_all_but(0, &important);
+    node.testbed.cgroups.end_all_but(1, &greedy);
     let steps = PERIOD * 3;
     let released = node.until(COOL_DOWN + steps + Duration::from_secs(15), |node| {
         !node.is_throttled()

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::collect_support::{Ground, everything, pod, uid, wait_for};
+use crate::collect_support::{CgroupFixture, everything, pod, uid, wait_for};
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
@@ -14,7 +14,7 @@ use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
-fn sampler(ground: &Ground) -> Sampler {
+fn sampler(ground: &CgroupFixture) -> Sampler {
     Sampler::new(Path::new("/proc"), ground.hierarchy.clone())
 }
 
@@ -25,7 +25,9 @@ fn take_sample(sampler: &mut Sampler, demand: &Demand, sample: &mut Sample) {
 
 #[test]
 fn the_node_is_sampled() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     take_sample(&mut sampler, &everything(), &mut sample);
     let cpu = sample.node.cpu.unwrap();
@@ -46,7 +48,7 @@ fn the_node_is_sampled() {
 
 #[test]
 fn a_busy_pod_uses_cpu_and_a_removed_pod_leaves_the_sample() {
-    let Some(mut ground) = Ground::make() else {
+    let Some(mut ground) = CgroupFixture::make() else {
         return;
     };
     let busy = ground.mkdir("busy");
@@ -82,7 +84,9 @@ fn a_busy_pod_uses_cpu_and_a_removed_pod_leaves_the_sample() {
 
 #[test]
 fn on_v1_limited_containers_are_the_targets() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     if ground.hierarchy.is_v2() {
         eprintln!("skipped: this machine has cgroup v2");
         return;
@@ -96,38 +100,58 @@ fn on_v1_limited_containers_are_the_targets() {
     };
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
-    let mut levers = |sampler: &mut Sampler| -> Vec<(String, Quota)> {
+    let mut target_cgroups = |sampler: &mut Sampler| -> Vec<(String, Quota)> {
         take_sample(sampler, &everything(), &mut sample);
-        let levers = &pod(&sample, "p").unwrap().levers;
-        levers
+        let target_cgroups = &pod(&sample, "p").unwrap().target_cgroups;
+        target_cgroups
             .iter()
-            .map(|lever| (lever.cgroup.to_string(), lever.quota.unwrap()))
+            .map(|target_cgroup| {
+                (
+                    target_cgroup.cgroup.to_string(),
+                    target_cgroup.quota.unwrap(),
+                )
+            })
             .collect()
     };
     let own = |quota| vec![(String::new(), quota)];
-    assert_eq!(levers(&mut sampler), own(Quota::Unlimited));
+    assert_eq!(target_cgroups(&mut sampler), own(Quota::Unlimited));
     quota("pod", "55555");
-    assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
+    assert_eq!(
+        target_cgroups(&mut sampler),
+        own(Quota::Limit(MilliCpu(555)))
+    );
     quota("pod/side", "20000");
     let by_container = vec![
         ("main".to_owned(), Quota::Unlimited),
         ("side".to_owned(), Quota::Limit(MilliCpu(200))),
     ];
-    assert_eq!(levers(&mut sampler), by_container);
+    assert_eq!(target_cgroups(&mut sampler), by_container);
 
     sampler.pin_targets(&uid("p"), false);
-    assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
+    assert_eq!(
+        target_cgroups(&mut sampler),
+        own(Quota::Limit(MilliCpu(555)))
+    );
     sampler.unpin_targets(&uid("p"));
     quota("pod/side", "-1");
     sampler.pin_targets(&uid("p"), true);
-    assert_eq!(levers(&mut sampler).len(), 2, "by container while pinned");
+    assert_eq!(
+        target_cgroups(&mut sampler).len(),
+        2,
+        "by container while pinned"
+    );
     sampler.unpin_targets(&uid("p"));
-    assert_eq!(levers(&mut sampler), own(Quota::Limit(MilliCpu(555))));
+    assert_eq!(
+        target_cgroups(&mut sampler),
+        own(Quota::Limit(MilliCpu(555)))
+    );
 }
 
 #[test]
 fn pods_added_and_removed_at_any_time_never_stop_a_sample() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     let steady = ground.mkdir("steady");
     let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
     let pods: Vec<_> = names
@@ -166,7 +190,9 @@ fn pods_added_and_removed_at_any_time_never_stop_a_sample() {
 
 #[test]
 fn a_restarted_container_has_its_new_name() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     let path = ground.mkdir("pod");
     ground.mkdir("pod/pause");
     ground.mkdir("pod/first");
@@ -198,7 +224,7 @@ fn a_restarted_container_has_its_new_name() {
 
 #[test]
 fn throttled_periods_and_run_delay_grow_under_a_quota() {
-    let Some(mut ground) = Ground::make() else {
+    let Some(mut ground) = CgroupFixture::make() else {
         return;
     };
     if ground.hierarchy.is_v2() {
@@ -232,7 +258,7 @@ fn throttled_periods_and_run_delay_grow_under_a_quota() {
 
 #[test]
 fn process_memory_is_distinguished_from_page_cache() {
-    let Some(mut ground) = Ground::make() else {
+    let Some(mut ground) = CgroupFixture::make() else {
         return;
     };
     let path = ground.mkdir("pod");
@@ -246,16 +272,16 @@ fn process_memory_is_distinguished_from_page_cache() {
         take_sample(&mut sampler, &everything(), &mut sample);
         let pod = pod(&sample, "p").unwrap();
         let parts = pod.memory_parts.unwrap();
-        parts.held > Bytes(29_000_000)
+        parts.unreclaimable > Bytes(29_000_000)
             && parts.cache < Bytes(20_000_000)
-            && pod.memory >= Some(parts.held)
+            && pod.memory >= Some(parts.unreclaimable)
     });
     assert!(done, "{:?}", sample.pods);
 }
 
 #[test]
 fn without_open_descriptors_the_values_are_the_same() {
-    let Some(mut ground) = Ground::make() else {
+    let Some(mut ground) = CgroupFixture::make() else {
         return;
     };
     let path = ground.mkdir("pod");
@@ -274,7 +300,7 @@ fn without_open_descriptors_the_values_are_the_same() {
         let pod = sample.pods.remove(0);
         (
             left,
-            pod.levers.len(),
+            pod.target_cgroups.len(),
             pod.containers.len(),
             pod.cpu_nanos.is_some(),
             pod.memory.is_some(),
@@ -288,7 +314,9 @@ fn without_open_descriptors_the_values_are_the_same() {
 
 #[test]
 fn without_open_descriptors_a_recreated_cgroup_is_detected() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     let path = ground.mkdir("pod");
     ground.mkdir("pod/old");
     let mut sampler = Sampler::with_budget(

@@ -5,7 +5,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use crate::kernel_support::{World, assert_fine, at, idle, on_levers, throttle, world};
+use crate::kernel_support::{
+    TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use plimsoll::engine::plan::Throttle;
@@ -30,14 +32,15 @@ struct Orders {
 
 const ORDERS: &str = "PLIMSOLL_CRASH_ORDERS";
 
-fn plan(quota: u64, levers: bool) -> Vec<Throttle> {
+fn plan(quota: u64, target_cgroups: bool) -> Vec<Throttle> {
     let mut plan = vec![
         throttle("plain", quota),
         throttle("limited", quota - 50),
         idle(throttle("class", quota)),
     ];
-    if levers {
-        let split = on_levers("split", &[("web", Some(quota)), ("log", Some(quota - 50))]);
+    if target_cgroups {
+        let split =
+            throttle_of_cgroups("split", &[("web", Some(quota)), ("log", Some(quota - 50))]);
         plan.push(split);
     }
     plan
@@ -97,7 +100,7 @@ fn live(throttler: &mut Throttler, orders: &Orders, hierarchy: &Hierarchy) {
 
 /// The test's cgroups: one for each kind of original.
 struct Stage {
-    world: World,
+    cgroups: TestCgroups,
     /// Cgroup, file, original.
     files: Vec<(CgroupPath, &'static str, String)>,
 }
@@ -106,13 +109,17 @@ const RESIZED: u64 = 120_000;
 
 impl Stage {
     fn set() -> Option<Self> {
-        let world = world()?;
-        let (plain, limited) = (world.pod("plain"), world.pod("limited"));
-        let (class, split) = (world.pod("class"), world.pod("split"));
-        let web = world.container(&split, "web");
-        let log = world.container(&split, "log");
+        let cgroups = test_cgroups()?;
+        let (plain, limited) = (cgroups.pod("plain"), cgroups.pod("limited"));
+        let (class, split) = (cgroups.pod("class"), cgroups.pod("split"));
+        let web = cgroups.container(&split, "web");
+        let log = cgroups.container(&split, "log");
         let quota = |path: &CgroupPath, micros| {
-            (path.clone(), world.quota_file(), world.quota_text(micros))
+            (
+                path.clone(),
+                cgroups.quota_file(),
+                cgroups.quota_text(micros),
+            )
         };
         let mut files = vec![
             quota(&plain, None),
@@ -121,44 +128,44 @@ impl Stage {
             quota(&split, None),
             quota(&web, Some(60_000)),
             quota(&log, Some(70_000)),
-            (class.clone(), world.weight_file(), "37".to_owned()),
+            (class.clone(), cgroups.weight_file(), "37".to_owned()),
         ];
-        if world.has(&limited, world.burst_file()) {
-            files.push((limited.clone(), world.burst_file(), "30000".to_owned()));
+        if cgroups.has(&limited, cgroups.burst_file()) {
+            files.push((limited.clone(), cgroups.burst_file(), "30000".to_owned()));
         }
-        if world.has(&class, "cpu.idle") {
+        if cgroups.has(&class, "cpu.idle") {
             files.push((class.clone(), "cpu.idle", "0".to_owned()));
         }
-        Some(Self { world, files })
+        Some(Self { cgroups, files })
     }
 
     /// Resets everything to the originals.
     fn reset(&self) {
         for (path, file, original) in &self.files {
-            self.world.write(path, file, original);
+            self.cgroups.write(path, file, original);
         }
         for name in ["journal", "resized"] {
-            fs::remove_file(self.world.state.path().join(name)).ok();
+            fs::remove_file(self.cgroups.state.path().join(name)).ok();
         }
     }
 
     fn originals(&self) -> Vec<(CgroupPath, &'static str, String)> {
-        let resized = self.world.state.path().join("resized").exists();
+        let resized = self.cgroups.state.path().join("resized").exists();
         let mut files = self.files.clone();
         if resized {
-            files[1].2 = self.world.quota_text(Some(RESIZED));
+            files[1].2 = self.cgroups.quota_text(Some(RESIZED));
         }
         files
     }
 
     fn run(&self, die_at: usize, recover: bool) -> ExitStatus {
         let orders = Orders {
-            parent: self.world.parent.clone(),
-            state: self.world.state.path().to_owned(),
+            parent: self.cgroups.parent.clone(),
+            state: self.cgroups.state.path().to_owned(),
             die_at,
             recover,
-            resized: self.world.quota_text(Some(RESIZED)),
-            unlimited: self.world.quota_text(None),
+            resized: self.cgroups.quota_text(Some(RESIZED)),
+            unlimited: self.cgroups.quota_text(None),
         };
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::victim", "--ignored", "--nocapture"])
@@ -176,15 +183,15 @@ impl Stage {
 
     /// I1: every file that holds our value has exactly one record with its original.
     fn assert_recorded(&self, when: &str) {
-        let records = Journal::new(self.world.state.path())
+        let records = Journal::new(self.cgroups.state.path())
             .unwrap()
             .load()
             .unwrap();
         for (path, file, original) in self.originals() {
-            let current = self.world.read(&path, file);
+            let current = self.cgroups.read(&path, file);
             let of_file: Vec<&Record> = records
                 .iter()
-                .filter(|record| record.cgroup.join(&record.lever).as_ref() == Ok(&path))
+                .filter(|record| record.cgroup.join(&record.target_cgroup).as_ref() == Ok(&path))
                 .filter(|record| record.file.name() == file)
                 .collect();
             assert!(of_file.len() <= 1, "{when}: {path}/{file} has two records");
@@ -215,13 +222,13 @@ impl Stage {
     fn assert_restored(&self, when: &str) {
         for (path, file, original) in self.originals() {
             assert_eq!(
-                self.world.read(&path, file),
+                self.cgroups.read(&path, file),
                 original,
                 "{when}: {path}/{file}"
             );
         }
         assert!(
-            self.world.journal_lines().is_empty(),
+            self.cgroups.journal_lines().is_empty(),
             "{when}: the journal is not empty"
         );
     }
@@ -247,7 +254,7 @@ impl Stage {
 fn after_a_kill_at_any_effect_everything_is_restored() {
     let Some(stage) = Stage::set() else { return };
     let crashes = stage.each_crash(|die_at| {
-        let (mut throttler, recovered) = stage.world.open();
+        let (mut throttler, recovered) = stage.cgroups.open();
         assert_fine(&recovered.outcomes);
         stage.assert_recorded(&format!("killed at {die_at}, adopted"));
         assert_fine(&throttler.restore_all(at(1)));
@@ -259,16 +266,16 @@ fn after_a_kill_at_any_effect_everything_is_restored() {
 #[test]
 fn after_a_kill_at_any_effect_throttling_continues() {
     let Some(stage) = Stage::set() else { return };
-    let find = stage.world.find();
+    let find = stage.cgroups.find();
     stage.each_crash(|die_at| {
         let when = format!("killed at {die_at}, continued");
-        let (mut throttler, _) = stage.world.open();
+        let (mut throttler, _) = stage.cgroups.open();
         assert_fine(&throttler.apply(at(1), &plan(150, true), &find));
         stage.assert_recorded(&when);
-        let plain = stage.world.parent.join("plain").unwrap();
+        let plain = stage.cgroups.parent.join("plain").unwrap();
         assert_eq!(
-            stage.world.quota(&plain),
-            stage.world.quota_text(Some(15_000)),
+            stage.cgroups.quota(&plain),
+            stage.cgroups.quota_text(Some(15_000)),
             "{when}"
         );
         assert_fine(&throttler.verify(at(2)));
@@ -290,6 +297,6 @@ fn after_a_kill_during_recovery_everything_is_restored() {
                 stage.assert_recorded(&format!("killed at {die_at} and again at {again}"));
             }
         }
-        stage.world.throttler().restore_all(at(1));
+        stage.cgroups.throttler().restore_all(at(1));
     });
 }

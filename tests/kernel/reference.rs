@@ -49,7 +49,7 @@ fn quota_read(sampler: &mut Sampler) -> Quota {
     let (now, mut sample) = (boot_time(), Sample::default());
     sampler.sample_node(now, &demand, &mut sample);
     sampler.sample_pods(now, &demand, &mut sample);
-    sample.pods[0].levers[0].quota.unwrap()
+    sample.pods[0].target_cgroups[0].quota.unwrap()
 }
 
 #[test]

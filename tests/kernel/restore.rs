@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine_support::{policy, rule, throttling};
-use crate::kernel_support::{on_levers, throttle};
+use crate::kernel_support::{throttle, throttle_of_cgroups};
 use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::policy::{PolicySet, Rule, RuleId};
 use plimsoll::engine::time::BootTime;
@@ -50,8 +50,8 @@ impl TestNode {
     fn throttled() -> Self {
         let node = Self::new();
         let find = |_: &_| CgroupPath::new("pod").ok();
-        let mut plan = on_levers("pod", &[("", Some(1500))]);
-        plan.levers[0].base = MilliCpu(3000);
+        let mut plan = throttle_of_cgroups("pod", &[("", Some(1500))]);
+        plan.target_cgroups[0].base = MilliCpu(3000);
         let mut throttler = node.throttler(node.now);
         let outcomes = throttler.apply(node.now, &[plan], &find);
         crate::kernel_support::assert_fine(&outcomes);
@@ -194,22 +194,24 @@ fn a_file_unreadable_at_the_start_is_restored_later_without_rules() {
 
 #[test]
 fn a_restore_rejected_by_the_kernel_is_retried_without_rules() {
-    let Some(world) = crate::kernel_support::world() else {
+    let Some(cgroups) = crate::kernel_support::test_cgroups() else {
         return;
     };
-    if world.is_v2() {
+    if cgroups.is_v2() {
         eprintln!("skipped: cgroup v2 rejects no quota");
         return;
     }
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(90_000));
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(90_000));
     let plan = [throttle("pod", 300)];
-    world.throttler().apply(boot_time(), &plan, &world.find());
+    cgroups
+        .throttler()
+        .apply(boot_time(), &plan, &cgroups.find());
     // v1 rejects a child's quota above its parent's.
-    world.set_quota(&world.parent, Some(50_000));
-    let (state, mut now) = (world.state.path().to_owned(), boot_time());
+    cgroups.set_quota(&cgroups.parent, Some(50_000));
+    let (state, mut now) = (cgroups.state.path().to_owned(), boot_time());
     let mut machine = machine(
-        world.hierarchy.clone(),
+        cgroups.hierarchy.clone(),
         state,
         Arc::default(),
         Vec::new(),
@@ -217,37 +219,39 @@ fn a_restore_rejected_by_the_kernel_is_retried_without_rules() {
     );
     machine.tick(now);
     let tried = count_events(&mut machine, &mut now, MINUTE, "the kernel rejects");
-    assert_eq!(world.quota(&pod), "30000");
+    assert_eq!(cgroups.quota(&pod), "30000");
     assert!((2..=12).contains(&tried), "{tried} attempts");
     let expired = count_events(&mut machine, &mut now, 35 * MINUTE, "expired");
-    assert_eq!((expired, world.journal_lines().len()), (1, 1));
-    world.set_quota(&world.parent, None);
+    assert_eq!((expired, cgroups.journal_lines().len()), (1, 1));
+    cgroups.set_quota(&cgroups.parent, None);
     count_events(&mut machine, &mut now, Duration::from_secs(10), "");
-    assert_eq!(world.quota(&pod), "90000");
+    assert_eq!(cgroups.quota(&pod), "90000");
     assert_eq!(
-        (machine.throttled_pods(), world.journal_lines().len()),
+        (machine.throttled_pods(), cgroups.journal_lines().len()),
         (0, 0)
     );
 }
 
 #[test]
 fn a_pod_quota_is_replaced_by_that_of_a_limited_container() {
-    let Some(world) = crate::kernel_support::world() else {
+    let Some(cgroups) = crate::kernel_support::test_cgroups() else {
         return;
     };
-    if world.is_v2() {
+    if cgroups.is_v2() {
         eprintln!("skipped: cgroup v2 rejects no quota");
         return;
     }
     for pause in [true, false] {
         let name = format!("pod-{pause}");
-        let pod = world.pod(&name);
+        let pod = cgroups.pod(&name);
         if pause {
-            world.container(&pod, "pause");
+            cgroups.container(&pod, "pause");
         }
         let plan = [throttle(&name, 300)];
-        world.throttler().apply(boot_time(), &plan, &world.find());
-        assert_eq!(world.quota(&pod), "30000");
+        cgroups
+            .throttler()
+            .apply(boot_time(), &plan, &cgroups.find());
+        assert_eq!(cgroups.quota(&pod), "30000");
         let workload = |missing| Workload {
             pod: Arc::new(crate::engine_support::pod(&name)),
             cgroup: pod.clone(),
@@ -257,26 +261,26 @@ fn a_pod_quota_is_replaced_by_that_of_a_limited_container() {
                 missing,
             }),
         };
-        let (state, mut now) = (world.state.path().to_owned(), boot_time());
+        let (state, mut now) = (cgroups.state.path().to_owned(), boot_time());
         let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
         let pods = vec![workload(true)];
         let rules = policy(vec![rule]);
-        let mut machine = machine(world.hierarchy.clone(), state, rules, pods, now);
+        let mut machine = machine(cgroups.hierarchy.clone(), state, rules, pods, now);
         count_events(&mut machine, &mut now, Duration::from_secs(11), "");
-        assert_eq!(world.quota(&pod), "-1", "pause: {pause}");
-        let main = world.container(&pod, "main");
-        world.set_quota(&main, Some(80_000));
+        assert_eq!(cgroups.quota(&pod), "-1", "pause: {pause}");
+        let main = cgroups.container(&pod, "main");
+        cgroups.set_quota(&main, Some(80_000));
         machine.set_pods(vec![workload(false)]);
         count_events(&mut machine, &mut now, Duration::from_secs(21), "");
-        let limited: u64 = world.quota(&main).parse().unwrap();
+        let limited: u64 = cgroups.quota(&main).parse().unwrap();
         assert!(
             limited < 80_000,
             "it is throttled by its container: {limited}"
         );
-        assert_eq!(world.quota(&pod), "-1");
+        assert_eq!(cgroups.quota(&pod), "-1");
         let mut effects = machine.restore(now).iter();
         assert!(effects.all(|event| !event.to_string().contains("failed")));
-        assert_eq!(world.quota(&main), "80000");
+        assert_eq!(cgroups.quota(&main), "80000");
     }
 }
 

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::kernel_support::{World, assert_fine, at, idle, on_levers, throttle, uid, world};
+use crate::kernel_support::{
+    TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups, uid,
+};
 use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::plan::{Feedback, Throttle};
 use plimsoll::engine::units::{MilliCpu, Quota};
@@ -14,9 +16,9 @@ use plimsoll::node::collect::{Sampler, Target};
 use plimsoll::node::journal::Effects;
 
 /// Steps down to the floor and back, and checks that every file is restored.
-fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
-    let mut throttler = world.throttler();
-    let find = world.find();
+fn step_down_and_back(cgroups: &TestCgroups, pod: &CgroupPath, original: &str) {
+    let mut throttler = cgroups.throttler();
+    let find = cgroups.find();
     for (second, quota) in [900, 700, 500, 300, 100, 200, 400, 800]
         .into_iter()
         .enumerate()
@@ -24,151 +26,167 @@ fn step_down_and_back(world: &World, pod: &CgroupPath, original: &str) {
         let now = at(second as u64);
         assert_fine(&throttler.verify(now));
         assert_fine(&throttler.apply(now, &[throttle("pod", quota)], &find));
-        let expected = world.quota_text(Some(quota * 100));
-        assert_eq!(world.quota(pod), expected);
-        assert_eq!(world.journal_lines().len(), 1);
-        let line = &world.journal_lines()[0];
+        let expected = cgroups.quota_text(Some(quota * 100));
+        assert_eq!(cgroups.quota(pod), expected);
+        assert_eq!(cgroups.journal_lines().len(), 1);
+        let line = &cgroups.journal_lines()[0];
         assert!(
             line.contains(&format!("\"original\":\"{original}\"")),
             "{line}"
         );
     }
     assert_fine(&throttler.apply(at(9), &[], &find));
-    assert_eq!(world.quota(pod), original);
-    assert!(world.journal_lines().is_empty());
+    assert_eq!(cgroups.quota(pod), original);
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn an_unlimited_pod_is_throttled_in_steps_and_restored() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let original = world.quota_text(None);
-    assert_eq!(world.quota(&pod), original);
-    step_down_and_back(&world, &pod, &original);
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let original = cgroups.quota_text(None);
+    assert_eq!(cgroups.quota(&pod), original);
+    step_down_and_back(&cgroups, &pod, &original);
 }
 
 #[test]
 fn a_limited_pod_is_throttled_in_steps_and_restored() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(123_457));
-    let original = world.quota_text(Some(123_457));
-    step_down_and_back(&world, &pod, &original);
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(123_457));
+    let original = cgroups.quota_text(Some(123_457));
+    step_down_and_back(&cgroups, &pod, &original);
 }
 
 #[test]
 fn an_unusual_period_is_preserved() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if world.is_v2() {
-        world.write(&pod, "cpu.max", "30000 20000");
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if cgroups.is_v2() {
+        cgroups.write(&pod, "cpu.max", "30000 20000");
     } else {
-        world.write(&pod, "cpu.cfs_period_us", "20000");
-        world.write(&pod, "cpu.cfs_quota_us", "30000");
+        cgroups.write(&pod, "cpu.cfs_period_us", "20000");
+        cgroups.write(&pod, "cpu.cfs_quota_us", "30000");
     }
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 500)], &world.find());
-    let expected = if world.is_v2() {
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 500)], &cgroups.find());
+    let expected = if cgroups.is_v2() {
         "10000 20000"
     } else {
         "10000"
     };
-    assert_eq!(world.quota(&pod), expected);
-    throttler.apply(at(1), &[], &world.find());
-    let original = if world.is_v2() {
+    assert_eq!(cgroups.quota(&pod), expected);
+    throttler.apply(at(1), &[], &cgroups.find());
+    let original = if cgroups.is_v2() {
         "30000 20000"
     } else {
         "30000"
     };
-    assert_eq!(world.quota(&pod), original);
+    assert_eq!(cgroups.quota(&pod), original);
 }
 
 #[test]
 fn a_quota_below_the_kernel_minimum_is_raised_to_it() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let mut throttler = world.throttler();
-    assert_fine(&throttler.apply(at(0), &[throttle("pod", 3)], &world.find()));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(1000)));
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &[throttle("pod", 3)], &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(1000)));
 }
 
 #[test]
 fn a_limit_below_the_target_is_unchanged() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(20_000));
-    let mut throttler = world.throttler();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(20_000));
+    let mut throttler = cgroups.throttler();
     assert!(
         throttler
-            .apply(at(0), &[throttle("pod", 300)], &world.find())
+            .apply(at(0), &[throttle("pod", 300)], &cgroups.find())
             .is_empty()
     );
-    assert_eq!(world.quota(&pod), world.quota_text(Some(20_000)));
-    assert!(world.journal_lines().is_empty());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(20_000)));
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn limited_containers_are_throttled_instead_of_the_pod() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let web = world.container(&pod, "web");
-    let log = world.container(&pod, "log");
-    world.set_quota(&web, Some(80_000));
-    world.set_quota(&log, Some(40_000));
-    let mut throttler = world.throttler();
-    let both = on_levers("pod", &[("web", Some(400)), ("log", Some(200))]);
-    assert_fine(&throttler.apply(at(0), &[both], &world.find()));
-    assert_eq!(world.quota(&web), world.quota_text(Some(40_000)));
-    assert_eq!(world.quota(&log), world.quota_text(Some(20_000)));
-    assert_eq!(world.quota(&pod), world.quota_text(None));
-    let one = on_levers("pod", &[("web", Some(400)), ("log", None)]);
-    assert_fine(&throttler.apply(at(1), &[one], &world.find()));
-    assert_eq!(world.quota(&log), world.quota_text(Some(40_000)));
-    assert_fine(&throttler.apply(at(2), &[], &world.find()));
-    assert_eq!(world.quota(&web), world.quota_text(Some(80_000)));
-    assert!(world.journal_lines().is_empty());
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let web = cgroups.container(&pod, "web");
+    let log = cgroups.container(&pod, "log");
+    cgroups.set_quota(&web, Some(80_000));
+    cgroups.set_quota(&log, Some(40_000));
+    let mut throttler = cgroups.throttler();
+    let both = throttle_of_cgroups("pod", &[("web", Some(400)), ("log", Some(200))]);
+    assert_fine(&throttler.apply(at(0), &[both], &cgroups.find()));
+    assert_eq!(cgroups.quota(&web), cgroups.quota_text(Some(40_000)));
+    assert_eq!(cgroups.quota(&log), cgroups.quota_text(Some(20_000)));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+    let one = throttle_of_cgroups("pod", &[("web", Some(400)), ("log", None)]);
+    assert_fine(&throttler.apply(at(1), &[one], &cgroups.find()));
+    assert_eq!(cgroups.quota(&log), cgroups.quota_text(Some(40_000)));
+    assert_fine(&throttler.apply(at(2), &[], &cgroups.find()));
+    assert_eq!(cgroups.quota(&web), cgroups.quota_text(Some(80_000)));
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn pod_and_container_are_written_in_the_order_the_kernel_needs() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let web = world.container(&pod, "web");
-    world.set_quota(&pod, Some(80_000));
-    world.set_quota(&web, Some(80_000));
-    let mut throttler = world.throttler();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let web = cgroups.container(&pod, "web");
+    cgroups.set_quota(&pod, Some(80_000));
+    cgroups.set_quota(&web, Some(80_000));
+    let mut throttler = cgroups.throttler();
     for (second, quota) in [500, 200, 600].into_iter().enumerate() {
-        let levers = on_levers("pod", &[("", Some(quota)), ("web", Some(quota))]);
-        assert_fine(&throttler.apply(at(second as u64), &[levers], &world.find()));
-        assert_eq!(world.quota(&web), world.quota_text(Some(quota * 100)));
-        assert_eq!(world.quota(&pod), world.quota_text(Some(quota * 100)));
+        let target_cgroups = throttle_of_cgroups("pod", &[("", Some(quota)), ("web", Some(quota))]);
+        assert_fine(&throttler.apply(at(second as u64), &[target_cgroups], &cgroups.find()));
+        assert_eq!(cgroups.quota(&web), cgroups.quota_text(Some(quota * 100)));
+        assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(quota * 100)));
     }
-    assert_fine(&throttler.apply(at(5), &[], &world.find()));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(80_000)));
-    assert_eq!(world.quota(&web), world.quota_text(Some(80_000)));
+    assert_fine(&throttler.apply(at(5), &[], &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(80_000)));
+    assert_eq!(cgroups.quota(&web), cgroups.quota_text(Some(80_000)));
 }
 
 #[test]
 fn a_pod_rejected_by_the_kernel_does_not_stop_others() {
-    let Some(world) = world() else { return };
-    if world.is_v2() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    if cgroups.is_v2() {
         eprintln!("skipped: cgroup v2 does not compare quotas of parent and child");
         return;
     }
-    let bad = world.pod("bad");
-    let web = world.container(&bad, "web");
-    world.set_quota(&web, Some(80_000));
-    let good = world.pod("good");
-    let mut throttler = world.throttler();
+    let bad = cgroups.pod("bad");
+    let web = cgroups.container(&bad, "web");
+    cgroups.set_quota(&web, Some(80_000));
+    let good = cgroups.pod("good");
+    let mut throttler = cgroups.throttler();
     let plan = [throttle("bad", 200), throttle("good", 200)];
-    let outcomes = throttler.apply(at(0), &plan, &world.find());
+    let outcomes = throttler.apply(at(0), &plan, &cgroups.find());
     let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
     assert_eq!(feedback, [Feedback::ThrottleFailed { uid: uid("bad") }]);
-    assert_eq!(world.quota(&bad), world.quota_text(None));
-    assert_eq!(world.quota(&good), world.quota_text(Some(20_000)));
+    assert_eq!(cgroups.quota(&bad), cgroups.quota_text(None));
+    assert_eq!(cgroups.quota(&good), cgroups.quota_text(Some(20_000)));
     throttler.verify(at(1));
     assert_eq!(
-        world.journal_lines().len(),
+        cgroups.journal_lines().len(),
         1,
         "a file that was not changed has no record"
     );
@@ -176,43 +194,55 @@ fn a_pod_rejected_by_the_kernel_does_not_stop_others() {
 
 #[test]
 fn a_restarted_limited_container_is_throttled_again() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let first = world.container(&pod, "first");
-    world.set_quota(&first, Some(80_000));
-    let mut throttler = world.throttler();
-    let find = world.find();
-    assert_fine(&throttler.apply(at(0), &[on_levers("pod", &[("first", Some(300))])], &find));
-    world.remove(&first);
-    let second = world.container(&pod, "second");
-    world.set_quota(&second, Some(80_000));
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let first = cgroups.container(&pod, "first");
+    cgroups.set_quota(&first, Some(80_000));
+    let mut throttler = cgroups.throttler();
+    let find = cgroups.find();
+    assert_fine(&throttler.apply(
+        at(0),
+        &[throttle_of_cgroups("pod", &[("first", Some(300))])],
+        &find,
+    ));
+    cgroups.remove(&first);
+    let second = cgroups.container(&pod, "second");
+    cgroups.set_quota(&second, Some(80_000));
     assert_fine(&throttler.verify(at(1)));
-    assert!(world.journal_lines().is_empty());
-    assert_fine(&throttler.apply(at(2), &[on_levers("pod", &[("second", Some(300))])], &find));
-    assert_eq!(world.quota(&second), world.quota_text(Some(30_000)));
+    assert!(cgroups.journal_lines().is_empty());
+    assert_fine(&throttler.apply(
+        at(2),
+        &[throttle_of_cgroups("pod", &[("second", Some(300))])],
+        &find,
+    ));
+    assert_eq!(cgroups.quota(&second), cgroups.quota_text(Some(30_000)));
     assert_fine(&throttler.apply(at(3), &[], &find));
-    assert_eq!(world.quota(&second), world.quota_text(Some(80_000)));
+    assert_eq!(cgroups.quota(&second), cgroups.quota_text(Some(80_000)));
 }
 
 /// A throttle to half a CPU for each target cgroup of the sampler.
 fn planned(sampler: &mut Sampler) -> Throttle {
-    let levers = sampler.targets(&uid("pod"));
-    let levers: Vec<_> = levers
+    let target_cgroups = sampler.targets(&uid("pod"));
+    let target_cgroups: Vec<_> = target_cgroups
         .iter()
-        .map(|lever| (&*lever.cgroup, Some(500)))
+        .map(|target_cgroup| (&*target_cgroup.cgroup, Some(500)))
         .collect();
-    on_levers("pod", &levers)
+    throttle_of_cgroups("pod", &target_cgroups)
 }
 
 #[test]
 fn a_limited_container_can_restart_while_its_pod_is_throttled() {
-    let Some(world) = world() else { return };
-    if world.is_v2() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    if cgroups.is_v2() {
         eprintln!("skipped: cgroup v2 does not compare quotas of parent and child");
         return;
     }
-    let pod = world.pod("pod");
-    world.container(&pod, "pause");
+    let pod = cgroups.pod("pod");
+    cgroups.container(&pod, "pause");
     let limited = |missing| Target {
         uid: uid("pod"),
         cgroup: pod.clone(),
@@ -221,43 +251,45 @@ fn a_limited_container_can_restart_while_its_pod_is_throttled() {
             missing,
         }),
     };
-    let mut sampler = Sampler::new(Path::new("/proc"), world.hierarchy.clone());
-    let mut throttler = world.throttler();
+    let mut sampler = Sampler::new(Path::new("/proc"), cgroups.hierarchy.clone());
+    let mut throttler = cgroups.throttler();
     // It crashed and its cgroup is gone, but the API server does not report it yet.
     sampler.set_pods([limited(false)].into_iter());
     let plan = [planned(&mut sampler)];
-    assert_fine(&throttler.apply(at(0), &plan, &world.find()));
-    assert_eq!(world.quota(&pod), world.quota_text(None));
-    let main = world.container(&pod, "main");
-    world.set_quota(&main, Some(80_000));
+    assert_fine(&throttler.apply(at(0), &plan, &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+    let main = cgroups.container(&pod, "main");
+    cgroups.set_quota(&main, Some(80_000));
     let plan = [planned(&mut sampler)];
-    assert_fine(&throttler.apply(at(1), &plan, &world.find()));
-    assert_eq!(world.quota(&main), world.quota_text(Some(50_000)));
+    assert_fine(&throttler.apply(at(1), &plan, &cgroups.find()));
+    assert_eq!(cgroups.quota(&main), cgroups.quota_text(Some(50_000)));
     // An already throttled pod stays throttled by its containers, even if an earlier process did not do so.
     for pin in [true, false] {
         sampler.set_pods([limited(true)].into_iter());
         sampler.pin_targets(&uid("pod"), pin);
-        assert_eq!(planned(&mut sampler).levers.len(), 2);
+        assert_eq!(planned(&mut sampler).target_cgroups.len(), 2);
     }
     // Once the API server reports it, the pod is not a new victim.
     sampler.unpin_targets(&uid("pod"));
-    assert_eq!(planned(&mut sampler).levers.len(), 0);
+    assert_eq!(planned(&mut sampler).target_cgroups.len(), 0);
 }
 
 #[test]
 fn a_removed_pod_is_dropped_and_reported() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.pod("other");
-    let mut throttler = world.throttler();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.pod("other");
+    let mut throttler = cgroups.throttler();
     let plan = [throttle("pod", 200), throttle("other", 200)];
-    throttler.apply(at(0), &plan, &world.find());
-    world.remove(&pod);
+    throttler.apply(at(0), &plan, &cgroups.find());
+    cgroups.remove(&pod);
     let outcomes = throttler.verify(at(1));
     let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
     assert_eq!(feedback, [Feedback::Gone { uid: uid("pod") }]);
-    assert_eq!(world.journal_lines().len(), 1);
-    let outcomes = throttler.apply(at(2), &plan, &world.find());
+    assert_eq!(cgroups.journal_lines().len(), 1);
+    let outcomes = throttler.apply(at(2), &plan, &cgroups.find());
     assert!(
         matches!(&outcomes[..], [Outcome::Gone { .. }]),
         "{outcomes:?}"
@@ -266,12 +298,14 @@ fn a_removed_pod_is_dropped_and_reported() {
 
 #[test]
 fn a_pod_may_be_removed_at_any_point() {
-    let Some(world) = world() else { return };
-    let stays = world.pod("stays");
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let stays = cgroups.pod("stays");
     for vanish_at in 1.. {
-        let goes = world.pod("goes");
-        world.set_quota(&goes, Some(80_000));
-        let mut remove = world.removal(&goes);
+        let goes = cgroups.pod("goes");
+        cgroups.set_quota(&goes, Some(80_000));
+        let mut remove = cgroups.removal(&goes);
         let calls = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&calls);
         let effects = Effects::watched(move |_| {
@@ -279,8 +313,8 @@ fn a_pod_may_be_removed_at_any_point() {
                 remove();
             }
         });
-        let state = world.state.path();
-        let opened = Throttler::open_with(state, world.hierarchy.clone(), at(0), effects);
+        let state = cgroups.state.path();
+        let opened = Throttler::open_with(state, cgroups.hierarchy.clone(), at(0), effects);
         let mut throttler = opened.unwrap().0;
         for (second, quota) in [500, 300, 400].into_iter().enumerate() {
             let now = at(second as u64);
@@ -289,46 +323,53 @@ fn a_pod_may_be_removed_at_any_point() {
                 idle(throttle("goes", quota)),
                 idle(throttle("stays", quota)),
             ];
-            assert_fine(&throttler.apply(now, &plan, &world.find()));
-            assert_eq!(world.quota(&stays), world.quota_text(Some(quota * 100)));
+            assert_fine(&throttler.apply(now, &plan, &cgroups.find()));
+            assert_eq!(cgroups.quota(&stays), cgroups.quota_text(Some(quota * 100)));
         }
-        assert_fine(&throttler.apply(at(3), &[], &world.find()));
+        assert_fine(&throttler.apply(at(3), &[], &cgroups.find()));
         assert_fine(&throttler.verify(at(4)));
-        assert_eq!(world.quota(&stays), world.quota_text(None));
-        assert!(world.journal_lines().is_empty(), "vanished at {vanish_at}");
+        assert_eq!(cgroups.quota(&stays), cgroups.quota_text(None));
+        assert!(
+            cgroups.journal_lines().is_empty(),
+            "vanished at {vanish_at}"
+        );
         if calls.load(Ordering::Relaxed) < vanish_at {
             assert!(vanish_at > 40, "the hook was called only {vanish_at} times");
             return;
         }
-        world.remove(&goes);
+        cgroups.remove(&goes);
     }
 }
 
 #[test]
 fn another_cgroup_of_the_same_name_is_never_written() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 200)], &world.find());
-    world.remove(&pod);
-    world.pod("pod");
-    world.set_quota(&pod, Some(70_000));
-    throttler.apply(at(1), &[], &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(70_000)));
-    assert!(world.journal_lines().is_empty());
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 200)], &cgroups.find());
+    cgroups.remove(&pod);
+    cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(70_000));
+    throttler.apply(at(1), &[], &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(70_000)));
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn a_burst_is_lowered_before_and_restored_after_its_quota() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if !world.has(&pod, world.burst_file()) {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, cgroups.burst_file()) {
         eprintln!("skipped: this kernel has no burst");
         return;
     }
-    world.set_quota(&pod, Some(90_000));
-    world.write(&pod, world.burst_file(), "50000");
-    let mut throttler = world.throttler();
+    cgroups.set_quota(&pod, Some(90_000));
+    cgroups.write(&pod, cgroups.burst_file(), "50000");
+    let mut throttler = cgroups.throttler();
     let expected = [
         (600, "50000", 1),
         (300, "30000", 2),
@@ -337,41 +378,43 @@ fn a_burst_is_lowered_before_and_restored_after_its_quota() {
     ];
     for (second, (quota, burst, records)) in expected.into_iter().enumerate() {
         let plan = [throttle("pod", quota)];
-        assert_fine(&throttler.apply(at(second as u64), &plan, &world.find()));
-        assert_eq!(world.quota(&pod), world.quota_text(Some(quota * 100)));
-        assert_eq!(world.read(&pod, world.burst_file()), burst);
-        assert_eq!(world.journal_lines().len(), records);
+        assert_fine(&throttler.apply(at(second as u64), &plan, &cgroups.find()));
+        assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(quota * 100)));
+        assert_eq!(cgroups.read(&pod, cgroups.burst_file()), burst);
+        assert_eq!(cgroups.journal_lines().len(), records);
     }
-    assert_fine(&throttler.apply(at(9), &[], &world.find()));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
-    assert_eq!(world.read(&pod, world.burst_file()), "50000");
-    assert!(world.journal_lines().is_empty());
+    assert_fine(&throttler.apply(at(9), &[], &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(90_000)));
+    assert_eq!(cgroups.read(&pod, cgroups.burst_file()), "50000");
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn a_burst_is_restored_after_a_quota_that_was_rejected_first() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if world.is_v2() || !world.has(&pod, world.burst_file()) {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if cgroups.is_v2() || !cgroups.has(&pod, cgroups.burst_file()) {
         eprintln!("skipped: this kernel rejects no quota, or has no burst");
         return;
     }
-    world.set_quota(&pod, Some(90_000));
-    world.write(&pod, world.burst_file(), "50000");
-    let mut throttler = world.throttler();
-    assert_fine(&throttler.apply(at(0), &[throttle("pod", 300)], &world.find()));
+    cgroups.set_quota(&pod, Some(90_000));
+    cgroups.write(&pod, cgroups.burst_file(), "50000");
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find()));
     // A parent that allows less than the child's original.
-    world.set_quota(&world.parent, Some(60_000));
+    cgroups.set_quota(&cgroups.parent, Some(60_000));
     let outcomes = throttler.restore_except(at(1), &[]);
     let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed { .. });
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
-    assert_eq!(world.read(&pod, world.burst_file()), "30000");
-    assert_eq!(world.journal_lines().len(), 2);
-    world.set_quota(&world.parent, None);
+    assert_eq!(cgroups.read(&pod, cgroups.burst_file()), "30000");
+    assert_eq!(cgroups.journal_lines().len(), 2);
+    cgroups.set_quota(&cgroups.parent, None);
     assert_fine(&throttler.restore_except(at(2), &[]));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(90_000)));
-    assert_eq!(world.read(&pod, world.burst_file()), "50000");
-    assert!(world.journal_lines().is_empty());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(90_000)));
+    assert_eq!(cgroups.read(&pod, cgroups.burst_file()), "50000");
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
@@ -413,86 +456,94 @@ fn a_burst_waits_for_a_quota_file_that_cannot_be_opened() {
 
 #[test]
 fn idle_class_is_set_and_the_exact_weight_restored() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if !world.has(&pod, "cpu.idle") {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, "cpu.idle") {
         eprintln!("skipped: this kernel has no cpu.idle");
         return;
     }
     for weight in ["4", "37", "1234"] {
-        world.write(&pod, world.weight_file(), weight);
-        let mut throttler = world.throttler();
-        let only_idle = idle(on_levers("pod", &[("", None)]));
-        let outcomes = throttler.apply(at(0), std::slice::from_ref(&only_idle), &world.find());
+        cgroups.write(&pod, cgroups.weight_file(), weight);
+        let mut throttler = cgroups.throttler();
+        let only_idle = idle(throttle_of_cgroups("pod", &[("", None)]));
+        let outcomes = throttler.apply(at(0), std::slice::from_ref(&only_idle), &cgroups.find());
         assert_fine(&outcomes);
-        assert_eq!(world.read(&pod, "cpu.idle"), "1");
-        assert_eq!(world.quota(&pod), world.quota_text(None));
-        assert_eq!(world.journal_lines().len(), 2);
+        assert_eq!(cgroups.read(&pod, "cpu.idle"), "1");
+        assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+        assert_eq!(cgroups.journal_lines().len(), 2);
         let both = idle(throttle("pod", 300));
-        assert_fine(&throttler.apply(at(1), &[both], &world.find()));
-        assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+        assert_fine(&throttler.apply(at(1), &[both], &cgroups.find()));
+        assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(30_000)));
         assert!(throttler.verify(at(2)).is_empty());
-        assert_fine(&throttler.apply(at(3), &[only_idle], &world.find()));
-        assert_eq!(world.quota(&pod), world.quota_text(None));
-        assert_fine(&throttler.apply(at(4), &[], &world.find()));
-        assert_eq!(world.read(&pod, "cpu.idle"), "0");
-        assert_eq!(world.read(&pod, world.weight_file()), weight);
-        assert!(world.journal_lines().is_empty());
+        assert_fine(&throttler.apply(at(3), &[only_idle], &cgroups.find()));
+        assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+        assert_fine(&throttler.apply(at(4), &[], &cgroups.find()));
+        assert_eq!(cgroups.read(&pod, "cpu.idle"), "0");
+        assert_eq!(cgroups.read(&pod, cgroups.weight_file()), weight);
+        assert!(cgroups.journal_lines().is_empty());
     }
 }
 
 #[test]
 fn a_pod_that_is_already_idle_class_is_unchanged() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if !world.has(&pod, "cpu.idle") {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, "cpu.idle") {
         eprintln!("skipped: this kernel has no cpu.idle");
         return;
     }
-    world.write(&pod, "cpu.idle", "1");
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[idle(throttle("pod", 300))], &world.find());
-    assert_eq!(world.journal_lines().len(), 1);
-    throttler.apply(at(1), &[], &world.find());
-    assert_eq!(world.read(&pod, "cpu.idle"), "1");
+    cgroups.write(&pod, "cpu.idle", "1");
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[idle(throttle("pod", 300))], &cgroups.find());
+    assert_eq!(cgroups.journal_lines().len(), 1);
+    throttler.apply(at(1), &[], &cgroups.find());
+    assert_eq!(cgroups.read(&pod, "cpu.idle"), "1");
 }
 
 #[test]
 fn a_removed_idle_class_is_set_again_in_the_same_tick() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    if !world.has(&pod, "cpu.idle") {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, "cpu.idle") {
         eprintln!("skipped: this kernel has no cpu.idle");
         return;
     }
-    world.write(&pod, world.weight_file(), "37");
-    let mut throttler = world.throttler();
+    cgroups.write(&pod, cgroups.weight_file(), "37");
+    let mut throttler = cgroups.throttler();
     throttler.apply(
         at(0),
-        &[idle(on_levers("pod", &[("", None)]))],
-        &world.find(),
+        &[idle(throttle_of_cgroups("pod", &[("", None)]))],
+        &cgroups.find(),
     );
-    world.write(&pod, "cpu.idle", "0");
+    cgroups.write(&pod, "cpu.idle", "0");
     assert_fine(&throttler.verify(at(1)));
-    assert_eq!(world.read(&pod, "cpu.idle"), "1");
+    assert_eq!(cgroups.read(&pod, "cpu.idle"), "1");
     // With a new weight, which becomes the original.
-    world.write(&pod, "cpu.idle", "0");
-    world.write(&pod, world.weight_file(), "55");
+    cgroups.write(&pod, "cpu.idle", "0");
+    cgroups.write(&pod, cgroups.weight_file(), "55");
     assert_fine(&throttler.verify(at(2)));
-    assert_eq!(world.read(&pod, "cpu.idle"), "1");
-    throttler.apply(at(3), &[], &world.find());
-    assert_eq!(world.read(&pod, "cpu.idle"), "0");
-    assert_eq!(world.read(&pod, world.weight_file()), "55");
+    assert_eq!(cgroups.read(&pod, "cpu.idle"), "1");
+    throttler.apply(at(3), &[], &cgroups.find());
+    assert_eq!(cgroups.read(&pod, "cpu.idle"), "0");
+    assert_eq!(cgroups.read(&pod, cgroups.weight_file()), "55");
 }
 
 #[test]
 fn a_larger_foreign_quota_is_lowered_and_becomes_the_original() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(80_000));
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
-    world.set_quota(&pod, Some(150_000));
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(80_000));
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find());
+    cgroups.set_quota(&pod, Some(150_000));
     let outcomes = throttler.verify(at(1));
     let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
     let resized = Feedback::Resized {
@@ -501,20 +552,22 @@ fn a_larger_foreign_quota_is_lowered_and_becomes_the_original() {
         original: Quota::Limit(MilliCpu(1500)),
     };
     assert_eq!(feedback, [resized]);
-    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(30_000)));
     assert!(throttler.verify(at(2)).is_empty());
-    throttler.apply(at(3), &[], &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(150_000)));
+    throttler.apply(at(3), &[], &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(150_000)));
 }
 
 #[test]
 fn a_smaller_foreign_quota_stays() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(80_000));
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
-    world.set_quota(&pod, Some(10_000));
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(80_000));
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find());
+    cgroups.set_quota(&pod, Some(10_000));
     let outcomes = throttler.verify(at(1));
     assert!(
         outcomes
@@ -522,40 +575,47 @@ fn a_smaller_foreign_quota_stays() {
             .any(|o| matches!(o, Outcome::Resized { .. })),
         "{outcomes:?}"
     );
-    assert_eq!(world.quota(&pod), world.quota_text(Some(10_000)));
-    assert!(world.journal_lines().is_empty(), "it is no longer ours");
-    throttler.apply(at(2), &[throttle("pod", 50)], &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(5_000)));
-    throttler.apply(at(3), &[], &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(10_000)));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(10_000)));
+    assert!(cgroups.journal_lines().is_empty(), "it is no longer ours");
+    throttler.apply(at(2), &[throttle("pod", 50)], &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(5_000)));
+    throttler.apply(at(3), &[], &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(10_000)));
 }
 
 #[test]
 fn a_foreign_change_between_check_and_write_is_not_lost() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.set_quota(&pod, Some(80_000));
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.set_quota(&pod, Some(80_000));
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find());
     throttler.verify(at(1));
-    world.set_quota(&pod, Some(150_000));
-    throttler.apply(at(1), &[throttle("pod", 200)], &world.find());
+    cgroups.set_quota(&pod, Some(150_000));
+    throttler.apply(at(1), &[throttle("pod", 200)], &cgroups.find());
     throttler.verify(at(2));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(20_000)));
-    throttler.apply(at(3), &[], &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(150_000)));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(20_000)));
+    throttler.apply(at(3), &[], &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(150_000)));
 }
 
 #[test]
 fn a_reset_of_all_pods_counts_once_and_is_reverted() {
-    let Some(world) = world() else { return };
-    let pods: Vec<_> = ["a", "b", "c"].iter().map(|name| world.pod(name)).collect();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pods: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .map(|name| cgroups.pod(name))
+        .collect();
     let plan = ["a", "b", "c"].map(|name| throttle(name, 300));
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &plan, &world.find());
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &plan, &cgroups.find());
     for second in 1..=3 {
         for pod in &pods {
-            world.set_quota(pod, None);
+            cgroups.set_quota(pod, None);
         }
         let outcomes = throttler.verify(at(second));
         let swept = outcomes
@@ -565,12 +625,12 @@ fn a_reset_of_all_pods_counts_once_and_is_reverted() {
         assert_eq!(swept, 1, "{outcomes:?}");
         assert!(outcomes.iter().all(|outcome| outcome.feedback().is_none()));
         for pod in &pods {
-            assert_eq!(world.quota(pod), world.quota_text(Some(30_000)));
+            assert_eq!(cgroups.quota(pod), cgroups.quota_text(Some(30_000)));
         }
     }
     // After a minute the count starts over.
     for pod in &pods {
-        world.set_quota(pod, None);
+        cgroups.set_quota(pod, None);
     }
     assert!(
         throttler
@@ -578,24 +638,26 @@ fn a_reset_of_all_pods_counts_once_and_is_reverted() {
             .iter()
             .all(|outcome| outcome.feedback().is_none())
     );
-    assert_eq!(world.quota(&pods[0]), world.quota_text(Some(30_000)));
+    assert_eq!(cgroups.quota(&pods[0]), cgroups.quota_text(Some(30_000)));
 }
 
 #[test]
 fn a_contested_pod_is_left_alone_for_five_minutes() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    world.pod("other");
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    cgroups.pod("other");
     let plan = [throttle("pod", 300), throttle("other", 300)];
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &plan, &world.find());
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &plan, &cgroups.find());
     let mut contested = Vec::new();
     for second in 1..=4 {
         assert!(
             contested.is_empty(),
             "only more than three a minute are too many"
         );
-        world.set_quota(&pod, Some(90_000 + second));
+        cgroups.set_quota(&pod, Some(90_000 + second));
         let outcomes = throttler.verify(at(second));
         contested = outcomes
             .iter()
@@ -604,21 +666,23 @@ fn a_contested_pod_is_left_alone_for_five_minutes() {
             .collect();
     }
     assert!(matches!(&contested[..], [Feedback::Contested { uid, .. }] if uid.0 == "pod".into()));
-    let theirs = world.quota_text(Some(90_004));
-    assert_eq!(world.quota(&pod), theirs);
-    assert_eq!(world.journal_lines().len(), 1);
-    throttler.apply(at(60), &plan, &world.find());
-    assert_eq!(world.quota(&pod), theirs);
-    throttler.apply(at(310), &plan, &world.find());
-    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+    let theirs = cgroups.quota_text(Some(90_004));
+    assert_eq!(cgroups.quota(&pod), theirs);
+    assert_eq!(cgroups.journal_lines().len(), 1);
+    throttler.apply(at(60), &plan, &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), theirs);
+    throttler.apply(at(310), &plan, &cgroups.find());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(30_000)));
 }
 
 #[test]
 fn an_unrequested_throttle_ends_at_its_deadline() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let mut throttler = world.throttler();
-    throttler.apply(at(0), &[throttle("pod", 300)], &world.find());
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find());
     assert!(throttler.verify(at(29 * 60)).is_empty());
     let outcomes = throttler.verify(at(30 * 60 + 1));
     assert!(
@@ -627,55 +691,65 @@ fn an_unrequested_throttle_ends_at_its_deadline() {
             .any(|o| matches!(o, Outcome::Expired { .. })),
         "{outcomes:?}"
     );
-    assert_eq!(world.quota(&pod), world.quota_text(None));
-    assert!(world.journal_lines().is_empty());
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]
 fn an_extended_deadline_is_saved_after_half_the_lifetime() {
-    let Some(world) = world() else { return };
-    let pod = world.pod("pod");
-    let mut throttler = world.throttler();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    let mut throttler = cgroups.throttler();
     let plan = [throttle("pod", 300)];
-    throttler.apply(at(0), &plan, &world.find());
-    let first = world.journal_lines();
-    throttler.apply(at(14 * 60), &plan, &world.find());
-    assert_eq!(world.journal_lines(), first);
-    throttler.apply(at(16 * 60), &plan, &world.find());
-    assert_ne!(world.journal_lines(), first);
+    throttler.apply(at(0), &plan, &cgroups.find());
+    let first = cgroups.journal_lines();
+    throttler.apply(at(14 * 60), &plan, &cgroups.find());
+    assert_eq!(cgroups.journal_lines(), first);
+    throttler.apply(at(16 * 60), &plan, &cgroups.find());
+    assert_ne!(cgroups.journal_lines(), first);
     throttler.verify(at(40 * 60));
-    assert_eq!(world.quota(&pod), world.quota_text(Some(30_000)));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(30_000)));
 }
 
 #[test]
 fn a_tick_without_changes_writes_no_journal() {
-    let Some(world) = world() else { return };
-    world.pod("pod");
-    let mut throttler = world.throttler();
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    cgroups.pod("pod");
+    let mut throttler = cgroups.throttler();
     let plan = [throttle("pod", 300)];
-    throttler.apply(at(0), &plan, &world.find());
-    let journal = world.state.path().join("journal");
+    throttler.apply(at(0), &plan, &cgroups.find());
+    let journal = cgroups.state.path().join("journal");
     std::fs::remove_file(&journal).unwrap();
     for second in 1..10 {
         assert!(throttler.verify(at(second)).is_empty());
-        assert!(throttler.apply(at(second), &plan, &world.find()).is_empty());
+        assert!(
+            throttler
+                .apply(at(second), &plan, &cgroups.find())
+                .is_empty()
+        );
     }
     assert!(!journal.exists());
 }
 
 #[test]
 fn verifying_throttles_does_not_allocate() {
-    let Some(world) = world() else { return };
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
     let names: Vec<String> = (0..20).map(|number| format!("pod-{number}")).collect();
-    let mut throttler = world.throttler();
+    let mut throttler = cgroups.throttler();
     let plan: Vec<_> = names
         .iter()
         .map(|name| {
-            world.pod(name);
+            cgroups.pod(name);
             idle(throttle(name, 300))
         })
         .collect();
-    assert_fine(&throttler.apply(at(0), &plan, &world.find()));
+    assert_fine(&throttler.apply(at(0), &plan, &cgroups.find()));
     let now = at(1);
     let info = allocation_counter::measure(|| {
         assert!(throttler.verify(now).is_empty());

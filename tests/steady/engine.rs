@@ -61,7 +61,7 @@ fn node(pods: usize) -> Node {
     loads[0].pod.protected = true;
     loads[1].pod.running = false;
     for load in &mut loads {
-        load.held = GIB / 64;
+        load.unreclaimable = GIB / 64;
         load.pod.owned = false;
     }
     Node::new(rules(), loads)

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::collect_support::{Ground, everything, uid};
+use crate::collect_support::{CgroupFixture, everything, uid};
 use allocation_counter::measure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use plimsoll::engine::Demand;
@@ -33,7 +33,7 @@ fn steady_allocations(sampler: &mut Sampler, demand: &Demand, sample: &mut Sampl
 #[test]
 fn a_steady_sample_of_110_pods_allocates_nothing_and_opens_nothing() {
     let _files = crate::files();
-    let Some(mut ground) = Ground::make() else {
+    let Some(mut ground) = CgroupFixture::make() else {
         return;
     };
     let mut pods = Vec::new();

@@ -6,7 +6,7 @@ use crate::agent::report::node_metric::fit;
 use crate::crd::NodeMetricStatus;
 use crate::crd::report::Report;
 
-/// The report as JSON of at most [`crate::crd::report::MOST_BYTES`]: if it is larger, the least busy pods are dropped
+/// The report as JSON of at most [`crate::crd::report::MAX_BYTES`]: if it is larger, the least busy pods are dropped
 /// first, then breached rules.
 pub fn body(mut report: Report<Cow<'_, NodeMetricStatus>>) -> String {
     fit(&mut report, |report| report.status.to_mut())
@@ -21,11 +21,10 @@ mod tests {
 
     use super::*;
     use crate::crd::node_metric::{
-        Amounts, MOST_BREACHED, MOST_PODS, PeakStats, PodUsage, Pressure, Pressures,
-        ProtectedStalls, ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats,
-        Windows,
+        Amounts, MAX_BREACHED, MAX_PODS, PeakStats, PodUsage, Pressure, Pressures, ProtectedStalls,
+        ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
     };
-    use crate::crd::report::MOST_BYTES;
+    use crate::crd::report::MAX_BYTES;
 
     fn amounts() -> Amounts {
         Amounts {
@@ -150,7 +149,7 @@ mod tests {
         let status = full((0..10).map(pod).collect(), vec!["q/cpu".to_owned(); 2]);
         let (text, read) = report("ip-10-0-0-1.eu-west-1.compute.internal", &status);
         assert_eq!(read.status, status);
-        assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+        assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
         assert_eq!(read.interval(), Duration::from_mins(1));
     }
 
@@ -161,26 +160,26 @@ mod tests {
         #[test]
         fn a_report_always_fits_and_drops_the_least_busy_pods(
             node in "[a-z]{1,253}",
-            pods in prop::collection::vec(pod(), 0..=MOST_PODS),
-            breached in prop::collection::vec("[a-z]{1,63}/[a-z\"]{1,63}", 0..=MOST_BREACHED),
+            pods in prop::collection::vec(pod(), 0..=MAX_PODS),
+            breached in prop::collection::vec("[a-z]{1,63}/[a-z\"]{1,63}", 0..=MAX_BREACHED),
         ) {
             let status = full(pods, breached);
             let (text, read) = report(&node, &status);
-            prop_assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+            prop_assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
             prop_assert_eq!(&read.node, &node);
-            let kept = read.status.top_pods.len();
-            prop_assert_eq!(&read.status.top_pods[..], &status.top_pods[..kept]);
+            let count = read.status.top_pods.len();
+            prop_assert_eq!(&read.status.top_pods[..], &status.top_pods[..count]);
             let rules = read.status.breached.len();
             prop_assert_eq!(&read.status.breached[..], &status.breached[..rules]);
-            prop_assert!(rules == status.breached.len() || kept == 0);
+            prop_assert!(rules == status.breached.len() || count == 0);
             let rest = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..read.status };
             let expected = NodeMetricStatus { top_pods: Vec::new(), breached: Vec::new(), ..status.clone() };
             prop_assert_eq!(rest, expected);
             // No more is dropped than necessary.
-            if kept < status.top_pods.len() {
-                let more = NodeMetricStatus { top_pods: status.top_pods[..=kept].to_vec(), ..status.clone() };
+            if count < status.top_pods.len() {
+                let more = NodeMetricStatus { top_pods: status.top_pods[..=count].to_vec(), ..status.clone() };
                 let larger = serde_json::to_string(&Report { status: more, ..Report::parse(text.as_bytes()).unwrap() });
-                prop_assert!(larger.unwrap().len() > MOST_BYTES);
+                prop_assert!(larger.unwrap().len() > MAX_BYTES);
             }
         }
     }

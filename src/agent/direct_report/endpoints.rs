@@ -24,7 +24,7 @@ pub struct Endpoints {
 
 impl Endpoints {
     /// Handles a watch event; a failure changes nothing.
-    pub fn take(&mut self, change: Change) {
+    pub fn apply(&mut self, change: Change) {
         let slices = self.listed.as_mut().unwrap_or(&mut self.slices);
         match change {
             Change::Apply(name, slice) => {
@@ -101,26 +101,26 @@ mod tests {
     fn every_ready_endpoint_of_every_slice_is_a_replica() {
         let mut endpoints = Endpoints::default();
         assert_eq!(endpoints.replicas(), None);
-        endpoints.take(Change::Restarted);
+        endpoints.apply(Change::Restarted);
         let two = [
             ("a", "10.0.0.1", Some(true)),
             ("b", "10.0.0.2", Some(false)),
         ];
-        endpoints.take(apply("s1", slice(8444, &two)));
+        endpoints.apply(apply("s1", slice(8444, &two)));
         assert_eq!(endpoints.replicas(), None, "there may be more");
-        endpoints.take(apply("s2", slice(9, &[("c", "10.0.0.3", None)])));
-        endpoints.take(Change::Complete);
+        endpoints.apply(apply("s2", slice(9, &[("c", "10.0.0.3", None)])));
+        endpoints.apply(Change::Complete);
         assert_eq!(replicas(&endpoints), ["10.0.0.1:8444", "10.0.0.3:9"]);
-        endpoints.take(Change::Delete("s2".to_owned()));
-        endpoints.take(apply("s1", slice(8444, &[("b", "10.0.0.2", Some(true))])));
+        endpoints.apply(Change::Delete("s2".to_owned()));
+        endpoints.apply(apply("s1", slice(8444, &[("b", "10.0.0.2", Some(true))])));
         assert_eq!(replicas(&endpoints), ["10.0.0.2:8444"]);
     }
 
     #[test]
     fn known_replicas_stay_during_a_new_list() {
         let mut endpoints = Endpoints::default();
-        endpoints.take(apply("s1", slice(1, &[("a", "10.0.0.1", None)])));
-        endpoints.take(Change::Complete);
+        endpoints.apply(apply("s1", slice(1, &[("a", "10.0.0.1", None)])));
+        endpoints.apply(Change::Complete);
         assert_eq!(
             endpoints.replicas(),
             Some(BTreeSet::new()),
@@ -133,41 +133,41 @@ mod tests {
             Change::Failed("away".to_owned()),
             Change::Restarted,
         ] {
-            endpoints.take(change);
+            endpoints.apply(change);
         }
         assert_eq!(replicas(&endpoints), ["10.0.0.1:1"]);
-        endpoints.take(Change::Complete);
+        endpoints.apply(Change::Complete);
         assert_eq!(endpoints.replicas(), Some(BTreeSet::new()));
     }
 
     #[test]
     fn a_pod_with_two_addresses_is_one_replica() {
         let mut endpoints = Endpoints::default();
-        endpoints.take(Change::Restarted);
-        endpoints.take(apply("s4", slice(1, &[("a", "10.0.0.1", None)])));
-        endpoints.take(apply(
+        endpoints.apply(Change::Restarted);
+        endpoints.apply(apply("s4", slice(1, &[("a", "10.0.0.1", None)])));
+        endpoints.apply(apply(
             "s6",
             slice(1, &[("a", "fd00::1", None), ("b", "fd00::2", None)]),
         ));
-        endpoints.take(apply("names", slice(1, &[("c", "example.com", None)])));
-        endpoints.take(apply("odd", json!({"endpoints": 7})));
-        endpoints.take(apply(
+        endpoints.apply(apply("names", slice(1, &[("c", "example.com", None)])));
+        endpoints.apply(apply("odd", json!({"endpoints": 7})));
+        endpoints.apply(apply(
             "no port",
             json!({"ports": [{}], "endpoints": [{"addresses": ["10.0.0.9"]}]}),
         ));
-        endpoints.take(Change::Complete);
+        endpoints.apply(Change::Complete);
         assert_eq!(replicas(&endpoints), ["10.0.0.1:1", "[fd00::2]:1"]);
     }
 
     #[test]
     fn the_number_of_replicas_is_limited() {
         let mut endpoints = Endpoints::default();
-        endpoints.take(Change::Restarted);
+        endpoints.apply(Change::Restarted);
         for number in 0..100 {
             let address = format!("10.0.0.{number}");
-            endpoints.take(apply(&address, slice(1, &[(&address, &address, None)])));
+            endpoints.apply(apply(&address, slice(1, &[(&address, &address, None)])));
         }
-        endpoints.take(Change::Complete);
+        endpoints.apply(Change::Complete);
         assert_eq!(replicas(&endpoints).len(), MAX_REPLICAS);
     }
 }

@@ -144,7 +144,9 @@ impl Requester for Leader {
             Ok(answer) if may_have_arrived && answer.why().is_some() => Answer::Unknown { why },
             Ok(answer) => answer,
             Err(_) if may_have_arrived => Answer::Unknown { why },
-            Err(error) if may_be_processed(&error) => Answer::Unknown { why: error.words() },
+            Err(error) if may_be_processed(&error) => Answer::Unknown {
+                why: error.message(),
+            },
             Err(error) => unreachable_leader(&why, &error),
         }
     }
@@ -158,15 +160,15 @@ fn may_be_processed(error: &CallError) -> bool {
 
 /// Whether the API server had no controller to forward the request to. Other 5xx may follow a processed request.
 fn was_not_forwarded(error: &CallError) -> bool {
-    let words = error.words();
-    let found_none = words.contains("service unavailable") || words.contains("dial ");
+    let message = error.message();
+    let found_none = message.contains("service unavailable") || message.contains("dial ");
     error.code() == Some(503) && found_none
 }
 
 fn unreachable_leader(direct: &str, error: &CallError) -> Answer {
     let by_api_server = match error.code() {
         Some(404) => "the controller accepts no requests through the API server".to_owned(),
-        _ => error.words(),
+        _ => error.message(),
     };
     Answer::Wait {
         wait: error.retry_after().unwrap_or_default().max(LEADERLESS_WAIT),

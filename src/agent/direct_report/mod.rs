@@ -16,9 +16,9 @@ mod endpoints;
 mod leader;
 mod links;
 pub mod metrics;
-mod pace;
 mod replica;
 mod run;
+mod schedule;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::metrics::Reports;
-use self::pace::Newest;
+use self::schedule::Newest;
 use crate::crd::NodeMetric;
 use crate::engine::time::BootTime;
 

@@ -1,4 +1,4 @@
-//! Sends reports to one replica, as [`Pace`] decides.
+//! Sends reports to one replica, as [`ReportSchedule`] decides.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use super::body::body;
 use super::connection::{Connection, SendError};
 use super::credentials::{Credentials, CredentialsError, Files};
 use super::metrics::Reports;
-use super::pace::{Outcome, Pace, Step};
+use super::schedule::{Outcome, ReportSchedule, Step};
 use super::{Links, Measured, Options, TIMEOUT};
 use crate::cluster::client::describe;
 use crate::crd::report::{Acknowledgement, Report};
@@ -80,7 +80,7 @@ impl Sending {
     }
 
     /// The report for one replica.
-    fn body(&self, measured: &Measured, pace: &Pace) -> String {
+    fn body(&self, measured: &Measured, schedule: &ReportSchedule) -> String {
         let status = &measured.metric.status;
         let agent = status.agent.as_ref();
         body(Report {
@@ -89,7 +89,7 @@ impl Sending {
             agent_started_millis: self.started.as_nanos() / 1_000_000,
             sequence: super::sequence(&measured.metric).unsigned_abs(),
             uptime_millis: Some(clock::boot_time().as_nanos() / 1_000_000),
-            interval_seconds: u32::try_from(pace.interval().as_secs()).unwrap_or(u32::MAX),
+            interval_seconds: u32::try_from(schedule.interval().as_secs()).unwrap_or(u32::MAX),
             status: Cow::Borrowed(status),
         })
     }
@@ -118,7 +118,7 @@ pub(super) struct Replica {
     address: SocketAddr,
     sending: Arc<Sending>,
     connection: Option<Connection>,
-    pace: Pace,
+    schedule: ReportSchedule,
     /// Why reports fail, as last logged.
     failure: String,
 }
@@ -129,7 +129,7 @@ impl Replica {
             address,
             sending,
             connection: None,
-            pace: Pace::new(clock::boot_time(), Rng::new()),
+            schedule: ReportSchedule::new(clock::boot_time(), Rng::new()),
             failure: String::new(),
         }
     }
@@ -140,13 +140,13 @@ impl Replica {
         loop {
             let measured = newest.borrow_and_update().clone();
             let number = measured.as_ref().map(Measured::newest);
-            match (self.pace.step(clock::boot_time(), number), measured) {
+            match (self.schedule.step(clock::boot_time(), number), measured) {
                 (Step::Send, Some(measured)) => {
                     let outcome = self.report(&measured).await;
-                    self.pace.record(clock::boot_time(), outcome);
+                    self.schedule.record(clock::boot_time(), outcome);
                 }
                 (Step::Wait(left), _) => sleep(left).await,
-                (Step::Send | Step::Rest, _) => {
+                (Step::Send | Step::Idle, _) => {
                     if newest.changed().await.is_err() {
                         return;
                     }
@@ -164,7 +164,7 @@ impl Replica {
             return Outcome::Failed(None);
         };
         let sent_at = clock::boot_time();
-        let body = sending.body(measured, &self.pace);
+        let body = sending.body(measured, &self.schedule);
         let sent = timeout(TIMEOUT, self.send(&credentials, body)).await;
         match sent.unwrap_or(Err(SendError::TimedOut)) {
             Ok(answer) => self.accepted(&answer, sent_at, measured.at),

@@ -14,7 +14,7 @@ use super::endpoints::Endpoints;
 use super::metrics::Reports;
 use super::replica::{Replica, Sending};
 use super::{Links, Measured, Options};
-use crate::cluster::backoff::rest;
+use crate::cluster::backoff::sleep;
 use crate::cluster::watch::{self as objects, Change};
 use crate::engine::time::BootTime;
 use crate::node::clock;
@@ -41,9 +41,9 @@ pub(super) async fn run(
             std::mem::replace(now, remaining.is_some()) != remaining.is_some()
         });
         tokio::select! {
-            Some(change) = changes.next() => replicas.take(change),
+            Some(change) = changes.next() => replicas.apply(change),
             Ok(()) = answers.changed() => {}
-            () = rest(remaining) => {}
+            () = sleep(remaining) => {}
         }
     }
 }
@@ -69,7 +69,7 @@ impl Replicas {
         }
     }
 
-    fn take(&mut self, change: Change) {
+    fn apply(&mut self, change: Change) {
         if let Change::Failed(why) = &change
             && self.failure != *why
         {
@@ -79,7 +79,7 @@ impl Replicas {
             );
             self.failure.clone_from(why);
         }
-        self.endpoints.take(change);
+        self.endpoints.apply(change);
         let replicas = self.endpoints.replicas();
         if self.known == replicas {
             return;

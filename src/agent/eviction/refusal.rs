@@ -31,13 +31,13 @@ pub enum Refusal {
     },
     /// The API server can't be reached.
     #[error("the API server can't be reached: {0}")]
-    Away(String),
+    ApiServerUnreachable(String),
     /// The API server did not answer, and the pod is still there.
     #[error("the pod is still there after an attempt without an answer: {0}")]
     Unanswered(String),
     /// The node is not tainted yet: the pod's replacement could come straight back.
     #[error("the node has no taint of ours yet: {0}")]
-    Open(String),
+    NotTainted(String),
     /// The request expired before it could be sent.
     #[error("the request could not be sent before the next evaluation")]
     Late,
@@ -55,8 +55,8 @@ impl Refusal {
     pub const fn obstacle(&self) -> Option<Obstacle> {
         match self {
             Self::Wait { by, .. } => Some(Obstacle::Wait(*by)),
-            Self::Away(_) => Some(Obstacle::Away),
-            Self::Open(_) => Some(Obstacle::Open),
+            Self::ApiServerUnreachable(_) => Some(Obstacle::ApiServerUnreachable),
+            Self::NotTainted(_) => Some(Obstacle::NotTainted),
             Self::Late => Some(Obstacle::Late),
             Self::Budget(_)
             | Self::ManyBudgets(_)
@@ -72,17 +72,17 @@ impl Refusal {
 pub enum Obstacle {
     /// See [`Refusal::Late`].
     Late,
-    /// See [`Refusal::Open`].
-    Open,
-    /// See [`Refusal::Away`].
-    Away,
+    /// See [`Refusal::NotTainted`].
+    NotTainted,
+    /// See [`Refusal::ApiServerUnreachable`].
+    ApiServerUnreachable,
     /// See [`Refusal::Wait`].
     Wait(Delay),
 }
 
 impl Obstacle {
     /// Whether it is usually gone by the next evaluation: setting a taint takes a moment.
-    pub const fn is_passing(self) -> bool {
-        matches!(self, Self::Late | Self::Open)
+    pub const fn is_transient(self) -> bool {
+        matches!(self, Self::Late | Self::NotTainted)
     }
 }

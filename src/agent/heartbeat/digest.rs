@@ -40,14 +40,14 @@ pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
         .map(|report| report.id)
         .collect();
     let [cpu, memory] = used.map(|percent| percent.and_then(Percent::of));
-    let [cpu_mark, memory_mark] = thresholds(policy, node);
+    let [cpu_threshold, memory_threshold] = thresholds(policy, node);
     Summary {
         sequence: None,
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         cpu,
         memory,
-        cpu_mark,
-        memory_mark,
+        cpu_threshold,
+        memory_threshold,
         pressure: node
             .pressure
             .map(|kind| kind.and_then(|kind| Percent::of(kind.some[0]))),
@@ -70,11 +70,11 @@ fn thresholds(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
     let mut lowest = [None, None];
     for rule in &policy.rules {
         let (resource, threshold) = match rule.metric {
-            Metric::CpuUtilization => (0, Some(rule.watermark)),
+            Metric::CpuUtilization => (0, Some(rule.threshold)),
             // One CPU is 1000 millicores: a percent of it is ten.
-            Metric::CpuUsage => (0, cpus.map(|cpus| rule.watermark / cpus / 10.0)),
-            Metric::MemoryUtilization => (1, Some(rule.watermark)),
-            Metric::MemoryUsage => (1, total.map(|total| rule.watermark * 100.0 / total)),
+            Metric::CpuUsage => (0, cpus.map(|cpus| rule.threshold / cpus / 10.0)),
+            Metric::MemoryUtilization => (1, Some(rule.threshold)),
+            Metric::MemoryUsage => (1, total.map(|total| rule.threshold * 100.0 / total)),
             _ => continue,
         };
         let threshold = threshold
@@ -123,10 +123,10 @@ mod tests {
             state,
             since: None,
             value: None,
-            watermark: 1.0,
-            restore: 1.0,
+            threshold: 1.0,
+            restore_value: 1.0,
             breaches: 0,
-            quiets: 0,
+            quiet_evaluations: 0,
             guard: None,
             cool_down: std::time::Duration::ZERO,
             unknown: None,
@@ -175,12 +175,12 @@ mod tests {
             ..PolicySet::default()
         };
         let known = summarize(&node(), [None; 2], &policy);
-        assert_eq!(known.cpu_mark, Percent::of(75.0));
-        assert_eq!(known.memory_mark, None, "above the node's memory");
+        assert_eq!(known.cpu_threshold, Percent::of(75.0));
+        assert_eq!(known.memory_threshold, None, "above the node's memory");
         assert_eq!(known.rules, Some(4));
         let unknown = summarize(&NodeSample::default(), [None; 2], &policy);
         assert_eq!(
-            unknown.cpu_mark,
+            unknown.cpu_threshold,
             Percent::of(90.0),
             "the number of CPUs is unknown"
         );

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::api::ObjectMeta;
 
-use super::Pulse;
+use super::HeartbeatInput;
 use crate::crd::Summary;
 use crate::crd::summary::ANNOTATION;
 
@@ -26,12 +26,12 @@ pub(super) fn new(namespace: &str, node: &str) -> Lease {
 /// The renewed Lease: with the next sequence, and owned by the Node if its UID is known. Fields of other writers stay.
 pub(super) fn renewed(
     mut lease: Lease,
-    pulse: &Pulse,
+    input: &HeartbeatInput,
     duration: Duration,
     now: Timestamp,
 ) -> Lease {
     let node = lease.metadata.name.clone().unwrap_or_default();
-    if let Some(uid) = &pulse.node_uid {
+    if let Some(uid) = &input.node_uid {
         let owners = lease.metadata.owner_references.get_or_insert_default();
         owners.retain(|owner| owner.kind != "Node");
         owners.push(OwnerReference {
@@ -47,7 +47,7 @@ pub(super) fn renewed(
     let before = before.and_then(|text| Summary::parse(text).sequence);
     let summary = Summary {
         sequence: Some(before.map_or(1, |before| before.wrapping_add(1))),
-        ..pulse.summary.clone()
+        ..input.summary.clone()
     };
     annotations.insert(ANNOTATION.to_owned(), summary.to_string());
     let is_first = lease.spec.is_none();
@@ -83,19 +83,19 @@ mod tests {
 
     const DURATION: Duration = Duration::from_secs(40);
 
-    fn pulse(uid: Option<&str>) -> Pulse {
-        Pulse {
+    fn input(uid: Option<&str>) -> HeartbeatInput {
+        HeartbeatInput {
             node_uid: uid.map(Into::into),
             summary: Summary {
                 throttled: Some(3),
                 ..Summary::default()
             },
-            ..Pulse::default()
+            ..HeartbeatInput::default()
         }
     }
 
     fn renew(lease: Lease, uid: Option<&str>) -> Lease {
-        renewed(lease, &pulse(uid), DURATION, Timestamp::UNIX_EPOCH)
+        renewed(lease, &input(uid), DURATION, Timestamp::UNIX_EPOCH)
     }
 
     fn owners(lease: &Lease) -> Vec<(String, String)> {
@@ -150,13 +150,13 @@ mod tests {
     #[test]
     fn acquiring_a_released_lease_counts_a_transition() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let first = renewed(new("leases", "worker"), &pulse(None), DURATION, at(1));
+        let first = renewed(new("leases", "worker"), &input(None), DURATION, at(1));
         let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|it| it.lease_transitions);
         assert_eq!(transitions(&first), Some(0));
-        let second = renewed(first, &pulse(None), DURATION, at(2));
+        let second = renewed(first, &input(None), DURATION, at(2));
         assert_eq!(transitions(&second), Some(0));
         let lease = released(second, "worker").expect("ours");
-        let again = renewed(lease, &pulse(None), DURATION, at(3));
+        let again = renewed(lease, &input(None), DURATION, at(3));
         assert_eq!(transitions(&again), Some(1));
         let spec = again.spec.expect("a spec");
         assert_eq!(spec.acquire_time, Some(MicroTime(at(3))));

@@ -1,7 +1,7 @@
 //! The agent's heartbeat: renews the Lease of its node, with a summary of the node's health and load.
 //!
 //! ```text
-//! sampling loop ─► Pulse ─► Schedule (what to call, and when) ─► Lease ─► API server
+//! sampling loop ─► HeartbeatInput ─► Schedule (what to call, and when) ─► Lease ─► API server
 //! ```
 //! A heartbeat means that the agent works, not only that its process runs: a stuck sampling loop stops it.
 
@@ -40,7 +40,7 @@ pub struct Options {
 
 /// The state of the sampling loop.
 #[derive(Clone, Debug, Default)]
-pub struct Pulse {
+pub struct HeartbeatInput {
     /// Its last run, if any.
     pub last_run: Option<BootTime>,
     /// UID of our Node, if known.
@@ -62,14 +62,14 @@ impl Heartbeat {
     pub fn start(
         client: Client,
         options: Options,
-        pulse: watch::Receiver<Pulse>,
+        input: watch::Receiver<HeartbeatInput>,
         acknowledged: watch::Receiver<bool>,
         metrics: Heartbeats,
     ) -> Self {
         let sending = run::run(
             client.clone(),
             options.clone(),
-            pulse,
+            input,
             acknowledged,
             metrics,
         );
@@ -85,7 +85,7 @@ impl Heartbeat {
         self.task.abort();
         if let Err(error) = run::release(&self.client, &self.options).await {
             tracing::warn!(
-                why = error.words(),
+                why = error.message(),
                 "failed to release the Lease: the controller will report an unresponsive agent"
             );
         }

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::lease;
 use super::metrics::Heartbeats;
 use super::schedule::{Call, Outcome, Schedule, Step};
-use super::{Options, Pulse};
+use super::{HeartbeatInput, Options};
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::crd::summary::Percent;
 use crate::node::clock;
@@ -19,7 +19,7 @@ use crate::node::clock;
 pub(super) async fn run(
     client: Client,
     options: Options,
-    mut pulse: watch::Receiver<Pulse>,
+    mut input: watch::Receiver<HeartbeatInput>,
     mut acknowledged: watch::Receiver<bool>,
     metrics: Heartbeats,
 ) {
@@ -27,7 +27,7 @@ pub(super) async fn run(
     let mut schedule = Schedule::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
     let mut writer = LeaseWriter::new(client, options, metrics);
     loop {
-        let last_run = pulse.borrow_and_update().last_run;
+        let last_run = input.borrow_and_update().last_run;
         let relaxed = *acknowledged.borrow_and_update();
         let step = schedule.step(clock::boot_time(), last_run, relaxed);
         writer.metrics.stuck(matches!(step, Step::Stuck(_)));
@@ -35,15 +35,15 @@ pub(super) async fn run(
             Step::Wait(left) => tokio::select! {
                 () = sleep(left) => {}
                 () = changed(&mut acknowledged) => {}
-                () = writer.thresholds_changed(&mut pulse) => schedule.renew_soon(clock::boot_time()),
+                () = writer.thresholds_changed(&mut input) => schedule.renew_soon(clock::boot_time()),
             },
             Step::Stuck(left) => tokio::select! {
                 () = sleep(left) => {}
-                run = pulse.changed() => if run.is_err() { return },
+                run = input.changed() => if run.is_err() { return },
             },
             Step::Call { call, duration } => {
-                let pulse = pulse.borrow().clone();
-                let outcome = writer.call(call, &pulse, duration).await;
+                let input = input.borrow().clone();
+                let outcome = writer.call(call, &input, duration).await;
                 schedule.record(clock::boot_time(), outcome);
                 writer.metrics.set_interval(schedule.interval());
             }
@@ -61,8 +61,8 @@ async fn changed(acknowledged: &mut watch::Receiver<bool>) {
 /// The thresholds of CPU and memory.
 type Thresholds = [Option<Percent>; 2];
 
-fn thresholds(pulse: &Pulse) -> Thresholds {
-    [pulse.summary.cpu_mark, pulse.summary.memory_mark]
+fn thresholds(input: &HeartbeatInput) -> Thresholds {
+    [input.summary.cpu_threshold, input.summary.memory_threshold]
 }
 
 struct LeaseWriter {
@@ -90,21 +90,26 @@ impl LeaseWriter {
     }
 
     /// Waits until the thresholds differ from those in the Lease, and takes them as written.
-    async fn thresholds_changed(&mut self, pulse: &mut watch::Receiver<Pulse>) {
+    async fn thresholds_changed(&mut self, input: &mut watch::Receiver<HeartbeatInput>) {
         let Some(written) = &mut self.thresholds else {
             return std::future::pending().await;
         };
-        let changed = pulse.wait_for(|pulse| thresholds(pulse) != *written).await;
-        match changed.map(|pulse| thresholds(&pulse)) {
+        let changed = input.wait_for(|input| thresholds(input) != *written).await;
+        match changed.map(|input| thresholds(&input)) {
             Ok(thresholds) => *written = thresholds,
             Err(_) => std::future::pending().await,
         }
     }
 
-    async fn call(&mut self, what: Call, pulse: &Pulse, duration: std::time::Duration) -> Outcome {
+    async fn call(
+        &mut self,
+        what: Call,
+        input: &HeartbeatInput,
+        duration: std::time::Duration,
+    ) -> Outcome {
         let (api, name) = (&self.api, &self.options.node);
         let params = PostParams::default();
-        let renewed = |lease| lease::renewed(lease, pulse, duration, clock::wall_time());
+        let renewed = |lease| lease::renewed(lease, input, duration, clock::wall_time());
         let answer = match what {
             Call::Read => call(stored(api.get(name))).await,
             Call::Create => {
@@ -122,7 +127,7 @@ impl LeaseWriter {
                 lease.metadata.managed_fields = None;
                 self.lease = lease;
                 if what != Call::Read {
-                    self.thresholds = Some(thresholds(pulse));
+                    self.thresholds = Some(thresholds(input));
                 }
                 self.succeeded(what)
             }
@@ -156,13 +161,13 @@ impl LeaseWriter {
         if let Outcome::Failed(_) = outcome {
             self.log_failure(what, error);
         } else {
-            tracing::debug!(why = error.words(), "the Lease was changed or deleted");
+            tracing::debug!(why = error.message(), "the Lease was changed or deleted");
         }
         outcome
     }
 
     fn log_failure(&mut self, what: Call, error: &CallError) {
-        let mut why = error.words();
+        let mut why = error.message();
         if (what, error.code()) == (Call::Create, Some(404)) {
             let namespace = &self.options.namespace;
             why = format!(

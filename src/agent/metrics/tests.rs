@@ -15,10 +15,10 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
         state: RuleState::Breached,
         since: None,
         value,
-        watermark: 4000.0,
-        restore: 4000.0,
+        threshold: 4000.0,
+        restore_value: 4000.0,
         breaches: 2,
-        quiets: 0,
+        quiet_evaluations: 0,
         guard: None,
         cool_down: std::time::Duration::ZERO,
         unknown,
@@ -204,9 +204,9 @@ fn actions_and_previews_are_counted_from_zero() {
         transition(true, Change::SchedulingEnabled),
         transition(
             true,
-            Change::Spared {
+            Change::Skipped {
                 pod: "p".into(),
-                reason: crate::engine::plan::Spared::Protected,
+                reason: crate::engine::plan::Skipped::Protected,
             },
         ),
     ]);
@@ -253,12 +253,12 @@ fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
         ]
     };
     metrics.count(&[decided(false), decided(false), decided(true)]);
-    metrics.outcome(&Fate::Refused {
+    metrics.outcome(&EvictionResult::Refused {
         until: BootTime::default(),
-        why: Refusal::Away("timed out".to_owned()),
+        why: Refusal::ApiServerUnreachable("timed out".to_owned()),
     });
     assert_eq!(counted(), [0, 1, 0, 1]);
-    metrics.outcome(&Fate::Unsure("timed out".to_owned()));
-    metrics.outcome(&Fate::Accepted);
+    metrics.outcome(&EvictionResult::ResultUnknown("timed out".to_owned()));
+    metrics.outcome(&EvictionResult::Accepted);
     assert_eq!(counted(), [1, 1, 1, 1]);
 }

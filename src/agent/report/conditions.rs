@@ -4,11 +4,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::crd::emergency_stop;
-use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, NONE_JUDGED, READY, STOPPED};
+use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, NONE_EVALUATED, READY, STOPPED};
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
-use crate::node::machine::wording::unknown_reason;
+use crate::node::machine::messages::unknown_reason;
 
 /// Longest message of a condition, in bytes. The API server allows 32 KiB.
 const MAX_MESSAGE_BYTES: usize = 1024;
@@ -43,12 +43,12 @@ impl Evaluated {
     pub fn of(reports: &[RuleReport]) -> Self {
         let is_transient = |why: &Unknown| matches!(why, Unknown::Rebased | Unknown::Sparse);
         let unknown = || reports.iter().filter_map(|it| Some((it, it.unknown?)));
-        let words = |(report, why): (&RuleReport, Unknown)| {
+        let describe = |(report, why): (&RuleReport, Unknown)| {
             format!("{} ({})", report.id, unknown_reason(why))
         };
         Self {
             rules: reports.len(),
-            unknown: unknown().map(words).collect(),
+            unknown: unknown().map(describe).collect(),
             transient: unknown().all(|(_, why)| is_transient(&why)),
         }
     }
@@ -67,7 +67,7 @@ impl Evaluated {
             ),
         };
         if rules > 0 && rules == not_evaluated && !self.transient {
-            (false, NONE_JUDGED, message)
+            (false, NONE_EVALUATED, message)
         } else {
             (true, "RulesKept", message)
         }
@@ -86,12 +86,12 @@ pub struct Stopped {
 impl Stopped {
     /// The reason of the condition, and its message.
     fn condition(&self) -> (&'static str, String) {
-        let words = emergency_stop::words(&self.reason);
+        let message = emergency_stop::stop_message(&self.reason);
         match self.left.as_slice() {
-            [] => (RELEASED, format!("{words}; nothing is in force")),
+            [] => (RELEASED, format!("{message}; nothing is in force")),
             left => {
                 let left = left.join(", ");
-                (RELEASING, format!("{words}; being restored: {left}"))
+                (RELEASING, format!("{message}; being restored: {left}"))
             }
         }
     }

@@ -10,16 +10,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::agent::eviction::{Fate, Outcome};
-use crate::agent::taint::Standing;
+use crate::agent::eviction::{EvictionResult, Outcome};
+use crate::agent::taint::TaintState;
 use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
-use crate::engine::plan::{Change, RuleState, Spared, Transition, Unknown};
+use crate::engine::plan::{Change, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
 use crate::node::journal::Record;
-use crate::node::machine::event::{Decision, Event, News};
-use crate::node::machine::wording::{format_value, short, unknown_reason};
+use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::machine::messages::{format_duration, format_value, unknown_reason};
 
 mod throttles;
 
@@ -118,7 +118,7 @@ impl Facts<'_> {
         let now = report.value.map_or_else(|| "unknown".to_owned(), value);
         format!(
             "{id}: {metric} {now}, threshold {}",
-            value(report.watermark)
+            value(report.threshold)
         )
     }
 }
@@ -130,7 +130,7 @@ pub struct EventBuilder {
     /// Rules that were reported as unknown.
     unknown: BTreeSet<RuleId>,
     /// The taint state on the Node, as last reported.
-    standing: Option<Standing>,
+    taint_state: Option<TaintState>,
     /// Messages of the evictions that were decided.
     evicting: BTreeMap<PodUid, String>,
 }
@@ -154,7 +154,7 @@ impl EventBuilder {
         for event in events {
             match event {
                 Event::Decision(decision) => self.decided(decision, facts, out),
-                Event::Notice(notice) => notice_event(&notice.news, out),
+                Event::Notice(notice) => notice_event(&notice.kind, out),
             }
         }
     }
@@ -183,8 +183,8 @@ impl EventBuilder {
                 let why = facts.why(rule);
                 self.throttles.step(decision, floor, &why, out);
             }
-            Change::Spared {
-                reason: Spared::AtFloor,
+            Change::Skipped {
+                reason: Skipped::AtFloor,
                 ..
             } => self.throttles.floor(decision, out),
             Change::Reclaim { pod, amount } => {
@@ -241,13 +241,13 @@ impl EventBuilder {
             format!(", to release {}", format_value(metric, release as f64))
         });
         let why = facts.why(&decision.transition.rule);
-        let words = format!("{why}; grace {}{release}", short(*grace));
+        let message = format!("{why}; grace {}{release}", format_duration(*grace));
         if decision.transition.would {
             let regarding = Regarding::pod(decision.pod_name.as_deref(), pod);
             let reason = reason_of(EVICTED, true);
-            out.extend(regarding.map(|regarding| new_event(regarding, true, reason, words)));
+            out.extend(regarding.map(|regarding| new_event(regarding, true, reason, message)));
         } else {
-            self.evicting.insert(pod.clone(), words);
+            self.evicting.insert(pod.clone(), message);
         }
     }
 
@@ -260,38 +260,48 @@ impl EventBuilder {
             name: target.name.clone(),
             uid: uid.clone(),
         };
-        match &outcome.fate {
-            Fate::Unsure(_) => {}
-            Fate::Accepted => {
-                let words = self.evicting.remove(&uid);
-                let words = words.unwrap_or_else(|| outcome.request.rule.to_string());
-                out.push(new_event(regarding, true, reason_of(EVICTED, false), words));
+        match &outcome.result {
+            EvictionResult::ResultUnknown(_) => {}
+            EvictionResult::Accepted => {
+                let message = self.evicting.remove(&uid);
+                let message = message.unwrap_or_else(|| outcome.request.rule.to_string());
+                out.push(new_event(
+                    regarding,
+                    true,
+                    reason_of(EVICTED, false),
+                    message,
+                ));
             }
-            Fate::Terminating | Fate::Gone => drop(self.evicting.remove(&uid)),
-            Fate::Refused { why, .. } => {
+            EvictionResult::Terminating | EvictionResult::Gone => drop(self.evicting.remove(&uid)),
+            EvictionResult::Refused { why, .. } => {
                 self.evicting.remove(&uid);
                 if why.obstacle().is_none() {
-                    let words = format!("{}: {why}", outcome.request.rule);
-                    out.push(new_event(regarding, true, "EvictionRefused", words));
+                    let message = format!("{}: {why}", outcome.request.rule);
+                    out.push(new_event(regarding, true, "EvictionRefused", message));
                 }
             }
         }
     }
 
-    /// Adds the events of a changed taint state; `words` say which rules want it, with their values.
-    pub fn standing(&mut self, standing: &Standing, words: &str, out: &mut Vec<NewEvent>) {
-        if !standing.known {
+    /// Adds the events of a changed taint state; `message` says which rules want it, with their values.
+    pub fn taint_state(
+        &mut self,
+        taint_state: &TaintState,
+        message: &str,
+        out: &mut Vec<NewEvent>,
+    ) {
+        if !taint_state.known {
             return;
         }
-        let Some(before) = self.standing.replace(standing.clone()) else {
+        let Some(before) = self.taint_state.replace(taint_state.clone()) else {
             return;
         };
-        if before.effect != standing.effect {
-            if let Some(effect) = standing.effect {
+        if before.effect != taint_state.effect {
+            if let Some(effect) = taint_state.effect {
                 out.push(on_node(
                     true,
                     reason_of(CLOSED, false),
-                    closed(effect, words),
+                    closed(effect, message),
                 ));
             } else {
                 let message =
@@ -299,7 +309,7 @@ impl EventBuilder {
                 out.push(on_node(false, reason_of(OPENED, false), message));
             }
         }
-        if standing.contested && !before.contested {
+        if taint_state.contested && !before.contested {
             let message =
                 "another writer keeps changing our taint and condition: leaving them alone for a while".to_owned();
             out.push(on_node(true, "TaintContested", message));
@@ -311,7 +321,7 @@ impl EventBuilder {
 pub fn evictions_blocked(outcome: &Outcome) -> NewEvent {
     let message = format!(
         "{}: no pod is evicted: {}",
-        outcome.request.rule, outcome.fate
+        outcome.request.rule, outcome.result
     );
     new_event(Regarding::Watermark, true, "EvictionRefused", message)
 }
@@ -321,7 +331,7 @@ pub fn stopped(reason: Option<&str>) -> NewEvent {
     let message = match reason {
         Some(reason) => format!(
             "{}; everything in force is being restored, and no new action is taken",
-            emergency_stop::words(reason)
+            emergency_stop::stop_message(reason)
         ),
         None => "the emergency stop is over: the rules are evaluated again".to_owned(),
     };
@@ -333,7 +343,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
     let Change::State {
         to,
         value,
-        watermark,
+        threshold,
         unknown_too_long,
         ..
     } = &decision.transition.change
@@ -345,7 +355,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
     let rule = facts.rule(id);
     let named = metric.unwrap_or("its metric");
     let now = value.map_or_else(|| "unknown".to_owned(), |it| format_value(metric, it));
-    let threshold = format_value(metric, *watermark);
+    let threshold = format_value(metric, *threshold);
     let preview = if decision.transition.would {
         " (Preview: no action is taken)"
     } else {
@@ -360,7 +370,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
             out.push(on_node(true, "RuleBreached", message));
         }
         RuleState::Cooling => {
-            let cool = rule.map_or_else(String::new, |rule| short(rule.action.cool_down));
+            let cool = rule.map_or_else(String::new, |rule| format_duration(rule.action.cool_down));
             let message = format!(
                 "{id}: {named} {now}, threshold {threshold}: actions stay in force for {cool} after the last breach{preview}"
             );
@@ -404,18 +414,18 @@ const fn on_node(warning: bool, reason: &'static str, message: String) -> NewEve
     new_event(Regarding::Node, warning, reason, message)
 }
 
-fn notice_event(news: &News, out: &mut Vec<NewEvent>) {
+fn notice_event(news: &NoticeKind, out: &mut Vec<NewEvent>) {
     let (reason, message) = match news {
-        News::ThrottleFailed { pod_name, reason } => {
+        NoticeKind::ThrottleFailed { pod_name, reason } => {
             let pod = pod_name.as_deref().unwrap_or("a pod");
             ("ThrottleFailed", format!("{pod}: {reason}"))
         }
-        News::StateNotWritten { reason } => ("StateNotWritten", reason.clone()),
-        News::Probe {
+        NoticeKind::StateNotWritten { reason } => ("StateNotWritten", reason.clone()),
+        NoticeKind::Probe {
             url,
             failure: Some(failure),
         } => ("ProbeFailed", format!("{url}: {failure}")),
-        News::Probe { url, failure: None } => {
+        NoticeKind::Probe { url, failure: None } => {
             let message = format!("{url} answers again");
             return out.push(new_event(
                 Regarding::Watermark,

@@ -8,9 +8,9 @@ use thiserror::Error;
 use super::conditions::{Health, Unready};
 use super::status::{StatusBuilder, View, this_agent};
 use super::write::{self, Report};
-use crate::agent::taint::Standing;
+use crate::agent::taint::TaintState;
 use crate::cluster::client::{CallError, call, found};
-use crate::cluster::taint::{self, Marked, TaintError};
+use crate::cluster::taint::{self, TaintError, TaintSnapshot};
 use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::pod::PodUid;
@@ -20,7 +20,7 @@ use crate::node::journal::Record;
 
 /// What could not be restored.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct NotRestored {
     /// Cgroup files without their original values.
     pub records: Vec<Record>,
     /// `namespace/name` of their pods.
@@ -34,7 +34,7 @@ pub enum FinalStatusError {
     #[error(transparent)]
     Node(#[from] TaintError),
     /// The API server refused, or did not answer.
-    #[error("failed to write the final status of NodeWatermark {node}: {}", source.words())]
+    #[error("failed to write the final status of NodeWatermark {node}: {}", source.message())]
     Call {
         /// The node.
         node: String,
@@ -52,7 +52,7 @@ pub async fn write(
     node: &str,
     boot_id: &str,
     why: &str,
-    left: &Left,
+    not_restored: &NotRestored,
 ) -> Result<(), FinalStatusError> {
     let failed = |source| FinalStatusError::Call {
         node: node.to_owned(),
@@ -66,7 +66,7 @@ pub async fn write(
         Err(TaintError::NoNode(_)) => return Ok(()),
         read => read?,
     };
-    let report = report(&watermark, &node_taint, boot_id, why, left);
+    let report = report(&watermark, &node_taint, boot_id, why, not_restored);
     match write::write(client, node, &report).await {
         // Deleted in between, perhaps with its CRD.
         Err(error) if error.is_not_found() => Ok(()),
@@ -76,10 +76,10 @@ pub async fn write(
 
 fn report(
     watermark: &NodeWatermark,
-    node_taint: &Marked,
+    node_taint: &TaintSnapshot,
     boot_id: &str,
     why: &str,
-    left: &Left,
+    not_restored: &NotRestored,
 ) -> Report {
     let before = watermark.status.as_ref();
     let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::continue_from);
@@ -95,13 +95,13 @@ fn report(
             scheduling: Scheduling::Enabled,
             ..Plan::default()
         },
-        records: left.records.clone(),
-        names: left.names.clone(),
+        records: not_restored.records.clone(),
+        names: not_restored.names.clone(),
         previews: &[],
-        standing: Standing {
+        taint_state: TaintState {
             known: true,
             effect: node_taint.effect(),
-            ..Standing::default()
+            ..TaintState::default()
         },
         evicted: Vec::new(),
         health: Health {
@@ -110,7 +110,7 @@ fn report(
         },
         not_enforced: Vec::new(),
     });
-    if left.records.is_empty() {
+    if not_restored.records.is_empty() {
         // Without an agent and with nothing in force no one waits for this node.
         status.agent = None;
     }

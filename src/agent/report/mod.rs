@@ -5,7 +5,7 @@ pub mod events;
 pub mod final_status;
 pub mod node_metric;
 mod obstacles;
-pub mod pace;
 pub mod publish;
 pub mod status;
+pub mod status_schedule;
 pub mod write;

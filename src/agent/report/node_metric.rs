@@ -15,11 +15,11 @@ use serde::Serialize;
 
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{
-    Amounts, MOST_BREACHED, MOST_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
+    Amounts, MAX_BREACHED, MAX_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
     ProtectedStalls, ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats,
     Windows,
 };
-use crate::crd::report::{INTERVAL, MOST_BYTES};
+use crate::crd::report::{INTERVAL, MAX_BYTES};
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
@@ -344,7 +344,7 @@ fn top(pods: &mut [Used<'_>], node: &NodeSample) -> Vec<PodUsage> {
         let larger = b.share(node).total_cmp(&a.share(node));
         larger.then_with(|| name(a).cmp(&name(b)))
     });
-    pods.iter().take(MOST_PODS).map(Used::report).collect()
+    pods.iter().take(MAX_PODS).map(Used::report).collect()
 }
 
 fn pressures(node: &NodeSample) -> Pressures {
@@ -393,7 +393,7 @@ fn protected_stalls(
     // Nearest-rank percentile.
     let at = |stalls: &[f64], hundredths: usize| {
         let rank = (stalls.len() * hundredths).div_ceil(100);
-        let found = rank.checked_sub(1).map(|place| stalls[place]);
+        let found = rank.checked_sub(1).map(|index| stalls[index]);
         found.map(|percent| (percent * 100.0).round() / 100.0)
     };
     let cpu = stalls(PressureKind::Cpu);
@@ -416,7 +416,7 @@ fn resource_windows(series: &Series) -> ResourceWindows {
     let stats = |span: Span| {
         let window = series.spread(span);
         let figure = |of: fn(&crate::engine::window::Spread) -> f64| {
-            window.figures.as_ref().map(|spread| tenth(of(spread)))
+            window.value.as_ref().map(|spread| tenth(of(spread)))
         };
         Some(WindowStats {
             avg: figure(|spread| spread.average),
@@ -429,9 +429,9 @@ fn resource_windows(series: &Series) -> ResourceWindows {
         })
     };
     let peak = |span: PeakSpan| {
-        let Window { coverage, figures } = series.peak(span);
+        let Window { coverage, value } = series.peak(span);
         Some(PeakStats {
-            value: figures.map(tenth),
+            value: value.map(tenth),
             coverage: hundredth(coverage),
         })
     };
@@ -461,12 +461,12 @@ fn breached(reports: &[RuleReport]) -> Vec<String> {
         .iter()
         .filter(|rule| rule.state == RuleState::Breached);
     breached
-        .take(MOST_BREACHED)
+        .take(MAX_BREACHED)
         .map(|rule| rule.id.to_string())
         .collect()
 }
 
-/// Serializes `whole` into at most [`MOST_BYTES`]: if it is too large, the least busy pods are dropped first, then
+/// Serializes `whole` into at most [`MAX_BYTES`]: if it is too large, the least busy pods are dropped first, then
 /// breached rules. `status` returns the status inside.
 pub fn fit<T: Serialize>(
     whole: &mut T,
@@ -474,7 +474,7 @@ pub fn fit<T: Serialize>(
 ) -> String {
     loop {
         let text = serde_json::to_string(whole).unwrap_or_default();
-        if text.len() <= MOST_BYTES {
+        if text.len() <= MAX_BYTES {
             return text;
         }
         let status = status(whole);

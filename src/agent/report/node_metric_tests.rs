@@ -86,7 +86,7 @@ impl Node {
                 }
             })
             .collect();
-        self.windows.take(&self.sample);
+        self.windows.add(&self.sample);
     }
 
     fn report(&mut self) -> (NodeMetric, String) {
@@ -116,10 +116,10 @@ fn rule(id: &str, state: RuleState) -> RuleReport {
         state,
         since: None,
         value: Some(1.0),
-        watermark: 1.0,
-        restore: 1.0,
+        threshold: 1.0,
+        restore_value: 1.0,
         breaches: 0,
-        quiets: 0,
+        quiet_evaluations: 0,
         guard: None,
         cool_down: std::time::Duration::ZERO,
         unknown: None,
@@ -226,11 +226,11 @@ fn a_report_of_110_pods_fits_4_kib_with_any_names() {
         ..crate::engine::sample::Pressure::default()
     }); 3];
     let (metric, text) = node.second_report();
-    assert_eq!(metric.status.top_pods.len(), MOST_PODS);
+    assert_eq!(metric.status.top_pods.len(), MAX_PODS);
     assert_eq!(metric.status.pods, Some(110));
     let window = metric.status.windows.cpu.clone().unwrap();
     assert!(window.last1h.unwrap().p99.is_some() && window.max_avg1d.unwrap().value.is_some());
-    assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+    assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
 
     let mut node = Node::new(110, |number| {
         ("n".repeat(63), format!("{number:03}{}", "p".repeat(250)))
@@ -240,7 +240,7 @@ fn a_report_of_110_pods_fits_4_kib_with_any_names() {
         .map(|number| rule(&id(number), RuleState::Breached))
         .collect();
     let (metric, text) = node.second_report();
-    assert!(text.len() <= MOST_BYTES, "{} bytes", text.len());
+    assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
     assert_eq!(metric.status.rules.unwrap().breached, 256);
     assert!(!metric.status.breached.is_empty());
 }

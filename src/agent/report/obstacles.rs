@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::agent::eviction::{Fate, Obstacle, Outcome, Request};
+use crate::agent::eviction::{EvictionResult, Obstacle, Outcome, Request};
 use crate::crd::eviction::Delay;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
@@ -44,9 +44,9 @@ impl Obstacles {
     /// Records an outcome; true if it met an obstacle that has to be reported now.
     pub fn record(&mut self, outcome: &Outcome) -> bool {
         let rule = &outcome.request.rule;
-        match (&outcome.fate, outcome.obstacle()) {
-            (Fate::Accepted, _) => self.retain(|known| known != rule),
-            (Fate::Refused { until, why }, Some(obstacle)) => {
+        match (&outcome.result, outcome.obstacle()) {
+            (EvictionResult::Accepted, _) => self.retain(|known| known != rule),
+            (EvictionResult::Refused { until, why }, Some(obstacle)) => {
                 let ends = outcome.request.expires.max(*until).max(outcome.at) + ENDS_AFTER;
                 // A budget says when it is free again; nothing else does.
                 let shown = match obstacle {
@@ -58,7 +58,7 @@ impl Obstacles {
                     at: outcome.at,
                     shown,
                     ends,
-                    reported: !obstacle.is_passing(),
+                    reported: !obstacle.is_transient(),
                 };
                 return self.add((rule.clone(), obstacle), met);
             }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     /// The outcome of an eviction by a rule that is evaluated every 10 s.
-    fn outcome(seconds: u64, fate: Fate) -> Outcome {
+    fn outcome(seconds: u64, result: EvictionResult) -> Outcome {
         Outcome {
             request: Request {
                 target: Target {
@@ -126,13 +126,13 @@ mod tests {
                 expires: at(seconds + 10),
             },
             at: at(seconds),
-            fate,
+            result,
         }
     }
 
     fn refused(seconds: u64, wait: u64, why: Refusal) -> Outcome {
         let until = at(seconds + wait);
-        outcome(seconds, Fate::Refused { until, why })
+        outcome(seconds, EvictionResult::Refused { until, why })
     }
 
     fn leader_is_away(why: &str) -> Refusal {
@@ -164,7 +164,7 @@ mod tests {
             ["timed out"],
             "after five minutes"
         );
-        assert!(!obstacles.record(&outcome(410, Fate::Accepted)));
+        assert!(!obstacles.record(&outcome(410, EvictionResult::Accepted)));
         assert_eq!(reported(&obstacles, 410), [""; 0]);
         assert!(obstacles.record(&refused(420, 10, leader_is_away("refused"))));
     }
@@ -212,13 +212,13 @@ mod tests {
     #[test]
     fn a_usually_transient_obstacle_is_reported_when_it_stays() {
         let mut obstacles = Obstacles::default();
-        let open = || Refusal::Open("it was not seen there in time".to_owned());
+        let open = || Refusal::NotTainted("it was not seen there in time".to_owned());
         assert!(!obstacles.record(&refused(100, 0, open())));
         assert_eq!(reported(&obstacles, 100), [""; 0]);
         assert!(obstacles.record(&refused(110, 0, open())));
         assert!(!obstacles.record(&refused(120, 0, open())));
         assert_eq!(reported(&obstacles, 120).len(), 1);
-        let away = Refusal::Away("timed out".to_owned());
+        let away = Refusal::ApiServerUnreachable("timed out".to_owned());
         assert!(obstacles.record(&refused(130, 0, away)));
         let about_the_pod = Refusal::Budget("web needs 2".to_owned());
         assert!(!obstacles.record(&refused(140, 10, about_the_pod)));

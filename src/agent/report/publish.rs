@@ -12,7 +12,7 @@ use super::conditions::cut;
 use super::events::{NewEvent, Regarding};
 use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
-use crate::cluster::events::{Events, Happening, about_node};
+use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
@@ -117,14 +117,14 @@ async fn publish(
     bucket: &mut TokenBucket,
 ) -> bool {
     let (time, at) = (queued.time, queued.at);
-    let happening = happening(queued.event, node, queued.watermark_uid);
+    let event_spec = event_spec(queued.event, node, queued.watermark_uid);
     let mut refusals = 0;
     for pause in backoff(RETRY_PAUSES.0, RETRY_PAUSES.1) {
         tokio::time::sleep(bucket.take(clock::boot_time())).await;
-        let Err(error) = events.publish_of(happening.clone(), time).await else {
+        let Err(error) = events.publish_at(event_spec.clone(), time).await else {
             return true;
         };
-        tracing::debug!(why = error.words(), "failed to publish an event");
+        tracing::debug!(why = error.message(), "failed to publish an event");
         refusals += u32::from(error.code().is_some());
         let is_old = clock::boot_time().since(at) >= MAX_AGE;
         if !is_retryable(&error) || refusals >= MAX_REFUSALS || is_old {
@@ -142,9 +142,9 @@ fn is_retryable(error: &CallError) -> bool {
     error.code().is_none_or(|code| code == 429 || code >= 500)
 }
 
-fn happening(event: NewEvent, node: &str, watermark_uid: Option<String>) -> Happening {
+fn event_spec(event: NewEvent, node: &str, watermark_uid: Option<String>) -> EventSpec {
     let about = match event.regarding {
-        Regarding::Node => about_node(node),
+        Regarding::Node => node_reference(node),
         Regarding::Watermark => ObjectReference {
             api_version: Some("plimsoll.dev/v1alpha1".to_owned()),
             kind: Some("NodeWatermark".to_owned()),
@@ -165,7 +165,7 @@ fn happening(event: NewEvent, node: &str, watermark_uid: Option<String>) -> Happ
             ..ObjectReference::default()
         },
     };
-    Happening {
+    EventSpec {
         about,
         warning: event.warning,
         action: event.reason.to_owned(),

@@ -9,26 +9,26 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::conditions::{Evaluated, Health, conditions, cut};
 use super::obstacles::{Obstacles, over_at};
-use crate::agent::backend::{Evicted, REMEMBERED};
-use crate::agent::eviction::{Fate, Outcome};
-use crate::agent::taint::Standing;
+use crate::agent::backend::{EVICTION_HISTORY, Evicted};
+use crate::agent::eviction::{EvictionResult, Outcome};
+use crate::agent::taint::TaintState;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
     SchedulingStatus, ThrottledStatus, WouldStatus, scheduling,
 };
 use crate::engine::RuleReport;
-use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Spared};
+use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Skipped};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::Role;
+use crate::node::cgroup::control_file::Role;
 use crate::node::journal::Record;
-use crate::node::machine::event::{Decision, Event, News};
-use crate::node::machine::metric;
-use crate::node::machine::wording::{
-    count, format_value, guard, short, spared_reason, unknown_reason,
+use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::machine::messages::{
+    count, format_duration, format_value, guard, skip_reason, unknown_reason,
 };
+use crate::node::machine::metric;
 
 mod throttled;
 
@@ -65,7 +65,7 @@ pub struct View<'a> {
     /// The actions that Preview rules would have in force.
     pub previews: &'a [Decision],
     /// The taint state on the Node.
-    pub standing: Standing,
+    pub taint_state: TaintState,
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
     /// Problems that the caller knows of.
@@ -155,7 +155,7 @@ impl StatusBuilder {
             match event {
                 Event::Decision(decision) => self.record_decision(decision),
                 Event::Notice(notice) => {
-                    if let News::StateNotWritten { reason } = &notice.news {
+                    if let NoticeKind::StateNotWritten { reason } = &notice.kind {
                         self.write_failure = Some((notice.at, reason.clone()));
                     }
                 }
@@ -178,11 +178,11 @@ impl StatusBuilder {
                 self.contested
                     .retain(|pod| refused.keys().any(|it| it.pod == *pod));
             }
-            Change::Spared { reason, .. } if !transition.would => {
-                if *reason == Spared::Contested {
+            Change::Skipped { reason, .. } if !transition.would => {
+                if *reason == Skipped::Contested {
                     self.contested.insert(pod());
                 }
-                self.record_spared(&transition.rule, pod(), *reason);
+                self.record_skipped(&transition.rule, pod(), *reason);
             }
             Change::Throttle { .. } if !transition.would => {
                 self.contested.remove(&pod());
@@ -193,11 +193,11 @@ impl StatusBuilder {
         }
     }
 
-    fn record_spared(&mut self, rule: &RuleId, pod: String, reason: Spared) {
+    fn record_skipped(&mut self, rule: &RuleId, pod: String, reason: Skipped) {
         // Transient reasons: the user cannot do anything about them.
         let transient = matches!(
             reason,
-            Spared::UsesLittle | Spared::NotRunning | Spared::NoSample
+            Skipped::UsesLittle | Skipped::NotRunning | Skipped::NoSample
         );
         let subject = Subject {
             rule: rule.clone(),
@@ -206,8 +206,8 @@ impl StatusBuilder {
         };
         if transient {
             self.refused.remove(&subject);
-        } else if reason != Spared::BackingOff {
-            let reason = spared_reason(reason).to_owned();
+        } else if reason != Skipped::BackingOff {
+            let reason = skip_reason(reason).to_owned();
             let until = None;
             self.refused.insert(subject, Refused { reason, until });
         }
@@ -227,15 +227,17 @@ impl StatusBuilder {
             pod: format!("{}/{}", target.namespace, target.name),
             what: EVICT,
         };
-        match &outcome.fate {
-            Fate::Refused { why, until } if why.obstacle().is_none() => {
+        match &outcome.result {
+            EvictionResult::Refused { why, until } if why.obstacle().is_none() => {
                 let reason = why.to_string();
                 let until = Some(over_at(outcome, *until));
                 self.refused.insert(subject, Refused { reason, until });
             }
-            Fate::Accepted | Fate::Terminating | Fate::Gone => drop(self.refused.remove(&subject)),
+            EvictionResult::Accepted | EvictionResult::Terminating | EvictionResult::Gone => {
+                drop(self.refused.remove(&subject));
+            }
             // These are not about the pod.
-            Fate::Refused { .. } | Fate::Unsure(_) => {}
+            EvictionResult::Refused { .. } | EvictionResult::ResultUnknown(_) => {}
         }
         self.obstacles.record(outcome)
     }
@@ -244,7 +246,7 @@ impl StatusBuilder {
     pub fn changes_at(&self, now: BootTime, evicted: &[Evicted]) -> Option<BootTime> {
         let evictions = evicted
             .iter()
-            .flat_map(|it| [Some(it.at + REMEMBERED), it.until])
+            .flat_map(|it| [Some(it.at + EVICTION_HISTORY), it.until])
             .flatten();
         let write_failure = self
             .write_failure
@@ -306,7 +308,7 @@ impl StatusBuilder {
     fn health(&self, view: &View) -> Health {
         let mut health = view.health.clone();
         health.rules = Evaluated::of(&view.reports);
-        if view.standing.contested {
+        if view.taint_state.contested {
             health.contested.push("our taint on the Node".to_owned());
         }
         let pods = self
@@ -325,7 +327,7 @@ impl StatusBuilder {
         if let Some(stopped) = &mut health.stopped {
             stopped.left = not_restored(view);
         }
-        if let Some(why) = &view.standing.failing {
+        if let Some(why) = &view.taint_state.failing {
             health.degraded.push(("NodeNotMarked", why.clone()));
         }
         if let Some((at, why)) = &self.write_failure
@@ -385,8 +387,8 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         strategy: report.strategy.name().to_owned(),
         state: format!("{:?}", report.state),
         value: report.value.filter(|value| value.is_finite()).map(rounded),
-        mark: report.watermark,
-        judged_by: report.guard.map(guard),
+        threshold: report.threshold,
+        evaluated_by: report.guard.map(guard),
         cool_down_seconds: lengthened(view.policy, report),
         since,
         unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),
@@ -412,12 +414,12 @@ fn not_restored(view: &View) -> Vec<String> {
         0 => None,
         pods => Some(format!("CPU of {}", count(pods, "pod"))),
     };
-    let taint = match &view.standing {
-        Standing { known: false, .. } => {
+    let taint = match &view.taint_state {
+        TaintState { known: false, .. } => {
             Some("our taint, if there is one: the node was not read yet")
         }
-        Standing { effect: None, .. } => None,
-        Standing { .. } => Some("our taint"),
+        TaintState { effect: None, .. } => None,
+        TaintState { .. } => Some("our taint"),
     };
     pods.into_iter().chain(taint.map(str::to_owned)).collect()
 }
@@ -425,12 +427,12 @@ fn not_restored(view: &View) -> Vec<String> {
 /// The scheduling state of the Node and the rules that want it.
 fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
     let rules = match &view.plan.scheduling {
-        Scheduling::Hold if view.standing.effect.is_none() => return None,
-        Scheduling::Hold | Scheduling::Enabled => Vec::new(),
+        Scheduling::Unchanged if view.taint_state.effect.is_none() => return None,
+        Scheduling::Unchanged | Scheduling::Enabled => Vec::new(),
         Scheduling::Disabled { rules, .. } => rules.iter().map(ToString::to_string).collect(),
     };
     let state = view
-        .standing
+        .taint_state
         .effect
         .map_or(scheduling::ENABLED, TaintEffect::name);
     let state = state.to_owned();
@@ -509,7 +511,10 @@ fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
             let release = release.map_or_else(String::new, |release| {
                 format!(", to release {}", format_value(metric, release as f64))
             });
-            ("evict", format!("grace {}{release}", short(*grace)))
+            (
+                "evict",
+                format!("grace {}{release}", format_duration(*grace)),
+            )
         }
         Change::SchedulingDisabled { effect } => ("disableScheduling", effect.name().to_owned()),
         _ => return None,

@@ -10,9 +10,9 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::pace::{Pace, Step};
 use super::status::seconds;
-use crate::cluster::backoff::{at_least, backoff, rest};
+use super::status_schedule::{StatusSchedule, Step};
+use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::{CallError, call, stored};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::engine::time::BootTime;
@@ -65,14 +65,14 @@ pub async fn run(
         };
         tokio::select! {
             changed = reports.changed() => if changed.is_err() { return },
-            () = rest(pause) => {}
+            () = sleep(pause) => {}
         }
     }
 }
 
 #[derive(Default)]
 struct Writer {
-    pace: Pace,
+    schedule: StatusSchedule,
     uid: String,
     pauses: Option<ExponentialBackoff>,
     /// No write before then.
@@ -90,7 +90,7 @@ impl Writer {
         writes: &watch::Sender<Writes>,
     ) -> Option<Duration> {
         if self.uid != report.uid {
-            self.pace.forget();
+            self.schedule.forget();
             self.until = BootTime::default();
             self.uid.clone_from(&report.uid);
         }
@@ -99,8 +99,8 @@ impl Writer {
         if !left.is_zero() {
             return Some(left);
         }
-        match self.pace.step(&report.status, report.replaces, now) {
-            Step::Rest => None,
+        match self.schedule.step(&report.status, report.replaces, now) {
+            Step::Idle => None,
             Step::Wait(left) => Some(left),
             Step::Write => {
                 let written = write(client, node, &report).await;
@@ -119,27 +119,27 @@ impl Writer {
             Ok(time) => {
                 self.pauses = None;
                 self.failure = None;
-                self.pace
+                self.schedule
                     .record_write(report.status, report.replaces, time, now);
                 return Duration::ZERO;
             }
             Err(error) => error,
         };
         if error.code() == Some(404) {
-            self.pace.forget();
+            self.schedule.forget();
             self.until = now + NOT_FOUND_PAUSE;
             return NOT_FOUND_PAUSE;
         }
-        let mut words = error.words();
-        if words.contains(NOT_DECLARED) {
-            words = format!("{CRD_HINT}: {words}");
+        let mut message = error.message();
+        if message.contains(NOT_DECLARED) {
+            message = format!("{CRD_HINT}: {message}");
         }
-        if self.failure.as_ref() != Some(&words) {
+        if self.failure.as_ref() != Some(&message) {
             tracing::warn!(
-                why = words,
+                why = message,
                 "failed to write the status of the NodeWatermark; retrying"
             );
-            self.failure = Some(words);
+            self.failure = Some(message);
         }
         let (min, max) = RETRY_PAUSES;
         let pauses = self.pauses.get_or_insert_with(|| backoff(min, max));

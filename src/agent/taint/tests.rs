@@ -7,34 +7,34 @@ fn at(seconds: u64) -> BootTime {
     BootTime::default() + Duration::from_secs(1000 + seconds)
 }
 
-fn disabled(message: &str) -> Wanted {
-    Wanted {
+fn disabled(message: &str) -> WantedTaint {
+    WantedTaint {
         scheduling: Scheduling::Disabled {
             effect: TaintEffect::NoSchedule,
             rules: vec![RuleId::from("q/r")],
         },
         message: message.to_owned(),
-        no_trace: false,
+        remove_condition: false,
     }
 }
 
-fn enabled() -> Wanted {
-    Wanted {
+fn enabled() -> WantedTaint {
+    WantedTaint {
         scheduling: Scheduling::Enabled,
-        ..Wanted::default()
+        ..WantedTaint::default()
     }
 }
 
-/// The Node at a version, with the taint and condition of `mark` or none.
-fn node(version: u64, mark: Option<&Mark>) -> Marked {
-    let taints: Vec<Value> = mark
-        .map(|mark| json!({"key": taint::KEY, "effect": mark.effect.name()}))
+/// The Node at a version, with the taint and condition of `node_taint` or none.
+fn node(version: u64, node_taint: Option<&NodeTaint>) -> TaintSnapshot {
+    let taints: Vec<Value> = node_taint
+        .map(|node_taint| json!({"key": taint::KEY, "effect": node_taint.effect.name()}))
         .into_iter()
         .collect();
-    let condition = mark.map_or_else(|| json!({"type": taint::CONDITION, "status": "False"}), |mark| {
-        json!({"type": taint::CONDITION, "status": "True", "reason": mark.reason, "message": mark.message})
+    let condition = node_taint.map_or_else(|| json!({"type": taint::CONDITION, "status": "False"}), |node_taint| {
+        json!({"type": taint::CONDITION, "status": "True", "reason": node_taint.reason, "message": node_taint.message})
     });
-    Marked::of(&json!({
+    TaintSnapshot::of(&json!({
         "metadata": {"name": "n", "uid": "u", "resourceVersion": version.to_string()},
         "spec": {"taints": taints},
         "status": {"conditions": [condition]},
@@ -47,14 +47,14 @@ fn writes(step: &Step) -> bool {
 
 #[test]
 fn the_node_is_unchanged_until_the_first_decision() {
-    let mark = Mark {
+    let node_taint = NodeTaint {
         effect: TaintEffect::NoSchedule,
         reason: "q/r".to_owned(),
         message: "m".to_owned(),
     };
     let mut reconciler = Reconciler::default();
-    reconciler.set_wanted(&Wanted::default());
-    reconciler.observe_node(at(0), Some(&node(1, Some(&mark))));
+    reconciler.set_wanted(&WantedTaint::default());
+    reconciler.observe_node(at(0), Some(&node(1, Some(&node_taint))));
     assert_eq!(reconciler.step(at(0)), Step::Wait(None));
     assert_eq!(reconciler.state().effect, Some(TaintEffect::NoSchedule));
     reconciler.set_wanted(&enabled());
@@ -66,9 +66,9 @@ fn the_node_is_unchanged_until_the_first_decision() {
     assert_eq!(reconciler.step(at(1)), Step::Wait(None));
     assert_eq!(
         reconciler.state(),
-        Standing {
+        TaintState {
             known: true,
-            ..Standing::default()
+            ..TaintState::default()
         }
     );
 }
@@ -79,7 +79,7 @@ fn a_changed_value_or_a_lagging_watch_causes_no_write() {
     reconciler.set_wanted(&disabled("7000m over 4000m"));
     reconciler.observe_node(at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
-    let ours = node(3, reconciler.mark.as_ref());
+    let ours = node(3, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
     reconciler.set_wanted(&disabled("7001m over 4000m"));
     reconciler.observe_node(at(1), Some(&node(2, None)));
@@ -91,8 +91,8 @@ fn a_changed_value_or_a_lagging_watch_causes_no_write() {
 fn an_older_node_from_a_restored_backup_is_accepted() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    let listed = |lists| Watched {
-        node: Some(node(3, reconciler.mark.as_ref())),
+    let listed = |lists| ObservedNode {
+        node: Some(node(3, reconciler.node_taint.as_ref())),
         lists,
     };
     let [first, second] = [1, 2].map(listed);
@@ -123,7 +123,7 @@ fn remove(reconciler: &mut Reconciler, from: u64, times: u64) -> Step {
         reconciler.observe_node(now, Some(&node(version + 1, None)));
         step = reconciler.step(now);
         if writes(&step) {
-            let ours = node(version + 2, reconciler.mark.as_ref());
+            let ours = node(version + 2, reconciler.node_taint.as_ref());
             reconciler.written(now, Ok(ours));
             assert!(!writes(&reconciler.step(now)));
         }
@@ -137,7 +137,7 @@ fn a_removed_taint_is_restored_a_limited_number_of_times() {
     reconciler.set_wanted(&disabled("m"));
     reconciler.observe_node(at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
-    let ours = node(2, reconciler.mark.as_ref());
+    let ours = node(2, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
     assert!(!writes(&reconciler.step(at(0))));
     assert!(
@@ -152,7 +152,7 @@ fn a_removed_taint_is_restored_a_limited_number_of_times() {
     assert!(reconciler.state().contested);
     // After the pause it is restored once, and the next loss is too many.
     assert!(writes(&reconciler.step(at(70))));
-    let ours = node(700, reconciler.mark.as_ref());
+    let ours = node(700, reconciler.node_taint.as_ref());
     reconciler.written(at(70), Ok(ours));
     assert!(matches!(reconciler.step(at(70)), Step::Wait(Some(_))));
     let Step::Wait(Some(longer)) = remove(&mut reconciler, 71, 1) else {
@@ -162,7 +162,7 @@ fn a_removed_taint_is_restored_a_limited_number_of_times() {
     // Without further losses, the history is cleared.
     let over = 73 + longer.as_secs();
     assert!(writes(&reconciler.step(at(over))));
-    let ours = node(2000, reconciler.mark.as_ref());
+    let ours = node(2000, reconciler.node_taint.as_ref());
     reconciler.written(at(over), Ok(ours));
     assert!(matches!(reconciler.step(at(over)), Step::Wait(Some(_))));
     assert_eq!(reconciler.step(at(over + 100)), Step::Wait(None));
@@ -176,12 +176,12 @@ fn an_unwanted_taint_is_not_contested() {
     reconciler.set_wanted(&disabled("m"));
     reconciler.observe_node(at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
-    let ours = node(2, reconciler.mark.as_ref());
+    let ours = node(2, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
     assert!(!writes(&reconciler.step(at(0))));
     assert!(!writes(&remove(&mut reconciler, 1, 4)));
     reconciler.set_wanted(&enabled());
-    let left = node(100, reconciler.mark.as_ref());
+    let left = node(100, reconciler.node_taint.as_ref());
     reconciler.observe_node(at(6), Some(&left));
     assert_eq!(reconciler.step(at(6)), Step::Wait(None));
     assert!(!reconciler.state().contested);
@@ -209,7 +209,7 @@ fn failed_writes_are_retried_with_backoff_and_reported() {
     assert!(pauses[0] >= Duration::from_secs(1) && pauses[0] <= Duration::from_secs(2));
     assert!(pauses[7] >= Duration::from_mins(1), "{pauses:?}");
     assert!(reconciler.state().failing.is_some());
-    let ours = node(2, reconciler.mark.as_ref());
+    let ours = node(2, reconciler.node_taint.as_ref());
     reconciler.written(now, Ok(ours));
     assert_eq!(reconciler.step(now), Step::Wait(None));
     assert_eq!(reconciler.state().failing, None);
@@ -226,26 +226,26 @@ fn without_a_node_nothing_is_written() {
 #[test]
 fn no_trace_removes_the_condition_until_the_next_taint() {
     let mut reconciler = Reconciler::default();
-    let no_trace = |wanted| Wanted {
-        no_trace: true,
+    let remove_condition = |wanted| WantedTaint {
+        remove_condition: true,
         ..wanted
     };
     reconciler.set_wanted(&disabled("m"));
-    let marked = node(1, reconciler.mark.as_ref());
-    reconciler.observe_node(at(0), Some(&marked));
-    reconciler.set_wanted(&no_trace(disabled("m")));
+    let tainted = node(1, reconciler.node_taint.as_ref());
+    reconciler.observe_node(at(0), Some(&tainted));
+    reconciler.set_wanted(&remove_condition(disabled("m")));
     assert_eq!(
         reconciler.step(at(0)),
         Step::Wait(None),
         "it is still in force"
     );
-    reconciler.set_wanted(&no_trace(enabled()));
+    reconciler.set_wanted(&remove_condition(enabled()));
     assert!(writes(&reconciler.step(at(1))));
-    assert_eq!(reconciler.bearing(), Bearing::NoTrace);
+    assert_eq!(reconciler.desired_taint(), DesiredTaint::Removed);
     reconciler.written(at(1), Ok(node(2, None)));
     assert!(writes(&reconciler.step(at(1))), "a condition remains");
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "3"}});
-    reconciler.written(at(1), Ok(Marked::of(&bare)));
+    reconciler.written(at(1), Ok(TaintSnapshot::of(&bare)));
     assert_eq!(reconciler.step(at(1)), Step::Wait(None));
     reconciler.set_wanted(&enabled());
     assert_eq!(reconciler.step(at(2)), Step::Wait(None));

@@ -58,7 +58,7 @@ impl<'a> Report<'a> {
         };
         let mut locations = Locations::new();
         for source in &sources.files {
-            report.add_flaws(source);
+            report.add_parse_errors(source);
             for object in &source.manifest.objects {
                 report.add_object(source, object, &mut locations);
             }
@@ -109,16 +109,16 @@ impl<'a> Report<'a> {
         self.findings.iter().map(ToString::to_string)
     }
 
-    fn add_flaws(&mut self, source: &'a Source) {
-        for flaw in &source.manifest.flaws {
+    fn add_parse_errors(&mut self, source: &'a Source) {
+        for parse_error in &source.manifest.parse_errors {
             self.findings.push(Located {
                 file: &source.name,
-                line: flaw.line,
+                line: parse_error.line,
                 object: ObjectRef::default(),
-                path: flaw.path.clone(),
+                path: parse_error.path.clone(),
                 severity: Severity::Error,
                 reason: Reason::Invalid,
-                message: flaw.message.clone(),
+                message: parse_error.message.clone(),
             });
         }
     }

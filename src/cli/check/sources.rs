@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::crd::manifest::{self, Flaw, Manifest};
+use crate::crd::manifest::{self, Manifest, ManifestError};
 
 /// Stops at directories that contain themselves.
 const MAX_DEPTH: usize = 16;
@@ -99,7 +99,7 @@ fn not_text(bytes: &[u8], valid: usize) -> Manifest {
     let line = bytes[..valid].split(|byte| *byte == b'\n').count();
     Manifest {
         objects: Vec::new(),
-        flaws: vec![Flaw {
+        parse_errors: vec![ManifestError {
             line,
             path: String::new(),
             message: "is not UTF-8 text; save the file as UTF-8".to_owned(),

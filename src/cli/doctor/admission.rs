@@ -92,28 +92,28 @@ pub(super) fn ineffective_policies(snapshot: &Snapshot) -> Option<Finding> {
         "installed, but reject nothing: {}; {CONSEQUENCE}",
         list(allowed)
     );
-    let cure = "remove ValidatingAdmissionPolicy from --disable-admission-plugins of every kube-apiserver; if it is not there, \
+    let fix = "remove ValidatingAdmissionPolicy from --disable-admission-plugins of every kube-apiserver; if it is not there, \
                 reinstall the chart with helm upgrade";
-    Some(finding("admission policies", what, cure))
+    Some(finding("admission policies", what, fix))
 }
 
 pub(super) fn untested_policies(snapshot: &Snapshot) -> Option<Finding> {
-    let cure = "a dry run as that ServiceAccount failed before the policy was evaluated: follow the message";
-    untested(snapshot, false, cure)
+    let fix = "a dry run as that ServiceAccount failed before the policy was evaluated: follow the message";
+    untested(snapshot, false, fix)
 }
 
 /// A note: the user may not impersonate the accounts, as the one of `helm test`.
 pub(super) fn not_permitted_to_test(snapshot: &Snapshot) -> Option<Finding> {
-    let cure = "run plimsoll doctor as a user who may impersonate the ServiceAccounts of the release, such as a cluster administrator";
-    untested(snapshot, true, cure)
+    let fix = "run plimsoll doctor as a user who may impersonate the ServiceAccounts of the release, such as a cluster administrator";
+    untested(snapshot, true, fix)
 }
 
-fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, cure: &str) -> Option<Finding> {
+fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, fix: &str) -> Option<Finding> {
     let mut verdicts = verdicts(snapshot).into_iter();
     verdicts.find_map(|(policy, verdict)| match verdict {
         Verdict::Failed(why) if why.contains("impersonate") == for_lack_of_permission => {
             let what = format!("the admission policy {policy} could not be tested: {why}");
-            Some(finding("plimsoll doctor", what, cure))
+            Some(finding("plimsoll doctor", what, fix))
         }
         _ => None,
     })
@@ -121,12 +121,12 @@ fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, cure: &str) -> Op
 
 /// Evictions need the controller to listen; agents that do not know where use the API server.
 pub(super) fn evictions(snapshot: &Snapshot) -> Option<Finding> {
-    fn lacks<W: Workload>(workloads: &Read<Vec<W>>, argument: &str) -> bool {
+    fn lacks_argument<W: Workload>(workloads: &Read<Vec<W>>, argument: &str) -> bool {
         !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
     }
-    let what = if lacks(&snapshot.deployments, REPORT_LISTEN) {
+    let what = if lacks_argument(&snapshot.deployments, REPORT_LISTEN) {
         "the controller does not listen for agents (--report-listen), so no pod is evicted"
-    } else if lacks(&snapshot.daemon_sets, "--report-service=") {
+    } else if lacks_argument(&snapshot.daemon_sets, "--report-service=") {
         "agents do not know where the controller listens (--report-service), and can request evictions only through the API server"
     } else {
         return None;

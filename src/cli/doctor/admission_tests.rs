@@ -8,7 +8,7 @@ fn admission_policies_not_in_force_are_reported() {
         .iter()
         .map(|name| admission_policy(name))
         .collect());
-    says(
+    assert_finding(
         |it| it.admission_policies = all_but_one,
         &["not in force: agent-node;"],
     );
@@ -22,7 +22,7 @@ fn admission_policies_not_in_force_are_reported() {
             },
         )
     });
-    says(
+    assert_finding(
         |it| it.admission_bindings = of(weak.to_vec()),
         &["not in force: agent-lease;"],
     );
@@ -41,13 +41,13 @@ fn admission_policies_not_in_force_are_reported() {
             policy
         });
         let not = format!("not in force: {weak};");
-        says(|it| it.admission_policies = of(loose.to_vec()), &[&not]);
+        assert_finding(|it| it.admission_policies = of(loose.to_vec()), &[&not]);
     }
-    says(
+    assert_finding(
         |it| (it.admission_policies, it.admission_bindings) = (refused(404), refused(404)),
         &["agent-node, agent-lease", "helm upgrade"],
     );
-    says(
+    assert_finding(
         |it| it.admission_bindings = refused(403),
         &["bindings of admission policies could not be read"],
     );
@@ -56,7 +56,7 @@ fn admission_policies_not_in_force_are_reported() {
 #[test]
 fn admission_policies_that_reject_nothing_are_reported() {
     let through = |it: &mut Snapshot| it.dry_runs[6].result = Ok(());
-    says(
+    assert_finding(
         through,
         &[
             "installed, but reject nothing: controller-eviction;",
@@ -66,7 +66,7 @@ fn admission_policies_that_reject_nothing_are_reported() {
     // A missing pod is only noticed after all policies have allowed the request.
     let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
     let code = Some(404);
-    says(
+    assert_finding(
         |it| it.dry_runs[6].result = Err(ReadError { code, why }),
         &["installed, but reject nothing: controller-eviction;"],
     );
@@ -78,18 +78,18 @@ fn admission_policies_that_reject_nothing_are_reported() {
             .map(|name| binding(name, "Deny"))
             .collect());
     };
-    says(unbound, &["not in force: agent-node;"]);
+    assert_finding(unbound, &["not in force: agent-node;"]);
     let denied = r#"serviceaccounts "agent" is forbidden: User "ann" cannot impersonate resource "serviceaccounts""#;
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.dry_runs[0].result = forbidden(denied);
     assert_eq!(findings(&snapshot), [], "the user has too few permissions");
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
-    assert_eq!(said.len(), 1, "{said:?}");
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 1, "{texts:?}");
     for words in ["agent-node could", "could not be tested", "may impersonate"] {
-        assert!(said[0].contains(words), "{said:?}");
+        assert!(texts[0].contains(words), "{texts:?}");
     }
     let other = |it: &mut Snapshot| it.dry_runs[1].result = refused(500);
-    says(
+    assert_finding(
         other,
         &[
             "agent-lease could",
@@ -97,7 +97,7 @@ fn admission_policies_that_reject_nothing_are_reported() {
             "follow the message",
         ],
     );
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.dry_runs[2].result = refused(404);
     assert_eq!(findings(&snapshot), [], "there was no object to test with");
 }

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use super::finding::{Finding, INSTALL, finding, full_name, list};
 use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
 use super::snapshot::{AgentNamespace, Snapshot, Workload as _, items};
-use crate::node::machine::wording::count;
+use crate::node::machine::messages::count;
 
 /// A node's clock that is further ahead than this is wrong, or ours is.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(5);
@@ -106,9 +106,9 @@ pub(super) fn overlapping_layouts(snapshot: &Snapshot) -> Option<Finding> {
         count(shared.len(), "node"),
         list(shared.into_keys())
     );
-    let cure =
+    let fix =
         "only one of them can run: make the nodeSelectors of agent.layouts mutually exclusive";
-    Some(finding("agents", what, cure))
+    Some(finding("agents", what, fix))
 }
 
 pub(super) fn no_agents(snapshot: &Snapshot) -> Option<Finding> {
@@ -119,8 +119,8 @@ pub(super) fn no_agents(snapshot: &Snapshot) -> Option<Finding> {
 /// Layouts that select no node.
 pub(super) fn unused_layouts(snapshot: &Snapshot) -> Vec<Finding> {
     of_sets(snapshot, |set, tally| {
-        let cure = "label nodes to match its layout's nodeSelector, or remove the layout from agent.layouts";
-        (tally.wanted == 0).then(|| finding(about(set), "it selects no node", cure))
+        let fix = "label nodes to match its layout's nodeSelector, or remove the layout from agent.layouts";
+        (tally.wanted == 0).then(|| finding(about(set), "it selects no node", fix))
     })
 }
 
@@ -131,17 +131,17 @@ pub(super) fn no_layout_used(snapshot: &Snapshot) -> Option<Finding> {
     if sets.is_empty() || is_used || up(snapshot).is_empty() {
         return None;
     }
-    let cure =
+    let fix =
         "make the nodeSelectors of agent.layouts match the labels of the nodes, or label the nodes";
-    Some(finding("agents", "no layout selects any node", cure))
+    Some(finding("agents", "no layout selects any node", fix))
 }
 
 /// `DaemonSet`s whose status is outdated.
 pub(super) fn unobserved(snapshot: &Snapshot) -> Vec<Finding> {
     of_sets(snapshot, |set, _| {
-        let cure = "check that kube-controller-manager runs: it creates the pods of DaemonSets";
+        let fix = "check that kube-controller-manager runs: it creates the pods of DaemonSets";
         let what = "its last edit is not observed yet";
-        (!is_observed(set)).then(|| finding(about(set), what, cure))
+        (!is_observed(set)).then(|| finding(about(set), what, fix))
     })
 }
 
@@ -154,10 +154,10 @@ pub(super) fn outdated(snapshot: &Snapshot) -> Vec<Finding> {
         let skipped = skipped.filter(|pod| !expected.contains(&*pod.name));
         let old = tally.wanted.saturating_sub(tally.updated);
         let what = format!("{old} of {} agents are still to be replaced", tally.wanted);
-        let cure = "wait: at most agent.maxUnavailable agents are replaced at a time; a large cluster needs a larger \
+        let fix = "wait: at most agent.maxUnavailable agents are replaced at a time; a large cluster needs a larger \
                     waitForAgents.timeoutSeconds";
         // Pods that are not waited for may be old too.
-        (old > skipped.count()).then(|| finding(about(set), what, cure))
+        (old > skipped.count()).then(|| finding(about(set), what, fix))
     })
 }
 
@@ -180,12 +180,9 @@ pub(super) fn uncreated(snapshot: &Snapshot) -> Vec<Finding> {
             return None;
         }
         let number = count(tally.uncreated(), "pod");
-        let why_words = why.map(|why| format!(": {why}")).unwrap_or_default();
-        let what = format!(
-            "{number} of {} could not be created{why_words}",
-            tally.wanted
-        );
-        let cure = match why {
+        let suffix = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let what = format!("{number} of {} could not be created{suffix}", tally.wanted);
+        let fix = match why {
             Some(_) if is_standard => admit_privileged(&namespace),
             Some(why) if why.contains("security context constraint") => {
                 let account = set.account().unwrap_or_default();
@@ -202,7 +199,7 @@ pub(super) fn uncreated(snapshot: &Snapshot) -> Vec<Finding> {
             ),
             None => "kubectl describe daemonset shows what rejects them".to_owned(),
         };
-        Some(finding(about(set), what, cure))
+        Some(finding(about(set), what, fix))
     })
 }
 
@@ -241,11 +238,11 @@ pub(super) fn unready(snapshot: &Snapshot) -> Vec<Finding> {
         }
         let ready = format!("{} of {} agents are ready", tally.ready, tally.wanted);
         if waiting.is_empty() {
-            let cure = "kubectl get nodes shows nodes that are down; kubectl describe pod shows why an agent is not ready";
-            return Some(finding(about(set), ready, cure));
+            let fix = "kubectl get nodes shows nodes that are down; kubectl describe pod shows why an agent is not ready";
+            return Some(finding(about(set), ready, fix));
         }
-        let (states, cures) = states(snapshot, set, &waiting);
-        Some(finding(about(set), format!("{ready}; {states}"), cures))
+        let (states, fixes) = states(snapshot, set, &waiting);
+        Some(finding(about(set), format!("{ready}; {states}"), fixes))
     })
 }
 
@@ -266,15 +263,15 @@ fn states(snapshot: &Snapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, 
         }
     });
     let described: Vec<String> = described.collect();
-    let cure = |(state, missing): &(&str, Option<&str>)| {
+    let fix = |(state, missing): &(&str, Option<&str>)| {
         missing.map_or_else(
-            || cure_of(state).to_owned(),
+            || fix_of(state).to_owned(),
             |path| fitting_values(set, path),
         )
     };
-    let cures: BTreeSet<String> = states.keys().map(cure).collect();
-    let cures: Vec<String> = cures.into_iter().collect();
-    (described.join("; "), cures.join("; "))
+    let fixes: BTreeSet<String> = states.keys().map(fix).collect();
+    let fixes: Vec<String> = fixes.into_iter().collect();
+    (described.join("; "), fixes.join("; "))
 }
 
 /// The cgroup directory of its layout that the pod's node lacks; if several, the outermost.
@@ -317,7 +314,7 @@ fn fitting_values(set: &DaemonSet, directory: &str) -> String {
 }
 
 /// What to do about a pod in this state.
-fn cure_of(state: &str) -> &'static str {
+fn fix_of(state: &str) -> &'static str {
     match state {
         "Pending" => {
             "kubectl describe pod shows what the node of a Pending pod lacks (agent.resources, agent.priorityClassName)"
@@ -350,8 +347,8 @@ pub(super) fn skipped_nodes(snapshot: &Snapshot) -> Option<Finding> {
         count(down.len(), "node"),
         list(down)
     );
-    let cure = "nothing: an agent starts when its node comes back";
-    Some(finding("agents", what, cure))
+    let fix = "nothing: an agent starts when its node comes back";
+    Some(finding("agents", what, fix))
 }
 
 /// Nodes that the image is not for, and where no agent runs.
@@ -373,8 +370,8 @@ pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
         count(nodes.len(), "node"),
         list(nodes)
     );
-    let cure = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository";
-    Some(finding("agents", what, cure))
+    let fix = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository";
+    Some(finding("agents", what, fix))
 }
 
 /// Nodes that no layout selects.
@@ -386,8 +383,8 @@ pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
     let (pods, foreign) = (pods(snapshot), foreign_nodes(snapshot));
     let scheduled: BTreeSet<&str> = pods.iter().filter_map(|pod| pod.node.as_deref()).collect();
     let nodes = names(snapshot);
-    let lacks = |node: &&str| !scheduled.contains(node) && !foreign.contains(node);
-    let without: Vec<&str> = nodes.filter(lacks).collect();
+    let has_no_agent = |node: &&str| !scheduled.contains(node) && !foreign.contains(node);
+    let without: Vec<&str> = nodes.filter(has_no_agent).collect();
     // `uncreated` and `unready` report pods that have no node yet.
     let sets = items(&snapshot.daemon_sets).iter();
     let uncreated: usize = sets.map(|set| Tally::of(set).uncreated()).sum();
@@ -400,8 +397,8 @@ pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
         count(without.len(), "node"),
         list(without)
     );
-    let cure = "add an entry to agent.layouts that fits them: nodeSelector, cgroup, kubepods";
-    Some(finding("agents", what, cure))
+    let fix = "add an entry to agent.layouts that fits them: nodeSelector, cgroup, kubepods";
+    Some(finding("agents", what, fix))
 }
 
 /// Agents of another version than this command, whose checks may not apply to them.
@@ -420,9 +417,9 @@ pub(super) fn versions(snapshot: &Snapshot) -> Option<Finding> {
         "some have version {}, and this command has {ours}",
         list(others)
     );
-    let cure =
+    let fix =
         "run plimsoll of their version, or upgrade them; during an upgrade, wait until it is done";
-    Some(finding("agents", what, cure))
+    Some(finding("agents", what, fix))
 }
 
 /// The last renewal of an agent's Lease.
@@ -450,10 +447,10 @@ fn of_nodes(
     nodes: &BTreeSet<&str>,
     one: &str,
     what: &str,
-    cure: &str,
+    fix: &str,
 ) -> Option<Finding> {
-    let words = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
-    (!nodes.is_empty()).then(|| finding(about, words, cure))
+    let what = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
+    (!nodes.is_empty()).then(|| finding(about, what, fix))
 }
 
 /// Running agents without a Lease.
@@ -466,8 +463,8 @@ pub(super) fn missing_leases(snapshot: &Snapshot) -> Option<Finding> {
         without.remove(heartbeat.node);
     }
     let what = format!("without a Lease in {}", snapshot.lease_namespace);
-    let cure = "kubectl logs of the agent shows the response of the API server";
-    of_nodes("heartbeats", &without, "agent", &what, cure)
+    let fix = "kubectl logs of the agent shows the response of the API server";
+    of_nodes("heartbeats", &without, "agent", &what, fix)
 }
 
 /// The nodes whose heartbeats are so.
@@ -484,16 +481,16 @@ fn nodes_where<'a>(
 /// Agents that no longer renew their Lease.
 pub(super) fn unresponsive(snapshot: &Snapshot) -> Option<Finding> {
     let nodes = nodes_where(snapshot, |it| it.age > it.duration + GRACE);
-    let cure = "if kubectl get nodes shows NotReady, repair the node; otherwise plimsoll top shows since when, and kubectl logs of \
+    let fix = "if kubectl get nodes shows NotReady, repair the node; otherwise plimsoll top shows since when, and kubectl logs of \
                 the agent why; compare `date` there and here";
     let what = "unresponsive, or with a clock that is behind";
-    of_nodes("heartbeats", &nodes, "agent", what, cure)
+    of_nodes("heartbeats", &nodes, "agent", what, fix)
 }
 
 /// Nodes whose clocks are ahead.
 pub(super) fn clocks(snapshot: &Snapshot) -> Option<Finding> {
     let nodes = nodes_where(snapshot, |it| it.age < -MAX_CLOCK_SKEW);
-    let cure = "compare `date` there and here, and synchronize the clocks with NTP";
+    let fix = "compare `date` there and here, and synchronize the clocks with NTP";
     let what = "ahead of this machine by more than 5 s";
-    of_nodes("clocks", &nodes, "clock", what, cure)
+    of_nodes("clocks", &nodes, "clock", what, fix)
 }

@@ -14,7 +14,7 @@ fn a_layout_with_unready_agents_is_reported_with_their_state() {
             ]);
         }
     };
-    for (status, cure) in [
+    for (status, fix) in [
         ("ContainerCreating", "below /sys/fs/cgroup"),
         ("ImagePullBackOff", "image.repository"),
         ("CrashLoopBackOff", "kubectl logs --previous"),
@@ -22,13 +22,13 @@ fn a_layout_with_unready_agents_is_reported_with_their_state() {
         ("Running", "kubectl describe pod"),
     ] {
         let expected = format!("1 of 2 agents are ready; {status} on b");
-        says(one(status, "b"), &[about, &expected, cure]);
+        assert_finding(one(status, "b"), &[about, &expected, fix]);
     }
-    says(
+    assert_finding(
         one("Pending", "<none>"),
         &[about, "agents are ready; Pending\n", "agent.resources"],
     );
-    says(
+    assert_finding(
         |it| it.daemon_sets = of(vec![set("agent-v2", [2, 1, 2])]),
         &[about, "1 of 2 agents are ready", "kubectl get nodes"],
     );
@@ -37,7 +37,7 @@ fn a_layout_with_unready_agents_is_reported_with_their_state() {
 #[test]
 fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
     let sets = vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [0, 0, 0])];
-    says(
+    assert_finding(
         |it| it.daemon_sets = of(sets),
         &["DaemonSet plimsoll/agent-v1", "selects no node"],
     );
@@ -45,7 +45,7 @@ fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
-    says(bare, &["agents", "none runs on 1 node: b", "agent.layouts"]);
+    assert_finding(bare, &["agents", "none runs on 1 node: b", "agent.layouts"]);
 }
 
 #[test]
@@ -55,20 +55,20 @@ fn a_node_of_another_architecture_is_noted() {
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     arm(&mut snapshot);
     assert_eq!(
         findings(&snapshot),
         [],
         "not a finding in a cluster of several architectures"
     );
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1
-            && said[0].contains("none runs on 1 node of another architecture than amd64: b"),
-        "{said:?}"
+        texts.len() == 1
+            && texts[0].contains("none runs on 1 node of another architecture than amd64: b"),
+        "{texts:?}"
     );
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.nodes.as_mut().expect("a list")[1].foreign = true;
     assert_eq!(notes(&snapshot), [], "an agent runs there");
 }
@@ -84,7 +84,7 @@ fn a_node_with_agents_of_two_layouts_is_reported() {
                 ["agent-v1-z", ready, status, "a"],
             ]);
         };
-        says(
+        assert_finding(
             twice,
             &[
                 "agents of more than one layout (agent-v1, agent-v2) on 1 node: a",
@@ -93,7 +93,7 @@ fn a_node_with_agents_of_two_layouts_is_reported() {
         );
     }
     // A node that changes its layout has both agents for a moment.
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.daemon_sets = of(vec![set("agent-v2", [1, 1, 1]), set("agent-v1", [1, 1, 1])]);
     snapshot.agents[0].pods = pods(&[
         ["agent-v2-x", "1/1", "Running", "a"],
@@ -112,16 +112,16 @@ fn namespace(level: &str) -> Read<Namespace> {
 }
 
 /// No pod could be created, and `DaemonSet`s have these events.
-fn uncreated(it: &mut Snapshot, said: &[(&str, &str, &str)]) {
+fn uncreated(it: &mut Snapshot, messages: &[(&str, &str, &str)]) {
     it.daemon_sets = of(vec![set("agent-v2", [0, 0, 2])]);
     it.agents[0].pods = pods(&[]);
     let event = |(name, time, message): &(&str, &str, &str)| json!({"involvedObject": {"kind": "DaemonSet", "namespace": "plimsoll", "name": name}, "lastTimestamp": time, "message": message});
-    it.agents[0].failed_create = of(said.iter().map(event).collect());
+    it.agents[0].failed_create = of(messages.iter().map(event).collect());
 }
 
 #[test]
 fn a_namespace_that_does_not_admit_agents_is_reported() {
-    says(
+    assert_finding(
         |it| it.agents[0].object = namespace("baseline"),
         &["is baseline", OPEN],
     );
@@ -131,8 +131,8 @@ fn a_namespace_that_does_not_admit_agents_is_reported() {
         it.agents[0].object = namespace("restricted");
         uncreated(it, &[("agent-v2", "2026-01-01T00:00:00Z", why)]);
     };
-    says(rejected, &["is restricted", OPEN]);
-    let mut snapshot = well();
+    assert_finding(rejected, &["is restricted", OPEN]);
+    let mut snapshot = healthy_snapshot();
     snapshot.agents[0].object = namespace("privileged");
     assert_eq!(findings(&snapshot), []);
 }
@@ -151,7 +151,7 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
             ],
         );
     };
-    says(
+    assert_finding(
         by_default,
         &[
             "DaemonSet",
@@ -161,7 +161,7 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
         ],
     );
     // The reason is unknown, or can't be read.
-    says(
+    assert_finding(
         |it| uncreated(it, &[]),
         &["2 pods of 2 could not be created", OPEN],
     );
@@ -169,9 +169,9 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
         uncreated(it, &[]);
         it.agents[0].failed_create = refused(403);
     };
-    says(unread, &["could not be created", OPEN]);
+    assert_finding(unread, &["could not be created", OPEN]);
     let context = "unable to validate against any security context constraint";
-    says(
+    assert_finding(
         |it| uncreated(it, &[("agent-v2", late, context)]),
         &[context, "oc adm policy", "-z agent -n plimsoll"],
     );
@@ -180,17 +180,17 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
         uncreated(it, &[("agent-v2", late, quota)]);
         it.agents[0].object = namespace("privileged");
     };
-    says(of_quota, &[quota, "make whatever rejects them admit them"]);
+    assert_finding(of_quota, &[quota, "make whatever rejects them admit them"]);
     let open = |it: &mut Snapshot| {
         uncreated(it, &[]);
         it.agents[0].object = namespace("privileged");
     };
-    says(open, &["kubectl describe daemonset"]);
+    assert_finding(open, &["kubectl describe daemonset"]);
 }
 
 #[test]
 fn uncreated_and_unready_pods_are_reported_together() {
-    let mut both = well();
+    let mut both = healthy_snapshot();
     uncreated(&mut both, &[]);
     both.daemon_sets = of(vec![set("agent-v2", [1, 0, 2])]);
     both.agents[0].pods = pods(&[["agent-v2-x", "0/1", "CrashLoopBackOff", "a"]]);
@@ -218,15 +218,15 @@ fn unresponsive_agents_and_clocks_that_are_ahead_are_reported() {
         ])
     };
     let fresh = "2026-01-01T00:00:59Z";
-    says(
+    assert_finding(
         |it| it.leases = leases([fresh, "2026-01-01T00:00:09Z"]),
         &["1 agent unresponsive", ": b"],
     );
-    says(
+    assert_finding(
         |it| it.leases = leases(["2026-01-01T00:01:06Z", fresh]),
         &["1 clock ahead", ": a"],
     );
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.leases = leases(["2026-01-01T00:01:05Z", "2026-01-01T00:00:10Z"]);
     assert_eq!(findings(&snapshot), [], "5 s ahead, and 50 s after 40 s");
 }
@@ -234,7 +234,7 @@ fn unresponsive_agents_and_clocks_that_are_ahead_are_reported() {
 #[test]
 fn a_running_agent_without_a_lease_is_reported() {
     let only = of(vec![lease("a", "2026-01-01T00:00:59Z")]);
-    says(
+    assert_finding(
         |it| it.leases = only,
         &[
             "1 agent without a Lease in plimsoll-node-lease: b",
@@ -248,7 +248,7 @@ fn only_agents(set: Value, rows: &[[&str; 4]]) -> Snapshot {
     let mut snapshot = Snapshot {
         only_agents: true,
         daemon_sets: of(vec![set]),
-        ..well()
+        ..healthy_snapshot()
     };
     snapshot.agents[0].pods = pods(rows);
     snapshot
@@ -305,20 +305,20 @@ fn nodes_that_are_not_ready_or_being_deleted_are_not_waited_for() {
         ["agent-v2-y", "0/1", "ContainerCreating", "b"],
     ];
     let snapshot = only_agents(half.clone(), &rows);
-    let said = first(&snapshot);
+    let text = first(&snapshot);
     assert!(
-        said.contains("1 of 2 agents are ready; ContainerCreating on b"),
-        "{said}"
+        text.contains("1 of 2 agents are ready; ContainerCreating on b"),
+        "{text}"
     );
     for (ready, deleted) in [(false, false), (true, true)] {
         let mut snapshot = only_agents(half.clone(), &rows);
         snapshot.nodes = nodes(&[("a", true), ("b", ready)]);
         snapshot.nodes.as_mut().expect("a list")[1].deleted = deleted;
         assert_eq!(findings(&snapshot), [], "{ready} {deleted}");
-        let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
         assert!(
-            said.len() == 1 && said[0].contains("not waited for on 1 node"),
-            "{said:?}"
+            texts.len() == 1 && texts[0].contains("not waited for on 1 node"),
+            "{texts:?}"
         );
     }
 }
@@ -333,10 +333,10 @@ fn a_release_that_selects_no_node_is_reported() {
     let rows = [["agent-v2-x", "1/1", "Running", "a"]];
     let snapshot = only_agents(set("agent-v2", [1, 1, 1]), &rows);
     assert_eq!(findings(&snapshot), []);
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("none runs on 1 node: b"),
-        "{said:?}"
+        texts.len() == 1 && texts[0].contains("none runs on 1 node: b"),
+        "{texts:?}"
     );
 }
 
@@ -348,7 +348,7 @@ fn an_unfit_layout_is_reported_with_directory_and_value() {
         );
         json!({"involvedObject": {"kind": "Pod", "name": "agent-v2-y"}, "message": message})
     };
-    for (directories, missing, cure) in [
+    for (directories, missing, fix) in [
         (
             &["/sys/fs/cgroup/kubepods.slice"][..],
             "/sys/fs/cgroup/kubepods.slice",
@@ -377,6 +377,6 @@ fn an_unfit_layout_is_reported_with_directory_and_value() {
         };
         let what =
             format!("1 of 2 agents are ready; ContainerCreating (no directory {missing}) on b\n");
-        says(unfit, &[&what, "in the entry v2 of agent.layouts", cure]);
+        assert_finding(unfit, &[&what, "in the entry v2 of agent.layouts", fix]);
     }
 }

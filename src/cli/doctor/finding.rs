@@ -24,34 +24,34 @@ pub(super) struct Finding {
     pub what: String,
     /// What to do.
     #[serde(rename = "do")]
-    pub cure: String,
+    pub fix: String,
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}\n  do: {}", self.about, self.what, self.cure)
+        write!(f, "{}: {}\n  do: {}", self.about, self.what, self.fix)
     }
 }
 
 pub(super) fn finding(
     about: impl Into<String>,
     what: impl Into<String>,
-    cure: impl Into<String>,
+    fix: impl Into<String>,
 ) -> Finding {
     Finding {
         about: about.into(),
         what: what.into(),
-        cure: cure.into(),
+        fix: fix.into(),
     }
 }
 
 /// A finding about something that could not be read.
 pub(super) fn unreadable(about: impl Into<String>, what: &str, error: &ReadError) -> Finding {
-    let cure = match error.code {
+    let fix = match error.code {
         Some(401 | 403) => "run it as a user who may read that",
         _ => "try again; if it persists, check the API server",
     };
-    finding(about, format!("{what}: {}", error.why), cure)
+    finding(about, format!("{what}: {}", error.why), fix)
 }
 
 /// `a, b and 3 more`

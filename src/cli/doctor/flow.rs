@@ -56,7 +56,7 @@ pub(super) fn no_flow_control(snapshot: &Snapshot) -> Option<Finding> {
         return None;
     }
     let what = "there is no FlowSchema: heartbeats and the election share a queue with the requests of all ServiceAccounts";
-    let cure =
+    let fix =
         "nothing, if flowControl.enabled=false is intended; otherwise helm upgrade without it";
-    Some(finding("flow control", what, cure))
+    Some(finding("flow control", what, fix))
 }

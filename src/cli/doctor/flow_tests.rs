@@ -16,29 +16,29 @@ fn schemas_but(change: impl FnOnce(&mut Vec<Value>)) -> impl FnOnce(&mut Snapsho
 #[test]
 fn missing_or_unbound_flow_schemas_are_reported() {
     for (index, name) in FLOW.iter().enumerate() {
-        let lacks = schemas_but(|schemas| drop(schemas.remove(index)));
-        says(lacks, &[MISSING[0], MISSING[1], &format!(": {name};")]);
+        let incomplete = schemas_but(|schemas| drop(schemas.remove(index)));
+        assert_finding(incomplete, &[MISSING[0], MISSING[1], &format!(": {name};")]);
         let levels = FLOW.iter().filter(|it| *it != name);
         let levels = of(levels.map(|name| level(name)).collect());
-        says(|it| it.priority_levels = levels, &[&format!(": {name};")]);
+        assert_finding(|it| it.priority_levels = levels, &[&format!(": {name};")]);
     }
     let elsewhere = schemas_but(|schemas| {
         schemas[1]["spec"]["priorityLevelConfiguration"]["name"] = "agent".into();
     });
-    says(elsewhere, &[": agent-leases;"]);
+    assert_finding(elsewhere, &[": agent-leases;"]);
     let unread = |it: &mut Snapshot| it.flow_schemas = refused(403);
-    says(unread, &["flow schemas could not be read"]);
+    assert_finding(unread, &["flow schemas could not be read"]);
 }
 
 #[test]
 fn an_installation_without_flow_control_is_noted() {
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     (snapshot.flow_schemas, snapshot.priority_levels) = (of(Vec::new()), of(Vec::new()));
     assert_eq!(findings(&snapshot), []);
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
-        said.len() == 1 && said[0].contains("flowControl.enabled=false"),
-        "{said:?}"
+        texts.len() == 1 && texts[0].contains("flowControl.enabled=false"),
+        "{texts:?}"
     );
-    assert_eq!(notes(&well()), []);
+    assert_eq!(notes(&healthy_snapshot()), []);
 }

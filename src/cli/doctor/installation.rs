@@ -14,7 +14,7 @@ use super::permissions::Review;
 use super::snapshot::{Read, ReadError, Snapshot, arguments, items};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{KubernetesVersion, definitions, missing_fields, node_watermark};
-use crate::node::machine::wording::count;
+use crate::node::machine::messages::count;
 
 /// A leader is gone this long after its Lease has expired; clocks may differ by as much.
 const LEADER_GRACE: SignedDuration = SignedDuration::from_secs(60);
@@ -26,8 +26,8 @@ pub(super) fn version_of(snapshot: &Snapshot) -> Option<KubernetesVersion> {
 }
 
 /// What to run if a definition is missing or outdated.
-pub(super) fn define(snapshot: &Snapshot) -> String {
-    version_of(snapshot).unwrap_or_default().define()
+pub(super) fn install_command(snapshot: &Snapshot) -> String {
+    version_of(snapshot).unwrap_or_default().install_command()
 }
 
 pub(super) fn kubernetes(snapshot: &Snapshot) -> Option<Finding> {
@@ -35,8 +35,8 @@ pub(super) fn kubernetes(snapshot: &Snapshot) -> Option<Finding> {
     let old = version_of(snapshot).filter(|version| *version < oldest);
     old.map(|version| {
         let what = format!("it is {version}: plimsoll needs {oldest} or later");
-        let cure = "upgrade the cluster, the control plane first";
-        finding("Kubernetes", what, cure)
+        let fix = "upgrade the cluster, the control plane first";
+        finding("Kubernetes", what, fix)
     })
 }
 
@@ -96,16 +96,18 @@ pub(super) fn emergency_stop(snapshot: &Snapshot) -> Option<Finding> {
     match &snapshot.stop {
         Err(error) if error.is_missing() => {
             let what = "it is missing, so kubectl annotate can't stop the agents in an emergency";
-            let cure = format!("kubectl create configmap {OBJECT} -n {namespace}");
-            Some(finding(about, what, cure))
+            let fix = format!("kubectl create configmap {OBJECT} -n {namespace}");
+            Some(finding(about, what, fix))
         }
         Err(_) => None,
-        Ok(object) => emergency_stop::order(object.metadata.annotations.as_ref()).map(|reason| {
-            let words = emergency_stop::words(&reason);
-            let what = format!("everything is {words}: no agent acts ({ANNOTATION})");
-            let cure = "plimsoll resume, when the reason no longer applies";
-            finding(about, what, cure)
-        }),
+        Ok(object) => {
+            emergency_stop::stop_reason(object.metadata.annotations.as_ref()).map(|reason| {
+                let reason = emergency_stop::stop_message(&reason);
+                let what = format!("everything is {reason}: no agent acts ({ANNOTATION})");
+                let fix = "plimsoll resume, when the reason no longer applies";
+                finding(about, what, fix)
+            })
+        }
     }
 }
 
@@ -131,7 +133,7 @@ pub(super) fn crds(snapshot: &Snapshot) -> Vec<Finding> {
                 format!("it is from another version of plimsoll, and lacks {missing}")
             }
         };
-        Some(finding(about, what, define(snapshot)))
+        Some(finding(about, what, install_command(snapshot)))
     };
     definitions().iter().filter_map(check).collect()
 }
@@ -158,7 +160,7 @@ pub(super) fn replicas(snapshot: &Snapshot) -> Vec<Finding> {
         let mut conditions = conditions.flatten();
         let failure = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
         let failure = failure.map(|it| message(it.message.as_deref(), it.reason.as_deref()));
-        let cure = match failure {
+        let fix = match failure {
             _ if wanted == 0 => "kubectl scale it to 2 replicas",
             Some(_) => "make whatever rejects its pods admit them",
             None => "kubectl describe pod and kubectl logs of a replica that is not ready show why",
@@ -166,7 +168,7 @@ pub(super) fn replicas(snapshot: &Snapshot) -> Vec<Finding> {
         let failure = failure.map(|it| format!("; {it}")).unwrap_or_default();
         let what = format!("{ready} of {wanted} replicas are ready{failure}");
         let about = format!("Deployment {}", full_name(deployment));
-        Some(finding(about, what, cure))
+        Some(finding(about, what, fix))
     };
     items(&snapshot.deployments)
         .iter()
@@ -201,9 +203,9 @@ pub(super) fn leader(snapshot: &Snapshot) -> Option<Finding> {
     if !controller_runs(snapshot) || snapshot.elections.iter().all(may_lead) {
         return None;
     }
-    let cure = "kubectl logs of its replicas show why they can't acquire the Lease";
+    let fix = "kubectl logs of its replicas show why they can't acquire the Lease";
     let what = "no replica leads: no policy is compiled for any node";
-    Some(finding("controller", what, cure))
+    Some(finding("controller", what, fix))
 }
 
 /// Nodes without a `NodeWatermark`.
@@ -223,8 +225,8 @@ pub(super) fn missing_watermarks(snapshot: &Snapshot) -> Option<Finding> {
         count(without.len(), "node"),
         list(without)
     );
-    let cure = "kubectl logs of the leading controller shows why it does not write them";
-    Some(finding("NodeWatermarks", what, cure))
+    let fix = "kubectl logs of the leading controller shows why it does not write them";
+    Some(finding("NodeWatermarks", what, fix))
 }
 
 pub(super) fn installations(snapshot: &Snapshot) -> Option<Finding> {
@@ -264,8 +266,8 @@ pub(super) fn aggregation(snapshot: &Snapshot) -> Option<Finding> {
         }
     };
     let what = "the API server has no --requestheader-client-ca-file, so kubectl get nodemetrics can't work";
-    let cure = "configure the aggregation layer, or install with metricsAPI.enabled=false";
-    is_off.then(|| finding("API aggregation", what, cure))
+    let fix = "configure the aggregation layer, or install with metricsAPI.enabled=false";
+    is_off.then(|| finding("API aggregation", what, fix))
 }
 
 pub(super) fn api_service(snapshot: &Snapshot) -> Option<Finding> {
@@ -274,14 +276,14 @@ pub(super) fn api_service(snapshot: &Snapshot) -> Option<Finding> {
         Ok(service) => {
             let conditions = service.status.iter().flat_map(|it| &it.conditions);
             let available = conditions.flatten().find(|it| it.type_ == "Available");
-            let words = message(
+            let reason = message(
                 available.and_then(|it| it.message.as_deref()),
                 available.and_then(|it| it.reason.as_deref()),
             );
-            let what = format!("it is not available: {words}");
-            let cure = "check the controller's pods, and whether API servers can reach them (NetworkPolicy, firewall)";
+            let what = format!("it is not available: {reason}");
+            let fix = "check the controller's pods, and whether API servers can reach them (NetworkPolicy, firewall)";
             let is_available = available.is_some_and(|it| it.status == "True");
-            (!is_available).then(|| finding(about, what, cure))
+            (!is_available).then(|| finding(about, what, fix))
         }
         Err(error) => {
             let is_wanted = !arguments(&snapshot.deployments, "--metrics-api-listen=").is_empty();
@@ -317,7 +319,7 @@ pub(super) fn unknown_permissions(snapshot: &Snapshot) -> Option<Finding> {
     error.map(|error| {
         let why = &error.why;
         let what = format!("the permissions of agents and controller could not be checked: {why}");
-        let cure = "run it as a user who may create subjectaccessreviews";
-        finding("plimsoll doctor", what, cure)
+        let fix = "run it as a user who may create subjectaccessreviews";
+        finding("plimsoll doctor", what, fix)
     })
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::finding::{Finding, finding, list};
-use super::installation::define;
+use super::installation::install_command;
 use super::snapshot::Snapshot;
 use super::table::Table;
 use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
-use crate::node::machine::wording::{count, unknown_reason};
+use crate::node::machine::messages::{count, unknown_reason};
 
 /// A check of a column.
 struct ColumnCheck {
@@ -19,7 +19,7 @@ struct ColumnCheck {
     /// Whether the reason is a problem, neither temporary nor reported by another check.
     is_problem: fn(&str) -> bool,
     what: &'static str,
-    cure: &'static str,
+    fix: &'static str,
 }
 
 const CHECKS: [ColumnCheck; 5] = [
@@ -28,31 +28,31 @@ const CHECKS: [ColumnCheck; 5] = [
         reason: "Ready",
         is_problem: |reason| {
             let healthy = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
-            !healthy.contains(&reason) && reason != condition::NONE_JUDGED
+            !healthy.contains(&reason) && reason != condition::NONE_EVALUATED
         },
         what: "the current rules are not enforced",
-        cure: "shows why; if it is not clear, use one version of agents and controller",
+        fix: "shows why; if it is not clear, use one version of agents and controller",
     },
     ColumnCheck {
         column: "Ready",
         reason: "Ready",
-        is_problem: |reason| reason == condition::NONE_JUDGED,
+        is_problem: |reason| reason == condition::NONE_EVALUATED,
         what: "the rules are enforced, but none can be evaluated",
-        cure: "shows why for each rule; check its metric or its probe",
+        fix: "shows why for each rule; check its metric or its probe",
     },
     ColumnCheck {
         column: "Degraded",
         reason: "Degraded",
         is_problem: |reason| !["", "AllInOrder"].contains(&reason),
         what: "some actions fail",
-        cure: "shows what, and why",
+        fix: "shows what, and why",
     },
     ColumnCheck {
         column: "Contested",
         reason: "Contested",
         is_problem: |reason| !["", "NotContested"].contains(&reason),
         what: "another writer reverts what the agent does",
-        cure: "shows what; stop the other writer, for example an agent of crane",
+        fix: "shows what; stop the other writer, for example an agent of crane",
     },
     ColumnCheck {
         column: LAST,
@@ -62,7 +62,7 @@ const CHECKS: [ColumnCheck; 5] = [
             !reason.is_empty() && !temporary.contains(&reason)
         },
         what: "this rule can't be evaluated",
-        cure: "shows why, and whether there are more; check the name of its metric, or its probe",
+        fix: "shows why, and whether there are more; check the name of its metric, or its probe",
     },
 ];
 /// The newest column: a definition with it has the others too.
@@ -76,7 +76,7 @@ pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
     if !table.has(LAST) {
         let what = "it is from an older version, and does not show the state of agents";
         let about = "definition of NodeWatermark";
-        return vec![finding(about, what, define(snapshot))];
+        return vec![finding(about, what, install_command(snapshot))];
     }
     let checks = CHECKS.iter();
     checks.flat_map(|check| check.findings(table)).collect()
@@ -91,10 +91,10 @@ impl ColumnCheck {
             }
         }
         let findings = problems.into_iter().map(|(problem, nodes)| {
-            let cure = format!("kubectl describe nodewatermark {} {}", nodes[0], self.cure);
+            let fix = format!("kubectl describe nodewatermark {} {}", nodes[0], self.fix);
             let on = count(nodes.len(), "node");
             let what = format!("{problem}: {} on {on}: {}", self.what, list(nodes));
-            finding("agents", what, cure)
+            finding("agents", what, fix)
         });
         findings.collect()
     }

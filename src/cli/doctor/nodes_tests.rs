@@ -1,9 +1,9 @@
 use super::*;
 use crate::agent::report::conditions::{Health, Unready, conditions};
 use crate::crd::node_watermark::NodeWatermark;
-use crate::crd::node_watermark::condition::NONE_JUDGED;
+use crate::crd::node_watermark::condition::NONE_EVALUATED;
 use crate::engine::plan::Unknown;
-use crate::node::machine::wording::unknown_reason;
+use crate::node::machine::messages::unknown_reason;
 use kube::CustomResourceExt as _;
 
 /// Two healthy nodes, except for this cell of each.
@@ -22,18 +22,18 @@ fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Snapshot) {
 
 #[test]
 fn conditions_of_nodes_are_reported() {
-    says(
+    assert_finding(
         with("Ready", "LastRulesHeld"),
         &[
             "agents: LastRulesHeld: the current rules are not enforced on 2 nodes: a, b",
             "kubectl describe nodewatermark a shows why",
         ],
     );
-    says(
+    assert_finding(
         with("Degraded", "NodeNotMarked"),
         &["NodeNotMarked: some actions fail on 2 nodes: a, b"],
     );
-    says(
+    assert_finding(
         with("Contested", "UndoneByOthers"),
         &["UndoneByOthers: another writer reverts what the agent does on 2 nodes"],
     );
@@ -41,8 +41,8 @@ fn conditions_of_nodes_are_reported() {
 
 #[test]
 fn nodes_without_evaluable_rules_have_their_own_cure() {
-    let mut snapshot = well();
-    with("Ready", NONE_JUDGED)(&mut snapshot);
+    let mut snapshot = healthy_snapshot();
+    with("Ready", NONE_EVALUATED)(&mut snapshot);
     let [found] = &findings(&snapshot)[..] else {
         panic!("{:?}", findings(&snapshot));
     };
@@ -50,13 +50,13 @@ fn nodes_without_evaluable_rules_have_their_own_cure() {
         found.what,
         "NoneJudged: the rules are enforced, but none can be evaluated on 2 nodes: a, b"
     );
-    assert!(found.cure.contains("check its metric or its probe"));
-    assert!(!found.cure.contains("one version"), "{}", found.cure);
+    assert!(found.fix.contains("check its metric or its probe"));
+    assert!(!found.fix.contains("one version"), "{}", found.fix);
 }
 
 #[test]
 fn each_reason_is_reported_with_its_own_nodes() {
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     let (mut first, mut second) = (healthy("a"), healthy("b"));
     (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
     snapshot.watermarks = watermarks(&[first, second]);
@@ -76,7 +76,7 @@ fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
         }
     };
     for why in [Unknown::Missing, Unknown::Stale, Unknown::Impossible] {
-        says(
+        assert_finding(
             unjudged(why),
             &[
                 "q/cpu: this rule can't be evaluated on 1 node: b",
@@ -85,14 +85,14 @@ fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
         );
     }
     for why in [Unknown::Rebased, Unknown::Sparse] {
-        let mut snapshot = well();
+        let mut snapshot = healthy_snapshot();
         unjudged(why)(&mut snapshot);
         assert_eq!(findings(&snapshot), [], "{why:?}");
     }
 }
 
 /// The reasons of `Ready`, `Degraded` and `Contested` as an agent writes them.
-fn said(health: &Health) -> [String; 3] {
+fn reasons_of(health: &Health) -> [String; 3] {
     let all = conditions(health, None, &[], jiff::Timestamp::UNIX_EPOCH);
     ["Ready", "Degraded", "Contested"].map(|kind| {
         let found = all.iter().find(|it| it.type_ == kind);
@@ -113,9 +113,9 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
             unready,
             ..Health::default()
         };
-        let reasons = said(&health);
+        let reasons = reasons_of(&health);
         let [ready, degraded, contested] = reasons.each_ref().map(String::as_str);
-        let mut snapshot = well();
+        let mut snapshot = healthy_snapshot();
         let row = ["a", "", OURS, ready, degraded, contested, "", ""];
         snapshot.watermarks = watermarks(&[row, healthy("b")]);
         assert_eq!(findings(&snapshot), [], "{health:?}");
@@ -124,7 +124,7 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
 
 #[test]
 fn a_table_without_the_columns_means_an_older_definition() {
-    says(
+    assert_finding(
         |it| it.watermarks = table(["Name", "Agent"], &[["a", OURS], ["b", OURS]]),
         &[
             "definition of NodeWatermark",

@@ -240,12 +240,12 @@ mod tests {
         let mut found = BTreeSet::new();
         for row in rows {
             let what = row[1].replace('`', "");
-            let place = match row[0] {
+            let scope = match row[0] {
                 "the cluster" => String::new(),
                 namespace => format!(" in {namespace}"),
             };
             let ticked = head.iter().zip(&row).filter(|(_, cell)| **cell == "✓");
-            found.extend(ticked.map(|(verb, _)| format!("{verb} {what}{place}")));
+            found.extend(ticked.map(|(verb, _)| format!("{verb} {what}{scope}")));
         }
         found
     }

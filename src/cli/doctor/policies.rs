@@ -48,8 +48,8 @@ fn evaluation(policy: &Policy) -> Result<&PolicyStatus, &'static str> {
 }
 
 pub(super) fn unevaluated(snapshot: &Snapshot) -> Vec<Finding> {
-    let cure = "check that the controller runs: it evaluates policies within seconds";
-    let check = |(about, policy): Named<'_>| Some(finding(about, evaluation(policy).err()?, cure));
+    let fix = "check that the controller runs: it evaluates policies within seconds";
+    let check = |(about, policy): Named<'_>| Some(finding(about, evaluation(policy).err()?, fix));
     all(snapshot).filter_map(check).collect()
 }
 
@@ -63,18 +63,18 @@ pub(super) fn conditions(snapshot: &Snapshot) -> Vec<Finding> {
         };
         let stuck = find("RolledOut", "False");
         let stuck = stuck.filter(|it| ["CanariesAct", "NoCanary"].contains(&&*it.reason));
-        let (condition, cure) = if let Some(invalid) = find("Ready", "False") {
-            let cure = "correct it as the message says; plimsoll check shows line and field";
-            (invalid, cure)
+        let (condition, fix) = if let Some(invalid) = find("Ready", "False") {
+            let fix = "correct it as the message says; plimsoll check shows line and field";
+            (invalid, fix)
         } else if let Some(ignored) = find("FieldsNotEnforced", "True") {
-            let cure = "remove the fields, or accept that they do nothing";
-            (ignored, cure)
+            let fix = "remove the fields, or accept that they do nothing";
+            (ignored, fix)
         } else {
-            let cure = "follow the message; until then the nodes use the policy as it was before";
-            (stuck?, cure)
+            let fix = "follow the message; until then the nodes use the policy as it was before";
+            (stuck?, fix)
         };
         let what = message(Some(&condition.message), Some(&condition.reason));
-        Some(finding(about, what, cure))
+        Some(finding(about, what, fix))
     };
     all(snapshot).filter_map(check).collect()
 }
@@ -87,9 +87,9 @@ pub(super) fn unmeasurable(snapshot: &Snapshot) -> Vec<Finding> {
         let rule = rules.find(|it| it["metricRule"]["name"] == UNMEASURABLE)?;
         let name = rule["name"].as_str().unwrap_or("?");
         let what = format!("rule {name} never acts: no agent in a pod can measure {UNMEASURABLE}");
-        let cure =
+        let fix =
             "use another metric, such as cpu_pressure_some_avg10 or container_cpu_throttled_ratio";
-        Some(finding(about, what, cure))
+        Some(finding(about, what, fix))
     };
     node_qos(snapshot).filter_map(check).collect()
 }
@@ -97,17 +97,17 @@ pub(super) fn unmeasurable(snapshot: &Snapshot) -> Vec<Finding> {
 pub(super) fn without_nodes(snapshot: &Snapshot) -> Vec<Finding> {
     let unmatched =
         |(_, it): &Named<'_>| evaluation(it).is_ok_and(|it| it.matched_nodes == Some(0));
-    let cure = "correct spec.selector, or delete it";
+    let fix = "correct spec.selector, or delete it";
     let unmatched = node_qos(snapshot).filter(unmatched);
-    let found = unmatched.map(|(about, _)| finding(about, "it matches no node", cure));
+    let found = unmatched.map(|(about, _)| finding(about, "it matches no node", fix));
     found.collect()
 }
 
 pub(super) fn unused_actions(snapshot: &Snapshot) -> Vec<Finding> {
     let unused = |(_, it): &Named<'_>| evaluation(it).is_ok_and(|it| it.used_by.is_empty());
-    let cure = "name it in a rule's actionName, or delete it";
+    let fix = "name it in a rule's actionName, or delete it";
     let unused = actions(snapshot).filter(unused);
-    let found = unused.map(|(about, _)| finding(about, "no NodeQOS uses it", cure));
+    let found = unused.map(|(about, _)| finding(about, "no NodeQOS uses it", fix));
     found.collect()
 }
 
@@ -117,8 +117,8 @@ pub(super) fn without_pods(snapshot: &Snapshot) -> Vec<Finding> {
         let status = it.status.as_ref();
         status.is_some_and(|it| it.matched_pods == Some(0))
     };
-    let cure = "nothing, if such pods are created later; otherwise correct its selectors";
+    let fix = "nothing, if such pods are created later; otherwise correct its selectors";
     let unmatched = pod_qos(snapshot).filter(unmatched);
-    let found = unmatched.map(|(about, _)| finding(about, "it matches no pod", cure));
+    let found = unmatched.map(|(about, _)| finding(about, "it matches no pod", fix));
     found.collect()
 }

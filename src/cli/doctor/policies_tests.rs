@@ -2,28 +2,28 @@ use super::*;
 
 #[test]
 fn a_pod_qos_without_pods_is_a_note() {
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     assert_eq!(notes(&snapshot), []);
     snapshot.pod_qos = of(vec![
         policy("p", &json!({"matchedPods": 0})),
         policy("used", &json!({"matchedPods": 2})),
     ]);
     assert_eq!(findings(&snapshot), []);
-    let said: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
-    assert_eq!(said.len(), 1, "{said:?}");
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 1, "{texts:?}");
     assert!(
-        said[0].starts_with("PodQOS p: it matches no pod\n"),
-        "{said:?}"
+        texts[0].starts_with("PodQOS p: it matches no pod\n"),
+        "{texts:?}"
     );
 }
 
 #[test]
 fn policies_without_effect_are_reported() {
-    says(
+    assert_finding(
         |it| it.node_qos = of(vec![policy("q", &json!({"matchedNodes": 0}))]),
         &["NodeQOS q", "no node"],
     );
-    says(
+    assert_finding(
         |it| it.actions = of(vec![policy("act", &json!({}))]),
         &["AvoidanceAction act", "no NodeQOS uses it"],
     );
@@ -33,11 +33,11 @@ fn policies_without_effect_are_reported() {
             json!({"metadata": {"name": "q"}, "status": {"matchedNodes": 1, "conditions": [condition]}}),
         ])
     };
-    says(
+    assert_finding(
         |it| it.node_qos = with("Ready", "False"),
         &["rules[0]: no such action (UnknownAction)"],
     );
-    says(
+    assert_finding(
         |it| it.node_qos = with("FieldsNotEnforced", "True"),
         &["no such action", "do nothing"],
     );
@@ -46,7 +46,7 @@ fn policies_without_effect_are_reported() {
         {"name": "load", "metricRule": {"name": "cpu_load_1_min"}},
         {"name": "waits", "metricRule": {"name": "container_sched_run_queue_time"}},
     ]});
-    says(
+    assert_finding(
         |it| it.node_qos = of(vec![waits]),
         &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
     );
@@ -62,25 +62,25 @@ fn edits_that_do_not_reach_their_nodes_are_reported() {
         json!({"metadata": {"name": "q"}, "status": {"matchedNodes": 1, "conditions": stuck}});
     let mut goes = stuck.clone();
     goes["status"]["conditions"][1]["reason"] = "Progressing".into();
-    says(
+    assert_finding(
         |it| it.node_qos = of(vec![stuck]),
         &["the edit waits (NoCanary)", "as it was before"],
     );
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     snapshot.node_qos = of(vec![goes]);
     assert_eq!(findings(&snapshot), [], "it is on its way");
     let unevaluated = |name: &str| of(vec![json!({"metadata": {"name": name}})]);
-    says(
+    assert_finding(
         |it| it.node_qos = unevaluated("q"),
         &["the controller has not evaluated it yet"],
     );
-    says(
+    assert_finding(
         |it| it.actions = unevaluated("act"),
         &["the controller has not evaluated it yet"],
     );
     let mut edited = policy("q", &json!({"matchedNodes": 2, "observedGeneration": 1}));
     edited["metadata"]["generation"] = 2.into();
-    says(
+    assert_finding(
         |it| it.node_qos = of(vec![edited]),
         &["evaluated its last edit"],
     );

@@ -28,7 +28,7 @@ use super::table::Table;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::list::all;
-use crate::cluster::nodes::KEPT;
+use crate::cluster::nodes::MANAGED_SELECTOR;
 use crate::crd::emergency_stop::OBJECT;
 use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos};
 
@@ -64,7 +64,7 @@ impl From<CallError> for ReadError {
     fn from(error: CallError) -> Self {
         Self {
             code: error.code(),
-            why: error.words(),
+            why: error.message(),
         }
     }
 }
@@ -268,7 +268,7 @@ impl Snapshot {
         let watermarks = Table::read(client, NodeWatermark::url_path(&(), None));
         let mut snapshot = Self {
             only_agents,
-            nodes: list(nodes, labelled(KEPT), NodeState::from).await,
+            nodes: list(nodes, labelled(MANAGED_SELECTOR), NodeState::from).await,
             agents,
             elections: elections(client, &deployments).await,
             watermarks: it.full(read(watermarks)).await,

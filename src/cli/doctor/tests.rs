@@ -204,7 +204,7 @@ fn deployment(replicas: u32, status: &Value) -> Value {
 }
 
 /// An installation without problems.
-fn well() -> Snapshot {
+fn healthy_snapshot() -> Snapshot {
     Snapshot {
         only_agents: false,
         now: "2026-01-01T00:01:00Z".parse().expect("a time"),
@@ -268,33 +268,33 @@ fn election(holder: &str, renewed: &str) -> Read<Lease> {
 
 /// The only finding after this change to a healthy installation.
 fn only_finding(change: impl FnOnce(&mut Snapshot)) -> String {
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     change(&mut snapshot);
     let found = findings(&snapshot);
     let [finding] = found.as_slice() else {
         panic!("{found:?}");
     };
-    assert!(!finding.cure.is_empty());
+    assert!(!finding.fix.is_empty());
     finding.to_string()
 }
 
-fn says(change: impl FnOnce(&mut Snapshot), words: &[&str]) {
-    let said = only_finding(change);
+fn assert_finding(change: impl FnOnce(&mut Snapshot), words: &[&str]) {
+    let text = only_finding(change);
     for word in words {
-        assert!(said.contains(word), "{word} is not in {said}");
+        assert!(text.contains(word), "{word} is not in {text}");
     }
 }
 
 #[test]
 fn a_healthy_installation_has_no_findings() {
-    assert_eq!(findings(&well()), []);
-    let summary = summary(&well());
+    assert_eq!(findings(&healthy_snapshot()), []);
+    let summary = summary(&healthy_snapshot());
     assert_eq!(
         summary,
         "Kubernetes 1.34, 2 nodes, 2 agents running, 1 NodeQOS"
     );
     // Without the metrics API its requirements do not matter.
-    let mut snapshot = well();
+    let mut snapshot = healthy_snapshot();
     (snapshot.api_service, snapshot.aggregation) = (refused(404), read(json!({"data": {}})));
     without(of_controller(&mut snapshot), "--metrics-api-listen=");
     assert_eq!(findings(&snapshot), []);
@@ -302,7 +302,7 @@ fn a_healthy_installation_has_no_findings() {
 
 #[test]
 fn an_old_kubernetes_is_reported() {
-    says(
+    assert_finding(
         |it| it.version = read(json!({"major": "1", "minor": "32"})),
         &["1.32", "1.33 or later"],
     );
@@ -310,34 +310,34 @@ fn an_old_kubernetes_is_reported() {
 
 #[test]
 fn unreadable_objects_are_reported_and_cause_no_other_finding() {
-    says(
+    assert_finding(
         |it| it.nodes = refused(403),
         &["nodes could not be read: refused (403)"],
     );
-    says(
+    assert_finding(
         |it| it.agents[0].pods = refused(403),
         &["pods of agents could not be read"],
     );
     let rights = "run it as a user who may read that";
-    says(|it| it.stop = refused(403), &["emergency stop", rights]);
-    says(
+    assert_finding(|it| it.stop = refused(403), &["emergency stop", rights]);
+    assert_finding(
         |it| it.leases = refused(500),
         &["Leases could not be read", "check the API server"],
     );
-    says(
+    assert_finding(
         |it| it.agents[0].object = refused(403),
         &["the namespace of agents could not be read"],
     );
-    says(
+    assert_finding(
         |it| it.elections = vec![refused(403)],
         &["the Lease of the leader could not be read"],
     );
-    says(
+    assert_finding(
         |it| it.schemas[1] = refused(403),
         &["definition of NodeWatermark", "could not be read"],
     );
     let unknown = Err(ReadError::default());
-    says(
+    assert_finding(
         |it| it.reviews[0].allowed = unknown,
         &["could not be checked", "subjectaccessreviews"],
     );
@@ -345,7 +345,7 @@ fn unreadable_objects_are_reported_and_cause_no_other_finding() {
 
 #[test]
 fn missing_or_outdated_definitions_are_reported() {
-    says(
+    assert_finding(
         |it| it.schemas[1] = refused(404),
         &[
             "definition of NodeWatermark",
@@ -357,7 +357,7 @@ fn missing_or_outdated_definitions_are_reported() {
         snapshot.version = read(json!({"major": "1", "minor": "33"}));
         snapshot.schemas[1] = refused(404);
     };
-    says(
+    assert_finding(
         on_1_33,
         &[
             "not installed",
@@ -370,7 +370,7 @@ fn missing_or_outdated_definitions_are_reported() {
         let fields = document.pointer_mut(status).and_then(Value::as_object_mut);
         fields.expect("fields").remove("would");
     };
-    says(
+    assert_finding(
         older,
         &[
             "from another version",
@@ -383,11 +383,11 @@ fn missing_or_outdated_definitions_are_reported() {
 #[test]
 fn an_emergency_stop_and_its_missing_object_are_reported() {
     let annotated = json!({"metadata": {"annotations": {ANNOTATION: "why"}}});
-    says(
+    assert_finding(
         |it| it.stop = read(annotated),
         &["everything is stopped: why", "plimsoll resume"],
     );
-    says(
+    assert_finding(
         |it| it.stop = refused(404),
         &[
             "ConfigMap plimsoll-node-lease/plimsoll-stop",
@@ -399,24 +399,24 @@ fn an_emergency_stop_and_its_missing_object_are_reported() {
 
 #[test]
 fn a_missing_or_unready_controller_is_reported() {
-    says(
+    assert_finding(
         |it| it.deployments = of(Vec::new()),
         &["controller", "there is none"],
     );
     let down = deployment(2, &json!({"readyReplicas": 1}));
-    says(
+    assert_finding(
         |it| it.deployments = of(vec![down]),
         &["Deployment plimsoll/controller", "1 of 2 replicas"],
     );
     let none = deployment(0, &json!({}));
-    says(
+    assert_finding(
         |it| it.deployments = of(vec![none]),
         &["0 of 0 replicas are ready", "kubectl scale"],
     );
     let why = "insufficient quota to match these scopes";
     let failure = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
     let rejected = deployment(2, &json!({"conditions": [failure]}));
-    says(
+    assert_finding(
         |it| it.deployments = of(vec![rejected]),
         &["0 of 2 replicas", why, "admit them"],
     );
@@ -426,12 +426,12 @@ fn a_missing_or_unready_controller_is_reported() {
 fn a_controller_without_a_leader_is_reported() {
     let none = "no replica leads";
     let of_old = election("me", "2026-01-01T00:59:51Z");
-    says(
+    assert_finding(
         |it| it.elections = vec![election("", "2026-01-01T00:00:58Z")],
         &[none],
     );
-    says(|it| it.elections = vec![refused(404)], &[none]);
-    let mut snapshot = well();
+    assert_finding(|it| it.elections = vec![refused(404)], &[none]);
+    let mut snapshot = healthy_snapshot();
     snapshot.elections = vec![of_old];
     snapshot.leases = of(Vec::new());
     snapshot.agents = Vec::new();
@@ -453,7 +453,7 @@ fn nodes_without_a_watermark_are_reported_while_a_controller_runs() {
     let one = |snapshot: &mut Snapshot| {
         snapshot.watermarks = watermarks(&[healthy("a")]);
     };
-    says(one, &["NodeWatermarks: there is none for 1 node: b"]);
+    assert_finding(one, &["NodeWatermarks: there is none for 1 node: b"]);
 }
 
 #[test]
@@ -466,7 +466,7 @@ fn two_installations_are_reported() {
         let list = snapshot.deployments.as_mut().expect("a list");
         list.push(serde_json::from_value(second).expect("a Deployment"));
     };
-    says(
+    assert_finding(
         add,
         &[
             "there are 2: other/second, plimsoll/plimsoll",
@@ -477,29 +477,29 @@ fn two_installations_are_reported() {
 
 #[test]
 fn an_unavailable_metrics_api_is_reported() {
-    says(
+    assert_finding(
         |it| it.aggregation = read(json!({"data": {}})),
         &["API aggregation", "metricsAPI.enabled=false"],
     );
-    says(
+    assert_finding(
         |it| it.aggregation = refused(404),
         &["API aggregation", "metricsAPI.enabled=false"],
     );
-    says(
+    assert_finding(
         |it| it.aggregation = refused(403),
         &[
             "API aggregation could not be checked: refused (403)",
             "run it as a user who may read that",
         ],
     );
-    says(
+    assert_finding(
         |it| it.api_service = refused(404),
         &["APIService", "missing"],
     );
     let away = json!({"status": {"conditions": [
         {"type": "Available", "status": "False", "reason": "MissingEndpoints", "message": "no endpoints"},
     ]}});
-    says(
+    assert_finding(
         |it| it.api_service = read(away),
         &["APIService", "no endpoints (MissingEndpoints)"],
     );
@@ -509,7 +509,7 @@ fn an_unavailable_metrics_api_is_reported() {
 fn agents_of_another_version_are_reported() {
     let mut older = healthy("b");
     older[2] = "0.0.1";
-    says(
+    assert_finding(
         |it| it.watermarks = watermarks(&[healthy("a"), older]),
         &["some have version 0.0.1", OURS],
     );
@@ -521,13 +521,13 @@ fn a_missing_permission_is_reported() {
         "permissions of agents",
         "system:serviceaccount:plimsoll:agent may not patch nodes",
     ];
-    says(|it| it.reviews[2].allowed = Ok(false), &words);
+    assert_finding(|it| it.reviews[2].allowed = Ok(false), &words);
     let none = |it: &mut Snapshot| {
         for review in &mut it.reviews {
             review.allowed = Ok(false);
         }
     };
-    says(none, &["agent may not get, list, patch nodes\n"]);
+    assert_finding(none, &["agent may not get, list, patch nodes\n"]);
 }
 
 /// Removes an argument of a container.
@@ -551,11 +551,11 @@ fn of_agents(snapshot: &mut Snapshot) -> &mut PodTemplateSpec {
 
 #[test]
 fn missing_arguments_for_evictions_are_reported() {
-    says(
+    assert_finding(
         |it| without(of_controller(it), "--report-listen="),
         &["evictions", "--report-listen", "no pod is evicted"],
     );
-    says(
+    assert_finding(
         |it| without(of_agents(it), "--report-service="),
         &[
             "evictions",

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::view::{Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since};
 use crate::crd::NodeMetric;
-use crate::crd::node_metric::{MOST_PODS, PodUsage};
+use crate::crd::node_metric::{MAX_PODS, PodUsage};
 use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::Percent;
 use crate::engine::units::{Bytes, MilliCpu};
@@ -164,7 +164,7 @@ fn throttle<'a>(known: &'a [ThrottledStatus], pod: &PodUsage) -> Option<&'a Thro
 fn busiest_only(metrics: &[NodeMetric], shown: usize) -> String {
     let all: i64 = metrics.iter().filter_map(|it| it.status.pods).sum();
     format!(
-        "these are the busiest pods of each reporting node, at most {MOST_PODS} of each: {shown} of {all}"
+        "these are the busiest pods of each reporting node, at most {MAX_PODS} of each: {shown} of {all}"
     )
 }
 

@@ -167,7 +167,7 @@ impl Row {
         let Summary {
             cpu,
             memory,
-            cpu_mark,
+            cpu_threshold,
             pressure,
             ..
         } = &self.summary;
@@ -177,7 +177,7 @@ impl Row {
         vec![
             self.node.clone(),
             if is_alive {
-                bar(*cpu, *cpu_mark)
+                bar(*cpu, *cpu_threshold)
             } else {
                 String::new()
             },

@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{Decision, ElectionState, LEASE_DURATION, ObservedLease, RENEW_DEADLINE, Standing};
+use super::{Decision, ElectionState, LEASE_DURATION, Leadership, ObservedLease, RENEW_DEADLINE};
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::stored;
 use crate::cluster::clock;
@@ -111,12 +111,12 @@ impl Elector {
         Ok(lease)
     }
 
-    fn standing(&self) -> Standing {
+    fn leadership(&self) -> Leadership {
         let now = clock::now();
         if self.state.is_disconnected(now) {
-            return Standing::blind(self.leader);
+            return Leadership::disconnected(self.leader);
         }
-        Standing::new(self.state.term(now), self.leader)
+        Leadership::new(self.state.term(now), self.leader)
     }
 
     /// Releases the Lease, so that another replica need not wait for its expiry.
@@ -172,16 +172,16 @@ fn observed(lease: &Lease) -> ObservedLease {
     }
 }
 
-/// Takes part in the election until `stop` is true, and publishes the leadership to `standing`. Stops leading before another replica
+/// Takes part in the election until `stop` is true, and publishes this replica's state to `leadership`. Stops leading before another replica
 /// can acquire the Lease, and releases it at the end.
 pub async fn run(
     elector: &mut Elector,
-    standing: &watch::Sender<Standing>,
+    leadership: &watch::Sender<Leadership>,
     mut stop: watch::Receiver<bool>,
 ) {
     while !*stop.borrow() {
         let remaining = elector.state.remaining(clock::now());
-        let deadline = if standing.borrow().leads() {
+        let deadline = if leadership.borrow().leads() {
             remaining.min(CALL_TIMEOUT)
         } else {
             CALL_TIMEOUT
@@ -191,21 +191,21 @@ pub async fn run(
             Ok(Err(error)) => tracing::warn!(%error, "failed to read or write the Lease"),
             Err(_) => tracing::warn!("reading or writing the Lease timed out"),
         }
-        publish(standing, elector.standing());
+        publish(leadership, elector.leadership());
         // Leadership ends in time even if the next step is late.
         let pause = elector.state.pause(clock::now());
         // Standbys read at different times; the leader must not be late.
-        let leads = standing.borrow().leads();
+        let leads = leadership.borrow().leads();
         let pause = if leads { pause } else { jittered(pause) };
         let stopped = timeout(pause, stop.wait_for(|stop| *stop)).await;
-        publish(standing, elector.standing());
+        publish(leadership, elector.leadership());
         if stopped.is_ok() {
             break;
         }
     }
-    let led = standing.borrow().leads();
+    let led = leadership.borrow().leads();
     elector.state.lost();
-    publish(standing, Standing::new(None, elector.leader));
+    publish(leadership, Leadership::new(None, elector.leader));
     if led && let Err(error) = timeout(RENEW_DEADLINE, elector.release()).await {
         tracing::warn!(%error, "failed to release the Lease in time");
     }
@@ -213,7 +213,7 @@ pub async fn run(
 
 /// Publishes the leader's address without taking part: requests in flight on a replica that is shutting down are forwarded to the
 /// next leader.
-pub async fn follow(elector: &mut Elector, standing: &watch::Sender<Standing>) -> Infallible {
+pub async fn follow(elector: &mut Elector, leadership: &watch::Sender<Leadership>) -> Infallible {
     loop {
         if let Ok(Ok(lease)) = timeout(CALL_TIMEOUT, elector.read()).await {
             let other = |lease: &Lease| {
@@ -222,13 +222,13 @@ pub async fn follow(elector: &mut Elector, standing: &watch::Sender<Standing>) -
             };
             elector.leader = lease.filter(other).as_ref().and_then(address);
         }
-        publish(standing, elector.standing());
+        publish(leadership, elector.leadership());
         sleep(FOLLOW_INTERVAL).await;
     }
 }
 
-fn publish(standing: &watch::Sender<Standing>, now: Standing) {
-    standing.send_if_modified(|before| {
+fn publish(leadership: &watch::Sender<Leadership>, now: Leadership) {
+    leadership.send_if_modified(|before| {
         let changed = *before != now;
         *before = now;
         changed

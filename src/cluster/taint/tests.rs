@@ -3,21 +3,21 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn node(taints: &Value, condition: Option<&str>) -> Marked {
+fn node(taints: &Value, condition: Option<&str>) -> TaintSnapshot {
     let conditions = condition.map(|status| {
         json!({"type": CONDITION, "status": status, "reason": "q/r", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"})
     });
     let ready = json!({"type": "Ready", "status": "True"});
     let conditions: Vec<Value> = [ready].into_iter().chain(conditions).collect();
-    Marked::of(&json!({
+    TaintSnapshot::of(&json!({
         "metadata": {"name": "n", "uid": "u", "resourceVersion": "7"},
         "spec": {"taints": taints},
         "status": {"conditions": conditions},
     }))
 }
 
-fn desired() -> Mark {
-    Mark {
+fn desired() -> NodeTaint {
+    NodeTaint {
         effect: TaintEffect::NoSchedule,
         reason: "q/r".to_owned(),
         message: "m".to_owned(),
@@ -81,13 +81,13 @@ fn a_taint_with_our_key_and_an_effect_we_never_use_is_not_ours() {
 #[test]
 fn the_transition_time_changes_only_with_the_status() {
     let now = "2026-02-02T00:00:00Z";
-    let since = |seen: &Marked, wanted: Bearing<'_>| {
+    let since = |seen: &TaintSnapshot, wanted: DesiredTaint<'_>| {
         let patch = seen.condition_patch(wanted, now);
         patch["status"]["conditions"][0]["lastTransitionTime"].clone()
     };
     let before = "2026-01-01T00:00:00Z";
-    let (over, taint) = (Bearing::Nothing, desired());
-    let taint = Bearing::Mark(&taint);
+    let (over, taint) = (DesiredTaint::Absent, desired());
+    let taint = DesiredTaint::Present(&taint);
     assert_eq!(since(&node(&Value::Null, Some("True")), taint), before);
     assert_eq!(since(&node(&Value::Null, Some("True")), over), now);
     assert_eq!(since(&node(&Value::Null, Some("False")), over), before);
@@ -97,32 +97,32 @@ fn the_transition_time_changes_only_with_the_status() {
 #[test]
 fn nothing_is_written_in_the_desired_state_and_no_false_condition_is_created() {
     let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
-    let (over, mine) = (Bearing::Nothing, desired());
-    let mine = Bearing::Mark(&mine);
-    assert!(node(&Value::Null, None).bears(over));
-    assert!(node(&Value::Null, Some("False")).bears(over));
-    assert!(!node(&Value::Null, Some("True")).bears(over));
-    assert!(!node(&Value::Null, Some("Unknown")).bears(over));
-    assert!(!node(&tainted, Some("False")).bears(over));
-    assert!(node(&tainted, Some("True")).bears(mine));
-    assert!(!node(&tainted, None).bears(mine));
-    let other = Mark {
+    let (over, mine) = (DesiredTaint::Absent, desired());
+    let mine = DesiredTaint::Present(&mine);
+    assert!(node(&Value::Null, None).matches(over));
+    assert!(node(&Value::Null, Some("False")).matches(over));
+    assert!(!node(&Value::Null, Some("True")).matches(over));
+    assert!(!node(&Value::Null, Some("Unknown")).matches(over));
+    assert!(!node(&tainted, Some("False")).matches(over));
+    assert!(node(&tainted, Some("True")).matches(mine));
+    assert!(!node(&tainted, None).matches(mine));
+    let other = NodeTaint {
         reason: "q/other".to_owned(),
         ..desired()
     };
-    assert!(!node(&tainted, Some("True")).bears(Bearing::Mark(&other)));
+    assert!(!node(&tainted, Some("True")).matches(DesiredTaint::Present(&other)));
 }
 
 #[test]
 fn no_trace_removes_the_condition_whatever_its_status() {
     let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
-    assert!(node(&Value::Null, None).bears(Bearing::NoTrace));
-    assert!(!node(&tainted, None).bears(Bearing::NoTrace));
+    assert!(node(&Value::Null, None).matches(DesiredTaint::Removed));
+    assert!(!node(&tainted, None).matches(DesiredTaint::Removed));
     for status in ["True", "False", "Unknown"] {
         let seen = node(&Value::Null, Some(status));
-        assert!(!seen.bears(Bearing::NoTrace), "{status}");
+        assert!(!seen.matches(DesiredTaint::Removed), "{status}");
         assert_eq!(
-            seen.condition_patch(Bearing::NoTrace, "now"),
+            seen.condition_patch(DesiredTaint::Removed, "now"),
             json!({"metadata": {"uid": "u"}, "status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}})
         );
     }
@@ -135,9 +135,9 @@ fn a_malformed_object_is_a_node_without_taints() {
         json!([]),
         json!({"spec": {"taints": "x"}, "status": {"conditions": 3}}),
     ] {
-        let seen = Marked::of(&odd);
+        let seen = TaintSnapshot::of(&odd);
         assert_eq!(seen.effect(), None);
-        assert!(seen.bears(Bearing::Nothing));
+        assert!(seen.matches(DesiredTaint::Absent));
     }
 }
 

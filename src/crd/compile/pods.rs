@@ -171,14 +171,14 @@ fn report_allowed(
             (Allowed::Action(name), None) if !objects.is_rejected(Kind::AvoidanceAction, name) => {
                 let words = Allowed::WORDS.map(|(word, _)| word);
                 let known = actions.keys().copied().chain(words);
-                let cure = nearest(name, known).map_or_else(
+                let fix = nearest(name, known).map_or_else(
                     || {
                         let names = list(actions.keys());
                         format!("write one of {names}, or one of the keywords {}", words.join(", "))
                     },
                     |near| format!("did you mean {near}?"),
                 );
-                let message = format!("there is no AvoidanceAction named \"{entry}\"; {cure}");
+                let message = format!("there is no AvoidanceAction named \"{entry}\"; {fix}");
                 findings.warning(Reason::AllowsUnknownAction, path, message);
             }
             _ => {}

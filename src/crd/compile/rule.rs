@@ -27,7 +27,7 @@ pub(super) fn compile_all(
     findings: &mut ObjectFindings<'_>,
 ) -> Vec<Rule> {
     let probe = probe(&rules.spec);
-    let frame = Frame {
+    let context = RuleContext {
         object,
         spec: &rules.spec,
         probe: probe.as_ref(),
@@ -35,20 +35,20 @@ pub(super) fn compile_all(
     };
     let compile = |(index, rule): &(usize, NodeRule)| {
         let path = format!("spec.rules[{index}]");
-        frame.compile(rule, &path, findings)
+        context.compile(rule, &path, findings)
     };
     rules.rules.iter().filter_map(compile).collect()
 }
 
 /// What the rules of one object share.
-struct Frame<'a> {
+struct RuleContext<'a> {
     object: &'a str,
     spec: &'a NodeQosSpec,
     probe: Option<&'a Probe>,
     scope: &'a Scope<'a>,
 }
 
-impl Frame<'_> {
+impl RuleContext<'_> {
     fn compile(
         &self,
         rule: &NodeRule,
@@ -73,8 +73,8 @@ impl Frame<'_> {
                 .selector
                 .as_ref()
                 .map(super::super::LabelSelector::compile),
-            watermark: thresholds.value.as_f64(),
-            restore: thresholds.restore.as_f64(),
+            threshold: thresholds.value.as_f64(),
+            restore_value: thresholds.restore_value.as_f64(),
             avoidance_threshold: threshold(rule.avoidance_threshold),
             restore_threshold: threshold(rule.restore_threshold.or(rule.restored_threshold)),
             period: self.period(),
@@ -137,11 +137,11 @@ impl Frame<'_> {
             } else {
                 let actions = self.scope.actions.keys();
                 let near = suggest::nearest(&rule.action_name, actions.clone().copied());
-                let cure = near.map_or_else(
+                let fix = near.map_or_else(
                     || format!("write the name of one of {}", super::pods::list(actions)),
                     |near| format!("did you mean {near}?"),
                 );
-                format!("there is no AvoidanceAction named {name}; {cure}")
+                format!("there is no AvoidanceAction named {name}; {fix}")
             };
             findings.error(Reason::UnknownAction, format!("{path}.actionName"), message);
         }
@@ -164,7 +164,7 @@ impl Frame<'_> {
 /// `metricRule.value`, and `restoreValue` or its default.
 struct Thresholds {
     value: Quantity,
-    restore: Quantity,
+    restore_value: Quantity,
 }
 
 impl Thresholds {
@@ -179,7 +179,10 @@ impl Thresholds {
             None => value,
             Some(restore) => quantity(restore, &format!("{path}.restoreValue"), findings)?,
         };
-        Some(Self { value, restore })
+        Some(Self {
+            value,
+            restore_value: restore,
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::objects::Kind;
 use super::pods::{list, selects};
 use super::{ObjectFindings, Scope};
 use crate::engine::metric::{
-    ActionKind, DiskRate, Leverage, Metric, PressureKind, Protected, Resource,
+    ActionEffect, ActionKind, DiskRate, Metric, PressureKind, Protected, Resource,
 };
 use crate::engine::policy::{Action, Allowed, Rule};
 
@@ -35,7 +35,11 @@ pub(super) fn check(
         findings,
     };
     check.metric();
-    let outcomes = [check.leverage(), check.threshold(), check.restore_value()];
+    let outcomes = [
+        check.action_effect(),
+        check.threshold(),
+        check.restore_value(),
+    ];
     check.pressure();
     check.permission();
     if outcomes.contains(&Outcome::Off) {
@@ -85,10 +89,10 @@ impl RuleCheck<'_, '_> {
     }
 
     /// A rule whose action does not lower the metric would act in vain, and never end.
-    fn leverage(&mut self) -> Outcome {
+    fn action_effect(&mut self) -> Outcome {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
-            .partition(|kind| self.rule.metric.leverage(*kind) != Leverage::None);
+            .partition(|kind| self.rule.metric.action_effect(*kind) != ActionEffect::None);
         let metric = &self.rule.metric;
         if able.contains(&ActionKind::ForceGc) && metric.resource() == Some(Resource::Memory) {
             let message = format!(
@@ -102,13 +106,15 @@ impl RuleCheck<'_, '_> {
         };
         let unable = describe(unable);
         if able.is_empty() && self.rule.action.scheduling.is_none() {
-            let cure = match metric {
-                Metric::Window(..) if metric.leverage(ActionKind::Eviction) == Leverage::None => {
+            let fix = match metric {
+                Metric::Window(..)
+                    if metric.action_effect(ActionKind::Eviction) == ActionEffect::None =>
+                {
                     "no action lowers a past peak; name an action with disableScheduling"
                 }
                 _ => "name an action with eviction",
             };
-            let message = format!("{unable} does not lower \"{metric}\"; {cure}");
+            let message = format!("{unable} does not lower \"{metric}\"; {fix}");
             self.error(Reason::NoLeverage, "actionName", message);
             return Outcome::Off;
         }
@@ -143,20 +149,20 @@ impl RuleCheck<'_, '_> {
 
     /// A threshold under 1 % of the node is a wrong unit: usually `4` for 4 CPUs.
     fn threshold(&mut self) -> Outcome {
-        let (threshold, metric) = (self.rule.watermark, &self.rule.metric);
+        let (threshold, metric) = (self.rule.threshold, &self.rule.metric);
         let unit = metric.unit();
         let Some(capacity) = capacity(metric, self.scope) else {
             self.threshold_of_any_node();
             return Outcome::On;
         };
         if is_usage(metric) && threshold * 100.0 < capacity {
-            let cure = guess(metric, threshold, capacity / 100.0..capacity);
-            let cure = cure.unwrap_or_else(|| {
+            let fix = guess(metric, threshold, capacity / 100.0..capacity);
+            let fix = fix.unwrap_or_else(|| {
                 let example = suggestion(metric, capacity * 0.8);
                 format!("write for example {example}")
             });
             let message = format!(
-                "{threshold} {unit} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {cure}"
+                "{threshold} {unit} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {fix}"
             );
             self.error(Reason::WatermarkTooLow, "metricRule.value", message);
             return Outcome::Off;
@@ -174,7 +180,7 @@ impl RuleCheck<'_, '_> {
 
     /// Where the size of the node is not known, less than the usage of an idle node is suspect.
     fn threshold_of_any_node(&mut self) {
-        let (threshold, metric) = (self.rule.watermark, &self.rule.metric);
+        let (threshold, metric) = (self.rule.threshold, &self.rule.metric);
         let (range, example) = match metric {
             Metric::CpuUsage => (100.0..256_000.0, "4000"),
             Metric::MemoryUsage => (100.0 * MEBIBYTE..512.0 * GIBIBYTE, "6Gi"),
@@ -183,11 +189,11 @@ impl RuleCheck<'_, '_> {
         if threshold >= range.start {
             return;
         }
-        let cure = guess(metric, threshold, range);
+        let fix = guess(metric, threshold, range);
         let message = format!(
             "{threshold} {} is less than an idle node uses, so it is probably a mistake; {}",
             metric.unit(),
-            cure.unwrap_or_else(|| format!("write for example {example}"))
+            fix.unwrap_or_else(|| format!("write for example {example}"))
         );
         self.warning(Reason::WatermarkTooLow, "metricRule.value", message);
     }
@@ -203,12 +209,12 @@ impl RuleCheck<'_, '_> {
 
     /// With a `restoreValue` near 0 the rule would never end.
     fn restore_value(&mut self) -> Outcome {
-        let (low, metric) = (self.rule.restore, &self.rule.metric);
+        let (low, metric) = (self.rule.restore_value, &self.rule.metric);
         let min = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
-        let given = low < self.rule.watermark;
+        let given = low < self.rule.threshold;
         if given && is_usage(metric) && (low == 0.0 || low < min) {
-            let suggested = self.rule.watermark * 0.8;
-            let cure = if suggested > min {
+            let suggested = self.rule.threshold * 0.8;
+            let fix = if suggested > min {
                 format!(
                     "write for example {}, or leave",
                     suggestion(metric, suggested)
@@ -217,7 +223,7 @@ impl RuleCheck<'_, '_> {
                 "leave".to_owned()
             };
             let message = format!(
-                "the value never falls to {low} {}, so the rule would never end and is off; {cure} restoreValue out",
+                "the value never falls to {low} {}, so the rule would never end and is off; {fix} restoreValue out",
                 metric.unit(),
             );
             self.error(Reason::RestoreNeverReached, "restoreValue", message);
@@ -238,13 +244,13 @@ impl RuleCheck<'_, '_> {
             return;
         }
         let rejected: Vec<&str> = self.scope.objects.rejected(Kind::PodQos).collect();
-        let cure = if rejected.is_empty() {
+        let fix = if rejected.is_empty() {
             format!("add one with allowedActions: [{}]", action.name)
         } else {
             format!("or correct the invalid ones: {}", list(rejected.iter()))
         };
         let message = format!(
-            "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod; {cure}",
+            "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod; {fix}",
             action.name
         );
         self.error(Reason::NobodyToActOn, "actionName", message);

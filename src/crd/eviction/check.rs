@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::pod_facts::{PodObject, pod_facts};
 use crate::engine::metric::ActionKind;
-use crate::engine::pod::{Kept, Pod as Facts};
+use crate::engine::pod::{EvictionExemption, Pod as Facts};
 use crate::engine::policy::{Action, Allowed, EvictionSpec, PolicySet, RuleId, Strategy};
 
 /// Why a pod may not be evicted.
@@ -24,7 +24,7 @@ pub enum Objection {
     Protected,
     /// It is of a kind that is never evicted.
     #[error("{}", why_never_evicted(*.0))]
-    NeverEvicted(Kept),
+    NeverEvicted(EvictionExemption),
     /// It has no controller that would replace it.
     #[error("it has no controller, and the action has no evictUnowned")]
     Unowned,
@@ -39,12 +39,12 @@ pub enum Objection {
     Unreadable(String),
 }
 
-const fn why_never_evicted(kept: Kept) -> &'static str {
-    match kept {
-        Kept::Static => "it is a static pod, which the kubelet would restart",
-        Kept::DaemonSet => "it belongs to a DaemonSet, which would recreate it",
-        Kept::SystemCritical => "its priority is system-critical",
-        Kept::DoNotDisrupt => "it is annotated not to be disrupted",
+const fn why_never_evicted(exemption: EvictionExemption) -> &'static str {
+    match exemption {
+        EvictionExemption::Static => "it is a static pod, which the kubelet would restart",
+        EvictionExemption::DaemonSet => "it belongs to a DaemonSet, which would recreate it",
+        EvictionExemption::SystemCritical => "its priority is system-critical",
+        EvictionExemption::DoNotDisrupt => "it is annotated not to be disrupted",
     }
 }
 
@@ -73,8 +73,8 @@ pub fn permit(
     if facts.protected {
         return Err(Objection::Protected);
     }
-    if let Some(kept) = facts.kept {
-        return Err(Objection::NeverEvicted(kept));
+    if let Some(exemption) = facts.eviction_exemption {
+        return Err(Objection::NeverEvicted(exemption));
     }
     if !facts.owned && !eviction.evict_unowned {
         return Err(Objection::Unowned);
@@ -131,8 +131,8 @@ mod tests {
             id: RuleId::from("q/r"),
             metric: Metric::CpuUsage,
             series: None,
-            watermark: 4000.0,
-            restore: 4000.0,
+            threshold: 4000.0,
+            restore_value: 4000.0,
             avoidance_threshold: 1,
             restore_threshold: 1,
             period: Duration::from_secs(10),
@@ -212,11 +212,11 @@ mod tests {
         );
         assert_eq!(
             changed(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet")),
-            Some(Objection::NeverEvicted(Kept::DaemonSet))
+            Some(Objection::NeverEvicted(EvictionExemption::DaemonSet))
         );
         assert_eq!(
             changed(|pod| pod["spec"]["priority"] = json!(2_000_000_000)),
-            Some(Objection::NeverEvicted(Kept::SystemCritical))
+            Some(Objection::NeverEvicted(EvictionExemption::SystemCritical))
         );
         assert_eq!(
             changed(|pod| pod["metadata"]["namespace"] = json!("kube-system")),
@@ -230,7 +230,7 @@ mod tests {
         let mirror = pod(|pod| annotate(pod, "kubernetes.io/config.mirror", "x"));
         assert_eq!(
             objection_to(&mirror, &policy()),
-            Some(Objection::NeverEvicted(Kept::Static))
+            Some(Objection::NeverEvicted(EvictionExemption::Static))
         );
     }
 

@@ -97,10 +97,10 @@ struct Builder {
 struct Frame {
     line: usize,
     anchor: usize,
-    inside: Inside,
+    collection: Collection,
 }
 
-enum Inside {
+enum Collection {
     List(Vec<Rc<Node>>),
     Map(Fields),
 }
@@ -132,11 +132,11 @@ impl Builder {
             }
             Event::SequenceStart(_, anchor, tag) => {
                 refuse_tag(tag.as_deref(), "seq", line)?;
-                self.open(line, anchor, Inside::List(Vec::new()))
+                self.open(line, anchor, Collection::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
                 refuse_tag(tag.as_deref(), "map", line)?;
-                self.open(line, anchor, Inside::Map(Fields::default()))
+                self.open(line, anchor, Collection::Map(Fields::default()))
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => match self.anchors.get(&id).cloned() {
@@ -151,12 +151,12 @@ impl Builder {
     }
 
     fn expects_key(&self) -> bool {
-        matches!(self.open.last().map(|frame| &frame.inside), Some(Inside::Map(fields)) if fields.key.is_none())
+        matches!(self.open.last().map(|frame| &frame.collection), Some(Collection::Map(fields)) if fields.key.is_none())
     }
 
     fn merge_key(&mut self, line: usize) -> Result<(), ParseError> {
-        match self.open.last_mut().map(|frame| &mut frame.inside) {
-            Some(Inside::Map(fields)) => {
+        match self.open.last_mut().map(|frame| &mut frame.collection) {
+            Some(Collection::Map(fields)) => {
                 fields.key = Some(Key::Merge);
                 Ok(())
             }
@@ -164,7 +164,12 @@ impl Builder {
         }
     }
 
-    fn open(&mut self, line: usize, anchor: usize, inside: Inside) -> Result<(), ParseError> {
+    fn open(
+        &mut self,
+        line: usize,
+        anchor: usize,
+        collection: Collection,
+    ) -> Result<(), ParseError> {
         if self.expects_key() {
             return Err(ParseError::new(
                 line,
@@ -177,7 +182,7 @@ impl Builder {
         self.open.push(Frame {
             line,
             anchor,
-            inside,
+            collection,
         });
         Ok(())
     }
@@ -186,9 +191,9 @@ impl Builder {
         let Some(frame) = self.open.pop() else {
             return Ok(());
         };
-        let content = match frame.inside {
-            Inside::List(items) => Content::List(items),
-            Inside::Map(fields) => Content::Map(fields.finish(frame.line, &mut self.merged)?),
+        let content = match frame.collection {
+            Collection::List(items) => Content::List(items),
+            Collection::Map(fields) => Content::Map(fields.finish(frame.line, &mut self.merged)?),
         };
         self.node(frame.line, frame.anchor, content)
     }
@@ -203,10 +208,10 @@ impl Builder {
 
     /// Adds a finished node to the innermost open list, map or document.
     fn attach(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
-        match self.open.last_mut().map(|frame| &mut frame.inside) {
+        match self.open.last_mut().map(|frame| &mut frame.collection) {
             None => self.documents.push(node),
-            Some(Inside::List(items)) => items.push(node),
-            Some(Inside::Map(fields)) => fields.attach(node, line)?,
+            Some(Collection::List(items)) => items.push(node),
+            Some(Collection::Map(fields)) => fields.attach(node, line)?,
         }
         Ok(())
     }

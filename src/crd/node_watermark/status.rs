@@ -15,7 +15,7 @@ pub mod condition {
     /// The emergency stop is in effect. Only present then.
     pub const STOPPED: &str = "Stopped";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
-    pub const NONE_JUDGED: &str = "NoneJudged";
+    pub const NONE_EVALUATED: &str = "NoneJudged";
 }
 
 /// The reasons of the condition [`condition::STOPPED`].
@@ -143,12 +143,13 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// The threshold.
-    pub mark: f64,
+    #[serde(rename = "mark")]
+    pub threshold: f64,
     /// The second criterion of the rule, if it has one: a throttling rule on pressure acts only while protected pods are
     /// stalled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "judgedBy", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
-    pub judged_by: Option<String>,
+    pub evaluated_by: Option<String>,
     /// The cool-down in seconds, if it is longer than that of the action. It doubles, up to 8 times its length, with each
     /// breach right after a release.
     #[serde(default, skip_serializing_if = "Option::is_none")]

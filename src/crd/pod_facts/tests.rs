@@ -210,43 +210,47 @@ fn with_meta(meta: &str, more: &str) -> Pod {
 
 #[test]
 fn static_daemon_set_and_critical_pods_are_never_evicted() {
-    let annotated = |text: &str| with_meta(&format!("annotations: {{{text}}}"), "").kept;
+    let annotated =
+        |text: &str| with_meta(&format!("annotations: {{{text}}}"), "").eviction_exemption;
     let owned = |kind: &str| {
         let owner = format!(
             "ownerReferences: [{{apiVersion: v1, kind: {kind}, name: o, uid: u, controller: true}}]"
         );
-        with_meta(&owner, "").kept
+        with_meta(&owner, "").eviction_exemption
     };
     assert_eq!(
         annotated("kubernetes.io/config.mirror: abc"),
-        Some(Kept::Static)
+        Some(EvictionExemption::Static)
     );
     assert_eq!(
         annotated("kubernetes.io/config.source: file"),
-        Some(Kept::Static)
+        Some(EvictionExemption::Static)
     );
     assert_eq!(annotated("kubernetes.io/config.source: api"), None);
-    assert_eq!(owned("Node"), Some(Kept::Static));
-    assert_eq!(owned("DaemonSet"), Some(Kept::DaemonSet));
+    assert_eq!(owned("Node"), Some(EvictionExemption::Static));
+    assert_eq!(owned("DaemonSet"), Some(EvictionExemption::DaemonSet));
     assert_eq!(owned("ReplicaSet"), None);
     assert_eq!(
-        with_meta("", ", priority: 2000000000").kept,
-        Some(Kept::SystemCritical)
+        with_meta("", ", priority: 2000000000").eviction_exemption,
+        Some(EvictionExemption::SystemCritical)
     );
     assert_eq!(
-        with_meta("", ", priorityClassName: system-node-critical").kept,
-        Some(Kept::SystemCritical)
+        with_meta("", ", priorityClassName: system-node-critical").eviction_exemption,
+        Some(EvictionExemption::SystemCritical)
     );
-    assert_eq!(with_meta("", ", priority: 1999999999").kept, None);
+    assert_eq!(
+        with_meta("", ", priority: 1999999999").eviction_exemption,
+        None
+    );
     let safe = "cluster-autoscaler.kubernetes.io/safe-to-evict";
     assert_eq!(
         annotated(&format!("{safe}: 'false'")),
-        Some(Kept::DoNotDisrupt)
+        Some(EvictionExemption::DoNotDisrupt)
     );
     assert_eq!(annotated(&format!("{safe}: 'true'")), None);
     assert_eq!(
         annotated("karpenter.sh/do-not-disrupt: 'true'"),
-        Some(Kept::DoNotDisrupt)
+        Some(EvictionExemption::DoNotDisrupt)
     );
 }
 

@@ -46,7 +46,7 @@ pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
              string: \"{value}\""
         );
     }
-    let cure = match value {
+    let fix = match value {
         Value::Bool(_) | Value::Number(_) if schema["type"] == "string" => {
             format!("put it in quotes: \"{value}\"")
         }
@@ -56,7 +56,7 @@ pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
         _ => format!("write {}", example(schema)),
     };
     format!(
-        "{name} is {}, and must be {}; {cure}",
+        "{name} is {}, and must be {}; {fix}",
         describe(value),
         describe_type(schema)
     )
@@ -143,12 +143,12 @@ pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str
         .into_iter()
         .flat_map(|known| known.keys().map(String::as_str))
         .collect();
-    let cure = match nearest(name, names.iter().copied()) {
+    let fix = match nearest(name, names.iter().copied()) {
         Some(near) => format!("did you mean {near}?"),
         None if names.is_empty() => "remove it".to_owned(),
         None => format!("remove it; the known fields are {}", names.join(", ")),
     };
-    format!("{} is not a field of {parent}; {cure}", quoted(name))
+    format!("{} is not a field of {parent}; {fix}", quoted(name))
 }
 
 /// `stepCPURatio is 0, and must be from 1 to 100; write for example 10`.

@@ -16,8 +16,8 @@ fn limit(millicores: u64) -> Quota {
     Quota::Limit(MilliCpu(millicores))
 }
 
-fn lever(cgroup: &str, quota: Quota) -> LeverSample {
-    LeverSample {
+fn target_cgroup(cgroup: &str, quota: Quota) -> TargetCgroupSample {
+    TargetCgroupSample {
         cgroup: Arc::from(cgroup),
         cpu_nanos: None,
         quota: Some(quota),
@@ -110,25 +110,25 @@ fn a_container_is_not_throttled_below_its_own_request() {
 
 #[test]
 fn the_allowance_is_the_sum_over_the_target_cgroups() {
-    let levers = [
+    let target_cgroups = [
         throttled_cgroup("a", 1000, limit(1500)),
         throttled_cgroup("b", 100, Quota::Unlimited),
     ];
-    assert_eq!(allowance(&levers, &pod("a"), 50), limit(550));
-    assert_eq!(allowance(&levers, &pod("a"), 100), Quota::Unlimited);
-    assert_eq!(allowance(&levers[..1], &pod("a"), 100), limit(1500));
+    assert_eq!(allowance(&target_cgroups, &pod("a"), 50), limit(550));
+    assert_eq!(allowance(&target_cgroups, &pod("a"), 100), Quota::Unlimited);
+    assert_eq!(allowance(&target_cgroups[..1], &pod("a"), 100), limit(1500));
 }
 
 #[test]
 fn a_small_step_is_not_mistaken_for_the_floor() {
-    let levers = [throttled_cgroup("", 50, Quota::Unlimited)];
+    let target_cgroups = [throttled_cgroup("", 50, Quota::Unlimited)];
     assert_eq!(
-        levers[0].quota(&pod("a"), 99),
-        levers[0].quota(&pod("a"), 98)
+        target_cgroups[0].quota(&pod("a"), 99),
+        target_cgroups[0].quota(&pod("a"), 98)
     );
-    assert!(!at_floor(&levers, &pod("a"), 99, 10));
-    assert!(at_floor(&levers, &pod("a"), 20, 10), "10 m already");
-    assert!(at_floor(&levers, &pod("a"), 100, 100));
+    assert!(!at_floor(&target_cgroups, &pod("a"), 99, 10));
+    assert!(at_floor(&target_cgroups, &pod("a"), 20, 10), "10 m already");
+    assert!(at_floor(&target_cgroups, &pod("a"), 100, 100));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
     let mut ledger = Ledger(vec![entry]);
     assert!(ledger.write(&pod("a"), 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
-    assert_eq!(throttles[0].levers[0].quota, Some(MilliCpu(600)));
+    assert_eq!(throttles[0].target_cgroups[0].quota, Some(MilliCpu(600)));
     assert!(!ledger.write(&pod("b"), 1, &mut throttles));
     ledger.0[0].claims.clear();
     ledger.prune();
@@ -160,29 +160,38 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
 
 #[test]
 fn a_restarted_container_inherits_the_share_of_its_predecessor() {
-    let levers = vec![
+    let target_cgroups = vec![
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
+    let mut entry = ThrottledPod::new(PodUid::from("a"), target_cgroups);
     entry.sync_cgroups(&pod("a"), &[]);
     assert_eq!(
-        entry.levers.len(),
+        entry.target_cgroups.len(),
         2,
         "a pod that could not be read is left as it is"
     );
-    let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
+    let now = [
+        target_cgroup("new", limit(1000)),
+        target_cgroup("side", Quota::Unlimited),
+    ];
     entry.sync_cgroups(&pod("a"), &now);
     let expected = [
         throttled_cgroup("side", 200, Quota::Unlimited),
         throttled_cgroup("new", 600, limit(1000)),
     ];
-    assert_eq!(entry.levers, expected);
+    assert_eq!(entry.target_cgroups, expected);
     entry.sync_cgroups(
         &pod("a"),
-        &[lever("side", Quota::Unlimited), lever("tiny", limit(50))],
+        &[
+            target_cgroup("side", Quota::Unlimited),
+            target_cgroup("tiny", limit(50)),
+        ],
     );
-    assert_eq!(entry.levers[1], throttled_cgroup("tiny", 600, limit(50)));
+    assert_eq!(
+        entry.target_cgroups[1],
+        throttled_cgroup("tiny", 600, limit(50))
+    );
 }
 
 #[test]
@@ -193,10 +202,13 @@ fn containers_that_appear_together_share_and_get_at_least_their_requests() {
         PodUid::from("a"),
         vec![throttled_cgroup("old", 600, limit(1000))],
     );
-    let now = [lever("x", limit(1000)), lever("y", limit(1000))];
+    let now = [
+        target_cgroup("x", limit(1000)),
+        target_cgroup("y", limit(1000)),
+    ];
     entry.sync_cgroups(&pod, &now);
     assert_eq!(
-        entry.levers,
+        entry.target_cgroups,
         [
             throttled_cgroup("x", 300, limit(1000)),
             throttled_cgroup("y", 700, limit(1000))
@@ -212,14 +224,17 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
     pod.container_requests = requests
         .map(|(name, request)| (name.to_owned(), MilliCpu(request)))
         .into();
-    let levers = vec![
+    let target_cgroups = vec![
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut entry = ThrottledPod::new(PodUid::from("a"), levers);
-    let now = [lever("new", limit(1000)), lever("side", Quota::Unlimited)];
+    let mut entry = ThrottledPod::new(PodUid::from("a"), target_cgroups);
+    let now = [
+        target_cgroup("new", limit(1000)),
+        target_cgroup("side", Quota::Unlimited),
+    ];
     entry.sync_cgroups(&pod, &now);
-    let at_floor = |entry: &ThrottledPod, pod: &Pod| entry.levers[1].quota(pod, 10);
+    let at_floor = |entry: &ThrottledPod, pod: &Pod| entry.target_cgroups[1].quota(pod, 10);
     assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
@@ -232,12 +247,15 @@ fn a_cgroup_with_an_unreadable_quota_is_added_later() {
         PodUid::from("a"),
         vec![throttled_cgroup("old", 600, limit(1000))],
     );
-    let mut unread = lever("new", limit(1000));
+    let mut unread = target_cgroup("new", limit(1000));
     unread.quota = None;
     entry.sync_cgroups(&pod("a"), &[unread]);
-    assert_eq!(entry.levers, []);
-    entry.sync_cgroups(&pod("a"), &[lever("new", limit(1000))]);
-    assert_eq!(entry.levers, [throttled_cgroup("new", 600, limit(1000))]);
+    assert_eq!(entry.target_cgroups, []);
+    entry.sync_cgroups(&pod("a"), &[target_cgroup("new", limit(1000))]);
+    assert_eq!(
+        entry.target_cgroups,
+        [throttled_cgroup("new", 600, limit(1000))]
+    );
 }
 
 #[test]
@@ -247,8 +265,8 @@ fn a_resize_updates_the_original_and_the_base() {
             ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
         entry.resize("", to);
         (
-            entry.levers[0].base.0,
-            entry.levers[0].original,
+            entry.target_cgroups[0].base.0,
+            entry.target_cgroups[0].original,
             entry.base.0,
         )
     };
@@ -279,9 +297,13 @@ fn the_base_recovers_when_a_smaller_quota_is_removed() {
         let mut entry =
             ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
         entry.resize("", limit(200));
-        assert_eq!(entry.levers[0].base, MilliCpu(200));
+        assert_eq!(entry.target_cgroups[0].base, MilliCpu(200));
         entry.resize("", first);
-        assert_eq!(entry.levers[0].base, MilliCpu(wanted), "{wanted} {first}");
+        assert_eq!(
+            entry.target_cgroups[0].base,
+            MilliCpu(wanted),
+            "{wanted} {first}"
+        );
         assert_eq!(entry.base, MilliCpu(wanted));
     }
 }

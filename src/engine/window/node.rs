@@ -37,7 +37,7 @@ impl NodeWindows {
     /// is interpolated linearly.
     ///
     /// Returns the percentage of busy CPUs since the previous sample, if both are known.
-    pub fn take(&mut self, sample: &Sample) -> Option<f64> {
+    pub fn add(&mut self, sample: &Sample) -> Option<f64> {
         let now = LastSample {
             at: sample.at,
             cpu: sample.node.cpu,
@@ -73,7 +73,7 @@ impl NodeWindows {
             Windowed::Peak1h => series.peak(PeakSpan::Hour),
             Windowed::Peak1d => series.peak(PeakSpan::Day),
         };
-        window.figures.ok_or(Unknown::Sparse)
+        window.value.ok_or(Unknown::Sparse)
     }
 }
 

@@ -75,10 +75,10 @@ impl Reference {
             let coverage = known.len() as f64 / span.slots() as f64;
             let spread = series.spread(span);
             assert!((spread.coverage - coverage).abs() < 1e-9, "{span:?}");
-            assert_eq!(spread.figures.is_some(), coverage >= MIN_COVERAGE);
+            assert_eq!(spread.value.is_some(), coverage >= MIN_COVERAGE);
             let average = series.average(span);
-            assert_eq!(spread.figures.map(|f| f.average), average.figures);
-            let Some(found) = spread.figures else {
+            assert_eq!(spread.value.map(|f| f.average), average.value);
+            let Some(found) = spread.value else {
                 continue;
             };
             let mean = known.iter().sum::<f64>() / known.len() as f64;
@@ -125,7 +125,7 @@ impl Reference {
         };
         let peak = series.peak(span);
         let (min, max) = (highest(seconds), highest(seconds + bucket));
-        if let Some(found) = peak.figures {
+        if let Some(found) = peak.value {
             assert!(min.is_none_or(|min| found >= min - ROUNDING * 2.0));
             assert!(found <= max.expect("a peak from somewhere") + ROUNDING * 2.0);
         }
@@ -144,7 +144,7 @@ impl Reference {
             peak.coverage
         );
         assert!(peak.coverage <= max.min(1.0) + 1e-9, "{span:?}");
-        assert!(peak.coverage < MIN_COVERAGE || peak.figures.is_some() || max < 0.6);
+        assert!(peak.coverage < MIN_COVERAGE || peak.value.is_some() || max < 0.6);
     }
 }
 
@@ -228,7 +228,7 @@ fn a_five_minute_burst_counts_fully_wherever_it_starts() {
         let burst = |second| (start..start + 300).contains(&second);
         let series = series(HOUR, |s| Some(if burst(s) { 100.0 } else { 10.0 }));
         // Within 2.5 % of the burst's height.
-        near(series.peak(PeakSpan::Hour).figures, 100.0, 2.25);
+        near(series.peak(PeakSpan::Hour).value, 100.0, 2.25);
     }
 }
 
@@ -241,13 +241,13 @@ fn a_peak_leaves_the_hour_window_and_stays_in_the_day_window() {
         })
     };
     let then = hours(1200 + HOUR - 60);
-    near(then.peak(PeakSpan::Hour).figures, 80.0, 0.1);
+    near(then.peak(PeakSpan::Hour).value, 80.0, 0.1);
     let later = hours(1200 + HOUR + 6 * MINUTE);
-    near(later.peak(PeakSpan::Hour).figures, 20.0, 0.1);
+    near(later.peak(PeakSpan::Hour).value, 20.0, 0.1);
     // The day window has no value with little coverage.
-    assert_eq!(later.peak(PeakSpan::Day).figures, None);
+    assert_eq!(later.peak(PeakSpan::Day).value, None);
     let day = hours(13 * HOUR);
-    near(day.peak(PeakSpan::Day).figures, 80.0, 0.1);
+    near(day.peak(PeakSpan::Day).value, 80.0, 0.1);
     assert!((day.peak(PeakSpan::Day).coverage - 13.0 / 24.0).abs() < 0.01);
 }
 
@@ -255,9 +255,9 @@ fn a_peak_leaves_the_hour_window_and_stays_in_the_day_window() {
 fn a_gap_does_not_count_as_idle_time() {
     let series = series(20 * MINUTE, |s| (s % 300 >= 120).then_some(60.0));
     let window = series.average(Span::FiveMinutes);
-    near(window.figures, 60.0, ROUNDING);
+    near(window.value, 60.0, ROUNDING);
     assert!((window.coverage - 0.6).abs() < 0.02, "{}", window.coverage);
-    assert_eq!(series.average(Span::Hour).figures, None);
+    assert_eq!(series.average(Span::Hour).value, None);
     assert!((series.average(Span::Hour).coverage - 0.2).abs() < 0.01);
 }
 
@@ -265,8 +265,8 @@ fn a_gap_does_not_count_as_idle_time() {
 fn values_older_than_the_window_are_dropped_after_suspend() {
     let mut series = series(HOUR, |_| Some(50.0));
     series.add(at(3600.0), at(3600.0 + 1500.0), 0.0);
-    assert_eq!(series.average(Span::FiveMinutes).figures, None);
-    near(series.average(Span::Hour).figures, 50.0, ROUNDING);
+    assert_eq!(series.average(Span::FiveMinutes).value, None);
+    near(series.average(Span::Hour).value, 50.0, ROUNDING);
     series.advance(at(9000.0));
     assert!(series.average(Span::Hour).coverage.abs() < f64::EPSILON);
 }
@@ -306,13 +306,13 @@ fn a_node_has_cpu_and_memory_windows() {
     let mut windows = NodeWindows::default();
     let value = |windows: &NodeWindows, resource| windows.value(resource, Windowed::Average5m);
     for second in 0..140 {
-        windows.take(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     for second in 140..400 {
         // A repeated sample counts once.
-        windows.take(&sample(second, 75, 40));
-        windows.take(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
+        windows.add(&sample(second, 75, 40));
     }
     near(value(&windows, Resource::Cpu).ok(), 75.0, ROUNDING);
     near(value(&windows, Resource::Memory).ok(), 40.0, ROUNDING);
@@ -321,7 +321,7 @@ fn a_node_has_cpu_and_memory_windows() {
         ..Sample::default()
     };
     for second in 400..600 {
-        windows.take(&unreadable(second));
+        windows.add(&unreadable(second));
     }
     assert_eq!(value(&windows, Resource::Cpu), Err(Unknown::Sparse));
     // The longer window stays known.
@@ -337,9 +337,9 @@ fn windows_fit_into_8_kib_and_a_sample_allocates_nothing() {
     assert!((6000..8192).contains(&bytes), "{bytes} bytes");
     let steady = allocation_counter::measure(|| {
         for second in 0..4000 {
-            windows.take(&sample(second, 30, 50));
+            windows.add(&sample(second, 30, 50));
         }
-        windows.take(&sample(2 * 24 * HOUR, 30, 50));
+        windows.add(&sample(2 * 24 * HOUR, 30, 50));
         for span in Span::ALL {
             std::hint::black_box(windows.of(Resource::Cpu).spread(span));
         }

@@ -79,8 +79,8 @@ fn each_budget_counts_only_evictions_in_its_scope() {
         ..base_victim()
     };
     for scope in Scope::ALL {
-        let spent = of(scope).reserve(second(), at(0)).unwrap_err();
-        assert_eq!(spent.scope, scope);
+        let exhausted = of(scope).reserve(second(), at(0)).unwrap_err();
+        assert_eq!(exhausted.scope, scope);
     }
     for (scope, change) in changes {
         let mut other = second();
@@ -112,7 +112,7 @@ fn a_reservation_is_returned_only_by_a_poll_after_its_timeout() {
         ledger.reserve(victim(2), at(31)).is_err(),
         "the poll was too early"
     );
-    assert_eq!(ledger.reserve(victim(1), at(32)), Ok(Granted::Again));
+    assert_eq!(ledger.reserve(victim(1), at(32)), Ok(Granted::Existing));
     assert_eq!(
         ledger.observe("u1", PodState::Running, at(61), at(61)),
         None
@@ -151,8 +151,8 @@ fn an_eviction_counts_for_its_window_and_while_the_pod_terminates() {
     assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
     let settled = ledger.observe("u1", PodState::Terminating, at(4), at(5));
     assert_eq!(settled, Some(Settled::Confirmed));
-    let spent = ledger.reserve(victim(2), at(20)).unwrap_err();
-    assert_eq!(spent.retry_after, Duration::from_secs(45));
+    let exhausted = ledger.reserve(victim(2), at(20)).unwrap_err();
+    assert_eq!(exhausted.retry_after, Duration::from_secs(45));
     assert!(
         ledger.reserve(victim(2), at(100)).is_err(),
         "it is still terminating"
@@ -174,8 +174,8 @@ fn an_unknown_history_blocks_evictions_for_the_longest_window() {
         ..generous()
     };
     let mut ledger = empty(budgets).close(at(0));
-    let spent = ledger.reserve(victim(1), at(200)).unwrap_err();
-    assert_eq!(spent.retry_after, Duration::from_secs(100));
+    let exhausted = ledger.reserve(victim(1), at(200)).unwrap_err();
+    assert_eq!(exhausted.retry_after, Duration::from_secs(100));
     // The next leader knows no more than this one.
     let resumed = |ledger: &Ledger, now| {
         Ledger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
@@ -199,8 +199,11 @@ fn a_budget_of_zero_allows_no_eviction() {
         node: budget(0, 60),
         ..generous()
     });
-    let spent = ledger.reserve(victim(1), at(0)).unwrap_err();
-    assert_eq!((spent.scope, spent.retry_after), (Scope::Node, MAX_WAIT));
+    let exhausted = ledger.reserve(victim(1), at(0)).unwrap_err();
+    assert_eq!(
+        (exhausted.scope, exhausted.retry_after),
+        (Scope::Node, MAX_WAIT)
+    );
 }
 
 #[test]

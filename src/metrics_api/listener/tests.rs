@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::cluster::clock;
-use crate::cluster::election::{Standing, Term};
+use crate::cluster::election::{Leadership, Term};
 use crate::metrics_api::Observer;
 use crate::metrics_api::authn::Authenticator;
 use crate::metrics_api::authz::Authorizer;
@@ -42,9 +42,9 @@ struct Observed {
 impl Observer for Observed {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
-    fn kept(&self, _: Option<Timestamp>, _: bool) {}
-    fn believes(&self, _: Result<(), &str>) {}
-    fn lacks(&self) -> Result<(), String> {
+    fn certificates_reconciled(&self, _: Option<Timestamp>, _: bool) {}
+    fn front_proxy_loaded(&self, _: Result<(), &str>) {}
+    fn ready(&self) -> Result<(), String> {
         Ok(())
     }
     fn pinned(&self, bytes: usize) {
@@ -67,7 +67,7 @@ struct Leader {
     address: SocketAddr,
     serving: JoinHandle<()>,
     stop: watch::Sender<bool>,
-    _leadership: watch::Sender<Standing>,
+    _leadership: watch::Sender<Leadership>,
     _trust: watch::Sender<Option<Trust>>,
     _tls: watch::Sender<Option<Tls>>,
 }
@@ -117,7 +117,7 @@ impl Leader {
     fn start(per_user: usize) -> Self {
         let until = clock::now() + Duration::from_hours(1);
         let (leadership, elected) =
-            watch::channel(Standing::new(Some(Term { epoch: 1, until }), None));
+            watch::channel(Leadership::new(Some(Term { epoch: 1, until }), None));
         let data = Arc::new(Data::new(Limits::default(), elected.clone()));
         data.change(|store| store.lead(1));
         let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
@@ -125,7 +125,7 @@ impl Leader {
         let (trust, certificates) = front_proxy();
         let (trust, trusted) = watch::channel(Some(trust));
         let (stop, stopped) = watch::channel(false);
-        let (tls, kept) = watch::channel(None);
+        let (tls, tls_receiver) = watch::channel(None);
         let observed = Arc::<Observed>::default();
         let api = Arc::new(Api {
             data: Arc::clone(&data),
@@ -133,7 +133,7 @@ impl Leader {
             authenticator: Authenticator::new(client.clone(), trusted),
             authorizer: Authorizer::new(client),
             leadership: elected,
-            tls: kept,
+            tls: tls_receiver,
             server_name: String::new(),
             stop: stopped.clone(),
             waiting: Semaphore::new(NODES),
@@ -177,7 +177,7 @@ impl Leader {
     }
 
     /// Sends a request of a user on its own connection.
-    async fn ask(&self, user: &str, query: &str) -> TcpStream {
+    async fn send_get(&self, user: &str, query: &str) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         // Unread data must wait in the leader, not in the kernel.
         socket.set_recv_buffer_size(16 << 10).unwrap();
@@ -192,7 +192,7 @@ impl Leader {
 
     /// Status code of the answer.
     async fn code(&self, user: &str, query: &str) -> (u16, TcpStream) {
-        let mut stream = self.ask(user, query).await;
+        let mut stream = self.send_get(user, query).await;
         let mut line = [0; 12];
         let read = timeout(TIMEOUT, stream.read_exact(&mut line)).await;
         read.unwrap().unwrap();
@@ -202,7 +202,7 @@ impl Leader {
 
     /// The rounds in a complete list, read at full speed.
     async fn listed(&self) -> Vec<Value> {
-        let mut stream = self.ask("other", "").await;
+        let mut stream = self.send_get("other", "").await;
         let mut answer = Vec::new();
         let read = timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
         read.unwrap().unwrap();
@@ -344,9 +344,14 @@ async fn every_connection_has_time_for_its_handshake_in_a_flood() {
     let leader = Leader::start(1);
     let listener = open("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    let (_tls, kept) = watch::channel(Some(tls()));
+    let (_tls, tls_receiver) = watch::channel(Some(tls()));
     let stop = leader.stop.subscribe();
-    let listening = tokio::spawn(listen(listener, Arc::clone(&leader.api), kept, stop));
+    let listening = tokio::spawn(listen(
+        listener,
+        Arc::clone(&leader.api),
+        tls_receiver,
+        stop,
+    ));
     let started = Instant::now();
     let mut first = TcpStream::connect(address).await.unwrap();
     let mut flood = Vec::new();

@@ -83,9 +83,9 @@ fn conflicting_parameters_are_refused_so_that_clients_fall_back() {
 
 #[test]
 fn a_watch_starts_with_all_objects_unless_it_has_a_version() {
-    let watch = |query| match options(query).ask {
-        Ask::Watch(watch) => watch,
-        Ask::List(list) => panic!("{list:?}"),
+    let watch = |query| match options(query).operation {
+        ListOrWatch::Watch(watch) => watch,
+        ListOrWatch::List(list) => panic!("{list:?}"),
     };
     assert_eq!(watch("watch=1").since, Since::Initial(None));
     assert_eq!(
@@ -110,7 +110,8 @@ fn a_token_survives_a_round_trip() {
         version: "123".parse().unwrap(),
         start: "worker-1.example.com".to_owned(),
     };
-    let Ask::List(list) = options(&format!("limit=5&continue={}", token.text())).ask else {
+    let ListOrWatch::List(list) = options(&format!("limit=5&continue={}", token.text())).operation
+    else {
         panic!("not a list");
     };
     assert_eq!(list.token, Some(token));

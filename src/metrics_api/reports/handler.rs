@@ -14,15 +14,15 @@ use tokio::time::timeout;
 use super::super::authn::bearer;
 use super::super::status::Refusal;
 use super::identity::{Denied, Identity};
-use super::latest::{Latest, Outcome, Told};
+use super::interval::{Load, ReportLimits};
+use super::latest::{Latest, Outcome, ReceivedReport};
 use super::metrics::ReportMetrics;
-use super::pace::{Load, Pace};
 use super::token::BadToken;
 use crate::cluster::clock;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::crd::Report;
 use crate::crd::eviction::{self, EvictionRequest, Misdirected};
-use crate::crd::report::{Acknowledgement, Missed, PATH, REFUSED_BYTES, Relayed};
+use crate::crd::report::{Acknowledgement, MAX_ACCEPTED_BYTES, MissingReport, PATH, RelayedReport};
 use crate::engine::time::BootTime;
 use crate::evictions::{Evictions, Reply};
 
@@ -39,9 +39,9 @@ type Refused = (&'static str, Refusal);
 pub struct ReportHandler {
     /// Authenticates agents.
     pub identity: Identity,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
     latest: Mutex<Latest>,
-    pace: Mutex<Pace>,
+    limits: Mutex<ReportLimits>,
     arrived: Notify,
     /// Queue of eviction requests.
     pub evictions: Evictions,
@@ -61,7 +61,7 @@ impl ReportHandler {
     /// Refuses reports until [`Self::open`] is called.
     pub fn new(
         identity: Identity,
-        leadership: watch::Receiver<Standing>,
+        leadership: watch::Receiver<Leadership>,
         metrics: ReportMetrics,
         evictions: Evictions,
     ) -> Self {
@@ -69,7 +69,7 @@ impl ReportHandler {
             identity,
             leadership,
             latest: Mutex::default(),
-            pace: Mutex::default(),
+            limits: Mutex::default(),
             arrived: Notify::new(),
             evictions,
             metrics,
@@ -80,8 +80,8 @@ impl ReportHandler {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pace(&self) -> Pace {
-        *self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    fn limits(&self) -> ReportLimits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All nodes are known: accepts reports from now on.
@@ -100,11 +100,11 @@ impl ReportHandler {
     }
 
     /// The newest report of each node since the last call.
-    pub fn take(&self) -> Vec<Told> {
+    pub fn take(&self) -> Vec<ReceivedReport> {
         self.latest().take()
     }
 
-    /// Updates the pace from the CPU usage of the listener.
+    /// Updates the limits from the CPU usage of the listener.
     pub fn measure(&self, busy: f64) {
         let now = clock::now();
         let (backlog, nodes) = {
@@ -113,9 +113,9 @@ impl ReportHandler {
             let backlog = since.map_or(Duration::ZERO, |since| now.since(since));
             (backlog, latest.reporting(now))
         };
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        *pace = pace.at(Load { busy, backlog });
-        self.metrics.set_load(nodes, busy, *pace);
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        *limits = limits.at(Load { busy, backlog });
+        self.metrics.set_load(nodes, busy, *limits);
     }
 
     /// Handles one request.
@@ -192,7 +192,7 @@ impl ReportHandler {
             Outcome::TooSoon => {
                 let message = "the controller is overloaded: this report came before the requested interval had passed";
                 let refusal = Refusal::new(429, "TooManyRequests", message);
-                Err(("too_soon", refusal.after(self.pace().retry_after())))
+                Err(("too_soon", refusal.after(self.limits().retry_after())))
             }
         }
     }
@@ -213,7 +213,7 @@ impl ReportHandler {
 
     /// Stores a report.
     pub fn put(&self, report: Report) -> Outcome {
-        let min_age = self.pace().min_interval;
+        let min_age = self.limits().min_interval;
         self.store(report, min_age, clock::now())
     }
 
@@ -232,8 +232,8 @@ impl ReportHandler {
     ///
     /// # Errors
     /// The body can't be parsed.
-    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
-        let all: Vec<Relayed<&RawValue>> = serde_json::from_slice(body)?;
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<MissingReport>> {
+        let all: Vec<RelayedReport<&RawValue>> = serde_json::from_slice(body)?;
         let now = clock::now();
         for relayed in all {
             let age = Duration::from_millis(relayed.age_millis);
@@ -251,7 +251,7 @@ impl ReportHandler {
 
     /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
     /// reports.
-    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
+    pub fn relay(&self, missed: &[MissingReport], max_bytes: usize) -> (Vec<u8>, usize) {
         let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
         for missed in missed {
             // Lock for one report at a time, so that agents can report meanwhile.
@@ -288,7 +288,7 @@ impl ReportHandler {
 
     fn acknowledged(&self, node: Arc<str>) -> Answered {
         let term = self.leadership.borrow().term(clock::now());
-        let seconds = self.pace().interval.as_secs();
+        let seconds = self.limits().interval.as_secs();
         let acknowledgement = Acknowledgement {
             epoch: term.map(|term| term.epoch),
             leading: term.is_some(),
@@ -337,7 +337,7 @@ fn refuse_token(why: Denied) -> Refused {
 }
 
 async fn read(request: Request<Incoming>) -> Result<Report, Refused> {
-    let body = read_body(request, REFUSED_BYTES).await?;
+    let body = read_body(request, MAX_ACCEPTED_BYTES).await?;
     Report::parse(&body).map_err(|error| invalid(&error))
 }
 

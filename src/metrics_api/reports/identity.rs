@@ -60,9 +60,9 @@ pub struct Identity {
 impl Identity {
     /// `agents` is the agents' user name.
     pub fn new(client: Client, agents: String, metrics: ReportMetrics) -> Self {
-        let bounds = |lasts| Bounds {
-            lasts,
-            most_kept: MAX_TOKENS,
+        let bounds = |ttl| Bounds {
+            ttl,
+            max_entries: MAX_TOKENS,
             ..Bounds::default()
         };
         Self {
@@ -81,24 +81,24 @@ impl Identity {
     /// # Errors
     /// The token is not accepted, or can't be checked.
     pub async fn node(&self, text: &str) -> Result<Arc<str>, Denied> {
-        if let Some(node) = self.good.kept(text.as_bytes()) {
+        if let Some(node) = self.good.cached(text.as_bytes()) {
             return Ok(node);
         }
         let now = clock::wall();
         let token = Token::read(text)?;
         token.claims.check(AUDIENCE, now)?;
-        let mut lasts = Duration::from_secs(token.claims.seconds_left(now));
+        let mut ttl = Duration::from_secs(token.claims.seconds_left(now));
         let node = match self.keys.verify(&token).await {
             Ok(()) => self.node_of(&token.claims.sub, token.claims.node()),
             Err(Unverified::Forged) => Err(BadToken::Signature.into()),
             // A token that does not even claim to be the agents' is not worth a review.
             Err(Unverified::UnknownKey) if token.claims.sub != self.agents => Err(Denied::Account),
             Err(Unverified::UnknownKey) => {
-                lasts = lasts.min(REVIEW_TTL);
+                ttl = ttl.min(REVIEW_TTL);
                 self.review(text).await
             }
         }?;
-        self.good.keep(text.as_bytes(), lasts, Arc::clone(&node));
+        self.good.insert(text.as_bytes(), ttl, Arc::clone(&node));
         Ok(node)
     }
 
@@ -110,7 +110,7 @@ impl Identity {
     }
 
     async fn review(&self, text: &str) -> Result<Arc<str>, Denied> {
-        let ask = async {
+        let review = async {
             if !self.budget().spend(clock::now()) {
                 return Err(Denied::Unknown);
             }
@@ -118,7 +118,7 @@ impl Identity {
             self.metrics.reviewed(answer.is_ok());
             answer.map_err(|_| Denied::Unknown)
         };
-        let user = self.reviews.answer(text.as_bytes(), ask).await?;
+        let user = self.reviews.answer(text.as_bytes(), review).await?;
         let user = user.ok_or(BadToken::Signature)?;
         let node = user.extra.get(NODE_NAME).and_then(|names| names.first());
         self.node_of(&user.name, node.map(String::as_str))

@@ -25,11 +25,11 @@ pub struct KeyRing {
     client: Client,
     known: RwLock<(Arc<Keys>, BootTime)>,
     /// Time of the last attempt. Locked during an attempt.
-    tried: Arc<Mutex<Tried>>,
+    last_attempt: Arc<Mutex<LastAttempt>>,
     metrics: ReportMetrics,
 }
 
-type Tried = Option<BootTime>;
+type LastAttempt = Option<BootTime>;
 
 #[derive(Deserialize)]
 struct Configuration {
@@ -42,7 +42,7 @@ impl KeyRing {
         Self {
             client,
             known: RwLock::default(),
-            tried: Arc::default(),
+            last_attempt: Arc::default(),
             metrics,
         }
     }
@@ -54,8 +54,8 @@ impl KeyRing {
         let verified = keys.verify(token);
         if verified == Err(Unverified::UnknownKey) {
             // Of concurrent callers one loads the keys, and the others wait.
-            let tried = Arc::clone(&self.tried).lock_owned().await;
-            self.read(tried).await;
+            let last_attempt = Arc::clone(&self.last_attempt).lock_owned().await;
+            self.read(last_attempt).await;
             return self.known().0.verify(token);
         }
         if clock::now().since(read) >= MAX_AGE {
@@ -66,27 +66,32 @@ impl KeyRing {
 
     /// Reloads the keys in the background: agents with a known key don't depend on the API server.
     fn reload_in_background(self: &Arc<Self>) {
-        if let Ok(tried) = Arc::clone(&self.tried).try_lock_owned() {
-            drop(self.begin(tried));
+        if let Ok(last_attempt) = Arc::clone(&self.last_attempt).try_lock_owned() {
+            drop(self.begin(last_attempt));
         }
     }
 
     /// Loads the keys, unless that was just tried.
-    async fn read(self: &Arc<Self>, tried: OwnedMutexGuard<Tried>) {
-        if let Some(reading) = self.begin(tried) {
+    async fn read(self: &Arc<Self>, last_attempt: OwnedMutexGuard<LastAttempt>) {
+        if let Some(reading) = self.begin(last_attempt) {
             drop(reading.await);
         }
     }
 
     /// In a task of its own, so that it continues if the waiting agent disconnects.
-    fn begin(self: &Arc<Self>, mut tried: OwnedMutexGuard<Tried>) -> Option<JoinHandle<()>> {
-        if tried.is_some_and(|tried| clock::now().since(tried) < MIN_RELOAD_INTERVAL) {
+    fn begin(
+        self: &Arc<Self>,
+        mut last_attempt: OwnedMutexGuard<LastAttempt>,
+    ) -> Option<JoinHandle<()>> {
+        if last_attempt
+            .is_some_and(|last_attempt| clock::now().since(last_attempt) < MIN_RELOAD_INTERVAL)
+        {
             return None;
         }
         let ring = Arc::clone(self);
         Some(tokio::spawn(async move {
-            let read = ring.ask().await;
-            *tried = Some(clock::now());
+            let read = ring.fetch().await;
+            *last_attempt = Some(clock::now());
             ring.keep(read);
         }))
     }
@@ -105,7 +110,7 @@ impl KeyRing {
                 *known = (Arc::new(keys), clock::now());
             }
             Err(error) => {
-                let why = error.words();
+                let why = error.message();
                 tracing::warn!(
                     why,
                     "failed to read the keys of ServiceAccount tokens: the API server reviews tokens instead"
@@ -114,7 +119,7 @@ impl KeyRing {
         }
     }
 
-    async fn ask(&self) -> Result<Keys, CallError> {
+    async fn fetch(&self) -> Result<Keys, CallError> {
         let configuration = self.get::<Configuration>("/.well-known/openid-configuration");
         let keys = self.get::<WrittenKeys>("/openid/v1/jwks");
         let (configuration, keys) = futures::try_join!(configuration, keys)?;
@@ -169,6 +174,9 @@ mod tests {
         let token = Token::read(&text).unwrap();
         let verified = timeout(Duration::from_millis(50), ring.verify(&token)).await;
         assert!(verified.is_err(), "the API server does not answer");
-        assert!(ring.tried.try_lock().is_err(), "they are still being read");
+        assert!(
+            ring.last_attempt.try_lock().is_err(),
+            "they are still being read"
+        );
     }
 }

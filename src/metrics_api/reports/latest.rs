@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::crd::report::{INTERVAL, Last, Missed, Relayed};
+use crate::crd::report::{INTERVAL, MissingReport, RelayedReport, ReportId};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
 
@@ -58,7 +58,7 @@ struct Node {
 
 /// A report that was not processed before.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct ReceivedReport {
     /// Node of the report.
     pub node: Arc<str>,
     /// When it arrived.
@@ -154,11 +154,11 @@ impl Latest {
     }
 
     /// The newest report of each node since the last call.
-    pub fn take(&mut self) -> Vec<Told> {
+    pub fn take(&mut self) -> Vec<ReceivedReport> {
         let changed = std::mem::take(&mut self.changed);
         let received = changed.into_iter().filter_map(|node| {
             let known = self.nodes.get(&node)?.last.as_ref()?;
-            Some(Told {
+            Some(ReceivedReport {
                 at: known.at,
                 interval: known.interval,
                 status: Arc::clone(&known.status),
@@ -178,7 +178,7 @@ impl Latest {
     }
 
     /// The nodes whose reports are overdue.
-    pub fn missed(&self, now: BootTime) -> Vec<Missed> {
+    pub fn missed(&self, now: BootTime) -> Vec<MissingReport> {
         let Some(open) = self.open else {
             return Vec::new();
         };
@@ -190,7 +190,7 @@ impl Latest {
             .nodes
             .iter()
             .filter(|(_, node)| is_late(node.last.as_ref()));
-        let missed = late.map(|(name, node)| Missed {
+        let missed = late.map(|(name, node)| MissingReport {
             node: name.to_string(),
             last: node.last.as_ref().map(LastReport::last),
         });
@@ -200,15 +200,15 @@ impl Latest {
     /// A node's last report, if it would be news for the replica that is missing one.
     pub fn relayed(
         &self,
-        missed: &Missed,
+        missed: &MissingReport,
         now: BootTime,
-    ) -> Option<Relayed<Report<&NodeMetricStatus>>> {
+    ) -> Option<RelayedReport<Report<&NodeMetricStatus>>> {
         let known = self.nodes.get(missed.node.as_str())?.last.as_ref()?;
-        let is_news = !missed
+        let is_newer = !missed
             .last
             .as_ref()
             .is_some_and(|last| known.is_within(last));
-        (is_news && known.is_fresh(now)).then(|| Relayed {
+        (is_newer && known.is_fresh(now)).then(|| RelayedReport {
             age_millis: millis(now.since(known.at)),
             report: Report {
                 node: missed.node.clone(),
@@ -262,8 +262,8 @@ impl Node {
         let max_uptime = same_boot
             .filter(|last| last.is_fresh(arrived_at))
             .and_then(|last| last.max_uptime_at(arrived_at));
-        let said = report.uptime_millis.map(Duration::from_millis);
-        let uptime = said.into_iter().chain(max_uptime).min();
+        let reported = report.uptime_millis.map(Duration::from_millis);
+        let uptime = reported.into_iter().chain(max_uptime).min();
         let boot_before = last.and_then(|last| {
             if last.boot == report.boot_id {
                 last.boot_before
@@ -318,8 +318,8 @@ impl LastReport {
         Ok(())
     }
 
-    fn last(&self) -> Last {
-        Last {
+    fn last(&self) -> ReportId {
+        ReportId {
             boot_id: self.boot.clone(),
             agent_started_millis: self.position.agent_started_millis,
             sequence: self.position.sequence,
@@ -327,7 +327,7 @@ impl LastReport {
     }
 
     /// Whether a replica with `last` has everything known here.
-    fn is_within(&self, last: &Last) -> bool {
+    fn is_within(&self, last: &ReportId) -> bool {
         let position = Position {
             agent_started_millis: last.agent_started_millis,
             sequence: last.sequence,

@@ -19,14 +19,14 @@ use super::super::listener;
 use super::super::write_timeout::WriteTimeout;
 use super::connections::{AgentConnections, NewConnections};
 use super::handler::{Answer, ReportHandler};
-use super::pace::Meter;
+use super::interval::Meter;
 use crate::cluster::clock;
-use crate::crd::report::{LONGEST_INTERVAL, REFUSED_BYTES};
+use crate::crd::report::{MAX_ACCEPTED_BYTES, MAX_INTERVAL};
 
 /// Time limit for the first accepted report.
 const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for each following accepted report.
-const NEXT_REPORT_TIMEOUT: Duration = LONGEST_INTERVAL.saturating_mul(3);
+const NEXT_REPORT_TIMEOUT: Duration = MAX_INTERVAL.saturating_mul(3);
 /// Time limit for an agent that reads nothing.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of connections without an accepted report.
@@ -89,7 +89,7 @@ async fn accept_all(
     }
 }
 
-/// Updates metrics and the pace.
+/// Updates metrics and the limits.
 async fn measure(handler: &ReportHandler, all: &Connections) {
     let mut ticks = interval(MEASURE_INTERVAL);
     // Missed ticks are not made up for.
@@ -197,7 +197,7 @@ fn builder() -> http2::Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEADER_BYTES)
-        .max_send_buf_size(REFUSED_BYTES)
+        .max_send_buf_size(MAX_ACCEPTED_BYTES)
         .max_pending_accept_reset_streams(8)
         .max_local_error_reset_streams(16)
         .keep_alive_interval(KEEP_ALIVE)

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::pace::Pace;
+use super::interval::ReportLimits;
 use crate::serve::{ResultLabels, with_one_series};
 
 /// Buckets of the time between two reports, in seconds: they arrive every 10 s, or at once after a change.
@@ -121,7 +121,7 @@ impl ReportMetrics {
     }
 
     /// A report is in its `NodeMetric`.
-    pub fn shown(&self, after: Duration) {
+    pub fn published(&self, after: Duration) {
         self.delays.observe(after.as_secs_f64());
     }
 
@@ -138,11 +138,11 @@ impl ReportMetrics {
         }
     }
 
-    /// Current load and pace.
-    pub(super) fn set_load(&self, nodes: usize, busy: f64, pace: Pace) {
+    /// Current load and limits.
+    pub(super) fn set_load(&self, nodes: usize, busy: f64, limits: ReportLimits) {
         self.nodes.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         self.busy.set(busy);
-        self.interval.set(pace.interval.as_secs_f64());
+        self.interval.set(limits.interval.as_secs_f64());
     }
 
     /// A token was reviewed by the API server.

@@ -7,11 +7,11 @@
 mod connections;
 mod handler;
 mod identity;
+mod interval;
 mod keys;
 mod latest;
 mod listener;
 mod metrics;
-mod pace;
 pub(crate) mod token;
 pub mod warm_up;
 
@@ -26,9 +26,9 @@ use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cluster::client::Server;
-use crate::cluster::election::Standing;
+use crate::cluster::election::Leadership;
 use crate::cluster::requests::Observer;
-use crate::crd::report::Missed;
+use crate::crd::report::MissingReport;
 use crate::evictions::{self, Evictions, RuleQuery};
 use crate::serve;
 
@@ -39,7 +39,7 @@ use identity::Identity;
 
 pub(super) use connections::NewConnections;
 pub use identity::NODE_NAME;
-pub use latest::{Told, is_fresh};
+pub use latest::{ReceivedReport, is_fresh};
 pub use metrics::ReportMetrics;
 
 /// Settings of the report listener.
@@ -76,7 +76,7 @@ impl Reports {
     }
 
     /// The newest report of each node since the last call.
-    pub fn take(&self) -> Vec<Told> {
+    pub fn take(&self) -> Vec<ReceivedReport> {
         self.0.take()
     }
 
@@ -89,13 +89,13 @@ impl Reports {
     ///
     /// # Errors
     /// The body can't be parsed.
-    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<Missed>> {
+    pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<MissingReport>> {
         self.0.store_relayed(body)
     }
 
     /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
     /// reports.
-    pub fn relay(&self, missed: &[Missed], max_bytes: usize) -> (Vec<u8>, usize) {
+    pub fn relay(&self, missed: &[MissingReport], max_bytes: usize) -> (Vec<u8>, usize) {
         self.0.relay(missed, max_bytes)
     }
 
@@ -119,7 +119,7 @@ impl Reports {
 impl Reports {
     /// Without any agents.
     pub fn unconnected(client: kube::Client) -> Self {
-        let (_, leadership) = watch::channel(Standing::default());
+        let (_, leadership) = watch::channel(Leadership::default());
         let metrics = ReportMetrics::default();
         let identity = Identity::new(client, String::new(), metrics.clone());
         let evictions = Evictions::unconnected();
@@ -144,7 +144,7 @@ pub fn start(
     requests: Arc<dyn Observer>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
-    leadership: watch::Receiver<Standing>,
+    leadership: watch::Receiver<Leadership>,
     tls: watch::Receiver<Option<Tls>>,
 ) -> Result<(Reports, BoxFuture<'static, ()>), StartError> {
     allow_connections();
@@ -225,8 +225,8 @@ mod tests {
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server.local_addr().unwrap())}}],
         });
         std::fs::write(kubeconfig.path(), config.to_string()).unwrap();
-        let (_leadership, elected) = watch::channel(Standing::default());
-        let (_tls, kept) = watch::channel(None);
+        let (_leadership, elected) = watch::channel(Leadership::default());
+        let (_tls, tls_receiver) = watch::channel(None);
         let options = Options {
             listen: "127.0.0.1:0".parse().unwrap(),
             agents: "system:serviceaccount:plimsoll:plimsoll-agent".to_owned(),
@@ -243,7 +243,7 @@ mod tests {
                 options,
                 mpsc::channel(1).0,
                 elected,
-                kept,
+                tls_receiver,
             )
             .unwrap()
         });

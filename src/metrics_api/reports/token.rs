@@ -20,7 +20,7 @@ const LEEWAY: i64 = 60;
 /// Maximum lifetime in seconds. An agent's token is valid for an hour, and a stolen one must expire soon.
 const MAX_LIFE: i64 = 2 * 60 * 60;
 /// Maximum length in bytes.
-pub const LONGEST: usize = 8 << 10;
+pub const MAX_TOKEN_BYTES: usize = 8 << 10;
 
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub struct Token<'a> {
 impl<'a> Token<'a> {
     /// Parses a token without verifying it.
     pub fn read(text: &'a str) -> Result<Self, BadToken> {
-        let parts = text.len() <= LONGEST;
+        let parts = text.len() <= MAX_TOKEN_BYTES;
         let (signed, signature) = parts
             .then(|| text.rsplit_once('.'))
             .flatten()

@@ -3,8 +3,8 @@ use futures::stream::BoxStream;
 use serde_json::{Value, json};
 use tokio::sync::watch as channel;
 
-use crate::cluster::election::{Standing, Term};
-use crate::metrics_api::options::{Ask, Options};
+use crate::cluster::election::{Leadership, Term};
+use crate::metrics_api::options::{ListOrWatch, Options};
 use crate::metrics_api::store::{Content, Limits};
 use crate::metrics_api::table::Cell;
 
@@ -13,23 +13,23 @@ use super::*;
 /// A replica that may lead.
 struct Replica {
     data: Arc<Data>,
-    leadership: channel::Sender<Standing>,
+    leadership: channel::Sender<Leadership>,
 }
 
 impl Replica {
     fn leading(limits: Limits) -> Self {
-        let (leadership, seen) = channel::channel(Standing::default());
+        let (leadership, seen) = channel::channel(Leadership::default());
         let data = Arc::new(Data::new(limits, seen));
         let replica = Self { data, leadership };
         replica.lead(1, Duration::from_hours(1));
         replica
     }
 
-    fn lead(&self, epoch: u64, lasts: Duration) {
-        let until = clock::now() + lasts;
+    fn lead(&self, epoch: u64, duration: Duration) {
+        let until = clock::now() + duration;
         let term = Term { epoch, until };
         self.leadership
-            .send_replace(Standing::new(Some(term), None));
+            .send_replace(Leadership::new(Some(term), None));
         self.data.change(|store| store.lead(epoch));
         self.data.notify_watches();
     }
@@ -52,7 +52,7 @@ impl Replica {
 
     fn watch(&self, query: &str, form: Form) -> BoxStream<'static, Bytes> {
         let options = Options::of(query).unwrap();
-        let Ask::Watch(asked) = options.ask else {
+        let ListOrWatch::Watch(asked) = options.operation else {
             panic!("{query} is a list");
         };
         let writer = Writer {
@@ -175,13 +175,13 @@ async fn bookmarks_end_the_initial_objects_and_come_before_the_end() {
     let first = events(&mut watch, 2).await;
     assert_eq!(short(&first[0]), "ADDED n1 1");
     assert_eq!(first[1]["type"], "BOOKMARK");
-    let mark = &first[1]["object"]["metadata"];
+    let bookmark = &first[1]["object"]["metadata"];
     assert_eq!(
-        mark["annotations"],
+        bookmark["annotations"],
         json!({"k8s.io/initial-events-end": "true"})
     );
     assert_eq!(
-        mark["resourceVersion"],
+        bookmark["resourceVersion"],
         first[0]["object"]["metadata"]["resourceVersion"]
     );
     let last = &events(&mut watch, 1).await[0];

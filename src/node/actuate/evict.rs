@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{ControlFileError, CpuDir};
+use crate::node::cgroup::control_file::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 use self::members::Members;
@@ -42,7 +42,7 @@ pub struct PendingEviction {
 #[derive(Debug)]
 pub enum EvictOutcome {
     /// All processes exited within the grace period.
-    Ended {
+    Exited {
         /// Which pod.
         uid: PodUid,
         /// Time since the first signal.
@@ -246,7 +246,7 @@ impl Eviction {
         if self.killed {
             EvictOutcome::Killed { uid, after }
         } else {
-            EvictOutcome::Ended { uid, after }
+            EvictOutcome::Exited { uid, after }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 pub mod bandwidth;
 pub mod cached_file;
-pub mod knob;
+pub mod control_file;
 pub mod kubepods;
 pub mod layout;
 pub mod parse;

@@ -11,7 +11,9 @@ use super::waits::{PERIODS, PressureFiles, io_bytes, periods};
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{ContainerSample, LeverSample, MemoryParts, PodSample, WaitCounters};
+use crate::engine::sample::{
+    ContainerSample, MemoryParts, PodSample, TargetCgroupSample, WaitCounters,
+};
 use crate::engine::units::{Bytes, Quota};
 use crate::node::cgroup::cached_file::{CachedFile, ReadError};
 use crate::node::cgroup::kubepods::child_folders;
@@ -228,7 +230,7 @@ impl PodReader {
     /// The cgroups that carry the pod's quota: on v2 the pod's own; on v1 its containers', if any of these has a quota
     /// or should have one according to the Pod object.
     fn target_samples(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
-        let mut levers = Refill::new(&mut out.levers);
+        let mut target_cgroups = Refill::new(&mut out.target_cgroups);
         if !demand.pod_quota || self.is_incomplete(reading) {
             return;
         }
@@ -236,13 +238,18 @@ impl PodReader {
             for container in self.containers.below() {
                 let cpu_nanos = container.cpu_nanos(reading);
                 if !container.is_gone() {
-                    fill_target(&mut levers, container.name(), cpu_nanos, container.quota());
+                    fill_target(
+                        &mut target_cgroups,
+                        container.name(),
+                        cpu_nanos,
+                        container.quota(),
+                    );
                 }
             }
         } else {
             let result = self.files.quota.read(reading);
             let quota = reading.record(result);
-            fill_target(&mut levers, &reading.own, out.cpu_nanos, quota);
+            fill_target(&mut target_cgroups, &reading.own, out.cpu_nanos, quota);
         }
     }
 
@@ -308,18 +315,18 @@ fn blank(container: &Arc<str>) -> ContainerSample {
 }
 
 fn fill_target(
-    levers: &mut Refill<'_, LeverSample>,
+    target_cgroups: &mut Refill<'_, TargetCgroupSample>,
     cgroup: &Arc<str>,
     cpu_nanos: Option<u64>,
     quota: Option<Quota>,
 ) {
-    let new = LeverSample {
+    let new = TargetCgroupSample {
         cgroup: Arc::clone(cgroup),
         cpu_nanos,
         quota,
     };
     // No allocation: the name is shared.
-    *levers.next(|_| true, || new.clone()) = new.clone();
+    *target_cgroups.next(|_| true, || new.clone()) = new.clone();
 }
 
 fn number(reading: &mut Reading, file: Option<&mut CachedFile>) -> Option<u64> {
@@ -393,10 +400,10 @@ impl PodFiles {
 
     /// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
     /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
-    /// there, counts as held.
+    /// there, counts as unreclaimable.
     fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
         let file = self.memory_stat.as_mut()?;
-        let (held, shared, cache) = if reading.hierarchy.is_v2() {
+        let (unreclaimable, shared, cache) = if reading.hierarchy.is_v2() {
             let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
             let [anon, shared, slab, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
             (anon.checked_add(slab)?, shared, cache)
@@ -407,7 +414,7 @@ impl PodFiles {
             (anon.checked_add(kernel)?, shared, cache)
         };
         Some(MemoryParts {
-            held: Bytes(held.checked_add(shared)?),
+            unreclaimable: Bytes(unreclaimable.checked_add(shared)?),
             // The two counters are updated separately, so one may be briefly ahead.
             cache: Bytes(cache.saturating_sub(shared)),
         })

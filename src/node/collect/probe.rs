@@ -161,7 +161,7 @@ impl Prober {
 
     /// Triggers the demanded probes and returns immediately. A probe whose request is still pending is sent again only
     /// after that has finished or timed out. Call once per evaluation; responses are used by the next sample.
-    pub fn ask(&self, demand: &Demand) {
+    pub fn set_demand(&self, demand: &Demand) {
         let wanted = |it: &&ActiveProbe| {
             let mut probes = demand.probes.iter();
             probes.any(|probe| probe.url == it.target.probe.url)

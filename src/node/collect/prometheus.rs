@@ -100,8 +100,8 @@ const BLANKS: [char; 2] = [' ', '\t'];
 fn split_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || (colons && c == ':');
     let end = text.find(|c| !in_name(c)).unwrap_or(text.len());
-    let starts_well = text.starts_with(|c: char| !c.is_ascii_digit());
-    (end > 0 && starts_well).then(|| text.split_at(end))
+    let has_valid_start = text.starts_with(|c: char| !c.is_ascii_digit());
+    (end > 0 && has_valid_start).then(|| text.split_at(end))
 }
 
 /// The labels, and the rest after their closing brace.

@@ -10,7 +10,7 @@ use super::refill::Refill;
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{LeverSample, PodSample, Sample};
+use crate::engine::sample::{PodSample, Sample, TargetCgroupSample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -252,7 +252,7 @@ impl Sampler {
     }
 
     /// The cgroups that limit a pod now, and their quotas; empty if the pod is gone. Allocates; call it between samples.
-    pub fn targets(&mut self, uid: &PodUid) -> Vec<LeverSample> {
+    pub fn targets(&mut self, uid: &PodUid) -> Vec<TargetCgroupSample> {
         let mut sample = blank(uid);
         let demand = Demand {
             pod_quota: true,
@@ -263,7 +263,7 @@ impl Sampler {
         {
             pod.sample(&mut self.reading, &demand, cpu, &mut sample);
         }
-        sample.levers
+        sample.target_cgroups
     }
 
     /// The pods whose cgroup did not exist at the last [`Self::sample_pods`]. Each sample looks for them again.

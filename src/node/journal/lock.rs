@@ -57,7 +57,7 @@ impl StateLock {
     ///
     /// # Errors
     /// If another process holds the lock, or the directory cannot be used.
-    pub fn take(state_dir: &Path) -> Result<Self, LockError> {
+    pub fn acquire(state_dir: &Path) -> Result<Self, LockError> {
         create(state_dir)?;
         let path = state_dir.join("lock");
         let file = open(&path).map_err(|source| LockError::Open {

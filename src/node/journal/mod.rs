@@ -23,7 +23,7 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
-use super::cgroup::knob::{CpuDir, KnobFile};
+use super::cgroup::control_file::{ControlFileKind, CpuDir};
 use super::cgroup::parse::keyed;
 use super::cgroup::{CgroupPath, Hierarchy};
 
@@ -42,11 +42,12 @@ pub struct Record {
     /// The pod's cgroup.
     pub cgroup: CgroupPath,
     /// The file's cgroup, relative to the pod's; empty for the pod's own.
-    pub lever: Arc<str>,
+    #[serde(rename = "lever")]
+    pub target_cgroup: Arc<str>,
     /// Inode of that cgroup's folder, to detect another cgroup of the same name.
     pub inode: u64,
     /// Which file.
-    pub file: KnobFile,
+    pub file: ControlFileKind,
     /// Its exact content before our first write (without the newline).
     pub original: Box<str>,
     /// Its content before the write that this record announces.
@@ -67,8 +68,8 @@ pub struct Record {
 
 impl Record {
     /// Whether its cgroup may still exist; false only if it is known to be gone.
-    pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
-        let Ok(cgroup) = self.cgroup.join(&self.lever) else {
+    pub fn exists(&self, hierarchy: &Hierarchy) -> bool {
+        let Ok(cgroup) = self.cgroup.join(&self.target_cgroup) else {
             return false;
         };
         match CpuDir::open(hierarchy, &cgroup) {

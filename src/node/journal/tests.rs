@@ -6,9 +6,9 @@ fn record(name: &str) -> Record {
     Record {
         uid: PodUid::from(name),
         cgroup: CgroupPath::new(&format!("batch/{name}")).unwrap(),
-        lever: "".into(),
+        target_cgroup: "".into(),
         inode: 4711,
-        file: KnobFile::CpuMax,
+        file: ControlFileKind::CpuMax,
         original: "max 100000".into(),
         previous: "max 100000".into(),
         ours: "20000 100000".into(),
@@ -138,19 +138,19 @@ fn a_failed_write_leaves_the_old_file() {
 fn a_second_process_is_rejected_with_the_holder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
-    let lock = StateLock::take(&path).unwrap();
-    let message = StateLock::take(&path).unwrap_err().to_string();
+    let lock = StateLock::acquire(&path).unwrap();
+    let message = StateLock::acquire(&path).unwrap_err().to_string();
     let pid = std::process::id();
     assert!(message.contains(&format!("process {pid}")), "{message}");
     drop(lock);
-    StateLock::take(&path).unwrap();
+    StateLock::acquire(&path).unwrap();
 }
 
 #[test]
 fn a_missing_parent_of_the_state_directory_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no/state");
-    let message = StateLock::take(&path).unwrap_err().to_string();
+    let message = StateLock::acquire(&path).unwrap_err().to_string();
     assert!(message.contains("--state-dir"), "{message}");
 }
 

@@ -6,15 +6,15 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::event::News;
-use super::outside::Outside;
+use super::backend::Backend;
+use super::event::NoticeKind;
 use super::workload::Workload;
-use crate::engine::plan::{Feedback, Lever, Plan, Throttle};
+use crate::engine::plan::{Feedback, Plan, TargetCgroup, Throttle};
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
-use crate::node::cgroup::knob::Role;
+use crate::node::cgroup::control_file::Role;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::journal::Record;
@@ -57,45 +57,45 @@ enum Detail {
     ThrottleFailed(String),
     NotWritten(String),
     Eviction(String),
-    News(News),
+    NoticeKind(NoticeKind),
 }
 
 impl Effect {
-    /// Progress of an eviction, described by `words`.
-    pub fn evicting(uid: &PodUid, words: impl Into<String>) -> Self {
+    /// Progress of an eviction, described by `message`.
+    pub fn evicting(uid: &PodUid, message: impl Into<String>) -> Self {
         Self {
             pod: Some(uid.clone()),
             feedback: None,
-            detail: Detail::Eviction(words.into()),
+            detail: Detail::Eviction(message.into()),
         }
     }
 
-    /// An eviction was refused and must not be retried before `until`; `words` say why.
-    pub fn refused(uid: &PodUid, until: BootTime, words: impl Into<String>) -> Self {
+    /// An eviction was refused and must not be retried before `until`; `message` says why.
+    pub fn refused(uid: &PodUid, until: BootTime, message: impl Into<String>) -> Self {
         let uid = uid.clone();
         Self {
             pod: Some(uid.clone()),
             feedback: Some(Feedback::EvictionRefused { uid, until }),
-            detail: Detail::Eviction(words.into()),
+            detail: Detail::Eviction(message.into()),
         }
     }
 
-    /// The pod no longer runs; `words` give details.
-    pub fn gone(uid: &PodUid, words: impl Into<String>) -> Self {
+    /// The pod no longer runs; `message` gives details.
+    pub fn gone(uid: &PodUid, message: impl Into<String>) -> Self {
         let uid = uid.clone();
         Self {
             pod: Some(uid.clone()),
             feedback: Some(Feedback::Gone { uid }),
-            detail: Detail::Eviction(words.into()),
+            detail: Detail::Eviction(message.into()),
         }
     }
 
     /// A notice for the user that is not about a pod.
-    pub const fn trouble(news: News) -> Self {
+    pub const fn notice(kind: NoticeKind) -> Self {
         Self {
             pod: None,
             feedback: None,
-            detail: Detail::News(news),
+            detail: Detail::NoticeKind(kind),
         }
     }
 
@@ -110,25 +110,25 @@ impl Effect {
     }
 
     /// The notice for the user; `name` is the pod's name.
-    pub fn into_notice(self, name: Option<String>) -> News {
+    pub fn into_notice(self, name: Option<String>) -> NoticeKind {
         match self.detail {
-            Detail::FileSet { file, from, to } => News::FileSet {
+            Detail::FileSet { file, from, to } => NoticeKind::FileSet {
                 pod_name: name,
                 file,
                 from,
                 to,
             },
-            Detail::Cgroup(what) => News::Cgroup {
+            Detail::Cgroup(what) => NoticeKind::Cgroup {
                 pod_name: name,
                 what,
             },
-            Detail::ThrottleFailed(reason) => News::ThrottleFailed {
+            Detail::ThrottleFailed(reason) => NoticeKind::ThrottleFailed {
                 pod_name: name,
                 reason,
             },
-            Detail::News(news) => news,
-            Detail::NotWritten(reason) => News::StateNotWritten { reason },
-            Detail::Eviction(what) => News::Eviction {
+            Detail::NoticeKind(kind) => kind,
+            Detail::NotWritten(reason) => NoticeKind::StateNotWritten { reason },
+            Detail::Eviction(what) => NoticeKind::Eviction {
                 pod_name: name,
                 what,
             },
@@ -139,7 +139,7 @@ impl Effect {
 impl From<Outcome> for Effect {
     fn from(outcome: Outcome) -> Self {
         let feedback = outcome.feedback();
-        let words = outcome.to_string();
+        let message = outcome.to_string();
         let pod = pod(&outcome).cloned();
         let detail = match outcome {
             Outcome::Set { file, from, to, .. } => Detail::FileSet {
@@ -150,9 +150,9 @@ impl From<Outcome> for Effect {
             Outcome::Failed {
                 throttling: true, ..
             }
-            | Outcome::NotThrottled { .. } => Detail::ThrottleFailed(words),
-            Outcome::JournalFailed { .. } => Detail::NotWritten(words),
-            _ => Detail::Cgroup(words),
+            | Outcome::NotThrottled { .. } => Detail::ThrottleFailed(message),
+            Outcome::JournalFailed { .. } => Detail::NotWritten(message),
+            _ => Detail::Cgroup(message),
         };
         Self {
             pod,
@@ -253,16 +253,22 @@ impl Actuators {
             let facts = pods.get(uid).and_then(|known| known.containers);
             facts.is_some_and(|facts| facts.limited)
         };
-        let is_own = |lever: &Lever| lever.cgroup.is_empty() && lever.quota.is_some();
-        let refuses =
-            |throttle: &Throttle| throttle.levers.iter().any(is_own) && is_limited(&throttle.uid);
+        let is_own = |target_cgroup: &TargetCgroup| {
+            target_cgroup.cgroup.is_empty() && target_cgroup.quota.is_some()
+        };
+        let refuses = |throttle: &Throttle| {
+            throttle.target_cgroups.iter().any(is_own) && is_limited(&throttle.uid)
+        };
         if self.hierarchy.is_v2() || !throttles.iter().any(refuses) {
             return Cow::Borrowed(throttles);
         }
         let mut throttles = throttles.to_vec();
         for throttle in throttles.iter_mut().filter(|throttle| refuses(throttle)) {
-            let own = throttle.levers.iter_mut().filter(|lever| is_own(lever));
-            own.for_each(|lever| lever.quota = None);
+            let own = throttle
+                .target_cgroups
+                .iter_mut()
+                .filter(|target_cgroup| is_own(target_cgroup));
+            own.for_each(|target_cgroup| target_cgroup.quota = None);
         }
         Cow::Owned(throttles)
     }
@@ -325,7 +331,7 @@ impl Actuators {
         let limits = |record: &Record| record.file.role() == Role::Quota;
         for record in self.throttler.records().filter(limits) {
             let by_container = wanted.entry(record.uid).or_insert(false);
-            *by_container |= !record.lever.is_empty();
+            *by_container |= !record.target_cgroup.is_empty();
         }
         // Also while it has no container: the kernel would reject a restarted container's quota if the pod had a lower one.
         for uid in self.throttler.by_container() {
@@ -356,7 +362,7 @@ impl Actuators {
         now: BootTime,
         plan: &Plan,
         pods: &BTreeMap<PodUid, Workload>,
-        backend: &mut impl Outside,
+        backend: &mut impl Backend,
         effects: &mut Vec<Effect>,
     ) {
         for evict in &plan.evictions {
@@ -388,7 +394,7 @@ fn existing<'a>(
     uid: &PodUid,
 ) -> Option<&'a Workload> {
     let workload = pods.get(uid)?;
-    workload.is_there(hierarchy).then_some(workload)
+    workload.exists(hierarchy).then_some(workload)
 }
 
 fn has_processes(dir: &Path) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::kept::{Kept, Worth};
+use super::saved_file::{SavedFile, Validity};
 use super::state_dir::{self, StateError, Writer};
 use crate::engine::EngineState;
 use crate::engine::time::BootTime;
@@ -51,7 +51,7 @@ pub(super) struct EngineStore {
     last_save: BootTime,
     /// The last save failed.
     failed: bool,
-    windows: Option<Kept<NodeWindows>>,
+    windows: Option<SavedFile<NodeWindows>>,
     last_windows_save: BootTime,
 }
 
@@ -63,7 +63,8 @@ impl EngineStore {
             last_save: now,
             failed: false,
             // Without a boot ID, windows of an earlier boot could not be detected.
-            windows: Kept::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Worth::ThisBoot).ok(),
+            windows: SavedFile::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Validity::ThisBoot)
+                .ok(),
             last_windows_save: now,
         }
     }
@@ -102,7 +103,7 @@ impl EngineStore {
 
     /// Loads the windows saved by the last process of this boot.
     pub(super) fn load_windows(&mut self) -> NodeWindows {
-        let saved = self.windows.as_mut().and_then(Kept::read_or_tell);
+        let saved = self.windows.as_mut().and_then(SavedFile::read_or_log);
         saved.unwrap_or_default()
     }
 
@@ -118,7 +119,7 @@ impl EngineStore {
     ) -> Result<(), StateError> {
         self.last_windows_save = now;
         match &mut self.windows {
-            Some(file) => file.keep(windows).map(|_| ()),
+            Some(file) => file.save(windows).map(|_| ()),
             None => Ok(()),
         }
     }

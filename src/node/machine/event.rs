@@ -41,7 +41,7 @@ pub struct Notice {
     pub at: BootTime,
     /// What happened.
     #[serde(flatten)]
-    pub news: News,
+    pub kind: NoticeKind,
 }
 
 /// The kinds of notice.
@@ -51,7 +51,7 @@ pub struct Notice {
     rename_all = "camelCase",
     rename_all_fields = "camelCase"
 )]
-pub enum News {
+pub enum NoticeKind {
     /// The first complete sample was taken: policies are being enforced.
     Started {
         /// Number of rules.
@@ -74,7 +74,7 @@ pub enum News {
     /// A policy that is ignored, or in force but perhaps not as its author intended.
     PolicyProblem(PolicyProblem),
     /// A pod that cannot be managed, or not as in its manifest.
-    PodRefused(Refusal),
+    PodRefused(PodRefusal),
     /// Pods were added or removed.
     PodsTaken {
         /// Number of managed pods now.
@@ -153,9 +153,10 @@ pub enum News {
 /// A pod that cannot be managed, or not as in its manifest, and why. Other pods are not affected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+pub struct PodRefusal {
     /// The file, or the parent cgroup.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// The first line of its document, from 1; 0 for the whole file.
     pub line: usize,
     /// `namespace/name`, if known.
@@ -165,9 +166,9 @@ pub struct Refusal {
     pub reason: String,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PodRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.place)?;
+        f.write_str(&self.location)?;
         if self.line > 0 {
             write!(f, ":{}", self.line)?;
         }
@@ -213,15 +214,15 @@ impl Event {
         matches!(
             self,
             Self::Notice(Notice {
-                news: News::FileSet { .. },
+                kind: NoticeKind::FileSet { .. },
                 ..
             })
         )
     }
 
     /// A notice.
-    pub const fn notice(at: BootTime, news: News) -> Self {
-        Self::Notice(Notice { at, news })
+    pub const fn notice(at: BootTime, kind: NoticeKind) -> Self {
+        Self::Notice(Notice { at, kind })
     }
 }
 

@@ -1,17 +1,17 @@
 //! One machine managed by the engine: samples it, decides and acts.
 //!
-//! Shared by `plimsoll run` and the node agent; [`Outside`] is where they differ.
+//! Shared by `plimsoll run` and the node agent; [`Backend`] is where they differ.
 
+pub mod backend;
 pub mod enforce;
 mod engine_store;
 pub mod event;
-pub mod kept;
-pub mod outside;
+pub mod messages;
 mod previews;
 mod problems;
 mod restore;
+pub mod saved_file;
 pub mod state_dir;
-pub mod wording;
 pub mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +21,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::backend::Backend;
 use self::enforce::{Actuators, Effect};
 use self::engine_store::EngineStore;
-use self::event::{Decision, Event, News};
-use self::outside::Outside;
+use self::event::{Decision, Event, NoticeKind};
 use self::previews::Previews;
 use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
@@ -122,7 +122,7 @@ fn sampler(settings: &Settings, hierarchy: Hierarchy) -> Sampler {
     sampler
 }
 
-impl<O: Outside> Machine<O> {
+impl<O: Backend> Machine<O> {
     /// Locks the state directory and continues from the state that an earlier process of this boot left in force.
     /// `backend` is called with the lock held, so the backend may use the directory.
     ///
@@ -336,8 +336,8 @@ impl<O: Outside> Machine<O> {
     /// Throttles restarted containers as before, without waiting for the next evaluation.
     fn throttle_new_containers(&mut self, now: BootTime) {
         for uid in self.actuators.take_changed() {
-            let levers = self.sampler.targets(&uid);
-            if let Some(throttle) = self.engine.follow(&uid, &levers) {
+            let target_cgroups = self.sampler.targets(&uid);
+            if let Some(throttle) = self.engine.sync_cgroups(&uid, &target_cgroups) {
                 let (pods, effects) = (&self.pods, &mut self.effects);
                 self.actuators.reapply(now, &throttle, pods, effects);
             }
@@ -354,7 +354,7 @@ impl<O: Outside> Machine<O> {
             .apply(now, &self.plan, &self.pods, &mut self.effects);
         let (backend, effects) = (&mut self.backend, &mut self.effects);
         // Before evictions: a pod that is evicted must not come straight back.
-        backend.keep_scheduling(&self.plan.scheduling, now, effects);
+        backend.set_scheduling(&self.plan.scheduling, now, effects);
         self.actuators
             .evict(now, &self.plan, &self.pods, backend, effects);
         self.record_transitions();
@@ -365,7 +365,7 @@ impl<O: Outside> Machine<O> {
             self.refresh_demand();
         }
         self.save_state(now, changed);
-        self.prober.ask(&self.demand);
+        self.prober.set_demand(&self.demand);
         self.prober.report_changes(now, &mut self.events);
         self.faults.log_new(self.sampler.faults());
     }
@@ -404,7 +404,7 @@ impl<O: Outside> Machine<O> {
     }
 
     fn save_state(&mut self, now: BootTime, changed: bool) {
-        let counts = |rule: RuleReport| rule.breaches + rule.quiets > 0;
+        let counts = |rule: RuleReport| rule.breaches + rule.quiet_evaluations > 0;
         let moving = self.engine.reports().any(counts) || self.is_acting();
         if changed || (moving && self.store.is_due(now)) {
             let saved = self
@@ -422,8 +422,8 @@ impl<O: Outside> Machine<O> {
     fn report_save(&mut self, now: BootTime, saved: Result<(), StateError>) {
         if let Err(error) = saved {
             let reason = error.to_string();
-            let news = News::StateNotWritten { reason };
-            self.events.push(Event::notice(now, news));
+            let kind = NoticeKind::StateNotWritten { reason };
+            self.events.push(Event::notice(now, kind));
         }
     }
 
@@ -433,7 +433,7 @@ impl<O: Outside> Machine<O> {
         self.actuators.restore_all(now, &mut self.effects);
         self.plan.scheduling = Scheduling::Enabled;
         self.backend
-            .keep_scheduling(&self.plan.scheduling, now, &mut self.effects);
+            .set_scheduling(&self.plan.scheduling, now, &mut self.effects);
         self.process_effects(now);
         // Nothing is in force any more, so the next process starts over.
         let removed = self.store.forget();
@@ -442,7 +442,7 @@ impl<O: Outside> Machine<O> {
     }
 
     /// Saves the state for the next process; everything stays in force.
-    pub fn leave(&mut self, now: BootTime) -> &[Event] {
+    pub fn save_for_restart(&mut self, now: BootTime) -> &[Event] {
         self.events.clear();
         self.save_state(now, true);
         self.save_windows(now);
@@ -508,12 +508,12 @@ impl<O: Outside> Machine<O> {
     }
 
     /// The backend.
-    pub const fn outside(&self) -> &O {
+    pub const fn backend(&self) -> &O {
         &self.backend
     }
 
     /// The backend, mutable.
-    pub const fn outside_mut(&mut self) -> &mut O {
+    pub const fn backend_mut(&mut self) -> &mut O {
         &mut self.backend
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::event::{Event, News};
+use super::event::{Event, NoticeKind};
 use crate::engine::Demand;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::Sample;
@@ -41,8 +41,8 @@ impl Probes {
     }
 
     /// Triggers the demanded probes.
-    pub fn ask(&self, demand: &Demand) {
-        self.prober.ask(demand);
+    pub fn set_demand(&self, demand: &Demand) {
+        self.prober.set_demand(demand);
     }
 
     /// Reports probes that started to fail or work again.
@@ -67,7 +67,7 @@ impl Probes {
 
 fn probe(now: BootTime, url: &Arc<str>, failure: Option<String>) -> Event {
     let url = url.to_string();
-    Event::notice(now, News::Probe { url, failure })
+    Event::notice(now, NoticeKind::Probe { url, failure })
 }
 
 /// Files that cannot be read or parsed.
@@ -80,10 +80,10 @@ impl Faults {
         if faults.is_empty() && self.0.is_empty() {
             return;
         }
-        let words: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        for fault in words.iter().filter(|fault| !self.0.contains(fault)) {
+        let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        for fault in texts.iter().filter(|fault| !self.0.contains(fault)) {
             tracing::warn!("{fault}");
         }
-        self.0 = words;
+        self.0 = texts;
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::MachineError;
 use super::enforce::{Actuators, Effect};
 use super::engine_store::ENGINE_FILE;
-use super::event::{Event, News};
+use super::event::{Event, NoticeKind};
 use super::state_dir;
 use crate::engine::time::BootTime;
 use crate::node::actuate::throttle::OpenError;
@@ -15,7 +15,7 @@ use crate::node::journal::Journal;
 /// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
-    /// The events, in order; the last is [`News::Restored`].
+    /// The events, in order; the last is [`NoticeKind::Restored`].
     pub events: Vec<Event>,
     /// Number of pods that could not be restored: try again.
     pub left: usize,
@@ -42,10 +42,10 @@ pub fn restore(
     for file in [&ENGINE_FILE].into_iter().chain(besides) {
         if let Err(error) = state_dir::remove(&state_dir.join(file)) {
             let reason = error.to_string();
-            events.push(Event::notice(now, News::StateNotWritten { reason }));
+            events.push(Event::notice(now, NoticeKind::StateNotWritten { reason }));
         }
     }
-    events.push(Event::notice(now, News::Restored { files, left }));
+    events.push(Event::notice(now, NoticeKind::Restored { files, left }));
     Ok(Restored { events, left })
 }
 

@@ -27,7 +27,7 @@ pub struct Workload {
 
 impl Workload {
     /// Whether the cgroup still exists: another one may have taken its name since.
-    pub fn is_there(&self, hierarchy: &Hierarchy) -> bool {
+    pub fn exists(&self, hierarchy: &Hierarchy) -> bool {
         let dir = hierarchy.dir(Controller::Cpu, &self.cgroup);
         let meta = dir.and_then(|dir| fs::symlink_metadata(dir).ok());
         meta.is_some_and(|meta| self.inode == 0 || meta.ino() == self.inode)

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::cluster::client::{CallError, call, found, stored};
-use crate::cluster::taint::{self, Bearing, TaintError};
+use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::crd::API_VERSION;
 use crate::reconcilers::compile::catalog::Key;
 use crate::reconcilers::compile::content::DesiredSpec;
@@ -103,9 +103,9 @@ async fn remove_taint(client: &Client, node: &str, uid: &str) -> Result<bool, Ta
         Ok(_) | Err(TaintError::NoNode(_)) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let was_tainted = node.is_marked();
+    let was_tainted = node.needs_cleanup();
     // If it was deleted or replaced in the meantime, the next attempt finds that.
-    taint::keep(client, node, Bearing::Nothing).await?;
+    taint::reconcile(client, node, DesiredTaint::Absent).await?;
     Ok(was_tainted)
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::content::{Content, Contents};
 use crate::crd::Kind;
-use crate::crd::node_watermark::MOST_SOURCES;
+use crate::crd::node_watermark::MAX_SOURCES;
 use crate::crd::{Compiled, Finding, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::selector::Selector;
@@ -248,7 +248,7 @@ impl Catalog {
             let generation = self.generation(&key);
             format!("{}/{}@{generation}", key.0.name(), key.1)
         };
-        keys.into_iter().take(MOST_SOURCES).map(print).collect()
+        keys.into_iter().take(MAX_SOURCES).map(print).collect()
     }
 
     /// All objects compiled for a node that everything selects, with the findings that hold on any node.

@@ -164,7 +164,7 @@ pub fn is_no_schedule(rule: &Rule) -> bool {
 impl Active {
     fn of(rule: &RuleStatus) -> Self {
         Self {
-            ratio: rule.value.unwrap_or(0.0) / rule.mark,
+            ratio: rule.value.unwrap_or(0.0) / rule.threshold,
             acts: rule.strategy != "Preview",
         }
     }
@@ -182,7 +182,7 @@ impl Status {
         let not_ready = |it: &Condition| {
             it.type_ == condition::READY
                 && it.status == "False"
-                && it.reason != condition::NONE_JUDGED
+                && it.reason != condition::NONE_EVALUATED
         };
         let observed = status.observed_hash.as_deref();
         Self {
@@ -222,7 +222,7 @@ mod tests {
             Status::of(&status).observed
         };
         assert_eq!(observed("True", "RulesKept").as_deref(), Some("abc"));
-        let unevaluated = observed("False", condition::NONE_JUDGED);
+        let unevaluated = observed("False", condition::NONE_EVALUATED);
         assert_eq!(unevaluated.as_deref(), Some("abc"));
         assert_eq!(observed("False", "LastRulesHeld"), None);
     }

@@ -26,18 +26,18 @@ pub async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
         let mut complete = true;
         for definition in definitions() {
             let kind = definition.spec.names.kind.clone();
-            let lacks = check_one(&client, &definition)
+            let problem = check_one(&client, &definition)
                 .await
                 .unwrap_or_else(|error| {
                     // Unknown: the watches report what is wrong with the API server.
                     tracing::debug!(kind, %error, "failed to read which fields are served");
                     None
                 });
-            if let Some(lacks) = &lacks {
-                tracing::error!(kind, "{lacks}");
+            if let Some(problem) = &problem {
+                tracing::error!(kind, "{problem}");
                 complete = false;
             }
-            metrics.definition_checked(kind, lacks);
+            metrics.definition_checked(kind, problem);
         }
         // The API server describes a deleted definition for a while; a failing list shows it sooner.
         let is_normal = complete && !metrics.is_waiting();
@@ -76,7 +76,7 @@ async fn check_one(
     };
     Ok(Some(format!(
         "{what}; run: {}",
-        version_of(client).await.define()
+        version_of(client).await.install_command()
     )))
 }
 

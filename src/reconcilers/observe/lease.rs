@@ -41,7 +41,7 @@ impl LeaseState {
 /// A Lease.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = Lease)]
-#[serde(from = "Whole")]
+#[serde(from = "FullLease")]
 pub struct LeaseObject {
     metadata: ObjectMeta,
     summary: Option<String>,
@@ -49,7 +49,7 @@ pub struct LeaseObject {
 }
 
 #[derive(Deserialize)]
-struct Whole {
+struct FullLease {
     metadata: Meta,
     spec: Option<Spec>,
 }
@@ -77,18 +77,18 @@ struct Spec {
     lease_duration_seconds: Option<i32>,
 }
 
-impl From<Whole> for LeaseObject {
-    fn from(whole: Whole) -> Self {
+impl From<FullLease> for LeaseObject {
+    fn from(full: FullLease) -> Self {
         let metadata = ObjectMeta {
-            name: whole.metadata.name,
-            uid: whole.metadata.uid,
-            resource_version: whole.metadata.resource_version,
+            name: full.metadata.name,
+            uid: full.metadata.uid,
+            resource_version: full.metadata.resource_version,
             ..ObjectMeta::default()
         };
         Self {
             metadata,
-            summary: whole.metadata.annotations.and_then(|known| known.summary),
-            spec: whole.spec.unwrap_or_default(),
+            summary: full.metadata.annotations.and_then(|known| known.summary),
+            spec: full.spec.unwrap_or_default(),
         }
     }
 }

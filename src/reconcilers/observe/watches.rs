@@ -13,7 +13,7 @@ use crate::cluster::nodes;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};
 use crate::engine::time::BootTime;
-use crate::metrics_api::Feed;
+use crate::metrics_api::StoreUpdater;
 use crate::metrics_api::compose::NodeKnown;
 use crate::reconcilers::reconciler::Reconciler;
 
@@ -88,7 +88,7 @@ impl Source {
                 .boxed(),
             Self::Nodes => {
                 let nodes = resource("", "v1", "Node", "nodes");
-                watch::labelled_as(client, &nodes, PAGE, nodes::KEPT)
+                watch::labelled_as(client, &nodes, PAGE, nodes::MANAGED_SELECTOR)
                     .map(|change| change.map(|node| Item::Node(Box::new(node))))
                     .boxed()
             }
@@ -136,11 +136,11 @@ impl Watch {
     }
 
     /// Passes a change on to the reconciler and the metrics API. Returns whether the list is now complete.
-    pub fn take(
+    pub fn apply_change(
         &mut self,
         change: Change<Item>,
         reconciler: &mut Reconciler,
-        mut feed: Option<&mut Feed>,
+        mut updater: Option<&mut StoreUpdater>,
         now: BootTime,
     ) -> bool {
         match change {
@@ -150,24 +150,24 @@ impl Watch {
                     listed.insert(name.clone());
                 }
                 let is_listed = self.listed.is_some();
-                apply(&name, object, is_listed, reconciler, feed, now);
+                apply(&name, object, is_listed, reconciler, updater, now);
                 self.known.insert(name);
             }
             Change::Delete(name) => {
                 self.known.remove(&name);
-                self.delete(&name, reconciler, feed.as_deref_mut());
+                self.delete(&name, reconciler, updater.as_deref_mut());
             }
             Change::Complete => {
                 let listed = self.listed.take().unwrap_or_default();
                 let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
                 for name in gone {
                     self.known.remove(&name);
-                    self.delete(&name, reconciler, feed.as_deref_mut());
+                    self.delete(&name, reconciler, updater.as_deref_mut());
                 }
                 self.complete = true;
-                match (self.source, feed) {
-                    (Source::Nodes, Some(feed)) => feed.nodes_known(),
-                    (Source::Leases, Some(feed)) => feed.leases_known(),
+                match (self.source, updater) {
+                    (Source::Nodes, Some(updater)) => updater.nodes_known(),
+                    (Source::Leases, Some(updater)) => updater.leases_known(),
                     _ => {}
                 }
                 return true;
@@ -177,13 +177,13 @@ impl Watch {
         false
     }
 
-    fn delete(&self, name: &str, reconciler: &mut Reconciler, feed: Option<&mut Feed>) {
-        if let Some(feed) = feed {
+    fn delete(&self, name: &str, reconciler: &mut Reconciler, updater: Option<&mut StoreUpdater>) {
+        if let Some(updater) = updater {
             match self.source {
                 Source::Policy(_) => {}
-                Source::Nodes => feed.node(name, None),
-                Source::Watermarks => feed.watermark(name, None),
-                Source::Leases => feed.heartbeat(name, None),
+                Source::Nodes => updater.node(name, None),
+                Source::Watermarks => updater.watermark(name, None),
+                Source::Leases => updater.heartbeat(name, None),
             }
         }
         match self.source {
@@ -200,7 +200,7 @@ fn apply(
     object: Item,
     is_listed: bool,
     reconciler: &mut Reconciler,
-    feed: Option<&mut Feed>,
+    updater: Option<&mut StoreUpdater>,
     now: BootTime,
 ) {
     match object {
@@ -217,7 +217,7 @@ fn apply(
                 .as_ref()
                 .map(|status| status.boot_id().to_owned());
             let seen = ObservedNode::of(*node);
-            if let Some(feed) = feed {
+            if let Some(updater) = updater {
                 let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
                 let known = NodeKnown {
                     uid,
@@ -225,14 +225,14 @@ fn apply(
                     boot_id: boot_id.unwrap_or_default(),
                     facts,
                 };
-                feed.node(name, Some(known));
+                updater.node(name, Some(known));
             }
             reconciler.apply_node(name, seen);
         }
         Item::Watermark(object) => {
             let seen = Watermark::of(*object);
-            if let Some(feed) = feed {
-                feed.watermark(name, Some(seen.status()));
+            if let Some(updater) = updater {
+                updater.watermark(name, Some(seen.status()));
             }
             if is_listed {
                 reconciler.apply_listed_watermark(name, &seen);
@@ -241,8 +241,8 @@ fn apply(
             }
         }
         Item::Lease(object) => {
-            if let Some(feed) = feed {
-                feed.heartbeat(name, object.heartbeat());
+            if let Some(updater) = updater {
+                updater.heartbeat(name, object.heartbeat());
             }
             reconciler.apply_lease(name, object.state(), now);
         }

@@ -201,7 +201,7 @@ impl Watermark {
             ..Self::default()
         };
         for (field, value) in object.spec.unwrap_or_default() {
-            watermark.take(&field, value);
+            watermark.set_field(&field, value);
         }
         watermark
     }
@@ -214,7 +214,7 @@ impl Watermark {
         WatermarkObject::deserialize(object).map(Self::of)
     }
 
-    fn take(&mut self, field: &str, value: Box<RawValue>) {
+    fn set_field(&mut self, field: &str, value: Box<RawValue>) {
         match field {
             "nodeUID" => self.node_uid = read(Some(&value)),
             "hash" => self.hash = read(Some(&value)),

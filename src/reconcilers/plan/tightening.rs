@@ -72,8 +72,8 @@ pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
     rule.metric != before.metric
         || rule.series != before.series
         || rule.probe != before.probe
-        || rule.watermark < before.watermark
-        || rule.restore < before.restore
+        || rule.threshold < before.threshold
+        || rule.restore_value < before.restore_value
         || rule.avoidance_threshold < before.avoidance_threshold
         || rule.restore_threshold > before.restore_threshold
         || rule.period < before.period
@@ -154,8 +154,8 @@ mod tests {
             id: "q/cpu".into(),
             metric: Metric::CpuUsage,
             series: None,
-            watermark: 4000.0,
-            restore: 4000.0,
+            threshold: 4000.0,
+            restore_value: 4000.0,
             avoidance_threshold: 2,
             restore_threshold: 1,
             period: Duration::from_secs(10),

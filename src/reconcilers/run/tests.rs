@@ -23,10 +23,10 @@ fn controller() -> (Controller, Reports) {
         address: None,
     };
     let reports = Reports::unconnected(client.clone());
-    let (_, standing) = watch::channel(Standing::default());
-    let data = Arc::new(Data::new(Limits::default(), standing));
+    let (_, leadership) = watch::channel(Leadership::default());
+    let data = Arc::new(Data::new(Limits::default(), leadership));
     let mut controller = Controller::new(client, &options, Arc::default());
-    controller.feed = Some(Feed::new(data, Some(reports.clone())));
+    controller.updater = Some(StoreUpdater::new(data, Some(reports.clone())));
     controller.reports = Some(reports.clone());
     (controller, reports)
 }
@@ -34,7 +34,7 @@ fn controller() -> (Controller, Reports) {
 impl Controller {
     fn watch_event(&mut self, source: Source, change: Change<Item>) {
         let index = Source::ALL.iter().position(|it| *it == source);
-        self.take(index.unwrap(), change);
+        self.apply_change(index.unwrap(), change);
     }
 
     fn watch_lease(&mut self, holder: Option<&str>) {
@@ -113,11 +113,11 @@ async fn a_report_of_another_boot_is_rejected() {
 
 #[tokio::test]
 async fn work_continues_only_within_the_term() {
-    let term = |until| Standing::new(Some(Term { epoch: 7, until }), None);
-    let (standing, elected) = watch::channel(term(clock::now() + Duration::from_hours(1)));
+    let term = |until| Leadership::new(Some(Term { epoch: 7, until }), None);
+    let (leadership, elected) = watch::channel(term(clock::now() + Duration::from_hours(1)));
     assert_eq!(while_leading(&elected, ready(1)).await, 1);
     // The term is over, but the election has not published that yet.
-    standing.send_replace(term(clock::now()));
+    leadership.send_replace(term(clock::now()));
     let first = tokio::select! {
         biased;
         late = while_leading(&elected, ready(2)) => late,

@@ -10,7 +10,7 @@ use super::{Declared, Found, overlap};
 use crate::crd::pod_facts::{PodObject, annotation, pod_facts};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::machine::event::Refusal;
+use crate::node::machine::event::PodRefusal;
 use crate::node::machine::workload::{Workload, inode};
 use crate::standalone::manifest;
 use crate::standalone::sources::absolute;
@@ -22,7 +22,7 @@ pub const CGROUP_ANNOTATION: &str = "plimsoll.dev/cgroup";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
     drafts: Vec<Draft>,
-    refused: Vec<Refusal>,
+    refused: Vec<PodRefusal>,
 }
 
 /// One usable manifest.
@@ -62,7 +62,11 @@ impl Manifests {
                 let location = Location::new(file, object.lines.line(""));
                 manifests.add(&location, object.value);
             }
-            Err(flaw) => manifests.refuse(&Location::new(file, flaw.line), None, flaw.message),
+            Err(parse_error) => manifests.refuse(
+                &Location::new(file, parse_error.line),
+                None,
+                parse_error.message,
+            ),
         });
         manifests
     }
@@ -205,8 +209,8 @@ fn draft(location: &Location, object: Value) -> Result<Draft, String> {
 }
 
 /// Whether the refused object may be the pod `name` of `file`.
-fn may_hide(refusal: &Refusal, file: &Path, name: &str) -> bool {
-    let path = absolute(Path::new(&refusal.place));
+fn may_hide(refusal: &PodRefusal, file: &Path, name: &str) -> bool {
+    let path = absolute(Path::new(&refusal.location));
     file.starts_with(path) && refusal.pod.as_ref().is_none_or(|pod| pod == name)
 }
 
@@ -227,9 +231,9 @@ fn check_overlap(workload: Workload, known: &[Workload]) -> Result<Workload, Str
     Ok(workload)
 }
 
-fn refusal(location: &Location, pod: Option<String>, reason: String) -> Refusal {
-    Refusal {
-        place: location.file.display().to_string(),
+fn refusal(location: &Location, pod: Option<String>, reason: String) -> PodRefusal {
+    PodRefusal {
+        location: location.file.display().to_string(),
         line: location.line,
         pod,
         reason,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::PodUid;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::machine::event::Refusal;
+use crate::node::machine::event::PodRefusal;
 use crate::node::machine::workload::Workload;
 
 use self::manifests::Manifests;
@@ -20,7 +20,7 @@ use self::own::OwnCgroups;
 
 /// Sources of pods.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct PodSources {
     /// Manifest files, and folders of them.
     pub manifests: Vec<PathBuf>,
     /// Cgroups whose children are pods.
@@ -35,7 +35,7 @@ pub struct Found {
     /// Their manifests, if they have one.
     pub manifests: BTreeMap<PodUid, PathBuf>,
     /// Pods that cannot be managed, or not as their manifest says.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<PodRefusal>,
 }
 
 /// A pod and the manifest that declares it.

@@ -21,7 +21,7 @@ use super::{Found, overlap};
 use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::machine::event::Refusal;
+use crate::node::machine::event::PodRefusal;
 use crate::node::machine::workload::{Workload, inode};
 
 /// Default time from SIGTERM to SIGKILL.
@@ -65,9 +65,9 @@ fn children(parent: &CgroupPath, hierarchy: &Hierarchy) -> Result<Vec<DirEntry>,
         .map_err(|error| format!("failed to list its children: {error}"))
 }
 
-fn refusal(parent: &CgroupPath, reason: String) -> Refusal {
-    Refusal {
-        place: parent.to_string(),
+fn refusal(parent: &CgroupPath, reason: String) -> PodRefusal {
+    PodRefusal {
+        location: parent.to_string(),
         line: 0,
         pod: None,
         reason,
@@ -92,7 +92,7 @@ fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
         grace: GRACE,
         protected: false,
         reserved: Some(Reserved::NamespaceOrUnit),
-        kept: None,
+        eviction_exemption: None,
         owned: false,
     }
 }

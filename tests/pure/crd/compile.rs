@@ -54,7 +54,7 @@ fn the_throttle_policy_of_the_guide_compiles_to_one_rule() {
     };
     assert_eq!(&*rule.id.0, "watermark2/cpu-usage");
     assert_eq!(rule.metric, Metric::CpuUsage);
-    assert_eq!((rule.watermark, rule.restore), (6000.0, 6000.0));
+    assert_eq!((rule.threshold, rule.restore_value), (6000.0, 6000.0));
     assert_eq!((rule.avoidance_threshold, rule.restore_threshold), (2, 2));
     assert_eq!(rule.period, Duration::from_secs(10));
     assert_eq!(rule.sample_ttl, Duration::from_mins(1));
@@ -150,8 +150,8 @@ proptest! {
         let value = if is_text { json!(text) } else { json!(number) };
         *objects[index].pointer_mut(&spots[spot.index(spots.len())]).unwrap() = value;
         for rule in compiled(objects).policy.rules {
-            prop_assert!(rule.watermark.is_finite() && rule.watermark > 0.0);
-            prop_assert!(rule.restore.is_finite() && rule.restore <= rule.watermark);
+            prop_assert!(rule.threshold.is_finite() && rule.threshold > 0.0);
+            prop_assert!(rule.restore_value.is_finite() && rule.restore_value <= rule.threshold);
             prop_assert!(rule.avoidance_threshold >= 1 && rule.restore_threshold >= 1);
         }
     }
@@ -351,7 +351,7 @@ fn zero_grace_is_one_second_and_zero_timeout_is_ten() {
 
 #[test]
 fn a_tiny_threshold_is_a_warning_if_the_capacity_is_unknown() {
-    for (metric, value, cure) in [
+    for (metric, value, fix) in [
         ("cpu_total_usage", json!(6), Some("did you mean 6000?")),
         ("cpu_total_usage", json!("0.5"), Some("did you mean 500?")),
         ("cpu_total_usage", json!(100), None),
@@ -371,13 +371,13 @@ fn a_tiny_threshold_is_a_warning_if_the_capacity_is_unknown() {
         let warnings: Vec<_> = warnings.map(|finding| &*finding.message).collect();
         assert_eq!(
             warnings.len(),
-            usize::from(cure.is_some()),
+            usize::from(fix.is_some()),
             "{metric} {value}: {warnings:?}"
         );
         assert!(
             warnings
                 .iter()
-                .all(|warning| cure.is_some_and(|cure| warning.contains(cure))),
+                .all(|warning| fix.is_some_and(|fix| warning.contains(fix))),
             "{warnings:?}"
         );
     }

@@ -22,7 +22,7 @@ fn path(file: &str) -> PathBuf {
 fn compiled(file: &str, labels: &[(&str, &str)]) -> PolicySet {
     let text = std::fs::read_to_string(path(file)).unwrap();
     let manifest = manifest::read(&text);
-    assert_eq!(manifest.flaws, []);
+    assert_eq!(manifest.parse_errors, []);
     let objects = Objects::from_values(manifest.objects.into_iter().map(|object| object.value));
     let node = NodeFacts {
         labels: labels
@@ -52,13 +52,13 @@ fn action(name: &str, cool_down: u64) -> Action {
 }
 
 /// A rule with default values.
-fn rule(id: &str, metric: Metric, watermark: f64, thresholds: (u32, u32), action: Action) -> Rule {
+fn rule(id: &str, metric: Metric, threshold: f64, thresholds: (u32, u32), action: Action) -> Rule {
     Rule {
         id: id.into(),
         metric,
         series: None,
-        watermark,
-        restore: watermark,
+        threshold,
+        restore_value: threshold,
         avoidance_threshold: thresholds.0,
         restore_threshold: thresholds.1,
         period: secs(10),
@@ -210,7 +210,7 @@ fn memory() {
         ..action("reclaim-page-cache", 60)
     };
     let nearly_full = Rule {
-        restore: 80.0,
+        restore_value: 80.0,
         ..rule(
             "memory/nearly-full",
             Metric::MemoryUtilization,
@@ -225,7 +225,7 @@ fn memory() {
         window: 1,
     };
     let tight = Rule {
-        restore: 5.0,
+        restore_value: 5.0,
         ..rule("memory/tight", pressure, 10.0, (2, 3), reclaims)
     };
     assert_eq!(policy.rules, [nearly_full, tight]);
@@ -253,7 +253,7 @@ fn pressure() {
     };
     let delay = Metric::Protected(Protected::CpuDelayMax);
     let expected = Rule {
-        restore: 5.0,
+        restore_value: 5.0,
         period: secs(5),
         ..rule(
             "cpu-pressure/protected-wait",
@@ -279,7 +279,7 @@ fn disk() {
     };
     let busy = Rule {
         series: Some(devices),
-        restore: 70.0,
+        restore_value: 70.0,
         strategy: Strategy::Preview,
         ..rule(
             "disk/data-disk-busy",
@@ -323,7 +323,7 @@ fn node_probe() {
     let metric = Metric::Probe("node_hwmon_temp_celsius".into());
     let expected = Rule {
         series: Some(sensor),
-        restore: 75.0,
+        restore_value: 75.0,
         period: secs(15),
         probe: Some(probe),
         ..rule("temperature/package-hot", metric, 82.5, (4, 8), throttles)
@@ -347,7 +347,7 @@ fn the_presets_of_the_chart_preview_or_act_conservatively() {
     for rule in &conservative.rules {
         let action = &rule.action;
         assert_eq!(rule.strategy, Strategy::Enforce);
-        assert!(rule.watermark >= 90.0 && rule.restore < rule.watermark);
+        assert!(rule.threshold >= 90.0 && rule.restore_value < rule.threshold);
         assert!(
             rule.avoidance_threshold * 10 >= 60,
             "after at least a minute"

@@ -85,13 +85,13 @@ fn metric() -> impl Strategy<Value = Metric> {
 prop_compose! {
     fn rule()(
         id in "[a-z]{1,6}/[a-z]{1,6}", metric in metric(), series in option::of(selector()),
-        (watermark, low) in (1e-3..1e15f64, 0.0..1.0f64), given: bool, avoidance_threshold in 1u32..,
+        (threshold, low) in (1e-3..1e15f64, 0.0..1.0f64), given: bool, avoidance_threshold in 1u32..,
         restore_threshold in 1u32.., (period, sample_ttl) in (seconds(), seconds()), probe in option::of(probe()),
         action in action(), preview: bool,
     ) -> Rule {
         Rule {
-            id: RuleId::from(id.as_str()), metric, series, watermark,
-            restore: if given { watermark * low } else { watermark },
+            id: RuleId::from(id.as_str()), metric, series, threshold,
+            restore_value: if given { threshold * low } else { threshold },
             avoidance_threshold, restore_threshold, period, sample_ttl, probe, action: Arc::new(action),
             strategy: if preview { Mode::Preview } else { Mode::Enforce },
         }
@@ -202,8 +202,8 @@ fn scheduling_rule(name: &str) -> Rule {
         id: RuleId::from(format!("watermark1/{name}").as_str()),
         metric: Metric::CpuUsage,
         series: None,
-        watermark: 4000.0,
-        restore: 3000.0,
+        threshold: 4000.0,
+        restore_value: 3000.0,
         avoidance_threshold: 2,
         restore_threshold: 2,
         period: Duration::from_secs(10),
@@ -357,8 +357,8 @@ fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
         strategy: "None".into(),
         state: "Breached".into(),
         value: Some(4321.5),
-        mark: rule.watermark,
-        judged_by: None,
+        threshold: rule.threshold,
+        evaluated_by: None,
         cool_down_seconds: None,
         since: Some(serde_json::from_value(json!("2026-11-21T13:50:01Z")).unwrap()),
         unknown: None,

@@ -452,7 +452,7 @@ proptest! {
                 turns.observe(&sim);
                 let waits = sim.stalls("important") > threshold + 1.0;
                 let can_throttle = sim.workers.iter().any(|it| {
-                    it.pod.namespace == "batch" && it.gets > 0.02 && it.quota.is_none_or(|q| q > 0.11 * it.demand)
+                    it.pod.namespace == "batch" && it.allocated > 0.02 && it.quota.is_none_or(|q| q > 0.11 * it.demand)
                 });
                 let acts = sim.plan.transitions.iter().any(|it| matches!(it.change, Change::Throttle { .. }));
                 if acts && sim.plan.evaluated {

@@ -7,23 +7,23 @@ use crate::engine_support::{
     GIB, Load, Node, PERIOD, action, disabling_scheduling, eviction_action, policy, rule,
     throttling,
 };
-use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Spared};
-use plimsoll::engine::pod::{Kept, PodUid};
+use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Skipped};
+use plimsoll::engine::pod::{EvictionExemption, PodUid};
 use plimsoll::engine::policy::{Action, EvictionSpec, Rule, RuleId, TaintEffect};
 use plimsoll::engine::units::Bytes;
 
-fn memory(watermark: u64, action: Action) -> Vec<Rule> {
+fn memory(threshold: u64, action: Action) -> Vec<Rule> {
     vec![rule(
         "n/memory",
         "memory_total_usage",
-        (watermark * GIB) as f64,
+        (threshold * GIB) as f64,
         action,
     )]
 }
 
 fn with_memory(uid: &str, gib: u64) -> Load {
     Load {
-        held: gib * GIB,
+        unreclaimable: gib * GIB,
         ..Load::new(uid, 100)
     }
 }
@@ -145,7 +145,7 @@ fn after_a_refused_eviction_the_next_candidate_is_tried() {
         .feedback(&Feedback::EvictionRefused { uid, until });
     node.at_memory(12 * GIB);
     assert_eq!(names(&node), "b");
-    assert_eq!(node.skipped(), [("a".to_owned(), Spared::BackingOff)]);
+    assert_eq!(node.skipped(), [("a".to_owned(), Skipped::BackingOff)]);
     gone(&mut node, "b");
     node.at_memory(12 * GIB);
     assert_eq!(names(&node), "");
@@ -191,20 +191,20 @@ fn exempt_pods_are_not_evicted_and_the_reason_is_reported() {
     let mut pods: Vec<_> = ["a", "b", "c", "d", "e", "f"]
         .map(|uid| with_memory(uid, 1))
         .into();
-    pods[0].pod.kept = Some(Kept::DaemonSet);
+    pods[0].pod.eviction_exemption = Some(EvictionExemption::DaemonSet);
     pods[1].pod.owned = false;
     pods[2].pod.protected = true;
     pods[3].pod.terminating = true;
-    pods[4].held = 0;
+    pods[4].unreclaimable = 0;
     let mut node = Node::new(memory(8, eviction_action(9)), pods);
     node.at_memory(30 * GIB);
     assert_eq!(names(&node), "f");
     let expected = [
-        ("a", Spared::Kept),
-        ("b", Spared::Unowned),
-        ("c", Spared::Protected),
-        ("d", Spared::NotRunning),
-        ("e", Spared::UsesLittle),
+        ("a", Skipped::ExemptFromEviction),
+        ("b", Skipped::Unowned),
+        ("c", Skipped::Protected),
+        ("d", Skipped::NotRunning),
+        ("e", Skipped::UsesLittle),
     ];
     assert_eq!(
         node.skipped(),
@@ -376,7 +376,7 @@ fn scheduling(node: &Node) -> (Option<TaintEffect>, String) {
             (Some(*effect), ids.join(" "))
         }
         Scheduling::Enabled => (None, "enabled".to_owned()),
-        Scheduling::Hold => (None, "hold".to_owned()),
+        Scheduling::Unchanged => (None, "hold".to_owned()),
     }
 }
 
@@ -422,13 +422,13 @@ fn scheduling_is_disabled_with_the_strongest_effect_of_all_rules() {
 
 #[test]
 fn an_edited_threshold_resets_the_counters_but_not_the_state() {
-    let rules = |watermark| {
+    let rules = |threshold| {
         vec![Rule {
             avoidance_threshold: 3,
             ..rule(
                 "n/cpu",
                 "cpu_total_usage",
-                watermark,
+                threshold,
                 disabling_scheduling("close"),
             )
         }]
@@ -464,13 +464,13 @@ fn removing_a_rule_enables_scheduling_at_once_and_is_reported() {
     node.engine.set_policy(policy(Vec::new()));
     node.step();
     assert_eq!(scheduling(&node).1, "enabled");
-    let told: Vec<_> = node
+    let changes: Vec<_> = node
         .plan
         .transitions
         .iter()
         .map(|t| t.change.clone())
         .collect();
-    assert_eq!(told, [Change::SchedulingEnabled]);
+    assert_eq!(changes, [Change::SchedulingEnabled]);
 }
 
 #[test]

@@ -33,12 +33,17 @@ fn quotas_are_between_floor_and_original(node: &Node) {
             throttle.ratio < 100 || throttle.idle,
             "restored pods are not listed"
         );
-        for lever in &throttle.levers {
-            assert!(lever.base <= load.quota.min_usage(MilliCpu(u64::MAX)));
-            let Some(ours) = lever.quota else { continue };
+        for target_cgroup in &throttle.target_cgroups {
+            assert!(target_cgroup.base <= load.quota.min_usage(MilliCpu(u64::MAX)));
+            let Some(ours) = target_cgroup.quota else {
+                continue;
+            };
             assert!(ours >= MilliCpu(10), "{throttle:?}");
             assert!(ours >= load.pod.cpu_request, "{throttle:?}");
-            assert!(ours >= lever.base.percent(throttle.ratio), "{throttle:?}");
+            assert!(
+                ours >= target_cgroup.base.percent(throttle.ratio),
+                "{throttle:?}"
+            );
             if let Quota::Limit(original) = load.quota {
                 assert!(ours < original, "{throttle:?} {original}");
             }
@@ -70,7 +75,7 @@ fn destructive_actions_need_fresh_samples(node: &Node) {
         };
         let report = &reports[&transition.rule];
         assert_eq!(report.unknown, None, "{transition:?}");
-        assert!(report.value.unwrap() > report.watermark, "{transition:?}");
+        assert!(report.value.unwrap() > report.threshold, "{transition:?}");
         assert_eq!(report.state, RuleState::Breached, "{transition:?}");
         let sample = node.sample.pods.iter().find(|pod| pod.uid == *uid).unwrap();
         assert!(node.now.since(sample.at) <= Duration::from_mins(1));
@@ -92,7 +97,7 @@ fn scheduling_is_disabled_exactly_while_needed(node: &Node, rules: &[Rule]) {
     let needed: Vec<_> = rules.iter().filter(needs).map(|r| r.id.clone()).collect();
     match &node.plan.scheduling {
         Scheduling::Disabled { rules, .. } => assert_eq!(*rules, needed),
-        Scheduling::Enabled | Scheduling::Hold => assert_eq!(needed, []),
+        Scheduling::Enabled | Scheduling::Unchanged => assert_eq!(needed, []),
     }
 }
 

@@ -149,7 +149,7 @@ fn virtually_evicted_pods_stay_gone() {
         eviction_action(1),
     ))];
     let pods = ["a", "b", "c"].map(|uid| Load {
-        held: GIB,
+        unreclaimable: GIB,
         ..Load::new(uid, 100)
     });
     let mut node = Node::new(rules, pods.into());
@@ -222,7 +222,7 @@ fn a_preview_waits_for_enforced_rounds_and_shares_their_cap() {
         )),
     ];
     let pods = ["a", "b", "c"].map(|uid| Load {
-        held: GIB,
+        unreclaimable: GIB,
         ..Load::new(uid, 100)
     });
     let mut node = Node::new(rules, pods.into());

@@ -36,7 +36,7 @@ fn throttle(rule: &str) -> AdoptedThrottle {
         rule: RuleId::from(rule),
         ratio: 40,
         idle: false,
-        levers: vec![(Arc::from(""), MilliCpu(3000), Quota::Unlimited)],
+        target_cgroups: vec![(Arc::from(""), MilliCpu(3000), Quota::Unlimited)],
     }
 }
 
@@ -110,8 +110,8 @@ fn counters_for_other_thresholds_are_not_resumed() {
         2,
         "other counts, same thresholds"
     );
-    assert_eq!(breaches(|rule| rule.watermark = 5000.0), 0);
-    assert_eq!(breaches(|rule| rule.restore = 1.5), 0);
+    assert_eq!(breaches(|rule| rule.threshold = 5000.0), 0);
+    assert_eq!(breaches(|rule| rule.restore_value = 1.5), 0);
     assert_eq!(breaches(|rule| rule.metric = Metric::CpuUtilization), 0);
 }
 
@@ -119,8 +119,8 @@ fn counters_for_other_thresholds_are_not_resumed() {
 fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
     let mut node = hot();
     let mut edited = rules();
-    edited[0].watermark = 5000.0;
-    edited[0].restore = 5000.0;
+    edited[0].threshold = 5000.0;
+    edited[0].restore_value = 5000.0;
     restart(&mut node, scenario::policy_set(edited));
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
     assert_eq!(ratio(&node), Some(40));
@@ -180,7 +180,7 @@ fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
         .adopt(&EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), Some(40), "not evaluated yet");
-    assert_eq!(node.plan.scheduling, Scheduling::Hold);
+    assert_eq!(node.plan.scheduling, Scheduling::Unchanged);
     node.at(3000);
     assert_eq!(ratio(&node), Some(70));
     assert_eq!(node.plan.scheduling, Scheduling::Enabled);
@@ -245,7 +245,7 @@ fn a_round_of_evictions_settles_over_a_restart() {
         )]
     };
     let pods = ["a", "b"].map(|uid| Load {
-        held: GIB,
+        unreclaimable: GIB,
         ..Load::new(uid, 100)
     });
     let mut node = Node::new(rules(), pods.into());
@@ -277,7 +277,7 @@ fn a_refused_eviction_is_remembered_over_a_restart() {
         )]
     };
     let pod = Load {
-        held: GIB,
+        unreclaimable: GIB,
         ..Load::new("a", 100)
     };
     let mut node = Node::new(rules(), vec![pod]);

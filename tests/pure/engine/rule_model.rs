@@ -129,7 +129,7 @@ fn unknown_too_long(history: &History) -> bool {
 
 fn rule_of(params: Params) -> Rule {
     Rule {
-        restore: LOW,
+        restore_value: LOW,
         sample_ttl: TTL,
         avoidance_threshold: u32::try_from(params.avoidance).unwrap(),
         restore_threshold: u32::try_from(params.restore).unwrap(),

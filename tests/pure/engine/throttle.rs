@@ -5,15 +5,15 @@ use std::sync::Arc;
 use crate::engine_support::{
     Load, Node, PERIOD, SECOND, allow_all, idle_action, policy, rule, scenario, throttling,
 };
-use plimsoll::engine::plan::{Change, Feedback, RuleState, Spared};
+use plimsoll::engine::plan::{Change, Feedback, RuleState, Skipped};
 use plimsoll::engine::pod::{PodUid, QosClass};
 use plimsoll::engine::policy::{Action, PodPolicy, PolicySet, Rule, Strategy};
-use plimsoll::engine::sample::LeverSample;
+use plimsoll::engine::sample::TargetCgroupSample;
 use plimsoll::engine::selector::{Requirement, Selector};
 use plimsoll::engine::units::{MilliCpu, Quota};
 
-fn cpu(watermark: f64, action: Action) -> Vec<Rule> {
-    vec![rule("n/cpu", "cpu_total_usage", watermark, action)]
+fn cpu(threshold: f64, action: Action) -> Vec<Rule> {
+    vec![rule("n/cpu", "cpu_total_usage", threshold, action)]
 }
 
 /// A node after its second sample of this load.
@@ -29,8 +29,8 @@ fn ratios(expected: &[(&str, u8)]) -> Vec<(String, u8)> {
     expected.iter().map(owned).collect()
 }
 
-fn skipped(expected: &[(&str, Spared)]) -> Vec<(String, Spared)> {
-    let owned = |(uid, why): &(&str, Spared)| ((*uid).to_owned(), *why);
+fn skipped(expected: &[(&str, Skipped)]) -> Vec<(String, Skipped)> {
+    let owned = |(uid, why): &(&str, Skipped)| ((*uid).to_owned(), *why);
     expected.iter().map(owned).collect()
 }
 
@@ -54,7 +54,7 @@ fn an_overloaded_node_is_throttled_and_restored_step_by_step() {
     assert_eq!(node.ratios(), ratios(&[("a", 40), ("b", 40)]));
     assert_eq!(
         node.skipped(),
-        skipped(&[("a", Spared::AtFloor), ("b", Spared::AtFloor)])
+        skipped(&[("a", Skipped::AtFloor), ("b", Skipped::AtFloor)])
     );
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Cooling);
@@ -134,7 +134,7 @@ fn the_lowest_ratio_is_in_force_and_each_rule_ends_on_its_own() {
 #[test]
 fn nothing_is_throttled_further_without_a_breach() {
     let mut rules = cpu(4000.0, throttling(10, 20));
-    rules[0].restore = 2000.0;
+    rules[0].restore_value = 2000.0;
     let mut node = hot(rules, vec![Load::new("a", 3000)], 6000);
     node.at(3000);
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
@@ -144,7 +144,7 @@ fn nothing_is_throttled_further_without_a_breach() {
 #[test]
 fn nothing_is_restored_above_the_restore_value_or_while_unknown() {
     let mut rules = cpu(4000.0, throttling(10, 20));
-    rules[0].restore = 2000.0;
+    rules[0].restore_value = 2000.0;
     rules[0].avoidance_threshold = 2;
     let mut node = hot(rules, vec![Load::new("a", 3000)], 6000);
     node.at(6000);
@@ -228,19 +228,19 @@ fn skipped_pods_are_reported_once_with_the_reason() {
             .pods
             .iter_mut()
             .find(|it| it.uid.to_string() == "partial");
-        partial.expect("a pod").levers.clear();
+        partial.expect("a pod").target_cgroups.clear();
         node.step();
     };
     evaluate(&mut node);
     evaluate(&mut node);
     assert_eq!(node.ratios(), ratios(&[("busy", 90)]));
     let expected = [
-        ("kept", Spared::Protected),
-        ("partial", Spared::ContainerMissing),
-        ("waiting", Spared::NotRunning),
-        ("request", Spared::AtFloor),
-        ("little", Spared::UsesLittle),
-        ("unseen", Spared::NoSample),
+        ("kept", Skipped::Protected),
+        ("partial", Skipped::ContainerMissing),
+        ("waiting", Skipped::NotRunning),
+        ("request", Skipped::AtFloor),
+        ("little", Skipped::UsesLittle),
+        ("unseen", Skipped::NoSample),
     ];
     assert_eq!(node.skipped(), skipped(&expected));
     evaluate(&mut node);
@@ -249,7 +249,7 @@ fn skipped_pods_are_reported_once_with_the_reason() {
     node.pods[3].pod.running = false;
     node.set_pods();
     evaluate(&mut node);
-    assert_eq!(node.skipped(), skipped(&[("kept", Spared::NotRunning)]));
+    assert_eq!(node.skipped(), skipped(&[("kept", Skipped::NotRunning)]));
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn only_pods_matched_by_a_policy_are_reported_as_not_allowed() {
     node.at(6000);
     node.at(6000);
     assert_eq!(node.ratios(), []);
-    assert_eq!(node.skipped(), skipped(&[("a", Spared::NotAllowed)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Skipped::NotAllowed)]));
 }
 
 #[test]
@@ -333,14 +333,17 @@ fn the_base_does_not_change_while_the_pod_is_throttled() {
     );
     node.pods[0].cpu = 1800;
     node.at(8000);
-    assert_eq!(node.plan.throttles[0].levers[0].base, MilliCpu(2000));
+    assert_eq!(
+        node.plan.throttles[0].target_cgroups[0].base,
+        MilliCpu(2000)
+    );
     assert_eq!(node.quotas("a"), [Some(1600)]);
 }
 
 /// How the first pod is throttled.
 fn level(node: &Node) -> Option<(u8, bool, Option<MilliCpu>)> {
     let throttle = node.plan.throttles.first();
-    throttle.map(|t| (t.ratio, t.idle, t.levers[0].quota))
+    throttle.map(|t| (t.ratio, t.idle, t.target_cgroups[0].quota))
 }
 
 #[test]
@@ -410,12 +413,12 @@ fn containers_are_throttled_by_their_own_usage() {
         node.cpu = 8000;
         node.advance(PERIOD);
         let nanos = node.pods[0].nanos;
-        let lever = |(index, name): (u64, &&str)| LeverSample {
+        let target_cgroup = |(index, name): (u64, &&str)| TargetCgroupSample {
             cgroup: Arc::from(*name),
             cpu_nanos: Some(nanos / 4 * (3 - 2 * index)),
             quota: Some(Quota::Limit(MilliCpu(4000))),
         };
-        node.sample.pods[0].levers = (0..).zip(&names).map(lever).collect();
+        node.sample.pods[0].target_cgroups = (0..).zip(&names).map(target_cgroup).collect();
         node.step();
     };
     evaluate(&mut node, ["main", "side"]);
@@ -424,7 +427,7 @@ fn containers_are_throttled_by_their_own_usage() {
     evaluate(&mut node, ["again", "side"]);
     let throttle = &node.plan.throttles[0];
     let found: Vec<_> = throttle
-        .levers
+        .target_cgroups
         .iter()
         .map(|l| (&*l.cgroup, l.base.0))
         .collect();
@@ -442,7 +445,7 @@ fn an_idle_sidecar_does_not_raise_the_floor_of_the_other_container() {
     .into();
     let mut node = Node::new(cpu(1000.0, throttling(10, 30)), pods);
     let mut quotas = Vec::new();
-    let mut spared = Vec::new();
+    let mut skipped = Vec::new();
     for _ in 0..5 {
         // The main container uses its whole quota and the sidecar is idle.
         let quota = node.quotas("a").first().copied().flatten();
@@ -450,23 +453,23 @@ fn an_idle_sidecar_does_not_raise_the_floor_of_the_other_container() {
         node.cpu = 8000;
         node.advance(PERIOD);
         let nanos = node.pods[0].nanos;
-        let lever = |cgroup: &str, cpu_nanos, quota| LeverSample {
+        let target_cgroup = |cgroup: &str, cpu_nanos, quota| TargetCgroupSample {
             cgroup: Arc::from(cgroup),
             cpu_nanos: Some(cpu_nanos),
             quota: Some(quota),
         };
-        node.sample.pods[0].levers = vec![
-            lever("main", nanos, Quota::Unlimited),
-            lever("side", 0, Quota::Limit(MilliCpu(200))),
-            lever("pause", 0, Quota::Unlimited),
+        node.sample.pods[0].target_cgroups = vec![
+            target_cgroup("main", nanos, Quota::Unlimited),
+            target_cgroup("side", 0, Quota::Limit(MilliCpu(200))),
+            target_cgroup("pause", 0, Quota::Unlimited),
         ];
         node.step();
         quotas.push(node.quotas("a").first().copied().flatten());
-        spared.extend(node.skipped());
+        skipped.extend(node.skipped());
     }
     assert_eq!(quotas, [None, Some(560), Some(500), Some(500), Some(500)]);
     // Then the reason for no further step is reported.
-    assert_eq!(spared.last(), Some(&("a".to_owned(), Spared::AtFloor)));
+    assert_eq!(skipped.last(), Some(&("a".to_owned(), Skipped::AtFloor)));
 }
 
 #[test]
@@ -475,11 +478,11 @@ fn a_pod_with_an_unreadable_quota_is_skipped() {
     node.at(8000);
     node.cpu = 8000;
     node.advance(PERIOD);
-    node.sample.pods[0].levers[0].quota = None;
+    node.sample.pods[0].target_cgroups[0].quota = None;
     node.step();
-    assert_eq!(node.skipped(), skipped(&[("a", Spared::NoSample)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Skipped::NoSample)]));
     node.advance(PERIOD);
-    node.sample.pods[0].levers.clear();
+    node.sample.pods[0].target_cgroups.clear();
     node.step();
     assert_eq!(node.ratios(), []);
 }
@@ -566,7 +569,7 @@ fn skip_reasons_are_reported_again_in_the_next_episode() {
     let mut pods = vec![Load::new("a", 3000)];
     pods[0].pod.protected = true;
     let mut node = hot(cpu(4000.0, throttling(10, 30)), pods, 6000);
-    let protected = skipped(&[("a", Spared::Protected)]);
+    let protected = skipped(&[("a", Skipped::Protected)]);
     assert_eq!(node.skipped(), protected);
     for _ in 0..3 {
         node.at(1000);
@@ -623,7 +626,7 @@ fn a_failed_throttle_is_reverted_and_retried_later() {
     node.engine.feedback(&Feedback::ThrottleFailed { uid });
     node.at(4100);
     assert_eq!(node.ratios(), ratios(&[("b", 70)]));
-    assert_eq!(node.skipped(), skipped(&[("a", Spared::BackingOff)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Skipped::BackingOff)]));
     node.at(4100);
     node.at(4100);
     assert_eq!(node.ratios(), ratios(&[("a", 70), ("b", 40)]));
@@ -641,7 +644,7 @@ fn a_contested_pod_stays_unchanged_until_the_backoff_ends() {
     node.engine.feedback(&Feedback::Contested { uid, until });
     node.at(6000);
     assert_eq!(node.ratios(), ratios(&[("a", 70)]));
-    assert_eq!(node.skipped(), skipped(&[("a", Spared::Contested)]));
+    assert_eq!(node.skipped(), skipped(&[("a", Skipped::Contested)]));
     node.at(6000);
     assert_eq!(node.ratios(), ratios(&[("a", 40)]));
 }

@@ -567,11 +567,14 @@ fn an_unreadable_series_is_never_quiet() {
     assert_eq!((read.value, read.unknown), (Some(0.0), None));
     let mut node = Node::new(vec![queue()], vec![Load::new("a", 100)]);
     let edits: [(Option<u64>, u32); 3] = [(Some(0), 0), (Some(1_000_000_000), 0), (None, 0)];
-    for (delay, quiets) in edits {
+    for (delay, quiet_evaluations) in edits {
         node.advance(PERIOD);
         two(delay)(&mut node.sample);
         node.step();
-        assert_eq!(node.engine.reports().next().unwrap().quiets, quiets);
+        assert_eq!(
+            node.engine.reports().next().unwrap().quiet_evaluations,
+            quiet_evaluations
+        );
     }
     let state = node.engine.reports().next().unwrap().state;
     assert_eq!(state, plimsoll::engine::plan::RuleState::Breached);

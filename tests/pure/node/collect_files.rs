@@ -459,16 +459,19 @@ fn a_v2_pod_is_sampled_with_either_driver() {
         assert_eq!(pod.cpu_nanos, Some(1_500_000));
         assert_eq!(pod.memory, Some(Bytes(8192)));
         let parts = pod.memory_parts.unwrap();
-        assert_eq!((parts.held, parts.cache), (Bytes(330), Bytes(700)));
+        assert_eq!((parts.unreclaimable, parts.cache), (Bytes(330), Bytes(700)));
         // A kernel without io.pressure.
         assert_eq!(pod.stalled, [Some(12.5), Some(0.25), None]);
         assert_eq!(pod.waits, WAITS);
         assert_eq!(pod.io_bytes, Some(4199));
         // The pod's own cgroup is the target, although the container has a quota as well.
-        assert_eq!(pod.levers.len(), 1);
-        assert_eq!(&*pod.levers[0].cgroup, "");
-        assert_eq!(pod.levers[0].cpu_nanos, Some(1_500_000));
-        assert_eq!(pod.levers[0].quota, Some(Quota::Limit(MilliCpu(500))));
+        assert_eq!(pod.target_cgroups.len(), 1);
+        assert_eq!(&*pod.target_cgroups[0].cgroup, "");
+        assert_eq!(pod.target_cgroups[0].cpu_nanos, Some(1_500_000));
+        assert_eq!(
+            pod.target_cgroups[0].quota,
+            Some(Quota::Limit(MilliCpu(500)))
+        );
         assert_eq!(pod.containers.len(), 1);
         let one = &pod.containers[0];
         assert_eq!(*one.container, *container);
@@ -501,9 +504,12 @@ fn a_pod_is_sampled_on_joint_and_hybrid_v1_trees() {
         assert_eq!(faults, [""; 0]);
         assert_eq!((pod.cpu_nanos, pod.memory), (Some(77), Some(Bytes(4096))));
         let parts = pod.memory_parts.unwrap();
-        assert_eq!((parts.held, parts.cache), (Bytes(307), Bytes(700)));
-        assert_eq!(pod.levers.len(), 1);
-        assert_eq!(pod.levers[0].quota, Some(Quota::Limit(MilliCpu(250))));
+        assert_eq!((parts.unreclaimable, parts.cache), (Bytes(307), Bytes(700)));
+        assert_eq!(pod.target_cgroups.len(), 1);
+        assert_eq!(
+            pod.target_cgroups[0].quota,
+            Some(Quota::Limit(MilliCpu(250)))
+        );
         let waits = WaitCounters {
             stalled: [None; 3],
             periods: Some(4),
@@ -552,7 +558,7 @@ fn a_damaged_pod_file_affects_only_its_own_value() {
                 "{name} {text:?}"
             );
             assert_eq!(
-                pod.levers[0].quota.is_none(),
+                pod.target_cgroups[0].quota.is_none(),
                 name == "cpu.max",
                 "{name} {text:?}"
             );
@@ -577,7 +583,7 @@ fn missing_controllers_are_none_without_errors() {
         (pod.cpu_nanos, pod.memory, pod.memory_parts),
         (Some(5000), None, None)
     );
-    assert_eq!(pod.levers[0].quota, None);
+    assert_eq!(pod.target_cgroups[0].quota, None);
     assert_eq!(pod.containers[0].periods, None);
     assert_eq!(pod.containers[0].run_delay_nanos, None);
 }

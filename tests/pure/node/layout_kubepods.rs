@@ -1,6 +1,6 @@
 //! The kubelet's cgroups: names in both directions, and scanning.
 
-use crate::collect_support::{Fake, Ground};
+use crate::collect_support::{CgroupFixture, Fake};
 use plimsoll::engine::pod::{PodUid, QosClass};
 use plimsoll::node::cgroup::kubepods::{
     Driver, PodName, container_id, parse_pod_cgroup, pod_cgroup, scan,
@@ -169,7 +169,9 @@ fn a_scan_finds_systemd_pods_below_a_cgroup_root() {
 
 #[test]
 fn a_scan_finds_real_cgroups() {
-    let Some(ground) = Ground::make() else { return };
+    let Some(ground) = CgroupFixture::make() else {
+        return;
+    };
     ground.mkdir(&format!("kubepods/burstable/pod{UID}/{CONTAINER}"));
     let found = scan(&ground.hierarchy, ground.parent.as_str()).unwrap();
     assert_eq!(found.len(), 1);

@@ -146,7 +146,7 @@ pub fn event(namespace: &str, instance: &str, about: &Value) -> Value {
 }
 
 /// Attempts against Leases and events of others; `lease_of_other` is the current Lease.
-pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
+pub fn in_names_of_others(lease_of_other: &Value) -> Vec<Attempt> {
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases");
     let theirs = format!("{leases}/{OTHER}");
     let events = "/api/v1/namespaces/default/events";
@@ -206,7 +206,7 @@ pub fn in_others_names(lease_of_other: &Value) -> Vec<Attempt> {
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Attempts to remove its restrictions and to read secrets: refused by RBAC.
-pub fn to_be_free() -> Vec<Attempt> {
+pub fn to_remove_restrictions() -> Vec<Attempt> {
     let of = |kind: &str| format!("{ADMISSION}/{kind}/plimsoll-agent-node");
     let record = &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/plimsoll-evictions");
     let policy = &of("validatingadmissionpolicies");
@@ -285,7 +285,7 @@ pub fn to_evict(pod: &str) -> Vec<Attempt> {
 }
 
 /// Evictions with the controller's token that differ from the leader's.
-pub fn evictions_beyond_its_due() -> Vec<Attempt> {
+pub fn forbidden_evictions() -> Vec<Attempt> {
     let attempt = |what, namespace: &str, options: Value, words: &str| {
         let (path, body) = eviction(namespace, "theirs", &options);
         attempt(what, ("POST", &path), (JSON, body), words)
@@ -343,7 +343,7 @@ pub fn against_its_own_api() -> Vec<Attempt> {
 }
 
 /// Attempts to impersonate another account: refused by RBAC.
-pub fn to_be_another() -> Vec<Attempt> {
+pub fn to_impersonate() -> Vec<Attempt> {
     let token =
         |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
     let kubelet = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{OTHER}");

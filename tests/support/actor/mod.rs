@@ -23,7 +23,7 @@ use crate::chart_support::{self, NAMESPACE, rendered_with_hooks};
 pub const AGENT: &str = "plimsoll-agent";
 pub const CONTROLLER: &str = "plimsoll-controller";
 /// The accounts of `helm test` and of the uninstall hook, which stops all agents.
-pub const HOOKS: [&str; 2] = ["plimsoll-test", "plimsoll-uninstall"];
+pub const HOOK_ACCOUNTS: [&str; 2] = ["plimsoll-test", "plimsoll-uninstall"];
 
 /// Installs the parts of the chart that need no kubelet, including hooks. Returns the chart.
 pub fn install(plane: &ControlPlane, namespace: &str) -> String {
@@ -116,11 +116,11 @@ pub const JSON: &str = "application/json";
 
 impl Actor {
     pub async fn of(plane: &ControlPlane, account: &str, pod: Option<&str>) -> Self {
-        Self::by(&kubeconfig(plane, NAMESPACE, account, pod)).await
+        Self::with_kubeconfig(&kubeconfig(plane, NAMESPACE, account, pod)).await
     }
 
     /// The user of this kubeconfig.
-    pub async fn by(kubeconfig: &Path) -> Self {
+    pub async fn with_kubeconfig(kubeconfig: &Path) -> Self {
         let client = connect(Some(kubeconfig)).await;
         Self {
             client: client.unwrap(),

@@ -118,12 +118,12 @@ impl Node {
     }
 
     /// Writes the node's rules as the controller would.
-    pub fn keep(&self, spec: &Value) {
-        self.try_keep(spec).unwrap();
+    pub fn set_rules(&self, spec: &Value) {
+        self.try_set_rules(spec).unwrap();
     }
 
     /// The same, if the API server may refuse it.
-    pub fn try_keep(&self, spec: &Value) -> Result<String, String> {
+    pub fn try_set_rules(&self, spec: &Value) -> Result<String, String> {
         let mut spec = spec.clone();
         if spec["nodeUID"].is_null() {
             spec["nodeUID"] = self.uid.clone().into();
@@ -324,7 +324,7 @@ impl Agent {
             assert!(
                 begun.elapsed() < most,
                 "not within {most:?}: {what}\n{}",
-                self.said()
+                self.output()
             );
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -342,7 +342,7 @@ impl Agent {
         });
     }
 
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -355,7 +355,7 @@ impl Agent {
     pub fn terminate(mut self) -> (bool, String) {
         self.signal(Signal::SIGTERM);
         let status = self.process.0.wait().unwrap();
-        (status.success(), self.said())
+        (status.success(), self.output())
     }
 
     pub fn kill(mut self) {

@@ -73,28 +73,28 @@ pub fn of_calls() -> Vec<(&'static str, Fault)> {
 
 /// Queues of faults by kind of request. `None`: no fault.
 #[derive(Clone, Default)]
-pub struct Ordeal(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
+pub struct FaultQueues(Arc<Mutex<BTreeMap<String, VecDeque<Option<Fault>>>>>);
 
-impl Ordeal {
-    pub fn before(proxy: &Proxy, sort: fn(&str, &str) -> Option<String>) -> Self {
-        let ordeal = Self::default();
-        let left = ordeal.clone();
-        proxy.judge(move |method, path| {
+impl FaultQueues {
+    pub fn before(proxy: &Proxy, kind_of: fn(&str, &str) -> Option<String>) -> Self {
+        let queues = Self::default();
+        let left = queues.clone();
+        proxy.respond_with(move |method, path| {
             let mut left = left.0.lock().unwrap();
-            left.get_mut(&sort(method, path)?)?.pop_front()?
+            left.get_mut(&kind_of(method, path)?)?.pop_front()?
         });
-        ordeal
+        queues
     }
 
-    pub fn add(&self, sort: impl Into<String>, faults: impl IntoIterator<Item = Option<Fault>>) {
+    pub fn add(&self, kind: impl Into<String>, faults: impl IntoIterator<Item = Option<Fault>>) {
         let mut left = self.0.lock().unwrap();
-        left.entry(sort.into()).or_default().extend(faults);
+        left.entry(kind.into()).or_default().extend(faults);
     }
 
     /// Faults that were not injected yet, by kind.
     pub fn left(&self) -> BTreeMap<String, usize> {
         let left = self.0.lock().unwrap();
-        let left = left.iter().map(|(sort, left)| (sort.clone(), left.len()));
+        let left = left.iter().map(|(kind, left)| (kind.clone(), left.len()));
         left.filter(|(_, left)| *left > 0).collect()
     }
 }
@@ -103,12 +103,12 @@ impl Ordeal {
 pub type Seen = (String, String);
 
 type Answer = Response<UnsyncBoxBody<Bytes, Cut>>;
-type Judge = Box<dyn Fn(&str, &str) -> Option<Fault> + Send>;
+type Responder = Box<dyn Fn(&str, &str) -> Option<Fault> + Send>;
 
 /// The proxy; stops with the runtime.
 pub struct Proxy {
     pub address: SocketAddr,
-    judge: Arc<Mutex<Judge>>,
+    responder: Arc<Mutex<Responder>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     cut: watch::Sender<()>,
 }
@@ -118,24 +118,25 @@ impl Proxy {
     pub async fn start(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let none: Judge = Box::new(|_, _| None);
-        let judge = Arc::new(Mutex::new(none));
+        let none: Responder = Box::new(|_, _| None);
+        let responder = Arc::new(Mutex::new(none));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (cut, cuts) = watch::channel(());
         let proxy = Self {
             address,
-            judge: Arc::clone(&judge),
+            responder: Arc::clone(&responder),
             seen: Arc::clone(&seen),
             cut,
         };
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (client, judge, seen) = (client.clone(), Arc::clone(&judge), Arc::clone(&seen));
+                let (client, responder, seen) =
+                    (client.clone(), Arc::clone(&responder), Arc::clone(&seen));
                 let cuts = cuts.clone();
                 let service = service_fn(move |request| {
-                    let (judge, seen) = (Arc::clone(&judge), Arc::clone(&seen));
-                    pass(client.clone(), judge, seen, cuts.clone(), request)
+                    let (responder, seen) = (Arc::clone(&responder), Arc::clone(&seen));
+                    pass(client.clone(), responder, seen, cuts.clone(), request)
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service);
@@ -164,8 +165,8 @@ impl Proxy {
     }
 
     /// Sets the faults of requests, by method and path. `None`: no fault.
-    pub fn judge(&self, judge: impl Fn(&str, &str) -> Option<Fault> + Send + 'static) {
-        *self.judge.lock().unwrap() = Box::new(judge);
+    pub fn respond_with(&self, responder: impl Fn(&str, &str) -> Option<Fault> + Send + 'static) {
+        *self.responder.lock().unwrap() = Box::new(responder);
     }
 
     /// Closes all responses in progress, such as watches.
@@ -198,14 +199,14 @@ impl Proxy {
 
 async fn pass(
     client: Client,
-    judge: Arc<Mutex<Judge>>,
+    responder: Arc<Mutex<Responder>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     cuts: watch::Receiver<()>,
     request: Request<Incoming>,
 ) -> Result<Answer, Cut> {
     let method = request.method().to_string();
     let path = request.uri().to_string();
-    let fault = judge.lock().unwrap()(&method, &path);
+    let fault = responder.lock().unwrap()(&method, &path);
     seen.lock().unwrap().push((method, path));
     match fault {
         Some(Fault::Answer(code, wait, body)) => return Ok(answer(code, wait, body)),

@@ -32,7 +32,7 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A received request.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ReceivedRequest {
     pub path: String,
     /// User and node, if the API server forwarded it.
     pub user: Option<(String, String)>,
@@ -41,7 +41,7 @@ pub struct Asked {
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RequestOutcome {
     /// It is carried out and answered.
     Answered,
     /// It is carried out, but the answer is lost.
@@ -50,15 +50,15 @@ pub enum Fate {
     Refused,
 }
 
-type Judge = Box<dyn Fn(&str) -> Fate + Send>;
+type Responder = Box<dyn Fn(&str) -> RequestOutcome + Send>;
 
 /// Carries out requests, each once.
 #[derive(Clone)]
 pub(super) struct Evicting {
     kubeconfig: PathBuf,
     node: String,
-    judge: Arc<Mutex<Judge>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    responder: Arc<Mutex<Responder>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
     answers: Arc<Mutex<Vec<(Key, Answer)>>>,
 }
 
@@ -75,18 +75,18 @@ impl Evicting {
         let user = passed_on(&request);
         let body = request.into_body().collect().await.map_err(|_| Lost)?;
         let request = EvictionRequest::parse(&body.to_bytes()).unwrap();
-        let fate = self.judge.lock().unwrap()(&path);
-        self.asked.lock().unwrap().push(Asked {
+        let outcome = self.responder.lock().unwrap()(&path);
+        self.requests.lock().unwrap().push(ReceivedRequest {
             path,
             user,
             request: request.clone(),
         });
-        if fate == Fate::Refused {
+        if outcome == RequestOutcome::Refused {
             return Ok(respond(503, &json!({"message": "not now"})));
         }
         let answer = self.evict_once(&request).await;
-        match fate {
-            Fate::Lost => Err(Lost),
+        match outcome {
+            RequestOutcome::Lost => Err(Lost),
             _ => Ok(respond(200, &json!(answer))),
         }
     }
@@ -113,7 +113,10 @@ impl Evicting {
             return refused(format!("the rules are {}", rules.hash));
         }
         let target = &request.target;
-        let Some(pod) = eviction::look::<PodObject>(client, target).await.unwrap() else {
+        let Some(pod) = eviction::read_pod::<PodObject>(client, target)
+            .await
+            .unwrap()
+        else {
             return Answer::Gone;
         };
         let rule = RuleId::from(request.rule.as_str());
@@ -172,8 +175,8 @@ impl Leader {
         let evicting = Evicting {
             kubeconfig: plane.kubeconfig.clone(),
             node: node.to_owned(),
-            judge: Arc::new(Mutex::new(Box::new(|_| Fate::Answered))),
-            asked: Arc::default(),
+            responder: Arc::new(Mutex::new(Box::new(|_| RequestOutcome::Answered))),
+            requests: Arc::default(),
             answers: Arc::default(),
         };
         Some(Self::at(address, evicting))
@@ -183,7 +186,7 @@ impl Leader {
         let authority = Authority::make();
         let name = format!("{SERVICE}.{NAMESPACE}.svc");
         let receiver = Receiver::start(address, &authority, &name);
-        receiver.says(acknowledge(1, true));
+        receiver.respond_always(acknowledge(1, true));
         receiver.evicts(evicting.clone());
         let credentials = tempfile::tempdir().unwrap();
         let files = [("token", "t"), ("ca.crt", &*authority.pem)];
@@ -238,18 +241,18 @@ impl Leader {
     }
 
     /// Whether an agent reports to it, so that requests can use the same connection.
-    pub fn is_reported_to(&self) -> bool {
+    pub fn has_reporting_agent(&self) -> bool {
         !self.receiver.seen().is_empty()
     }
 
     /// Sets what happens to requests, by their path.
-    pub fn judge(&self, judge: impl Fn(&str) -> Fate + Send + 'static) {
-        *self.evicting.judge.lock().unwrap() = Box::new(judge);
+    pub fn respond_with(&self, responder: impl Fn(&str) -> RequestOutcome + Send + 'static) {
+        *self.evicting.responder.lock().unwrap() = Box::new(responder);
     }
 
     /// All received requests.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.evicting.asked.lock().unwrap().clone()
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.evicting.requests.lock().unwrap().clone()
     }
 
     /// The evicted pods in order.
@@ -258,17 +261,16 @@ impl Leader {
         let accepted = answers
             .into_iter()
             .filter(|(_, it)| *it == Answer::Accepted);
-        let asked = self.asked();
+        let requests = self.requests();
         let name = |key: &Key| {
-            let mut asked = asked.iter();
-            let asked = asked.find(|asked| asked.request.key == *key).unwrap();
-            asked.request.target.name.clone()
+            let request = requests.iter().find(|it| it.request.key == *key).unwrap();
+            request.request.target.name.clone()
         };
         accepted.map(|(key, _)| name(&key)).collect()
     }
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// Whether it arrived by the connection of reports.
     pub fn is_direct(&self) -> bool {
         self.path == PATH

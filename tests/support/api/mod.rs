@@ -360,7 +360,7 @@ impl ControlPlane {
     }
 
     /// Writes the status of an agent that enforces the current rules.
-    pub fn keeps(&self, node: &str, mut status: Value) {
+    pub fn report_enforcing(&self, node: &str, mut status: Value) {
         status["observedHash"] = self.get("nwm", node)["spec"]["hash"].clone();
         self.report(node, &status);
     }

@@ -90,20 +90,20 @@ pub fn acknowledge(epoch: u64, leading: bool) -> Act {
     Act::Answer(200, None, answer.to_string())
 }
 
-type Judge = Box<dyn Fn(&Seen) -> Act + Send>;
+type Responder = Box<dyn Fn(&Seen) -> Act + Send>;
 
 #[derive(Default)]
 struct Counts {
     connections: AtomicUsize,
     in_flight: AtomicUsize,
-    most_under_way: AtomicUsize,
+    max_in_flight: AtomicUsize,
 }
 
 /// The replica, on a thread of its own until the process exits.
 #[derive(Clone)]
 pub struct Receiver {
     pub address: SocketAddr,
-    judge: Arc<Mutex<Judge>>,
+    responder: Arc<Mutex<Responder>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     counts: Arc<Counts>,
     tls: Arc<Mutex<Arc<ServerConfig>>>,
@@ -118,10 +118,10 @@ pub struct Lost;
 impl Receiver {
     /// A standby on this local address.
     pub fn start(address: IpAddr, authority: &Authority, name: &str) -> Self {
-        let judge: Judge = Box::new(|_| acknowledge(1, false));
+        let responder: Responder = Box::new(|_| acknowledge(1, false));
         let receiver = Self {
             address: SocketAddr::new(address, 0),
-            judge: Arc::new(Mutex::new(judge)),
+            responder: Arc::new(Mutex::new(responder)),
             seen: Arc::default(),
             counts: Arc::default(),
             tls: Arc::new(Mutex::new(Arc::new(authority.serve_as(name)))),
@@ -187,7 +187,7 @@ impl Receiver {
             bytes: body.len(),
             report: Report::parse(&body).unwrap(),
         };
-        let act = self.judge.lock().unwrap()(&seen);
+        let act = self.responder.lock().unwrap()(&seen);
         self.seen.lock().unwrap().push(seen);
         let Act::Answer(code, wait, body) = act else {
             std::future::pending::<()>().await;
@@ -202,17 +202,17 @@ impl Receiver {
     }
 
     /// Sets the reaction to reports.
-    pub fn judge(&self, judge: impl Fn(&Seen) -> Act + Send + 'static) {
-        *self.judge.lock().unwrap() = Box::new(judge);
+    pub fn respond_with(&self, responder: impl Fn(&Seen) -> Act + Send + 'static) {
+        *self.responder.lock().unwrap() = Box::new(responder);
     }
 
     /// Sets one answer for all.
-    pub fn says(&self, act: Act) {
-        self.judge(move |_| act.clone());
+    pub fn respond_always(&self, act: Act) {
+        self.respond_with(move |_| act.clone());
     }
 
     /// Changes its certificate to one for this name.
-    pub fn shows(&self, authority: &Authority, name: &str) {
+    pub fn set_certificate(&self, authority: &Authority, name: &str) {
         *self.tls.lock().unwrap() = Arc::new(authority.serve_as(name));
     }
 
@@ -231,8 +231,8 @@ impl Receiver {
     }
 
     /// The most reports in progress at a time.
-    pub fn most_under_way(&self) -> usize {
-        self.counts.most_under_way.load(Ordering::Relaxed)
+    pub fn max_in_flight(&self) -> usize {
+        self.counts.max_in_flight.load(Ordering::Relaxed)
     }
 }
 
@@ -242,7 +242,7 @@ struct InFlight<'a>(&'a Counts);
 impl<'a> InFlight<'a> {
     fn begin(counts: &'a Counts) -> Self {
         let now = counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
-        counts.most_under_way.fetch_max(now, Ordering::Relaxed);
+        counts.max_in_flight.fetch_max(now, Ordering::Relaxed);
         Self(counts)
     }
 }

@@ -137,7 +137,7 @@ impl Reporter {
 
     /// Sends a report.
     pub fn report(&self, token: &str, report: &Value) -> Answer {
-        let request = post(token).body(whole(report.to_string()));
+        let request = post(token).body(full_body(report.to_string()));
         self.send(request.unwrap()).unwrap()
     }
 }
@@ -160,7 +160,7 @@ pub fn post(token: &str) -> hyper::http::request::Builder {
         .header("content-type", "application/json")
 }
 
-pub fn whole(body: impl Into<Bytes>) -> Body {
+pub fn full_body(body: impl Into<Bytes>) -> Body {
     Full::new(body.into()).boxed_unsync()
 }
 
@@ -205,12 +205,12 @@ fn part(text: &str) -> Value {
 
 impl Forger {
     /// Based on an honest token.
-    pub fn new(plane: &ControlPlane, honest: &str) -> Self {
+    pub fn new(plane: &ControlPlane, valid_token: &str) -> Self {
         let path = plane.kubeconfig.with_file_name("sa.key");
         let key = PrivatePkcs8KeyDer::from_pem_slice(&fs::read(path).unwrap()).unwrap();
         let (algorithm, random) = (&ECDSA_P256_SHA256_FIXED_SIGNING, SystemRandom::new());
         let pair = EcdsaKeyPair::from_pkcs8(algorithm, key.secret_pkcs8_der(), &random);
-        let mut parts = honest.split('.').map(str::to_owned);
+        let mut parts = valid_token.split('.').map(str::to_owned);
         Self {
             pair: pair.unwrap(),
             header: part(&parts.next().unwrap()),

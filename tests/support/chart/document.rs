@@ -95,7 +95,7 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
     let rules = "|:-:".repeat(verbs.len());
     let mut section = format!("\n## {actor}\n| in | what |{heads} why |\n|---|---{rules}|---|\n");
     for it in permissions {
-        let place = it.namespace.as_deref().unwrap_or("the cluster");
+        let scope = it.namespace.as_deref().unwrap_or("the cluster");
         let (plural, sub) = it.resource.split_once('/').unwrap_or((&it.resource, ""));
         let what = if it.group.is_empty() || it.resource.starts_with('/') {
             it.resource.clone()
@@ -117,7 +117,7 @@ fn section(actor: &str, permissions: &[Permission]) -> String {
             })
             .collect();
         let why = &it.why;
-        writeln!(section, "| {place} | {what}{only} |{cells} {why} |").unwrap();
+        writeln!(section, "| {scope} | {what}{only} |{cells} {why} |").unwrap();
     }
     section
 }

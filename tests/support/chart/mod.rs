@@ -113,7 +113,7 @@ pub struct Permission {
 
 impl Permission {
     /// Whether it allows this.
-    pub fn allows(&self, asked: &Asked<'_>) -> bool {
+    pub fn allows(&self, asked: &ReceivedRequest<'_>) -> bool {
         let named = self.names.is_empty() || self.names.iter().any(|name| name == asked.name);
         let here = self.namespace.as_deref();
         let here = here.is_none_or(|namespace| namespace == asked.namespace);
@@ -124,7 +124,7 @@ impl Permission {
 
 /// A request, for authorization.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ReceivedRequest<'a> {
     pub namespace: &'a str,
     pub group: &'a str,
     pub resource: &'a str,
@@ -236,7 +236,7 @@ fn granted(rule: &Value, actor: &str, namespace: Option<&str>, why: &str) -> Vec
 }
 
 /// A `SelfSubjectAccessReview`.
-pub fn access_review(asked: &Asked<'_>) -> Value {
+pub fn access_review(asked: &ReceivedRequest<'_>) -> Value {
     let (resource, subresource) = asked
         .resource
         .split_once('/')

@@ -13,15 +13,15 @@ use plimsoll::engine::sample::{PodSample, Sample};
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 /// A parent for this test's cgroups in every tree of the machine, removed recursively on drop.
-pub struct Ground {
+pub struct CgroupFixture {
     pub hierarchy: Hierarchy,
     pub parent: CgroupPath,
     children: Vec<Child>,
 }
 
-static GROUNDS: AtomicU32 = AtomicU32::new(0);
+static FIXTURES: AtomicU32 = AtomicU32::new(0);
 
-impl Ground {
+impl CgroupFixture {
     /// `None`, with the reason printed, if cgroups cannot be created.
     pub fn make() -> Option<Self> {
         let hierarchy = match Hierarchy::detect(Path::new("/proc"), None) {
@@ -31,7 +31,7 @@ impl Ground {
                 return None;
             }
         };
-        let number = GROUNDS.fetch_add(1, Ordering::Relaxed);
+        let number = FIXTURES.fetch_add(1, Ordering::Relaxed);
         let name = format!("plimsoll-collect-{}-{number}", std::process::id());
         let ground = Self {
             hierarchy,
@@ -110,7 +110,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for CgroupFixture {
     fn drop(&mut self) {
         self.stop_all();
         for folder in self.hierarchy.dirs(&self.parent) {

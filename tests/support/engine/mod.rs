@@ -18,7 +18,7 @@ use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
 };
 use plimsoll::engine::sample::{
-    CpuTimes, LeverSample, MemoryParts, NodeMemory, NodeSample, PodSample, Sample,
+    CpuTimes, MemoryParts, NodeMemory, NodeSample, PodSample, Sample, TargetCgroupSample,
 };
 use plimsoll::engine::selector::Selector;
 use plimsoll::engine::time::BootTime;
@@ -30,13 +30,13 @@ pub const PERIOD: Duration = Duration::from_secs(10);
 pub const CPUS: u32 = 8;
 pub const GIB: u64 = 1 << 30;
 
-pub fn rule(id: &str, metric: &str, watermark: f64, action: Action) -> Rule {
+pub fn rule(id: &str, metric: &str, threshold: f64, action: Action) -> Rule {
     Rule {
         id: RuleId::from(id),
         metric: Metric::parse(metric).unwrap(),
         series: None,
-        watermark,
-        restore: watermark,
+        threshold,
+        restore_value: threshold,
         avoidance_threshold: 1,
         restore_threshold: 1,
         period: PERIOD,
@@ -132,7 +132,7 @@ pub fn pod(uid: &str) -> Pod {
         grace: Duration::from_secs(30),
         protected: false,
         reserved: None,
-        kept: None,
+        eviction_exemption: None,
         owned: true,
     }
 }
@@ -143,7 +143,7 @@ pub struct Load {
     pub pod: Pod,
     /// Millicores.
     pub cpu: u64,
-    pub held: u64,
+    pub unreclaimable: u64,
     pub cache: u64,
     pub quota: Quota,
     pub nanos: u64,
@@ -154,7 +154,7 @@ impl Load {
         Self {
             pod: pod(uid),
             cpu,
-            held: 0,
+            unreclaimable: 0,
             cache: 0,
             quota: Quota::Unlimited,
             nanos: 0,
@@ -237,12 +237,12 @@ impl Node {
     fn pod_sample(&self, load: &Load) -> PodSample {
         PodSample {
             cpu_nanos: Some(load.nanos),
-            memory: Some(Bytes(load.held + load.cache)),
+            memory: Some(Bytes(load.unreclaimable + load.cache)),
             memory_parts: Some(MemoryParts {
-                held: Bytes(load.held),
+                unreclaimable: Bytes(load.unreclaimable),
                 cache: Bytes(load.cache),
             }),
-            levers: vec![LeverSample {
+            target_cgroups: vec![TargetCgroupSample {
                 cgroup: Arc::from(""),
                 cpu_nanos: Some(load.nanos),
                 quota: Some(load.quota),
@@ -291,8 +291,10 @@ impl Node {
     pub fn quotas(&self, uid: &str) -> Vec<Option<u64>> {
         let uid = PodUid::from(uid);
         let throttle = self.plan.throttles.iter().find(|t| t.uid == uid);
-        let levers = throttle.into_iter().flat_map(|t| &t.levers);
-        levers.map(|lever| lever.quota.map(|q| q.0)).collect()
+        let target_cgroups = throttle.into_iter().flat_map(|t| &t.target_cgroups);
+        target_cgroups
+            .map(|target_cgroup| target_cgroup.quota.map(|q| q.0))
+            .collect()
     }
 
     pub fn evicted(&self) -> Vec<String> {
@@ -300,11 +302,11 @@ impl Node {
         evictions.map(|evict| evict.uid.to_string()).collect()
     }
 
-    pub fn skipped(&self) -> Vec<(String, plimsoll::engine::plan::Spared)> {
+    pub fn skipped(&self) -> Vec<(String, plimsoll::engine::plan::Skipped)> {
         let transitions = self.plan.transitions.iter();
         transitions
             .filter_map(|t| match &t.change {
-                Change::Spared { pod, reason } => Some((pod.to_string(), *reason)),
+                Change::Skipped { pod, reason } => Some((pod.to_string(), *reason)),
                 _ => None,
             })
             .collect()
@@ -338,10 +340,16 @@ pub fn restart(node: &mut Node, policy: PolicySet) {
         rule: throttle.rule.clone(),
         ratio: throttle.ratio,
         idle: throttle.idle,
-        levers: throttle
-            .levers
+        target_cgroups: throttle
+            .target_cgroups
             .iter()
-            .map(|lever| (lever.cgroup.clone(), lever.base, quota(&throttle.uid)))
+            .map(|target_cgroup| {
+                (
+                    target_cgroup.cgroup.clone(),
+                    target_cgroup.base,
+                    quota(&throttle.uid),
+                )
+            })
             .collect(),
     };
     let throttles: Vec<_> = node.plan.throttles.iter().map(adopt).collect();

@@ -92,20 +92,22 @@ pub fn load(index: usize) -> impl Strategy<Value = Load> {
         flags,
         0..4 * GIB,
     )
-        .prop_map(move |(cpu, request, quota, qos, priority, flags, held)| {
-            let mut load = Load::new(&format!("pod-{index}"), cpu);
-            load.quota = quota;
-            load.held = held;
-            load.cache = held / 3;
-            load.pod.qos = qos;
-            load.pod.cpu_request = MilliCpu(request);
-            load.pod.priority = priority;
-            load.pod.elastic = flags.0;
-            load.pod.protected = flags.1 == 0;
-            load.pod.owned = flags.2 != 0;
-            load.pod.running = flags.3 != 0;
-            load
-        })
+        .prop_map(
+            move |(cpu, request, quota, qos, priority, flags, unreclaimable)| {
+                let mut load = Load::new(&format!("pod-{index}"), cpu);
+                load.quota = quota;
+                load.unreclaimable = unreclaimable;
+                load.cache = unreclaimable / 3;
+                load.pod.qos = qos;
+                load.pod.cpu_request = MilliCpu(request);
+                load.pod.priority = priority;
+                load.pod.elastic = flags.0;
+                load.pod.protected = flags.1 == 0;
+                load.pod.owned = flags.2 != 0;
+                load.pod.running = flags.3 != 0;
+                load
+            },
+        )
 }
 
 pub fn loads() -> impl Strategy<Value = Vec<Load>> {
@@ -163,7 +165,7 @@ fn one_rule() -> impl Strategy<Value = Rule> {
         |(mut rule, avoidance, restore, low, cool_down, periods)| {
             rule.avoidance_threshold = avoidance;
             rule.restore_threshold = restore;
-            rule.restore = rule.watermark * low;
+            rule.restore_value = rule.threshold * low;
             rule.period = PERIOD * periods;
             Arc::make_mut(&mut rule.action).cool_down = Duration::from_secs(cool_down);
             rule

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use plimsoll::engine::plan::{Lever, Throttle};
+use plimsoll::engine::plan::{TargetCgroup, Throttle};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::RuleId;
 use plimsoll::engine::time::BootTime;
@@ -27,20 +27,20 @@ use plimsoll::node::clock::boot_time;
 use tempfile::TempDir;
 
 /// A parent cgroup in every tree of the machine, with a state directory.
-pub struct World {
+pub struct TestCgroups {
     pub hierarchy: Hierarchy,
     pub parent: CgroupPath,
     pub state: TempDir,
     children: Vec<Child>,
 }
 
-static WORLDS: AtomicU32 = AtomicU32::new(0);
+static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// The test's cgroups; `None`, with the reason printed, if cgroups cannot be created.
-pub fn world() -> Option<World> {
-    let number = WORLDS.fetch_add(1, Ordering::Relaxed);
-    match World::named(&format!("plimsoll-kernel-{}-{number}", std::process::id())) {
-        Ok(world) => Some(world),
+pub fn test_cgroups() -> Option<TestCgroups> {
+    let number = CREATED.fetch_add(1, Ordering::Relaxed);
+    match TestCgroups::named(&format!("plimsoll-kernel-{}-{number}", std::process::id())) {
+        Ok(cgroups) => Some(cgroups),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
@@ -48,7 +48,7 @@ pub fn world() -> Option<World> {
     }
 }
 
-impl World {
+impl TestCgroups {
     fn named(name: &str) -> Result<Self, String> {
         if !Uid::effective().is_root() {
             return Err("creating cgroups needs root".to_owned());
@@ -57,17 +57,17 @@ impl World {
             Hierarchy::detect(Path::new("/proc"), None).map_err(|error| error.to_string())?;
         let parent = CgroupPath::new(name).map_err(|error| error.to_string())?;
         let state = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let world = Self {
+        let cgroups = Self {
             hierarchy,
             parent: parent.clone(),
             state,
             children: Vec::new(),
         };
-        if let Hierarchy::V2 { root } = &world.hierarchy {
+        if let Hierarchy::V2 { root } = &cgroups.hierarchy {
             delegate(root)?;
         }
-        world.mkdir(&parent)?;
-        Ok(world)
+        cgroups.mkdir(&parent)?;
+        Ok(cgroups)
     }
 
     /// Gives the test a high CPU weight, so that other work on a busy machine does not disturb measurements.
@@ -305,7 +305,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for TestCgroups {
     fn drop(&mut self) {
         self.remove(&self.parent.clone());
         for child in &mut self.children {
@@ -376,19 +376,19 @@ pub fn at(seconds: u64) -> BootTime {
 
 /// A throttle of the pod's own cgroup.
 pub fn throttle(name: &str, quota: u64) -> Throttle {
-    on_levers(name, &[("", Some(quota))])
+    throttle_of_cgroups(name, &[("", Some(quota))])
 }
 
 /// A throttle of several cgroups of a pod.
-pub fn on_levers(name: &str, levers: &[(&str, Option<u64>)]) -> Throttle {
+pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -> Throttle {
     Throttle {
         uid: uid(name),
         rule: RuleId::from("test/cpu"),
         ratio: 50,
         idle: false,
-        levers: levers
+        target_cgroups: target_cgroups
             .iter()
-            .map(|(cgroup, quota)| Lever {
+            .map(|(cgroup, quota)| TargetCgroup {
                 cgroup: (*cgroup).into(),
                 base: MilliCpu(1000),
                 quota: quota.map(MilliCpu),

@@ -16,7 +16,7 @@ use plimsoll::engine::plan::Plan;
 use plimsoll::engine::pod::{Pod, PodUid};
 use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, Scope};
 use plimsoll::engine::sample::{
-    CpuTimes, LeverSample, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample,
+    CpuTimes, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample, TargetCgroupSample,
     WaitCounters,
 };
 use plimsoll::engine::selector::Selector;
@@ -52,7 +52,7 @@ pub struct Worker {
     /// The tick at which it is gone.
     pub ends: Option<u64>,
     /// CPUs that it got in the last tick, and the share of the tick that it was stalled.
-    pub gets: f64,
+    pub allocated: f64,
     pub stalls: f64,
     /// Counters of its cgroup.
     pub used: f64,
@@ -75,7 +75,7 @@ impl Worker {
             quota: None,
             idle: false,
             ends: None,
-            gets: 0.0,
+            allocated: 0.0,
             stalls: 0.0,
             used: 0.0,
             stalled: 0.0,
@@ -92,20 +92,20 @@ impl Worker {
     }
 
     /// CPUs that it would use without contention.
-    fn wants(&self) -> f64 {
+    fn effective_demand(&self) -> f64 {
         self.cap().map_or(self.demand, |cap| self.demand.min(cap))
     }
 
     fn advance(&mut self) {
-        // Its work takes `demand / gets` as long and is stalled for the rest. If threads for a full CPU or more do not run,
+        // Its work takes `demand / allocated` as long and is stalled for the rest. If threads for a full CPU or more do not run,
         // one always waits.
         self.stalls = if self.demand > 0.0 {
-            let stretched = 1.0 - self.gets / self.demand;
-            stretched.max(self.demand - self.gets).clamp(0.0, 1.0)
+            let stretched = 1.0 - self.allocated / self.demand;
+            stretched.max(self.demand - self.allocated).clamp(0.0, 1.0)
         } else {
             0.0
         };
-        self.used += self.gets * NANOS;
+        self.used += self.allocated * NANOS;
         self.stalled += self.stalls * NANOS;
         if self.cap().is_some() {
             self.periods += 10.0;
@@ -117,34 +117,34 @@ impl Worker {
     fn throttled_share(&self) -> f64 {
         let binds = self
             .cap()
-            .is_some_and(|cap| cap < self.demand && self.gets >= cap - 1e-9);
+            .is_some_and(|cap| cap < self.demand && self.allocated >= cap - 1e-9);
         f64::from(u8::from(binds))
     }
 }
 
 /// Divides `cpus` in proportion to the weights, but gives no one more than it wants.
-pub fn share(cpus: f64, wants: &[f64], weights: &[f64]) -> Vec<f64> {
-    let mut gets = vec![0.0; wants.len()];
+pub fn share(cpus: f64, demands: &[f64], weights: &[f64]) -> Vec<f64> {
+    let mut allocated = vec![0.0; demands.len()];
     let mut left = cpus;
-    let mut open: Vec<usize> = (0..wants.len()).collect();
+    let mut open: Vec<usize> = (0..demands.len()).collect();
     while !open.is_empty() && left > 1e-9 {
         let total: f64 = open.iter().map(|i| weights[*i]).sum();
         let fair = |i: usize| left * weights[i] / total;
         let (satisfied, unsatisfied): (Vec<_>, Vec<_>) =
-            open.iter().partition(|i| wants[**i] <= fair(**i) + 1e-9);
+            open.iter().partition(|i| demands[**i] <= fair(**i) + 1e-9);
         if satisfied.is_empty() {
             for i in unsatisfied {
-                gets[i] = fair(i);
+                allocated[i] = fair(i);
             }
-            return gets;
+            return allocated;
         }
         for i in &satisfied {
-            gets[*i] = wants[*i];
+            allocated[*i] = demands[*i];
         }
-        left -= satisfied.iter().map(|i| wants[*i]).sum::<f64>();
+        left -= satisfied.iter().map(|i| demands[*i]).sum::<f64>();
         open = unsatisfied;
     }
-    gets
+    allocated
 }
 
 /// Pressure of one resource on the node.
@@ -247,8 +247,12 @@ impl Simulation {
     /// CPUs that would be used without the terminating pods.
     pub fn remaining(&self) -> f64 {
         let stays = |worker: &&Worker| worker.ends.is_none();
-        let wants = self.workers.iter().filter(stays).map(Worker::wants);
-        wants.sum::<f64>().min(f64::from(self.cpus))
+        let demands = self
+            .workers
+            .iter()
+            .filter(stays)
+            .map(Worker::effective_demand);
+        demands.sum::<f64>().min(f64::from(self.cpus))
     }
 
     fn set_pods(&mut self) {
@@ -282,7 +286,15 @@ impl Simulation {
     /// Divides the CPUs for this second and updates the kernel's counters.
     fn run(&mut self) {
         let cpus = f64::from(self.cpus);
-        let class = |idle: bool| move |it: &Worker| if it.idle == idle { it.wants() } else { 0.0 };
+        let class = |idle: bool| {
+            move |it: &Worker| {
+                if it.idle == idle {
+                    it.effective_demand()
+                } else {
+                    0.0
+                }
+            }
+        };
         let weights: Vec<f64> = self.workers.iter().map(|it| it.weight).collect();
         let first: Vec<f64> = self.workers.iter().map(class(false)).collect();
         let first = share(cpus, &first, &weights);
@@ -290,10 +302,10 @@ impl Simulation {
         let second: Vec<f64> = self.workers.iter().map(class(true)).collect();
         let second = share(rest, &second, &weights);
         for (worker, (a, b)) in self.workers.iter_mut().zip(first.iter().zip(&second)) {
-            worker.gets = a + b;
+            worker.allocated = a + b;
             worker.advance();
         }
-        self.shares = self.workers.iter().map(|it| it.gets).collect();
+        self.shares = self.workers.iter().map(|it| it.allocated).collect();
         self.busy += self.uses() * NANOS;
         self.idle += (cpus - self.uses()) * NANOS;
         // A task of the node is stalled if one of any pod is.
@@ -307,8 +319,8 @@ impl Simulation {
     /// Running and runnable tasks; those throttled by a quota are not on a run queue.
     pub fn tasks(&self) -> f64 {
         let tasks = self.workers.iter().map(|it| {
-            let waits = (it.wants() - it.gets).max(0.0);
-            it.gets + waits
+            let waits = (it.effective_demand() - it.allocated).max(0.0);
+            it.allocated + waits
         });
         tasks.sum()
     }
@@ -380,7 +392,7 @@ impl Simulation {
             cpu_nanos: Some(whole(worker.used)),
             memory: Some(Bytes(worker.memory + worker.cache)),
             memory_parts: Some(MemoryParts {
-                held: Bytes(worker.memory),
+                unreclaimable: Bytes(worker.memory),
                 cache: Bytes(worker.cache),
             }),
             waits: WaitCounters {
@@ -388,7 +400,7 @@ impl Simulation {
                 periods: Some(whole(worker.periods)),
                 throttled_periods: Some(whole(worker.throttled)),
             },
-            levers: vec![LeverSample {
+            target_cgroups: vec![TargetCgroupSample {
                 cgroup: Arc::from(""),
                 cpu_nanos: Some(whole(worker.used)),
                 quota: Some(quota),
@@ -406,7 +418,7 @@ impl Simulation {
                 .iter()
                 .find(|it| it.uid == worker.pod.uid);
             worker.idle = throttle.is_some_and(|it| it.idle);
-            let quota = throttle.and_then(|it| it.levers[0].quota);
+            let quota = throttle.and_then(|it| it.target_cgroups[0].quota);
             worker.quota = quota.map(|quota| quota.0 as f64 / 1000.0);
         }
         for reclaim in &self.plan.reclaims {

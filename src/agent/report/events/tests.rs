@@ -29,8 +29,8 @@ fn policy() -> PolicySet {
         id: RuleId::from("q/r"),
         metric: Metric::CpuUsage,
         series: None,
-        watermark: 4000.0,
-        restore: 4000.0,
+        threshold: 4000.0,
+        restore_value: 4000.0,
         avoidance_threshold: 1,
         restore_threshold: 1,
         period: Duration::from_secs(10),
@@ -52,10 +52,10 @@ fn report() -> RuleReport {
         state: RuleState::Breached,
         since: None,
         value: Some(7200.0),
-        watermark: 4000.0,
-        restore: 4000.0,
+        threshold: 4000.0,
+        restore_value: 4000.0,
         breaches: 0,
-        quiets: 0,
+        quiet_evaluations: 0,
         guard: None,
         cool_down: std::time::Duration::ZERO,
         unknown: None,
@@ -95,7 +95,7 @@ fn state(from: RuleState, to: RuleState) -> Change {
         from,
         to,
         value: Some(7200.0),
-        watermark: 4000.0,
+        threshold: 4000.0,
         unknown_too_long: false,
     }
 }
@@ -281,7 +281,7 @@ fn a_throttled_pod_that_is_deleted_is_forgotten_at_the_next_breach() {
     );
 }
 
-fn outcome(fate: Fate) -> Outcome {
+fn outcome(result: EvictionResult) -> Outcome {
     let target = Target {
         namespace: "batch".to_owned(),
         name: "a".to_owned(),
@@ -295,7 +295,7 @@ fn outcome(fate: Fate) -> Outcome {
             expires: BootTime::default(),
         },
         at: BootTime::default(),
-        fate,
+        result,
     }
 }
 
@@ -312,27 +312,33 @@ fn an_eviction_is_reported_when_accepted_or_refused() {
         [] as [&str; 0]
     );
     let mut events = Vec::new();
-    builder.outcome(&outcome(Fate::Accepted), &mut events);
+    builder.outcome(&outcome(EvictionResult::Accepted), &mut events);
     let lines: Vec<String> = events.iter().map(line).collect();
-    let words = "q/r: cpu_total_usage 7200m, threshold 4000m; grace 30s, to release 450m";
-    assert_eq!(lines, [format!("PodEvicted batch/a: {words}")]);
+    let message = "q/r: cpu_total_usage 7200m, threshold 4000m; grace 30s, to release 450m";
+    assert_eq!(lines, [format!("PodEvicted batch/a: {message}")]);
     let would = reported(&mut EventBuilder::default(), true, vec![evict()]);
-    assert_eq!(would, [format!("WouldEvict batch/a: {words}")]);
+    assert_eq!(would, [format!("WouldEvict batch/a: {message}")]);
     events.clear();
     let why =
         Refusal::Budget("The disruption budget web needs 2 healthy pods and has 2".to_owned());
     let until = BootTime::default();
-    builder.outcome(&outcome(Fate::Refused { until, why }), &mut events);
+    builder.outcome(
+        &outcome(EvictionResult::Refused { until, why }),
+        &mut events,
+    );
     let lines: Vec<String> = events.iter().map(line).collect();
-    let words = "q/r: The disruption budget web needs 2 healthy pods and has 2";
-    assert_eq!(lines, [format!("EvictionRefused batch/a: {words}")]);
+    let message = "q/r: The disruption budget web needs 2 healthy pods and has 2";
+    assert_eq!(lines, [format!("EvictionRefused batch/a: {message}")]);
     events.clear();
     let why = Refusal::Unanswered("timed out".to_owned());
-    builder.outcome(&outcome(Fate::Refused { until, why }), &mut events);
+    builder.outcome(
+        &outcome(EvictionResult::Refused { until, why }),
+        &mut events,
+    );
     assert_eq!(events.len(), 1, "{events:?}");
     events.clear();
-    let why = Refusal::Away("timed out".to_owned());
-    let away = outcome(Fate::Refused { until, why });
+    let why = Refusal::ApiServerUnreachable("timed out".to_owned());
+    let away = outcome(EvictionResult::Refused { until, why });
     builder.outcome(&away, &mut events);
     assert_eq!(events, [], "no pod is the cause");
     assert_eq!(
@@ -343,19 +349,19 @@ fn an_eviction_is_reported_when_accepted_or_refused() {
 
 #[test]
 fn the_taint_is_reported_once_and_not_again_by_a_new_process() {
-    let standing = |effect| Standing {
+    let taint_state = |effect| TaintState {
         known: true,
         effect,
-        ..Standing::default()
+        ..TaintState::default()
     };
     let closed = Some(TaintEffect::NoSchedule);
     let mut builder = EventBuilder::default();
     let mut events = Vec::new();
-    builder.standing(&Standing::default(), "", &mut events);
-    builder.standing(&standing(closed), "q/r: why", &mut events);
+    builder.taint_state(&TaintState::default(), "", &mut events);
+    builder.taint_state(&taint_state(closed), "q/r: why", &mut events);
     assert_eq!(events, [], "an earlier process reported that");
-    builder.standing(&standing(None), "", &mut events);
-    builder.standing(&standing(closed), "q/r: why", &mut events);
+    builder.taint_state(&taint_state(None), "", &mut events);
+    builder.taint_state(&taint_state(closed), "q/r: why", &mut events);
     let lines: Vec<String> = events.iter().map(line).collect();
     assert_eq!(
         lines,

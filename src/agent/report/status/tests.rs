@@ -15,10 +15,10 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
         state,
         since: Some(BootTime::default() + Duration::from_secs(90)),
         value,
-        watermark: 4000.0,
-        restore: 4000.0,
+        threshold: 4000.0,
+        restore_value: 4000.0,
         breaches: 0,
-        quiets: 0,
+        quiet_evaluations: 0,
         guard: None,
         cool_down: std::time::Duration::ZERO,
         unknown: value.is_none().then_some(Unknown::Missing),
@@ -65,9 +65,9 @@ impl Scene {
             records: Vec::new(),
             names: BTreeMap::from([(PodUid::from("u"), "batch/a".to_owned())]),
             previews: &self.previews,
-            standing: Standing {
+            taint_state: TaintState {
                 known: true,
-                ..Standing::default()
+                ..TaintState::default()
             },
             evicted: Vec::new(),
             health: Health::default(),
@@ -158,7 +158,7 @@ fn scheduling_shows_the_taint_and_the_rules_that_want_it() {
     let not_yet = builder.build(&view).scheduling.expect("known");
     assert_eq!(not_yet.state, "Enabled");
     assert_eq!(not_yet.rules, ["q/r"]);
-    view.standing.effect = Some(TaintEffect::NoSchedule);
+    view.taint_state.effect = Some(TaintEffect::NoSchedule);
     let closed = builder.build(&view).scheduling.expect("known");
     assert_eq!(closed.state, "NoSchedule");
     view.time = Timestamp::from_second(9999).expect("a time");
@@ -190,7 +190,7 @@ fn a_preview_shows_what_would_be_in_force_on_which_pod() {
     assert_eq!(status.counts.expect("counts").would, 1);
 }
 
-fn spared(reason: &str, would: bool) -> Event {
+fn skipped(reason: &str, would: bool) -> Event {
     let decision = json!({
         "at": 0, "rule": "q/r", "would": would, "change": "spared", "pod": "u", "reason": reason, "podName": "batch/a",
     });
@@ -201,14 +201,14 @@ fn spared(reason: &str, would: bool) -> Event {
 fn a_skipped_pod_is_shown_until_the_rule_ends() {
     let scene = Scene::new();
     let mut builder = StatusBuilder::default();
-    builder.record(&[spared("usesLittle", false), spared("protected", true)]);
+    builder.record(&[skipped("usesLittle", false), skipped("protected", true)]);
     assert_eq!(builder.build(&scene.view()).refused, []);
     for (reason, shown) in [("atFloor", "floor"), ("containerMissing", "containers")] {
-        builder.record(&[spared(reason, false)]);
+        builder.record(&[skipped(reason, false)]);
         let refused = builder.build(&scene.view()).refused;
         assert!(refused[0].reason.contains(shown), "{refused:?}");
     }
-    builder.record(&[spared("contested", false)]);
+    builder.record(&[skipped("contested", false)]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
     assert_eq!(status.conditions[1].status, "True", "Contested");
@@ -225,7 +225,7 @@ fn a_skipped_pod_is_shown_until_the_rule_ends() {
     );
 }
 
-fn outcome(pod: &str, fate: Fate) -> Outcome {
+fn outcome(pod: &str, result: EvictionResult) -> Outcome {
     Outcome {
         request: Request {
             target: Target {
@@ -238,13 +238,13 @@ fn outcome(pod: &str, fate: Fate) -> Outcome {
             expires: BootTime::default() + Duration::from_secs(100),
         },
         at: BootTime::default() + Duration::from_secs(90),
-        fate,
+        result,
     }
 }
 
 fn refused(pod: &str, why: Refusal) -> Outcome {
     let until = BootTime::default() + Duration::from_secs(100);
-    outcome(pod, Fate::Refused { until, why })
+    outcome(pod, EvictionResult::Refused { until, why })
 }
 
 fn decided(pod: &str, change: &Value) -> Event {
@@ -282,7 +282,7 @@ fn an_obstacle_to_all_evictions_is_shown_once() {
     let mut later = scene.view();
     later.now = builder.changes_at(later.now, &[]).expect("it ends");
     assert_eq!(builder.build(&later).refused, [], "not met again");
-    builder.record_outcome(&outcome("a", Fate::Accepted));
+    builder.record_outcome(&outcome("a", EvictionResult::Accepted));
     assert_eq!(builder.build(&scene.view()).refused, []);
 }
 
@@ -297,13 +297,16 @@ fn a_refused_eviction_is_shown_until_the_pod_is_evicted() {
     let evict = json!({"change": "evict", "grace": {"secs": 30, "nanos": 0}, "release": 450});
     builder.record(&[decided("a", &evict)]);
     assert_eq!(builder.build(&scene.view()).refused, shown);
-    builder.record_outcome(&outcome("a", Fate::Unsure("timed out".to_owned())));
+    builder.record_outcome(&outcome(
+        "a",
+        EvictionResult::ResultUnknown("timed out".to_owned()),
+    ));
     assert_eq!(builder.build(&scene.view()).refused, shown);
     let unanswered = Refusal::Unanswered("timed out".to_owned());
     builder.record_outcome(&refused("a", unanswered));
     let unanswered = builder.build(&scene.view()).refused;
     assert!(unanswered[0].reason.contains("without an answer"));
-    builder.record_outcome(&outcome("a", Fate::Accepted));
+    builder.record_outcome(&outcome("a", EvictionResult::Accepted));
     assert_eq!(builder.build(&scene.view()).refused, []);
 }
 
@@ -360,7 +363,7 @@ fn parts_not_understood_are_shown_and_degrade() {
     let scene = Scene::new();
     let mut view = scene.view();
     view.not_enforced = vec![("rule", "q/new".to_owned(), "later is not known".to_owned())];
-    view.standing.failing = Some("failed to taint node n: forbidden (403)".to_owned());
+    view.taint_state.failing = Some("failed to taint node n: forbidden (403)".to_owned());
     let status = StatusBuilder::default().build(&view);
     assert_eq!(status.refused[0].rule.as_deref(), Some("q/new"));
     let degraded = &status.conditions[2];
@@ -428,7 +431,10 @@ fn old_evictions_and_problems_leave_the_status() {
     assert_eq!(builder.changes_at(at(3650), &evictions), Some(at(3690)));
     assert_eq!(builder.changes_at(at(3690), &evictions), None);
     let reason = "disk full".to_owned();
-    builder.record(&[Event::notice(at(100), News::StateNotWritten { reason })]);
+    builder.record(&[Event::notice(
+        at(100),
+        NoticeKind::StateNotWritten { reason },
+    )]);
     assert_eq!(builder.changes_at(at(100), &evictions), Some(at(160)));
     let scene = Scene::new();
     let degraded = |builder: &mut StatusBuilder, now| {
@@ -445,20 +451,20 @@ fn old_evictions_and_problems_leave_the_status() {
 #[test]
 fn a_stop_is_released_when_cgroups_and_node_are_restored() {
     let scene = Scene::new();
-    let shown = |records: Vec<Record>, standing: Standing| {
+    let shown = |records: Vec<Record>, taint_state: TaintState| {
         let mut view = scene.view();
-        (view.records, view.standing) = (records, standing);
+        (view.records, view.taint_state) = (records, taint_state);
         view.health.stopped = Some(super::super::conditions::Stopped::default());
         let status = StatusBuilder::default().build(&view);
         let last = status.conditions.last().expect("a condition");
         format!("{} {}: {}", last.type_, last.reason, last.message)
     };
     let throttled = || vec![record("cpu.max", "max 100000", "45000 100000")];
-    let open = || Standing {
+    let open = || TaintState {
         known: true,
-        ..Standing::default()
+        ..TaintState::default()
     };
-    let closed = || Standing {
+    let closed = || TaintState {
         effect: Some(TaintEffect::NoSchedule),
         ..open()
     };
@@ -466,7 +472,7 @@ fn a_stop_is_released_when_cgroups_and_node_are_restored() {
         shown(throttled(), closed()),
         "Stopped Releasing: stopped; being restored: CPU of 1 pod, our taint"
     );
-    let unseen = shown(Vec::new(), Standing::default());
+    let unseen = shown(Vec::new(), TaintState::default());
     assert!(unseen.starts_with("Stopped Releasing: "), "{unseen}");
     assert_eq!(
         shown(Vec::new(), open()),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{View, is_quota};
 use crate::crd::node_watermark::ThrottledStatus;
 use crate::engine::pod::PodUid;
-use crate::node::cgroup::knob::KnobFile;
+use crate::node::cgroup::control_file::ControlFileKind;
 use crate::node::cgroup::parse;
 use crate::node::journal::Record;
 
@@ -58,7 +58,7 @@ fn millicores(record: &Record, text: &str) -> Option<u64> {
     // Records do not contain the newline.
     let text = format!("{text}\n");
     let (quota, period) = match record.file {
-        KnobFile::CpuMax => {
+        ControlFileKind::CpuMax => {
             let bandwidth = parse::cpu_max(text.as_bytes())?;
             (bandwidth.quota?, bandwidth.period)
         }

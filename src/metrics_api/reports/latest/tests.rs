@@ -33,9 +33,10 @@ fn latest(nodes: &[&str]) -> Latest {
     latest
 }
 
-fn told(latest: &mut Latest) -> Vec<(String, i64)> {
-    let told = latest.take().into_iter();
-    told.map(|told| (told.node.to_string(), told.status.pods.unwrap()))
+fn take_all(latest: &mut Latest) -> Vec<(String, i64)> {
+    let reports = latest.take().into_iter();
+    reports
+        .map(|report| (report.node.to_string(), report.status.pods.unwrap()))
         .collect()
 }
 
@@ -57,10 +58,10 @@ fn the_last_report_of_each_node_is_returned_once() {
     );
     assert_eq!(latest.waiting_since(), Some(at(9)));
     assert_eq!(
-        told(&mut latest),
+        take_all(&mut latest),
         [("a".to_owned(), 2), ("b".to_owned(), 3)]
     );
-    assert_eq!(told(&mut latest), []);
+    assert_eq!(take_all(&mut latest), []);
     assert_eq!(latest.waiting_since(), None);
 }
 
@@ -180,7 +181,7 @@ fn reports_of_unknown_nodes_are_refused() {
     );
     latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0));
     latest.node("a", None);
-    assert_eq!(told(&mut latest), []);
+    assert_eq!(take_all(&mut latest), []);
     assert_eq!(
         latest.put(report("a", "x", 1, 2, 1), MIN_AGE, at(0)),
         Outcome::UnknownNode
@@ -213,15 +214,15 @@ fn a_report_is_fresh_for_three_intervals() {
     assert_eq!(latest.reporting(at(30)), 0);
 }
 
-fn missed(latest: &Latest, seconds: u64) -> Vec<Missed> {
+fn missed(latest: &Latest, seconds: u64) -> Vec<MissingReport> {
     latest.missed(at(seconds))
 }
 
 /// The node's last known report is of boot `x`, with this sequence number.
-fn misses(node: &str, last: Option<u64>) -> Missed {
-    Missed {
+fn misses(node: &str, last: Option<u64>) -> MissingReport {
+    MissingReport {
         node: node.to_owned(),
-        last: last.map(|sequence| Last {
+        last: last.map(|sequence| ReportId {
             boot_id: "x".to_owned(),
             agent_started_millis: 7,
             sequence,
@@ -245,7 +246,8 @@ fn an_overdue_report_is_missing() {
 fn newer_reports_are_relayed_with_their_age() {
     let mut standby = latest(&["a", "b"]);
     standby.put(report("a", "x", 7, 3, 5), MIN_AGE, at(100));
-    let is_passed_on = |missed: Missed, seconds| standby.relayed(&missed, at(seconds)).is_some();
+    let is_passed_on =
+        |missed: MissingReport, seconds| standby.relayed(&missed, at(seconds)).is_some();
     assert!(is_passed_on(misses("a", None), 104));
     assert!(is_passed_on(misses("a", Some(2)), 104));
     assert!(!is_passed_on(misses("a", Some(3)), 104), "already received");
@@ -266,7 +268,7 @@ fn newer_reports_are_relayed_with_their_age() {
         leader.put(read, MIN_AGE, arrived_at),
         Outcome::Stored(Some(Duration::from_secs(7)))
     );
-    assert_eq!(told(&mut leader), [("a".to_owned(), 5)]);
+    assert_eq!(take_all(&mut leader), [("a".to_owned(), 5)]);
     assert_eq!(missed(&leader, 110), []);
     assert_eq!(missed(&leader, 111), [misses("a", Some(3))]);
 }
@@ -288,14 +290,14 @@ proptest! {
             prop_assert_eq!(matches!(outcome, Outcome::Stored(_)), is_newer);
             newest[index] = newest[index].max(Some(content));
             if taken {
-                for (node, content) in told(&mut latest) {
+                for (node, content) in take_all(&mut latest) {
                     let index = nodes.iter().position(|name| *name == node).unwrap();
                     prop_assert!(Some(content) > seen[index], "returned twice or out of order");
                     seen[index] = Some(content);
                 }
             }
         }
-        for (node, content) in told(&mut latest) {
+        for (node, content) in take_all(&mut latest) {
             let index = nodes.iter().position(|name| *name == node).unwrap();
             seen[index] = Some(content);
         }

@@ -63,7 +63,7 @@ pub fn a_token() -> String {
     Signer::new().sign(&header(), &claims)
 }
 
-fn said(claims: &Value) -> Claims {
+fn claims_of(claims: &Value) -> Claims {
     serde_json::from_value(claims.clone()).unwrap()
 }
 
@@ -72,7 +72,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn checked(claims: &Value, now: i64) -> Result<(), BadToken> {
-    said(claims).check(AUDIENCE, at(now))
+    claims_of(claims).check(AUDIENCE, at(now))
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_token_valid_for_more_than_two_hours_is_refused() {
 
 #[test]
 fn malformed_tokens_are_refused_without_a_panic() {
-    let long = format!("{0}.{0}.{0}", "A".repeat(LONGEST));
+    let long = format!("{0}.{0}.{0}", "A".repeat(MAX_TOKEN_BYTES));
     let no_claims = format!("{0}.{0}.", URL_SAFE_NO_PAD.encode("{}"));
     for text in [
         "", ".", "..", "a.b.c", "admin", "....", "é.é.é", &long, &no_claims,

@@ -4,7 +4,7 @@
 use crate::engine::plan::Throttle;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{ControlFileError, CpuDir};
+use crate::node::cgroup::control_file::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 use super::Throttler;
@@ -33,8 +33,8 @@ impl PodFolder {
 
 /// Whether the containers of the pod are limited, not the pod.
 pub(super) fn is_by_container(throttle: &Throttle) -> bool {
-    let mut levers = throttle.levers.iter();
-    levers.any(|lever| !lever.cgroup.is_empty())
+    let mut target_cgroups = throttle.target_cgroups.iter();
+    target_cgroups.any(|target_cgroup| !target_cgroup.cgroup.is_empty())
 }
 
 impl Throttler {

@@ -86,7 +86,7 @@ impl Throttler {
         now: BootTime,
         effects: Effects,
     ) -> Result<(Self, Recovered), OpenError> {
-        let lock = StateLock::take(state_dir)?;
+        let lock = StateLock::acquire(state_dir)?;
         let journal = Journal::new(state_dir)?;
         match journal.set_aside() {
             Ok(None) => {}
@@ -127,7 +127,7 @@ impl Throttler {
         let mut out = Vec::new();
         self.contested.retain(|_, until| *until > now);
         self.retry_unopened(&mut out);
-        self.release(|uid| !asks(throttles, uid), &mut out);
+        self.release(|uid| !is_throttled_in(throttles, uid), &mut out);
         let by_container = |uid: &PodUid| {
             let mut throttles = throttles.iter();
             throttles.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
@@ -154,14 +154,14 @@ impl Throttler {
 
     /// Whether anything outside `throttles` is still throttled, because restoring or opening it failed.
     pub fn has_unrestored(&self, throttles: &[Throttle]) -> bool {
-        !self.unopened.is_empty() || self.pods.keys().any(|uid| !asks(throttles, uid))
+        !self.unopened.is_empty() || self.pods.keys().any(|uid| !is_throttled_in(throttles, uid))
     }
 
     /// Restores everything outside `throttles`, and leaves the rest unchanged.
     pub fn restore_except(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
         let mut out = Vec::new();
         self.retry_unopened(&mut out);
-        self.release(|uid| !asks(throttles, uid), &mut out);
+        self.release(|uid| !is_throttled_in(throttles, uid), &mut out);
         self.commit(now, &mut out);
         out
     }
@@ -282,6 +282,6 @@ impl Throttler {
     }
 }
 
-fn asks(throttles: &[Throttle], uid: &PodUid) -> bool {
+fn is_throttled_in(throttles: &[Throttle], uid: &PodUid) -> bool {
     throttles.iter().any(|throttle| throttle.uid == *uid)
 }

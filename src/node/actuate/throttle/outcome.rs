@@ -8,7 +8,7 @@ use crate::engine::plan::Feedback;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
-use crate::node::cgroup::knob::ControlFileError;
+use crate::node::cgroup::control_file::ControlFileError;
 use crate::node::journal::JournalError;
 
 /// One thing that was done or observed.
@@ -32,7 +32,7 @@ pub enum Outcome {
         /// Which file.
         file: PathBuf,
         /// Its final state.
-        fate: ReleaseResult,
+        result: ReleaseResult,
     },
     /// Another writer changed a file of a throttled pod.
     Foreign {
@@ -159,7 +159,7 @@ impl fmt::Display for Outcome {
             Self::Set { file, from, to, .. } => {
                 write!(f, "{}: `{from}` -> `{to}`", file.display())
             }
-            Self::Released { file, fate, .. } => write!(f, "{}: {fate}", file.display()),
+            Self::Released { file, result, .. } => write!(f, "{}: {result}", file.display()),
             Self::Foreign { file, theirs, .. } => {
                 write!(f, "{}: another writer set it to `{theirs}`", file.display())
             }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::engine::plan::{Lever, Throttle};
+use crate::engine::plan::{TargetCgroup, Throttle};
 use crate::engine::units::MilliCpu;
-use crate::node::cgroup::knob::{ControlFile, ControlFileError, CpuDir, Role};
+use crate::node::cgroup::control_file::{ControlFile, ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
 
 use super::Throttler;
@@ -23,25 +23,31 @@ impl Throttler {
         out: &mut Vec<Outcome>,
     ) -> Result<(), ControlFileError> {
         let wanted = |entry: &Entry| match entry.role() {
-            Role::Quota | Role::Burst => throttle
-                .levers
-                .iter()
-                .any(|lever| lever.cgroup == entry.cgroup && lever.quota.is_some()),
+            Role::Quota | Role::Burst => throttle.target_cgroups.iter().any(|target_cgroup| {
+                target_cgroup.cgroup == entry.cgroup && target_cgroup.quota.is_some()
+            }),
             Role::Idle | Role::Weight => throttle.idle,
         };
         let uid = &throttle.uid;
         self.journal_stale |= pod.release(uid, |entry| !wanted(entry), &mut self.effects, out);
         pod.class_done &= throttle.idle;
-        let base = throttle.levers.iter().map(|lever| lever.base).sum();
+        let base = throttle
+            .target_cgroups
+            .iter()
+            .map(|target_cgroup| target_cgroup.base)
+            .sum();
         if throttle.idle && !pod.class_done {
             self.plan_idle_class(pod, base)?;
         }
-        for lever in &throttle.levers {
-            let Some(limit) = lever.quota else { continue };
-            match self.plan_quota(pod, throttle, lever, limit, out) {
+        for target_cgroup in &throttle.target_cgroups {
+            let Some(limit) = target_cgroup.quota else {
+                continue;
+            };
+            match self.plan_quota(pod, throttle, target_cgroup, limit, out) {
                 // A container may be gone while its pod still runs.
-                Err(error) if error.is_gone() && !lever.cgroup.is_empty() => {
-                    pod.entries.retain(|entry| entry.cgroup != lever.cgroup);
+                Err(error) if error.is_gone() && !target_cgroup.cgroup.is_empty() => {
+                    pod.entries
+                        .retain(|entry| entry.cgroup != target_cgroup.cgroup);
                     self.journal_stale = true;
                 }
                 planned => planned?,
@@ -50,13 +56,13 @@ impl Throttler {
         Ok(())
     }
 
-    fn dir(&self, pod: &ThrottledPod, lever: &str) -> Result<CpuDir, ControlFileError> {
+    fn dir(&self, pod: &ThrottledPod, target_cgroup: &str) -> Result<CpuDir, ControlFileError> {
         let cgroup = pod
             .path
-            .join(lever)
+            .join(target_cgroup)
             .map_err(|_| ControlFileError::Malformed {
                 path: pod.path.as_str().into(),
-                text: lever.to_owned(),
+                text: target_cgroup.to_owned(),
             })?;
         CpuDir::open(&self.hierarchy, &cgroup)
     }
@@ -65,38 +71,40 @@ impl Throttler {
         &mut self,
         pod: &mut ThrottledPod,
         throttle: &Throttle,
-        lever: &Lever,
+        target_cgroup: &TargetCgroup,
         limit: MilliCpu,
         out: &mut Vec<Outcome>,
     ) -> Result<(), ControlFileError> {
-        if pod.entry(&lever.cgroup, Role::Quota).is_none() {
-            return self.add_quota(pod, lever, limit);
+        if pod.entry(&target_cgroup.cgroup, Role::Quota).is_none() {
+            return self.add_quota(pod, target_cgroup, limit);
         }
-        let Some(entry) = pod.entry(&lever.cgroup, Role::Quota) else {
+        let Some(entry) = pod.entry(&target_cgroup.cgroup, Role::Quota) else {
             return Ok(());
         };
         let original = entry.file.bandwidth(&entry.original)?;
         let target = original.limited_to(limit);
         if !original.allows_more_than(target) {
-            let on_lever = |entry: &Entry| {
-                entry.cgroup == lever.cgroup && matches!(entry.role(), Role::Quota | Role::Burst)
+            let is_of_target_cgroup = |entry: &Entry| {
+                entry.cgroup == target_cgroup.cgroup
+                    && matches!(entry.role(), Role::Quota | Role::Burst)
             };
-            self.journal_stale |= pod.release(&throttle.uid, on_lever, &mut self.effects, out);
+            self.journal_stale |=
+                pod.release(&throttle.uid, is_of_target_cgroup, &mut self.effects, out);
             return Ok(());
         }
-        entry.base = lever.base;
+        entry.base = target_cgroup.base;
         let text = entry.file.text(target);
         self.journal_stale |= entry.set_target(text);
-        self.plan_burst(pod, &lever.cgroup, target)
+        self.plan_burst(pod, &target_cgroup.cgroup, target)
     }
 
     fn add_quota(
         &mut self,
         pod: &mut ThrottledPod,
-        lever: &Lever,
+        target_cgroup: &TargetCgroup,
         limit: MilliCpu,
     ) -> Result<(), ControlFileError> {
-        let dir = self.dir(pod, &lever.cgroup)?;
+        let dir = self.dir(pod, &target_cgroup.cgroup)?;
         let file = dir.required(Role::Quota)?;
         let reading = file.read()?;
         let original = file.bandwidth(reading.text())?;
@@ -105,28 +113,28 @@ impl Throttler {
             return Ok(());
         }
         let text = file.text(target);
-        let location = (Arc::clone(&lever.cgroup), dir.inode());
-        let mut entry = Entry::fresh(location, file, lever.base, reading.text(), text);
+        let location = (Arc::clone(&target_cgroup.cgroup), dir.inode());
+        let mut entry = Entry::fresh(location, file, target_cgroup.base, reading.text(), text);
         entry.burst = dir.control_file(Role::Burst)?;
         pod.insert(entry);
         self.journal_stale = true;
-        self.plan_burst(pod, &lever.cgroup, target)
+        self.plan_burst(pod, &target_cgroup.cgroup, target)
     }
 
     /// The kernel rejects a quota below the burst, so the burst is lowered with it. It is restored only after the quota.
     fn plan_burst(
         &mut self,
         pod: &mut ThrottledPod,
-        lever: &str,
+        target_cgroup: &str,
         target: Bandwidth,
     ) -> Result<(), ControlFileError> {
         let max = target.quota.unwrap_or(u64::MAX);
-        if let Some(entry) = pod.entry(lever, Role::Burst) {
+        if let Some(entry) = pod.entry(target_cgroup, Role::Burst) {
             let lowered = micros(&entry.file, &entry.ours)?.min(max);
             self.journal_stale |= entry.set_target(lowered.to_string().into());
             return Ok(());
         }
-        let Some(quota) = pod.entry(lever, Role::Quota) else {
+        let Some(quota) = pod.entry(target_cgroup, Role::Quota) else {
             return Ok(());
         };
         let Some(file) = &quota.burst else {

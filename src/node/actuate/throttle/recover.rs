@@ -8,7 +8,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{ControlFileError, CpuDir, Role};
+use crate::node::cgroup::control_file::{ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
 use crate::node::journal::Record;
 
@@ -111,9 +111,9 @@ impl Throttler {
         let mut weights = Vec::new();
         for record in records {
             let follows = record.file.role() == Role::Weight
-                && records
-                    .iter()
-                    .any(|other| other.lever == record.lever && other.file.role() == Role::Idle);
+                && records.iter().any(|other| {
+                    other.target_cgroup == record.target_cgroup && other.file.role() == Role::Idle
+                });
             match self.find(record) {
                 Ok(Found::Gone) => out.push(released(uid, record, ReleaseResult::Gone)),
                 Ok(Found::There(entry)) if follows => weights.push(entry),
@@ -145,13 +145,13 @@ impl Throttler {
     fn awaits_quota(&self, record: &Record) -> bool {
         let is_its_quota = |other: &Record| {
             other.file.role() == Role::Quota
-                && (&other.uid, &other.lever) == (&record.uid, &record.lever)
+                && (&other.uid, &other.target_cgroup) == (&record.uid, &record.target_cgroup)
         };
         record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
     fn find(&self, record: &Record) -> Result<Found, ControlFileError> {
-        let Ok(cgroup) = record.cgroup.join(&record.lever) else {
+        let Ok(cgroup) = record.cgroup.join(&record.target_cgroup) else {
             return Ok(Found::Gone);
         };
         let dir = match CpuDir::open(&self.hierarchy, &cgroup) {
@@ -167,7 +167,7 @@ impl Throttler {
         if file.kind() != record.file {
             return Ok(Found::Gone);
         }
-        let location = (Arc::clone(&record.lever), record.inode);
+        let location = (Arc::clone(&record.target_cgroup), record.inode);
         let ours = record.ours.clone();
         let mut entry = Entry::fresh(location, file, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
@@ -222,11 +222,11 @@ fn by_pod(records: Vec<Record>) -> BTreeMap<PodUid, Vec<Record>> {
     pods
 }
 
-fn released(uid: &PodUid, record: &Record, fate: ReleaseResult) -> Outcome {
+fn released(uid: &PodUid, record: &Record, result: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
-        file: format!("{}/{}/{}", record.cgroup, record.lever, record.file).into(),
-        fate,
+        file: format!("{}/{}/{}", record.cgroup, record.target_cgroup, record.file).into(),
+        result,
     }
 }
 
@@ -263,11 +263,11 @@ fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut
     pod.insert(entry);
 }
 
-fn entry_released(uid: &PodUid, entry: &Entry, fate: ReleaseResult) -> Outcome {
+fn entry_released(uid: &PodUid, entry: &Entry, result: ReleaseResult) -> Outcome {
     Outcome::Released {
         uid: uid.clone(),
         file: entry.file.path().to_owned(),
-        fate,
+        result,
     }
 }
 
@@ -276,22 +276,22 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
         .entries
         .iter()
         .filter(|entry| entry.role() == Role::Quota);
-    let mut levers: Vec<_> = quotas
+    let mut target_cgroups: Vec<_> = quotas
         .map(|entry| (Arc::clone(&entry.cgroup), entry.base, original(entry)))
         .collect();
     let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
     let class = pod.entries.iter().find(class);
-    if levers.is_empty()
+    if target_cgroups.is_empty()
         && let Some(entry) = class
     {
-        levers.push((Arc::clone(&entry.cgroup), entry.base, Quota::Unlimited));
+        target_cgroups.push((Arc::clone(&entry.cgroup), entry.base, Quota::Unlimited));
     }
-    (!levers.is_empty()).then(|| AdoptedThrottle {
+    (!target_cgroups.is_empty()).then(|| AdoptedThrottle {
         uid: uid.clone(),
         rule: pod.spec.rule.clone(),
         ratio: pod.spec.ratio,
         idle: class.is_some(),
-        levers,
+        target_cgroups,
     })
 }
 

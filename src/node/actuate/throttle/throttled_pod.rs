@@ -10,7 +10,7 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::CgroupPath;
-use crate::node::cgroup::knob::{ControlFile, ControlFileError, Role};
+use crate::node::cgroup::control_file::{ControlFile, ControlFileError, Role};
 use crate::node::journal::{Effects, Record};
 
 use super::outcome::{Outcome, ReleaseResult};
@@ -200,12 +200,12 @@ impl Entry {
         if *current == *self.original {
             // Both are equal if the file held a foreign value when it was adopted.
             let theirs = self.ours == self.original;
-            let fate = if theirs {
+            let result = if theirs {
                 ReleaseResult::Left
             } else {
                 ReleaseResult::Original
             };
-            return Ok(fate(self.original.clone()));
+            return Ok(result(self.original.clone()));
         }
         if !self.is_ours(current) {
             return Ok(ReleaseResult::Left(current.into()));
@@ -291,7 +291,7 @@ impl ThrottledPod {
         self.entries.iter().map(|entry| Record {
             uid: uid.clone(),
             cgroup: self.path.clone(),
-            lever: Arc::clone(&entry.cgroup),
+            target_cgroup: Arc::clone(&entry.cgroup),
             inode: entry.inode,
             file: entry.file.kind(),
             original: entry.original.clone(),
@@ -438,11 +438,11 @@ impl ThrottledPod {
                 return true;
             }
             match entry.release(effects) {
-                Ok(fate) => {
+                Ok(result) => {
                     out.push(Outcome::Released {
                         uid: uid.clone(),
                         file: entry.file.path().to_owned(),
-                        fate,
+                        result,
                     });
                     false
                 }

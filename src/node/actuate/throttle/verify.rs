@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::knob::{ControlFileError, CpuDir, Role};
+use crate::node::cgroup::control_file::{ControlFileError, CpuDir, Role};
 
 use super::outcome::Outcome;
 use super::plan_files::micros;
@@ -12,7 +12,7 @@ use super::throttled_pod::{Entry, LIFETIME, Seen, Stage, ThrottledPod};
 use super::{CONTEST_PAUSE, Throttler};
 
 /// A pod with files that hold a foreign value.
-struct Disturbed {
+struct ModifiedPod {
     uid: PodUid,
     pod: ThrottledPod,
     /// Index of the entry, and its file's content.
@@ -26,20 +26,20 @@ impl Throttler {
     /// Without changes it costs one `pread` per file and does not allocate.
     pub fn verify(&mut self, now: BootTime) -> Vec<Outcome> {
         let mut out = Vec::new();
-        let undisturbed =
-            |pod: &ThrottledPod| pod.deadline > now && !pod.is_due() && pod.is_undisturbed();
-        if !self.journal_stale && self.pods.values().all(undisturbed) {
+        let unmodified =
+            |pod: &ThrottledPod| pod.deadline > now && !pod.is_due() && pod.is_unmodified();
+        if !self.journal_stale && self.pods.values().all(unmodified) {
             return out;
         }
         let before = self.pods.len();
-        let disturbed = self.take_disturbed(now, &mut out);
+        let modified = self.take_modified(now, &mut out);
         let swept =
-            before > 1 && disturbed.len() == before && disturbed.iter().all(Disturbed::is_swept);
+            before > 1 && modified.len() == before && modified.iter().all(ModifiedPod::is_swept);
         if swept {
             self.sweeps.push(now);
             out.push(Outcome::Swept { pods: before });
         }
-        for pod in disturbed {
+        for pod in modified {
             self.respond(now, pod, swept, &mut out);
         }
         let only_retried = out.is_empty();
@@ -52,29 +52,34 @@ impl Throttler {
     }
 
     /// Drops vanished cgroups, restores expired throttles, and takes out the pods with foreign values.
-    fn take_disturbed(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<Disturbed> {
-        let mut disturbed = Vec::new();
+    fn take_modified(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<ModifiedPod> {
+        let mut modified = Vec::new();
         for (uid, mut pod) in std::mem::take(&mut self.pods) {
             let expired = pod.deadline <= now;
             if expired {
                 out.push(Outcome::Expired { uid: uid.clone() });
                 self.journal_stale |= pod.release(&uid, |_| true, &mut self.effects, out);
                 pod.deadline = now + LIFETIME;
-            } else if self.drop_gone(&uid, &mut pod, out) {
+            } else if self.drop_removed(&uid, &mut pod, out) {
                 continue;
             }
             let foreign = foreign(&uid, &pod, out);
             if foreign.is_empty() || expired {
                 self.pods.insert(uid, pod);
             } else {
-                disturbed.push(Disturbed { uid, pod, foreign });
+                modified.push(ModifiedPod { uid, pod, foreign });
             }
         }
-        disturbed
+        modified
     }
 
     /// Drops the entries of vanished cgroups. Returns whether the pod itself is gone.
-    fn drop_gone(&mut self, uid: &PodUid, pod: &mut ThrottledPod, out: &mut Vec<Outcome>) -> bool {
+    fn drop_removed(
+        &mut self,
+        uid: &PodUid,
+        pod: &mut ThrottledPod,
+        out: &mut Vec<Outcome>,
+    ) -> bool {
         let before = pod.entries.len();
         let gone = |entry: &Entry| entry.file.read().is_err_and(|error| error.is_gone());
         pod.entries.retain(|entry| !gone(entry));
@@ -91,8 +96,8 @@ impl Throttler {
         pod_gone
     }
 
-    fn respond(&mut self, now: BootTime, pod: Disturbed, swept: bool, out: &mut Vec<Outcome>) {
-        let Disturbed {
+    fn respond(&mut self, now: BootTime, pod: ModifiedPod, swept: bool, out: &mut Vec<Outcome>) {
+        let ModifiedPod {
             uid,
             mut pod,
             foreign,
@@ -169,8 +174,8 @@ impl Throttler {
             entry.original = theirs;
         }
         if entry.role() == Role::Idle {
-            let lever = Arc::clone(&entry.cgroup);
-            self.reassert_weight(pod, &lever)?;
+            let target_cgroup = Arc::clone(&entry.cgroup);
+            self.reassert_weight(pod, &target_cgroup)?;
         }
         Ok(())
     }
@@ -179,9 +184,9 @@ impl Throttler {
     fn reassert_weight(
         &mut self,
         pod: &mut ThrottledPod,
-        lever: &str,
+        target_cgroup: &str,
     ) -> Result<(), ControlFileError> {
-        let Some(weight) = pod.entry(lever, Role::Weight) else {
+        let Some(weight) = pod.entry(target_cgroup, Role::Weight) else {
             return Ok(());
         };
         let reading = weight.file.read()?;
@@ -195,7 +200,7 @@ impl Throttler {
     }
 }
 
-impl Disturbed {
+impl ModifiedPod {
     /// Whether every foreign value is the original.
     fn is_swept(&self) -> bool {
         self.foreign
@@ -205,7 +210,7 @@ impl Disturbed {
 }
 
 impl ThrottledPod {
-    fn is_undisturbed(&self) -> bool {
+    fn is_unmodified(&self) -> bool {
         self.entries
             .iter()
             .all(|entry| matches!(entry.check(), Seen::Ours))

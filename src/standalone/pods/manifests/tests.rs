@@ -177,7 +177,7 @@ fn a_missing_file_and_a_missing_parent_are_reported() {
     let paths = ["/no/such/file.yaml".into(), machine.dir.path().join("pods")];
     let found = machine.resolve(&Manifests::read(&paths), &["nowhere"]);
     assert_eq!(names(&found), ["default/a"]);
-    let refused: Vec<String> = found.refused.iter().map(Refusal::to_string).collect();
+    let refused: Vec<String> = found.refused.iter().map(PodRefusal::to_string).collect();
     assert!(
         refused[0].starts_with("/no/such/file.yaml: failed to read: No such file"),
         "{refused:?}"

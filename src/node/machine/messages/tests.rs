@@ -169,9 +169,9 @@ fn merge(line: &mut Value, more: &Value) {
 
 #[test]
 fn every_event_has_a_text_and_a_json_form() {
-    for (json, words) in table() {
+    for (json, text) in table() {
         let event: Event = serde_json::from_value(json.clone()).expect("an event");
-        assert_eq!(event.to_string(), words);
+        assert_eq!(event.to_string(), text);
         let mut reserialized = serde_json::to_value(&event).expect("JSON");
         if let (Value::Object(written), Value::Object(given)) = (&mut reserialized, &json) {
             written.retain(|key, _| given.contains_key(key));
@@ -199,7 +199,7 @@ fn every_event_and_field_is_documented() {
 
 #[test]
 fn values_are_formatted_with_their_unit() {
-    for (metric, value, words) in [
+    for (metric, value, text) in [
         (Some("cpu_total_usage"), 1499.6, "1500m"),
         (Some("memory_total_usage"), 1_610_612_736.0, "1.5Gi"),
         (Some("cpu_total_utilization"), 93.0, "93 %"),
@@ -208,6 +208,6 @@ fn values_are_formatted_with_their_unit() {
         (Some("http_requests"), 7.0, "7"),
         (None, 0.5, "0.5"),
     ] {
-        assert_eq!(format_value(metric, value), words);
+        assert_eq!(format_value(metric, value), text);
     }
 }

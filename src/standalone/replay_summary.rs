@@ -8,20 +8,20 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::policy::RuleId;
-use crate::node::machine::wording::{count, whole};
+use crate::node::machine::messages::{count, format_seconds};
 use crate::trace::replay::{Replay, RuleSummary, Summary};
 
 /// The summary of a replay, with the names of pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Replayed {
+pub struct ReplaySummary {
     /// Counts and times.
     summary: Summary,
     /// `namespace/name` of the pods of each rule.
     pods: BTreeMap<RuleId, Vec<String>>,
 }
 
-impl Replayed {
+impl ReplaySummary {
     /// The summary of `replay` so far.
     pub fn new<R: BufRead>(replay: &Replay<R>) -> Self {
         let summary = replay.summary();
@@ -40,13 +40,13 @@ impl Replayed {
     }
 }
 
-impl fmt::Display for Replayed {
+impl fmt::Display for ReplaySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary { samples, span, .. } = &self.summary;
         writeln!(
             f,
             "\n{samples} samples over {}; nothing of this was done:",
-            whole(*span)
+            format_seconds(*span)
         )?;
         for (id, rule) in &self.summary.rules {
             writeln!(f, "{id}")?;
@@ -65,7 +65,7 @@ impl fmt::Display for Replayed {
 }
 
 fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
-    let in_force = whole(rule.in_force);
+    let in_force = format_seconds(rule.in_force);
     let breaches = count(usize::try_from(rule.breaches).unwrap_or(usize::MAX), "time");
     writeln!(
         f,
@@ -89,7 +89,7 @@ fn write_rule(f: &mut fmt::Formatter<'_>, rule: &RuleSummary) -> fmt::Result {
         writeln!(
             f,
             "  new work not allowed for {}",
-            whole(rule.scheduling_disabled)
+            format_seconds(rule.scheduling_disabled)
         )?;
     }
     Ok(())

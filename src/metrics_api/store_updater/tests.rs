@@ -3,7 +3,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::cluster::election::{Standing, Term};
+use crate::cluster::election::{Leadership, Term};
 use crate::crd::Summary;
 use crate::engine::policy::NodeFacts;
 use crate::engine::units::Bytes;
@@ -16,18 +16,18 @@ use crate::metrics_api::table::Cell;
 use super::*;
 
 struct Replica {
-    feed: Feed,
+    updater: StoreUpdater,
     data: Arc<Data>,
-    leadership: watch::Sender<Standing>,
+    leadership: watch::Sender<Leadership>,
 }
 
 impl Replica {
     fn new() -> Self {
-        let (leadership, seen) = watch::channel(Standing::default());
+        let (leadership, seen) = watch::channel(Leadership::default());
         let data = Arc::new(Data::new(Limits::default(), seen));
-        let feed = Feed::new(Arc::clone(&data), None);
+        let updater = StoreUpdater::new(Arc::clone(&data), None);
         let mut replica = Self {
-            feed,
+            updater,
             data,
             leadership,
         };
@@ -38,20 +38,20 @@ impl Replica {
     /// With Node `n1`, of 8 CPUs.
     fn of_a_node() -> Self {
         let mut replica = Self::new();
-        replica.feed.node("n1", Some(node(8)));
+        replica.updater.node("n1", Some(node(8)));
         replica
     }
 
     /// The agent of `n1` renews its Lease with this summary.
     fn renew_lease(&mut self, summary: &str) {
-        self.feed.heartbeat("n1", Some(heartbeat(summary)));
+        self.updater.heartbeat("n1", Some(heartbeat(summary)));
     }
 
     fn lead(&mut self, epoch: u64) {
         let until = clock::now() + std::time::Duration::from_hours(1);
         self.leadership
-            .send_replace(Standing::new(Some(Term { epoch, until }), None));
-        self.feed.lead(Some(epoch));
+            .send_replace(Leadership::new(Some(Term { epoch, until }), None));
+        self.updater.lead(Some(epoch));
     }
 
     /// The object, or null.
@@ -106,15 +106,15 @@ fn a_node_has_an_object_from_creation_to_deletion() {
     // What arrives before the Node is kept for it.
     replica.renew_lease("seq=1 cpu=50.0 mem=25.0");
     assert!(replica.get("n1").is_null());
-    replica.feed.node("n1", Some(node(8)));
+    replica.updater.node("n1", Some(node(8)));
     let usage = &replica.get("n1")["status"]["usage"];
     assert_eq!(
         *usage,
         json!({"node": {"cpu": "4000m", "memory": "4096Mi"}})
     );
-    replica.feed.node("n1", None);
+    replica.updater.node("n1", None);
     assert!(replica.get("n1").is_null());
-    replica.feed.node("n2", Some(node(8)));
+    replica.updater.node("n2", Some(node(8)));
     assert_eq!(replica.healthy("n2"), (json!("Unknown"), json!("NoReport")));
     assert!(replica.get("n2")["status"]["usage"].is_null());
 }
@@ -122,28 +122,28 @@ fn a_node_has_an_object_from_creation_to_deletion() {
 #[test]
 fn deleted_nodes_leave_no_entries() {
     let mut replica = Replica::of_a_node();
-    replica.feed.report(report(3, Duration::from_hours(1)));
-    replica.feed.node("n1", None);
+    replica.updater.report(report(3, Duration::from_hours(1)));
+    replica.updater.node("n1", None);
     // Late updates leave no entry behind, in any order.
     replica.renew_lease("seq=1");
-    replica.feed.silent("n1", true);
-    replica.feed.heartbeat("n1", None);
-    replica.feed.watermark("n1", None);
-    replica.feed.silent("n1", false);
-    assert!(replica.feed.nodes.is_empty());
+    replica.updater.set_agent_silent("n1", true);
+    replica.updater.heartbeat("n1", None);
+    replica.updater.watermark("n1", None);
+    replica.updater.set_agent_silent("n1", false);
+    assert!(replica.updater.nodes.is_empty());
 }
 
 #[test]
 fn a_replaced_node_does_not_inherit_the_report() {
     let mut replica = Replica::of_a_node();
-    replica.feed.report(report(3, Duration::from_hours(1)));
-    replica.feed.node("n1", Some(node(16)));
+    replica.updater.report(report(3, Duration::from_hours(1)));
+    replica.updater.node("n1", Some(node(16)));
     assert_eq!(replica.get("n1")["status"]["pods"], 3, "it only grew");
     let another = NodeKnown {
         uid: "another".to_owned(),
         ..node(8)
     };
-    replica.feed.node("n1", Some(another));
+    replica.updater.node("n1", Some(another));
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
     assert!(replica.get("n1")["status"]["pods"].is_null());
 }
@@ -151,7 +151,7 @@ fn a_replaced_node_does_not_inherit_the_report() {
 #[test]
 fn unknown_values_are_absent_and_not_zero() {
     let mut replica = Replica::new();
-    replica.feed.node("n1", Some(node(0)));
+    replica.updater.node("n1", Some(node(0)));
     replica.renew_lease("seq=1 cpu=50.0");
     let status = &replica.get("n1")["status"];
     assert!(status["usage"].is_null(), "{status}");
@@ -176,14 +176,14 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
     assert_ne!(since, "2026-01-01T00:00:00Z");
     replica.renew_lease("seq=2 cpu=60.0");
     assert_eq!(condition(&replica)["lastTransitionTime"], since);
-    replica.feed.silent("n1", true);
+    replica.updater.set_agent_silent("n1", true);
     assert_eq!(
         replica.healthy("n1"),
         (json!("False"), json!("AgentSilent"))
     );
     assert_eq!(replica.get("n1")["status"]["usage"]["node"]["cpu"], "4800m");
     // An agent that released its Lease is removed, not unresponsive; the next one is live.
-    replica.feed.heartbeat("n1", None);
+    replica.updater.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
     replica.renew_lease("seq=1 cpu=50.0");
     assert_eq!(
@@ -196,7 +196,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
 fn every_agent_is_considered_live_in_a_new_term() {
     let mut replica = Replica::of_a_node();
     replica.renew_lease("seq=1 cpu=50.0");
-    replica.feed.silent("n1", true);
+    replica.updater.set_agent_silent("n1", true);
     replica.lead(2);
     assert_eq!(
         replica.healthy("n1"),
@@ -205,14 +205,14 @@ fn every_agent_is_considered_live_in_a_new_term() {
 }
 
 /// A report received now, with the next one due within `interval`.
-fn report(pods: i64, interval: Duration) -> Told {
+fn report(pods: i64, interval: Duration) -> ReceivedReport {
     let status = json!({
         "timestamp": "2026-01-01T10:00:00Z",
         "usage": {"node": {"cpu": "1500m", "memory": "2Gi"}},
         "pressure": {"cpu": {"some": {"avg10": 7.0, "avg60": 0.0, "avg300": 0.0}}},
         "pods": pods,
     });
-    Told {
+    ReceivedReport {
         node: "n1".into(),
         at: clock::now(),
         interval,
@@ -229,11 +229,11 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
         condition["message"].as_str().unwrap().to_owned()
     };
     let cpu = |replica: &Replica| replica.get("n1")["status"]["usage"]["node"]["cpu"].clone();
-    replica.feed.heartbeat("n1", summary(1));
+    replica.updater.heartbeat("n1", summary(1));
     assert_eq!(cpu(&replica), "4000m");
     assert!(message(&replica).contains("does not report"));
     let hour = Duration::from_hours(1);
-    replica.feed.report(report(3, hour));
+    replica.updater.report(report(3, hour));
     assert_eq!(cpu(&replica), "1500m");
     let status = &replica.get("n1")["status"];
     assert_eq!(
@@ -246,21 +246,21 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
     );
     assert_eq!(message(&replica), "the agent reports to the controller");
     // A heartbeat does not replace a fresh report.
-    replica.feed.heartbeat("n1", summary(2));
+    replica.updater.heartbeat("n1", summary(2));
     assert_eq!(cpu(&replica), "1500m");
     // A stale report stays until there is something newer.
-    replica.feed.report(report(3, Duration::ZERO));
-    replica.feed.heartbeat("n1", summary(2));
+    replica.updater.report(report(3, Duration::ZERO));
+    replica.updater.heartbeat("n1", summary(2));
     assert_eq!(cpu(&replica), "1500m");
-    replica.feed.silent("n1", true);
+    replica.updater.set_agent_silent("n1", true);
     assert_eq!(
         replica.healthy("n1"),
         (json!("False"), json!("AgentSilent"))
     );
     assert_eq!(cpu(&replica), "1500m", "the last figures");
-    replica.feed.silent("n1", false);
+    replica.updater.set_agent_silent("n1", false);
     // Now a heartbeat replaces it.
-    replica.feed.heartbeat("n1", summary(3));
+    replica.updater.heartbeat("n1", summary(3));
     assert_eq!(cpu(&replica), "4000m");
     assert!(replica.get("n1")["status"]["pods"].is_null());
 }
@@ -272,27 +272,27 @@ fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
         -SignedDuration::from_hours(1),
         SignedDuration::from_hours(1),
     ] {
-        let said = started + off;
+        let reported_at = started + off;
         let beat = |sequence: u32| {
-            let time = Some(Time(said));
+            let time = Some(Time(reported_at));
             let summary = Summary::parse(&format!("seq={sequence} cpu=50.0"));
             Some(Heartbeat { time, summary })
         };
         let mut replica = Replica::of_a_node();
-        replica.feed.heartbeat("n1", beat(1));
+        replica.updater.heartbeat("n1", beat(1));
         // Nobody saw it arrive: it is as old as it says, but not from the future.
-        assert_eq!(replica.reported().min(started), said.min(started));
+        assert_eq!(replica.reported().min(started), reported_at.min(started));
         assert!(replica.reported() <= clock::wall());
-        replica.feed.heartbeat("n1", beat(2));
+        replica.updater.heartbeat("n1", beat(2));
         assert!((started..=clock::wall()).contains(&replica.reported()));
         let mut report = report(3, Duration::from_hours(1));
-        Arc::make_mut(&mut report.status).timestamp = Some(Time(said));
-        replica.feed.report(report);
+        Arc::make_mut(&mut report.status).timestamp = Some(Time(reported_at));
+        replica.updater.report(report);
         assert!((started..=clock::wall()).contains(&replica.reported()));
         // What arrives after all Leases are listed is dated now.
         let mut replica = Replica::of_a_node();
-        replica.feed.leases_known();
-        replica.feed.heartbeat("n1", beat(1));
+        replica.updater.leases_known();
+        replica.updater.heartbeat("n1", beat(1));
         assert!((started..=clock::wall()).contains(&replica.reported()));
     }
 }
@@ -302,7 +302,7 @@ fn static_parts_of_an_object_are_shared_between_reports() {
     let mut replica = Replica::of_a_node();
     let hour = Duration::from_hours(1);
     let [before, after] = [3, 4].map(|pods| {
-        replica.feed.report(report(pods, hour));
+        replica.updater.report(report(pods, hour));
         let found = replica.data.read(|store| store.get("n1"));
         found.unwrap().unwrap().unwrap()
     });
@@ -315,12 +315,12 @@ fn static_parts_of_an_object_are_shared_between_reports() {
 #[test]
 fn an_agent_without_a_lease_is_live_until_it_releases_one() {
     let mut replica = Replica::of_a_node();
-    replica.feed.report(report(3, Duration::from_hours(1)));
+    replica.updater.report(report(3, Duration::from_hours(1)));
     assert_eq!(
         replica.healthy("n1"),
         (json!("True"), json!("AgentReporting"))
     );
-    replica.feed.heartbeat("n1", None);
+    replica.updater.heartbeat("n1", None);
     assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
     assert!(replica.get("n1")["status"]["pods"].is_null());
 }
@@ -328,17 +328,17 @@ fn an_agent_without_a_lease_is_live_until_it_releases_one() {
 #[test]
 fn an_agent_that_fails_during_the_warm_up_is_shown_as_silent() {
     let mut replica = Replica::new();
-    replica.feed.node("n", Some(node(4)));
-    replica.feed.heartbeat("n", Some(heartbeat("cpu=1.0")));
-    (replica.feed.is_open, replica.feed.warm_up) = (true, WarmUp::default());
+    replica.updater.node("n", Some(node(4)));
+    replica.updater.heartbeat("n", Some(heartbeat("cpu=1.0")));
+    (replica.updater.is_open, replica.updater.warm_up) = (true, WarmUp::default());
     replica.lead(2);
     assert_eq!(
         replica.data.change(|store| store.term()),
         None,
         "warming up"
     );
-    replica.feed.silent("n", true);
-    replica.feed.warm_up = WarmUp::none();
+    replica.updater.set_agent_silent("n", true);
+    replica.updater.warm_up = WarmUp::none();
     replica.lead(2);
     assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));
     replica.lead(3);

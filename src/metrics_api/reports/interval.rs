@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::crd::report::{INTERVAL, LONGEST_INTERVAL};
+use crate::crd::report::{INTERVAL, MAX_INTERVAL};
 use crate::engine::time::BootTime;
 
 /// Target CPU usage in cores. Above it, the interval grows.
@@ -53,14 +53,14 @@ pub struct Load {
 
 /// Limits for agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct ReportLimits {
     /// Requested report interval: 10 to 60 s.
     pub interval: Duration,
     /// Minimum time between two accepted reports of a node.
     pub min_interval: Duration,
 }
 
-impl Default for Pace {
+impl Default for ReportLimits {
     fn default() -> Self {
         Self {
             interval: INTERVAL,
@@ -69,8 +69,8 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
-    /// The pace for this load, which was measured at the current pace. The interval moves to where the load would meet
+impl ReportLimits {
+    /// The limits for this load, which was measured at the current limits. The interval moves to where the load would meet
     /// its target, in whole seconds and by at most half of itself, between 10 s and 60 s. Under overload, reports are
     /// accepted only after two thirds of it.
     #[must_use]
@@ -80,7 +80,7 @@ impl Pace {
         let factor = if behind { wanted.max(1.5) } else { wanted };
         let interval = self.interval.mul_f64(factor.clamp(0.5, 1.5));
         let interval = Duration::from_secs_f64(interval.as_secs_f64().ceil());
-        let interval = interval.clamp(INTERVAL, LONGEST_INTERVAL);
+        let interval = interval.clamp(INTERVAL, MAX_INTERVAL);
         let overload = load.busy >= OVERLOAD || behind;
         Self {
             interval,
@@ -113,11 +113,11 @@ mod tests {
         }
     }
 
-    /// The pace for a fleet that uses `cost` cores at the normal interval.
-    fn settled(cost: f64) -> Pace {
-        (0..40).fold(Pace::default(), |pace, _| {
-            let busy = cost * INTERVAL.as_secs_f64() / pace.interval.as_secs_f64();
-            pace.at(load(busy.min(1.0)))
+    /// The limits for a fleet that uses `cost` cores at the normal interval.
+    fn settled(cost: f64) -> ReportLimits {
+        (0..40).fold(ReportLimits::default(), |limits, _| {
+            let busy = cost * INTERVAL.as_secs_f64() / limits.interval.as_secs_f64();
+            limits.at(load(busy.min(1.0)))
         })
     }
 
@@ -154,27 +154,27 @@ mod tests {
     #[test]
     fn a_fleet_within_the_target_reports_every_10_s() {
         for cost in [0.0, 0.1, 0.5] {
-            assert_eq!(settled(cost), Pace::default(), "{cost}");
+            assert_eq!(settled(cost), ReportLimits::default(), "{cost}");
         }
     }
 
     #[test]
     fn an_expensive_fleet_reports_less_often() {
-        let Pace {
+        let ReportLimits {
             interval,
             min_interval,
         } = settled(1.0);
         assert!((20..=22).contains(&interval.as_secs()), "{interval:?}");
         assert_eq!(min_interval, MIN_INTERVAL);
-        assert_eq!(settled(100.0).interval, LONGEST_INTERVAL);
-        assert_eq!(settled(100.0).min_interval, LONGEST_INTERVAL * 2 / 3);
+        assert_eq!(settled(100.0).interval, MAX_INTERVAL);
+        assert_eq!(settled(100.0).min_interval, MAX_INTERVAL * 2 / 3);
     }
 
     #[test]
     fn the_interval_recovers_after_overload() {
         let long = settled(100.0);
-        let back = (0..10).fold(long, |pace, _| pace.at(load(0.1)));
-        assert_eq!(back, Pace::default());
+        let back = (0..10).fold(long, |limits, _| limits.at(load(0.1)));
+        assert_eq!(back, ReportLimits::default());
     }
 
     #[test]
@@ -183,9 +183,9 @@ mod tests {
             busy: 0.0,
             backlog: MAX_BACKLOG,
         };
-        let pace = Pace::default().at(behind);
-        assert_eq!(pace.interval, Duration::from_secs(15));
-        assert_eq!(pace.retry_after(), 10);
+        let limits = ReportLimits::default().at(behind);
+        assert_eq!(limits.interval, Duration::from_secs(15));
+        assert_eq!(limits.retry_after(), 10);
     }
 
     proptest! {
@@ -193,12 +193,12 @@ mod tests {
         fn more_load_never_shortens_the_interval(
             seconds in 10_u64..=60, busy in 0.0_f64..2.0, more in 0.0_f64..1.0, backlog in 0_u64..60,
         ) {
-            let pace = Pace { interval: Duration::from_secs(seconds), ..Pace::default() };
+            let limits = ReportLimits { interval: Duration::from_secs(seconds), ..ReportLimits::default() };
             let backlog = Duration::from_secs(backlog);
             let (less, more) = (Load { busy, backlog }, Load { busy: busy + more, backlog });
-            let (less, more) = (pace.at(less), pace.at(more));
+            let (less, more) = (limits.at(less), limits.at(more));
             prop_assert!(less.interval <= more.interval && less.min_interval <= more.min_interval);
-            prop_assert!((INTERVAL..=LONGEST_INTERVAL).contains(&more.interval));
+            prop_assert!((INTERVAL..=MAX_INTERVAL).contains(&more.interval));
             prop_assert!(more.min_interval < more.interval);
         }
     }

@@ -5,7 +5,7 @@ use super::*;
 
 /// A replica with its own clock, for a node that is measured every ten seconds.
 struct Replica {
-    pace: Pace,
+    schedule: ReportSchedule,
     now: BootTime,
     newest: Newest,
 }
@@ -21,7 +21,7 @@ fn start() -> BootTime {
 impl Replica {
     fn new(seed: u64) -> Self {
         Self {
-            pace: Pace::new(start(), Rng::with_seed(seed)),
+            schedule: ReportSchedule::new(start(), Rng::with_seed(seed)),
             now: start(),
             newest: Newest {
                 sequence: 1,
@@ -35,7 +35,7 @@ impl Replica {
         let mut replica = Self::new(1);
         replica.sends();
         replica
-            .pace
+            .schedule
             .record(replica.now, Outcome::Accepted(interval));
         replica
     }
@@ -48,7 +48,7 @@ impl Replica {
     }
 
     fn step(&mut self) -> Step {
-        self.pace.step(self.now, Some(self.newest))
+        self.schedule.step(self.now, Some(self.newest))
     }
 
     /// Waits until a report is due; returns how long.
@@ -58,7 +58,7 @@ impl Replica {
             match self.step() {
                 Step::Send => return self.now.since(before),
                 Step::Wait(left) => self.now = self.now + left,
-                Step::Rest => panic!("nothing is to be sent"),
+                Step::Idle => panic!("nothing is to be sent"),
             }
         }
     }
@@ -66,16 +66,16 @@ impl Replica {
 
 #[test]
 fn nothing_is_sent_before_the_first_measurement() {
-    let mut pace = Pace::new(start(), Rng::with_seed(1));
-    assert_eq!(pace.step(start() + seconds(99), None), Step::Rest);
+    let mut schedule = ReportSchedule::new(start(), Rng::with_seed(1));
+    assert_eq!(schedule.step(start() + seconds(99), None), Step::Idle);
 }
 
 #[test]
 fn each_report_is_sent_once() {
     let mut replica = Replica::reported(INTERVAL);
-    assert_eq!(replica.step(), Step::Rest);
+    assert_eq!(replica.step(), Step::Idle);
     replica.now = replica.now + seconds(100);
-    assert_eq!(replica.step(), Step::Rest, "no report is sent again");
+    assert_eq!(replica.step(), Step::Idle, "no report is sent again");
     replica.measured(false);
     assert_eq!(replica.step(), Step::Send);
 }
@@ -87,7 +87,7 @@ fn a_change_is_sent_at_once_but_at_most_once_a_second() {
     let left = replica.sends();
     assert_eq!(left, MIN_INTERVAL);
     replica
-        .pace
+        .schedule
         .record(replica.now, Outcome::Accepted(INTERVAL));
     replica.now = replica.now + seconds(3);
     replica.measured(true);
@@ -105,7 +105,7 @@ fn a_longer_interval_is_respected_except_for_changes() {
         if replica.step() == Step::Send {
             sent.push(replica.now);
             replica
-                .pace
+                .schedule
                 .record(replica.now, Outcome::Accepted(interval));
         }
     }
@@ -126,7 +126,7 @@ fn after_failures_the_pauses_grow_up_to_a_limit() {
     replica.sends();
     let mut pauses = Vec::new();
     for _ in 0..8 {
-        replica.pace.record(replica.now, Outcome::Failed(None));
+        replica.schedule.record(replica.now, Outcome::Failed(None));
         pauses.push(replica.sends());
     }
     assert!(
@@ -136,22 +136,22 @@ fn after_failures_the_pauses_grow_up_to_a_limit() {
     assert!(pauses[7] >= RETRY_PAUSES[1], "{pauses:?}");
     assert!(pauses.iter().all(|pause| *pause <= INTERVAL), "{pauses:?}");
     replica
-        .pace
+        .schedule
         .record(replica.now, Outcome::Accepted(INTERVAL));
-    assert_eq!(replica.step(), Step::Rest);
+    assert_eq!(replica.step(), Step::Idle);
     replica.now = replica.now + INTERVAL;
     replica.measured(false);
     replica.sends();
-    replica.pace.record(replica.now, Outcome::Failed(None));
+    replica.schedule.record(replica.now, Outcome::Failed(None));
     assert!(replica.sends() <= MIN_INTERVAL * 2, "it starts again");
 }
 
 #[test]
 fn a_failure_is_retried_quickly_despite_a_long_interval() {
-    let mut replica = Replica::reported(LONGEST_INTERVAL);
+    let mut replica = Replica::reported(MAX_INTERVAL);
     replica.measured(true);
     replica.sends();
-    replica.pace.record(replica.now, Outcome::Failed(None));
+    replica.schedule.record(replica.now, Outcome::Failed(None));
     replica.measured(false);
     assert!(replica.sends() <= MIN_INTERVAL * 2);
 }
@@ -163,7 +163,7 @@ fn a_retry_after_is_respected_up_to_a_limit() {
         replica.measured(true);
         replica.sends();
         let wait = Outcome::Failed(Some(seconds(asked)));
-        replica.pace.record(replica.now, wait);
+        replica.schedule.record(replica.now, wait);
         replica.measured(true);
         let waited = replica.sends();
         let min = seconds(min);
@@ -195,13 +195,13 @@ proptest! {
             replica.measured(changed);
             let step = replica.step();
             if let Step::Wait(left) = step {
-                prop_assert!(left <= LONGEST_INTERVAL.mul_f64(1.0 + RETRY_AFTER_JITTER), "{left:?}");
+                prop_assert!(left <= MAX_INTERVAL.mul_f64(1.0 + RETRY_AFTER_JITTER), "{left:?}");
                 replica.now = replica.now + left;
             }
-            if step == Step::Rest {
-                let (accepted, at) = replica.pace.accepted.unwrap();
+            if step == Step::Idle {
+                let (accepted, at) = replica.schedule.accepted.unwrap();
                 prop_assert!(replica.newest.changed <= accepted, "a change is not sent");
-                prop_assert!(replica.now.since(at) + INTERVAL <= replica.pace.interval(), "late");
+                prop_assert!(replica.now.since(at) + INTERVAL <= replica.schedule.interval(), "late");
                 replica.now = replica.now + INTERVAL;
                 continue;
             }
@@ -223,7 +223,7 @@ proptest! {
             if let Outcome::Failed(Some(wait)) = outcome {
                 not_before = replica.now + wait;
             }
-            replica.pace.record(replica.now, outcome);
+            replica.schedule.record(replica.now, outcome);
         }
     }
 }

@@ -4,12 +4,12 @@
 //!
 //! ```text
 //! // before Machine::open: the files are replaced atomically, so reading needs no lock
-//! let mut rules = Kept::<NodeWatermarkSpec>::new(state_dir, POLICIES_FILE, 1, Worth::AnyBoot)?;
-//! let spec = rules.read_or_tell();
-//! let mut pods = Kept::<Vec<Workload>>::new(state_dir, PODS_FILE, 1, Worth::ThisBoot)?;
-//! let pods = still_there(pods.read_or_tell().unwrap_or_default(), &hierarchy);
+//! let mut rules = SavedFile::<NodeWatermarkSpec>::new(state_dir, POLICIES_FILE, 1, Validity::AnyBoot)?;
+//! let spec = rules.read_or_log();
+//! let mut pods = SavedFile::<Vec<Workload>>::new(state_dir, PODS_FILE, 1, Validity::ThisBoot)?;
+//! let pods = retain_existing(pods.read_or_log().unwrap_or_default(), &hierarchy);
 //! // after Machine::open, which locks the directory: whenever they may have changed
-//! rules.keep(&spec)?;
+//! rules.save(&spec)?;
 //! ```
 
 use std::fs::File;
@@ -34,7 +34,7 @@ pub const MAX_FILE_SIZE: usize = 8 << 20;
 
 /// How long a saved file is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Worth {
+pub enum Validity {
     /// Until the next reboot: cgroups and their processes.
     ThisBoot,
     /// Until it is replaced (rules).
@@ -44,10 +44,10 @@ pub enum Worth {
 /// One file of the state directory that holds a `T`. Only its owner may read it, since rules may contain the headers
 /// of a probe.
 #[derive(Debug)]
-pub struct Kept<T> {
+pub struct SavedFile<T> {
     path: PathBuf,
     version: u32,
-    worth: Worth,
+    validity: Validity,
     boot_id: String,
     /// Hash of the file's content.
     written: Option<u64>,
@@ -100,16 +100,16 @@ struct Document<T> {
     content: T,
 }
 
-impl<T: Serialize + DeserializeOwned> Kept<T> {
+impl<T: Serialize + DeserializeOwned> SavedFile<T> {
     /// The file `name` of `state_dir`, which need not exist yet. `version` is the format version of `T`.
     ///
     /// # Errors
     /// If the kernel's boot ID cannot be read.
-    pub fn new(state_dir: &Path, name: &str, version: u32, worth: Worth) -> io::Result<Self> {
+    pub fn new(state_dir: &Path, name: &str, version: u32, validity: Validity) -> io::Result<Self> {
         Ok(Self {
             path: state_dir.join(name),
             version,
-            worth,
+            validity,
             boot_id: boot_id()?,
             written: None,
             content: PhantomData,
@@ -139,7 +139,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
                 wanted: self.version,
             });
         }
-        if self.worth == Worth::ThisBoot && head.boot_id != self.boot_id {
+        if self.validity == Validity::ThisBoot && head.boot_id != self.boot_id {
             return Err(SavedFileError::OtherBoot { path: path() });
         }
         let document: Document<T> = serde_json::from_slice(&bytes).map_err(broken)?;
@@ -148,7 +148,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
     }
 
     /// Like [`Self::read`], with errors logged.
-    pub fn read_or_tell(&mut self) -> Option<T> {
+    pub fn read_or_log(&mut self) -> Option<T> {
         self.read().unwrap_or_else(|error| {
             if matches!(error, SavedFileError::OtherBoot { .. }) {
                 tracing::info!("{error}");
@@ -163,7 +163,7 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
     ///
     /// # Errors
     /// If it cannot be written; try again. If `content` is too large, the old file is removed, since it is obsolete.
-    pub fn keep(&mut self, content: &T) -> Result<bool, StateError> {
+    pub fn save(&mut self, content: &T) -> Result<bool, StateError> {
         let head = Header {
             version: self.version,
             boot_id: self.boot_id.clone(),
@@ -186,8 +186,8 @@ impl<T: Serialize + DeserializeOwned> Kept<T> {
 }
 
 /// The workloads whose cgroup still exists.
-pub fn still_there(mut workloads: Vec<Workload>, hierarchy: &Hierarchy) -> Vec<Workload> {
-    workloads.retain(|known| known.inode != 0 && known.is_there(hierarchy));
+pub fn retain_existing(mut workloads: Vec<Workload>, hierarchy: &Hierarchy) -> Vec<Workload> {
+    workloads.retain(|known| known.inode != 0 && known.exists(hierarchy));
     workloads
 }
 
@@ -229,8 +229,8 @@ mod tests {
     use crate::engine::pod::{Pod, PodUid, QosClass};
     use crate::node::cgroup::CgroupPath;
 
-    fn open(dir: &TempDir, version: u32, worth: Worth) -> Kept<Vec<String>> {
-        Kept::new(dir.path(), "file.json", version, worth).expect("a boot ID")
+    fn open(dir: &TempDir, version: u32, validity: Validity) -> SavedFile<Vec<String>> {
+        SavedFile::new(dir.path(), "file.json", version, validity).expect("a boot ID")
     }
 
     fn some() -> Vec<String> {
@@ -240,14 +240,14 @@ mod tests {
     #[test]
     fn a_saved_value_is_read_back_and_written_only_when_changed() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut file = open(&dir, 1, Worth::ThisBoot);
+        let mut file = open(&dir, 1, Validity::ThisBoot);
         assert_eq!(file.read().expect("nothing"), None);
-        assert!(file.keep(&some()).expect("written"));
-        assert!(!file.keep(&some()).expect("the same"));
-        let mut next = open(&dir, 1, Worth::ThisBoot);
+        assert!(file.save(&some()).expect("written"));
+        assert!(!file.save(&some()).expect("the same"));
+        let mut next = open(&dir, 1, Validity::ThisBoot);
         assert_eq!(next.read().expect("readable"), Some(some()));
-        assert!(!next.keep(&some()).expect("the same"));
-        assert!(next.keep(&Vec::new()).expect("written"));
+        assert!(!next.save(&some()).expect("the same"));
+        assert!(next.save(&Vec::new()).expect("written"));
         let mode = fs::metadata(dir.path().join("file.json")).expect("there");
         assert_eq!(mode.permissions().mode() & 0o777, 0o600);
     }
@@ -255,10 +255,12 @@ mod tests {
     #[test]
     fn another_format_version_is_rejected() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        open(&dir, 2, Worth::AnyBoot)
-            .keep(&some())
+        open(&dir, 2, Validity::AnyBoot)
+            .save(&some())
             .expect("written");
-        let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("refused");
+        let error = open(&dir, 1, Validity::AnyBoot)
+            .read()
+            .expect_err("refused");
         assert!(
             matches!(error, SavedFileError::OtherVersion { found: 2, .. }),
             "{error}"
@@ -268,12 +270,14 @@ mod tests {
     #[test]
     fn pods_are_valid_for_one_boot_and_rules_for_any() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut old = open(&dir, 1, Worth::AnyBoot);
+        let mut old = open(&dir, 1, Validity::AnyBoot);
         old.boot_id = "another".to_owned();
-        old.keep(&some()).expect("written");
-        let error = open(&dir, 1, Worth::ThisBoot).read().expect_err("refused");
+        old.save(&some()).expect("written");
+        let error = open(&dir, 1, Validity::ThisBoot)
+            .read()
+            .expect_err("refused");
         assert!(matches!(error, SavedFileError::OtherBoot { .. }), "{error}");
-        let mut rules = open(&dir, 1, Worth::AnyBoot);
+        let mut rules = open(&dir, 1, Validity::AnyBoot);
         assert_eq!(rules.read().expect("readable"), Some(some()));
     }
 
@@ -283,25 +287,30 @@ mod tests {
         let path = dir.path().join("file.json");
         for garbage in ["", "{", "[]", "{\"version\":1}", "\0"] {
             fs::write(&path, garbage).expect("written");
-            let error = open(&dir, 1, Worth::AnyBoot).read().expect_err(garbage);
+            let error = open(&dir, 1, Validity::AnyBoot).read().expect_err(garbage);
             assert!(error.to_string().contains("file.json"), "{error}");
         }
         File::create(&path)
             .expect("made")
             .set_len(MAX_FILE_SIZE as u64 + 1)
             .expect("grown");
-        let error = open(&dir, 1, Worth::AnyBoot).read().expect_err("too large");
+        let error = open(&dir, 1, Validity::AnyBoot)
+            .read()
+            .expect_err("too large");
         assert!(error.to_string().contains("larger than 8 MiB"), "{error}");
     }
 
     #[test]
     fn a_value_that_cannot_be_saved_removes_the_old_file() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut file = open(&dir, 1, Worth::AnyBoot);
-        file.keep(&some()).expect("written");
-        file.keep(&vec!["x".repeat(MAX_FILE_SIZE)])
+        let mut file = open(&dir, 1, Validity::AnyBoot);
+        file.save(&some()).expect("written");
+        file.save(&vec!["x".repeat(MAX_FILE_SIZE)])
             .expect_err("too large");
-        assert_eq!(open(&dir, 1, Worth::AnyBoot).read().expect("nothing"), None);
+        assert_eq!(
+            open(&dir, 1, Validity::AnyBoot).read().expect("nothing"),
+            None
+        );
     }
 
     #[test]
@@ -325,7 +334,7 @@ mod tests {
             workload("gone", inode),
             workload("pod", 0),
         ];
-        assert_eq!(still_there(all.clone(), &hierarchy), [there]);
+        assert_eq!(retain_existing(all.clone(), &hierarchy), [there]);
         let text = serde_json::to_string(&all).expect("JSON");
         assert_eq!(
             serde_json::from_str::<Vec<Workload>>(&text).expect("read"),

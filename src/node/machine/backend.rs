@@ -14,14 +14,14 @@ use crate::engine::time::BootTime;
 /// All methods are called from the tick and must not block: an implementation that calls an API server passes the
 /// request to a task and returns the outcome from [`Self::poll`]. They must not allocate when there is nothing to do
 /// and nothing to report.
-pub trait Outside {
+pub trait Backend {
     /// The state of an eviction that is saved across restarts.
     type Pending: Serialize + DeserializeOwned;
 
-    /// Disables or enables scheduling. Level-triggered: called at every evaluation, and [`Scheduling::Hold`] leaves
+    /// Disables or enables scheduling. Level-triggered: called at every evaluation, and [`Scheduling::Unchanged`] leaves
     /// things unchanged. [`Scheduling::Enabled`] is also passed when everything is restored. Failures are reported
-    /// ([`Effect::trouble`]) and retried, at the latest at the next call.
-    fn keep_scheduling(&mut self, wanted: &Scheduling, now: BootTime, effects: &mut Vec<Effect>);
+    /// ([`Effect::notice`]) and retried, at the latest at the next call.
+    fn set_scheduling(&mut self, wanted: &Scheduling, now: BootTime, effects: &mut Vec<Effect>);
 
     /// Starts to evict a pod whose cgroup was just verified. Does nothing for a pod that is already being evicted.
     ///

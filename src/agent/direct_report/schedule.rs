@@ -7,7 +7,7 @@ use backon::ExponentialBackoff;
 use fastrand::Rng;
 
 use crate::cluster::backoff::backoff;
-use crate::crd::report::{INTERVAL, LONGEST_INTERVAL};
+use crate::crd::report::{INTERVAL, MAX_INTERVAL};
 use crate::engine::time::BootTime;
 
 /// Minimum interval of reports; longer if the replica wants fewer.
@@ -31,12 +31,12 @@ pub struct Newest {
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send the newest report and pass the outcome to [`Pace::record`].
+    /// Send the newest report and pass the outcome to [`ReportSchedule::record`].
     Send,
     /// Wait this long.
     Wait(Duration),
     /// Wait for a newer report.
-    Rest,
+    Idle,
 }
 
 /// The outcome of a report.
@@ -48,9 +48,9 @@ pub enum Outcome {
     Failed(Option<Duration>),
 }
 
-/// The pace of one replica.
+/// The schedule of one replica.
 #[derive(Debug)]
-pub struct Pace {
+pub struct ReportSchedule {
     random: Rng,
     /// No report before then.
     due: BootTime,
@@ -63,7 +63,7 @@ pub struct Pace {
     backoff: Option<ExponentialBackoff>,
 }
 
-impl Pace {
+impl ReportSchedule {
     /// The first report is sent at a random moment of the first interval, because all agents see a new replica at once.
     pub fn new(now: BootTime, mut random: Rng) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Pace {
     /// What to do now.
     pub fn step(&mut self, now: BootTime, newest: Option<Newest>) -> Step {
         let Some(newest) = newest.filter(|newest| self.is_wanted(now, *newest)) else {
-            return Step::Rest;
+            return Step::Idle;
         };
         let left = self.due.since(now);
         if !left.is_zero() {
@@ -109,7 +109,7 @@ impl Pace {
                 self.due = self.sent.1 + MIN_INTERVAL.max(self.interval / CHANGE_FRACTION);
             }
             Outcome::Failed(wait) => {
-                let wait = wait.unwrap_or_default().min(LONGEST_INTERVAL);
+                let wait = wait.unwrap_or_default().min(MAX_INTERVAL);
                 let wait = wait.mul_f64(1.0 + RETRY_AFTER_JITTER * self.random.f64());
                 let [min, max] = RETRY_PAUSES;
                 let backoff = self.backoff.get_or_insert_with(|| backoff(min, max));
@@ -125,5 +125,5 @@ impl Pace {
 }
 
 #[cfg(test)]
-#[path = "pace_tests.rs"]
+#[path = "schedule_tests.rs"]
 mod tests;

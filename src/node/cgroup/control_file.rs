@@ -31,7 +31,7 @@ pub enum Role {
 
 /// A cgroup file that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum KnobFile {
+pub enum ControlFileKind {
     /// v2 quota and period.
     #[serde(rename = "cpu.max")]
     CpuMax,
@@ -57,7 +57,7 @@ pub enum KnobFile {
 
 const CFS_PERIOD: &str = "cpu.cfs_period_us";
 
-impl KnobFile {
+impl ControlFileKind {
     /// The file for `role`.
     pub const fn of(role: Role, v2: bool) -> Self {
         match (role, v2) {
@@ -121,7 +121,7 @@ impl KnobFile {
     }
 }
 
-impl fmt::Display for KnobFile {
+impl fmt::Display for ControlFileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -275,13 +275,13 @@ impl CpuDir {
     /// # Errors
     /// If it exists but cannot be opened.
     pub fn control_file(&self, role: Role) -> Result<Option<ControlFile>, ControlFileError> {
-        let kind = KnobFile::of(role, self.v2);
+        let kind = ControlFileKind::of(role, self.v2);
         let path = self.path.join(kind.name());
         let Some(fd) = self.open_file(kind.name(), OFlag::O_RDWR)? else {
             return Ok(None);
         };
         let period = match kind {
-            KnobFile::CfsQuota => self.open_file(CFS_PERIOD, OFlag::O_RDONLY)?,
+            ControlFileKind::CfsQuota => self.open_file(CFS_PERIOD, OFlag::O_RDONLY)?,
             _ => None,
         };
         Ok(Some(ControlFile {
@@ -298,7 +298,7 @@ impl CpuDir {
     /// [`ControlFileError::Gone`] if the cgroup no longer exists.
     pub fn required(&self, role: Role) -> Result<ControlFile, ControlFileError> {
         let missing = || {
-            let path = self.path.join(KnobFile::of(role, self.v2).name());
+            let path = self.path.join(ControlFileKind::of(role, self.v2).name());
             if self.path.exists() {
                 ControlFileError::Missing(path)
             } else {
@@ -360,7 +360,7 @@ impl Reading {
 /// One cgroup file that stays open.
 #[derive(Debug)]
 pub struct ControlFile {
-    kind: KnobFile,
+    kind: ControlFileKind,
     path: PathBuf,
     fd: File,
     /// v1 has the period of a quota in a separate file.
@@ -369,7 +369,7 @@ pub struct ControlFile {
 
 impl ControlFile {
     /// Which file.
-    pub const fn kind(&self) -> KnobFile {
+    pub const fn kind(&self) -> ControlFileKind {
         self.kind
     }
 

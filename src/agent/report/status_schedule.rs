@@ -22,7 +22,7 @@ const REWRITE_AFTER: Duration = Duration::from_mins(1);
 
 /// Decides when to write, by what was written.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct StatusSchedule {
     written: Option<NodeWatermarkStatus>,
     /// The report time in it.
     time: Option<Timestamp>,
@@ -41,10 +41,10 @@ pub enum Step {
     /// Check again after this time.
     Wait(Duration),
     /// Do nothing until the status changes.
-    Rest,
+    Idle,
 }
 
-impl Pace {
+impl StatusSchedule {
     /// What to do about the current status. `replaces` is the report time of the status in the API server, as last seen by the
     /// watch: it may come from a restored backup.
     pub fn step(
@@ -64,7 +64,7 @@ impl Pace {
         };
         let due = if same_except_values(written, status) {
             match (in_force(status), is_current) {
-                (false, true) => return Step::Rest,
+                (false, true) => return Step::Idle,
                 (true, true) => MAX_AGE,
                 (_, false) => REWRITE_AFTER,
             }
@@ -130,7 +130,7 @@ fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool 
         let mut status = status.clone();
         for rule in &mut status.rules {
             rule.value = rule.value.map(|_| 0.0);
-            rule.judged_by = None;
+            rule.evaluated_by = None;
         }
         status
     };
@@ -150,12 +150,12 @@ mod tests {
     const TIME: Timestamp = Timestamp::UNIX_EPOCH;
 
     /// A step with the last written status in the API server.
-    fn step(pace: &mut Pace, status: &NodeWatermarkStatus, now: BootTime) -> Step {
-        pace.step(status, Some(TIME), now)
+    fn step(schedule: &mut StatusSchedule, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+        schedule.step(status, Some(TIME), now)
     }
 
-    fn record_write(pace: &mut Pace, status: NodeWatermarkStatus, now: BootTime) {
-        pace.record_write(status, None, TIME, now);
+    fn record_write(schedule: &mut StatusSchedule, status: NodeWatermarkStatus, now: BootTime) {
+        schedule.record_write(status, None, TIME, now);
     }
 
     fn status(state: &str, value: f64) -> NodeWatermarkStatus {
@@ -172,36 +172,36 @@ mod tests {
 
     #[test]
     fn a_change_of_state_is_written_at_most_every_ten_seconds() {
-        let mut pace = Pace::default();
+        let mut schedule = StatusSchedule::default();
         assert_eq!(
-            step(&mut pace, &status("Normal", 1.0), at(100)),
+            step(&mut schedule, &status("Normal", 1.0), at(100)),
             Step::Write
         );
-        record_write(&mut pace, status("Normal", 1.0), at(100));
+        record_write(&mut schedule, status("Normal", 1.0), at(100));
         assert_eq!(
-            step(&mut pace, &status("Breached", 9.0), at(103)),
+            step(&mut schedule, &status("Breached", 9.0), at(103)),
             Step::Wait(Duration::from_secs(7))
         );
         assert_eq!(
-            step(&mut pace, &status("Breached", 9.0), at(110)),
+            step(&mut schedule, &status("Breached", 9.0), at(110)),
             Step::Write
         );
     }
 
     #[test]
     fn a_first_value_is_written_and_later_ones_are_not_when_idle() {
-        let mut pace = Pace::default();
+        let mut schedule = StatusSchedule::default();
         let mut first = status("Normal", 1.0);
         first.rules[0].value = None;
-        record_write(&mut pace, first, at(100));
+        record_write(&mut schedule, first, at(100));
         assert_eq!(
-            step(&mut pace, &status("Normal", 1.0), at(110)),
+            step(&mut schedule, &status("Normal", 1.0), at(110)),
             Step::Write
         );
-        record_write(&mut pace, status("Normal", 1.0), at(110));
+        record_write(&mut schedule, status("Normal", 1.0), at(110));
         assert_eq!(
-            step(&mut pace, &status("Normal", 2.0), at(1000)),
-            Step::Rest
+            step(&mut schedule, &status("Normal", 2.0), at(1000)),
+            Step::Idle
         );
     }
 
@@ -216,19 +216,28 @@ mod tests {
                 ..status("Normal", 1.0)
             }
         };
-        let mut pace = Pace::default();
-        record_write(&mut pace, status("Breached", 9.0), at(100));
+        let mut schedule = StatusSchedule::default();
+        record_write(&mut schedule, status("Breached", 9.0), at(100));
         assert_eq!(
-            step(&mut pace, &stopped("Releasing"), at(100)),
+            step(&mut schedule, &stopped("Releasing"), at(100)),
             Step::Wait(Duration::from_secs(1))
         );
-        assert_eq!(step(&mut pace, &stopped("Releasing"), at(101)), Step::Write);
-        record_write(&mut pace, stopped("Releasing"), at(101));
-        assert_eq!(step(&mut pace, &stopped("Released"), at(102)), Step::Write);
-        record_write(&mut pace, stopped("Released"), at(102));
-        assert_eq!(step(&mut pace, &stopped("Released"), at(9999)), Step::Rest);
         assert_eq!(
-            step(&mut pace, &status("Normal", 1.0), at(9999)),
+            step(&mut schedule, &stopped("Releasing"), at(101)),
+            Step::Write
+        );
+        record_write(&mut schedule, stopped("Releasing"), at(101));
+        assert_eq!(
+            step(&mut schedule, &stopped("Released"), at(102)),
+            Step::Write
+        );
+        record_write(&mut schedule, stopped("Released"), at(102));
+        assert_eq!(
+            step(&mut schedule, &stopped("Released"), at(9999)),
+            Step::Idle
+        );
+        assert_eq!(
+            step(&mut schedule, &status("Normal", 1.0), at(9999)),
             Step::Write
         );
     }
@@ -244,99 +253,110 @@ mod tests {
             ..NodeWatermarkStatus::default()
         };
         let second = Step::Wait(Duration::from_secs(1));
-        let mut pace = Pace::default();
-        record_write(&mut pace, NodeWatermarkStatus::default(), at(100));
+        let mut schedule = StatusSchedule::default();
+        record_write(&mut schedule, NodeWatermarkStatus::default(), at(100));
         // Scheduling is enabled, as on any node without a status.
         assert_eq!(
-            step(&mut pace, &scheduled("Enabled", &[]), at(100)),
+            step(&mut schedule, &scheduled("Enabled", &[]), at(100)),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            step(&mut pace, &scheduled("Enabled", &["q/r"]), at(100)),
+            step(&mut schedule, &scheduled("Enabled", &["q/r"]), at(100)),
             second
         );
-        record_write(&mut pace, scheduled("Enabled", &["q/r"]), at(101));
+        record_write(&mut schedule, scheduled("Enabled", &["q/r"]), at(101));
         assert_eq!(
-            step(&mut pace, &scheduled("NoSchedule", &["q/r"]), at(101)),
+            step(&mut schedule, &scheduled("NoSchedule", &["q/r"]), at(101)),
             second
         );
-        record_write(&mut pace, scheduled("NoSchedule", &["q/r"]), at(102));
+        record_write(&mut schedule, scheduled("NoSchedule", &["q/r"]), at(102));
         // The controller knows by now: another rule that wants the same is not urgent.
         assert_eq!(
             step(
-                &mut pace,
+                &mut schedule,
                 &scheduled("NoSchedule", &["q/r", "q/s"]),
                 at(102)
             ),
             Step::Wait(Duration::from_secs(10))
         );
         assert_eq!(
-            step(&mut pace, &scheduled("PreferNoSchedule", &["q/r"]), at(103)),
+            step(
+                &mut schedule,
+                &scheduled("PreferNoSchedule", &["q/r"]),
+                at(103)
+            ),
             Step::Write
         );
-        record_write(&mut pace, scheduled("PreferNoSchedule", &["q/r"]), at(103));
+        record_write(
+            &mut schedule,
+            scheduled("PreferNoSchedule", &["q/r"]),
+            at(103),
+        );
         assert_eq!(
-            step(&mut pace, &scheduled("Enabled", &[]), at(104)),
+            step(&mut schedule, &scheduled("Enabled", &[]), at(104)),
             Step::Write
         );
     }
 
     #[test]
     fn a_changed_value_is_written_every_five_minutes_while_in_force() {
-        let mut pace = Pace::default();
-        record_write(&mut pace, status("Normal", 1.0), at(0));
+        let mut schedule = StatusSchedule::default();
+        record_write(&mut schedule, status("Normal", 1.0), at(0));
         assert_eq!(
-            step(&mut pace, &status("Normal", 2.0), at(9999)),
-            Step::Rest
+            step(&mut schedule, &status("Normal", 2.0), at(9999)),
+            Step::Idle
         );
-        record_write(&mut pace, status("Breached", 9.0), at(10_000));
+        record_write(&mut schedule, status("Breached", 9.0), at(10_000));
         assert_eq!(
-            step(&mut pace, &status("Breached", 8.0), at(10_060)),
+            step(&mut schedule, &status("Breached", 8.0), at(10_060)),
             Step::Wait(Duration::from_mins(4))
         );
         assert_eq!(
-            step(&mut pace, &status("Breached", 8.0), at(10_300)),
+            step(&mut schedule, &status("Breached", 8.0), at(10_300)),
             Step::Write
         );
     }
 
     #[test]
     fn a_recreated_object_gets_its_status_again() {
-        let mut pace = Pace::default();
-        record_write(&mut pace, status("Normal", 1.0), at(0));
-        pace.forget();
+        let mut schedule = StatusSchedule::default();
+        record_write(&mut schedule, status("Normal", 1.0), at(0));
+        schedule.forget();
         assert_eq!(
-            step(&mut pace, &status("Normal", 1.0), at(4)),
+            step(&mut schedule, &status("Normal", 1.0), at(4)),
             Step::Wait(Duration::from_secs(6))
         );
-        assert_eq!(step(&mut pace, &status("Normal", 1.0), at(10)), Step::Write);
+        assert_eq!(
+            step(&mut schedule, &status("Normal", 1.0), at(10)),
+            Step::Write
+        );
     }
 
     #[test]
     fn a_status_from_a_backup_is_overwritten() {
-        let mut pace = Pace::default();
+        let mut schedule = StatusSchedule::default();
         let mut overwrite = |replaces, now| {
             let normal = status("Normal", 1.0);
-            let step = pace.step(&normal, replaces, now);
+            let step = schedule.step(&normal, replaces, now);
             if step == Step::Write {
-                pace.record_write(normal, replaces, TIME, now);
+                schedule.record_write(normal, replaces, TIME, now);
             }
             step
         };
         let earlier = Some(TIME - Duration::from_hours(1));
         assert_eq!(overwrite(earlier, at(100)), Step::Write);
         // The watch does not show what was just written, or anything.
-        assert_eq!(overwrite(earlier, at(9999)), Step::Rest);
-        assert_eq!(overwrite(Some(TIME), at(10_000)), Step::Rest);
+        assert_eq!(overwrite(earlier, at(9999)), Step::Idle);
+        assert_eq!(overwrite(Some(TIME), at(10_000)), Step::Idle);
         // The same backup again, or the object from before it had a status.
         for (backup, since) in [(earlier, 20_000), (None, 30_000)] {
             assert_eq!(overwrite(backup, at(since)), Step::Write);
-            assert_eq!(overwrite(backup, at(since + 5000)), Step::Rest);
-            assert_eq!(overwrite(Some(TIME), at(since + 5000)), Step::Rest);
+            assert_eq!(overwrite(backup, at(since + 5000)), Step::Idle);
+            assert_eq!(overwrite(Some(TIME), at(since + 5000)), Step::Idle);
         }
         // A late watch event of an earlier write does no harm.
         let half = Step::Wait(Duration::from_secs(30));
         assert_eq!(overwrite(earlier, at(30_030)), half);
-        assert_eq!(overwrite(Some(TIME), at(30_031)), Step::Rest);
+        assert_eq!(overwrite(Some(TIME), at(30_031)), Step::Idle);
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-use super::event::{Decision, Event, News, PolicyProblem};
+use super::event::{Decision, Event, NoticeKind, PolicyProblem};
 use crate::engine::metric::Metric;
-use crate::engine::plan::{Change, RuleState, Spared, Unknown};
+use crate::engine::plan::{Change, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::protected::{Guard, Waiting};
 use crate::engine::units::Bytes;
@@ -16,7 +16,7 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Decision(decision) => decision.fmt(f),
-            Self::Notice(notice) => notice.news.fmt(f),
+            Self::Notice(notice) => notice.kind.fmt(f),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Decision {
             from,
             to,
             value,
-            watermark,
+            threshold,
             unknown_too_long,
         } = change
         else {
@@ -93,7 +93,7 @@ impl Decision {
         if *unknown_too_long {
             return write!(f, ": {} has been unknown for too long", self.metric());
         }
-        let threshold = self.value(*watermark);
+        let threshold = self.value(*threshold);
         match (value, to) {
             (None, _) => Ok(()),
             (Some(value), RuleState::Breached) => {
@@ -155,26 +155,26 @@ impl Decision {
                 grace,
                 release,
             } => {
-                write!(f, "evict {} (grace {})", self.pod(pod), short(*grace))?;
+                write!(
+                    f,
+                    "evict {} (grace {})",
+                    self.pod(pod),
+                    format_duration(*grace)
+                )?;
                 match release {
                     Some(release) => write!(f, ", to release {}", self.value(*release as f64)),
                     None => Ok(()),
                 }
             }
-            Change::Spared { pod, reason } => {
-                write!(
-                    f,
-                    "{} is skipped: {}",
-                    self.pod(pod),
-                    spared_reason(*reason)
-                )
+            Change::Skipped { pod, reason } => {
+                write!(f, "{} is skipped: {}", self.pod(pod), skip_reason(*reason))
             }
             _ => Ok(()),
         }
     }
 }
 
-impl fmt::Display for News {
+impl fmt::Display for NoticeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started {
@@ -233,7 +233,7 @@ impl fmt::Display for News {
     }
 }
 
-impl News {
+impl NoticeKind {
     /// Notices about the given policies and pods.
     fn fmt_input(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -295,14 +295,14 @@ pub fn count(number: usize, what: &str) -> String {
 }
 
 /// A duration to the millisecond, without needless digits: `30s`, `1m 30s`, `200ms`.
-pub fn short(duration: Duration) -> String {
+pub fn format_duration(duration: Duration) -> String {
     let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     format!("{:#}", SignedDuration::from_millis(millis))
 }
 
 /// The same, in whole seconds.
-pub fn whole(duration: Duration) -> String {
-    short(Duration::from_secs(duration.as_secs()))
+pub fn format_seconds(duration: Duration) -> String {
+    format_duration(Duration::from_secs(duration.as_secs()))
 }
 
 /// A metric value with its unit, in short form.
@@ -358,19 +358,21 @@ pub const fn unknown_reason(reason: Unknown) -> &'static str {
 }
 
 /// Describes why a pod was skipped.
-pub const fn spared_reason(reason: Spared) -> &'static str {
+pub const fn skip_reason(reason: Skipped) -> &'static str {
     match reason {
-        Spared::NotAllowed => "no PodQOS allows this action on it",
-        Spared::Protected => "it is protected",
-        Spared::NotRunning => "it is not running",
-        Spared::NoSample => "it has no fresh sample",
-        Spared::ContainerMissing => "one of its containers is not running",
-        Spared::UsesLittle => "it uses less than 10m of CPU",
-        Spared::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
-        Spared::Unowned => "it has no controller, and the action has no evictUnowned",
-        Spared::Kept => "it is static, from a DaemonSet, system-critical or annotated to stay",
-        Spared::BackingOff => "the last attempt was refused; waiting before the next one",
-        Spared::Contested => "another writer keeps changing its cgroup files",
+        Skipped::NotAllowed => "no PodQOS allows this action on it",
+        Skipped::Protected => "it is protected",
+        Skipped::NotRunning => "it is not running",
+        Skipped::NoSample => "it has no fresh sample",
+        Skipped::ContainerMissing => "one of its containers is not running",
+        Skipped::UsesLittle => "it uses less than 10m of CPU",
+        Skipped::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
+        Skipped::Unowned => "it has no controller, and the action has no evictUnowned",
+        Skipped::ExemptFromEviction => {
+            "it is static, from a DaemonSet, system-critical or annotated to stay"
+        }
+        Skipped::BackingOff => "the last attempt was refused; waiting before the next one",
+        Skipped::Contested => "another writer keeps changing its cgroup files",
     }
 }
 

@@ -10,13 +10,13 @@ use crate::cluster::clock;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::time::BootTime;
 
-use super::compose::{Frame, Health, Heartbeat, Known, NodeKnown, RulesKnown, content};
+use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, StaticFields, content};
 use super::data::Data;
 use super::reports::warm_up::{Progress, WarmUp};
-use super::reports::{Reports, Told, is_fresh};
+use super::reports::{ReceivedReport, Reports, is_fresh};
 
 /// Applies observations of nodes to the store. Every existing Node has an object, whatever else is known about it.
-pub struct Feed {
+pub struct StoreUpdater {
     data: Arc<Data>,
     nodes: BTreeMap<String, Entry>,
     changed: bool,
@@ -36,7 +36,7 @@ pub struct Feed {
 #[derive(Default)]
 struct Entry {
     /// The Node. `None`: it does not exist.
-    node: Option<Frame>,
+    node: Option<StaticFields>,
     known: Known,
     /// Its agent is unresponsive.
     silent: bool,
@@ -115,7 +115,7 @@ impl Entry {
     }
 }
 
-impl Feed {
+impl StoreUpdater {
     /// Writes to `data`, and takes reports from `reports`.
     pub fn new(data: Arc<Data>, reports: Option<Reports>) -> Self {
         let warm_up = reports
@@ -160,7 +160,7 @@ impl Feed {
         if let Some(reports) = &self.reports {
             reports.node(name, node.as_ref().map(|node| node.boot_id.as_str()));
         }
-        match node.map(|node| Frame::of(name, node)).transpose() {
+        match node.map(|node| StaticFields::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),
             Err(error) => log_encode_error(name, &error),
         }
@@ -189,8 +189,8 @@ impl Feed {
     }
 
     /// An agent reported.
-    pub fn report(&mut self, report: Told) {
-        let Told {
+    pub fn report(&mut self, report: ReceivedReport) {
+        let ReceivedReport {
             node,
             at,
             interval,
@@ -206,7 +206,7 @@ impl Feed {
     }
 
     /// An agent became unresponsive, or responsive again.
-    pub fn silent(&mut self, name: &str, silent: bool) {
+    pub fn set_agent_silent(&mut self, name: &str, silent: bool) {
         self.change(name, |entry| {
             entry.silent = silent;
             false
@@ -269,7 +269,7 @@ impl Feed {
         let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
         let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
         for name in silent {
-            self.silent(&name, false);
+            self.set_agent_silent(&name, false);
         }
     }
 
