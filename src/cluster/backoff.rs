@@ -14,6 +14,12 @@ pub fn backoff(min: Duration, max: Duration) -> ExponentialBackoff {
         .build()
 }
 
+/// The pause after `failures` earlier failures, for what takes the time as an argument: `min`, doubled each time, up to `max`.
+/// Without jitter.
+pub fn exponential(min: Duration, max: Duration, failures: u32) -> Duration {
+    min.saturating_mul(1 << failures.min(10)).min(max)
+}
+
 /// `pause`, longer by a random part of up to a quarter.
 pub fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(1.0 + fastrand::f64() / 4.0)

@@ -12,5 +12,6 @@ pub mod nodes;
 pub mod requests;
 pub mod reviews;
 pub mod taint;
+pub mod token_bucket;
 pub mod typed;
 pub mod watch;

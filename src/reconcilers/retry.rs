@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::backoff::jittered;
+use crate::cluster::backoff::{exponential, jittered};
 use crate::crd::node_watermark::Hash;
 use crate::engine::time::BootTime;
 
@@ -52,8 +52,7 @@ impl Attempt {
 
 /// The delay after `failures` earlier failures. With jitter, so that writes that failed together are not retried together.
 pub fn retry_delay(failures: u32) -> Duration {
-    let delay = MIN_RETRY_DELAY.saturating_mul(1 << failures.min(10));
-    jittered(delay.min(MAX_RETRY_DELAY))
+    jittered(exponential(MIN_RETRY_DELAY, MAX_RETRY_DELAY, failures))
 }
 
 #[cfg(test)]

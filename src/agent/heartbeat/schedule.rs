@@ -6,6 +6,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::INTERVAL;
+use crate::cluster::backoff::exponential;
 use crate::engine::time::BootTime;
 
 /// Jitter of a period, so that agents that started together do not stay in step.
@@ -186,8 +187,8 @@ impl Schedule {
     }
 
     fn failed(&mut self, now: BootTime, wait: Option<Duration>) {
-        let pause = RETRY_PAUSE * (1 << self.failures.min(10));
-        let pause = pause.min(INTERVAL).mul_f64(0.5 + self.random.f64() / 2.0);
+        let pause = exponential(RETRY_PAUSE, INTERVAL, self.failures);
+        let pause = pause.mul_f64(0.5 + self.random.f64() / 2.0);
         let wait = wait.unwrap_or_default().min(MAX_RETRY_AFTER);
         // Agents that were throttled together do not come back together.
         let wait = wait.mul_f64(1.0 + self.random.f64() / 4.0);

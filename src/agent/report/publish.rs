@@ -13,6 +13,7 @@ use super::events::{NewEvent, Regarding};
 use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
 use crate::cluster::events::{EventSpec, Events, node_reference};
+use crate::cluster::token_bucket::TokenBucket;
 use crate::engine::time::BootTime;
 use crate::node::clock;
 
@@ -99,7 +100,7 @@ async fn run(
     mut queue: mpsc::Receiver<QueuedEvent>,
     counts: watch::Sender<Published>,
 ) {
-    let mut bucket = TokenBucket::full(clock::boot_time());
+    let mut bucket = TokenBucket::new(BURST, REFILL_INTERVAL);
     while let Some(queued) = queue.recv().await {
         let is_accepted = publish(&events, &node, queued, &mut bucket).await;
         counts.send_modify(|counts| {
@@ -120,7 +121,7 @@ async fn publish(
     let event_spec = event_spec(queued.event, node, queued.watermark_uid);
     let mut refusals = 0;
     for pause in backoff(RETRY_PAUSES.0, RETRY_PAUSES.1) {
-        tokio::time::sleep(bucket.take(clock::boot_time())).await;
+        tokio::time::sleep(bucket.reserve(clock::boot_time())).await;
         let Err(error) = events.publish_at(event_spec.clone(), time).await else {
             return true;
         };
@@ -132,7 +133,7 @@ async fn publish(
         }
         tokio::time::sleep(at_least(error.retry_after(), pause)).await;
         // After an outage all nodes come back with full queues: none may burst.
-        bucket.slow_down(clock::boot_time());
+        bucket.empty_to_one(clock::boot_time());
     }
     false
 }
@@ -171,65 +172,5 @@ fn event_spec(event: NewEvent, node: &str, watermark_uid: Option<String>) -> Eve
         action: event.reason.to_owned(),
         reason: event.reason.to_owned(),
         message: cut(event.message, MAX_MESSAGE_BYTES),
-    }
-}
-
-/// A token bucket: one token every [`REFILL_INTERVAL`], at most [`BURST`].
-#[derive(Debug)]
-struct TokenBucket {
-    tokens: u32,
-    filled: BootTime,
-}
-
-impl TokenBucket {
-    const fn full(now: BootTime) -> Self {
-        Self {
-            tokens: BURST,
-            filled: now,
-        }
-    }
-
-    /// Leaves one token.
-    fn slow_down(&mut self, now: BootTime) {
-        self.tokens = 1;
-        self.filled = now;
-    }
-
-    /// Takes a token; returns how long to wait for it.
-    fn take(&mut self, now: BootTime) -> Duration {
-        let passed = now.since(self.filled).as_secs() / REFILL_INTERVAL.as_secs();
-        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
-        self.filled = self.filled + REFILL_INTERVAL.saturating_mul(passed);
-        self.tokens = self.tokens.saturating_add(passed).min(BURST);
-        if let Some(left) = self.tokens.checked_sub(1) {
-            self.tokens = left;
-            return Duration::ZERO;
-        }
-        self.filled = self.filled + REFILL_INTERVAL;
-        self.filled.since(now)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fifty_are_sent_at_once_and_then_one_per_second() {
-        let at =
-            |millis| BootTime::default() + Duration::from_secs(100) + Duration::from_millis(millis);
-        let mut bucket = TokenBucket::full(at(0));
-        for _ in 0..BURST {
-            assert_eq!(bucket.take(at(0)), Duration::ZERO);
-        }
-        assert_eq!(bucket.take(at(0)), Duration::from_secs(1));
-        assert_eq!(bucket.take(at(1000)), Duration::from_secs(1));
-        assert_eq!(bucket.take(at(4500)), Duration::ZERO);
-        assert_eq!(bucket.take(at(4500)), Duration::ZERO);
-        assert_eq!(bucket.take(at(4500)), Duration::from_millis(500));
-        // However long an outage took, it restarts slowly.
-        bucket.slow_down(at(900_000));
-        assert_eq!(bucket.take(at(900_000)), Duration::ZERO);
-        assert_eq!(bucket.take(at(900_000)), Duration::from_secs(1));
     }
 }

@@ -15,8 +15,8 @@ use super::metrics::ReportMetrics;
 use super::token::{BadToken, Token, Unverified};
 use crate::cluster::clock;
 use crate::cluster::reviews::{Bounds, Reviews};
+use crate::cluster::token_bucket::TokenBucket;
 use crate::crd::report::AUDIENCE;
-use crate::engine::time::BootTime;
 
 /// Extra field of a token review with the node that the token is bound to.
 pub const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -25,7 +25,7 @@ const MAX_TOKENS: usize = 1 << 15;
 /// Maximum time for which a review is cached.
 const REVIEW_TTL: Duration = Duration::from_mins(2);
 /// Rate limit of reviews, which is also the burst.
-const REVIEWS_PER_SECOND: f64 = 50.0;
+const REVIEWS_PER_SECOND: u32 = 50;
 
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Identity {
     /// Nodes of verified tokens, until the tokens expire.
     good: Reviews<Arc<str>>,
     reviews: Reviews<Option<User>>,
-    budget: Mutex<Budget>,
+    budget: Mutex<TokenBucket>,
     metrics: ReportMetrics,
 }
 
@@ -71,7 +71,10 @@ impl Identity {
             agents,
             good: Reviews::new(bounds(REVIEW_TTL)),
             reviews: Reviews::new(bounds(REVIEW_TTL)),
-            budget: Mutex::default(),
+            budget: Mutex::new(TokenBucket::new(
+                REVIEWS_PER_SECOND,
+                Duration::from_secs(1) / REVIEWS_PER_SECOND,
+            )),
             metrics,
         }
     }
@@ -111,7 +114,7 @@ impl Identity {
 
     async fn review(&self, text: &str) -> Result<Arc<str>, Denied> {
         let review = async {
-            if !self.budget().spend(clock::now()) {
+            if !self.budget().try_take(clock::now()) {
                 return Err(Denied::Unknown);
             }
             let answer = authn::review(&self.client, text, Some(AUDIENCE)).await;
@@ -124,58 +127,7 @@ impl Identity {
         self.node_of(&user.name, node.map(String::as_str))
     }
 
-    fn budget(&self) -> std::sync::MutexGuard<'_, Budget> {
+    fn budget(&self) -> std::sync::MutexGuard<'_, TokenBucket> {
         self.budget.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Token bucket for reviews.
-#[derive(Debug)]
-struct Budget {
-    left: f64,
-    at: BootTime,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self {
-            left: REVIEWS_PER_SECOND,
-            at: BootTime::default(),
-        }
-    }
-}
-
-impl Budget {
-    /// Takes a token from the bucket, if there is one.
-    fn spend(&mut self, now: BootTime) -> bool {
-        let earned = now.since(self.at).as_secs_f64() * REVIEWS_PER_SECOND;
-        self.left = (self.left + earned).min(REVIEWS_PER_SECOND);
-        self.at = now;
-        let may = self.left >= 1.0;
-        if may {
-            self.left -= 1.0;
-        }
-        may
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reviews_are_rate_limited() {
-        let at = |millis| BootTime::default() + Duration::from_millis(millis);
-        let mut budget = Budget::default();
-        let asked =
-            |budget: &mut Budget, millis| (0..1000).filter(|_| budget.spend(at(millis))).count();
-        assert_eq!(asked(&mut budget, 0), 50);
-        assert_eq!(asked(&mut budget, 10), 0);
-        assert_eq!(asked(&mut budget, 100), 5);
-        assert_eq!(
-            asked(&mut budget, 3_600_000),
-            50,
-            "no more is saved than a second's"
-        );
     }
 }

@@ -111,12 +111,8 @@ pub fn against_its_own_node() -> Vec<Attempt> {
     let cordon = json!({"spec": {"unschedulable": true}});
     let provider = json!({"spec": {"providerID": "a"}});
     let capacity = json!({"status": {"capacity": {"cpu": "999"}}});
-    let mut not_ready = forbidden_change(
-        "not ready",
-        &status,
-        condition("Ready"),
-        "other conditions",
-    );
+    let mut not_ready =
+        forbidden_change("not ready", &status, condition("Ready"), "other conditions");
     not_ready.kind = STRATEGIC;
     vec![
         forbidden_change("cordon", &node, cordon, "spec.unschedulable"),

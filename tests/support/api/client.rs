@@ -40,10 +40,10 @@ impl ApiClient {
         self.send(Request::get(path).body(Vec::new()).unwrap())
     }
 
-    pub fn merge_patch(&self, path: &str, patch: &Value) -> Result<String, kube::Error> {
+    pub fn merge_patch(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
         let request = Request::patch(path)
             .header("Content-Type", "application/merge-patch+json")
-            .body(patch.to_string().into_bytes());
+            .body(body.to_string().into_bytes());
         self.send(request.unwrap())
     }
 

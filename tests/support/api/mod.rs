@@ -354,9 +354,9 @@ impl ControlPlane {
         self.patch_status("nwm", node, &json!({"status": status}));
     }
 
-    fn patch_status(&self, what: &str, name: &str, patch: &Value) {
+    fn patch_status(&self, what: &str, name: &str, body: &Value) {
         let path = format!("{}/{name}/status", path_of(what).unwrap());
-        self.client.merge_patch(&path, patch).unwrap();
+        self.client.merge_patch(&path, body).unwrap();
     }
 
     /// Writes the status of an agent that enforces the current rules.

@@ -33,20 +33,22 @@ impl CgroupFixture {
         };
         let number = FIXTURES.fetch_add(1, Ordering::Relaxed);
         let name = format!("plimsoll-collect-{}-{number}", std::process::id());
-        let ground = Self {
+        let fixture = Self {
             hierarchy,
             parent: CgroupPath::new(&name).unwrap(),
             children: Vec::new(),
         };
-        for folder in ground.hierarchy.dirs(&ground.parent) {
+        for folder in fixture.hierarchy.dirs(&fixture.parent) {
             if let Err(error) = fs::create_dir(&folder) {
                 eprintln!("skipped: failed to create {}: {error}", folder.display());
                 return None;
             }
-            ground.enable_controllers(folder.parent().unwrap());
-            ground.enable_controllers(&folder);
+            let of_parent = folder.parent().into_iter();
+            of_parent
+                .chain([&*folder])
+                .for_each(|it| fixture.enable_controllers(it));
         }
-        Some(ground)
+        Some(fixture)
     }
 
     /// The cgroup `name` below the parent.
