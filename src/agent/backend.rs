@@ -1,5 +1,5 @@
-//! The backend for a node in a cluster: taint and evictions through the API server. It passes requests to tasks and
-//! never waits.
+//! The backend for a node in a cluster: the taint through the API server, evictions through the controller's leader. It
+//! passes requests to tasks and never waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

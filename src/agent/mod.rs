@@ -3,7 +3,8 @@
 //! ```text
 //! API server ─► feed ─► rules, pods ─► Machine ─► cgroups
 //!      ▲                                  │
-//!      └── taint, evictions, status ◄─────┘
+//!      └── taint, status ◄────────────────┤
+//! leader ◄── eviction requests, reports ◄─┘
 //! ```
 
 mod backend;

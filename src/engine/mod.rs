@@ -66,7 +66,8 @@ use self::track::{Pods, Tracked};
 use self::values::EvalContext;
 use self::window::NodeWindows;
 
-/// After a metric has been Unknown for this long, the actions in force for it are undone.
+/// After a metric has been Unknown for this long, its rule returns to Normal, and what is in force is restored step by
+/// step.
 const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
 /// How long to wait before retrying a throttle that could not be applied.
 const FAILED_BACKOFF: Duration = Duration::from_secs(30);

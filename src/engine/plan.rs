@@ -112,7 +112,7 @@ pub enum RuleState {
 pub enum Unknown {
     /// No sample, no series that matches the selector, or a metric that this node does not provide.
     Missing,
-    /// Older than the cache TTL.
+    /// Older than the rule's `sample_ttl`.
     Stale,
     /// Not a number, infinite, negative, or more than the machine can do.
     Impossible,

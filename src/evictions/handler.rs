@@ -107,7 +107,7 @@ impl Handler {
         Ok(())
     }
 
-    /// Runs all checks, cheapest first, and makes a reservation.
+    /// Checks budgets, pod and rules, cheapest first, and makes a reservation. [`Self::recheck`] does the other checks.
     async fn prepare(
         &self,
         node: &Arc<str>,

@@ -1,12 +1,13 @@
-//! The leader evicts: agents ask for evictions of pods of their own nodes, and it decides whether, and does it.
+//! The leader evicts: agents request evictions of pods of their own nodes; the leader checks each request and posts the
+//! Eviction.
 //!
 //! ```text
 //! agent ─► report listener or aggregated API ─► Evictions ─► handler ─► ledger (budgets) ─► Eviction (policy/v1)
 //!                                                              │
 //!                                                              └─ the controller's rules of that node
 //! ```
-//! [`ledger::Ledger`] decides about budgets and does no I/O; the recorder writes down what counts before it is done, so that the
-//! next leader knows.
+//! [`ledger::Ledger`] decides about budgets and does no I/O; the recorder writes each eviction to a `ConfigMap` before it is
+//! posted, so that the next leader continues the budgets and evicts no pod twice.
 
 pub mod budget;
 mod handler;

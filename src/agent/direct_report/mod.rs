@@ -1,5 +1,5 @@
 //! Reports the node's state directly to the controller. Every ready replica gets each report, so that any of them can take
-//! over with warm data. While the leader acknowledges them the Lease is renewed less often.
+//! over with current data. While the leader acknowledges them the Lease is renewed less often.
 //!
 //! ```text
 //! sampling loop ─► the newest report ─► one task for each replica ─► controller

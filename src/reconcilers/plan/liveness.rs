@@ -46,7 +46,7 @@ impl NodeEffects {
 /// Which agents are unresponsive, and since when.
 #[derive(Debug)]
 pub struct LivenessMonitor {
-    /// An agent that is unresponsive for this long is dead.
+    /// An agent that was not seen for this long is dead, if its node is Ready.
     dead_after: Duration,
     agents: BTreeMap<String, Agent>,
     /// Zones in which nothing is restored, because most agents are unresponsive there.
@@ -115,7 +115,7 @@ impl LivenessMonitor {
         }
     }
 
-    /// An agent that is unresponsive for this long is dead.
+    /// An agent that was not seen for this long is dead, if its node is Ready.
     pub const fn dead_after(&self) -> Duration {
         self.dead_after
     }
