@@ -370,7 +370,7 @@ fn every_install_command_sets_the_image_repository() {
             let has_values = values.iter().any(|option| line.contains(option));
             assert!(line.contains(named) || has_values, "{file}: {line}");
             assert!(
-                !has_values || text.contains("the image's place"),
+                !has_values || text.contains("the image repository"),
                 "{file} does not say that the values set it"
             );
         }
