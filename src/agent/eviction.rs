@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use self::refusal::{Obstacle, Refusal};
 use super::taint::TaintState;
-use crate::cluster::backoff::{backoff, jittered};
+use crate::cluster::backoff::{backoff, exponential, jittered};
 use crate::cluster::client::CallError;
 use crate::cluster::eviction;
 use crate::crd::eviction::{Answer, Delay, Objection, Target, permit};
@@ -392,20 +392,18 @@ fn wanted_effect(policy: &PolicySet, request: &Request) -> Option<TaintEffect> {
         .scheduling
 }
 
-/// Backoff of each refused pod: the last pause, and when it started.
+/// How often each pod was refused, and when it was last.
 #[derive(Debug, Default)]
-struct Refusals(BTreeMap<PodUid, (Duration, BootTime)>);
+struct Refusals(BTreeMap<PodUid, (u32, BootTime)>);
 
 impl Refusals {
     /// The pod's next backoff.
     fn pause(&mut self, uid: &PodUid, now: BootTime) -> Duration {
         self.0
             .retain(|_, (_, last)| now.since(*last) < BACKOFF_RESET);
-        let pause = match self.0.get(uid) {
-            Some((before, _)) => before.saturating_mul(2).min(MAX_BACKOFF),
-            None => MIN_BACKOFF,
-        };
-        self.0.insert(uid.clone(), (pause, now));
+        let (refusals, last) = self.0.entry(uid.clone()).or_insert((0, now));
+        let pause = exponential(MIN_BACKOFF, MAX_BACKOFF, *refusals);
+        (*refusals, *last) = (refusals.saturating_add(1), now);
         jittered(pause)
     }
 
