@@ -252,7 +252,7 @@ impl StoreUpdater {
             self.reset_health();
         }
         // A standby warms up too, so that it has all reports when it takes over.
-        let is_warm = self.is_warm();
+        let is_warm = self.advance_warm_up();
         let epoch = epoch.filter(|_| is_warm);
         let before = self.data.change(|store| store.term());
         if before == epoch {
@@ -273,12 +273,12 @@ impl StoreUpdater {
         }
     }
 
-    fn is_warm(&mut self) -> bool {
+    fn advance_warm_up(&mut self) -> bool {
         if !self.is_open {
             return self.reports.is_none();
         }
         let (nodes, leases) = (&self.nodes, self.leases);
-        self.warm_up.is_over(clock::now(), || {
+        self.warm_up.advance(clock::now(), || {
             let existing = nodes.values().filter(|entry| entry.node.is_some());
             let live = existing.filter(|entry| entry.known.heartbeat.is_some());
             let (mut all, mut reported) = (0, 0);

@@ -46,8 +46,8 @@ impl WarmUp {
         }
     }
 
-    /// Whether it is over. It starts with the first call, and never starts again.
-    pub fn is_over(&mut self, now: BootTime, progress: impl FnOnce() -> Progress) -> bool {
+    /// Advances it; whether it is over. It starts with the first call, and never starts again.
+    pub fn advance(&mut self, now: BootTime, progress: impl FnOnce() -> Progress) -> bool {
         if !self.done {
             let started = *self.started.get_or_insert(now);
             self.done = now.since(started) >= MAX_DURATION || progress().is_enough();
@@ -74,11 +74,11 @@ mod tests {
     #[test]
     fn it_is_over_when_95_percent_of_live_agents_have_reported() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(0), progress(100, 0)));
-        assert!(!warm_up.is_over(at(1), progress(100, 94)));
-        assert!(warm_up.is_over(at(2), progress(100, 95)));
+        assert!(!warm_up.advance(at(0), progress(100, 0)));
+        assert!(!warm_up.advance(at(1), progress(100, 94)));
+        assert!(warm_up.advance(at(2), progress(100, 95)));
         assert!(
-            warm_up.is_over(at(3), progress(100, 0)),
+            warm_up.advance(at(3), progress(100, 0)),
             "it does not start again"
         );
     }
@@ -86,16 +86,16 @@ mod tests {
     #[test]
     fn it_is_over_after_20_s_in_any_case() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(50), Progress::default));
-        assert!(!warm_up.is_over(at(69), progress(10, 0)));
-        assert!(warm_up.is_over(at(70), Progress::default));
+        assert!(!warm_up.advance(at(50), Progress::default));
+        assert!(!warm_up.advance(at(69), progress(10, 0)));
+        assert!(warm_up.advance(at(70), Progress::default));
     }
 
     #[test]
     fn without_agents_it_is_over_once_the_leases_are_listed() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.is_over(at(0), Progress::default));
-        assert!(warm_up.is_over(at(0), progress(0, 0)));
-        assert!(WarmUp::none().is_over(at(0), Progress::default));
+        assert!(!warm_up.advance(at(0), Progress::default));
+        assert!(warm_up.advance(at(0), progress(0, 0)));
+        assert!(WarmUp::none().advance(at(0), Progress::default));
     }
 }

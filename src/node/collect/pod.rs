@@ -234,7 +234,7 @@ impl PodReader {
         if !demand.pod_quota || self.is_incomplete(reading) {
             return;
         }
-        if self.is_by_container(reading) {
+        if self.detect_by_container(reading) {
             for container in self.containers.below() {
                 let cpu_nanos = container.cpu_nanos(reading);
                 if !container.is_gone() {
@@ -260,7 +260,7 @@ impl PodReader {
         missing && self.pin.is_none() && !reading.hierarchy.is_v2()
     }
 
-    fn is_by_container(&mut self, reading: &mut Reading) -> bool {
+    fn detect_by_container(&mut self, reading: &mut Reading) -> bool {
         if reading.hierarchy.is_v2() {
             return false;
         }

@@ -137,14 +137,14 @@ impl Statuses {
         };
         let changed: Vec<(Key, Value)> = index.catalog.statuses().filter_map(status).collect();
         let due = |(key, status): (Key, Value)| {
-            self.is_due(index, &key, &status, now)
+            self.claim_write(index, &key, &status, now)
                 .then_some(StatusWrite { key, status })
         };
         changed.into_iter().filter_map(due).collect()
     }
 
-    /// Whether a changed status may be written now.
-    fn is_due(&mut self, index: &Index, key: &Key, status: &Value, now: BootTime) -> bool {
+    /// Whether a changed status may be written now; if so, records the write, otherwise remembers that it is stale.
+    fn claim_write(&mut self, index: &Index, key: &Key, status: &Value, now: BootTime) -> bool {
         let before = index.catalog.status(key).cloned().unwrap_or_default();
         let written = self.written.get(key);
         let is_recent = written.is_some_and(|at| now.since(*at) < COUNT_INTERVAL);

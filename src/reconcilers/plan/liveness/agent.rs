@@ -176,7 +176,7 @@ impl Agent {
         let tainted = effects.tainted || self.removal.is_started();
         let remove_taint = dead && tainted && !self.taint_removed && self.removal.is_due(now);
         let report = self.exists() && !self.reported;
-        if !(report || report_throttled || remove_taint) || !self.is_confirmed(name, now, check) {
+        if !(report || report_throttled || remove_taint) || !self.confirm(name, now, check) {
             return;
         }
         if let (true, Some(grace)) = (report, self.grace()) {
@@ -194,7 +194,7 @@ impl Agent {
     }
 
     /// Whether a recent read of the Lease confirms that it was not renewed; otherwise requests a read.
-    fn is_confirmed(&mut self, name: &str, now: BootTime, check: &mut LivenessCheck) -> bool {
+    fn confirm(&mut self, name: &str, now: BootTime, check: &mut LivenessCheck) -> bool {
         let fresh = |confirmed| now.since(confirmed) <= CONFIRMATION_TTL;
         if !self.has_lease() || self.confirmed.is_some_and(fresh) {
             return true;
