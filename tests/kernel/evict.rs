@@ -34,7 +34,7 @@ fn evict(cgroups: &mut TestCgroups, pod: &CgroupPath, grace: Duration) -> EvictO
 
 /// The script writes to this file on SIGTERM.
 fn marker(cgroups: &TestCgroups) -> String {
-    cgroups.state.path().join("told").display().to_string()
+    cgroups.state.path().join("marker").display().to_string()
 }
 
 fn signals_received(cgroups: &TestCgroups) -> usize {

@@ -1,4 +1,4 @@
-//! Steady state allocates nothing and opens nothing. A binary of its own: one test takes the right to open files from the whole process.
+//! Steady state allocates nothing and opens nothing.
 #![allow(
     clippy::unwrap_used,
     clippy::unwrap_in_result,
@@ -20,7 +20,7 @@ mod sampler;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by each test that opens files, since [`sampler`] takes the right to from the whole process.
+/// Held by each test that opens files: [`sampler`] sets the limit of open files of the whole process to zero meanwhile.
 fn files() -> MutexGuard<'static, ()> {
     static FILES: Mutex<()> = Mutex::new(());
     FILES.lock().unwrap_or_else(PoisonError::into_inner)

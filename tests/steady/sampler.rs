@@ -1,6 +1,4 @@
 //! A steady sample allocates nothing and opens nothing.
-//!
-//! It sets the process's limit of open files to zero meanwhile.
 
 use std::path::Path;
 

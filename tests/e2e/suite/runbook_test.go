@@ -104,7 +104,7 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
-// runReadmeCommands runs the commands of README.md, except the installation, which equals that of docs/install.md (tests/docs.rs), and the builds.
+// runReadmeCommands runs the commands of README.md, except the installation, which equals that of docs/install.md (tests/pure/docs.rs), and the builds.
 func runReadmeCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
