@@ -49,7 +49,18 @@ impl ApiClient {
 
     fn send(&self, request: Request<Vec<u8>>) -> Result<String, kube::Error> {
         let client = self.0.clone();
-        wait(async move { client.request_text(request).await })
+        wait(async move {
+            // As kubectl does: an API server that has just started asks to wait.
+            for _ in 0..10 {
+                match client.request_text(request.clone()).await {
+                    Err(kube::Error::Api(status)) if status.code == 429 => {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    answer => return answer,
+                }
+            }
+            client.request_text(request).await
+        })
     }
 }
 
