@@ -323,7 +323,7 @@ fn a_stalled_watch_makes_no_agent_unresponsive() {
     assert_eq!(fleet.events(), []);
     // It is back, and one agent is really dead.
     (fleet.api_server_down, fleet.watch_stalled) = (false, false);
-    fleet.pass(MINUTE * 2, &["a1"]);
+    fleet.pass(MINUTE * 3, &["a1"]);
     assert_eq!(fleet.events(), event("a1", "AgentSilent"));
 }
 
