@@ -184,9 +184,10 @@ impl ApiServer {
             self.requested.retain(|requested| *requested != uid);
         }
         effects.push(match &outcome.result {
-            EvictionResult::Accepted
-            | EvictionResult::Terminating
-            | EvictionResult::ResultUnknown(_) => Effect::evicting(&uid, message),
+            EvictionResult::Accepted => Effect::evicted(&uid, message),
+            EvictionResult::Terminating | EvictionResult::ResultUnknown(_) => {
+                Effect::evicting(&uid, message)
+            }
             EvictionResult::Gone => Effect::gone(&uid, message),
             EvictionResult::Refused { until, .. } => Effect::refused(&uid, *until, message),
         });

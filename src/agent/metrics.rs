@@ -61,6 +61,11 @@ struct EffectLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct OutcomeLabels {
     outcome: &'static str,
 }
@@ -100,6 +105,8 @@ pub struct Figures {
     pub throttled: usize,
     /// The throttled cgroups; a pod with several containers may occur several times.
     pub throttled_pods: Vec<ThrottledPod>,
+    /// For each reason, the pods on which the last action has no effect.
+    pub ineffective: BTreeMap<&'static str, i64>,
     /// Pods with a cgroup on this node.
     pub pods: usize,
     /// Rules and pod policies that are not enforced.
@@ -140,6 +147,7 @@ pub struct Metrics {
     disabled: Family<EffectLabels, Gauge>,
     throttled: Gauge,
     throttled_pods: Throttled,
+    ineffective: Family<ReasonLabels, Gauge>,
     pods: Gauge,
     refused: Gauge,
     /// 1 during an emergency stop.
@@ -204,6 +212,7 @@ impl Metrics {
             disabled: Family::default(),
             throttled: Gauge::default(),
             throttled_pods: Throttled::default(),
+            ineffective: Family::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
             stopped: Gauge::default(),
@@ -282,6 +291,8 @@ impl Metrics {
         registry.register("scheduling_disabled", help, self.disabled.clone());
         let help = "Pods that are throttled";
         registry.register("throttled_pods", help, self.throttled.clone());
+        let help = "Pods on which the last action has no effect, by reason: see the condition ActionIneffective";
+        registry.register("ineffective_pods", help, self.ineffective.clone());
         let help = "1 while the emergency stop is in force";
         registry.register("stopped", help, self.stopped.clone());
         let help = "Pods of the node that have a cgroup";
@@ -400,6 +411,7 @@ impl Metrics {
         with_one_series(&metrics.would);
         with_one_series(&metrics.disabled);
         with_one_series(&metrics.skipped);
+        with_one_series(&metrics.ineffective);
         metrics.throttled_pods.example();
         with_one_series(&metrics.watch_errors);
         with_one_series(&metrics.requests);
@@ -425,6 +437,7 @@ impl Metrics {
             rules,
             throttled,
             throttled_pods,
+            ineffective,
             pods,
             refused,
             would,
@@ -439,6 +452,10 @@ impl Metrics {
         self.refused.set(number(*refused));
         self.refresh_rules(rules, &state.names);
         self.throttled_pods.refresh(throttled_pods);
+        for (reason, pods) in ineffective {
+            let gauge = self.ineffective.get_or_create(&ReasonLabels { reason });
+            gauge.set(*pods);
+        }
         self.would.clear();
         for (rule, count) in would {
             let rule = rule.to_string();
@@ -514,6 +531,8 @@ const fn action(change: &Change) -> Option<&'static str> {
         Change::State { .. }
         | Change::Unknown { .. }
         | Change::Known { .. }
+        | Change::Ineffective { .. }
+        | Change::Effective { .. }
         | Change::Skipped { .. } => None,
     }
 }

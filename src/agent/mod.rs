@@ -76,6 +76,8 @@ pub struct Options {
     pub kubelet_root: Option<String>,
     /// Where a `/proc` is mounted.
     pub proc_root: PathBuf,
+    /// Where `/sys` is mounted.
+    pub sys_root: PathBuf,
     /// The node's `/proc/1/net/dev`, if that `/proc` is not the node's.
     pub net_dev: Option<PathBuf>,
     /// The node's own address, for probes without a host.

@@ -143,6 +143,18 @@ impl Pods {
         self.changed = true;
     }
 
+    /// The running pods without a cgroup: UID and `namespace/name`.
+    pub fn without_cgroup(&self) -> impl Iterator<Item = (PodUid, String)> {
+        let pods = self.known.values();
+        let pods = pods.filter(|known| known.unresolved && known.cgroup.is_none());
+        pods.filter_map(|known| {
+            let facts = known.seen.facts.as_ref().ok()?;
+            facts
+                .running
+                .then(|| (facts.uid.clone(), facts.full_name().to_string()))
+        })
+    }
+
     fn workloads(&self) -> Vec<Workload> {
         self.known.values().filter_map(Known::workload).collect()
     }

@@ -360,6 +360,7 @@ impl Agent {
         let settings = Settings {
             hierarchy: self.hierarchy.clone(),
             proc_root: self.options.proc_root.clone(),
+            sys_root: self.options.sys_root.clone(),
             net_dev: self.options.net_dev.clone(),
             node_address: self.options.node_address,
             state_dir: self.options.state_dir.clone(),
@@ -475,7 +476,7 @@ impl Agent {
         self.evaluated |= machine.plan().evaluated;
         let target = self.watermark.seen.present().map(target);
         self.reporter
-            .report_tick(machine, &self.rules, target, &self.metrics, now);
+            .report_tick(machine, &self.rules, target, &self.pods, &self.metrics, now);
         self.report(reports);
         self.update_readiness();
         let took = clock::boot_time().since(now);

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::Machine;
 use super::metrics::{Metrics, ThrottledPod};
+use super::pods::Pods;
 use super::rules::Rules;
 use crate::agent::eviction::Outcome;
 use crate::agent::report::conditions::{Health, Stopped, Unready};
@@ -23,12 +24,16 @@ use crate::agent::taint::TaintState;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
-use crate::engine::plan::{Plan, Scheduling, Unknown};
+use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
-use crate::engine::policy::{PolicySet, RuleId};
+use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
+use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
+
+/// A pod has its cgroup within this time after it is reported running.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The `NodeWatermark` that the status goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +74,8 @@ pub struct Reporter {
     /// When it changes by the passing of time alone.
     changes_at: Option<BootTime>,
     new_events: Vec<NewEvent>,
+    /// The actions without effect, at the last evaluation.
+    ineffective: Vec<IneffectiveAction>,
     /// The reason of the emergency stop, and whether the status says that everything is restored.
     stopped: Option<(String, bool)>,
 }
@@ -93,6 +100,7 @@ impl Reporter {
             changed: true,
             changes_at: None,
             new_events: Vec::new(),
+            ineffective: Vec::new(),
             stopped: None,
         }
     }
@@ -125,6 +133,7 @@ impl Reporter {
         machine: &mut Machine,
         rules: &Rules,
         target: Option<Target<'_>>,
+        pods: &Pods,
         metrics: &Metrics,
         now: BootTime,
     ) {
@@ -151,10 +160,12 @@ impl Reporter {
                 self.evaluated_rules = (decided, known.collect());
                 self.changed = true;
             }
+            self.ineffective = ineffective(machine, &reports, pods, now);
             self.collect_events(machine, &reports, &outcomes, &taint_state);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();
                 figures.throttled_pods = throttled_pods(machine);
+                figures.ineffective = count_reasons(&self.ineffective);
                 figures.pods = machine.pods().len();
                 figures.refused = rules.refused().len();
                 figures.would = would(machine.previews());
@@ -185,6 +196,8 @@ impl Reporter {
         let facts = Facts { policy, reports };
         self.event_builder
             .record(machine.events(), facts, &mut self.new_events);
+        self.event_builder
+            .ineffective(&self.ineffective, &mut self.new_events);
         self.event_builder
             .forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
@@ -233,6 +246,7 @@ impl Reporter {
             names: BTreeMap::new(),
             records: Vec::new(),
             previews: &[],
+            ineffective: &[],
             taint_state: TaintState::default(),
             evicted: Vec::new(),
             health,
@@ -320,6 +334,7 @@ impl Reporter {
                 .collect(),
             records: machine.records().collect(),
             previews: machine.previews(),
+            ineffective: &self.ineffective,
             taint_state: machine.backend().taint_state(),
             evicted,
             health: self.health(machine, rules),
@@ -335,6 +350,41 @@ impl Reporter {
 /// Logs an event.
 pub fn log(event: &Event) {
     tracing::info!("{event}");
+}
+
+/// The actions without effect: those that the engine observed, and those of rules that could not choose from all pods,
+/// since some have no cgroup where the layout expects it.
+fn ineffective(
+    machine: &Machine,
+    reports: &[RuleReport],
+    pods: &Pods,
+    now: BootTime,
+) -> Vec<IneffectiveAction> {
+    let mut actions = machine.ineffective();
+    let acting = reports.iter().find(|report| {
+        let lasted = report.since.map(|since| now.since(since));
+        report.strategy == Strategy::Enforce
+            && report.state == RuleState::Breached
+            && lasted.is_some_and(|lasted| lasted >= START_TIMEOUT)
+    });
+    if let Some(report) = acting {
+        actions.extend(pods.without_cgroup().map(|(uid, pod)| IneffectiveAction {
+            uid,
+            pod,
+            rule: report.id.clone(),
+            cause: Cause::no_cgroup(),
+        }));
+    }
+    actions
+}
+
+/// The number of pods for each reason.
+fn count_reasons(actions: &[IneffectiveAction]) -> BTreeMap<&'static str, i64> {
+    let mut counts: BTreeMap<_, _> = reason::ALL.iter().map(|reason| (*reason, 0)).collect();
+    for action in actions {
+        *counts.entry(action.cause.reason).or_default() += 1;
+    }
+    counts
 }
 
 /// Every throttled cgroup file, with its pod.

@@ -71,6 +71,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc_root: PathBuf,
 
+    /// Where sys is mounted, to see whether a `sched_ext` scheduler is attached
+    #[arg(long, value_name = "DIR", default_value = "/sys")]
+    sys_root: PathBuf,
+
     /// The node's /proc/1/net/dev [default: that of --proc-root]
     #[arg(long, value_name = "FILE")]
     net_dev: Option<PathBuf>,
@@ -181,6 +185,7 @@ impl Args {
             cgroup_root: self.cgroup_root.clone(),
             kubelet_root: self.kubelet_cgroup_root.clone(),
             proc_root: self.proc_root.clone(),
+            sys_root: self.sys_root.clone(),
             net_dev: self.net_dev.clone(),
             node_address: self.node_address,
             sample_interval: self.sample_interval,

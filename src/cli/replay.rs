@@ -121,6 +121,7 @@ fn no_rule(policies: &[PathBuf]) -> String {
 fn events<R: BufRead>(replay: &Replay<R>) -> Vec<Event> {
     let transitions = replay.transitions().iter();
     let decision = transitions.map(|transition| Decision {
+        cause: None,
         transition: transition.clone(),
         metric: metric(replay.policy(), &transition.rule),
         pod_name: transition

@@ -61,6 +61,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc_root: PathBuf,
 
+    /// Where sys is mounted, to see whether a `sched_ext` scheduler is attached
+    #[arg(long, value_name = "DIR", default_value = "/sys")]
+    sys_root: PathBuf,
+
     #[command(flatten)]
     state_dir: StateDir,
 
@@ -136,6 +140,7 @@ impl Args {
             },
             cgroup_root: self.cgroup_root.clone(),
             proc_root: self.proc_root.clone(),
+            sys_root: self.sys_root.clone(),
             state_dir: self.state_dir.state_dir.clone(),
             node_labels: self.node_labels.iter().cloned().collect::<BTreeMap<_, _>>(),
             sample_interval: self.sample_interval,

@@ -92,11 +92,11 @@ pub const MAX_SOURCES: usize = 2048;
         description = "AllInOrder, or the problem of the agent"
     ),
     printcolumn(
-        name = "Contested",
+        name = "Ineffective",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Contested\")].reason",
+        json_path = ".status.conditions[?(@.type==\"ActionIneffective\")].reason",
         priority = 1,
-        description = "NotContested, or that another writer reverts the changes of the agent"
+        description = "ActionsEffective, or why an action has no effect"
     ),
     printcolumn(
         name = "Unjudged",

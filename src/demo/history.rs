@@ -270,6 +270,7 @@ mod tests {
 
     fn step(at: BootTime, from: u8, to: u8) -> Event {
         Event::Decision(Decision {
+            cause: None,
             transition: Transition {
                 at,
                 rule: "q/r".into(),

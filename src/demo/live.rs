@@ -456,6 +456,7 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
     Settings {
         hierarchy: options.hierarchy.clone(),
         proc_root: PathBuf::from("/proc"),
+        sys_root: PathBuf::from("/sys"),
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: state_dir.path().to_owned(),

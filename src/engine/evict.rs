@@ -8,6 +8,7 @@ use super::ledger::MIN_QUOTA;
 use super::metric::{ActionEffect, ActionKind, RankBy};
 use super::plan::{Change, Evict, Skipped, Transition};
 use super::pod::PodUid;
+use super::policy::RuleId;
 use super::run::Run;
 use super::throttle::Released;
 use super::time::BootTime;
@@ -25,6 +26,12 @@ pub(super) struct PendingEviction {
     /// Rules that rank victims by the same resource share their rounds.
     group: RankBy,
     until: BootTime,
+    /// The rule that decided it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rule: Option<RuleId>,
+    /// When its eviction was accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    accepted: Option<BootTime>,
 }
 
 /// The rounds that have not settled, and when the last one settled.
@@ -86,6 +93,19 @@ impl Rounds {
 
     pub(super) fn has(&self, uid: &PodUid) -> bool {
         self.pending.iter().any(|it| it.uid == *uid)
+    }
+
+    /// Marks the eviction of a pod as accepted.
+    pub(super) fn accept(&mut self, uid: &PodUid, now: BootTime) {
+        for pending in self.pending.iter_mut().filter(|it| it.uid == *uid) {
+            pending.accepted.get_or_insert(now);
+        }
+    }
+
+    /// When the eviction of the pod was accepted, and for which rule.
+    pub(super) fn accepted(&self, uid: &PodUid) -> Option<(BootTime, &RuleId)> {
+        let pending = self.pending.iter().find(|it| it.uid == *uid)?;
+        Some((pending.accepted?, pending.rule.as_ref()?))
     }
 
     /// Removes a pod whose eviction was refused from the round.
@@ -254,6 +274,8 @@ impl EvictionPass<'_> {
             uid: pod.uid.clone(),
             group: self.group,
             until: self.walk.now + grace + self.settle_timeout,
+            rule: Some(run.rule.id.clone()),
+            accepted: None,
         });
         let pod = pod.uid.clone();
         let change = Change::Evict {

@@ -73,6 +73,8 @@ pub(super) struct Claim {
     pub(super) period: Duration,
     /// Set when no rule needs it any more: when its next step up is due, whatever the metric is.
     pub(super) retired: Option<BootTime>,
+    /// Evaluations of its rule since its last step down.
+    pub(super) evaluations: u32,
 }
 
 impl Claim {
@@ -245,7 +247,7 @@ impl ThrottledPod {
     }
 
     /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
-    fn effective_claim(&self) -> Option<&Claim> {
+    pub(super) fn effective_claim(&self) -> Option<&Claim> {
         let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
         self.claims.iter().min_by_key(rank)
     }

@@ -145,6 +145,9 @@ pub enum Metric {
     /// `container_cpu_throttled_ratio`: percent of a container's enforcement periods that were throttled;
     /// labels `namespace`, `pod`, `container`.
     ThrottledRatio,
+    /// `pod_{cpu_delay,memory_stall,io_stall}`: percent of time that some thread of a pod waited (cgroup v2); labels
+    /// `namespace`, `pod` and the pod's own.
+    PodStall(PressureKind),
     /// `protected_{cpu_delay_p95,cpu_delay_max,memory_stall_max,io_stall_max}`: percent of time that protected pods waited
     /// (cgroup v2).
     Protected(Protected),
@@ -190,7 +193,7 @@ const WINDOWS: [(&str, Windowed); 3] = [
 ];
 
 /// The metrics with a fixed name; names of pressure and window metrics are composed.
-const NAMED: [(&str, Metric); 25] = [
+const NAMED: [(&str, Metric); 28] = [
     ("cpu_total_usage", Metric::CpuUsage),
     ("cpu_total_utilization", Metric::CpuUtilization),
     ("memory_total_usage", Metric::MemoryUsage),
@@ -229,6 +232,9 @@ const NAMED: [(&str, Metric); 25] = [
     ),
     ("container_sched_run_queue_time", Metric::RunQueueTime),
     ("container_cpu_throttled_ratio", Metric::ThrottledRatio),
+    ("pod_cpu_delay", Metric::PodStall(PressureKind::Cpu)),
+    ("pod_memory_stall", Metric::PodStall(PressureKind::Memory)),
+    ("pod_io_stall", Metric::PodStall(PressureKind::Io)),
     (
         "protected_cpu_delay_p95",
         Metric::Protected(Protected::CpuDelayP95),
@@ -316,6 +322,7 @@ impl Metric {
             | Self::Window(..)
             | Self::Disk(DiskRate::Utilization)
             | Self::ThrottledRatio
+            | Self::PodStall(_)
             | Self::Protected(_)
             | Self::ElasticCpuRequested => "percent",
             Self::Load(_) => "load",
@@ -353,10 +360,15 @@ impl Metric {
         }
     }
 
+    /// Whether it says how long tasks wait.
+    pub const fn is_pressure(&self) -> bool {
+        self.pressure().is_some()
+    }
+
     /// The pressure that it is or is computed from.
     const fn pressure(&self) -> Option<PressureKind> {
         match self {
-            Self::Pressure { kind, .. } => Some(*kind),
+            Self::Pressure { kind, .. } | Self::PodStall(kind) => Some(*kind),
             Self::RunQueueTime => Some(PressureKind::Cpu),
             Self::Protected(protected) => Some(protected.pressure()),
             _ => None,
@@ -406,6 +418,7 @@ impl Metric {
                     kind: PressureKind::Memory | PressureKind::Io,
                     ..
                 }
+                | Self::PodStall(PressureKind::Memory | PressureKind::Io)
                 | Self::Protected(Protected::MemoryStallMax | Protected::IoStallMax)
                 | Self::Disk(_)
                 | Self::Probe(_) => ActionEffect::OneVictim,

@@ -8,6 +8,8 @@
 //! ```
 //! The agent, `run`, `demo` and `replay` all call the same [`Engine::step`].
 
+mod demand;
+mod effect;
 mod eligibility;
 mod evict;
 mod gap;
@@ -44,13 +46,17 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+pub use self::demand::Demand;
+use self::effect::Verification;
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
-use self::metric::{ActionEffect, ActionKind, Metric, PressureKind, RankBy};
-use self::plan::{Change, Feedback, Plan, RuleState, Skipped, Throttle, Transition, Unknown};
+use self::metric::{ActionEffect, ActionKind, RankBy};
+use self::plan::{
+    Change, Feedback, Ineffective, Plan, RuleState, Skipped, Throttle, Transition, Unknown,
+};
 use self::pod::{Pod, PodUid};
-use self::policy::{PolicySet, Probe, Rule, RuleId, Strategy};
+use self::policy::{PolicySet, Rule, RuleId, Strategy};
 use self::preview::PreviewPass;
 use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
@@ -71,41 +77,6 @@ use self::window::NodeWindows;
 const UNKNOWN_LIMIT: Duration = Duration::from_mins(15);
 /// How long to wait before retrying a throttle that could not be applied.
 const FAILED_BACKOFF: Duration = Duration::from_secs(30);
-
-/// What the next samples must contain; the sampler reads nothing else.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "one flag for each file that may be left unread"
-)]
-pub struct Demand {
-    /// `/proc/loadavg`
-    pub load: bool,
-    /// `/proc/pressure/{cpu,memory,io}`
-    pub pressure: [bool; 3],
-    /// `/proc/diskstats`
-    pub disks: bool,
-    /// `/proc/1/net/dev`
-    pub interfaces: bool,
-    /// `memory.stat` of every pod.
-    pub pod_memory: bool,
-    /// `cpu.pressure`, `memory.pressure` and `io.pressure` of every pod, where the files exist.
-    pub pod_pressure: bool,
-    /// `io.stat` of every pod, where the file exists.
-    pub pod_io: bool,
-    /// `procs_running` and `procs_blocked` of `/proc/stat`.
-    pub tasks: bool,
-    /// The CPUs of `/proc/stat` that this process may use.
-    pub unpinned: bool,
-    /// The quota file of every target cgroup.
-    pub pod_quota: bool,
-    /// `schedstat` of every container's threads.
-    pub run_delay: bool,
-    /// `cpu.stat` of every container.
-    pub throttled: bool,
-    /// HTTP probes.
-    pub probes: Vec<Probe>,
-}
 
 /// The rules with their state machines, and the actions in force for each pod.
 #[derive(Debug)]
@@ -375,6 +346,12 @@ impl Engine {
                     entry.resize(cgroup, *original);
                 }
             }
+            Feedback::NothingReclaimed { uid, rule } => {
+                if let Some(tracked) = self.pods.get_mut(uid) {
+                    tracked.effect.set_nothing_reclaimed(self.now, rule);
+                }
+            }
+            Feedback::EvictionAccepted { uid } => self.rounds.accept(uid, self.now),
             Feedback::EvictionRefused { uid, until } => {
                 self.rounds.remove(uid);
                 if let Some(tracked) = self.pods.get_mut(uid) {
@@ -449,7 +426,9 @@ impl Engine {
         self.pods.locate(now, sample);
         self.groups.iter_mut().for_each(|group| group.start(now));
         self.evaluate_rules(sample, &mut plan.transitions);
+        self.verify_effects(sample, &mut plan.transitions);
         self.act(sample, plan);
+        effect::record_quotas(&mut self.pods, &self.ledger, sample.at);
         self.write_desired_state(plan);
         for group in self.groups.iter_mut().filter(|group| group.due) {
             group.finish(now, sample);
@@ -505,6 +484,31 @@ impl Engine {
             run.observe(self.now, evaluation, self.unknown_limit, out);
             run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
+    }
+
+    /// Checks whether the actions of earlier evaluations have an effect.
+    fn verify_effects(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
+        if !self.runs.iter().any(|run| run.due && !run.is_preview()) {
+            return;
+        }
+        let verification = Verification {
+            now: self.now,
+            sample,
+            period: self.period(),
+            runs: &self.runs,
+            ledger: &self.ledger,
+            rounds: &self.rounds,
+        };
+        verification.run(&mut self.pods, out);
+    }
+
+    /// The pods on which the last action has no effect, with the rule that decided it.
+    pub fn ineffective(&self) -> impl Iterator<Item = (&PodUid, &RuleId, Ineffective)> {
+        let pods = self.pods.all().iter();
+        pods.filter_map(|tracked| {
+            let (rule, observed) = tracked.effect.ineffective()?;
+            Some((&tracked.pod.uid, rule, observed))
+        })
     }
 
     /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
@@ -589,35 +593,6 @@ impl Engine {
     /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.runs.iter().map(RuleReport::of)
-    }
-}
-
-impl Demand {
-    fn add(&mut self, run: &Run) {
-        match run.rule.metric {
-            Metric::Load(_) => (self.load, self.tasks) = (true, true),
-            Metric::Pressure { kind, .. } => self.pressure[kind as usize] = true,
-            Metric::Disk(_) => self.disks = true,
-            Metric::Interface(_) => self.interfaces = true,
-            Metric::RunQueueTime => self.run_delay = true,
-            Metric::ThrottledRatio => self.throttled = true,
-            Metric::Protected(_) => self.pod_pressure = true,
-            _ => {}
-        }
-        let acts = |kind: ActionKind| run.action_effect(kind) != ActionEffect::None;
-        let ranks = acts(ActionKind::CpuThrottle) || acts(ActionKind::Eviction);
-        let rank_by = run.rule.metric.rank_by();
-        self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
-        self.pod_io |= ranks && rank_by == RankBy::Io;
-        let guarded_pressure = protected::guarded_pressure(run);
-        self.pod_pressure |= guarded_pressure.is_some();
-        self.unpinned |= guarded_pressure == Some(PressureKind::Cpu);
-        self.pod_quota |= acts(ActionKind::CpuThrottle);
-        if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
-            && !self.probes.contains(probe)
-        {
-            self.probes.push(probe.clone());
-        }
     }
 }
 

@@ -210,6 +210,18 @@ pub enum Change {
     },
     /// This rule no longer disables scheduling.
     SchedulingEnabled,
+    /// An action on a pod has no effect, so the rule takes no further step of that kind on it.
+    Ineffective {
+        /// Pod UID.
+        pod: PodUid,
+        /// What was observed.
+        observed: Ineffective,
+    },
+    /// Actions on the pod have an effect again.
+    Effective {
+        /// Pod UID.
+        pod: PodUid,
+    },
     /// A pod selected for the rule's action was skipped; reported once per change of reason.
     #[serde(rename = "spared")]
     Skipped {
@@ -227,6 +239,8 @@ impl Change {
             Self::Throttle { pod, .. }
             | Self::Reclaim { pod, .. }
             | Self::Evict { pod, .. }
+            | Self::Ineffective { pod, .. }
+            | Self::Effective { pod }
             | Self::Skipped { pod, .. } => Some(pod),
             Self::State { .. }
             | Self::Unknown { .. }
@@ -235,6 +249,31 @@ impl Change {
             | Self::SchedulingEnabled => None,
         }
     }
+}
+
+/// What shows that an action on a pod has no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    tag = "kind",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
+pub enum Ineffective {
+    /// Another writer keeps changing its cgroup files.
+    Contested,
+    /// In two evaluations in a row it used more CPU than its quota allows.
+    QuotaExceeded {
+        /// CPU usage in the last one.
+        uses: MilliCpu,
+        /// The quota.
+        quota: MilliCpu,
+    },
+    /// A rule wants to act on it, but its usage could not be measured in two evaluations in a row.
+    NotMeasured,
+    /// Reclaiming its page cache freed nothing.
+    NothingReclaimed,
+    /// Its eviction was accepted, but it is not terminating.
+    NotTerminating,
 }
 
 /// Why a pod was skipped.
@@ -264,6 +303,8 @@ pub enum Skipped {
     BackingOff,
     /// Another writer keeps changing the same files.
     Contested,
+    /// The last step of this kind has no effect on it.
+    Ineffective,
 }
 
 impl Skipped {
@@ -281,6 +322,7 @@ impl Skipped {
             Self::ExemptFromEviction => "kept",
             Self::BackingOff => "backingOff",
             Self::Contested => "contested",
+            Self::Ineffective => "ineffective",
         }
     }
 }
@@ -308,6 +350,18 @@ pub enum Feedback {
         cgroup: Arc<str>,
         /// The new original.
         original: Quota,
+    },
+    /// Reclaiming page cache of the pod freed nothing.
+    NothingReclaimed {
+        /// Pod UID.
+        uid: PodUid,
+        /// The rule that decided it.
+        rule: RuleId,
+    },
+    /// An eviction was accepted: the pod must terminate now.
+    EvictionAccepted {
+        /// Pod UID.
+        uid: PodUid,
     },
     /// An eviction was refused.
     EvictionRefused {

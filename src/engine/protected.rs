@@ -20,7 +20,7 @@ const MIN_WAIT_PERCENT: f64 = 5.0;
 /// At or below this percentage it is quiet.
 const QUIET_WAIT_PERCENT: f64 = 2.0;
 /// Default CFS quota period of the kernel and the kubelet.
-const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
+pub(super) const ENFORCEMENT_PERIOD: Duration = Duration::from_millis(100);
 /// Without per-cgroup pressure: if less than this percentage of the CPUs is busy, a pod only waits for its own quota.
 const SATURATED_CPU_PERCENT: f64 = 90.0;
 
@@ -240,7 +240,11 @@ pub(super) fn may_act_on(run: &Run, tracked: &Tracked) -> bool {
     touches && !tracked.pod.protected
 }
 
-fn of_pod(
+/// The stall of a pod in the last interval.
+///
+/// # Errors
+/// If it has no sample, no earlier one, or no such file.
+pub(super) fn of_pod(
     tracked: &Tracked,
     ctx: &EvalContext<'_>,
     kind: PressureKind,

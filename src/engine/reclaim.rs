@@ -1,7 +1,7 @@
 //! Page cache reclaim: how much from which pods.
 
 use super::metric::{ActionEffect, ActionKind, RankBy, Resource};
-use super::plan::{Change, Reclaim, Transition};
+use super::plan::{Change, Reclaim, Skipped, Transition};
 use super::run::Run;
 use super::units::Bytes;
 use super::walk::{Skip, Walk};
@@ -87,6 +87,12 @@ impl ReclaimPass<'_> {
 
     fn candidate(&self, run: &Run, pod_index: usize) -> Result<Bytes, Skip> {
         self.walk.check_eligible(run, pod_index, KIND)?;
+        if self.walk.pods[pod_index]
+            .effect
+            .nothing_reclaimed(self.walk.now)
+        {
+            return Err(Some(Skipped::Ineffective));
+        }
         Ok(self.walk.memory(run, pod_index)?.cache)
     }
 

@@ -147,6 +147,7 @@ impl Engine {
             step: known.map_or(DEFAULT_STEP, |claim| claim.step),
             period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
             retired: known.and_then(|claim| claim.retired),
+            evaluations: 0,
         });
         for claim in &mut entry.claims {
             claim.before = claim.depth;
@@ -182,6 +183,7 @@ impl SavedClaim {
             step: self.step.max(1),
             period: self.period.max(Duration::from_millis(100)),
             retired: self.retired,
+            evaluations: 0,
         }
     }
 }

@@ -19,6 +19,9 @@ use super::values::interval;
 use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::CpuThrottle;
+/// The idle class does not lower the usage of CPU. A rule over usage takes quota steps if its threshold is still exceeded
+/// this many evaluations after the pod was moved there; pressure shows the effect in the next evaluation.
+const IDLE_EVALUATIONS: u32 = 2;
 
 /// The predicted release of this evaluation's steps, per pod.
 #[derive(Debug, Default)]
@@ -69,7 +72,7 @@ pub(super) struct ThrottlePass<'a> {
 
 impl ThrottlePass<'_> {
     /// Throttles victims in order, one step each, until their release covers every rule's gap; then one victim for each
-    /// rule whose metric has no unit of release.
+    /// rule whose metric has no unit of release, the idle class first.
     pub(super) fn run(&mut self, runs: &mut [Run]) {
         self.reapply(runs);
         self.cover(runs);
@@ -81,8 +84,20 @@ impl ThrottlePass<'_> {
         };
         for run in runs.iter_mut().filter(single) {
             let order = &self.orders[run.rule.metric.rank_by() as usize];
-            let _found = order.iter().any(|pod_index| self.step(run, *pod_index));
+            // The idle class costs less than a quota, so every victim is moved there first.
+            let idled = |pass: &mut Self, run: &mut Run| {
+                order.iter().any(|pod_index| {
+                    pass.is_next_idle(run, *pod_index) && pass.step(run, *pod_index)
+                })
+            };
+            let _found = idled(self, run) || order.iter().any(|it| self.step(run, *it));
         }
+    }
+
+    /// Whether the rule's next step on the pod is the idle class.
+    fn is_next_idle(&self, run: &Run, pod_index: usize) -> bool {
+        let spec = run.rule.action.throttle;
+        spec.is_some_and(|spec| spec.idle) && !self.depth(run, &self.walk.pods[pod_index]).idle
     }
 
     /// Throttles the pods of rules that relapsed after a release as far as before the release.
@@ -159,7 +174,13 @@ impl ThrottlePass<'_> {
         if uses < MIN_QUOTA {
             return Err(Some(Skipped::UsesLittle));
         }
+        if tracked.effect.exceeds_quota() {
+            return Err(Some(Skipped::Ineffective));
+        }
         let from = self.depth(run, tracked);
+        if self.may_suffice(run, spec, tracked) {
+            return Err(None);
+        }
         if !self.load_cgroups(tracked, uses) {
             return Err(Some(self.no_quota_reason(tracked)));
         }
@@ -177,6 +198,20 @@ impl ThrottlePass<'_> {
             return Err(Some(Skipped::AtFloor));
         }
         Ok((from, uses))
+    }
+
+    /// Whether the idle class, which costs the pod no work while CPUs are idle, may be enough.
+    fn may_suffice(&self, run: &Run, spec: CpuThrottle, tracked: &Tracked) -> bool {
+        let entry = self.ledger.get(&tracked.pod.uid);
+        let Some(claim) = entry.and_then(|pod| pod.claim(&run.rule.id)) else {
+            return false;
+        };
+        let is_first = claim.depth.idle && claim.depth.ratio == FULL_RATIO;
+        spec.idle
+            && is_first
+            && run.relapse_depth(&tracked.pod.uid).is_none()
+            && !run.rule.metric.is_pressure()
+            && claim.evaluations < IDLE_EVALUATIONS
     }
 
     /// Why a pod with known usage has no quota to lower.
@@ -266,6 +301,7 @@ impl ThrottlePass<'_> {
             step: spec.step,
             period: run.rule.period,
             retired: None,
+            evaluations: 0,
         });
         let enforced_pod = self.enforced.and_then(|enforced| enforced.get(&pod.uid));
         let ratio = entry
@@ -359,6 +395,7 @@ impl RestorePass<'_> {
             for index in 0..entry.claims.len() {
                 let claim = &mut entry.claims[index];
                 claim.before = claim.depth;
+                claim.evaluations += u32::from(find(runs, claim).is_some_and(|run| run.due));
                 let Some(to) = self.next_depth(runs, claim) else {
                     continue;
                 };

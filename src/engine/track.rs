@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::effect::EffectCheck;
 use super::eligibility::Permit;
 use super::evict::SETTLE_TIMEOUT;
 use super::plan::Skipped;
@@ -30,6 +31,8 @@ pub(super) struct Tracked {
     pub(super) eviction_blocked_until: Option<BootTime>,
     /// When it was first seen terminating.
     terminating_since: Option<BootTime>,
+    /// Whether the last action on it has an effect.
+    pub(super) effect: EffectCheck,
 }
 
 /// The resource usage of a pod.
@@ -46,7 +49,7 @@ pub(super) struct PodUsage {
 }
 
 impl Tracked {
-    pub(super) const fn new(pod: Arc<Pod>) -> Self {
+    pub(super) fn new(pod: Arc<Pod>) -> Self {
         Self {
             pod,
             permits: Vec::new(),
@@ -55,6 +58,7 @@ impl Tracked {
             throttle_blocked: None,
             eviction_blocked_until: None,
             terminating_since: None,
+            effect: EffectCheck::default(),
         }
     }
 
@@ -150,6 +154,10 @@ pub(super) struct Pods(Vec<Tracked>);
 impl Pods {
     pub(super) fn all(&self) -> &[Tracked] {
         &self.0
+    }
+
+    pub(super) fn all_mut(&mut self) -> &mut [Tracked] {
+        &mut self.0
     }
 
     pub(super) fn get(&self, uid: &PodUid) -> Option<&Tracked> {

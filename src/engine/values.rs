@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::ledger::Ledger;
 use super::metric::{DiskRate, InterfaceRate, Metric, PressureKind, Resource};
 use super::plan::Unknown;
+use super::pod::Pod;
 use super::policy::Rule;
 use super::protected;
 use super::rule::Evaluation;
@@ -92,6 +93,7 @@ pub(super) fn evaluate(run: &Run, ctx: &EvalContext<'_>) -> Evaluation {
     match &rule.metric {
         Metric::Probe(name) => evaluator.probe(name, &mut fold),
         Metric::RunQueueTime | Metric::ThrottledRatio => evaluator.containers(&mut fold),
+        Metric::PodStall(kind) => evaluator.pod_stalls(*kind, &mut fold),
         _ if evaluator.stale(ctx.sample.at) => fold.add(Err(Unknown::Stale)),
         Metric::Disk(rate) => evaluator.disks(*rate, &mut fold),
         Metric::Interface(rate) => evaluator.interfaces(*rate, &mut fold),
@@ -144,7 +146,7 @@ pub(super) fn sample_time(run: &Run, ctx: &EvalContext<'_>) -> Option<BootTime> 
         Metric::Probe(_) => Evaluator { run, rule, ctx }
             .probe_sample()
             .map(|probe| probe.at),
-        Metric::RunQueueTime | Metric::ThrottledRatio => None,
+        Metric::RunQueueTime | Metric::ThrottledRatio | Metric::PodStall(_) => None,
         _ => Some(ctx.sample.at),
     }
 }
@@ -316,6 +318,34 @@ impl Evaluator<'_> {
         }
     }
 
+    fn pod_stalls(&self, kind: PressureKind, fold: &mut Fold) {
+        if !self.ctx.sample.pressure_by_cgroup {
+            return;
+        }
+        let running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
+        for tracked in self.ctx.pods.iter().filter(running) {
+            let labels = PodLabels {
+                pod: &tracked.pod,
+                container: None,
+            };
+            if !self.selects(&labels) {
+                continue;
+            }
+            // Waiting caused by our own throttle must not cause more throttling.
+            if self.ctx.ledger.get(&tracked.pod.uid).is_some() {
+                fold.throttled = true;
+                continue;
+            }
+            let sampled = tracked.sample(self.ctx.sample);
+            if sampled.is_some_and(|sample| self.stale(sample.at)) {
+                fold.add(Err(Unknown::Stale));
+                continue;
+            }
+            let stall = protected::of_pod(tracked, self.ctx, kind);
+            fold.add(stall.map(|waiting| waiting.percent));
+        }
+    }
+
     fn containers(&self, fold: &mut Fold) {
         for tracked in self.ctx.pods {
             let Some(sample) = tracked.sample(self.ctx.sample) else {
@@ -325,12 +355,11 @@ impl Evaluator<'_> {
             let throttled = self.ctx.ledger.get(&tracked.pod.uid).is_some();
             let baseline = tracked.baseline(self.ctx.period);
             for (index, container) in sample.containers.iter().enumerate() {
-                let labels = [
-                    ("namespace", tracked.pod.namespace.as_str()),
-                    ("pod", tracked.pod.name.as_str()),
-                    ("container", &*container.container),
-                ];
-                let selected = self.selects(&labels[..]);
+                let labels = PodLabels {
+                    pod: &tracked.pod,
+                    container: Some(&container.container),
+                };
+                let selected = self.selects(&labels);
                 fold.throttled |= selected && throttled;
                 if selected && !throttled {
                     let same = |b: &ContainerSample| b.container == container.container;
@@ -443,6 +472,23 @@ pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
 
 fn selects<L: Labels + ?Sized>(selector: Option<&Selector>, labels: &L) -> bool {
     selector.is_none_or(|selector| selector.matches(labels))
+}
+
+/// The labels of a series of a pod or container: `namespace`, `pod`, `container`, and the pod's own.
+struct PodLabels<'a> {
+    pod: &'a Pod,
+    container: Option<&'a str>,
+}
+
+impl Labels for PodLabels<'_> {
+    fn label(&self, key: &str) -> Option<&str> {
+        match key {
+            "namespace" => Some(&self.pod.namespace),
+            "pod" => Some(&self.pod.name),
+            "container" if self.container.is_some() => self.container,
+            _ => self.pod.labels.label(key),
+        }
+    }
 }
 
 struct SeriesLabels<'a>(&'a [(Arc<str>, Arc<str>)]);

@@ -52,6 +52,8 @@ pub struct Options {
     pub cgroup_root: Option<PathBuf>,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
+    /// Where `/sys` is mounted.
+    pub sys_root: PathBuf,
     /// Directory of the files that survive a restart.
     pub state_dir: PathBuf,
     /// Labels that a `NodeQOS` selects this node by.
@@ -176,6 +178,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     let settings = Settings {
         hierarchy,
         proc_root: options.proc_root.clone(),
+        sys_root: options.sys_root.clone(),
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: options.state_dir.clone(),

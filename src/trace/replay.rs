@@ -226,7 +226,11 @@ impl RuleSummary {
                 let since = self.disabled_since.take();
                 self.scheduling_disabled += since.map_or(Duration::ZERO, |since| at.since(since));
             }
-            Change::Unknown { .. } | Change::Known { .. } | Change::Skipped { .. } => {}
+            Change::Unknown { .. }
+            | Change::Known { .. }
+            | Change::Ineffective { .. }
+            | Change::Effective { .. }
+            | Change::Skipped { .. } => {}
         }
     }
 

@@ -107,6 +107,7 @@ impl FakeTree {
         let settings = Settings {
             hierarchy,
             proc_root: self.path("proc"),
+            sys_root: self.path("sys"),
             net_dev: None,
             node_address: Ipv4Addr::LOCALHOST.into(),
             state_dir: self.path("state"),
@@ -187,4 +188,36 @@ fn a_throttle_lasts_until_the_next_evaluation() {
         let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
         assert_eq!(quota, "70000 100000", "after {minute} minutes");
     }
+}
+
+#[test]
+fn a_quota_that_a_sched_ext_scheduler_ignores_is_reported_with_its_cause() {
+    let tree = FakeTree::new();
+    let policy = THROTTLE.replace("3600", "10");
+    tree.write("policies/p.yaml", &policy);
+    tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
+    tree.write("cgroup/batch/cpu.max", "max 100000\n");
+    tree.write("cgroup/batch/cgroup.procs", "1\n");
+    tree.write("sys/kernel/sched_ext/state", "enabled\n");
+    tree.write("sys/kernel/sched_ext/root/ops", "simple\n");
+    let mut machine = tree.open(false);
+    let mut texts = Vec::new();
+    for second in 0..60 {
+        // One CPU, whatever the quota.
+        let used = format!("usage_usec {}\n", second * 1_000_000);
+        tree.write("cgroup/batch/cpu.stat", &used);
+        let events = machine.tick(at(10 + second)).iter();
+        texts.extend(events.map(|event| (second, event.to_string())));
+    }
+    let first = |text: &str| texts.iter().find(|(_, it)| it.contains(text)).cloned();
+    let (throttled, _) = first("throttle default/batch: 100 % -> 70 %").expect("a step");
+    let (seen, text) = first("the action has no effect").expect("it is noticed");
+    assert!(seen - throttled <= 30, "{throttled} s, {seen} s");
+    assert!(text.contains("`simple` is attached"), "{text}");
+    let ineffective = machine.ineffective();
+    assert_eq!(ineffective[0].cause.reason, "SchedExt");
+    let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
+    machine.tick(at(200));
+    let later = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
+    assert_eq!(later, quota, "no further step");
 }

@@ -230,6 +230,8 @@ impl Loop {
             .sampler
             .sample_pods(now, &demand, &mut self.sample);
         self.engine.step(boot_time(), &self.sample, &mut self.plan);
+        let ineffective: Vec<_> = self.engine.ineffective().collect();
+        assert_eq!(ineffective, [], "this kernel enforces quotas");
         if self.plan.evaluated {
             let find = self.testbed.cgroups.find();
             assert_fine(&self.throttler.apply(now, &self.plan.throttles, &find));

@@ -107,6 +107,7 @@ fn machine(
     let settings = Settings {
         hierarchy,
         proc_root: "/proc".into(),
+        sys_root: "/sys".into(),
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir,

@@ -135,6 +135,7 @@ fn every_condition_and_its_reasons_are_documented() {
         degraded,
         body(kinds, "pub mod condition"),
         body(kinds, "pub mod stopped"),
+        body("src/node/machine/ineffective.rs", "pub mod reason"),
     ];
     let variants = body("src/crd/finding.rs", "pub enum Reason");
     let variants = variants

@@ -41,6 +41,7 @@ fn machine(env: &Machine, threshold: &str) -> host::Machine {
     let settings = Settings {
         hierarchy: env.hierarchy.clone(),
         proc_root: "/proc".into(),
+        sys_root: "/sys".into(),
         net_dev: None,
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: env.path("state"),

@@ -1,10 +1,12 @@
-//! The conditions `Ready`, `Contested`, `Degraded` and `Stopped` of a `NodeWatermark`.
+//! The conditions `Ready`, `ActionIneffective`, `Degraded` and `Stopped` of a `NodeWatermark`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::crd::emergency_stop;
-use crate::crd::node_watermark::condition::{CONTESTED, DEGRADED, NONE_EVALUATED, READY, STOPPED};
+use crate::crd::node_watermark::condition::{
+    ACTION_INEFFECTIVE, DEGRADED, NONE_EVALUATED, READY, STOPPED,
+};
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
@@ -20,8 +22,8 @@ pub struct Health {
     pub unready: Option<Unready>,
     /// Which of the rules are evaluated.
     pub rules: Evaluated,
-    /// What another writer keeps changing.
-    pub contested: Vec<String>,
+    /// Actions without effect, each with its reason and message.
+    pub ineffective: Vec<(&'static str, String)>,
     /// Problems, each with its reason and message.
     pub degraded: Vec<(&'static str, String)>,
     /// The emergency stop, if there is one.
@@ -146,23 +148,21 @@ pub fn conditions(
             make(READY, false, "Stopped", message)
         }
     };
-    let contested = match health.contested.as_slice() {
-        [] => make(CONTESTED, false, "NotContested", String::new()),
-        writers => make(CONTESTED, true, "UndoneByOthers", writers.join("; ")),
-    };
-    let degraded = match health.degraded.as_slice() {
-        [] => make(DEGRADED, false, "AllInOrder", String::new()),
+    let problems = |kind, without, problems: &[(&'static str, String)]| match problems {
+        [] => make(kind, false, without, String::new()),
         [(reason, _), ..] => {
-            let messages = health.degraded.iter().map(|(_, message)| message.as_str());
+            let messages = problems.iter().map(|(_, message)| message.as_str());
             let message = messages.collect::<Vec<_>>().join("; ");
-            make(DEGRADED, true, reason, message)
+            make(kind, true, reason, message)
         }
     };
+    let ineffective = problems(ACTION_INEFFECTIVE, "ActionsEffective", &health.ineffective);
+    let degraded = problems(DEGRADED, "AllInOrder", &health.degraded);
     let stopped = health.stopped.as_ref().map(|stopped| {
         let (reason, message) = stopped.condition();
         make(STOPPED, true, reason, message)
     });
-    [ready, contested, degraded]
+    [ready, ineffective, degraded]
         .into_iter()
         .chain(stopped)
         .collect()

@@ -19,6 +19,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::machine::ineffective::IneffectiveAction;
 use crate::node::machine::messages::{format_duration, format_value, unknown_reason};
 
 mod throttles;
@@ -133,6 +134,8 @@ pub struct EventBuilder {
     taint_state: Option<TaintState>,
     /// Messages of the evictions that were decided.
     evicting: BTreeMap<PodUid, String>,
+    /// Actions without effect, as last reported.
+    ineffective: BTreeMap<PodUid, &'static str>,
 }
 
 impl EventBuilder {
@@ -280,6 +283,20 @@ impl EventBuilder {
                     out.push(new_event(regarding, true, "EvictionRefused", message));
                 }
             }
+        }
+    }
+
+    /// Adds the events of actions that have no effect any more, or have one again.
+    pub fn ineffective(&mut self, actions: &[IneffectiveAction], out: &mut Vec<NewEvent>) {
+        let reasons = actions.iter().map(|it| (it.uid.clone(), it.cause.reason));
+        let before = std::mem::replace(&mut self.ineffective, reasons.collect());
+        for action in actions {
+            if before.get(&action.uid) == Some(&action.cause.reason) {
+                continue;
+            }
+            let message = format!("{}: {}", action.rule, action.cause.message);
+            let regarding = Regarding::pod(Some(&action.pod), &action.uid);
+            out.extend(regarding.map(|it| new_event(it, true, "ActionIneffective", message)));
         }
     }
 

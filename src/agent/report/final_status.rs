@@ -98,6 +98,7 @@ fn report(
         records: not_restored.records.clone(),
         names: not_restored.names.clone(),
         previews: &[],
+        ineffective: &[],
         taint_state: TaintState {
             known: true,
             effect: node_taint.effect(),

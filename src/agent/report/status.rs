@@ -25,6 +25,7 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::control_file::Role;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::machine::ineffective::{IneffectiveAction, reason};
 use crate::node::machine::messages::{
     count, format_duration, format_value, guard, skip_reason, unknown_reason,
 };
@@ -64,6 +65,8 @@ pub struct View<'a> {
     pub names: BTreeMap<PodUid, String>,
     /// The actions that Preview rules would have in force.
     pub previews: &'a [Decision],
+    /// The actions without effect.
+    pub ineffective: &'a [IneffectiveAction],
     /// The taint state on the Node.
     pub taint_state: TaintState,
     /// The evictions of the last hour, the newest first.
@@ -98,7 +101,6 @@ struct Refused {
 pub struct StatusBuilder {
     refused: BTreeMap<Subject, Refused>,
     obstacles: Obstacles,
-    contested: BTreeSet<String>,
     write_failure: Option<(BootTime, String)>,
     matched: Vec<PodPolicyStatus>,
     conditions: Vec<Condition>,
@@ -146,7 +148,6 @@ impl StatusBuilder {
         self.refused
             .retain(|it, _| names.contains(&it.pod) && is_there(&it.rule));
         self.obstacles.retain(is_there);
-        self.contested.retain(|pod| names.contains(pod));
     }
 
     /// Records the events of a tick; true if they may change the status.
@@ -174,18 +175,11 @@ impl StatusBuilder {
             } => {
                 self.refused.retain(|it, _| it.rule != transition.rule);
                 self.obstacles.retain(|rule| *rule != transition.rule);
-                let refused = &self.refused;
-                self.contested
-                    .retain(|pod| refused.keys().any(|it| it.pod == *pod));
             }
             Change::Skipped { reason, .. } if !transition.would => {
-                if *reason == Skipped::Contested {
-                    self.contested.insert(pod());
-                }
                 self.record_skipped(&transition.rule, pod(), *reason);
             }
             Change::Throttle { .. } if !transition.would => {
-                self.contested.remove(&pod());
                 self.forget(&transition.rule, &pod());
             }
             Change::Evict { .. } if !transition.would => self.forget(&transition.rule, &pod()),
@@ -309,13 +303,16 @@ impl StatusBuilder {
         let mut health = view.health.clone();
         health.rules = Evaluated::of(&view.reports);
         if view.taint_state.contested {
-            health.contested.push("our taint on the Node".to_owned());
+            let message = "another writer keeps changing our taint on the Node".to_owned();
+            health.ineffective.push((reason::CONTESTED, message));
         }
-        let pods = self
-            .contested
-            .iter()
-            .map(|pod| format!("cgroup files of {pod}"));
-        health.contested.extend(pods);
+        let actions = view.ineffective.iter().map(|action| {
+            let IneffectiveAction {
+                pod, rule, cause, ..
+            } = action;
+            (cause.reason, format!("{rule}: {pod}: {}", cause.message))
+        });
+        health.ineffective.extend(actions);
         if let [(what, name, why), ..] = view.not_enforced.as_slice() {
             let more = match view.not_enforced.len() {
                 1 => String::new(),

@@ -48,14 +48,14 @@ const CHECKS: [ColumnCheck; 5] = [
         fix: "shows what, and why",
     },
     ColumnCheck {
-        column: "Contested",
-        reason: "Contested",
-        is_problem: |reason| !["", "NotContested"].contains(&reason),
-        what: "another writer reverts what the agent does",
-        fix: "shows what; stop the other writer, for example an agent of crane",
+        column: "Ineffective",
+        reason: "Ineffective",
+        is_problem: |reason| !["", "ActionsEffective"].contains(&reason),
+        what: "actions have no effect",
+        fix: "shows on which pods, and why: another writer (such as an agent of crane), a sched_ext scheduler, a wrong layout",
     },
     ColumnCheck {
-        column: LAST,
+        column: "Unjudged",
         reason: "Because",
         is_problem: |reason| {
             let temporary = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
@@ -66,14 +66,14 @@ const CHECKS: [ColumnCheck; 5] = [
     },
 ];
 /// The newest column: a definition with it has the others too.
-const LAST: &str = "Unjudged";
+const NEWEST: &str = "Ineffective";
 
 /// One finding for each problem, with its nodes.
 pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
     let Ok(table) = &snapshot.watermarks else {
         return Vec::new();
     };
-    if !table.has(LAST) {
+    if !table.has(NEWEST) {
         let what = "it is from an older version, and does not show the state of agents";
         let about = "definition of NodeWatermark";
         return vec![finding(about, what, install_command(snapshot))];

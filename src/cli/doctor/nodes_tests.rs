@@ -34,8 +34,8 @@ fn conditions_of_nodes_are_reported() {
         &["NodeNotMarked: some actions fail on 2 nodes: a, b"],
     );
     assert_finding(
-        with("Contested", "UndoneByOthers"),
-        &["UndoneByOthers: another writer reverts what the agent does on 2 nodes"],
+        with("Ineffective", "SchedExt"),
+        &["SchedExt: actions have no effect on 2 nodes"],
     );
 }
 
@@ -91,10 +91,10 @@ fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
     }
 }
 
-/// The reasons of `Ready`, `Degraded` and `Contested` as an agent writes them.
+/// The reasons of `Ready`, `Degraded` and `ActionIneffective` as an agent writes them.
 fn reasons_of(health: &Health) -> [String; 3] {
     let all = conditions(health, None, &[], jiff::Timestamp::UNIX_EPOCH);
-    ["Ready", "Degraded", "Contested"].map(|kind| {
+    ["Ready", "Degraded", "ActionIneffective"].map(|kind| {
         let found = all.iter().find(|it| it.type_ == kind);
         found.expect("a condition").reason.clone()
     })
@@ -114,9 +114,9 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
             ..Health::default()
         };
         let reasons = reasons_of(&health);
-        let [ready, degraded, contested] = reasons.each_ref().map(String::as_str);
+        let [ready, degraded, ineffective] = reasons.each_ref().map(String::as_str);
         let mut snapshot = healthy_snapshot();
-        let row = ["a", "", OURS, ready, degraded, contested, "", ""];
+        let row = ["a", "", OURS, ready, degraded, ineffective, "", ""];
         snapshot.watermarks = watermarks(&[row, healthy("b")]);
         assert_eq!(findings(&snapshot), [], "{health:?}");
     }

@@ -38,7 +38,7 @@ const WATERMARK: [&str; 8] = [
     "Agent",
     "Ready",
     "Degraded",
-    "Contested",
+    "Ineffective",
     "Unjudged",
     "Because",
 ];
@@ -100,8 +100,8 @@ fn watermarks(rows: &[[&str; 8]]) -> Read<Table> {
 
 /// The row of a node whose agent has no problem.
 fn healthy(node: &str) -> [&str; 8] {
-    let [ready, degraded, contested] = ["RulesKept", "AllInOrder", "NotContested"];
-    [node, "", OURS, ready, degraded, contested, "", ""]
+    let [ready, degraded, ineffective] = ["RulesKept", "AllInOrder", "ActionsEffective"];
+    [node, "", OURS, ready, degraded, ineffective, "", ""]
 }
 
 /// A `DaemonSet` with these numbers of created, ready and wanted pods.

@@ -308,6 +308,7 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
         Metric::CpuUtilization
         | Metric::MemoryUtilization
         | Metric::Pressure { .. }
+        | Metric::PodStall(_)
         | Metric::Protected(_)
         | Metric::Window(..)
         | Metric::Disk(DiskRate::Utilization)

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub mod condition {
     /// The agent enforces the spec.
     pub const READY: &str = "Ready";
-    /// Another writer reverts changes of the agent.
-    pub const CONTESTED: &str = "Contested";
+    /// An action has no effect: another writer reverts it, the kernel does not enforce it, or the pod is elsewhere.
+    pub const ACTION_INEFFECTIVE: &str = "ActionIneffective";
     /// A part of the spec cannot be enforced, or the agent has a problem on the node: see the message.
     pub const DEGRADED: &str = "Degraded";
     /// The emergency stop is in effect. Only present then.
@@ -77,7 +77,7 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// The conditions: `Ready`, `Contested`, `Degraded`, and `Stopped` during an emergency stop.
+    /// The conditions: `Ready`, `ActionIneffective`, `Degraded`, and `Stopped` during an emergency stop.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub conditions: Vec<Condition>,

@@ -27,6 +27,7 @@ fn target_cgroup(cgroup: &str, quota: Quota) -> TargetCgroupSample {
 fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
     let depth = Depth { ratio, idle };
     Claim {
+        evaluations: 0,
         rule: RuleId::from(rule),
         depth,
         before: depth,

@@ -11,7 +11,9 @@ use super::event::NoticeKind;
 use super::workload::Workload;
 use crate::engine::plan::{Feedback, Plan, TargetCgroup, Throttle};
 use crate::engine::pod::PodUid;
+use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
+use crate::engine::units::Bytes;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
 use crate::node::cgroup::control_file::Role;
@@ -28,6 +30,8 @@ pub struct Actuators {
     hierarchy: Hierarchy,
     throttler: Throttler,
     reclaimer: Reclaimer,
+    /// The rule of each pod's last reclaim.
+    reclaiming: BTreeMap<PodUid, RuleId>,
     /// Why page cache cannot be reclaimed here, as last reported.
     unsupported: Option<&'static str>,
     /// For each throttled pod: whether its containers are limited instead of the pod.
@@ -67,6 +71,14 @@ impl Effect {
             pod: Some(uid.clone()),
             feedback: None,
             detail: Detail::Eviction(message.into()),
+        }
+    }
+
+    /// An eviction was accepted; `message` says so.
+    pub fn evicted(uid: &PodUid, message: impl Into<String>) -> Self {
+        Self {
+            feedback: Some(Feedback::EvictionAccepted { uid: uid.clone() }),
+            ..Self::evicting(uid, message)
         }
     }
 
@@ -191,6 +203,7 @@ impl Actuators {
         let actuators = Self {
             throttler,
             reclaimer: Reclaimer::new(hierarchy.clone()),
+            reclaiming: BTreeMap::new(),
             unsupported: None,
             hierarchy,
             pinned: BTreeMap::new(),
@@ -234,6 +247,8 @@ impl Actuators {
         effects.extend(outcomes.into_iter().map(Effect::from));
         let reclaims = plan.reclaims.iter().filter_map(|reclaim| {
             let cgroup = lookup(&reclaim.uid)?;
+            self.reclaiming
+                .insert(reclaim.uid.clone(), reclaim.rule.clone());
             self.reclaimer
                 .request(&reclaim.uid, &cgroup, reclaim.amount)
         });
@@ -293,10 +308,21 @@ impl Actuators {
 
     fn reclaimed(&mut self, outcome: ReclaimOutcome) -> Option<Effect> {
         let uid = outcome.uid().clone();
+        let rule = match outcome {
+            ReclaimOutcome::Busy { .. } => None,
+            _ => self.reclaiming.remove(&uid),
+        };
+        let mut feedback = None;
         let detail = match outcome {
             ReclaimOutcome::Busy { .. } => return None,
             ReclaimOutcome::Gone { .. } => return Some(Effect::vanished(&uid)),
             ReclaimOutcome::Reclaimed { freed, .. } => {
+                feedback =
+                    rule.filter(|_| freed == Bytes::ZERO)
+                        .map(|rule| Feedback::NothingReclaimed {
+                            uid: uid.clone(),
+                            rule,
+                        });
                 Detail::Cgroup(format!("{freed} of page cache reclaimed"))
             }
             ReclaimOutcome::Unsupported { reason, .. } => {
@@ -309,7 +335,7 @@ impl Actuators {
         };
         Some(Effect {
             pod: Some(uid),
-            feedback: None,
+            feedback,
             detail,
         })
     }

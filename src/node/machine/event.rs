@@ -31,6 +31,9 @@ pub struct Decision {
     /// `namespace/name` of the pod that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_name: Option<String>,
+    /// Why an action has no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 /// An event that is not a decision of the engine.

@@ -166,6 +166,19 @@ impl Decision {
                     None => Ok(()),
                 }
             }
+            about_effect => self.fmt_effect(about_effect, f),
+        }
+    }
+
+    fn fmt_effect(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match change {
+            Change::Ineffective { pod, .. } => {
+                let cause = self.cause.as_deref().unwrap_or("the cause is not known");
+                write!(f, "{}: the action has no effect: {cause}", self.pod(pod))
+            }
+            Change::Effective { pod } => {
+                write!(f, "{}: the action has an effect again", self.pod(pod))
+            }
             Change::Skipped { pod, reason } => {
                 write!(f, "{} is skipped: {}", self.pod(pod), skip_reason(*reason))
             }
@@ -373,6 +386,7 @@ pub const fn skip_reason(reason: Skipped) -> &'static str {
         }
         Skipped::BackingOff => "the last attempt was refused; waiting before the next one",
         Skipped::Contested => "another writer keeps changing its cgroup files",
+        Skipped::Ineffective => "the last action of this kind has no effect on it",
     }
 }
 

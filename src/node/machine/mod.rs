@@ -6,6 +6,7 @@ pub mod backend;
 pub mod enforce;
 mod engine_store;
 pub mod event;
+pub mod ineffective;
 pub mod messages;
 mod previews;
 mod problems;
@@ -25,11 +26,12 @@ use self::backend::Backend;
 use self::enforce::{Actuators, Effect};
 use self::engine_store::EngineStore;
 use self::event::{Decision, Event, NoticeKind};
+use self::ineffective::{Cause, Evidence, IneffectiveAction, attached_scheduler};
 use self::previews::Previews;
 use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
 use self::workload::Workload;
-use crate::engine::plan::{Plan, RuleState, Scheduling};
+use crate::engine::plan::{Change, Ineffective, Plan, RuleState, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
@@ -51,6 +53,8 @@ pub struct Settings {
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
     pub proc_root: PathBuf,
+    /// Where `/sys` is mounted.
+    pub sys_root: PathBuf,
     /// The host's `net/dev`, if `proc_root` is not the host's; absent: `1/net/dev` below `proc_root`.
     pub net_dev: Option<PathBuf>,
     /// The node's own address, used for probes without a host.
@@ -372,7 +376,12 @@ impl<O: Backend> Machine<O> {
 
     fn record_transitions(&mut self) {
         for transition in &self.plan.transitions {
+            let cause = match &transition.change {
+                Change::Ineffective { pod, observed } => Some(self.cause(pod, *observed).message),
+                _ => None,
+            };
             let decision = Decision {
+                cause,
                 transition: transition.clone(),
                 metric: metric(&self.policy, &transition.rule),
                 pod_name: transition
@@ -490,6 +499,31 @@ impl<O: Backend> Machine<O> {
     /// The running pods that no rule's action may touch.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
         self.engine.protected_pods()
+    }
+
+    /// The actions without effect, with their causes.
+    pub fn ineffective(&self) -> Vec<IneffectiveAction> {
+        let actions = self.engine.ineffective();
+        let actions = actions.filter_map(|(uid, rule, observed)| {
+            Some(IneffectiveAction {
+                uid: uid.clone(),
+                pod: self.name(uid)?,
+                rule: rule.clone(),
+                cause: self.cause(uid, observed),
+            })
+        });
+        actions.collect()
+    }
+
+    fn cause(&self, uid: &PodUid, observed: Ineffective) -> Cause {
+        let workload = self.pods.get(uid);
+        let workload = workload.filter(|it| it.exists(&self.settings.hierarchy));
+        let evidence = Evidence {
+            scheduler: attached_scheduler(&self.settings.sys_root),
+            populated: workload.is_some_and(|it| self.actuators.is_populated(&it.cgroup)),
+            cgroup: workload.map(|it| it.cgroup.as_str().to_owned()),
+        };
+        Cause::of(observed, &evidence)
     }
 
     /// Every changed cgroup file.

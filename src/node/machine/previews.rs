@@ -155,6 +155,7 @@ mod tests {
             throttle("b"),
         ] {
             previews.record(&Decision {
+                cause: None,
                 transition: Transition {
                     at: BootTime::default(),
                     rule: rule.id.clone(),

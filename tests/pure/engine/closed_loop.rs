@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
 use crate::simulation::{Simulation, Worker};
-use plimsoll::engine::plan::{Change, RuleState};
+use plimsoll::engine::metric::ActionKind;
+use plimsoll::engine::plan::{Change, Ineffective, RuleState};
 use plimsoll::engine::policy::{Action, Rule};
 use proptest::prelude::*;
 
@@ -472,6 +473,230 @@ proptest! {
         prop_assert_eq!(&sim.plan.throttles[..], &[]);
         sim.advance(200);
         prop_assert_eq!(&sim.plan.throttles[..], &[]);
+    }
+}
+
+// ---- The idle class before quotas -------------------------------------------------------------------------------
+
+/// How far the pods are throttled: ratio and idle class, by name.
+fn depths(sim: &Simulation) -> Vec<(String, u8, bool)> {
+    let name = |uid| {
+        let mut workers = sim.workers.iter();
+        let worker = workers.find(|it| it.pod.uid == uid);
+        worker.map_or_else(String::new, |it| it.pod.name.clone())
+    };
+    let throttles = sim.plan.throttles.iter();
+    let mut depths: Vec<_> = throttles
+        .map(|it| (name(it.uid.clone()), it.ratio, it.idle))
+        .collect();
+    depths.sort();
+    depths
+}
+
+fn idle(name: &str) -> (String, u8, bool) {
+    (name.to_owned(), 100, true)
+}
+
+/// Equal requests leave the important pod half of the node; it wants more.
+fn burst(rules: Vec<Rule>) -> Simulation {
+    let workers = vec![batch("a", 4.0), batch("b", 4.0), important(1.2)];
+    Simulation::new(2, rules, workers)
+}
+
+#[test]
+fn quotas_stay_as_they_are_where_the_idle_class_is_enough() {
+    for metric in ["protected_cpu_delay_max", "cpu_pressure_some_avg10"] {
+        let mut sim = burst(rules_for(metric, 10.0, idle_action(10, 30)));
+        sim.advance(10 * PERIOD);
+        assert_eq!(depths(&sim), [idle("a"), idle("b")], "{metric}");
+        assert!(sim.stalls("important") < 1.0, "{metric}");
+        let batch: f64 = ["a", "b"].map(|it| sim.worker(it).allocated).iter().sum();
+        assert!(
+            batch > 0.79,
+            "{metric}: all that the important pod leaves: {batch}"
+        );
+    }
+}
+
+#[test]
+fn every_victim_is_idle_before_one_gets_a_quota() {
+    let rules = rules_for("protected_cpu_delay_max", 10.0, idle_action(10, 30));
+    let mut sim = burst(rules);
+    // It waits for itself whatever the others do.
+    sim.worker("important").demand = 2.6;
+    let mut seen = Vec::new();
+    for _ in 0..6 * PERIOD {
+        sim.tick();
+        let depths = depths(&sim);
+        if seen.last() != Some(&depths) {
+            seen.push(depths);
+        }
+    }
+    let position = |it: &[(String, u8, bool)]| seen.iter().position(|seen| seen == it);
+    let both = position(&[idle("a"), idle("b")]).expect("both are idle");
+    assert!(
+        seen[..both]
+            .iter()
+            .flatten()
+            .all(|(_, ratio, _)| *ratio == 100),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn a_usage_above_its_threshold_gets_quotas_two_evaluations_after_the_idle_class() {
+    let mut sim = burst(rules_for("cpu_total_usage", 1000.0, idle_action(10, 30)));
+    let mut changes = Vec::new();
+    for _ in 0..6 * PERIOD {
+        sim.tick();
+        let depths = depths(&sim);
+        if !depths.is_empty() && changes.last().is_none_or(|(_, last)| *last != depths) {
+            changes.push((sim.now, depths));
+        }
+    }
+    assert_eq!(changes[0].1, [idle("a"), idle("b")]);
+    assert_eq!(changes[1].0 - changes[0].0, 2 * PERIOD, "{changes:?}");
+    assert!(changes[1].1[0].1 < 100, "{changes:?}");
+}
+
+// ---- Effects ----------------------------------------------------------------------------------------------------
+
+/// What shows that actions have no effect, by pod.
+fn ineffective(sim: &Simulation) -> Vec<(String, Ineffective)> {
+    let actions = sim.engine.ineffective();
+    actions
+        .map(|(uid, _, observed)| (uid.0.to_string(), observed))
+        .collect()
+}
+
+/// Advances until an action has no effect, for less than `limit` seconds.
+fn until_ineffective(sim: &mut Simulation, limit: u64) {
+    let started = sim.now;
+    while ineffective(sim).is_empty() {
+        assert!(sim.now - started < limit, "every action has an effect");
+        sim.tick();
+    }
+}
+
+fn quota_exceeded(sim: &Simulation) -> bool {
+    let mut actions = sim.engine.ineffective();
+    actions.any(|(_, _, observed)| matches!(observed, Ineffective::QuotaExceeded { .. }))
+}
+
+#[test]
+fn an_ignored_quota_is_seen_within_30_s_and_not_lowered_further() {
+    let workers = vec![batch("a", 3.0), important(2.0)];
+    let rules = rules_for("cpu_total_usage", 3000.0, throttling(10, 10));
+    let mut sim = Simulation::new(8, rules, workers);
+    sim.ineffective = Some(ActionKind::CpuThrottle);
+    while sim.plan.throttles.is_empty() {
+        sim.tick();
+    }
+    until_ineffective(&mut sim, 31);
+    assert!(quota_exceeded(&sim), "{:?}", ineffective(&sim));
+    let depth = depths(&sim);
+    sim.advance(10 * PERIOD);
+    assert_eq!(depths(&sim), depth, "the same step again would not help");
+    sim.ineffective = None;
+    sim.advance(4 * PERIOD);
+    assert_eq!(ineffective(&sim), [], "it has an effect again");
+    sim.advance(10 * PERIOD);
+    assert!(sim.uses() <= 3.0 + 0.1, "and steps go on: {}", sim.uses());
+}
+
+#[test]
+fn the_next_rung_follows_a_throttle_without_effect() {
+    let evict = Action {
+        throttle: throttling(10, 10).throttle,
+        ..eviction_action(1)
+    };
+    let workers = |sched_ext: bool| {
+        let workers = vec![batch("a", 1.5), batch("b", 1.0), important(2.0)];
+        let rules = rules_for("protected_cpu_delay_max", 10.0, evict.clone());
+        let mut sim = Simulation::new(3, rules, workers);
+        sim.ineffective = sched_ext.then_some(ActionKind::CpuThrottle);
+        sim.advance(12 * PERIOD);
+        sim.stalls("important")
+    };
+    assert!(workers(true) < 5.0, "evictions have helped");
+    assert!(workers(false) < 5.0);
+}
+
+#[test]
+fn an_enforced_quota_is_effective_whatever_the_steps() {
+    for metric in ["cpu_total_usage", "protected_cpu_delay_max"] {
+        let threshold = if metric == "cpu_total_usage" {
+            1500.0
+        } else {
+            10.0
+        };
+        let mut sim = burst(rules_for(metric, threshold, idle_action(10, 10)));
+        for second in 0..1800 {
+            sim.worker("important").demand = if second / 300 % 2 == 0 { 2.4 } else { 0.2 };
+            sim.tick();
+            assert_eq!(ineffective(&sim), [], "{metric} after {second} s");
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_frees_no_page_cache_is_not_asked_again() {
+    let gc = Action {
+        force_gc: true,
+        ..action("gc")
+    };
+    let streams = Worker {
+        reads: 1 << 30,
+        ..batch("streams", 0.5)
+    };
+    let rules = rules_for("memory_pressure_some_avg10", 10.0, gc);
+    let mut sim = Simulation::new(4, rules, vec![streams, important(0.5)]);
+    sim.ineffective = Some(ActionKind::ForceGc);
+    until_ineffective(&mut sim, 300);
+    let observed = ineffective(&sim).remove(0).1;
+    assert_eq!(observed, Ineffective::NothingReclaimed);
+    let reclaims = sim.reclaimed.len();
+    sim.advance(200);
+    assert_eq!(sim.reclaimed.len(), reclaims, "for five minutes");
+    sim.advance(300);
+    assert!(sim.reclaimed.len() > reclaims, "then once more");
+}
+
+#[test]
+fn an_evicted_pod_that_does_not_terminate_is_seen() {
+    let workers = vec![batch("a", 3.0), important(2.0)];
+    let rules = rules_for("cpu_total_usage", 3000.0, eviction_action(1));
+    let mut sim = Simulation::new(8, rules, workers);
+    sim.ineffective = Some(ActionKind::Eviction);
+    while sim.evicted.is_empty() {
+        sim.tick();
+    }
+    until_ineffective(&mut sim, 31);
+    assert_eq!(ineffective(&sim).remove(0).1, Ineffective::NotTerminating);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the demands, an enforced quota has an effect, and an ignored one is seen.
+    #[test]
+    fn only_ignored_quotas_have_no_effect((batches, phases, which) in mix(), enforced in proptest::bool::ANY) {
+        let action = if which % 2 == 0 { throttling(10, 30) } else { idle_action(10, 30) };
+        let mut workers: Vec<_> = batches
+            .iter()
+            .enumerate()
+            .map(|(i, demand)| batch(&format!("b{i}"), *demand))
+            .collect();
+        workers.push(important(0.1));
+        let mut sim = Simulation::new(2, rules_for("cpu_total_usage", 900.0, action), workers);
+        sim.ineffective = (!enforced).then_some(ActionKind::CpuThrottle);
+        for phase in &phases {
+            sim.worker("important").demand = *phase;
+            for _ in 0..60 {
+                sim.tick();
+                prop_assert!(!enforced || ineffective(&sim).is_empty(), "{:?}", ineffective(&sim));
+            }
+        }
     }
 }
 

@@ -57,6 +57,14 @@ fn is_action(transition: &Transition) -> bool {
     )
 }
 
+/// Only what was done can be verified.
+fn is_verification(transition: &Transition) -> bool {
+    matches!(
+        transition.change,
+        Change::Ineffective { .. } | Change::Effective { .. }
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
@@ -72,7 +80,8 @@ proptest! {
             for input in &inputs {
                 run_period(&mut node, input);
                 run_period(&mut shadow, input);
-                prop_assert_eq!(&as_enforced(&shadow.plan.transitions), &node.plan.transitions);
+                let done: Vec<_> = node.plan.transitions.iter().filter(|t| !is_verification(t)).cloned().collect();
+                prop_assert_eq!(&as_enforced(&shadow.plan.transitions), &done);
                 prop_assert!(shadow.plan.transitions.iter().all(|t| t.would));
                 if node.plan.transitions.iter().any(is_action) {
                     break;
@@ -188,12 +197,12 @@ fn a_preview_builds_on_the_enforced_rules() {
     // The enforced rule throttles a by 600, which covers both gaps.
     assert_eq!(node.ratios(), [("a".to_owned(), 80)]);
     assert_eq!(steps(&node.plan), []);
-    node.at(4800);
-    // a now releases 1200, more than the gap of 880.
+    node.at(4500);
+    // a releases another 600.
     assert_eq!(node.ratios(), [("a".to_owned(), 60)]);
     assert_eq!(steps(&node.plan), []);
     node.at(7500);
-    // The gap is 3850, more than the 1800 of a and 200 of b released by the enforced rule.
+    // The gap is 3850, more than the 600 of a and 200 of b released by the enforced rule.
     assert_eq!(node.ratios(), [("a".to_owned(), 40), ("b".to_owned(), 80)]);
     assert_eq!(steps(&node.plan), owned(&[("a", 50, 0), ("b", 50, 300)]));
 }

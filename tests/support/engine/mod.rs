@@ -212,8 +212,9 @@ impl Node {
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap();
         self.busy += self.cpu * (nanos / 1000);
         self.idle += (u64::from(CPUS) * 1000).saturating_sub(self.cpu) * (nanos / 1000);
-        for load in &mut self.pods {
-            load.nanos += load.cpu * (nanos / 1000);
+        let allowed: Vec<u64> = self.pods.iter().map(|load| self.allowed(load)).collect();
+        for (load, allowed) in self.pods.iter_mut().zip(allowed) {
+            load.nanos += allowed * (nanos / 1000);
         }
         self.sample = Sample {
             at: self.now,
@@ -232,6 +233,16 @@ impl Node {
             pods: self.pods.iter().map(|load| self.pod_sample(load)).collect(),
             ..Sample::default()
         };
+    }
+
+    /// The millicores that the pod uses under the quotas of the plan.
+    fn allowed(&self, load: &Load) -> u64 {
+        let uid = load.pod.uid.to_string();
+        let quotas: Option<u64> = self.quotas(&uid).into_iter().sum();
+        let is_throttled = !self.quotas(&uid).is_empty();
+        quotas
+            .filter(|_| is_throttled)
+            .map_or(load.cpu, |quota| quota.min(load.cpu))
     }
 
     fn pod_sample(&self, load: &Load) -> PodSample {

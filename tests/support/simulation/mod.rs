@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll::engine::Engine;
-use plimsoll::engine::plan::Plan;
+use plimsoll::engine::metric::ActionKind;
+use plimsoll::engine::plan::{Feedback, Plan};
 use plimsoll::engine::pod::{Pod, PodUid};
 use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, Scope};
 use plimsoll::engine::sample::{
@@ -180,6 +181,8 @@ pub struct Simulation {
     pub now: u64,
     /// Pressure by cgroup, as cgroup v2 has it.
     pub v2: bool,
+    /// The kind of action that has no effect.
+    pub ineffective: Option<ActionKind>,
     /// Evictions so far: time and pod.
     pub evicted: Vec<(u64, String)>,
     /// Reclaims so far: time, pod and bytes.
@@ -209,6 +212,7 @@ impl Simulation {
             plan: Plan::default(),
             now: 1000,
             v2: true,
+            ineffective: None,
             evicted: Vec::new(),
             reclaimed: Vec::new(),
             busy: 0.0,
@@ -419,12 +423,21 @@ impl Simulation {
                 .find(|it| it.uid == worker.pod.uid);
             worker.idle = throttle.is_some_and(|it| it.idle);
             let quota = throttle.and_then(|it| it.target_cgroups[0].quota);
-            worker.quota = quota.map(|quota| quota.0 as f64 / 1000.0);
+            worker.quota = quota
+                .filter(|_| self.ineffective != Some(ActionKind::CpuThrottle))
+                .map(|quota| quota.0 as f64 / 1000.0);
         }
         for reclaim in &self.plan.reclaims {
             let mut workers = self.workers.iter_mut();
             let worker = workers.find(|it| it.pod.uid == reclaim.uid).unwrap();
-            worker.cache = worker.cache.saturating_sub(reclaim.amount.0);
+            if self.ineffective == Some(ActionKind::ForceGc) {
+                self.engine.feedback(&Feedback::NothingReclaimed {
+                    uid: reclaim.uid.clone(),
+                    rule: reclaim.rule.clone(),
+                });
+            } else {
+                worker.cache = worker.cache.saturating_sub(reclaim.amount.0);
+            }
             let name = worker.pod.name.clone();
             self.reclaimed.push((self.now, name, reclaim.amount.0));
         }
@@ -438,10 +451,13 @@ impl Simulation {
             let now = self.now;
             let mut workers = self.workers.iter_mut();
             let worker = workers.find(|it| it.pod.uid == uid).unwrap();
-            worker.ends = Some(now + worker.lingers);
-            worker.pod.terminating = true;
+            if self.ineffective != Some(ActionKind::Eviction) {
+                worker.ends = Some(now + worker.lingers);
+                worker.pod.terminating = true;
+            }
             self.evicted.push((now, worker.pod.name.clone()));
             self.set_pods();
+            self.engine.feedback(&Feedback::EvictionAccepted { uid });
         }
     }
 }

@@ -65,6 +65,7 @@ fn report() -> RuleReport {
 fn decision(would: bool, change: Change) -> Event {
     let pod_name = change.pod().map(|uid| format!("batch/{uid}"));
     Event::Decision(Decision {
+        cause: None,
         transition: Transition {
             at: BootTime::default(),
             rule: RuleId::from("q/r"),

@@ -7,6 +7,7 @@ use crate::engine::plan::Unknown;
 use crate::engine::policy::{PodPolicy, Scope, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
+use crate::node::machine::ineffective::Cause;
 
 fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     RuleReport {
@@ -39,6 +40,7 @@ struct Scene {
     policy: PolicySet,
     plan: Plan,
     previews: Vec<Decision>,
+    ineffective: Vec<IneffectiveAction>,
 }
 
 impl Scene {
@@ -48,6 +50,7 @@ impl Scene {
             policy: PolicySet::default(),
             plan: Plan::default(),
             previews: Vec::new(),
+            ineffective: Vec::new(),
         }
     }
 
@@ -65,6 +68,7 @@ impl Scene {
             records: Vec::new(),
             names: BTreeMap::from([(PodUid::from("u"), "batch/a".to_owned())]),
             previews: &self.previews,
+            ineffective: &self.ineffective,
             taint_state: TaintState {
                 known: true,
                 ..TaintState::default()
@@ -211,7 +215,6 @@ fn a_skipped_pod_is_shown_until_the_rule_ends() {
     builder.record(&[skipped("contested", false)]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
-    assert_eq!(status.conditions[1].status, "True", "Contested");
     let over = json!({
         "at": 0, "rule": "q/r", "change": "state", "from": "Cooling", "to": "Normal", "value": 1.0, "watermark": 2.0,
     });
@@ -219,10 +222,36 @@ fn a_skipped_pod_is_shown_until_the_rule_ends() {
     builder.record(&[over]);
     let status = builder.build(&scene.view());
     assert_eq!(status.refused, []);
+}
+
+#[test]
+fn actions_without_effect_are_a_condition_with_their_cause() {
+    let mut scene = Scene::new();
+    let mut builder = StatusBuilder::default();
+    let ineffective = |status: &NodeWatermarkStatus| {
+        let condition = status.conditions[1].clone();
+        assert_eq!(condition.type_, "ActionIneffective");
+        (condition.status, condition.reason, condition.message)
+    };
+    let none = ineffective(&builder.build(&scene.view()));
     assert_eq!(
-        status.conditions[1].status, "False",
-        "nothing is contested any more"
+        (none.0.as_str(), none.1.as_str()),
+        ("False", "ActionsEffective")
     );
+    scene.ineffective.push(IneffectiveAction {
+        uid: PodUid::from("u"),
+        pod: "batch/a".to_owned(),
+        rule: RuleId::from("q/r"),
+        cause: Cause::no_cgroup(),
+    });
+    let (status, reason, message) = ineffective(&builder.build(&scene.view()));
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "WrongLayout"));
+    assert!(
+        message.starts_with("q/r: batch/a: it has no cgroup"),
+        "{message}"
+    );
+    scene.ineffective.clear();
+    assert_eq!(ineffective(&builder.build(&scene.view())), none);
 }
 
 fn outcome(pod: &str, result: EvictionResult) -> Outcome {

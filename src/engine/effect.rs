@@ -1,0 +1,265 @@
+//! Whether actions have an effect: a throttled pod stays within its quota, a victim can be measured, a reclaim frees
+//! something, an evicted pod terminates.
+//!
+//! A written file proves nothing: an attached `sched_ext` scheduler ignores quotas, and a pod may run in another cgroup.
+
+use std::time::Duration;
+
+use super::evict::Rounds;
+use super::ledger::{Ledger, allowance};
+use super::plan::{Change, Ineffective, Skipped, Transition};
+use super::pod::PodUid;
+use super::policy::RuleId;
+use super::protected::ENFORCEMENT_PERIOD;
+use super::run::Run;
+use super::sample::Sample;
+use super::time::BootTime;
+use super::track::{Pods, Tracked};
+use super::units::{MilliCpu, Quota};
+
+/// Consecutive evaluations that must show no effect.
+const MIN_MISSES: u8 = 2;
+/// A pod may exceed its quota by this factor.
+const TOLERANCE: f64 = 1.1;
+/// The kernel hands quota out in slices; each CPU may use the rest of one (`sched_cfs_bandwidth_slice_us`).
+const BANDWIDTH_SLICE: Duration = Duration::from_millis(5);
+/// No page cache is reclaimed from a pod for this time after it freed nothing.
+const RECLAIM_PAUSE: Duration = Duration::from_mins(5);
+/// An evicted pod is seen terminating within this time: the API server sets its deletion timestamp with the answer.
+const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
+
+/// The checks of one pod.
+#[derive(Debug, Default)]
+pub(super) struct EffectCheck {
+    /// The quota in force, and the sample after which it was written.
+    written: Option<(MilliCpu, BootTime)>,
+    /// Consecutive evaluations in which it used more than its quota.
+    excesses: u8,
+    /// Consecutive evaluations in which a rule acted and it had no sample.
+    unmeasured: u8,
+    /// Until when no page cache is reclaimed from it, and the rule that did so last.
+    nothing_reclaimed: Option<(BootTime, RuleId)>,
+    /// What was reported.
+    ineffective: Option<(RuleId, Ineffective)>,
+}
+
+impl EffectCheck {
+    /// The rule whose last action has no effect, and what shows it.
+    pub(super) fn ineffective(&self) -> Option<(&RuleId, Ineffective)> {
+        let (rule, observed) = self.ineffective.as_ref()?;
+        Some((rule, *observed))
+    }
+
+    /// Whether the pod does not keep to its quota, so that a lower one would not help.
+    pub(super) const fn exceeds_quota(&self) -> bool {
+        self.excesses >= MIN_MISSES
+    }
+
+    /// Whether the last reclaim freed nothing and the pause after it has not passed.
+    pub(super) fn nothing_reclaimed(&self, now: BootTime) -> bool {
+        let until = self.nothing_reclaimed.as_ref().map(|(until, _)| *until);
+        until.is_some_and(|until| now < until)
+    }
+
+    pub(super) fn set_nothing_reclaimed(&mut self, now: BootTime, rule: &RuleId) {
+        self.nothing_reclaimed = Some((now + RECLAIM_PAUSE, rule.clone()));
+    }
+}
+
+/// Records the quotas of the last evaluation, which are written after the sample of time `at`.
+pub(super) fn record_quotas(pods: &mut Pods, ledger: &Ledger, at: BootTime) {
+    for entry in &ledger.0 {
+        let Some(tracked) = pods.get_mut(&entry.uid) else {
+            continue;
+        };
+        let quota = allowance(&entry.target_cgroups, &tracked.pod, entry.depth().ratio);
+        let written = &mut tracked.effect.written;
+        *written = match quota {
+            Quota::Unlimited => None,
+            Quota::Limit(quota) => written
+                .filter(|(known, _)| *known == quota)
+                .or(Some((quota, at))),
+        };
+    }
+}
+
+/// The checks of one evaluation.
+pub(super) struct Verification<'a> {
+    pub(super) now: BootTime,
+    pub(super) sample: &'a Sample,
+    /// The period over which pod usage is measured.
+    pub(super) period: Duration,
+    pub(super) runs: &'a [Run],
+    pub(super) ledger: &'a Ledger,
+    pub(super) rounds: &'a Rounds,
+}
+
+impl Verification<'_> {
+    /// Checks all pods and reports those whose result changed.
+    pub(super) fn run(&self, pods: &mut Pods, out: &mut Vec<Transition>) {
+        for tracked in pods.all_mut() {
+            self.count(tracked);
+            let found = self.find(tracked);
+            let before = tracked.effect.ineffective.take();
+            let kind = |it: &Option<(RuleId, Ineffective)>| {
+                it.as_ref().map(|(_, it)| std::mem::discriminant(it))
+            };
+            if kind(&found) != kind(&before) {
+                let pod = &tracked.pod.uid;
+                out.extend(self.transition(pod, found.as_ref(), before));
+            }
+            tracked.effect.ineffective = found;
+        }
+    }
+
+    fn transition(
+        &self,
+        pod: &PodUid,
+        found: Option<&(RuleId, Ineffective)>,
+        before: Option<(RuleId, Ineffective)>,
+    ) -> Option<Transition> {
+        let pod = pod.clone();
+        let (rule, change) = match (found, before) {
+            (Some((rule, observed)), _) => {
+                let observed = *observed;
+                (rule.clone(), Change::Ineffective { pod, observed })
+            }
+            (None, Some((rule, _))) => (rule, Change::Effective { pod }),
+            (None, None) => return None,
+        };
+        Some(Transition {
+            at: self.now,
+            rule,
+            would: false,
+            change,
+        })
+    }
+
+    fn is_contested(&self, tracked: &Tracked) -> bool {
+        let blocked = tracked.throttle_blocked;
+        blocked.is_some_and(|(until, why)| why == Skipped::Contested && self.now < until)
+    }
+
+    fn count(&self, tracked: &mut Tracked) {
+        if self.is_contested(tracked) {
+            // What is in its files is not ours.
+            tracked.effect.written = None;
+            tracked.effect.excesses = 0;
+        }
+        match self.exceeds_quota(tracked) {
+            Some(true) => tracked.effect.excesses = tracked.effect.excesses.saturating_add(1),
+            Some(false) => tracked.effect.excesses = 0,
+            None if self.ledger.get(&tracked.pod.uid).is_none() => {
+                tracked.effect.excesses = 0;
+                tracked.effect.written = None;
+            }
+            None => {}
+        }
+        tracked.effect.unmeasured = match self.acting_rule(tracked) {
+            Some(_) if tracked.sample(self.sample).is_none() => {
+                tracked.effect.unmeasured.saturating_add(1)
+            }
+            _ => 0,
+        };
+    }
+
+    /// Whether the pod used more than its quota; `None` if the quota was not in force during the whole interval, or the
+    /// usage is not known.
+    fn exceeds_quota(&self, tracked: &Tracked) -> Option<bool> {
+        self.ledger.get(&tracked.pod.uid)?;
+        let (quota, since) = tracked.effect.written?;
+        let before = tracked.baseline(self.period)?.at;
+        let now = tracked.sample(self.sample)?.at;
+        if before < since {
+            return None;
+        }
+        let cpus = self.sample.node.cpu?.online;
+        let uses = self.uses(tracked)?;
+        Some(uses.0 as f64 > max_usage(quota, now.since(before), cpus))
+    }
+
+    fn uses(&self, tracked: &Tracked) -> Option<MilliCpu> {
+        let cpus = self.sample.node.cpu.map(|cpu| cpu.online);
+        tracked.usage(self.sample, self.period, cpus).cpu
+    }
+
+    /// A rule that acts now and may act on the pod.
+    fn acting_rule(&self, tracked: &Tracked) -> Option<&RuleId> {
+        if !tracked.pod.running || tracked.pod.terminating || tracked.pod.protected {
+            return None;
+        }
+        let mut runs = self
+            .runs
+            .iter()
+            .filter(|run| run.is_acting() && !run.is_preview());
+        let found = runs.find(|run| {
+            let permit = tracked.permit(run.index);
+            let action = &run.rule.action;
+            (permit.throttle && action.throttle.is_some())
+                || (permit.evict && action.eviction.is_some())
+        });
+        found.map(|run| &run.rule.id)
+    }
+
+    fn find(&self, tracked: &Tracked) -> Option<(RuleId, Ineffective)> {
+        let uid = &tracked.pod.uid;
+        let entry = self.ledger.get(uid);
+        if let Some(claim) = entry.and_then(|entry| entry.effective_claim()) {
+            if self.is_contested(tracked) {
+                return Some((claim.rule.clone(), Ineffective::Contested));
+            }
+            if let (true, Some((quota, _))) =
+                (tracked.effect.exceeds_quota(), tracked.effect.written)
+            {
+                let uses = self.uses(tracked).unwrap_or_default();
+                let observed = Ineffective::QuotaExceeded { uses, quota };
+                return Some((claim.rule.clone(), observed));
+            }
+        }
+        if let Some(rule) = self.acting_rule(tracked)
+            && tracked.effect.unmeasured >= MIN_MISSES
+        {
+            return Some((rule.clone(), Ineffective::NotMeasured));
+        }
+        if let Some((at, rule)) = self.rounds.accepted(uid)
+            && !tracked.pod.terminating
+            && self.now.since(at) >= self.termination_notice(rule)
+        {
+            return Some((rule.clone(), Ineffective::NotTerminating));
+        }
+        let reclaimed = tracked.effect.nothing_reclaimed.as_ref();
+        let (_, rule) = reclaimed.filter(|(until, _)| self.now < *until)?;
+        Some((rule.clone(), Ineffective::NothingReclaimed))
+    }
+
+    fn termination_notice(&self, rule: &RuleId) -> Duration {
+        let mut runs = self.runs.iter();
+        let period = runs
+            .find(|run| run.rule.id == *rule)
+            .map_or(Duration::ZERO, |run| run.rule.period);
+        TERMINATION_NOTICE.max(period * u32::from(MIN_MISSES))
+    }
+}
+
+/// The highest usage over `interval` that a quota explains, in millicores: 10 % more than the quota, one enforcement
+/// period that began before the interval, and the unused slices of all CPUs.
+fn max_usage(quota: MilliCpu, interval: Duration, cpus: u32) -> f64 {
+    let quota = quota.0 as f64;
+    let interval = interval.as_secs_f64();
+    let period = ENFORCEMENT_PERIOD.as_secs_f64();
+    let slices = BANDWIDTH_SLICE.as_secs_f64() * f64::from(cpus) * 1000.0;
+    quota * TOLERANCE + (quota * period + slices) / interval
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_intervals_have_more_tolerance() {
+        let quota = MilliCpu(500);
+        let at = |millis| max_usage(quota, Duration::from_millis(millis), 2);
+        assert!((at(10_000) - 556.0).abs() < 0.1, "{}", at(10_000));
+        assert!((at(200) - 850.0).abs() < 0.1, "{}", at(200));
+    }
+}
