@@ -328,6 +328,7 @@ mod tests {
         RuleReport {
             id: RuleId::from(rule),
             strategy: Strategy::Enforce,
+            outside_hours: false,
             state: RuleState::Breached,
             since: None,
             value: Some(value),

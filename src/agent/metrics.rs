@@ -533,6 +533,8 @@ const fn action(change: &Change) -> Option<&'static str> {
         | Change::Known { .. }
         | Change::Ineffective { .. }
         | Change::Effective { .. }
+        | Change::OutsideHours
+        | Change::WithinHours
         | Change::Skipped { .. } => None,
     }
 }

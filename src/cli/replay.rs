@@ -93,9 +93,10 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     }
     let mut output = Output::new(args.output, stdout().lock());
     while replay.step().with_context(trace)? {
-        let now = replay.tick().now;
-        let events = events(&replay);
-        output.write(&events, now, header.wall_time(now))?;
+        let tick = replay.tick();
+        let (now, time) = (tick.now, tick.sample.time);
+        let time = time.unwrap_or_else(|| header.wall_time(now));
+        output.write(&events(&replay), now, time)?;
     }
     let summary = ReplaySummary::new(&replay);
     match args.output {

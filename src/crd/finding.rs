@@ -66,6 +66,8 @@ pub enum Reason {
     UnknownAction,
     /// The metric is unknown, and the object has no HTTP probe: the rule is off.
     UnknownMetric,
+    /// An entry of `activeDuring` has a time zone that does not exist: the rule is off.
+    UnknownTimeZone,
     /// The metric is known but not measured yet: the rule stays Unknown.
     MetricNotKept,
     /// No part of the action lowers the metric: the rule is off.

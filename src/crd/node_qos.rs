@@ -253,6 +253,23 @@ pub struct NodeRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "Preview"], "default" = "None"))]
     pub strategy: Option<String>,
+    /// The hours in which the rule is active, 1 to 16 entries such as `22:00-06:00 Europe/Berlin` or
+    /// `Mon-Fri 08:00-18:00 UTC`. Defaults to always. Outside of all of them the rule is Normal: it takes no action, and what it did
+    /// is restored step by step. An end before the start is on the next day; the days are those of the start. The time zone is
+    /// required: `UTC`, or a name of the IANA time zone database.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(min = 1, max = 16),
+        inner(length(max = 64)),
+        extend("x-kubernetes-list-type" = "atomic")
+    )]
+    #[x_kube(
+        validation = Rule::new("self.all(hours, hours.matches('^((Mon|Tue|Wed|Thu|Fri|Sat|Sun)(-(Mon|Tue|Wed|Thu|Fri|Sat|Sun))? )?([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|24:00) [A-Za-z][A-Za-z0-9_+/-]*$'))")
+            .message("activeDuring has an entry that is not a span of hours with a time zone; write for example \"22:00-06:00 Europe/Berlin\" or \"Mon-Fri 08:00-18:00 UTC\""),
+        validation = Rule::new("self.all(hours, !hours.matches('^[^:]*[0-9]{2}:[0-9]{2}-[0-9]{2}:[0-9]{2}') || hours.substring(hours.indexOf(':') - 2, hours.indexOf(':') + 3) != hours.substring(hours.indexOf(':') + 4, hours.indexOf(':') + 9))")
+            .message("activeDuring has an entry that ends when it starts; write 00:00-24:00 for the whole day"),
+    )]
+    pub active_during: Vec<String>,
 }
 
 /// A metric and its threshold.

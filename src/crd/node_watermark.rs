@@ -200,6 +200,14 @@ pub struct WatermarkRule {
     /// The strategy: `None` (take the action) or `Preview` (only report).
     #[schemars(length(max = 32))]
     pub strategy: String,
+    /// The hours in which the rule is active, for example `22:00-06:00 Europe/Berlin`. Defaults to always.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 16),
+        inner(length(max = 64)),
+        extend("x-kubernetes-list-type" = "atomic")
+    )]
+    pub active_during: Vec<String>,
 }
 
 /// The HTTP probe of a rule.

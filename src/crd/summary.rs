@@ -33,10 +33,10 @@ pub struct Summary {
     pub cpu: Option<Percent>,
     /// Memory that is not available, in percent of all memory.
     pub memory: Option<Percent>,
-    /// The lowest threshold of the rules on CPU.
+    /// The lowest threshold of the rules on CPU, without those outside their hours.
     #[serde(rename = "cpuMark")]
     pub cpu_threshold: Option<Percent>,
-    /// The lowest threshold of the rules on memory.
+    /// The lowest threshold of the rules on memory, without those outside their hours.
     #[serde(rename = "memoryMark")]
     pub memory_threshold: Option<Percent>,
     /// The pressure (`some`, `avg10`) of CPU, memory and I/O.

@@ -14,6 +14,7 @@ mod eligibility;
 mod evict;
 mod gap;
 mod group;
+pub mod hours;
 mod ledger;
 pub mod metric;
 pub mod plan;
@@ -159,6 +160,9 @@ pub struct RuleReport {
     /// The additional measurement that the result depended on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
+    /// Outside the hours of its `activeDuring`: it is Normal, whatever its value.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub outside_hours: bool,
     /// Minimum time that its actions stay in force after the last breach.
     pub cool_down: Duration,
 }
@@ -481,6 +485,7 @@ impl Engine {
                     run.count_once(sample_time, evaluation)
                 }
             };
+            let evaluation = run.within_hours(sample.time, evaluation);
             run.observe(self.now, evaluation, self.unknown_limit, out);
             run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
@@ -610,6 +615,7 @@ impl RuleReport {
             quiet_evaluations: run.machine.quiet_evaluations,
             unknown: run.evaluation.and_then(Evaluation::unknown),
             guard: run.guard,
+            outside_hours: run.evaluation.is_some_and(Evaluation::outside_hours),
             cool_down: run.machine.cool_down(run.rule.action.cool_down),
         }
     }

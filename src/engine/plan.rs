@@ -171,6 +171,10 @@ pub enum Change {
         /// The value.
         value: f64,
     },
+    /// The rule is now outside its hours: it becomes Normal, and what it did is restored.
+    OutsideHours,
+    /// The rule is within its hours again.
+    WithinHours,
     /// A pod's throttle moved a step down (`to` below `from`) or up. 100 % and not idle is the original.
     Throttle {
         /// Pod UID.
@@ -245,6 +249,8 @@ impl Change {
             Self::State { .. }
             | Self::Unknown { .. }
             | Self::Known { .. }
+            | Self::OutsideHours
+            | Self::WithinHours
             | Self::SchedulingDisabled { .. }
             | Self::SchedulingEnabled => None,
         }

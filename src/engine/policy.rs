@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use jiff::Timestamp;
+
+use super::hours::Hours;
 use super::metric::{ActionKind, Metric};
 use super::pod::Pod;
 use super::selector::Selector;
@@ -67,6 +70,16 @@ pub struct Rule {
     pub action: Arc<Action>,
     /// Enforce or only preview.
     pub strategy: Strategy,
+    /// The hours in which it is evaluated and acts; without any, always.
+    pub active_during: Vec<Hours>,
+}
+
+impl Rule {
+    /// Whether `time` is within its hours.
+    pub fn is_active(&self, time: Timestamp) -> bool {
+        let hours = &self.active_during;
+        hours.is_empty() || hours.iter().any(|hours| hours.contains(time))
+    }
 }
 
 /// Whether a rule acts or only reports what it would do.

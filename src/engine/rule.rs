@@ -6,6 +6,7 @@
 //!   └──────── cool-down after the last breach ◄──────────┬──────────────────────────────────────────────────┘
 //!                                                        └── a breach while Cooling ┘
 //! ```
+//! Outside its hours it is Normal at once.
 
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(super) enum Evaluation {
         /// Why one series has no value, if no other is above the threshold.
         incomplete: Option<Unknown>,
     },
+    /// Outside the hours of the rule, with its value if known.
+    OutsideHours(Option<f64>),
 }
 
 impl Evaluation {
@@ -37,13 +40,14 @@ impl Evaluation {
         match self {
             Self::Known { value, .. } => Some(value),
             Self::Unknown(_) => None,
+            Self::OutsideHours(value) => value,
         }
     }
 
     pub(super) const fn unknown(self) -> Option<Unknown> {
         match self {
             Self::Unknown(reason) => Some(reason),
-            Self::Known { .. } => None,
+            Self::Known { .. } | Self::OutsideHours(_) => None,
         }
     }
 
@@ -53,6 +57,10 @@ impl Evaluation {
 
     pub(super) const fn quiet(self) -> bool {
         matches!(self, Self::Known { quiet: true, .. })
+    }
+
+    pub(super) const fn outside_hours(self) -> bool {
+        matches!(self, Self::OutsideHours(_))
     }
 }
 
@@ -121,6 +129,9 @@ impl Machine {
         mut on_change: impl FnMut(StateChange),
     ) {
         self.since.get_or_insert(now);
+        if evaluation.outside_hours() {
+            return self.leave_hours(now, on_change);
+        }
         let Evaluation::Known {
             breach,
             quiet,
@@ -165,6 +176,16 @@ impl Machine {
     pub(super) const fn reset_counters(&mut self) {
         self.breaches = 0;
         self.quiet_evaluations = 0;
+    }
+
+    /// Its hours are over, which says nothing about the load: the next breach is no relapse.
+    fn leave_hours(&mut self, now: BootTime, mut on_change: impl FnMut(StateChange)) {
+        self.unknown_since = None;
+        self.released = None;
+        self.reset_counters();
+        if self.in_force() {
+            on_change(self.enter(now, RuleState::Normal));
+        }
     }
 
     fn observe_unknown(

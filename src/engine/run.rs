@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::ledger::{Depth, Ledger};
 use super::metric::{ActionEffect, ActionKind};
 use super::plan::{Change, RuleState, Skipped, Transition, Unknown};
@@ -136,6 +138,26 @@ impl Run {
         evaluation
     }
 
+    /// The result at `time` on the wall clock: outside the hours of the rule it neither acts nor reports what is unknown.
+    pub(super) fn within_hours(
+        &mut self,
+        time: Option<Timestamp>,
+        evaluation: Evaluation,
+    ) -> Evaluation {
+        if self.rule.active_during.is_empty() || self.assumed.is_some() {
+            return evaluation;
+        }
+        match time {
+            None => Evaluation::Unknown(Unknown::Missing),
+            Some(time) if self.rule.is_active(time) => evaluation,
+            Some(_) => {
+                self.guard = None;
+                self.input = None;
+                Evaluation::OutsideHours(evaluation.value())
+            }
+        }
+    }
+
     pub(super) fn is_preview(&self) -> bool {
         self.rule.strategy == Strategy::Preview
     }
@@ -157,6 +179,7 @@ impl Run {
         unknown_limit: Duration,
         out: &mut Vec<Transition>,
     ) {
+        self.report_hours(now, evaluation, out);
         self.report_unknown(now, evaluation, out);
         self.due = true;
         self.evaluation = Some(evaluation);
@@ -184,11 +207,27 @@ impl Run {
         }
     }
 
+    /// Reports when the rule leaves or enters its hours.
+    fn report_hours(&self, now: BootTime, evaluation: Evaluation, out: &mut Vec<Transition>) {
+        let outside = evaluation.outside_hours();
+        let before = self.evaluation.is_some_and(Evaluation::outside_hours);
+        if outside == before {
+            return;
+        }
+        let change = if outside {
+            Change::OutsideHours
+        } else {
+            Change::WithinHours
+        };
+        out.push(self.transition(now, change));
+    }
+
     /// Reports when the metric becomes Unknown or known. The first sample has no baseline, which is not worth reporting.
     fn report_unknown(&mut self, now: BootTime, evaluation: Evaluation, out: &mut Vec<Transition>) {
         let is_first =
             self.evaluation.is_none() || (self.reported_unknown.is_none() && !self.known);
         match evaluation {
+            Evaluation::OutsideHours(_) => self.reported_unknown = None,
             Evaluation::Unknown(Unknown::Rebased | Unknown::Sparse) if is_first => {}
             Evaluation::Unknown(reason)
             | Evaluation::Known {
@@ -235,7 +274,9 @@ impl Run {
     pub(super) fn is_releasing(&self, now: BootTime, unknown_limit: Duration) -> bool {
         self.due
             && self.machine.state == RuleState::Normal
-            && (self.evaluation.is_some_and(Evaluation::quiet)
+            && (self
+                .evaluation
+                .is_some_and(|last| last.quiet() || last.outside_hours())
                 || self.machine.unknown_too_long(now, unknown_limit))
     }
 
@@ -243,6 +284,10 @@ impl Run {
     /// in progress.
     pub(super) fn track_release(&mut self, now: BootTime, enforced: &Ledger) {
         if !self.due || self.machine.state != RuleState::Normal {
+            return;
+        }
+        if self.evaluation.is_some_and(Evaluation::outside_hours) {
+            self.release.depths.clear();
             return;
         }
         let ledger = if self.is_preview() {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::pod::PodUid;
@@ -19,6 +20,9 @@ use super::values::busy;
 pub struct Sample {
     /// When the node's files were read.
     pub at: BootTime,
+    /// The wall clock at that moment, for the hours of rules; never for intervals, since it may be set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Timestamp>,
     /// Values of the whole node.
     pub node: NodeSample,
     /// The kernel has per-cgroup pressure (cgroup v2), so [`PodSample::waits`] has stall times.

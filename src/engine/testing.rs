@@ -34,6 +34,7 @@ pub(crate) fn rule(metric: &str, threshold: f64) -> Rule {
         probe: None,
         action: Arc::new(action("act")),
         strategy: Strategy::Enforce,
+        active_during: Vec::new(),
     }
 }
 

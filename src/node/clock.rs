@@ -19,7 +19,7 @@ pub fn boot_time() -> BootTime {
     BootTime::from_nanos(nanos)
 }
 
-/// The wall clock, for display only; never for intervals.
+/// The wall clock, for display and the hours of rules; never for intervals.
 #[expect(
     clippy::disallowed_methods,
     reason = "the only place that reads the wall clock"

@@ -139,10 +139,11 @@ impl NodeInput<'_> {
     }
 }
 
-/// The rule without `avoidanceThreshold`, so that two samples are enough.
+/// The rule without `avoidanceThreshold` and hours, so that two samples are enough at any time of day.
 pub(super) fn without_threshold(rule: &Rule) -> Rule {
     Rule {
         avoidance_threshold: 1,
+        active_during: Vec::new(),
         period: PERIOD,
         ..rule.clone()
     }
@@ -195,6 +196,7 @@ impl Evaluation<'_> {
             threshold: rule.threshold,
             restore_value: rule.restore_value,
             state,
+            outside_hours: !rule.is_active(self.input.now),
             evaluations: rule.avoidance_threshold,
             period: rule.period,
             gap: Some(self.engine.gap(&rule.id)).filter(|gap| *gap > 0),

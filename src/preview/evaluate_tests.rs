@@ -375,6 +375,28 @@ fn stale_pod_statistics_are_ignored() {
 }
 
 #[test]
+fn a_rule_outside_its_hours_shows_what_it_would_do_within_them() {
+    let mut node = TestNode::new("cpu_total_usage", 2000, &throttle(), 3000, &[("a", 2000)]);
+    // It is midnight.
+    for (hours, outside) in [("23:00-01:00 UTC", false), ("08:00-18:00 UTC", true)] {
+        node.objects[0]["spec"]["rules"][0]["activeDuring"] = json!([hours]);
+        let rule = node.rule();
+        assert_eq!(rule.outside_hours, outside);
+        assert_eq!(rule.state, RuleState::Over);
+        let text = node.preview().to_string();
+        let now = text.contains("throttle 1 pod") && !text.contains("outside its hours");
+        let later = text.contains("outside its hours; within them: throttle 1 pod");
+        assert_eq!((now, later), (!outside, outside), "{text}");
+    }
+    node.objects[0]["spec"]["rules"][0]["metricRule"]["value"] = json!(4000);
+    assert!(
+        node.preview()
+            .to_string()
+            .contains("under  outside its hours")
+    );
+}
+
+#[test]
 fn a_preview_rule_only_reports() {
     let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 3500, &[("b", 900)]);
     node.objects[0]["spec"]["rules"][0]["strategy"] = json!("Preview");

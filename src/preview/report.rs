@@ -73,6 +73,9 @@ pub struct RulePreview {
     /// The value compared with the thresholds.
     #[serde(rename = "standing")]
     pub state: RuleState,
+    /// It is outside its hours, so it does nothing now; the rest shows what it would do within them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub outside_hours: bool,
     /// Evaluations in a row above the threshold before the rule acts.
     pub evaluations: u32,
     /// Time between evaluations.
@@ -233,7 +236,7 @@ impl<'a> AffectedPods<'a> {
 
 impl RulePreview {
     fn is_over(&self, strategy: Strategy) -> bool {
-        self.strategy == strategy && self.state == RuleState::Over
+        self.strategy == strategy && self.state == RuleState::Over && !self.outside_hours
     }
 
     fn value_of(&self, value: f64) -> String {
@@ -251,6 +254,15 @@ impl RulePreview {
     }
 
     fn would(&self) -> String {
+        let would = self.would_within_hours();
+        match (self.outside_hours, would.as_str()) {
+            (false, _) => would,
+            (true, "-") => "outside its hours".to_owned(),
+            (true, _) => format!("outside its hours; within them: {would}"),
+        }
+    }
+
+    fn would_within_hours(&self) -> String {
         match self.state {
             RuleState::Over => self.would_when_over(),
             RuleState::Perhaps => format!("at most: {}", self.would_when_over()),

@@ -129,6 +129,9 @@ fn notes(rule: &RuleStatus) -> String {
     if rule.strategy == Strategy::Preview {
         notes += " (preview)";
     }
+    if rule.outside_hours {
+        notes += ": outside its hours";
+    }
     if let Some(reason) = rule.unknown {
         notes = format!("{notes}: {}", unknown_reason(reason));
     }

@@ -87,6 +87,9 @@ pub struct RuleStatus {
     /// What it was evaluated by beside its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
+    /// Outside its hours.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outside_hours: bool,
 }
 
 /// One cgroup file that differs from its original.
@@ -152,6 +155,7 @@ impl RuleStatus {
             quiet_evaluations: report.quiet_evaluations,
             unknown: report.unknown,
             guard: report.guard,
+            outside_hours: report.outside_hours,
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::engine::time::BootTime;
 /// A running replay.
 #[derive(Debug)]
 pub struct Replay<R> {
+    header: Header,
     reader: Reader<R>,
     engine: Engine,
     policy: Arc<PolicySet>,
@@ -50,6 +51,7 @@ impl<R: BufRead> Replay<R> {
         let mut engine = Engine::new();
         engine.set_policy(Arc::clone(&policy));
         let replay = Self {
+            header: header.clone(),
             reader,
             engine,
             summary: Summary::of(&policy),
@@ -87,7 +89,10 @@ impl<R: BufRead> Replay<R> {
         self.engine.set_pods(pods);
     }
 
-    fn evaluate(&mut self, tick: Tick) {
+    fn evaluate(&mut self, mut tick: Tick) {
+        // Traces of versions before `activeDuring` have no time in their samples.
+        let time = self.header.wall_time(tick.now);
+        tick.sample.time.get_or_insert(time);
         self.tick = tick;
         self.engine
             .step(self.tick.now, &self.tick.sample, &mut self.plan);
@@ -230,6 +235,8 @@ impl RuleSummary {
             | Change::Known { .. }
             | Change::Ineffective { .. }
             | Change::Effective { .. }
+            | Change::OutsideHours
+            | Change::WithinHours
             | Change::Skipped { .. } => {}
         }
     }

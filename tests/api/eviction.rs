@@ -56,6 +56,7 @@ fn policy() -> PolicySet {
         probe: None,
         action: Arc::new(action),
         strategy: Strategy::Enforce,
+        active_during: Vec::new(),
     };
     let pods = PodPolicy {
         name: "all".to_owned(),

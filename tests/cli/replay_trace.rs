@@ -20,7 +20,7 @@ use plimsoll::trace::Header;
 use plimsoll::trace::record::Recorder;
 use plimsoll::trace::replay::Replay;
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn replay(trace: &Path, policies: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
@@ -178,6 +178,67 @@ fn an_invalid_trace_is_refused_with_the_line() {
     assert!(why.contains("none.yaml"), "{why}");
     let absent = replay(Path::new("/no/such/trace"), &policies, &[]);
     assert_eq!(absent.status.code(), Some(2));
+}
+
+#[test]
+fn a_replay_follows_the_recorded_clock() {
+    let dir = tempfile::tempdir().unwrap();
+    let (policies, trace) = (dir.path().join("p.yaml"), dir.path().join("trace"));
+    let field = "    activeDuring: [22:00-06:00 Europe/Berlin]\n    actionName";
+    fs::write(&policies, throttle().replacen("    actionName", field, 1)).unwrap();
+    // The clock is set from 05:59 to 12:00 and back to 22:00 between samples that are one second apart; then a recording of a
+    // version without the time in its samples.
+    let clocks = [
+        [
+            "04:58:58Z",
+            "04:58:59Z",
+            "11:00:00Z",
+            "11:00:01Z",
+            "21:00:00Z",
+        ]
+        .map(Some),
+        [None; 5],
+    ];
+    let expected = [
+        vec![("outsideHours", "11:00:00Z"), ("withinHours", "21:00:00Z")],
+        vec![("outsideHours", "05:00:00Z")],
+    ];
+    for (clocks, expected) in clocks.into_iter().zip(expected) {
+        let header = r#"{"header":{"version":1,"plimsoll":"0","bootId":"b","at":0,"time":"2026-01-15T04:59:57Z","node":{"cpus":2,"memory":1}}}"#;
+        let mut text = format!("{header}\n");
+        for (second, clock) in (1_u64..).zip(clocks) {
+            let at = second * 1_000_000_000;
+            let mut sample =
+                json!({"at": at, "node": {"cpu": {"busy": at, "idle": at, "online": 2}}});
+            if let Some(clock) = clock {
+                sample["time"] = json!(format!("2026-01-15T{clock}"));
+            }
+            let tick = json!({"tick": {"now": at, "sample": sample}});
+            text.push_str(&tick.to_string());
+            text.push('\n');
+        }
+        fs::write(&trace, text).unwrap();
+        let output = replay(&trace, &policies, &["--output", "json", "--period", "1s"]);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let hours = lines.filter_map(|line| {
+            let change = line["change"].as_str()?.to_owned();
+            let time = line["time"]
+                .as_str()?
+                .strip_prefix("2026-01-15T")?
+                .to_owned();
+            change.ends_with("Hours").then_some((change, time))
+        });
+        let hours: Vec<_> = hours.collect();
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(change, time)| (change.to_owned(), time.to_owned()))
+            .collect();
+        assert_eq!(hours, expected, "{text}");
+    }
 }
 
 const PERIOD: Duration = Duration::from_secs(1);

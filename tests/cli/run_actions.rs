@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::run_support::{Machine, eventually, policy, throttle};
 use nix::sys::signal::Signal;
+use plimsoll::node::clock::wall_time;
 use serde_json::Value;
 
 fn evict(more: &str) -> String {
@@ -113,6 +114,59 @@ fn a_pod_without_a_controller_is_not_evicted() {
     assert_eq!(skipped["reason"], "unowned");
     assert!(daemon.stop(Signal::SIGINT).success());
     assert!(daemon.changes("evict").is_empty());
+}
+
+/// Hours that are the current one and its neighbours, and hours that are not.
+fn now_and_later() -> [String; 2] {
+    let hour = wall_time().to_zoned(jiff::tz::TimeZone::UTC).hour();
+    [-1, 11].map(|from| {
+        let [start, end] = [from, from + 3].map(|it| (hour + it + 24) % 24);
+        format!("{start:02}:00-{end:02}:00 UTC")
+    })
+}
+
+#[test]
+fn a_rule_outside_its_hours_restores_what_it_did() {
+    let mut machine = Machine::new();
+    machine.burning_pod("batch");
+    let original = machine.quota("batch");
+    let [now, later] = now_and_later();
+    let during = |hours: &str| {
+        let field = format!("    activeDuring: [{hours}]\n    actionName");
+        throttle().replacen("    actionName", &field, 1)
+    };
+    machine.write("policies/throttle.yaml", &during(&now));
+    let trace = machine.path("trace");
+    let mut daemon = machine.start(&["--record", trace.to_str().unwrap()]);
+    daemon.wait_for_change("started");
+    machine.load.set(1900);
+    daemon.wait_for_state("Breached");
+    daemon.wait_for("the floor", |line| {
+        line["change"] == "throttle" && line["to"] == 10
+    });
+    machine.write("policies/throttle.yaml", &during(&later));
+    daemon.wait_for_change("outsideHours");
+    daemon.wait_for("the original", |line| {
+        line["change"] == "throttle" && line["to"] == 100
+    });
+    assert_eq!(machine.quota("batch"), original, "despite the load");
+    let steps = daemon.changes("throttle");
+    assert!(steps.iter().any(|line| line["to"] == 40), "step by step");
+    machine.wait_for_state_output(&["Normal", "outside its hours"]);
+    assert!(daemon.stop(Signal::SIGINT).success());
+    let text = fs::read_to_string(&trace).unwrap();
+    let tick = text
+        .lines()
+        .find(|line| line.starts_with("{\"tick\""))
+        .unwrap();
+    let tick: Value = serde_json::from_str(tick).unwrap();
+    let time: jiff::Timestamp = tick["tick"]["sample"]["time"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let age = wall_time().duration_since(time);
+    assert!((0..600).contains(&age.as_secs()), "{age}");
 }
 
 #[test]

@@ -41,6 +41,7 @@ mod crd {
 mod engine {
     mod closed_loop;
     mod evict;
+    mod hours;
     mod invariants;
     mod preview;
     mod purity;

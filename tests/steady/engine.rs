@@ -48,6 +48,14 @@ fn rules() -> Vec<Rule> {
             disabling_scheduling("close"),
         ),
         Rule {
+            active_during: vec!["00:00-24:00 Europe/Berlin".parse().unwrap()],
+            ..rule("n/always", "cpu_total_usage", 4000.0, throttling(40, 20))
+        },
+        Rule {
+            active_during: vec!["Mon-Fri 22:00-06:00 Australia/Lord_Howe".parse().unwrap()],
+            ..rule("n/night", "cpu_total_usage", 4000.0, throttling(10, 20))
+        },
+        Rule {
             strategy: Strategy::Preview,
             ..rule("n/preview", "cpu_total_usage", 3000.0, throttling(40, 20))
         },
@@ -64,7 +72,10 @@ fn node(pods: usize) -> Node {
         load.unreclaimable = GIB / 64;
         load.pod.owned = false;
     }
-    Node::new(rules(), loads)
+    let mut node = Node::new(rules(), loads);
+    // A Sunday in Australia.
+    node.time = Some("2026-11-22T00:00:00Z".parse().unwrap());
+    node
 }
 
 fn tick(node: &mut Node, load: f64) -> allocation_counter::AllocationInfo {

@@ -5,7 +5,7 @@ use crate::crd::summary::{Percent, Scheduling};
 use crate::engine::RuleReport;
 use crate::engine::metric::Metric;
 use crate::engine::plan::RuleState;
-use crate::engine::policy::PolicySet;
+use crate::engine::policy::{PolicySet, Rule, RuleId};
 use crate::engine::sample::NodeSample;
 
 /// The input of a summary.
@@ -35,12 +35,17 @@ pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
         throttled,
         scheduling,
     } = facts;
-    let breached: Vec<_> = reports
-        .filter(|report| report.state == RuleState::Breached)
-        .map(|report| report.id)
-        .collect();
+    let mut breached = Vec::new();
+    let mut outside_hours = Vec::new();
+    for report in reports {
+        if report.state == RuleState::Breached {
+            breached.push(report.id);
+        } else if report.outside_hours {
+            outside_hours.push(report.id);
+        }
+    }
     let [cpu, memory] = used.map(|percent| percent.and_then(Percent::of));
-    let [cpu_threshold, memory_threshold] = thresholds(policy, node);
+    let [cpu_threshold, memory_threshold] = thresholds(policy, node, &outside_hours);
     Summary {
         sequence: None,
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -64,11 +69,16 @@ fn count(number: usize) -> u32 {
 }
 
 /// The lowest thresholds of CPU and memory, in percent of the node. Those above 100 are never reached and are left out.
-fn thresholds(policy: &PolicySet, node: &NodeSample) -> [Option<Percent>; 2] {
+fn thresholds(
+    policy: &PolicySet,
+    node: &NodeSample,
+    outside_hours: &[RuleId],
+) -> [Option<Percent>; 2] {
     let cpus = node.cpu.map(|cpu| f64::from(cpu.online));
     let total = node.memory.map(|memory| memory.total.0 as f64);
     let mut lowest = [None, None];
-    for rule in &policy.rules {
+    let active = |rule: &&Rule| !outside_hours.contains(&rule.id);
+    for rule in policy.rules.iter().filter(active) {
         let (resource, threshold) = match rule.metric {
             Metric::CpuUtilization => (0, Some(rule.threshold)),
             // One CPU is 1000 millicores: a percent of it is ten.
@@ -120,6 +130,7 @@ mod tests {
         RuleReport {
             id: RuleId::from(id),
             strategy: Strategy::Enforce,
+            outside_hours: false,
             state,
             since: None,
             value: None,
@@ -134,9 +145,14 @@ mod tests {
     }
 
     fn summarize(node: &NodeSample, used: [Option<f64>; 2], policy: &PolicySet) -> Summary {
+        let outside_hours = RuleReport {
+            outside_hours: true,
+            ..report("q/night", RuleState::Normal)
+        };
         let reports = [
             report("q/cpu", RuleState::Breached),
             report("q/mem", RuleState::Cooling),
+            outside_hours,
         ];
         summary(Facts {
             node,
@@ -165,8 +181,13 @@ mod tests {
 
     #[test]
     fn the_lowest_thresholds_are_in_percent_of_the_node() {
+        let night = Rule {
+            id: RuleId::from("q/night"),
+            ..rule("cpu_total_usage", 1000.0)
+        };
         let policy = PolicySet {
             rules: vec![
+                night,
                 rule("cpu_total_usage", 6000.0),
                 rule("cpu_total_utilization", 90.0),
                 rule("memory_total_usage", 2000.0),
@@ -177,7 +198,7 @@ mod tests {
         let known = summarize(&node(), [None; 2], &policy);
         assert_eq!(known.cpu_threshold, Percent::of(75.0));
         assert_eq!(known.memory_threshold, None, "above the node's memory");
-        assert_eq!(known.rules, Some(4));
+        assert_eq!(known.rules, Some(5));
         let unknown = summarize(&NodeSample::default(), [None; 2], &policy);
         assert_eq!(
             unknown.cpu_threshold,

@@ -12,6 +12,7 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
     RuleReport {
         id: RuleId::from("q/cpu"),
         strategy: Strategy::Enforce,
+        outside_hours: false,
         state: RuleState::Breached,
         since: None,
         value,

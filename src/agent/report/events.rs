@@ -181,6 +181,7 @@ impl EventBuilder {
                 let message = format!("{} has a value again", facts.why(rule));
                 out.push(new_event(Regarding::Watermark, false, "RuleKnown", message));
             }
+            Change::OutsideHours => drop(self.unknown.remove(rule)),
             Change::Throttle { .. } => {
                 let floor = floor(facts.policy, rule);
                 let why = facts.why(rule);
@@ -394,8 +395,14 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
             out.push(on_node(false, "RuleCooling", message));
         }
         RuleState::Normal => {
+            let outside = facts
+                .reports
+                .iter()
+                .any(|it| it.id == *id && it.outside_hours);
             let why = if *unknown_too_long {
                 format!("{named} has been unknown for too long")
+            } else if outside {
+                "outside its hours".to_owned()
             } else {
                 format!("{named} {now}, threshold {threshold}")
             };

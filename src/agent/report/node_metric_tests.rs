@@ -113,6 +113,7 @@ fn rule(id: &str, state: RuleState) -> RuleReport {
     RuleReport {
         id: RuleId::from(id),
         strategy: Strategy::Enforce,
+        outside_hours: false,
         state,
         since: None,
         value: Some(1.0),

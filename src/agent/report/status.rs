@@ -386,6 +386,7 @@ fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         value: report.value.filter(|value| value.is_finite()).map(rounded),
         threshold: report.threshold,
         evaluated_by: report.guard.map(guard),
+        outside_hours: report.outside_hours,
         cool_down_seconds: lengthened(view.policy, report),
         since,
         unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),

@@ -10,6 +10,7 @@ use super::super::suggest::{self, quoted};
 use super::action::seconds;
 use super::rule_check::{Outcome, check};
 use super::{ObjectFindings, Scope};
+use crate::engine::hours::{Hours, HoursError, time_zones};
 use crate::engine::metric::Metric;
 use crate::engine::policy::{Probe, Rule, RuleId, Strategy};
 use crate::engine::quantity::{Quantity, RawQuantity};
@@ -66,6 +67,7 @@ impl RuleContext<'_> {
         let thresholds = Thresholds::of(rule, metric_rule, path, findings)?;
         let metric = self.metric(metric_rule, path, findings);
         let action = self.action(rule, path, findings);
+        let active_during = active_during(rule, path, findings);
         let compiled = Rule {
             id: RuleId(format!("{}/{}", self.object, rule.name).into()),
             metric: metric?,
@@ -85,6 +87,7 @@ impl RuleContext<'_> {
                 Some("Preview") => Strategy::Preview,
                 _ => Strategy::Enforce,
             },
+            active_during: active_during?,
         };
         match check(&compiled, self.scope, path, findings) {
             Outcome::On => Some(compiled),
@@ -159,6 +162,48 @@ impl RuleContext<'_> {
         let given = local.and_then(|local| local.local_cache_ttl_seconds);
         seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1))
     }
+}
+
+/// The hours of a rule. If one is invalid there are none: without it the rule would be off when it is meant to act.
+fn active_during(
+    rule: &NodeRule,
+    path: &str,
+    findings: &mut ObjectFindings<'_>,
+) -> Option<Vec<Hours>> {
+    let mut parse = |(index, text): (usize, &String)| {
+        let report = |error| {
+            let path = format!("{path}.activeDuring[{index}]");
+            findings.error(reason_of(&error), path, describe(&error));
+        };
+        text.parse().map_err(report).ok()
+    };
+    let hours: Vec<Option<Hours>> = rule
+        .active_during
+        .iter()
+        .enumerate()
+        .map(&mut parse)
+        .collect();
+    hours.into_iter().collect()
+}
+
+const fn reason_of(error: &HoursError) -> Reason {
+    match error {
+        HoursError::UnknownZone(_) => Reason::UnknownTimeZone,
+        // Validation has already rejected it.
+        HoursError::Form(_) | HoursError::Empty(_) => Reason::Invalid,
+    }
+}
+
+fn describe(error: &HoursError) -> String {
+    let HoursError::UnknownZone(zone) = error else {
+        return error.to_string();
+    };
+    let zones = time_zones();
+    let fix = suggest::nearest(zone, zones.iter().map(String::as_str)).map_or_else(
+        || "write UTC, or a name of the IANA time zone database such as Europe/Berlin".to_owned(),
+        |near| format!("did you mean {near}?"),
+    );
+    format!("{error}, so the rule is off; {fix}")
 }
 
 /// `metricRule.value`, and `restoreValue` or its default.

@@ -140,6 +140,7 @@ mod tests {
             probe: None,
             action: Arc::new(action),
             strategy: Strategy::Enforce,
+            active_during: Vec::new(),
         };
         let pods = PodPolicy {
             name: "all".to_owned(),

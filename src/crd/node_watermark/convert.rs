@@ -243,6 +243,11 @@ fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
             "Preview" => Strategy::Preview,
             other => return Err(unknown("strategy", other)),
         },
+        active_during: rule
+            .active_during
+            .iter()
+            .map(|hours| hours.parse().map_err(|_| unknown("activeDuring", hours)))
+            .collect::<Result<_, _>>()?,
     })
 }
 

@@ -150,6 +150,9 @@ pub struct RuleStatus {
     #[serde(default, rename = "judgedBy", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub evaluated_by: Option<String>,
+    /// Whether the rule is outside the hours of its `activeDuring`: its state is then Normal, whatever its value.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outside_hours: bool,
     /// The cool-down in seconds, if it is longer than that of the action. It doubles, up to 8 times its length, with each
     /// breach right after a release.
     #[serde(default, skip_serializing_if = "Option::is_none")]

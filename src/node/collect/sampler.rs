@@ -14,7 +14,7 @@ use crate::engine::sample::{PodSample, Sample, TargetCgroupSample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::clock::boot_time;
+use crate::node::clock::{boot_time, wall_time};
 
 /// Reads the node and its pods into a [`Sample`].
 ///
@@ -221,6 +221,7 @@ impl Sampler {
     pub fn sample_node(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         self.started = Some(boot_time());
         sample.at = now;
+        sample.time = Some(wall_time());
         sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();

@@ -26,7 +26,11 @@ impl fmt::Display for Decision {
         let transition = &self.transition;
         let observed = matches!(
             transition.change,
-            Change::State { .. } | Change::Unknown { .. } | Change::Known { .. }
+            Change::State { .. }
+                | Change::Unknown { .. }
+                | Change::Known { .. }
+                | Change::OutsideHours
+                | Change::WithinHours
         );
         write!(f, "{}", transition.rule)?;
         f.write_str(match (transition.would, observed) {
@@ -70,6 +74,8 @@ impl Decision {
                     self.value(*value)
                 )
             }
+            Change::OutsideHours => f.write_str("outside its hours: actions in force are restored"),
+            Change::WithinHours => f.write_str("within its hours"),
             Change::SchedulingDisabled { effect } => {
                 write!(f, "scheduling is disabled ({effect:?})")
             }

@@ -79,7 +79,15 @@ pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
         || rule.period < before.period
         // Accepts samples that were too old before.
         || rule.sample_ttl > before.sample_ttl
+        || is_active_longer(rule, before)
         || is_stronger(&rule.action, &before.action)
+}
+
+/// Whether a rule has hours that it did not have; without any it is always active.
+fn is_active_longer(rule: &Rule, before: &Rule) -> bool {
+    let (hours, before) = (&rule.active_during, &before.active_during);
+    let new = |hours| !before.contains(hours);
+    !before.is_empty() && (hours.is_empty() || hours.iter().any(new))
 }
 
 fn is_stronger(action: &Action, before: &Action) -> bool {
@@ -170,6 +178,7 @@ mod tests {
                 eviction,
             }),
             strategy: Strategy::Enforce,
+            active_during: Vec::new(),
         }
     }
 
@@ -191,6 +200,20 @@ mod tests {
         assert!(!tightens(&both, &rule(None, None)));
         let throttles = rule(Some(THROTTLE), None);
         assert!(!tightens(&throttles, &rule(Some(gentle), None)));
+    }
+
+    #[test]
+    fn more_hours_are_tighter() {
+        let with = |hours: &[&str]| Rule {
+            active_during: hours.iter().map(|hours| hours.parse().unwrap()).collect(),
+            ..rule(Some(THROTTLE), None)
+        };
+        let [night, day] = ["22:00-06:00 UTC", "08:00-18:00 UTC"];
+        let [always, nights, both] = [with(&[]), with(&[night]), with(&[day, night])];
+        assert!(tightens(&nights, &both) && tightens(&nights, &always));
+        assert!(tightens(&nights, &with(&[day])));
+        assert!(!tightens(&both, &nights) && !tightens(&always, &nights));
+        assert!(!tightens(&always, &always) && !tightens(&both, &both));
     }
 
     #[test]

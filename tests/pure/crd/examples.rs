@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use plimsoll::crd::{Objects, compile, manifest};
 use plimsoll::engine::metric::{DiskRate, Metric, PressureKind, Protected};
 use plimsoll::engine::pod::QosClass;
@@ -66,6 +67,7 @@ fn rule(id: &str, metric: Metric, threshold: f64, thresholds: (u32, u32), action
         probe: None,
         action: Arc::new(action),
         strategy: Strategy::Enforce,
+        active_during: Vec::new(),
     }
 }
 
@@ -264,6 +266,40 @@ fn pressure() {
         )
     };
     assert_eq!(policy.rules, [expected]);
+}
+
+#[test]
+fn night_and_day() {
+    let policy = compiled("examples/ensurance/night-and-day.yaml", &[]);
+    let throttles = Action {
+        throttle: Some(throttle(20, 20)),
+        ..action("slow-batch", 300)
+    };
+    let expected = |name: &str, [threshold, restore_value]: [f64; 2], hours: &[&str]| Rule {
+        restore_value,
+        active_during: hours.iter().map(|hours| hours.parse().unwrap()).collect(),
+        ..rule(
+            &format!("night-and-day/{name}"),
+            Metric::CpuUtilization,
+            threshold,
+            (2, 2),
+            throttles.clone(),
+        )
+    };
+    let nights = [
+        "20:00-07:00 Europe/Berlin",
+        "Sat-Sun 00:00-24:00 Europe/Berlin",
+    ];
+    let rules = [
+        expected("day", [60.0, 50.0], &["Mon-Fri 07:00-20:00 Europe/Berlin"]),
+        expected("night", [90.0, 80.0], &nights),
+    ];
+    assert_eq!(policy.rules, rules);
+    for minute in 0..i64::from(366 * 24 * 60) {
+        let time = Timestamp::from_second(1_767_225_600 + minute * 60).unwrap();
+        let active = policy.rules.iter().filter(|rule| rule.is_active(time));
+        assert_eq!(active.count(), 1, "{time}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use plimsoll::crd::node_watermark::{
     AgentStatus, Counts, NodeWatermarkSpec, NodeWatermarkStatus, RuleStatus, SpecError,
 };
+use plimsoll::engine::hours::Hours;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
@@ -82,18 +83,27 @@ fn metric() -> impl Strategy<Value = Metric> {
     ]
 }
 
+fn hours() -> impl Strategy<Value = Hours> {
+    let written = [
+        "22:00-06:00 Europe/Berlin",
+        "Mon-Fri 08:00-18:00 UTC",
+        "Sun 00:00-24:00 America/New_York",
+    ];
+    proptest::sample::select(written.to_vec()).prop_map(|hours| hours.parse().unwrap())
+}
+
 prop_compose! {
     fn rule()(
         id in "[a-z]{1,6}/[a-z]{1,6}", metric in metric(), series in option::of(selector()),
         (threshold, low) in (1e-3..1e15f64, 0.0..1.0f64), given: bool, avoidance_threshold in 1u32..,
         restore_threshold in 1u32.., (period, sample_ttl) in (seconds(), seconds()), probe in option::of(probe()),
-        action in action(), preview: bool,
+        action in action(), preview: bool, active_during in vec(hours(), 0..3),
     ) -> Rule {
         Rule {
             id: RuleId::from(id.as_str()), metric, series, threshold,
             restore_value: if given { threshold * low } else { threshold },
             avoidance_threshold, restore_threshold, period, sample_ttl, probe, action: Arc::new(action),
-            strategy: if preview { Mode::Preview } else { Mode::Enforce },
+            strategy: if preview { Mode::Preview } else { Mode::Enforce }, active_during,
         }
     }
 }
@@ -222,6 +232,7 @@ fn scheduling_rule(name: &str) -> Rule {
             eviction: None,
         }),
         strategy: Mode::Enforce,
+        active_during: Vec::new(),
     }
 }
 
@@ -326,6 +337,15 @@ fn an_unsupported_rule_does_not_affect_the_others() {
 }
 
 #[test]
+fn a_rule_in_an_unknown_time_zone_is_refused() {
+    let mut spec = two_rules();
+    spec["rules"][0]["activeDuring"] = json!(["22:00-06:00 Mars/Olympus_Mons"]);
+    let why =
+        "activeDuring \"22:00-06:00 Mars/Olympus_Mons\" is not known to this version of plimsoll";
+    assert_eq!(refused(spec), [format!("rule watermark1/a: {why}")]);
+}
+
+#[test]
 fn a_spec_with_an_unknown_field_is_rejected() {
     let mut spec = two_rules();
     spec["suspended"] = json!(true);
@@ -360,6 +380,7 @@ fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
         threshold: rule.threshold,
         evaluated_by: None,
         cool_down_seconds: None,
+        outside_hours: false,
         since: Some(serde_json::from_value(json!("2026-11-21T13:50:01Z")).unwrap()),
         unknown: None,
     };

@@ -113,6 +113,14 @@ fn preview_changes_nothing(node: &Node, rules: &[Rule]) {
     assert!(transitions.iter().all(|t| t.would == preview(&t.rule)));
 }
 
+fn outside_its_hours_a_rule_is_normal(node: &Node) {
+    for report in node.engine.reports().filter(|report| report.outside_hours) {
+        assert_eq!((report.state, report.unknown), (RuleState::Normal, None));
+        let mut transitions = node.plan.transitions.iter();
+        assert!(!transitions.any(|it| it.rule == report.id && affected_pod(it).is_some()));
+    }
+}
+
 /// Every step is reported: the sum of the transitions is what is in force.
 fn transitions_add_up(node: &Node, reported: &mut BTreeMap<PodUid, BTreeMap<RuleId, (u8, bool)>>) {
     for transition in node.plan.transitions.iter().filter(|t| !t.would) {
@@ -160,6 +168,15 @@ fn quiet() -> PeriodInput {
         cpu: 100,
         memory: 0,
         load: 0.0,
+        fault: Fault::None,
+    }
+}
+
+fn hot() -> PeriodInput {
+    PeriodInput {
+        cpu: 8000,
+        memory: 0,
+        load: 50.0,
         fault: Fault::None,
     }
 }
@@ -226,13 +243,45 @@ proptest! {
         }
         node.engine.set_policy(policy(Vec::new()));
         let periods = time_to_restore(&rules).as_secs().div_ceil(PERIOD.as_secs());
-        let hot = PeriodInput { cpu: 8000, memory: 0, load: 50.0, fault: Fault::None };
         for _ in 0..periods {
-            run_period(&mut node, &hot);
+            run_period(&mut node, &hot());
         }
         prop_assert_eq!(node.engine.next_due(), None);
         prop_assert_eq!(&node.plan.throttles, &[]);
         prop_assert_eq!(&node.plan.scheduling, &Scheduling::Enabled);
+    }
+
+    #[test]
+    fn outside_their_hours_rules_restore_everything_whatever_the_metrics_are(
+        (mut rules, loads, inputs) in case(), minutes in 0_i64..6
+    ) {
+        for rule in &mut rules {
+            rule.active_during = vec!["22:00-22:03 UTC".parse().unwrap()];
+        }
+        let mut node = Node::with(Arc::new(policy_set(rules.clone())), loads);
+        let time: jiff::Timestamp = "2026-01-15T21:58:00Z".parse().unwrap();
+        node.time = Some(time + jiff::SignedDuration::from_mins(minutes));
+        let mut reported = BTreeMap::new();
+        for input in &inputs {
+            run_period(&mut node, input);
+            if !node.plan.evaluated {
+                continue;
+            }
+            outside_its_hours_a_rule_is_normal(&node);
+            quotas_are_between_floor_and_original(&node);
+            destructive_actions_need_fresh_samples(&node);
+            scheduling_is_disabled_exactly_while_needed(&node, &rules);
+            preview_changes_nothing(&node, &rules);
+            transitions_add_up(&node, &mut reported);
+        }
+        node.time = Some("2026-01-16T12:00:00Z".parse().unwrap());
+        let periods = time_to_restore(&rules).as_secs().div_ceil(PERIOD.as_secs());
+        for _ in 0..periods {
+            run_period(&mut node, &hot());
+        }
+        prop_assert_eq!(&node.plan.throttles, &[]);
+        prop_assert_eq!(&node.plan.scheduling, &Scheduling::Enabled);
+        prop_assert!(node.engine.reports().all(|report| report.outside_hours));
     }
 
     #[test]

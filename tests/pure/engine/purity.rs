@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const FORBIDDEN: [&str; 12] = [
+const FORBIDDEN: [&str; 15] = [
     "tokio",
     "kube::",
     "std::fs",
@@ -12,7 +12,11 @@ const FORBIDDEN: [&str; 12] = [
     "std::process",
     "Instant",
     "SystemTime",
-    "Timestamp",
+    "Timestamp::now",
+    "Zoned::now",
+    // The time zones of the machine.
+    "TimeZone::get",
+    "TimeZone::system",
     "rand::",
     "crate::crd",
 ];

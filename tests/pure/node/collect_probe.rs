@@ -111,6 +111,7 @@ fn rule(probe: Probe, series: &str) -> Rule {
             eviction: None,
         }),
         strategy: Strategy::Preview,
+        active_during: Vec::new(),
     }
 }
 

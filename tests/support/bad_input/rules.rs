@@ -3,6 +3,7 @@
 
 use super::{Case, VALUE, object, rejected, rule, value, with};
 
+const HOURS: &str = "spec.rules[0].activeDuring";
 const METRIC: &str = "spec.rules[0].metricRule";
 
 pub fn rules() -> Vec<Case> {
@@ -60,6 +61,63 @@ pub fn rules() -> Vec<Case> {
             with("restoreTreshold: 2"),
             "spec.rules[0].restoreTreshold",
             "did you mean restoreThreshold?",
+        ),
+        (
+            "hours without a time zone",
+            with("activeDuring: [\"22:00-06:00\"]"),
+            HOURS,
+            "write for example \"22:00-06:00 Europe/Berlin\"",
+        ),
+        (
+            "hours of the clock with 12 hours",
+            with("activeDuring: [10pm-6am UTC]"),
+            HOURS,
+            "is not a span of hours with a time zone",
+        ),
+        (
+            "hours that start at 24:00",
+            with("activeDuring: [\"24:00-06:00 UTC\"]"),
+            HOURS,
+            "is not a span of hours with a time zone",
+        ),
+        (
+            "hours on a day that does not exist",
+            with("activeDuring: [Monday 22:00-06:00 UTC]"),
+            HOURS,
+            "Mon-Fri 08:00-18:00 UTC",
+        ),
+        (
+            "hours with the rules of a time zone",
+            with("activeDuring: [\"22:00-06:00 CET-1CEST,M3.5.0,M10.5.0/3\"]"),
+            HOURS,
+            "is not a span of hours with a time zone",
+        ),
+        (
+            "hours that end when they start",
+            with("activeDuring: [\"08:00-18:00 UTC\", \"22:00-22:00 UTC\"]"),
+            HOURS,
+            "write 00:00-24:00 for the whole day",
+        ),
+        (
+            "no hours",
+            with("activeDuring: []"),
+            HOURS,
+            "needs at least 1",
+        ),
+        (
+            "hours as a string",
+            with("activeDuring: 22:00-06:00 UTC"),
+            HOURS,
+            "must be a list",
+        ),
+        (
+            "too many hours",
+            with(&format!(
+                "activeDuring: [{}]",
+                "\"22:00-06:00 UTC\", ".repeat(17)
+            )),
+            HOURS,
+            "may have at most 16",
         ),
         (
             "restoreValue above value",

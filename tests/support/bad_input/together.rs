@@ -119,6 +119,16 @@ pub fn pairs() -> Vec<Case> {
             "did you mean cpu_total_usage?",
         ),
         (
+            "unknown time zone",
+            lone(
+                "cpu_total_usage",
+                "4000",
+                ", activeDuring: [\"08:00-18:00 UTC\", \"22:00-06:00 Europe/Berln\"]",
+            ),
+            "spec.rules[0].activeDuring[1]",
+            "there is no time zone named \"Europe/Berln\", so the rule is off; did you mean Europe/Berlin?",
+        ),
+        (
             "metric that throttling does not lower",
             lone("memory_total_utilization", "80", ""),
             "spec.rules[0].actionName",

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, Plan, RuleState, Throttle, Transition};
 use plimsoll::engine::pod::{Pod, PodUid, QosClass};
@@ -44,6 +45,7 @@ pub fn rule(id: &str, metric: &str, threshold: f64, action: Action) -> Rule {
         probe: None,
         action: Arc::new(action),
         strategy: Strategy::Enforce,
+        active_during: Vec::new(),
     }
 }
 
@@ -168,6 +170,8 @@ pub struct Node {
     pub engine: Engine,
     pub plan: Plan,
     pub now: BootTime,
+    /// The wall clock at the next sample; it runs on.
+    pub time: Option<Timestamp>,
     pub sample: Sample,
     pub pods: Vec<Load>,
     /// CPU usage of the node in millicores.
@@ -190,6 +194,7 @@ impl Node {
             engine,
             plan: Plan::default(),
             now: BootTime::from_nanos(1_000_000_000_000),
+            time: None,
             sample: Sample::default(),
             pods,
             cpu: 0,
@@ -209,6 +214,7 @@ impl Node {
     /// Advances the time by `elapsed` with the current load and takes a sample.
     pub fn advance(&mut self, elapsed: Duration) {
         self.now = self.now + elapsed;
+        self.time = self.time.map(|time| time + elapsed);
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap();
         self.busy += self.cpu * (nanos / 1000);
         self.idle += (u64::from(CPUS) * 1000).saturating_sub(self.cpu) * (nanos / 1000);
@@ -218,6 +224,7 @@ impl Node {
         }
         self.sample = Sample {
             at: self.now,
+            time: self.time,
             node: NodeSample {
                 cpu: Some(CpuTimes {
                     busy: self.busy,

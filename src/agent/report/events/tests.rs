@@ -38,6 +38,7 @@ fn policy() -> PolicySet {
         probe: None,
         action: Arc::new(action),
         strategy: Strategy::Enforce,
+        active_during: Vec::new(),
     };
     PolicySet {
         rules: vec![rule],
@@ -49,6 +50,7 @@ fn report() -> RuleReport {
     RuleReport {
         id: RuleId::from("q/r"),
         strategy: Strategy::Enforce,
+        outside_hours: false,
         state: RuleState::Breached,
         since: None,
         value: Some(7200.0),
@@ -113,6 +115,37 @@ fn reported(builder: &mut EventBuilder, would: bool, changes: Vec<Change>) -> Ve
         builder.record(&[decision(would, change)], facts, &mut events);
     }
     events.iter().map(line).collect()
+}
+
+#[test]
+fn the_end_of_the_hours_is_only_an_event_if_it_ends_something() {
+    let (policy, mut report) = (policy(), report());
+    report.outside_hours = true;
+    let reports = [report];
+    let facts = Facts {
+        policy: &policy,
+        reports: &reports,
+    };
+    let mut builder = EventBuilder::default();
+    let unknown = Change::Unknown {
+        reason: Unknown::Stale,
+    };
+    let mut record = |change| {
+        let mut events = Vec::new();
+        builder.record(&[decision(false, change)], facts, &mut events);
+        events.iter().map(line).collect::<Vec<_>>()
+    };
+    assert_eq!(record(Change::OutsideHours), [""; 0]);
+    assert_eq!(
+        record(state(RuleState::Breached, RuleState::Normal)),
+        ["RuleEnded node: q/r: outside its hours: all actions are restored"]
+    );
+    assert_eq!(record(Change::WithinHours), [""; 0]);
+    // What was unknown before is reported again in the next hours.
+    assert_eq!(record(unknown.clone()).len(), 1);
+    assert_eq!(record(unknown.clone()).len(), 0);
+    record(Change::OutsideHours);
+    assert_eq!(record(unknown).len(), 1);
 }
 
 fn line(event: &NewEvent) -> String {

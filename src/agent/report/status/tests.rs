@@ -13,6 +13,7 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     RuleReport {
         id: RuleId::from("q/r"),
         strategy: Strategy::Enforce,
+        outside_hours: false,
         state,
         since: Some(BootTime::default() + Duration::from_secs(90)),
         value,

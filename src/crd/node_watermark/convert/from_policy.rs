@@ -105,6 +105,7 @@ impl From<&Rule> for WatermarkRule {
             probe: rule.probe.as_ref().map(probe),
             action: rule.action.name.clone(),
             strategy: rule.strategy.name().to_owned(),
+            active_during: rule.active_during.iter().map(ToString::to_string).collect(),
         }
     }
 }
