@@ -164,7 +164,7 @@ impl RuleContext<'_> {
     }
 }
 
-/// The hours of a rule. If one is invalid there are none: without it the rule would be off when it is meant to act.
+/// The hours of a rule; `None` if an entry is invalid: without it the rule would be inactive when it is meant to act.
 fn active_during(
     rule: &NodeRule,
     path: &str,
