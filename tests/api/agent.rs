@@ -67,6 +67,59 @@ fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
 }
 
 #[test]
+fn actions_without_effect_are_reported_with_their_cause() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    node.pod(&pod("lost", "batch"));
+    node.set_rules(&throttling());
+    let agent = node.agent(&[]);
+    agent.until("it is ready", || agent.is_ready());
+    node.machine.load.set(HIGH);
+    agent.until("the pod is throttled", || node.is_throttled(&batch));
+    let ineffective = |node: &Node| {
+        let status = node.status();
+        let conditions = status["conditions"].as_array().cloned();
+        let mut conditions = conditions.unwrap_or_default().into_iter();
+        let found = conditions.find(|it| it["type"] == "ActionIneffective");
+        let found = found.unwrap_or_default();
+        (found["status"] == "True", found["message"].to_string())
+    };
+    let file = node
+        .machine
+        .quota_file(&format!("kubepods/besteffort/pod{batch}"));
+    let unlimited = if node.machine.hierarchy.is_v2() {
+        "max"
+    } else {
+        "-1"
+    };
+    let mut written = boot_time();
+    agent.until("the status names both causes", || {
+        if boot_time().since(written) >= Duration::from_secs(1) {
+            written = boot_time();
+            std::fs::write(&file, unlimited).unwrap();
+        }
+        let (is_ineffective, message) = ineffective(&node);
+        is_ineffective
+            && message.contains("default/batch: another writer keeps changing")
+            && message.contains("default/lost: it has no cgroup")
+    });
+    agent.until("events and metrics show it", || {
+        let events = node.plane.list("events");
+        let reported = |pod: &str| {
+            events.iter().any(|it| {
+                it["reason"] == "ActionIneffective" && it["involvedObject"]["name"] == pod
+            })
+        };
+        let (_, text) = agent.http("/metrics").unwrap();
+        let count = |reason| format!("plimsoll_agent_ineffective_pods{{reason=\"{reason}\"}} 1");
+        let counted = |reason| text.contains(&count(reason));
+        reported("batch") && reported("lost") && counted("Contested") && counted("WrongLayout")
+    });
+    node.machine.load.set(LOW);
+    agent.until("nothing is to be done any more", || !ineffective(&node).0);
+}
+
+#[test]
 fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     let Some(node) = Node::new() else { return };
     let mut spec = closing();
