@@ -29,7 +29,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
-.PHONY: versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: mixes versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -123,6 +123,10 @@ unit: ## Runs the tests on this machine's kernel
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
+
+mixes: tools ## Throttles random mixes of pods on this machine's kernel and on cgroup v2 (an hour)
+	$(CARGO_TEST) --test kernel -- --ignored --exact closed_loop::throttles_follow_random_mixes --nocapture
+	GUEST_TIMEOUT=7200 GUEST_ARGS="--ignored --exact closed_loop::throttles_follow_random_mixes --nocapture" tests/guest/run.sh
 
 try: tools-cluster ## Runs Plimsoll on a real Kubernetes cluster on this machine until Ctrl-C, then removes everything (needs root)
 	@$(MAKE) -s -j2 cluster-build test-binary NODES=$(BOTH)

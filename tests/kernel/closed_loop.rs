@@ -1,13 +1,14 @@
 //! Compares the simulated node with real kernels, and runs the engine in a closed loop on them.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::engine_support::{pod, rule, throttling};
+use crate::engine_support::{idle_action, pod, rule, throttling};
 use crate::kernel_support::{TestCgroups, assert_fine, test_cgroups, wait_for};
 use crate::simulation::{Simulation, Worker};
-use plimsoll::engine::plan::Plan;
+use plimsoll::engine::plan::{Change, Plan};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
 use plimsoll::engine::protected::Guard;
@@ -181,10 +182,10 @@ fn the_idle_class_gets_the_remaining_cpu() {
 const PERIOD: Duration = Duration::from_secs(1);
 const COOL_DOWN: Duration = Duration::from_secs(5);
 
-fn pressure_rule(metric: &str) -> Rule {
+fn pressure_rule(metric: &str, action: Action) -> Rule {
     let action = Action {
         cool_down: COOL_DOWN,
-        ..throttling(10, 30)
+        ..action
     };
     Rule {
         period: PERIOD,
@@ -202,15 +203,21 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(testbed: Testbed, metric: &str) -> Self {
+    /// All pods but `important` may be throttled.
+    fn new(testbed: Testbed, rule: Rule) -> Self {
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(PolicySet {
-            rules: vec![pressure_rule(metric)],
+            rules: vec![rule],
             pods: vec![crate::simulation::batch()],
         }));
-        let mut greedy = pod("greedy");
-        "batch".clone_into(&mut greedy.namespace);
-        engine.set_pods(vec![Arc::new(greedy), Arc::new(pod("important"))]);
+        let pods = testbed.pods.iter().map(|(name, _)| {
+            let mut pod = pod(name);
+            if *name != "important" {
+                "batch".clone_into(&mut pod.namespace);
+            }
+            Arc::new(pod)
+        });
+        engine.set_pods(pods.collect());
         let throttler = testbed.cgroups.throttler();
         Self {
             testbed,
@@ -275,7 +282,7 @@ fn a_spike_of(metric: &str) {
         return;
     }
     testbed.burn("greedy", cpus());
-    let mut node = Loop::new(testbed, metric);
+    let mut node = Loop::new(testbed, pressure_rule(metric, throttling(10, 30)));
     let important = node.testbed.path("important");
     let threads = cpus();
     node.testbed.burn("important", threads);
@@ -326,4 +333,126 @@ fn cpu_pressure_releases_a_pod_that_wants_more_than_its_quota() {
 #[test]
 fn the_delay_of_protected_pods_throttles_and_releases() {
     a_spike_of("protected_cpu_delay_max");
+}
+
+/// A random mix of pods: the busy threads of each batch pod and of the important one.
+#[derive(Debug)]
+struct Mix {
+    batch: Vec<usize>,
+    important: usize,
+    idle: bool,
+}
+
+impl Mix {
+    /// The mix of a number, always the same.
+    fn of(number: u64) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let mut below = |limit: u64| {
+            number.hash(&mut hasher);
+            usize::try_from(hasher.finish() % limit).unwrap()
+        };
+        let pods = 1 + below(BATCH.len() as u64);
+        let threads = 2 * cpus() as u64;
+        Self {
+            batch: (0..pods).map(|_| 1 + below(threads)).collect(),
+            important: 1 + below(threads),
+            idle: below(2) == 1,
+        }
+    }
+}
+
+const MIXES: u64 = 50;
+const BATCH: [&str; 3] = ["b0", "b1", "b2"];
+/// Longest time in which nothing is done while the important pod waits: two evaluations, and the sample of the next.
+const MAX_DELAY: Duration = Duration::from_secs(4);
+
+impl Loop {
+    /// Percent of the last second that the important pod waited, without its own quota; `None` on cgroup v1.
+    fn waiting(&self) -> Option<f64> {
+        let report = self.engine.reports().next().unwrap();
+        report.value.filter(|_| self.sample.pressure_by_cgroup)
+    }
+
+    fn has_acted(&self) -> bool {
+        let mut transitions = self.plan.transitions.iter();
+        transitions.any(|it| matches!(it.change, Change::Throttle { .. }))
+    }
+
+    /// Whether a batch pod is not as far throttled as the action allows.
+    fn can_act(&self, mix: &Mix) -> bool {
+        let throttles = &self.plan.throttles;
+        throttles.len() < mix.batch.len() || throttles.iter().any(|it| it.ratio > 10)
+    }
+}
+
+fn run_mix(mix: &Mix) -> Option<()> {
+    let names: Vec<_> = BATCH[..mix.batch.len()]
+        .iter()
+        .copied()
+        .chain(["important"])
+        .collect();
+    let mut testbed = Testbed::new(&names)?;
+    for (name, threads) in BATCH.iter().zip(&mix.batch) {
+        testbed.burn(name, *threads);
+    }
+    let is_v2 = testbed.cgroups.is_v2();
+    let metric = if is_v2 {
+        "protected_cpu_delay_max"
+    } else {
+        "cpu_pressure_some_avg10"
+    };
+    let action = if mix.idle {
+        idle_action(10, 30)
+    } else {
+        throttling(10, 30)
+    };
+    let mut node = Loop::new(testbed, pressure_rule(metric, action));
+    node.step();
+    node.testbed.burn("important", mix.important);
+    let mut acted = boot_time();
+    while boot_time().since(acted) < Duration::from_secs(15) && node.can_act(mix) {
+        node.step();
+        if node.has_acted() || node.waiting().is_some_and(|waiting| waiting <= 10.0) {
+            acted = boot_time();
+        }
+        let late = boot_time().since(acted);
+        assert!(
+            !is_v2 || late <= MAX_DELAY,
+            "{mix:?}: it waits, and nothing was done for {late:?}"
+        );
+        if node.waiting().is_some_and(|waiting| waiting <= 2.0) {
+            break;
+        }
+    }
+    // The important pod needs nothing any more, and without pressure by cgroup nor does the batch.
+    node.testbed
+        .cgroups
+        .end_all_but(0, &node.testbed.path("important"));
+    if !is_v2 {
+        for name in &BATCH[..mix.batch.len()] {
+            node.testbed
+                .cgroups
+                .end_all_but(0, &node.testbed.path(name));
+        }
+    }
+    let limit = COOL_DOWN + Duration::from_mins(1);
+    let released = node.until(limit, |node| node.plan.throttles.is_empty());
+    println!("{mix:?}: released after {released:?}");
+    if released.is_none() && !is_v2 && node.is_machine_busy() {
+        eprintln!("skipped: other work keeps the CPUs of this machine busy");
+        return None;
+    }
+    assert!(released.is_some(), "{mix:?}: the throttle stays in force");
+    Some(())
+}
+
+/// Nothing stays throttled once no protected pod waits, and while one waits something is done.
+#[test]
+#[ignore = "takes half an hour: make mixes"]
+fn throttles_follow_random_mixes() {
+    let done = (0..MIXES)
+        .filter(|number| run_mix(&Mix::of(*number)).is_some())
+        .count();
+    println!("{done} mixes");
+    assert!(done > 0, "every mix was skipped");
 }
