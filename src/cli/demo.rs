@@ -1,6 +1,9 @@
 //! `plimsoll demo`.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, IsTerminal, stderr, stdout};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +15,7 @@ use nix::unistd::{Pid, geteuid};
 
 use super::{print, print_error};
 use crate::demo::live::{self, Options};
+use crate::demo::load::Service;
 use crate::demo::obstacle::Obstacle;
 use crate::demo::plain::TextRenderer;
 use crate::demo::renderer::Renderer;
@@ -21,15 +25,19 @@ use crate::demo::{leftovers, load};
 use crate::node::cgroup::Hierarchy;
 use crate::standalone::wake::Wake;
 
+/// The kernel's own limit.
+const MAX_CPUS: u32 = 8192;
 /// Exit status where the demo cannot run on this machine.
 const CANNOT_RUN: u8 = 3;
 
 const AFTER_HELP: &str = "\
 What it does to this machine, for about a minute:
-  - makes cgroups below one named plimsoll-demo-<pid>. In them it runs an important worker, which measures its own \
-latency, and batch work, which keeps all CPUs busy. The cgroups have the CPU weights that pods with the same CPU \
-requests would have; together they weigh as much as all pods of a Kubernetes node.
-  - applies examples/ensurance/throttle.yaml, with the threshold set for this machine, to these cgroups and no others.
+  - makes cgroups below one named plimsoll-demo-<pid>. In them it runs an important pod, which serves requests and \
+measures their latency, and two batch pods, which keep all CPUs busy. The cgroups have the CPU weights that pods with \
+the same CPU requests would have; together they weigh as much as all pods of a Kubernetes node. The important pod \
+needs more CPU than it requested, as many services do: equal weights do not protect it.
+  - applies an example policy (cgroup v2: examples/ensurance/pressure.yaml; v1: examples/ensurance/idle-class.yaml), \
+with thresholds for this machine, to these cgroups and no others.
   - restores the originals, removes everything it made, compares, and reports what it measured, good or bad.
 It leaves no cgroup, process or file behind, also when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP). What `kill -9` \
 leaves (empty cgroups, a directory in /tmp) the next demo removes.
@@ -59,6 +67,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     cgroup_root: Option<PathBuf>,
 
+    /// Run only on these CPUs, such as 0-1 or 0,2. The load fits their number, so that a machine with many CPUs is not
+    /// overloaded and figures of different machines can be compared [default: all that this process may use]
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    cpus: Option<Cpus>,
+
     /// cpu.shares of the whole demo against the rest of the machine [default: 1024 a CPU, as Kubernetes gives all its
     /// pods together]. On a busy machine a greater value keeps the others out of the figures, and takes CPU from them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=262_144))]
@@ -85,9 +98,38 @@ pub struct LoadArgs {
     /// The demo's process; this one is killed when it ends
     #[arg(long)]
     parent: i32,
-    /// CPUs to keep busy
+    /// Threads that are busy, or that serve requests
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Requests per second
+    #[arg(long, default_value_t = 1)]
+    rate: u32,
+    /// CPU time of a request
+    #[arg(long, default_value_t = 1000)]
+    work_micros: u64,
+    /// Time after which a request that nobody has begun to serve is given up
+    #[arg(long, default_value_t = 1000)]
+    patience_millis: u64,
+}
+
+/// CPU numbers, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cpus(Vec<u32>);
+
+/// Parses a list as the kernel and `taskset` write it: `0-1,4`.
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    let error = |part: &str| format!("`{part}` is neither a CPU nor a range of CPUs such as 0-1");
+    let mut cpus = BTreeSet::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| error(part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last >= MAX_CPUS {
+            return Err(error(part));
+        }
+        cpus.extend(first..=last);
+    }
+    Ok(Cpus(cpus.into_iter().collect()))
 }
 
 /// Runs the demo.
@@ -125,6 +167,7 @@ impl Args {
             hierarchy,
             program: PathBuf::from("/proc/self/exe"),
             total: Duration::from_secs(u64::from(self.seconds)),
+            cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
             shares: self.shares,
             record: self.record.clone(),
         }
@@ -151,9 +194,16 @@ impl Args {
     }
 }
 
-/// Runs the important work until the demo ends.
+/// Runs the important pod until the demo ends.
 pub(super) fn worker(args: &LoadArgs) -> anyhow::Result<ExitCode> {
-    load::serve(Pid::from_raw(args.parent), stdout())?;
+    let service = Service {
+        threads: args.threads,
+        rate: args.rate,
+        work: Duration::from_micros(args.work_micros),
+        patience: Duration::from_millis(args.patience_millis),
+    };
+    let out = File::from(stdout().as_fd().try_clone_to_owned()?);
+    load::serve(Pid::from_raw(args.parent), service, &out)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -161,4 +211,19 @@ pub(super) fn worker(args: &LoadArgs) -> anyhow::Result<ExitCode> {
 pub(super) fn burner(args: &LoadArgs) -> anyhow::Result<ExitCode> {
     load::burn(Pid::from_raw(args.parent), args.threads)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_listed_as_the_kernel_does() {
+        assert_eq!(parse_cpus("0-1,4").unwrap().0, [0, 1, 4]);
+        assert_eq!(parse_cpus("3,1,1").unwrap().0, [1, 3]);
+        for wrong in ["", "a", "2-1", "0-", "-1", "0,,1", "0-99999"] {
+            let error = parse_cpus(wrong).unwrap_err();
+            assert!(error.contains("range of CPUs"), "{wrong}: {error}");
+        }
+    }
 }

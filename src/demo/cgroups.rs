@@ -148,6 +148,13 @@ impl DemoCgroups {
             .collect()
     }
 
+    /// Whether a cgroup is idle class now.
+    pub fn is_idle(&self, cgroup: &CgroupPath) -> bool {
+        let dir = self.hierarchy.dir(Controller::Cpu, cgroup);
+        let text = dir.and_then(|dir| fs::read(dir.join("cpu.idle")).ok());
+        text.is_some_and(|text| text.trim_ascii() == b"1")
+    }
+
     /// The inode of a cgroup's directory; 0 if it is gone.
     pub fn inode(&self, cgroup: &CgroupPath) -> u64 {
         let dir = self.hierarchy.dir(Controller::Cpu, cgroup);

@@ -1,17 +1,22 @@
 //! The history of a run: its log, the times of its phases, and the throttle steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+use serde::Serialize;
 
 use super::latency::{Latencies, Span};
 use super::phase::Phase;
-use super::view::{LogEntry, Second};
+use super::view::{LogEntry, Mark, Second};
 use crate::engine::plan::{Change, Skipped};
 use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
 use crate::node::machine::event::{Decision, Event, NoticeKind};
+
+/// The important pod has recovered at this multiple of the p99 that it has alone.
+pub const RECOVERED: f64 = 1.5;
 
 /// The history of one run.
 #[derive(Clone, Debug)]
@@ -23,11 +28,10 @@ pub struct History {
     entries: Vec<LogEntry>,
     first_breach: Option<BootTime>,
     first_step: Option<BootTime>,
-    /// The first evaluation at or below the threshold after the first step.
-    below_threshold: Option<BootTime>,
     steps_down: usize,
     steps_up: usize,
     lowest: BTreeMap<String, Quota>,
+    idle: BTreeSet<String>,
     skipped: Vec<(PodUid, Skipped)>,
     busy: Vec<BusyTime>,
 }
@@ -37,8 +41,20 @@ pub struct History {
 struct BusyTime {
     at: BootTime,
     node: u64,
-    /// All pods of the demo together.
-    pods: u64,
+    important: u64,
+    /// All batch pods together.
+    batch: u64,
+}
+
+/// Mean CPU use over a span, in millicores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MeanUse {
+    /// The whole node.
+    pub node: u64,
+    /// The important pod.
+    pub important: u64,
+    /// All batch pods together.
+    pub batch: u64,
 }
 
 impl History {
@@ -51,10 +67,10 @@ impl History {
             entries: Vec::new(),
             first_breach: None,
             first_step: None,
-            below_threshold: None,
             steps_down: 0,
             steps_up: 0,
             lowest: BTreeMap::new(),
+            idle: BTreeSet::new(),
             skipped: Vec::new(),
             busy: Vec::new(),
         }
@@ -71,24 +87,27 @@ impl History {
     }
 
     /// Adds a sample.
-    pub fn add_sample(&mut self, sample: &Sample) {
-        if let Some(cpu) = sample.node.cpu {
-            self.busy.push(BusyTime {
-                at: sample.at,
-                node: cpu.busy,
-                pods: sample.pods.iter().filter_map(|pod| pod.cpu_nanos).sum(),
-            });
-        }
+    pub fn add_sample(&mut self, sample: &Sample, important: &PodUid) {
+        let Some(cpu) = sample.node.cpu else {
+            return;
+        };
+        let used = |of_important: bool| {
+            let pods = sample.pods.iter();
+            pods.filter(|pod| (pod.uid == *important) == of_important)
+                .filter_map(|pod| pod.cpu_nanos)
+                .sum()
+        };
+        self.busy.push(BusyTime {
+            at: sample.at,
+            node: cpu.busy,
+            important: used(true),
+            batch: used(false),
+        });
     }
 
-    /// Adds an evaluation: whether a rule was above its threshold, and whether one was below.
-    pub fn add_evaluation(&mut self, now: BootTime, breached: bool, below: bool) {
-        if breached {
-            self.first_breach.get_or_insert(now);
-        }
-        if below && self.first_step.is_some() {
-            self.below_threshold.get_or_insert(now);
-        }
+    /// Notes an evaluation with a rule above its threshold.
+    pub fn add_breach(&mut self, now: BootTime) {
+        self.first_breach.get_or_insert(now);
     }
 
     /// Adds the machine's events; `written`: some kernel file differs from its original.
@@ -111,10 +130,17 @@ impl History {
     fn add_decision(&mut self, decision: &Decision) {
         let transition = &decision.transition;
         match &transition.change {
-            Change::Throttle { from, to, .. } if !transition.would => {
-                self.steps_down += usize::from(to < from);
-                self.steps_up += usize::from(to > from);
+            Change::Throttle { from, to, idle, .. } if !transition.would => {
+                // At the same ratio it became idle class, or left it.
+                let (down, up) = (to < from || (to == from && *idle), to > from || !idle);
+                self.steps_down += usize::from(down);
+                self.steps_up += usize::from(!down && up);
             }
+            // Nothing more is taken from a pod that is throttled.
+            Change::Skipped {
+                reason: Skipped::AtFloor | Skipped::UsesLittle,
+                ..
+            } if self.steps_down > 0 => return,
             Change::Skipped { pod, reason } => {
                 // Near the floor the reasons alternate; each is logged once.
                 let reason = (pod.clone(), *reason);
@@ -148,6 +174,13 @@ impl History {
         }
     }
 
+    /// Notes that a pod was idle class.
+    pub fn add_idle(&mut self, pod: &str) {
+        if !self.idle.contains(pod) {
+            self.idle.insert(pod.to_owned());
+        }
+    }
+
     /// The log, oldest first.
     pub fn entries(&self) -> &[LogEntry] {
         &self.entries
@@ -163,9 +196,12 @@ impl History {
         self.steps_up
     }
 
-    /// The lowest quota that was in force for a pod; `None` if it was never throttled.
-    pub fn lowest_quota(&self, pod: &str) -> Option<String> {
-        self.lowest.get(pod).map(ToString::to_string)
+    /// How far a pod was throttled: idle class, and its lowest quota; `None` if it never was.
+    pub fn deepest_throttle(&self, pod: &str) -> Option<String> {
+        let idle = self.idle.contains(pod).then(|| "idle class".to_owned());
+        let quota = self.lowest.get(pod).map(|it| format!("at least {it}"));
+        let throttles: Vec<String> = idle.into_iter().chain(quota).collect();
+        (!throttles.is_empty()).then(|| throttles.join(", "))
     }
 
     /// From the first evaluation above the threshold to the first step, in seconds.
@@ -183,10 +219,57 @@ impl History {
         Some(millis as f64 / 1000.0)
     }
 
-    /// The worker alone; overloaded; throttled. The last starts with the first evaluation at or below the threshold
-    /// after the first step, or with the first step if there was no such evaluation.
-    pub fn spans(&self) -> [Option<Span>; 3] {
-        let throttled = self.below_threshold.or(self.first_step);
+    /// The moments that the plot marks, in order.
+    pub fn marks(&self) -> Vec<Mark> {
+        let moments = [
+            ("batch pods start", self.start_of(Phase::Overloaded)),
+            ("policy in force", self.start_of(Phase::Enforced)),
+            ("first write", self.first_step),
+            ("batch pods stop", self.start_of(Phase::Release)),
+        ];
+        let reached = moments
+            .into_iter()
+            .filter_map(|(what, at)| Some((what, at?)));
+        reached
+            .map(|(what, at)| Mark {
+                after: at.since(self.started),
+                what,
+            })
+            .collect()
+    }
+
+    /// When the important pod had recovered after the first write: the p99 of a second is below [`RECOVERED`] times that of
+    /// the pod alone.
+    fn recovered(&self, latencies: &Latencies) -> Option<BootTime> {
+        let [alone, ..] = self.phase_spans();
+        let span = Span {
+            from: self.first_step?,
+            to: self.start_of(Phase::Release).or(self.finished)?,
+        };
+        latencies.recovered(span, latencies.over(alone?)?.p99_ms * RECOVERED)
+    }
+
+    /// From the first write to recovery, in seconds.
+    pub fn first_step_to_recovery(&self, latencies: &Latencies) -> Option<f64> {
+        let millis = self
+            .recovered(latencies)?
+            .since(self.first_step?)
+            .as_millis();
+        Some(millis as f64 / 1000.0)
+    }
+
+    /// The important pod alone; unprotected; protected. The last starts with its recovery, or with the first write if it has
+    /// not recovered.
+    pub fn spans(&self, latencies: &Latencies) -> [Option<Span>; 3] {
+        let [alone, unprotected, since_first_step] = self.phase_spans();
+        let protected = since_first_step.map(|span| Span {
+            from: self.recovered(latencies).unwrap_or(span.from),
+            to: span.to,
+        });
+        [alone, unprotected, protected]
+    }
+
+    fn phase_spans(&self) -> [Option<Span>; 3] {
         let until = |phase: Phase| self.start_of(phase).or(self.finished);
         let span = |from: Option<BootTime>, to: Option<BootTime>| {
             let (from, to) = (from?, to?);
@@ -195,7 +278,7 @@ impl History {
         [
             span(Some(self.started), until(Phase::Overloaded)),
             span(self.start_of(Phase::Overloaded), until(Phase::Enforced)),
-            span(throttled, until(Phase::Release)),
+            span(self.first_step, until(Phase::Release)),
         ]
     }
 
@@ -204,32 +287,34 @@ impl History {
         found.map(|(_, at)| *at)
     }
 
-    /// Mean CPU use of the node over a span, in millicores.
-    pub fn node_mean(&self, span: Span) -> Option<u64> {
-        self.mean(span, |busy| busy.node)
-    }
-
-    /// Mean CPU use of everything but the demo's pods over the whole run, in millicores.
-    pub fn others_mean(&self) -> Option<u64> {
-        let span = Span {
-            from: self.started,
-            to: self.finished?,
-        };
-        let pods = self.mean(span, |busy| busy.pods)?;
-        Some(self.node_mean(span)?.saturating_sub(pods))
-    }
-
-    fn mean(&self, span: Span, counter: impl Fn(&BusyTime) -> u64) -> Option<u64> {
+    /// Mean CPU use over a span; `None` without two samples in it.
+    pub fn mean_use(&self, span: Span) -> Option<MeanUse> {
         let inside = |busy: &&BusyTime| busy.at >= span.from && busy.at < span.to;
         let mut inside = self.busy.iter().filter(inside);
         let first = inside.next()?;
         let last = inside.next_back()?;
         let elapsed = u64::try_from(last.at.since(first.at).as_nanos()).ok()?;
-        let used = counter(last).checked_sub(counter(first))?;
-        MilliCpu::from_usage(used, elapsed).map(|usage| usage.0)
+        let mean = |counter: fn(&BusyTime) -> u64| {
+            let used = counter(last).checked_sub(counter(first))?;
+            MilliCpu::from_usage(used, elapsed).map(|usage| usage.0)
+        };
+        Some(MeanUse {
+            node: mean(|busy| busy.node)?,
+            important: mean(|busy| busy.important)?,
+            batch: mean(|busy| busy.batch)?,
+        })
     }
 
-    /// The worker's p99 in every whole second so far, with the phase at its start.
+    /// Mean CPU use of everything but the demo's pods over the whole run, in millicores.
+    pub fn others_mean(&self) -> Option<u64> {
+        let mean = self.mean_use(Span {
+            from: self.started,
+            to: self.finished?,
+        })?;
+        Some(mean.node.saturating_sub(mean.important + mean.batch))
+    }
+
+    /// The important pod's p99 in every whole second so far, with the phase at its start.
     pub fn seconds(&self, latencies: &Latencies, now: BootTime) -> Vec<Second> {
         let p99 = latencies.p99_by_second(self.started, now);
         (0..)
@@ -261,10 +346,11 @@ fn without_rule(decision: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::latency::Request;
     use super::*;
     use crate::engine::plan::Transition;
 
-    fn at(millis: u64) -> BootTime {
+    const fn at(millis: u64) -> BootTime {
         BootTime::from_nanos(millis * 1_000_000)
     }
 
@@ -293,28 +379,61 @@ mod tests {
         let mut history = History::start(at(0));
         history.enter(Phase::Overloaded, at(1000));
         history.enter(Phase::Enforced, at(2000));
-        history.add_evaluation(at(2400), true, false);
+        history.add_breach(at(2400));
         history.add_events(at(2900), &[step(at(2890), 100, 90)], true);
-        history.add_evaluation(at(3400), true, false);
-        history.add_evaluation(at(3900), false, true);
-        history.enter(Phase::Release, at(5000));
-        history.add_events(at(5500), &[step(at(5500), 90, 100)], false);
-        history.finish(at(6000));
+        history.add_breach(at(3400));
+        history.enter(Phase::Release, at(8000));
+        history.add_events(at(8500), &[step(at(8500), 90, 100)], false);
+        history.finish(at(9000));
         history
     }
 
+    /// A request every 10 ms, slow from 1 s to `recovery`.
+    fn latencies(recovery: u64) -> Latencies {
+        let mut latencies = Latencies::default();
+        latencies.extend((0..900).map(|n| Request {
+            due: at(n * 10),
+            latency: Duration::from_millis(if (1000..recovery).contains(&(n * 10)) {
+                900
+            } else {
+                20
+            }),
+            served: true,
+        }));
+        latencies
+    }
+
+    const fn span(from: u64, to: u64) -> Span {
+        Span {
+            from: at(from),
+            to: at(to),
+        }
+    }
+
     #[test]
-    fn the_throttled_span_starts_once_the_node_is_below_its_threshold() {
-        let [before, overloaded, throttled] = finished_run().spans();
-        let span = |from, to| {
-            Some(Span {
-                from: at(from),
-                to: at(to),
-            })
-        };
-        assert_eq!(before, span(0, 1000));
-        assert_eq!(overloaded, span(1000, 2000));
-        assert_eq!(throttled, span(3900, 5000));
+    fn the_protected_span_starts_with_the_recovery() {
+        let history = finished_run();
+        let latencies = latencies(4200);
+        let [alone, unprotected, protected] = history.spans(&latencies);
+        assert_eq!(alone, Some(span(0, 1000)));
+        assert_eq!(unprotected, Some(span(1000, 2000)));
+        assert_eq!(protected, Some(span(4200, 8000)));
+        assert_eq!(history.first_step_to_recovery(&latencies), Some(1.3));
+    }
+
+    #[test]
+    fn without_a_recovery_the_protected_span_starts_with_the_first_write() {
+        let history = finished_run();
+        let [.., protected] = history.spans(&latencies(9000));
+        assert_eq!(protected, Some(span(2900, 8000)));
+        assert_eq!(history.first_step_to_recovery(&latencies(9000)), None);
+    }
+
+    #[test]
+    fn the_moments_of_action_are_marked() {
+        let marks = finished_run().marks();
+        let seconds: Vec<f32> = marks.iter().map(|it| it.after.as_secs_f32()).collect();
+        assert_eq!(seconds, [1.0, 2.0, 2.9, 8.0]);
     }
 
     #[test]
@@ -330,9 +449,9 @@ mod tests {
         let mut history = History::start(at(0));
         history.enter(Phase::Overloaded, at(1000));
         history.finish(at(1500));
-        let [before, overloaded, throttled] = history.spans();
-        assert!(before.is_some() && overloaded.is_some());
-        assert_eq!(throttled, None);
+        let [alone, unprotected, protected] = history.spans(&Latencies::default());
+        assert!(alone.is_some() && unprotected.is_some());
+        assert_eq!(protected, None);
         assert_eq!(history.breach_to_first_step(), None);
     }
 

@@ -1,4 +1,4 @@
-//! Latency of the important worker's requests.
+//! Latency of the important pod's requests.
 
 use std::time::Duration;
 
@@ -9,13 +9,15 @@ use crate::engine::time::BootTime;
 /// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its scheduled start.
+    /// Its scheduled arrival.
     pub due: BootTime,
-    /// From then until its end, including time in the queue.
+    /// From then until its end, including time in the queue; of a request that was given up, until then.
     pub latency: Duration,
+    /// Whether it was served.
+    pub served: bool,
 }
 
-/// All requests of a run, in order of their scheduled start.
+/// All requests of a run, in order of their scheduled arrival.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<Request>);
 
@@ -34,6 +36,8 @@ pub struct Span {
 pub struct Distribution {
     /// Requests that were due in the span.
     pub requests: usize,
+    /// Those of them that were given up. They count in the percentiles with the time that they waited.
+    pub unserved: usize,
     /// Length of the span in seconds.
     pub seconds: f64,
     /// Median.
@@ -46,22 +50,33 @@ pub struct Distribution {
     pub max_ms: f64,
 }
 
+impl Distribution {
+    /// Requests that were served, per second.
+    pub fn served_per_second(&self) -> f64 {
+        (self.requests - self.unserved) as f64 / self.seconds
+    }
+
+    /// Percent of the requests that were given up.
+    pub fn unserved_percent(&self) -> f64 {
+        self.unserved as f64 * 100.0 / self.requests.max(1) as f64
+    }
+}
+
 impl Latencies {
-    /// Adds requests.
+    /// Adds requests; several threads finish them, in any order.
     pub fn extend(&mut self, requests: impl Iterator<Item = Request>) {
         self.0.extend(requests);
+        self.0.sort_by_key(|request| request.due);
     }
 
     /// The distribution over a span; `None` if no request was due in it.
     pub fn over(&self, span: Span) -> Option<Distribution> {
-        let mut sorted: Vec<Duration> = self
-            .within(span)
-            .iter()
-            .map(|request| request.latency)
-            .collect();
+        let requests = self.within(span);
+        let mut sorted: Vec<Duration> = requests.iter().map(|request| request.latency).collect();
         sorted.sort_unstable();
         Some(Distribution {
             requests: sorted.len(),
+            unserved: requests.iter().filter(|request| !request.served).count(),
             seconds: span.to.since(span.from).as_secs_f64(),
             p50_ms: millis(percentile(&sorted, 50)?),
             p90_ms: millis(percentile(&sorted, 90)?),
@@ -83,6 +98,23 @@ impl Latencies {
                 self.over(span).map(|d| d.p99_ms)
             })
             .collect()
+    }
+
+    /// When the p99 of a whole second is first at or below `ms` again, in `span`: the start of that second.
+    pub fn recovered(&self, span: Span, ms: f64) -> Option<BootTime> {
+        const STEP: Duration = Duration::from_millis(100);
+        let mut second = Span {
+            from: span.from,
+            to: span.from + Duration::from_secs(1),
+        };
+        while second.to <= span.to {
+            if self.over(second).is_some_and(|it| it.p99_ms <= ms) {
+                return Some(second.from);
+            }
+            second.from = second.from + STEP;
+            second.to = second.to + STEP;
+        }
+        None
     }
 
     fn within(&self, span: Span) -> &[Request] {
@@ -117,6 +149,7 @@ mod tests {
                 .map(|n| Request {
                     due: at(10 * n),
                     latency: Duration::from_millis(n),
+                    served: n <= 90,
                 })
                 .collect(),
         )
@@ -130,6 +163,8 @@ mod tests {
         };
         let latency = hundred().over(all).unwrap();
         assert_eq!(latency.requests, 100);
+        assert_eq!(latency.unserved, 10);
+        assert!((latency.served_per_second() - 45.0).abs() < 1e-9);
         assert!((latency.p50_ms - 50.0).abs() < 1e-9);
         assert!((latency.p99_ms - 99.0).abs() < 1e-9);
         assert!((latency.max_ms - 100.0).abs() < 1e-9);
@@ -141,6 +176,7 @@ mod tests {
         latencies.extend(std::iter::once(Request {
             due: at(1500),
             latency: Duration::from_mins(1),
+            served: true,
         }));
         let early = Span {
             from: at(0),
@@ -164,5 +200,38 @@ mod tests {
         let seconds = hundred().p99_by_second(at(0), at(3000));
         assert_eq!(seconds.len(), 3);
         assert_eq!(seconds[2], None);
+    }
+
+    #[test]
+    fn requests_are_sorted_by_their_arrival() {
+        let mut latencies = Latencies::default();
+        let request = |due| Request {
+            due: at(due),
+            latency: Duration::from_millis(1),
+            served: true,
+        };
+        latencies.extend([request(20), request(10)].into_iter());
+        latencies.extend(std::iter::once(request(5)));
+        let early = Span {
+            from: at(0),
+            to: at(15),
+        };
+        assert_eq!(latencies.over(early).unwrap().requests, 2);
+    }
+
+    #[test]
+    fn recovery_is_the_start_of_the_first_good_second() {
+        let mut latencies = Latencies::default();
+        latencies.extend((0..400).map(|n| Request {
+            due: at(n * 10),
+            latency: Duration::from_millis(if n < 150 { 900 } else { 20 }),
+            served: true,
+        }));
+        let span = Span {
+            from: at(0),
+            to: at(4000),
+        };
+        assert_eq!(latencies.recovered(span, 30.0), Some(at(1500)));
+        assert_eq!(latencies.recovered(span, 10.0), None);
     }
 }

@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use super::cgroups::{CgroupError, DemoCgroups, FileSnapshot};
 use super::history::History;
-use super::latency::Latencies;
+use super::latency::{Latencies, Span};
 use super::leftovers::StateDir;
 use super::phase::{Phase, Schedule, Timeline};
 use super::pods::{DemoPod, DemoPods, shares};
 use super::policy::{self, Adapted, PolicyError};
 use super::process::{Load, LoadError, Worker};
 use super::renderer::Renderer;
-use super::report::{FileChange, Outcome, Report};
+use super::report::{Figures, FileChange, Outcome, Report, ServiceFacts};
 use super::usage::UsageTracker;
 use super::view::{PodView, View};
 use crate::engine::Demand;
@@ -27,7 +30,8 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::node::cgroup::Hierarchy;
+use crate::engine::units::MilliCpu;
+use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::clock::{boot_time, wall_time};
 use crate::node::collect::Sampler;
 use crate::node::journal::{JournalError, boot_id};
@@ -50,6 +54,8 @@ pub struct Options {
     pub program: PathBuf,
     /// About how long it runs.
     pub total: Duration,
+    /// The CPUs that the demo may use, where not all that this process may.
+    pub cpus: Option<Vec<u32>>,
     /// `cpu.shares` of the whole demo against the rest of the machine (on v2 the equivalent weight); `None`: 1024 a CPU,
     /// as Kubernetes gives all its pods together.
     pub shares: Option<u64>,
@@ -69,9 +75,19 @@ pub enum LiveError {
     /// The node's CPU time or memory cannot be read.
     #[error("failed to read CPU time and memory of this machine from /proc/stat and /proc/meminfo")]
     NoNodeMetrics,
-    /// The important worker is gone.
-    #[error("the important worker exited before the demo did: was it killed?")]
+    /// The important pod's process is gone.
+    #[error("the important pod's process exited before the demo did: was it killed?")]
     WorkerExited,
+    /// The demo cannot be confined to these CPUs.
+    #[error("failed to run on the CPUs {cpus:?}: {source}; this process may use {may_use:?}")]
+    Cpus {
+        /// Those asked for.
+        cpus: Vec<u32>,
+        /// Those that there are.
+        may_use: Vec<u32>,
+        /// The cause.
+        source: nix::Error,
+    },
     /// The state directory or its journal cannot be used.
     #[error(transparent)]
     Machine(#[from] MachineError),
@@ -101,13 +117,54 @@ pub fn run(
     wake: &Wake,
     open_renderer: impl FnOnce() -> io::Result<Box<dyn Renderer>>,
 ) -> Result<Report, LiveError> {
+    let cpus = confine(options.cpus.as_deref())?;
     let node = node_facts(&options.hierarchy)?;
-    let mut live = LiveDemo::start(options, &node)?;
+    let mut live = LiveDemo::start(options, &node, cpus)?;
     let mut renderer = open_renderer().map_err(LiveError::Render)?;
     let outcome = live.run(wake, renderer.as_mut());
     // Leaves the alternate screen: later messages have to be seen.
     drop(renderer);
     Ok(live.finish(outcome?))
+}
+
+/// Lets this process and those that it starts run on `cpus` alone, and returns how many CPUs they may use.
+fn confine(cpus: Option<&[u32]>) -> Result<u32, LiveError> {
+    let this_process = Pid::from_raw(0);
+    let may_use = usable_cpus();
+    let Some(cpus) = cpus else {
+        return Ok(count(may_use.len()));
+    };
+    let mut set = CpuSet::new();
+    let confined = cpus
+        .iter()
+        .try_for_each(|cpu| set.set(*cpu as usize))
+        .and_then(|()| sched_setaffinity(this_process, &set));
+    // The kernel ignores CPUs that do not exist, as long as one does.
+    let all_usable = cpus.iter().all(|cpu| may_use.contains(cpu));
+    let refused = confined
+        .err()
+        .or_else(|| (!all_usable).then_some(Errno::EINVAL));
+    match refused {
+        None => Ok(count(cpus.len())),
+        Some(source) => Err(LiveError::Cpus {
+            cpus: cpus.to_vec(),
+            may_use,
+            source,
+        }),
+    }
+}
+
+/// The CPUs that this process may use.
+fn usable_cpus() -> Vec<u32> {
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let numbers = 0..u32::try_from(CpuSet::count()).unwrap_or(0);
+    numbers
+        .filter(|cpu| set.is_set(*cpu as usize).unwrap_or(false))
+        .collect()
+}
+
+fn count(cpus: usize) -> u32 {
+    u32::try_from(cpus).unwrap_or(u32::MAX)
 }
 
 /// The facts that policies are compiled for.
@@ -134,6 +191,14 @@ struct Resources {
     cgroups: DemoCgroups,
 }
 
+/// A pod, and what samples do not have.
+struct ShownPod {
+    pod: Arc<Pod>,
+    cgroup: CgroupPath,
+    /// The content of its CPU weight file before the demo changed anything.
+    weight: Option<String>,
+}
+
 /// A running demo.
 struct LiveDemo {
     resources: Resources,
@@ -141,7 +206,7 @@ struct LiveDemo {
     demo_pods: DemoPods,
     top_shares: u64,
     machine_name: String,
-    pods: Vec<(Arc<Pod>, Option<String>)>,
+    pods: Vec<ShownPod>,
     adapted: Adapted,
     originals: BTreeMap<PodUid, Vec<FileSnapshot>>,
     timeline: Timeline,
@@ -154,10 +219,11 @@ struct LiveDemo {
 }
 
 impl LiveDemo {
-    fn start(options: &Options, node: &NodeFacts) -> Result<Self, LiveError> {
-        let demo_pods = DemoPods::for_cpus(node.cpus.max(1));
+    fn start(options: &Options, node: &NodeFacts, cpus: u32) -> Result<Self, LiveError> {
+        let demo_pods = DemoPods::for_cpus(cpus);
         let schedule = Schedule::lasting(options.total);
-        let adapted = policy::adapt(&demo_pods, &schedule, node)?;
+        let waits_measured = options.hierarchy.is_v2() && Path::new("/proc/pressure/cpu").exists();
+        let adapted = policy::adapt(&demo_pods, &schedule, node, waits_measured)?;
         let state_dir = StateDir::create(std::process::id()).map_err(LiveError::StateDir)?;
         let top_shares = options
             .shares
@@ -176,25 +242,28 @@ impl LiveDemo {
             workloads.clone(),
             now,
         )?;
-        let worker = Worker::start(&options.program, &demo_pods.important, &cgroups)?;
+        let worker = Worker::start(
+            &options.program,
+            &demo_pods.important,
+            demo_pods.service,
+            &cgroups,
+        )?;
         let snapshots = |workload: &Workload| {
             let files = cgroups.snapshots(&workload.cgroup);
             (workload.pod.uid.clone(), files)
         };
-        let recorder = options.record.as_ref().map(|path| {
-            let pods: Vec<Arc<Pod>> = workloads.iter().map(|w| Arc::clone(&w.pod)).collect();
-            start_recording(path, node, schedule.period, &pods, now)
-        });
+        let pods: Vec<Arc<Pod>> = workloads.iter().map(|w| Arc::clone(&w.pod)).collect();
+        let recorder = options
+            .record
+            .as_ref()
+            .map(|path| start_recording(path, node, schedule.period, &pods, now));
         Ok(Self {
             originals: workloads.iter().map(snapshots).collect::<BTreeMap<_, _>>(),
-            pods: workloads
-                .iter()
-                .map(|workload| (Arc::clone(&workload.pod), cgroups.weight(&workload.cgroup)))
-                .collect(),
-            machine_name: machine_name(node, &options.hierarchy),
+            pods: shown(workloads, &cgroups),
+            machine_name: machine_name(node, cpus, &options.hierarchy),
             program: options.program.clone(),
             timeline: Timeline::start(schedule, now),
-            usage: UsageTracker::new(demo_pods.capacity(), demo_pods.threshold()),
+            usage: UsageTracker::new(MilliCpu(u64::from(node.cpus) * 1000), demo_pods.threshold()),
             latencies: Latencies::default(),
             history: History::start(now),
             recorder: recorder.transpose()?,
@@ -248,16 +317,16 @@ impl LiveDemo {
         let events = self.resources.machine.tick(now).to_vec();
         let sample = self.resources.machine.sample();
         self.usage.add_sample(sample);
-        self.history.add_sample(sample);
+        let important = &self.pods[0].pod.uid;
+        self.history.add_sample(sample, important);
         if let Some(recorder) = &mut self.recorder {
             recorder.tick(now, sample, events.iter().filter_map(transition))?;
         }
         if self.timeline.phase() >= Phase::Enforced {
             let mut rules = self.resources.machine.reports();
-            let breached = rules.any(|rule| rule.breaches > 0);
-            let mut rules = self.resources.machine.reports();
-            let below = rules.any(|rule| rule.quiet_evaluations > 0);
-            self.history.add_evaluation(now, breached, below);
+            if rules.any(|rule| rule.breaches > 0) {
+                self.history.add_breach(now);
+            }
         }
         self.handle_events(&events);
         Ok(())
@@ -268,10 +337,12 @@ impl LiveDemo {
         let done = boot_time();
         let changed = !self.changed_files().is_empty();
         self.history.add_events(done, events, changed);
-        for (pod, _) in &self.pods {
-            let view = self.usage.pod(pod, None);
-            if let (true, Some(quota)) = (view.is_throttled(), view.quota) {
-                self.history.add_quota(&pod.name, quota);
+        for view in self.pod_views() {
+            if let (true, Some(quota)) = (view.has_lower_quota(), view.quota) {
+                self.history.add_quota(&view.name, quota);
+            }
+            if view.idle {
+                self.history.add_idle(&view.name);
             }
         }
     }
@@ -287,15 +358,13 @@ impl LiveDemo {
             Phase::Enforced => {
                 let policy = Arc::new(self.adapted.policy.clone());
                 self.resources.machine.set_policy(policy);
-                let threshold = self.demo_pods.threshold();
-                self.history.log(
-                    now,
-                    format!("policy applied: above {threshold}, throttle batch pods"),
-                );
+                let when = &self.adapted.when;
+                self.history
+                    .log(now, format!("policy applied: throttle batch pods {when}"));
             }
             Phase::Release => {
                 self.resources.batch.clear();
-                self.history.log(now, "batch work stopped".to_owned());
+                self.history.log(now, "batch pods stopped".to_owned());
             }
             Phase::Done => self.restore(now),
             Phase::Alone => {}
@@ -333,14 +402,18 @@ impl LiveDemo {
             node: self.usage.node(),
             pods: self.pod_views(),
             latency: self.history.seconds(&self.latencies, now),
+            marks: self.history.marks(),
             events: self.history.entries().to_vec(),
         }
     }
 
     fn pod_views(&self) -> Vec<PodView> {
         let pods = self.pods.iter();
-        pods.map(|(pod, weight)| self.usage.pod(pod, weight.clone()))
-            .collect()
+        pods.map(|shown| {
+            let idle = self.resources.cgroups.is_idle(&shown.cgroup);
+            self.usage.pod(&shown.pod, shown.weight.clone(), idle)
+        })
+        .collect()
     }
 
     /// Restores what the policies have not restored.
@@ -369,44 +442,44 @@ impl LiveDemo {
     }
 
     fn report(&self, outcome: Outcome) -> Report {
-        let facts = |demo_pod: &DemoPod| {
-            let file = self.resources.cgroups.weight_file();
-            let mut pods = self.pods.iter();
-            let weight = pods.find_map(|(pod, weight)| {
-                (pod.name == demo_pod.name)
-                    .then_some(weight.as_deref())
-                    .flatten()
-            });
-            demo_pod.facts(
-                format!("{file} {}", weight.unwrap_or("?")),
-                self.history.lowest_quota(&demo_pod.name),
-            )
+        let weight_file = self.resources.cgroups.weight_file();
+        let facts = |(demo_pod, shown): (&DemoPod, &ShownPod)| {
+            let weight = shown.weight.as_deref().unwrap_or("?");
+            let throttled = self.history.deepest_throttle(&demo_pod.name);
+            demo_pod.facts(format!("{weight_file} {weight}"), throttled)
         };
-        let important = self.resources.cgroups.cgroup(&self.demo_pods.important);
-        let spans = self.history.spans();
-        let [before, overloaded, throttled] =
-            spans.map(|span| span.and_then(|span| self.latencies.over(span)));
+        let figures = |span: Option<Span>| {
+            Some(Figures {
+                latency: self.latencies.over(span?)?,
+                mean_use: self.history.mean_use(span?),
+            })
+        };
+        let [alone, unprotected, protected] = self.history.spans(&self.latencies).map(figures);
+        let now = boot_time();
         Report {
             machine: self.machine_name.clone(),
             outcome,
             shares: self.top_shares,
-            threshold_millicores: self.demo_pods.threshold().0,
-            pods: self.demo_pods.all().map(facts).collect(),
+            pods: self.demo_pods.all().zip(&self.pods).map(facts).collect(),
+            service: ServiceFacts::new(&self.demo_pods),
+            policy: self.adapted.example.name,
+            acts: self.adapted.when.clone(),
             policy_changes: self.adapted.changes.clone(),
-            before,
-            overloaded,
-            throttled,
+            alone,
+            unprotected,
+            protected,
             steps_down: self.history.steps_down(),
             steps_up: self.history.steps_up(),
             breach_to_first_step_seconds: self.history.breach_to_first_step(),
             policy_to_first_step_seconds: self.history.policy_to_first_step(),
-            node_millicores: spans.map(|span| span.and_then(|span| self.history.node_mean(span))),
+            first_step_to_recovery_seconds: self.history.first_step_to_recovery(&self.latencies),
             others_millicores: self.history.others_mean(),
-            own_limit_periods: self.resources.cgroups.throttled_periods(&important),
             files_compared: self.originals.values().map(Vec::len).sum(),
             files_changed: self.changed_files(),
             released_by_policy: !self.restored_by_demo,
             left_behind: Vec::new(),
+            seconds: self.history.seconds(&self.latencies, now),
+            marks: self.history.marks(),
         }
     }
 }
@@ -475,9 +548,23 @@ fn workloads(demo_pods: &DemoPods, cgroups: &DemoCgroups) -> Vec<Workload> {
     demo_pods.all().map(workload).collect()
 }
 
-fn machine_name(node: &NodeFacts, hierarchy: &Hierarchy) -> String {
+fn shown(workloads: Vec<Workload>, cgroups: &DemoCgroups) -> Vec<ShownPod> {
+    let shown = |workload: Workload| ShownPod {
+        weight: cgroups.weight(&workload.cgroup),
+        cgroup: workload.cgroup,
+        pod: workload.pod,
+    };
+    workloads.into_iter().map(shown).collect()
+}
+
+fn machine_name(node: &NodeFacts, cpus: u32, hierarchy: &Hierarchy) -> String {
     let version = if hierarchy.is_v2() { "v2" } else { "v1" };
-    format!("{}, cgroup {version}", super::cpus(node.cpus))
+    let of = if cpus == node.cpus {
+        String::new()
+    } else {
+        format!(" of {}", node.cpus)
+    };
+    format!("{}{of}, cgroup {version}", super::cpus(cpus))
 }
 
 fn name_of(signal: Signal) -> String {

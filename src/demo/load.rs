@@ -1,8 +1,10 @@
-//! The two programs in the demo's cgroups: an important worker that measures its own latency, and batch work that
-//! takes all the CPU it can get.
+//! The two programs in the demo's cgroups: an important server that measures the latency of its own requests, and batch
+//! work that takes all the CPU it can get.
 
+use std::fs::File;
 use std::hint::black_box;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -14,43 +16,88 @@ use nix::unistd::{Pid, getppid};
 use crate::engine::time::BootTime;
 use crate::node::clock::boot_time;
 
-/// CPU time of one request of the important worker on an idle CPU.
-pub const REQUEST_WORK: Duration = Duration::from_micros(850);
-/// Minimum time between the scheduled starts of two requests: longer than a request takes, so that an undisturbed
-/// worker never queues.
-pub const MIN_GAP: Duration = Duration::from_millis(2);
-/// Maximum time between the scheduled starts of two requests.
-pub const MAX_GAP: Duration = Duration::from_millis(5);
-
-/// Interval at which the worker reports finished requests.
+/// The arrivals repeat after this time, so that any two phases get the same ones.
+const ARRIVALS_REPEAT: Duration = Duration::from_secs(3);
+/// Interval at which a thread reports its finished requests.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// A thread's report is one write: the kernel keeps writes of up to `PIPE_BUF` bytes apart.
+const MAX_REPORT: usize = 4096 - 64;
 
-/// Serves requests until the parent exits, and writes a line for each one to `out`: its scheduled start in
-/// nanoseconds since boot, and its latency in nanoseconds.
+/// What a server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// Requests that arrive in a second, on average.
+    pub rate: u32,
+    /// CPU time of a request on an idle CPU.
+    pub work: Duration,
+    /// A request that nobody has begun to serve by then is given up, as clients and proxies do.
+    pub patience: Duration,
+}
+
+/// Serves requests until the parent exits, and writes a line for each one to `out`: its scheduled arrival in nanoseconds
+/// since boot, and its latency in nanoseconds, or `-` if it was given up.
 ///
-/// The loop is open: requests are due at scheduled times whether or not the previous one has finished, and latency
-/// counts from the scheduled start, including time behind a slow request.
+/// The loop is open: requests arrive at scheduled times whether or not earlier ones have finished, wait in one queue, and
+/// their latency counts from the scheduled arrival.
 ///
 /// # Errors
 /// Where `out` cannot be written: the parent has exited.
-pub fn serve(parent: Pid, out: impl Write) -> io::Result<()> {
+pub fn serve(parent: Pid, service: Service, out: &File) -> io::Result<()> {
     die_with(parent)?;
     wait_for_start()?;
-    let rounds = calibrate();
-    let mut out = BufWriter::with_capacity(1 << 16, out);
-    let mut gaps = Gaps::default();
-    let mut due = boot_time() + MIN_GAP;
-    let mut reported = due;
-    loop {
-        sleep_until(due);
-        burn_rounds(rounds);
-        let done = boot_time();
-        writeln!(out, "{} {}", due.as_nanos(), done.since(due).as_nanos())?;
-        if done.since(reported) >= REPORT_INTERVAL {
-            out.flush()?;
-            reported = done;
+    let server = Server {
+        rounds: calibrate(service.work),
+        arrivals: Arrivals::new(service.rate),
+        started: boot_time(),
+        next: AtomicU64::new(0),
+        service,
+    };
+    thread::scope(|scope| {
+        let server = &server;
+        let threads: Vec<_> = (0..service.threads)
+            .map(|_| scope.spawn(move || server.serve(out)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or(Ok(())))
+    })
+}
+
+/// The state that a server's threads share.
+struct Server {
+    service: Service,
+    rounds: u64,
+    arrivals: Arrivals,
+    started: BootTime,
+    /// The first request that no thread has taken.
+    next: AtomicU64,
+}
+
+impl Server {
+    /// A thread takes the next request before it is due, and waits for it: a queue without a lock.
+    fn serve(&self, mut out: &File) -> io::Result<()> {
+        let mut lines = Vec::with_capacity(MAX_REPORT + 64);
+        let mut reported = self.started;
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let due = self.started + self.arrivals.after(number);
+            sleep_until(due);
+            if boot_time().since(due) > self.service.patience {
+                writeln!(lines, "{} -", due.as_nanos())?;
+            } else {
+                burn_rounds(self.rounds);
+                let latency = boot_time().since(due);
+                writeln!(lines, "{} {}", due.as_nanos(), latency.as_nanos())?;
+            }
+            let now = boot_time();
+            if now.since(reported) >= REPORT_INTERVAL || lines.len() >= MAX_REPORT {
+                out.write_all(&lines)?;
+                lines.clear();
+                reported = now;
+            }
         }
-        due = due + gaps.next();
     }
 }
 
@@ -108,9 +155,9 @@ const fn xorshift(mut state: u64) -> u64 {
     state
 }
 
-/// How many rounds take [`REQUEST_WORK`] on this CPU. Takes the fastest CPU time of several tries, so that other load
-/// does not make the requests smaller.
-fn calibrate() -> u64 {
+/// How many rounds take `work` on this CPU. Takes the fastest CPU time of several tries, so that other load does not make
+/// the requests smaller.
+fn calibrate(work: Duration) -> u64 {
     const ROUNDS: u64 = 200_000;
     let fastest = (0..20)
         .map(|_| {
@@ -120,7 +167,7 @@ fn calibrate() -> u64 {
         })
         .min()
         .unwrap_or(0);
-    let rounds = REQUEST_WORK.as_nanos() * u128::from(ROUNDS) / u128::from(fastest.max(1));
+    let rounds = work.as_nanos() * u128::from(ROUNDS) / u128::from(fastest.max(1));
     u64::try_from(rounds).unwrap_or(u64::MAX).max(1)
 }
 
@@ -143,21 +190,40 @@ fn sleep_until(due: BootTime) {
     );
 }
 
-/// The times between requests: uniform between minimum and maximum, the same in every run.
-struct Gaps(u64);
-
-impl Default for Gaps {
-    fn default() -> Self {
-        Self(0x2545_f491_4f6c_dd1d)
-    }
+/// When requests arrive: at random, independently of each other (exponential gaps), the same in every run.
+struct Arrivals {
+    /// Within one repetition, ascending.
+    offsets: Vec<Duration>,
 }
 
-impl Gaps {
-    fn next(&mut self) -> Duration {
-        self.0 = xorshift(self.0);
-        let spread = MAX_GAP.saturating_sub(MIN_GAP).as_micros();
-        let part = u128::from(self.0) % (spread + 1);
-        MIN_GAP + Duration::from_micros(u64::try_from(part).unwrap_or(0))
+impl Arrivals {
+    fn new(rate: u32) -> Self {
+        let count = (u64::from(rate) * ARRIVALS_REPEAT.as_secs()).max(1);
+        let mut state = 0x2545_f491_4f6c_dd1d;
+        let mut sum = 0.0;
+        let sums: Vec<f64> = (0..count)
+            .map(|_| {
+                state = xorshift(state);
+                sum -= (((state >> 11) + 1) as f64 / (1_u64 << 53) as f64).ln();
+                sum
+            })
+            .collect();
+        // Scaled, so that the rate is exact.
+        let scale = ARRIVALS_REPEAT.as_secs_f64() / sum;
+        let offsets = sums
+            .into_iter()
+            .map(|sum| Duration::from_secs_f64(sum * scale));
+        Self {
+            offsets: offsets.collect(),
+        }
+    }
+
+    /// From the start until request `number` is due.
+    fn after(&self, number: u64) -> Duration {
+        let count = self.offsets.len() as u64;
+        let repetitions = u32::try_from(number / count).unwrap_or(u32::MAX);
+        let index = usize::try_from(number % count).unwrap_or(0);
+        ARRIVALS_REPEAT * repetitions + self.offsets[index]
     }
 }
 
@@ -166,21 +232,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_within_bounds_and_average_to_the_middle() {
-        let mut gaps = Gaps::default();
-        let drawn: Vec<Duration> = (0..10_000).map(|_| gaps.next()).collect();
-        assert!(drawn.iter().all(|gap| (MIN_GAP..=MAX_GAP).contains(gap)));
-        let mean = drawn.iter().sum::<Duration>() / 10_000;
-        let middle = (MIN_GAP + MAX_GAP) / 2;
-        assert!(
-            mean.abs_diff(middle) < Duration::from_micros(50),
-            "{mean:?}"
-        );
+    fn requests_arrive_in_order_at_exactly_the_rate_and_repeat() {
+        let arrivals = Arrivals::new(150);
+        let due: Vec<Duration> = (0..900).map(|number| arrivals.after(number)).collect();
+        assert!(due.is_sorted());
+        assert!(due[449].abs_diff(ARRIVALS_REPEAT) < Duration::from_micros(1));
+        assert_eq!(due[450 + 17], ARRIVALS_REPEAT + due[17]);
+    }
+
+    #[test]
+    fn arrivals_are_bursty() {
+        let arrivals = Arrivals::new(1000);
+        let due: Vec<Duration> = (0..3000).map(|number| arrivals.after(number)).collect();
+        let gaps = due.windows(2).map(|pair| pair[1].abs_diff(pair[0]));
+        let short = gaps.filter(|gap| *gap < Duration::from_micros(500)).count();
+        // Of exponential gaps with a mean of 1 ms, 39 % are shorter than half of it.
+        assert!((1050..1300).contains(&short), "{short}");
     }
 
     #[test]
     fn a_request_takes_about_its_nominal_cpu_time() {
-        let rounds = calibrate();
+        const WORK: Duration = Duration::from_millis(1);
+        let rounds = calibrate(WORK);
         let fastest = (0..20)
             .map(|_| {
                 let before = thread_cpu_nanos();
@@ -189,9 +262,6 @@ mod tests {
             })
             .min()
             .unwrap();
-        assert!(
-            fastest > REQUEST_WORK / 2 && fastest < REQUEST_WORK * 2,
-            "{fastest:?}"
-        );
+        assert!(fastest > WORK / 2 && fastest < WORK * 2, "{fastest:?}");
     }
 }

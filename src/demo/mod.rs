@@ -1,7 +1,7 @@
-//! `plimsoll demo`: two kinds of pods, one overload, and what the policies do about it.
+//! `plimsoll demo`: a service that needs more CPU than it requested beside batch pods, and what the policies do about it.
 //!
 //! ```text
-//!  load (worker, burners) ── requests ──► latency ─┐
+//!  load (server, burners) ── requests ──► latency ─┐
 //!  node::machine ────────── samples ────► usage ───┼─► view ─► terminal | plain
 //!                      └─── events ─────► history ─┘      └──► report
 //! ```
@@ -15,6 +15,7 @@ pub mod load;
 pub mod obstacle;
 pub mod phase;
 pub mod plain;
+pub mod plot;
 pub mod pods;
 pub mod policy;
 pub mod process;

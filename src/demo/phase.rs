@@ -8,7 +8,7 @@ use crate::engine::time::BootTime;
 /// The phases, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The important worker runs alone.
+    /// The important pod runs alone.
     Alone,
     /// The batch work runs, and no policy is in force.
     Overloaded,
@@ -23,10 +23,10 @@ pub enum Phase {
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Alone => "the important worker runs alone",
-            Self::Overloaded => "batch work on all CPUs, no policy in force",
+            Self::Alone => "the important pod runs alone",
+            Self::Overloaded => "batch pods keep all CPUs busy, no policy in force",
             Self::Enforced => "the policies are in force",
-            Self::Release => "batch work has stopped, originals are being restored",
+            Self::Release => "batch pods have stopped, originals are being restored",
             Self::Done => "everything is restored",
         })
     }
@@ -35,7 +35,7 @@ impl fmt::Display for Phase {
 /// How long the phases last, and policy settings that fit them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// The worker alone.
+    /// The important pod alone.
     pub alone: Duration,
     /// Overload without policies.
     pub overloaded: Duration,
@@ -43,9 +43,11 @@ pub struct Schedule {
     pub enforced: Duration,
     /// From the end of the batch work until the demo restores the originals itself.
     pub release: Duration,
-    /// `coolDownSeconds`, from the last breach on: nearly as long as [`Self::enforced`], so that the policies restore
-    /// after the batch work has stopped, and do not oscillate before.
-    pub cool_down: Duration,
+    /// `coolDownSeconds` of a rule that the policies themselves make quiet: nearly as long as [`Self::enforced`], so that they
+    /// restore after the batch work has stopped, and do not oscillate before.
+    pub cool_down_after_harm: Duration,
+    /// `coolDownSeconds` of a rule that is breached for as long as the batch work runs.
+    pub cool_down_after_load: Duration,
     /// Evaluation period of the rules.
     pub period: Duration,
 }
@@ -57,7 +59,7 @@ impl Schedule {
     /// The phases of a demo that lasts about `total`, at least [`MIN_DURATION`].
     pub fn lasting(total: Duration) -> Self {
         let total = total.max(MIN_DURATION);
-        let enforced = total * 7 / 20;
+        let (enforced, release) = (total * 7 / 20, total * 3 / 10);
         let period = if total < Duration::from_secs(40) {
             Duration::from_millis(200)
         } else {
@@ -67,8 +69,9 @@ impl Schedule {
             alone: total * 3 / 20,
             overloaded: total / 5,
             enforced,
-            release: total * 3 / 10,
-            cool_down: Duration::from_secs(enforced.saturating_sub(period * 6).as_secs().max(1)),
+            release,
+            cool_down_after_harm: whole_seconds(enforced.saturating_sub(period * 6)),
+            cool_down_after_load: whole_seconds(release / 3),
             period,
         }
     }
@@ -77,6 +80,11 @@ impl Schedule {
     pub fn total(&self) -> Duration {
         self.alone + self.overloaded + self.enforced + self.release
     }
+}
+
+/// As policies have them, at least 1.
+fn whole_seconds(duration: Duration) -> Duration {
+    Duration::from_secs(duration.as_secs().max(1))
 }
 
 /// Progress through the phases.
@@ -181,11 +189,14 @@ mod tests {
         for seconds in 10..=600 {
             let schedule = Schedule::lasting(Duration::from_secs(seconds));
             // The last breach comes a few evaluations after the policies; from then on the cool-down runs.
-            let last_breach = schedule.period * 10;
-            let cooled_down = schedule.enforced.max(last_breach + schedule.cool_down);
-            let up = schedule.period * 12;
+            let last_breach = schedule.period * 8;
+            let after_harm = schedule
+                .enforced
+                .max(last_breach + schedule.cool_down_after_harm);
+            let after_load = schedule.enforced + schedule.cool_down_after_load;
+            let up = schedule.period * 9;
             assert!(
-                cooled_down + up <= schedule.enforced + schedule.release,
+                after_harm.max(after_load) + up <= schedule.enforced + schedule.release,
                 "{seconds} s: {schedule:?}"
             );
         }

@@ -84,7 +84,7 @@ fn figures(view: &View) -> String {
         "node {node}/{} (threshold {}) | {} | p99 {p99}",
         view.node.capacity,
         view.node.threshold,
-        pods.join(", ")
+        pods.join(" | ")
     )
 }
 
@@ -92,7 +92,8 @@ fn pod_figures(pod: &PodView) -> String {
     let quota = pod
         .quota
         .map_or_else(|| "?".to_owned(), |quota| quota.to_string());
-    format!("{} {} of {quota}", pod.name, amount(pod.usage))
+    let idle = if pod.idle { ", idle class" } else { "" };
+    format!("{} {} of {quota}{idle}", pod.name, amount(pod.usage))
 }
 
 fn amount(usage: Option<MilliCpu>) -> String {

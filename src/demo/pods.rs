@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::load::Service;
 use super::report::PodFacts;
 use crate::engine::pod::{Pod, PodUid, QosClass};
 use crate::engine::units::MilliCpu;
@@ -18,8 +19,10 @@ pub struct DemoPod {
     pub request: MilliCpu,
     /// CPU limit.
     pub limit: Option<MilliCpu>,
-    /// Busy threads.
+    /// Threads: of the important pod those that serve, of a batch pod those that are always busy.
     pub threads: usize,
+    /// Labels, as the policies select them.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl DemoPod {
@@ -30,7 +33,7 @@ impl DemoPod {
             uid: PodUid::from(uid.as_str()),
             namespace: "demo".to_owned(),
             name: self.name.clone(),
-            labels: BTreeMap::new(),
+            labels: self.labels.clone(),
             priority: 0,
             qos: self.qos,
             started: 0,
@@ -48,7 +51,7 @@ impl DemoPod {
     }
 
     /// Its row in the report.
-    pub fn facts(&self, weight: String, lowest_quota: Option<String>) -> PodFacts {
+    pub fn facts(&self, weight: String, throttled: Option<String>) -> PodFacts {
         PodFacts {
             name: self.name.clone(),
             class: self.qos.to_string(),
@@ -56,7 +59,7 @@ impl DemoPod {
             limit_millicores: self.limit.map(|limit| limit.0),
             weight,
             threads: self.threads,
-            lowest_quota,
+            throttled,
         }
     }
 }
@@ -64,44 +67,57 @@ impl DemoPod {
 /// The pods for a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DemoPods {
-    /// CPUs online.
+    /// CPUs that the demo may use.
     pub cpus: u32,
     /// The important pod.
     pub important: DemoPod,
+    /// What it does.
+    pub service: Service,
     /// The batch pods.
     pub batch: Vec<DemoPod>,
 }
 
-/// The rule's threshold in percent of the machine's CPU.
+/// A rule's threshold on CPU usage, in percent of the CPUs that the demo may use.
 pub const THRESHOLD_PERCENT: u8 = 70;
+/// What each pod requests, in percent of these CPUs.
+const REQUEST_PERCENT: u8 = 15;
+/// CPU time of a request of the important pod.
+const WORK: Duration = Duration::from_millis(8);
+/// Requests of the important pod per second and CPU: at [`WORK`] each they need 60 % of the CPUs.
+const RATE_PER_CPU: u32 = 75;
+/// Short, so that the queue of the overload is served within a second or two once there are CPUs for it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl DemoPods {
-    /// The pods for a machine with `cpus` CPUs.
+    /// The pods for `cpus` CPUs.
     ///
-    /// The important worker has one thread and requests one CPU, so that its own limit does not throttle it. The batch
-    /// pods together request 20 % of the machine and each have a thread for every CPU. One has a limit (above what it
-    /// can get), so that both a quota and `max` are restored.
+    /// All three request the same, so they have equal CPU weights, and the batch pods are always busy: of 2 CPUs the important
+    /// one gets 0.67. It needs 1.2, as a service does that handles more than it requested. One batch pod has a limit (above
+    /// what it can get), so that both a quota and `max` are compared at the end.
     pub fn for_cpus(cpus: u32) -> Self {
+        let cpus = cpus.max(1);
         let machine = MilliCpu(u64::from(cpus) * 1000);
-        let batch = |name: &str, limit| DemoPod {
+        let threads = 2 * cpus as usize;
+        let pod = |name: &str, workload: &str, limit| DemoPod {
             name: name.to_owned(),
             qos: QosClass::Burstable,
-            request: machine.percent(10),
+            request: machine.percent(REQUEST_PERCENT),
             limit,
-            threads: cpus as usize,
+            threads,
+            labels: BTreeMap::from([("workload".to_owned(), workload.to_owned())]),
         };
         Self {
             cpus,
-            important: DemoPod {
-                name: "important".to_owned(),
-                qos: QosClass::Guaranteed,
-                request: MilliCpu(1000),
-                limit: Some(MilliCpu(1000)),
-                threads: 1,
+            important: pod("important", "service", None),
+            service: Service {
+                threads,
+                rate: RATE_PER_CPU * cpus,
+                work: WORK,
+                patience: PATIENCE,
             },
             batch: vec![
-                batch("batch-a", None),
-                batch("batch-b", Some(machine.percent(90))),
+                pod("batch-a", "batch", None),
+                pod("batch-b", "batch", Some(machine.percent(90))),
             ],
         }
     }
@@ -111,12 +127,19 @@ impl DemoPods {
         std::iter::once(&self.important).chain(&self.batch)
     }
 
-    /// The whole machine.
+    /// All CPUs that the demo may use.
     pub fn capacity(&self) -> MilliCpu {
         MilliCpu(u64::from(self.cpus) * 1000)
     }
 
-    /// The rule's threshold for this machine.
+    /// CPU that the important pod needs.
+    pub fn needed(&self) -> MilliCpu {
+        let micros = u64::from(self.service.rate)
+            * u64::try_from(self.service.work.as_micros()).unwrap_or(0);
+        MilliCpu(micros / 1000)
+    }
+
+    /// The threshold on CPU usage.
     pub fn threshold(&self) -> MilliCpu {
         self.capacity().percent(THRESHOLD_PERCENT)
     }
@@ -157,28 +180,33 @@ mod tests {
     }
 
     #[test]
-    fn batch_pods_can_be_throttled_below_the_threshold_on_any_machine() {
-        for cpus in 1..=256 {
+    fn the_important_pod_needs_more_than_its_share_and_fits_without_the_others() {
+        for cpus in [1, 2, 3, 4, 16, 64, 256] {
             let demo_pods = DemoPods::for_cpus(cpus);
-            let floor: MilliCpu = demo_pods
-                .batch
-                .iter()
-                .map(|demo_pod| demo_pod.request)
-                .sum();
-            assert!(floor < demo_pods.threshold(), "{cpus} CPUs");
-            let threads: usize = demo_pods
-                .batch
-                .iter()
-                .map(|demo_pod| demo_pod.threads)
-                .sum();
-            assert!(threads >= cpus as usize, "{cpus} CPUs");
+            let weights: u64 = demo_pods.all().map(|pod| shares(pod.request)).sum();
+            let share = demo_pods.capacity().0 * shares(demo_pods.important.request) / weights;
+            let needed = demo_pods.needed().0;
+            assert!(needed > share * 3 / 2, "{cpus} CPUs: {needed} of {share}");
+            assert!(needed < demo_pods.threshold().0, "{cpus} CPUs");
+            for batch in &demo_pods.batch {
+                assert!(batch.threads >= cpus as usize, "{cpus} CPUs");
+                let limit = batch.limit.map_or(u64::MAX, |limit| limit.0);
+                assert!(limit > demo_pods.capacity().0 / 2, "{cpus} CPUs");
+            }
         }
     }
 
     #[test]
-    fn the_important_worker_cannot_exceed_its_own_limit() {
-        let worker = DemoPods::for_cpus(2).important;
-        assert!(worker.limit.unwrap() >= MilliCpu(1000 * worker.threads as u64));
-        assert_eq!(worker.limit, Some(worker.request), "Guaranteed");
+    fn the_load_grows_with_the_cpus() {
+        let two = DemoPods::for_cpus(2);
+        assert_eq!(two.important.request, MilliCpu(300));
+        assert_eq!(two.needed(), MilliCpu(1200));
+        assert_eq!((two.service.threads, two.service.rate), (4, 150));
+        let sixteen = DemoPods::for_cpus(16);
+        assert_eq!(sixteen.important.request, MilliCpu(2400));
+        assert_eq!(sixteen.needed(), MilliCpu(9600));
+        assert_eq!((sixteen.service.threads, sixteen.service.rate), (32, 1200));
+        assert_eq!(sixteen.batch[0].threads, 32);
+        assert_eq!(sixteen.threshold(), MilliCpu(11_200));
     }
 }

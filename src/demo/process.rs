@@ -1,4 +1,4 @@
-//! The processes that the demo starts, and the requests that the important worker reports.
+//! The processes that the demo starts, and the requests that the important pod reports.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::cgroups::{CgroupError, DemoCgroups};
 use super::latency::Request;
+use super::load::Service;
 use super::pods::DemoPod;
 use crate::engine::time::BootTime;
 
@@ -43,6 +44,7 @@ impl Load {
         program: &Path,
         subcommand: &str,
         demo_pod: &DemoPod,
+        arguments: &[String],
         cgroups: &DemoCgroups,
         out: Stdio,
     ) -> Result<Self, LoadError> {
@@ -56,6 +58,7 @@ impl Load {
             .arg(subcommand)
             .arg(format!("--parent={}", std::process::id()))
             .arg(format!("--threads={}", demo_pod.threads))
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(out)
             .stderr(Stdio::null())
@@ -82,7 +85,14 @@ impl Load {
         demo_pod: &DemoPod,
         cgroups: &DemoCgroups,
     ) -> Result<Self, LoadError> {
-        Self::start(program, "demo-burner", demo_pod, cgroups, Stdio::null())
+        Self::start(
+            program,
+            "demo-burner",
+            demo_pod,
+            &[],
+            cgroups,
+            Stdio::null(),
+        )
     }
 
     /// Whether it still runs.
@@ -99,7 +109,7 @@ impl Drop for Load {
     }
 }
 
-/// The important worker: its process, and the requests that it has reported.
+/// The important pod: its process, and the requests that it has reported.
 #[derive(Debug)]
 pub struct Worker {
     load: Load,
@@ -115,12 +125,20 @@ impl Worker {
     pub fn start(
         program: &Path,
         demo_pod: &DemoPod,
+        service: Service,
         cgroups: &DemoCgroups,
     ) -> Result<Self, LoadError> {
-        let mut load = Load::start(program, "demo-worker", demo_pod, cgroups, Stdio::piped())?;
+        let arguments = [
+            format!("--rate={}", service.rate),
+            format!("--work-micros={}", service.work.as_micros()),
+            format!("--patience-millis={}", service.patience.as_millis()),
+        ];
+        let out = Stdio::piped();
+        let mut load = Load::start(program, "demo-worker", demo_pod, &arguments, cgroups, out)?;
         let (sender, requests) = mpsc::channel();
         let out = load.child.stdout.take();
-        let reader = out.map(|out| thread::spawn(move || read_requests(out, &sender)));
+        let patience = service.patience;
+        let reader = out.map(|out| thread::spawn(move || read_requests(out, patience, &sender)));
         Ok(Self {
             load,
             requests,
@@ -149,9 +167,9 @@ impl Drop for Worker {
     }
 }
 
-fn read_requests(out: ChildStdout, sender: &mpsc::Sender<Request>) {
+fn read_requests(out: ChildStdout, patience: Duration, sender: &mpsc::Sender<Request>) {
     let lines = BufReader::new(out).lines().map_while(Result::ok);
-    for request in lines.filter_map(|line| parse_request(&line)) {
+    for request in lines.filter_map(|line| parse_request(&line, patience)) {
         if sender.send(request).is_err() {
             return;
         }
@@ -159,11 +177,17 @@ fn read_requests(out: ChildStdout, sender: &mpsc::Sender<Request>) {
 }
 
 /// Parses a line of [`super::load::serve`].
-fn parse_request(line: &str) -> Option<Request> {
+fn parse_request(line: &str, patience: Duration) -> Option<Request> {
     let (due, latency) = line.split_once(' ')?;
+    let served = latency != "-";
     Some(Request {
         due: BootTime::from_nanos(due.parse().ok()?),
-        latency: Duration::from_nanos(latency.parse().ok()?),
+        latency: if served {
+            Duration::from_nanos(latency.parse().ok()?)
+        } else {
+            patience
+        },
+        served,
     })
 }
 
@@ -173,11 +197,21 @@ mod tests {
 
     #[test]
     fn only_whole_lines_of_the_worker_are_parsed() {
-        let request = parse_request("5000000000 910000").unwrap();
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let request = parse_request("5000000000 910000", PATIENCE).unwrap();
         assert_eq!(request.due, BootTime::from_nanos(5_000_000_000));
         assert_eq!(request.latency, Duration::from_micros(910));
+        assert!(request.served);
         for partial in ["", "5", "5 ", " 5", "5 x"] {
-            assert_eq!(parse_request(partial), None, "{partial:?}");
+            assert_eq!(parse_request(partial, PATIENCE), None, "{partial:?}");
         }
+    }
+
+    #[test]
+    fn a_request_that_was_given_up_has_waited_all_its_patience() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let request = parse_request("5000000000 -", PATIENCE).unwrap();
+        assert_eq!(request.latency, PATIENCE);
+        assert!(!request.served);
     }
 }

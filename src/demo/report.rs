@@ -4,8 +4,12 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::history::{MeanUse, RECOVERED};
 use super::latency::Distribution;
-use super::policy::{Change, MANIFEST_NAME};
+use super::plot::{Plot, legend};
+use super::pods::DemoPods;
+use super::policy::Change;
+use super::view::{Mark, Second};
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,19 +22,23 @@ pub struct Report {
     pub outcome: Outcome,
     /// `cpu.shares` of the whole demo against the rest of the machine.
     pub shares: u64,
-    /// The rule's threshold in millicores.
-    #[serde(rename = "lineMillicores")]
-    pub threshold_millicores: u64,
     /// The pods.
     pub pods: Vec<PodFacts>,
-    /// Fields that the demo changed in the manifest.
+    /// What the important pod does.
+    pub service: ServiceFacts,
+    /// The example policy.
+    pub policy: &'static str,
+    /// When the policy acts.
+    #[serde(skip)]
+    pub acts: String,
+    /// Fields that the demo changed in the example.
     pub policy_changes: Vec<Change>,
-    /// The important worker's latency while it ran alone.
-    pub before: Option<Distribution>,
-    /// While the batch work ran and no policy was in force.
-    pub overloaded: Option<Distribution>,
-    /// From the first evaluation at or below the threshold after the first step until the batch work stopped.
-    pub throttled: Option<Distribution>,
+    /// The important pod alone.
+    pub alone: Option<Figures>,
+    /// While the batch pods ran and no policy was in force.
+    pub unprotected: Option<Figures>,
+    /// From the important pod's recovery (or the first write, if it has not recovered) until the batch pods stopped.
+    pub protected: Option<Figures>,
     /// Steps down, all pods together.
     pub steps_down: usize,
     /// Steps up, all pods together.
@@ -39,12 +47,10 @@ pub struct Report {
     pub breach_to_first_step_seconds: Option<f64>,
     /// From the policies being applied to the first step in the kernel's files.
     pub policy_to_first_step_seconds: Option<f64>,
-    /// Mean CPU use of the node in millicores: alone, overloaded, throttled.
-    pub node_millicores: [Option<u64>; 3],
+    /// From the first step to the important pod's recovery; absent if it has not recovered.
+    pub first_step_to_recovery_seconds: Option<f64>,
     /// Mean CPU use of everything but the demo in millicores.
     pub others_millicores: Option<u64>,
-    /// Quota periods in which the important worker's own limit throttled it.
-    pub own_limit_periods: Option<u64>,
     /// Files compared with their content before the run.
     pub files_compared: usize,
     /// Files that differ; empty if every original is restored byte for byte.
@@ -53,6 +59,49 @@ pub struct Report {
     pub released_by_policy: bool,
     /// What could not be removed.
     pub left_behind: Vec<String>,
+    /// The important pod's p99 in every second.
+    #[serde(skip)]
+    pub seconds: Vec<Second>,
+    /// The moments of action.
+    #[serde(skip)]
+    pub marks: Vec<Mark>,
+}
+
+/// What was measured in one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// The important pod's requests.
+    #[serde(flatten)]
+    pub latency: Distribution,
+    /// CPU use, where samples cover the phase.
+    #[serde(rename = "millicores")]
+    pub mean_use: Option<MeanUse>,
+}
+
+/// What the important pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceFacts {
+    /// Requests that arrive in a second.
+    pub requests_per_second: u32,
+    /// CPU time of a request in milliseconds.
+    pub work_ms: u128,
+    /// Waiting time after which a request is given up, in milliseconds.
+    pub patience_ms: u128,
+    /// CPU that it needs in millicores.
+    pub needed_millicores: u64,
+}
+
+impl ServiceFacts {
+    /// Of the demo's important pod.
+    pub fn new(demo_pods: &DemoPods) -> Self {
+        Self {
+            requests_per_second: demo_pods.service.rate,
+            work_ms: demo_pods.service.work.as_millis(),
+            patience_ms: demo_pods.service.patience.as_millis(),
+            needed_millicores: demo_pods.needed().0,
+        }
+    }
 }
 
 /// How a run ended.
@@ -82,8 +131,8 @@ pub struct PodFacts {
     pub weight: String,
     /// Busy threads.
     pub threads: usize,
-    /// The lowest quota in force, if it was below the original.
-    pub lowest_quota: Option<String>,
+    /// How far it was throttled, if it was.
+    pub throttled: Option<String>,
 }
 
 /// A file whose content differs from before.
@@ -97,31 +146,30 @@ pub struct FileChange {
     pub after: String,
 }
 
-/// Whether throttling helped the important worker's p99 latency.
+/// Whether the batch pods harmed the important one, and whether the policies cured that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// A phase was not measured.
     NotMeasured,
-    /// The overload hardly raised the p99.
+    /// The important pod had not enough CPU even alone.
+    NoRoom,
+    /// The batch pods hardly raised the p99.
     NoHarm,
-    /// More than half of what the overload added is gone.
-    Recovered,
-    /// Some of it is gone.
+    /// The p99 is below [`RECOVERED`] times that of the pod alone.
+    Cured,
+    /// More than half of what the batch pods added is gone.
     Eased,
-    /// Less than a tenth of it is gone.
+    /// It is not.
     NoHelp,
 }
 
-/// Compares the 99th percentiles. An overload below 1.25 times the value before does no harm; a gain of less than a
-/// tenth of what the overload added is no help.
-pub fn verdict(before: f64, overloaded: f64, throttled: f64) -> Verdict {
-    if overloaded <= before * 1.25 {
-        return Verdict::NoHarm;
-    }
-    let left = (throttled - before) / (overloaded - before);
-    if left < 0.5 {
-        Verdict::Recovered
-    } else if left < 0.9 {
+/// Compares the 99th percentiles. Below twice the value alone there is no harm that could be told from chance.
+pub fn verdict(alone: f64, unprotected: f64, protected: f64) -> Verdict {
+    if unprotected < alone * 2.0 {
+        Verdict::NoHarm
+    } else if protected <= alone * RECOVERED {
+        Verdict::Cured
+    } else if protected - alone < (unprotected - alone) * 0.5 {
         Verdict::Eased
     } else {
         Verdict::NoHelp
@@ -134,22 +182,30 @@ impl Report {
         self.files_changed.is_empty() && self.left_behind.is_empty()
     }
 
-    /// Whether throttling helped.
+    /// Whether there was harm, and whether it was cured.
     pub fn verdict(&self) -> Verdict {
-        let p99 = |latency: &Option<Distribution>| latency.map(|latency| latency.p99_ms);
+        if self.unserved_alone() > 1.0 {
+            return Verdict::NoRoom;
+        }
+        let p99 = |figures: &Option<Figures>| figures.map(|figures| figures.latency.p99_ms);
         match (
-            p99(&self.before),
-            p99(&self.overloaded),
-            p99(&self.throttled),
+            p99(&self.alone),
+            p99(&self.unprotected),
+            p99(&self.protected),
         ) {
-            (Some(before), Some(overloaded), Some(throttled)) => {
-                verdict(before, overloaded, throttled)
+            (Some(alone), Some(unprotected), Some(protected)) => {
+                verdict(alone, unprotected, protected)
             }
             _ => Verdict::NotMeasured,
         }
     }
 
+    fn unserved_alone(&self) -> f64 {
+        self.alone.map_or(0.0, |it| it.latency.unserved_percent())
+    }
+
     fn fmt_pods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = &self.service;
         writeln!(
             f,
             "\nPods, with the CPU weights that Kubernetes would give them"
@@ -158,13 +214,9 @@ impl Report {
             let limit = pod
                 .limit_millicores
                 .map_or_else(|| "no limit".to_owned(), |limit| format!("limit {limit}m"));
-            let lowest = pod
-                .lowest_quota
-                .as_ref()
-                .map_or_else(String::new, |quota| format!(", throttled to {quota}"));
             writeln!(
                 f,
-                "  {:<10} {:<11} request {}m, {limit}, {}, {} busy{lowest}",
+                "  {:<10} {} request {}m, {limit}, {}, {}",
                 pod.name,
                 pod.class,
                 pod.request_millicores,
@@ -174,13 +226,27 @@ impl Report {
         }
         writeln!(
             f,
-            "  together they have {} cpu.shares against the rest of the machine",
+            "  important serves {} requests a second of {} ms of CPU each: it needs {}m.\n  \
+             A request that waits for {} ms is given up, and counts with that time.",
+            service.requests_per_second,
+            service.work_ms,
+            service.needed_millicores,
+            service.patience_ms
+        )?;
+        writeln!(
+            f,
+            "  The threads of batch pods are always busy. All together have {} cpu.shares\n  \
+             against the rest of the machine.",
             self.shares
         )
     }
 
     fn fmt_policy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nPolicy: {MANIFEST_NAME} with these changes")?;
+        writeln!(
+            f,
+            "\nPolicy: throttle batch pods {}\n  {} with these changes",
+            self.acts, self.policy
+        )?;
         for change in &self.policy_changes {
             let from = change.from.as_deref().unwrap_or("unset");
             writeln!(f, "  {}: {from} -> {}", change.field, change.to)?;
@@ -189,67 +255,109 @@ impl Report {
         Ok(())
     }
 
-    fn fmt_latency(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_plot(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\nMeasured: latency of the important worker's requests in ms, node CPU"
+            "\nMeasured: p99 of the important pod's requests in each second"
         )?;
-        writeln!(
-            f,
-            "  {:<12} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}",
-            "", "p50", "p90", "p99", "slowest", "requests", "node"
-        )?;
-        let phases = [
-            ("before", self.before),
-            ("overloaded", self.overloaded),
-            ("throttled", self.throttled),
-        ];
-        for ((name, latency), node) in phases.into_iter().zip(self.node_millicores) {
-            fmt_phase(f, name, latency, node)?;
+        let plot = Plot::new(&self.seconds, std::time::Duration::ZERO, &self.marks, 72);
+        for line in plot.lines(6) {
+            writeln!(f, "  {line}")?;
         }
-        writeln!(f, "  {}", self.conclusion())?;
-        if let Some(others) = self.others_millicores.filter(|others| *others >= 200) {
-            writeln!(
-                f,
-                "  Other processes used {others}m of this machine's CPU, which affects all of these figures."
-            )?;
+        for pair in legend(&self.marks).chunks(4) {
+            writeln!(f, "  {}", pair.join("  "))?;
         }
-        match self.own_limit_periods {
-            Some(0) => writeln!(f, "  The worker's own limit never throttled it."),
-            Some(periods) => writeln!(
-                f,
-                "  The worker's own limit throttled it in {periods} periods, which adds to its latency."
-            ),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
-    fn conclusion(&self) -> String {
-        match self.verdict() {
-            Verdict::NotMeasured => "Not every phase was measured: no conclusion.".to_owned(),
-            Verdict::NoHarm => {
-                "The overload hardly raised the worker's p99 here: CPU weights were enough.".to_owned()
-            }
-            Verdict::Recovered => {
-                "The worker recovered: more than half of what the overload added to its p99 is gone."
-                    .to_owned()
-            }
-            Verdict::Eased => {
-                "The worker's p99 is better than under overload, but has not recovered.".to_owned()
-            }
-            Verdict::NoHelp => "Throttling did NOT help the worker's p99 here. Compare p50 and p90, and see what \
-                else is reported below."
-                .to_owned(),
+    fn fmt_figures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nMeasured: the important pod's requests, and CPU used\n  \
+             {:<12} {:>8} {:>8} {:>9} {:>9} {:>10} {:>8}",
+            "", "p50 ms", "p99 ms", "served/s", "given up", "important", "batch"
+        )?;
+        let phases = [
+            ("alone", self.alone),
+            ("unprotected", self.unprotected),
+            ("protected", self.protected),
+        ];
+        for (name, figures) in phases {
+            fmt_phase(f, name, figures)?;
         }
+        for line in self.conclusion() {
+            writeln!(f, "  {line}")?;
+        }
+        Ok(())
+    }
+
+    fn conclusion(&self) -> Vec<String> {
+        let times = |figures: Option<Figures>| {
+            let p99 = |figures: Option<Figures>| figures.map_or(0.0, |it| it.latency.p99_ms);
+            format!("{:.1} times", p99(figures) / p99(self.alone))
+        };
+        let mut lines = match self.verdict() {
+            Verdict::NotMeasured => vec!["Not every phase was measured: no conclusion.".to_owned()],
+            Verdict::NoRoom => vec![format!(
+                "Even alone it gave up {:.1} % of its requests: it got too little CPU.",
+                self.unserved_alone()
+            )],
+            Verdict::NoHarm => vec![
+                format!(
+                    "The batch pods hardly harmed it here: its p99 was {} that alone.",
+                    times(self.unprotected)
+                ),
+                "Perhaps they got too little CPU: compare their use above.".to_owned(),
+            ],
+            Verdict::Cured => vec![format!(
+                "Its p99 was {} that alone without protection, {} with it.",
+                times(self.unprotected),
+                times(self.protected)
+            )],
+            Verdict::Eased | Verdict::NoHelp => self.not_cured(&times(self.protected)),
+        };
+        if let Some(others) = self.others_millicores.filter(|others| *others >= 200) {
+            lines.push(format!(
+                "Other processes used {others}m of this machine's CPU, which affects all figures:"
+            ));
+            lines.push("run it when they are quiet, or with more --shares.".to_owned());
+        }
+        lines
+    }
+
+    /// What happened, and what may be the reason.
+    fn not_cured(&self, times: &str) -> Vec<String> {
+        let result = match self.verdict() {
+            Verdict::Eased => "is better, but has not recovered",
+            _ => "was NOT helped by the policy here",
+        };
+        let reason = match (self.policy_to_first_step_seconds, self.others_millicores) {
+            (None, _) => {
+                "Nothing was throttled: the rule's metric did not stay above its threshold."
+            }
+            (_, Some(200..)) => {
+                "Perhaps because of other processes, which the policy does not touch."
+            }
+            _ => "Perhaps the batch pods stopped too early for it: run longer, with --seconds.",
+        };
+        vec![
+            format!("It {result}: its p99 is {times} that alone."),
+            reason.to_owned(),
+        ]
     }
 
     fn fmt_enforcement(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nMeasured: enforcement")?;
         writeln!(
             f,
-            "  threshold {}m; {} steps down, {} steps up",
-            self.threshold_millicores, self.steps_down, self.steps_up
+            "  {} steps down, {} steps up",
+            self.steps_down, self.steps_up
         )?;
+        for pod in &self.pods {
+            if let Some(throttled) = &pod.throttled {
+                writeln!(f, "  {}: {throttled}", pod.name)?;
+            }
+        }
         let seconds = |seconds: Option<f64>| {
             seconds.map_or_else(|| "no step".to_owned(), |s| format!("{s:.2} s"))
         };
@@ -262,6 +370,12 @@ impl Report {
             f,
             "  policy applied to first change in the kernel: {}",
             seconds(self.policy_to_first_step_seconds)
+        )?;
+        writeln!(
+            f,
+            "  from then until the important pod had recovered: {}",
+            self.first_step_to_recovery_seconds
+                .map_or_else(|| "it did not".to_owned(), |s| format!("{s:.2} s"))
         )?;
         let restored_by = if self.released_by_policy {
             "by the policies, after their cool-down"
@@ -302,26 +416,29 @@ impl fmt::Display for Report {
         )?;
         self.fmt_pods(f)?;
         self.fmt_policy(f)?;
-        self.fmt_latency(f)?;
+        self.fmt_plot(f)?;
+        self.fmt_figures(f)?;
         self.fmt_enforcement(f)
     }
 }
 
-fn fmt_phase(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    latency: Option<Distribution>,
-    node: Option<u64>,
-) -> fmt::Result {
-    let node = node.map_or_else(|| "?".to_owned(), |node| format!("{node}m"));
-    match latency {
-        None => writeln!(f, "  {name:<12} not measured"),
-        Some(latency) => writeln!(
-            f,
-            "  {name:<12} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>9} {node:>8}",
-            latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.max_ms, latency.requests
-        ),
-    }
+fn fmt_phase(f: &mut fmt::Formatter<'_>, name: &str, figures: Option<Figures>) -> fmt::Result {
+    let Some(Figures { latency, mean_use }) = figures else {
+        return writeln!(f, "  {name:<12} not measured");
+    };
+    let used = |of: fn(&MeanUse) -> u64| {
+        mean_use.map_or_else(|| "?".to_owned(), |mean_use| format!("{}m", of(&mean_use)))
+    };
+    writeln!(
+        f,
+        "  {name:<12} {:>8.1} {:>8.1} {:>9.1} {:>7.1} % {:>10} {:>8}",
+        latency.p50_ms,
+        latency.p99_ms,
+        latency.served_per_second(),
+        latency.unserved_percent(),
+        used(|it| it.important),
+        used(|it| it.batch)
+    )
 }
 
 fn threads(count: usize) -> String {
@@ -333,67 +450,128 @@ fn threads(count: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::phase::Phase;
     use super::*;
 
     #[test]
     fn the_verdict_follows_the_figures() {
-        assert_eq!(verdict(1.0, 5.0, 1.4), Verdict::Recovered);
-        assert_eq!(verdict(1.0, 5.0, 4.0), Verdict::Eased);
-        assert_eq!(verdict(1.0, 5.0, 4.9), Verdict::NoHelp);
-        assert_eq!(verdict(1.0, 5.0, 9.0), Verdict::NoHelp);
-        assert_eq!(verdict(1.0, 1.1, 1.0), Verdict::NoHarm);
+        assert_eq!(verdict(20.0, 1000.0, 25.0), Verdict::Cured);
+        assert_eq!(verdict(20.0, 1000.0, 400.0), Verdict::Eased);
+        assert_eq!(verdict(20.0, 1000.0, 900.0), Verdict::NoHelp);
+        assert_eq!(verdict(20.0, 1000.0, 2000.0), Verdict::NoHelp);
+        assert_eq!(verdict(20.0, 30.0, 20.0), Verdict::NoHarm);
     }
 
-    fn report() -> Report {
-        let latency = |p99_ms| {
-            Some(Distribution {
+    fn figures(p99_ms: f64) -> Figures {
+        Figures {
+            latency: Distribution {
                 requests: 100,
+                unserved: if p99_ms < 100.0 { 0 } else { 25 },
                 seconds: 1.0,
-                p50_ms: 0.9,
-                p90_ms: 1.0,
+                p50_ms: 8.0,
+                p90_ms: 10.0,
                 p99_ms,
-                max_ms: 9.0,
-            })
+                max_ms: 900.0,
+            },
+            mean_use: Some(MeanUse {
+                node: 2000,
+                important: 1200,
+                batch: 700,
+            }),
+        }
+    }
+
+    fn report(protected_p99_ms: f64) -> Report {
+        let second = |p99_ms, phase| Second {
+            p99_ms: Some(p99_ms),
+            phase,
         };
         Report {
             machine: "2 CPUs".to_owned(),
             outcome: Outcome::Completed,
             shares: 2048,
-            threshold_millicores: 1400,
             pods: Vec::new(),
+            service: ServiceFacts::new(&DemoPods::for_cpus(2)),
+            policy: "examples/ensurance/idle-class.yaml",
+            acts: "while CPU usage is above 1400m".to_owned(),
             policy_changes: Vec::new(),
-            before: latency(1.0),
-            overloaded: latency(5.0),
-            throttled: latency(5.0),
-            steps_down: 8,
-            steps_up: 8,
+            alone: Some(figures(20.0)),
+            unprotected: Some(figures(1000.0)),
+            protected: Some(figures(protected_p99_ms)),
+            steps_down: 2,
+            steps_up: 2,
             breach_to_first_step_seconds: Some(0.5),
             policy_to_first_step_seconds: Some(1.0),
-            node_millicores: [Some(250), Some(2000), None],
+            first_step_to_recovery_seconds: None,
             others_millicores: Some(1000),
-            own_limit_periods: Some(0),
             files_compared: 15,
             files_changed: Vec::new(),
             released_by_policy: true,
             left_behind: Vec::new(),
+            seconds: vec![
+                second(20.0, Phase::Alone),
+                second(1000.0, Phase::Overloaded),
+            ],
+            marks: vec![Mark {
+                after: Duration::from_secs(1),
+                what: "batch pods start",
+            }],
         }
     }
 
     #[test]
-    fn the_summary_says_when_throttling_did_not_help() {
-        let text = report().to_string();
-        assert!(text.contains("did NOT help"), "{text}");
+    fn the_summary_shows_harm_and_cure_in_figures_and_as_a_plot() {
+        let text = report(22.0).to_string();
+        for part in [
+            "p99 was 50.0 times that alone without protection, 1.1 times with it",
+            "  unprotected       8.0   1000.0      75.0    25.0 %      1200m     700m",
+            "   1 s ",
+            "1 batch pods start",
+            "it needs 1200m",
+            "restored byte for byte, by the policies",
+            "left behind: no cgroup",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_summary_says_when_throttling_did_not_help_and_what_may_be_the_reason() {
+        let text = report(1000.0).to_string();
+        assert!(text.contains("NOT helped"), "{text}");
         assert!(text.contains("Other processes used 1000m"), "{text}");
-        assert!(
-            text.contains("restored byte for byte, by the policies"),
-            "{text}"
-        );
-        assert!(text.contains("left behind: no cgroup"), "{text}");
+        let nothing_throttled = Report {
+            policy_to_first_step_seconds: None,
+            ..report(1000.0)
+        };
+        let text = nothing_throttled.to_string();
+        assert!(text.contains("Nothing was throttled"), "{text}");
+    }
+
+    #[test]
+    fn the_summary_says_when_the_machine_is_too_busy_for_the_important_pod() {
+        let mut busy = report(1000.0);
+        busy.alone = busy.unprotected;
+        let text = busy.to_string();
+        assert!(text.contains("Even alone it gave up 25.0 %"), "{text}");
+        assert!(!text.contains("times that alone"), "{text}");
+    }
+
+    #[test]
+    fn the_summary_says_when_there_was_no_harm() {
+        let unharmed = Report {
+            unprotected: Some(figures(21.0)),
+            ..report(21.0)
+        };
+        let text = unharmed.to_string();
+        assert!(text.contains("hardly harmed it here"), "{text}");
     }
 
     #[test]
     fn the_summary_names_what_was_not_restored() {
-        let mut report = report();
+        let mut report = report(22.0);
         report.files_changed.push(FileChange {
             path: "/cg/cpu.max".to_owned(),
             before: "max 100000\n".to_owned(),

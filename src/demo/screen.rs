@@ -5,36 +5,44 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph, Row, Sparkline, SparklineBar, Table, Widget};
+use ratatui::widgets::{Block, Paragraph, Row, Table, Widget};
 
 use super::phase::Phase;
-use super::view::{LogEntry, NodeView, PodView, Second, View};
-use crate::engine::units::{MilliCpu, Quota};
+use super::plot::{Cell, Plot, SCALE_WIDTH, legend};
+use super::view::{LogEntry, NodeView, PodView, View};
+use crate::engine::units::MilliCpu;
 
 /// Above the threshold, and during the overload.
 const OVER: Color = Color::LightRed;
 /// Below the threshold, and while the policies are in force.
 const UNDER: Color = Color::LightGreen;
 const MUTED: Color = Color::Gray;
+/// The moments of action.
+const MARK: Color = Color::LightYellow;
 const FOOTER: &str = " q or Ctrl-C: stop now and restore everything";
 
 /// Draws the view.
 pub fn draw(frame: &mut Frame<'_>, view: &View) {
     let [head, node, pods, latency, events, foot] = Layout::vertical([
         Constraint::Length(2),
-        Constraint::Length(4),
+        Constraint::Length(2),
         Constraint::Length(rows(view.pods.len()) + 3),
-        Constraint::Length(5),
+        Constraint::Length(plot_height(frame.area().height)),
         Constraint::Min(3),
         Constraint::Length(1),
     ])
     .areas(frame.area());
     frame.render_widget(heading(view), head);
     frame.render_widget(UsageBar(&view.node), node);
-    frame.render_widget(pod_table(&view.pods, pods.width), pods);
+    frame.render_widget(pod_table(view, pods.width), pods);
     draw_latency(frame, latency, view);
     frame.render_widget(event_list(&view.events, events), events);
     frame.render_widget(Line::from(FOOTER).fg(MUTED), foot);
+}
+
+/// What a terminal has more than 24 rows goes to the plot first.
+fn plot_height(height: u16) -> u16 {
+    height.saturating_sub(16).clamp(8, 14)
 }
 
 fn rows(count: usize) -> u16 {
@@ -79,7 +87,7 @@ const fn phase_colour(phase: Phase) -> Color {
     }
 }
 
-/// The node's CPU as a bar with the threshold drawn on it.
+/// The node's CPU in words, and as a bar with the threshold drawn on it.
 struct UsageBar<'a>(&'a NodeView);
 
 impl Widget for UsageBar<'_> {
@@ -88,21 +96,26 @@ impl Widget for UsageBar<'_> {
         let usage = node
             .usage
             .map_or_else(|| "not known yet".to_owned(), |usage| usage.to_string());
-        let block = Block::bordered().title(format!(
-            " CPU of the node: {usage} of {}, threshold {} ",
+        let words = format!(
+            " CPU of the node: {usage} of {}, threshold {}",
             node.capacity, node.threshold
-        ));
-        let inner = block.inner(area);
-        block.render(area, buffer);
-        if inner.height < 2 || inner.width < 4 {
+        );
+        Line::from(words).render(area, buffer);
+        if area.height < 2 || area.width < 6 {
             return;
         }
-        let threshold = column(node.threshold, node.capacity, inner.width);
+        let bar = Rect {
+            x: area.x + 1,
+            y: area.y + 1,
+            width: area.width - 2,
+            height: 1,
+        };
+        let threshold = column(node.threshold, node.capacity, bar.width);
         let filled = node
             .usage
-            .map_or(0, |usage| column(usage, node.capacity, inner.width));
-        for x in 0..inner.width {
-            let cell = &mut buffer[(inner.x + x, inner.y)];
+            .map_or(0, |usage| column(usage, node.capacity, bar.width));
+        for x in 0..bar.width {
+            let cell = &mut buffer[(bar.x + x, bar.y)];
             cell.set_symbol(if x < filled { "█" } else { "░" });
             let colour = match (x < filled, x > threshold) {
                 (true, true) => OVER,
@@ -111,25 +124,11 @@ impl Widget for UsageBar<'_> {
             };
             cell.set_fg(colour);
         }
-        draw_threshold(threshold, inner, buffer);
-    }
-}
-
-/// The threshold on the bar, with its name below.
-fn draw_threshold(column: u16, inner: Rect, buffer: &mut Buffer) {
-    let style = Style::new()
-        .fg(Color::LightYellow)
-        .bg(Color::Black)
-        .add_modifier(Modifier::BOLD);
-    let x = inner.x + column.min(inner.width - 1);
-    buffer.set_string(x, inner.y, "┃", style);
-    let name = "threshold";
-    let right = rows(name.len()) + 2;
-    if column + right < inner.width {
-        buffer.set_string(x, inner.y + 1, format!("┃ {name}"), style);
-    } else {
-        let start = x.saturating_sub(right - 1).max(inner.x);
-        buffer.set_string(start, inner.y + 1, format!("{name} ┃"), style);
+        let style = Style::new()
+            .fg(Color::LightYellow)
+            .bg(Color::Black)
+            .add_modifier(Modifier::BOLD);
+        buffer.set_string(bar.x + threshold.min(bar.width - 1), bar.y, "┃", style);
     }
 }
 
@@ -145,7 +144,7 @@ struct Column {
     width: Constraint,
     /// Narrower tables leave the column out.
     min_table_width: u16,
-    cell: fn(&PodView) -> String,
+    cell: fn(&PodView, MilliCpu) -> String,
 }
 
 const COLUMNS: [Column; 7] = {
@@ -153,7 +152,7 @@ const COLUMNS: [Column; 7] = {
         title: &'static str,
         width: u16,
         min_table_width: u16,
-        cell: fn(&PodView) -> String,
+        cell: fn(&PodView, MilliCpu) -> String,
     ) -> Column {
         let width = Constraint::Length(width);
         Column {
@@ -164,17 +163,17 @@ const COLUMNS: [Column; 7] = {
         }
     }
     [
-        column("pod", 11, 0, |pod| pod.name.clone()),
-        column("class", 11, 60, |pod| pod.class.clone()),
-        column("weight", 7, 70, |pod| or_unknown(pod.weight.as_ref())),
-        column("uses", 7, 0, |pod| or_unknown(pod.usage)),
-        column("may use", 8, 0, |pod| or_unknown(pod.quota)),
-        column("originally", 11, 50, |pod| or_unknown(pod.original)),
+        column("pod", 10, 0, |pod, _| pod.name.clone()),
+        column("class", 10, 60, |pod, _| pod.class.clone()),
+        column("weight", 7, 70, |pod, _| or_unknown(pod.weight.as_ref())),
+        column("may use", 11, 0, |pod, _| allowance(pod)),
+        column("originally", 10, 50, |pod, _| or_unknown(pod.original)),
+        column("uses", 7, 0, |pod, _| or_unknown(pod.usage)),
         Column {
             title: "",
             width: Constraint::Min(10),
             min_table_width: 80,
-            cell: allowance_bar,
+            cell: use_bar,
         },
     ]
 };
@@ -183,7 +182,16 @@ fn or_unknown(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "?".to_owned(), |value| value.to_string())
 }
 
-fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
+fn allowance(pod: &PodView) -> String {
+    let quota = or_unknown(pod.quota);
+    if pod.idle {
+        format!("{quota}, idle")
+    } else {
+        quota
+    }
+}
+
+fn pod_table(view: &View, width: u16) -> Table<'_> {
     let shown = || {
         COLUMNS
             .iter()
@@ -196,54 +204,72 @@ fn pod_table(pods: &[PodView], width: u16) -> Table<'_> {
         } else {
             Style::new()
         };
-        Row::new(shown().map(|column| (column.cell)(pod))).style(style)
+        Row::new(shown().map(|column| (column.cell)(pod, view.node.capacity))).style(style)
     };
-    Table::new(pods.iter().map(row), shown().map(|column| column.width))
-        .header(head)
-        .block(Block::bordered().title(" pods: CPU used and CPU quota "))
+    Table::new(
+        view.pods.iter().map(row),
+        shown().map(|column| column.width),
+    )
+    .header(head)
+    .block(Block::bordered().title(" pods: CPU that each may use, and uses "))
 }
 
-/// Usage against the quota of a throttled pod, as a short bar.
-fn allowance_bar(pod: &PodView) -> String {
-    const WIDTH: u64 = 16;
-    match (pod.is_throttled(), pod.quota, pod.usage) {
-        (true, Some(Quota::Limit(quota)), Some(usage)) => {
-            let used = (usage.0.saturating_mul(WIDTH) / quota.0.max(1)).min(WIDTH);
-            let bar: String = (0..WIDTH)
-                .map(|i| if i < used { '▇' } else { '░' })
-                .collect();
-            bar
-        }
-        (true, ..) => "throttled".to_owned(),
-        _ => String::new(),
-    }
+/// A pod's share of all CPUs, as a short bar.
+fn use_bar(pod: &PodView, capacity: MilliCpu) -> String {
+    const WIDTH: u16 = 16;
+    let used = pod.usage.map_or(0, |usage| column(usage, capacity, WIDTH));
+    (0..WIDTH)
+        .map(|x| if x < used { '▇' } else { '░' })
+        .collect()
 }
 
 fn draw_latency(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let now = view
         .latest_p99()
-        .map_or_else(|| "none yet".to_owned(), |p99| format!("{p99:.2} ms"));
-    let highest = view.latency.iter().filter_map(|second| second.p99_ms);
-    let highest = highest.fold(0.0, f64::max);
+        .map_or_else(|| "none yet".to_owned(), |p99| format!("{p99:.0} ms"));
     let block = Block::bordered()
-        .title(" important worker: p99 latency of each second ")
-        .title(Line::from(format!(" now {now}, highest {highest:.2} ms ")).right_aligned());
+        .title(" important pod: p99 of each second ")
+        .title(Line::from(format!(" now {now} ")).right_aligned());
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let shown = view.latency.len().saturating_sub(usize::from(inner.width));
-    let bars: Vec<SparklineBar> = view.latency.iter().skip(shown).map(bar).collect();
-    frame.render_widget(Sparkline::default().data(bars), inner);
+    let legend = legend_lines(view, inner.width);
+    let height = usize::from(inner.height).saturating_sub(legend.len() + 1);
+    let total = view.elapsed + view.left;
+    let plot = Plot::new(&view.latency, total, &view.marks, usize::from(inner.width));
+    let bars = plot.rows(height).enumerate().map(|(row, cells)| {
+        let scale = Span::raw(plot.scale(row, height)).fg(MUTED);
+        let cells = cells.into_iter().map(cell_span);
+        std::iter::once(scale).chain(cells).collect::<Line<'_>>()
+    });
+    let marks = format!("{:SCALE_WIDTH$}{}", "", plot.mark_row());
+    let mut lines: Vec<Line<'_>> = bars.collect();
+    lines.push(Line::from(marks).fg(MARK));
+    lines.extend(legend.into_iter().map(|line| Line::from(line).fg(MARK)));
+    frame.render_widget(Paragraph::new(lines), inner);
 }
 
-/// In microseconds, since a bar's height is a whole number.
-fn bar(second: &Second) -> SparklineBar {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a latency is positive, and a demo_pods saturates"
-    )]
-    let micros = second.p99_ms.map(|p99| (p99 * 1000.0) as u64);
-    SparklineBar::from(micros).style(Style::new().fg(phase_colour(second.phase)))
+fn cell_span(cell: Cell) -> Span<'static> {
+    let colour = match cell {
+        Cell::Bar(_, phase) => phase_colour(phase),
+        Cell::Mark | Cell::Empty => MARK,
+    };
+    Span::raw(cell.symbol().to_string()).fg(colour)
+}
+
+/// As many marks on a line as fit.
+fn legend_lines(view: &View, width: u16) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for entry in legend(&view.marks) {
+        let line = lines.last_mut();
+        match line.filter(|line| line.len() + entry.len() + 2 <= usize::from(width)) {
+            Some(line) => {
+                line.push_str("  ");
+                line.push_str(&entry);
+            }
+            None => lines.push(format!("  {entry}")),
+        }
+    }
+    lines
 }
 
 fn event_list(events: &[LogEntry], area: Rect) -> Paragraph<'_> {

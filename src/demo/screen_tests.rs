@@ -3,7 +3,9 @@ use std::time::Duration;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
+use super::super::view::{Mark, Second};
 use super::*;
+use crate::engine::units::Quota;
 
 fn view() -> View {
     View {
@@ -35,7 +37,7 @@ fn view() -> View {
                 phase: Phase::Alone,
             },
             Second {
-                p99_ms: Some(8.0),
+                p99_ms: Some(800.0),
                 phase: Phase::Overloaded,
             },
             Second {
@@ -45,6 +47,16 @@ fn view() -> View {
             Second {
                 p99_ms: Some(2.0),
                 phase: Phase::Enforced,
+            },
+        ],
+        marks: vec![
+            Mark {
+                after: Duration::from_secs(1),
+                what: "batch pods start",
+            },
+            Mark {
+                after: Duration::from_secs(3),
+                what: "first write",
             },
         ],
         events: (0..20)
@@ -64,6 +76,7 @@ fn pod(name: &str, original: Quota, quota: Quota) -> PodView {
         usage: Some(MilliCpu(540)),
         original: Some(original),
         quota: Some(quota),
+        idle: name == "batch-a",
     }
 }
 
@@ -94,19 +107,25 @@ fn everything_fits_80_columns_and_24_rows() {
         rows[1]
     );
     let batch = row(&rows, "batch-a");
-    assert!(batch.contains("560m") && batch.contains("max"), "{batch}");
+    assert!(
+        batch.contains("560m, idle") && batch.contains("max"),
+        "{batch}"
+    );
+    row(&rows, "1 batch pods start  2 first write");
     assert!(rows[23].contains("restore everything"), "{}", rows[23]);
     row(&rows, "28.5s event 19");
 }
 
 #[test]
-fn forty_columns_show_usage_and_quota_of_every_pod() {
+fn forty_columns_show_usage_and_quota_of_every_pod_and_the_plot() {
     let rows = rendered(&view(), 40, 24);
+    row(&rows, "1 batch pods start  2 first write");
+    row(&rows, "1 s");
     for name in ["important", "batch-a", "batch-b"] {
         let pod = row(&rows, name);
         assert_eq!(
             pod.split_whitespace()
-                .filter(|cell| cell.ends_with('m'))
+                .filter(|cell| cell.trim_end_matches(',').ends_with('m'))
                 .count(),
             2,
             "{pod}"
@@ -120,7 +139,7 @@ fn the_bar_shows_the_threshold_and_changes_colour_there() {
     terminal.draw(|frame| draw(frame, &view())).unwrap();
     let buffer = terminal.backend().buffer();
     let y = 3;
-    // 80 columns inside the frame for 2000m: 1400m is column 56, 1500m is column 60.
+    // 80 columns for 2000m: 1400m is column 56, 1500m is column 60.
     assert_eq!(buffer[(1 + 56, y)].symbol(), "┃");
     assert_eq!(buffer[(1 + 55, y)].fg, UNDER);
     assert_eq!(buffer[(1 + 57, y)].fg, OVER);
@@ -129,17 +148,17 @@ fn the_bar_shows_the_threshold_and_changes_colour_there() {
 }
 
 #[test]
-fn a_second_without_requests_has_no_bar() {
-    let rows = rendered(&view(), 80, 24);
-    let bars: Vec<char> = row(&rows, "█").chars().collect();
-    assert!(bars.contains(&'█'));
-    let bottom = rows
-        .iter()
-        .rposition(|row| row.starts_with('│') && row.contains("█"))
-        .unwrap();
-    let bottom: Vec<char> = rows[bottom].chars().skip(1).collect();
-    assert_ne!(bottom[1], ' ', "the overloaded second");
-    assert_eq!(bottom[2], ' ', "the second without a request");
+fn bars_have_the_colour_of_their_phase_and_a_second_without_requests_has_none() {
+    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+    terminal.draw(|frame| draw(frame, &view())).unwrap();
+    let buffer = terminal.backend().buffer();
+    // Four rows of bars from y = 11 on; after the frame and the scale a column for each second.
+    let cell = |second: u16, y: u16| &buffer[(8 + second, y)];
+    assert_eq!(cell(1, 14).symbol(), "█");
+    assert_eq!(cell(1, 14).fg, OVER);
+    assert_eq!(cell(2, 14).symbol(), " ");
+    assert_eq!(cell(3, 14).fg, UNDER);
+    assert_eq!(cell(3, 11).symbol(), "┊", "the first write");
 }
 
 #[test]

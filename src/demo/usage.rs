@@ -85,8 +85,8 @@ impl UsageTracker {
         }
     }
 
-    /// A pod; samples have no `weight`.
-    pub fn pod(&self, pod: &Pod, weight: Option<String>) -> PodView {
+    /// A pod; samples have neither its `weight` nor whether it is `idle` class.
+    pub fn pod(&self, pod: &Pod, weight: Option<String>, idle: bool) -> PodView {
         PodView {
             name: pod.name.clone(),
             class: pod.qos.to_string(),
@@ -94,6 +94,7 @@ impl UsageTracker {
             usage: self.pod_usage(&pod.uid),
             original: self.originals.get(&pod.uid).copied(),
             quota: self.quotas.get(&pod.uid).copied(),
+            idle,
         }
     }
 

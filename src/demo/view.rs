@@ -20,8 +20,10 @@ pub struct View {
     pub node: NodeView,
     /// The pods, the important one first.
     pub pods: Vec<PodView>,
-    /// The important worker's latency in every second since the start.
+    /// The important pod's latency in every second since the start.
     pub latency: Vec<Second>,
+    /// The moments that the plot of the latency marks, in order.
+    pub marks: Vec<Mark>,
     /// The log, oldest first.
     pub events: Vec<LogEntry>,
 }
@@ -52,15 +54,26 @@ pub struct PodView {
     pub original: Option<Quota>,
     /// Its current quota.
     pub quota: Option<Quota>,
+    /// Whether it is idle class now.
+    pub idle: bool,
 }
 
-/// One second of the important worker.
+/// One second of the important pod.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Second {
     /// 99th percentile of its requests in milliseconds; `None` without a request.
     pub p99_ms: Option<f64>,
     /// The phase at its start.
     pub phase: Phase,
+}
+
+/// A moment of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Since the start.
+    pub after: Duration,
+    /// What happened.
+    pub what: &'static str,
 }
 
 /// One line of the log.
@@ -73,8 +86,13 @@ pub struct LogEntry {
 }
 
 impl PodView {
-    /// Whether its quota is below the original.
+    /// Whether it is throttled: its quota is below the original, or it is idle class.
     pub fn is_throttled(&self) -> bool {
+        self.idle || self.has_lower_quota()
+    }
+
+    /// Whether its quota is below the original.
+    pub fn has_lower_quota(&self) -> bool {
         match (self.quota, self.original) {
             (Some(Quota::Limit(now)), Some(Quota::Limit(original))) => now < original,
             (Some(Quota::Limit(_)), Some(Quota::Unlimited)) => true,

@@ -221,6 +221,7 @@ static POLICIES: LazyLock<PolicySet> = LazyLock::new(|| {
         include_str!("../../examples/ensurance/disable-scheduling.yaml"),
         include_str!("../../examples/ensurance/disk.yaml"),
         include_str!("../../examples/ensurance/eviction.yaml"),
+        include_str!("../../examples/ensurance/idle-class.yaml"),
         include_str!("../../examples/ensurance/memory.yaml"),
         include_str!("../../examples/ensurance/node-probe.yaml"),
         include_str!("../../examples/ensurance/pressure.yaml"),

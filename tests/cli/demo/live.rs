@@ -1,5 +1,6 @@
 //! `plimsoll demo` on this machine's cgroups. No assertion depends on the speed of the machine.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ fn a_demo_throttles_measures_restores_and_leaves_nothing() {
     let json = output.lines().find(|line| line.starts_with('{'));
     let report: Value = serde_json::from_str(json.expect("a report")).expect("JSON");
     assert_eq!(report["ended"], "byItself", "{report}");
-    for phase in ["before", "overloaded"] {
+    for phase in ["alone", "unprotected"] {
         assert!(
             report[phase]["requests"].as_u64() > Some(0),
             "{phase}: {report}"
@@ -45,9 +46,31 @@ fn a_demo_throttles_measures_restores_and_leaves_nothing() {
     assert!(report["filesCompared"].as_u64() >= Some(12), "{report}");
     assert_eq!(report["filesChanged"], Value::Array(Vec::new()), "{report}");
     assert_eq!(report["leftBehind"], Value::Array(Vec::new()), "{report}");
-    assert!(report["ownLimitPeriods"].is_number(), "{report}");
+    assert!(
+        report["unprotected"]["millicores"]["batch"].as_u64() > Some(0),
+        "{report}"
+    );
     assert!(output.contains("idle class"), "{output}");
     assert_eq!(leftovers_of(pid, &hierarchy), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_demo_on_one_cpu_has_the_load_for_it_and_stays_there() {
+    let Some(_) = writable_cgroups() else {
+        return;
+    };
+    let _serial = serialize();
+    let mut running = RunningDemo::start(demo(&["--plain", "--seconds", "10", "--cpus", "0"]));
+    running.wait_for("batch-b started");
+    for process in processes_of(running.pid()) {
+        let status = fs::read_to_string(process.join("status")).expect("it runs");
+        assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+    }
+    running.signal(Signal::SIGINT);
+    let (output, code) = running.wait();
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("request 150m"), "{output}");
+    assert!(output.contains("it needs 600m"), "{output}");
 }
 
 #[test]
@@ -60,7 +83,7 @@ fn every_stop_signal_restores_everything() {
         let mut running = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
         let pid = running.pid();
         running.wait_for("policy applied");
-        assert_eq!(processes_of(pid).len(), 3, "a worker and two burners");
+        assert_eq!(processes_of(pid).len(), 3, "a server and two burners");
         running.signal(signal);
         let (output, code) = running.wait();
         assert_eq!(code, Some(0), "{signal}: {output}");
@@ -96,7 +119,7 @@ fn the_next_demo_removes_what_a_killed_one_left() {
     );
 
     let mut next = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
-    next.wait_for("the important worker runs alone");
+    next.wait_for("the important pod runs alone");
     next.signal(Signal::SIGINT);
     let (output, code) = next.wait();
     assert_eq!(code, Some(0), "{output}");
@@ -131,6 +154,7 @@ fn a_panic_leaves_nothing() {
         hierarchy: hierarchy.clone(),
         program: PathBuf::from(env!("CARGO_BIN_EXE_plimsoll")),
         total: Duration::from_secs(10),
+        cpus: None,
         shares: None,
         record: None,
     };

@@ -67,3 +67,12 @@ fn a_directory_that_is_not_a_cgroup_root_is_refused() {
     assert_eq!(code, Some(3), "{output}");
     assert!(output.contains("is not a cgroup root"), "{output}");
 }
+
+#[test]
+fn cpus_that_this_process_may_not_use_are_named() {
+    let _serial = serialize();
+    let (output, code) = RunningDemo::start(demo(&["--plain", "--cpus", "0,8000"])).wait();
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("[0, 8000]"), "{output}");
+    assert!(output.contains("this process may use [0"), "{output}");
+}

@@ -303,6 +303,23 @@ fn night_and_day() {
 }
 
 #[test]
+fn idle_class() {
+    let throttles = Action {
+        throttle: Some(CpuThrottle {
+            idle: true,
+            ..throttle(100, 10)
+        }),
+        ..action("idle-class", 300)
+    };
+    let policy = compiled("examples/ensurance/idle-class.yaml", &[]);
+    let usage = Metric::CpuUsage;
+    let expected = rule("idle-class/cpu-usage", usage, 6000.0, (2, 2), throttles);
+    assert_eq!(policy.rules, [expected]);
+    let requirements = vec![is_in("workload", &["batch", "ci"])];
+    assert_eq!(policy.pods[0].labels, Some(Selector { requirements }));
+}
+
+#[test]
 fn disk() {
     let policy = compiled("examples/ensurance/disk.yaml", &[]);
     let throttles = Action {
