@@ -28,7 +28,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
 .PHONY: mixes versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -38,6 +38,10 @@ demo: tools-demo ## Enforces demo policies on this machine for a minute, then re
 	@echo "building the demo: some minutes the first time"
 	@cargo build --profile demo
 	@target/demo/plimsoll demo
+
+demo-picture: tools-demo ## Runs the demo and draws docs/demo.svg from it (needs root and a quiet machine; installs termtosvg)
+	@cargo build --profile demo
+	@scripts/demo-picture target/demo/plimsoll docs/demo.svg
 
 test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@rm -f target/phases
