@@ -16,6 +16,7 @@ pub mod metrics_api;
 pub mod node;
 pub mod preview;
 pub mod reconcilers;
+pub mod scene;
 pub mod serve;
 pub mod standalone;
 pub mod trace;

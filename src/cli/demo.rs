@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, IsTerminal, stderr, stdout};
+use std::io::{self, IsTerminal, stderr, stdin, stdout};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,15 +14,15 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
 use super::{print, print_error};
+use crate::demo::leftovers;
 use crate::demo::live::{self, Options};
-use crate::demo::load::Service;
 use crate::demo::obstacle::Obstacle;
 use crate::demo::plain::TextRenderer;
 use crate::demo::renderer::Renderer;
 use crate::demo::report::Report;
 use crate::demo::terminal::TerminalRenderer;
-use crate::demo::{leftovers, load};
 use crate::node::cgroup::Hierarchy;
+use crate::scene::load::{self, Service};
 use crate::standalone::wake::Wake;
 
 /// The kernel's own limit.
@@ -110,6 +110,9 @@ pub struct LoadArgs {
     /// Time after which a request that nobody has begun to serve is given up
     #[arg(long, default_value_t = 1000)]
     patience_millis: u64,
+    /// Pass each request on at once
+    #[arg(long)]
+    first_of_chain: bool,
 }
 
 /// CPU numbers, ascending.
@@ -201,10 +204,22 @@ pub(super) fn worker(args: &LoadArgs) -> anyhow::Result<ExitCode> {
         rate: args.rate,
         work: Duration::from_micros(args.work_micros),
         patience: Duration::from_millis(args.patience_millis),
+        first_of_chain: args.first_of_chain,
     };
-    let out = File::from(stdout().as_fd().try_clone_to_owned()?);
-    load::serve(Pid::from_raw(args.parent), service, &out)?;
+    load::serve(Pid::from_raw(args.parent), service, &unbuffered_stdout()?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a stage of a chain of services until the one before ends.
+pub(super) fn stage(args: &LoadArgs) -> anyhow::Result<ExitCode> {
+    let work = Duration::from_micros(args.work_micros);
+    let out = unbuffered_stdout()?;
+    load::pass_on(Pid::from_raw(args.parent), work, stdin().lock(), &out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unbuffered_stdout() -> io::Result<File> {
+    Ok(File::from(stdout().as_fd().try_clone_to_owned()?))
 }
 
 /// Runs batch work until the demo ends.

@@ -53,6 +53,9 @@ enum Command {
     /// The important workload of the demo; started by `plimsoll demo`.
     #[command(hide = true)]
     DemoWorker(demo::LoadArgs),
+    /// A stage of a chain of services; started by benches.
+    #[command(hide = true)]
+    DemoStage(demo::LoadArgs),
     /// The batch workload of the demo; started by `plimsoll demo`.
     #[command(hide = true)]
     DemoBurner(demo::LoadArgs),
@@ -105,6 +108,7 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(&args),
             Command::DemoWorker(args) => demo::worker(&args),
+            Command::DemoStage(args) => demo::stage(&args),
             Command::DemoBurner(args) => demo::burner(&args),
             Command::Check(args) => check::run(&args),
             Command::Run(args) => run::run(&args),

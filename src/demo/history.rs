@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::latency::{Latencies, Span};
 use super::phase::Phase;
 use super::view::{LogEntry, Mark, Second};
 use crate::engine::plan::{Change, Skipped};
@@ -14,6 +13,7 @@ use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
 use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::scene::latency::{Latencies, Span};
 
 /// The important pod has recovered at this multiple of the p99 that it has alone.
 pub const RECOVERED: f64 = 1.5;
@@ -346,9 +346,9 @@ fn without_rule(decision: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::latency::Request;
     use super::*;
     use crate::engine::plan::Transition;
+    use crate::scene::latency::Request;
 
     const fn at(millis: u64) -> BootTime {
         BootTime::from_nanos(millis * 1_000_000)

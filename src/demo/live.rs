@@ -12,16 +12,13 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::cgroups::{CgroupError, DemoCgroups, FileSnapshot};
 use super::history::History;
-use super::latency::{Latencies, Span};
-use super::leftovers::StateDir;
+use super::leftovers::{PREFIX, StateDir};
 use super::phase::{Phase, Schedule, Timeline};
-use super::pods::{DemoPod, DemoPods, shares};
+use super::pods::DemoPods;
 use super::policy::{self, Adapted, PolicyError};
-use super::process::{Load, LoadError, Worker};
 use super::renderer::Renderer;
-use super::report::{Figures, FileChange, Outcome, Report, ServiceFacts};
+use super::report::{Figures, Outcome, PodFacts, Report, ServiceFacts};
 use super::usage::UsageTracker;
 use super::view::{PodView, View};
 use crate::engine::Demand;
@@ -38,6 +35,10 @@ use crate::node::journal::{JournalError, boot_id};
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{MachineError, Settings};
+use crate::scene::cgroups::{CgroupError, FileChange, FileSnapshot, SceneCgroups};
+use crate::scene::latency::{Latencies, Span};
+use crate::scene::pod::{ScenePod, shares};
+use crate::scene::process::{Load, LoadError, Worker};
 use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
 use crate::trace::Header;
@@ -188,7 +189,7 @@ struct Resources {
     worker: Worker,
     machine: Machine,
     state_dir: StateDir,
-    cgroups: DemoCgroups,
+    cgroups: SceneCgroups,
 }
 
 /// A pod, and what samples do not have.
@@ -228,10 +229,10 @@ impl LiveDemo {
         let top_shares = options
             .shares
             .unwrap_or_else(|| shares(demo_pods.capacity()));
-        let cgroups = DemoCgroups::create(
+        let cgroups = SceneCgroups::create(
             options.hierarchy.clone(),
-            &demo_pods,
-            std::process::id(),
+            &demo_pods.all().collect::<Vec<_>>(),
+            &format!("{PREFIX}{}", std::process::id()),
             top_shares,
         )?;
         let workloads = workloads(&demo_pods, &cgroups);
@@ -443,10 +444,10 @@ impl LiveDemo {
 
     fn report(&self, outcome: Outcome) -> Report {
         let weight_file = self.resources.cgroups.weight_file();
-        let facts = |(demo_pod, shown): (&DemoPod, &ShownPod)| {
+        let facts = |(demo_pod, shown): (&ScenePod, &ShownPod)| {
             let weight = shown.weight.as_deref().unwrap_or("?");
             let throttled = self.history.deepest_throttle(&demo_pod.name);
-            demo_pod.facts(format!("{weight_file} {weight}"), throttled)
+            PodFacts::new(demo_pod, format!("{weight_file} {weight}"), throttled)
         };
         let figures = |span: Option<Span>| {
             Some(Figures {
@@ -538,8 +539,8 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
     }
 }
 
-fn workloads(demo_pods: &DemoPods, cgroups: &DemoCgroups) -> Vec<Workload> {
-    let workload = |demo_pod: &DemoPod| Workload {
+fn workloads(demo_pods: &DemoPods, cgroups: &SceneCgroups) -> Vec<Workload> {
+    let workload = |demo_pod: &ScenePod| Workload {
         pod: Arc::new(demo_pod.pod()),
         inode: cgroups.inode(&cgroups.cgroup(demo_pod)),
         cgroup: cgroups.cgroup(demo_pod),
@@ -548,7 +549,7 @@ fn workloads(demo_pods: &DemoPods, cgroups: &DemoCgroups) -> Vec<Workload> {
     demo_pods.all().map(workload).collect()
 }
 
-fn shown(workloads: Vec<Workload>, cgroups: &DemoCgroups) -> Vec<ShownPod> {
+fn shown(workloads: Vec<Workload>, cgroups: &SceneCgroups) -> Vec<ShownPod> {
     let shown = |workload: Workload| ShownPod {
         weight: cgroups.weight(&workload.cgroup),
         cgroup: workload.cgroup,

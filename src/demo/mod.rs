@@ -6,19 +6,15 @@
 //!                      └─── events ─────► history ─┘      └──► report
 //! ```
 
-pub mod cgroups;
 pub mod history;
-pub mod latency;
 pub mod leftovers;
 pub mod live;
-pub mod load;
 pub mod obstacle;
 pub mod phase;
 pub mod plain;
 pub mod plot;
 pub mod pods;
 pub mod policy;
-pub mod process;
 pub mod renderer;
 pub mod report;
 pub mod screen;

@@ -5,9 +5,9 @@ use std::io;
 
 use nix::errno::Errno;
 
-use super::cgroups::CgroupError;
 use super::live::LiveError;
 use crate::node::cgroup::layout::LayoutError;
+use crate::scene::cgroups::CgroupError;
 
 /// Where the repository has a picture of the demo.
 const PICTURE: &str = "docs/demo.svg";

@@ -1,68 +1,12 @@
-//! The demo's pods, with the CPU weights that Kubernetes would give them.
+//! The demo's pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::load::Service;
-use super::report::PodFacts;
-use crate::engine::pod::{Pod, PodUid, QosClass};
+use crate::engine::pod::QosClass;
 use crate::engine::units::MilliCpu;
-
-/// One pod of the demo.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DemoPod {
-    /// Its name, and that of its cgroup.
-    pub name: String,
-    /// Quality-of-service class, as its request and limit imply.
-    pub qos: QosClass,
-    /// CPU requested.
-    pub request: MilliCpu,
-    /// CPU limit.
-    pub limit: Option<MilliCpu>,
-    /// Threads: of the important pod those that serve, of a batch pod those that are always busy.
-    pub threads: usize,
-    /// Labels, as the policies select them.
-    pub labels: BTreeMap<String, String>,
-}
-
-impl DemoPod {
-    /// As a pod of the engine.
-    pub fn pod(&self) -> Pod {
-        let uid = format!("demo/{}", self.name);
-        Pod {
-            uid: PodUid::from(uid.as_str()),
-            namespace: "demo".to_owned(),
-            name: self.name.clone(),
-            labels: self.labels.clone(),
-            priority: 0,
-            qos: self.qos,
-            started: 0,
-            running: true,
-            terminating: false,
-            elastic: false,
-            cpu_request: self.request,
-            container_requests: BTreeMap::new(),
-            grace: Duration::from_secs(30),
-            protected: false,
-            reserved: None,
-            eviction_exemption: None,
-            owned: false,
-        }
-    }
-
-    /// Its row in the report.
-    pub fn facts(&self, weight: String, throttled: Option<String>) -> PodFacts {
-        PodFacts {
-            name: self.name.clone(),
-            class: self.qos.to_string(),
-            request_millicores: self.request.0,
-            limit_millicores: self.limit.map(|limit| limit.0),
-            weight,
-            threads: self.threads,
-            throttled,
-        }
-    }
-}
+use crate::scene::load::Service;
+use crate::scene::pod::ScenePod;
 
 /// The pods for a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,11 +14,11 @@ pub struct DemoPods {
     /// CPUs that the demo may use.
     pub cpus: u32,
     /// The important pod.
-    pub important: DemoPod,
+    pub important: ScenePod,
     /// What it does.
     pub service: Service,
     /// The batch pods.
-    pub batch: Vec<DemoPod>,
+    pub batch: Vec<ScenePod>,
 }
 
 /// A rule's threshold on CPU usage, in percent of the CPUs that the demo may use.
@@ -98,7 +42,7 @@ impl DemoPods {
         let cpus = cpus.max(1);
         let machine = MilliCpu(u64::from(cpus) * 1000);
         let threads = 2 * cpus as usize;
-        let pod = |name: &str, workload: &str, limit| DemoPod {
+        let pod = |name: &str, workload: &str, limit| ScenePod {
             name: name.to_owned(),
             qos: QosClass::Burstable,
             request: machine.percent(REQUEST_PERCENT),
@@ -114,6 +58,7 @@ impl DemoPods {
                 rate: RATE_PER_CPU * cpus,
                 work: WORK,
                 patience: PATIENCE,
+                first_of_chain: false,
             },
             batch: vec![
                 pod("batch-a", "batch", None),
@@ -123,7 +68,7 @@ impl DemoPods {
     }
 
     /// All pods, the important one first.
-    pub fn all(&self) -> impl Iterator<Item = &DemoPod> {
+    pub fn all(&self) -> impl Iterator<Item = &ScenePod> {
         std::iter::once(&self.important).chain(&self.batch)
     }
 
@@ -145,39 +90,10 @@ impl DemoPods {
     }
 }
 
-/// `cpu.shares` for a CPU request, as the kubelet's `MilliCPUToShares` computes it: 1024 a CPU, in 2..=262144.
-pub fn shares(request: MilliCpu) -> u64 {
-    (request.0.saturating_mul(1024) / 1000).clamp(2, 262_144)
-}
-
-/// `cpu.weight` for `cpu.shares`, as `ConvertCPUSharesToCgroupV2Value` of runc 1.0 to 1.3 computes it: linear from
-/// 2..=262144 to 1..=10000.
-pub fn weight(shares: u64) -> u64 {
-    1 + shares.saturating_sub(2) * 9999 / 262_142
-}
-
-/// The kernel's and the kubelet's default quota period.
-pub const QUOTA_PERIOD: Duration = Duration::from_millis(100);
-
-/// `cpu.cfs_quota_us` for a limit over [`QUOTA_PERIOD`].
-pub fn quota_micros(limit: MilliCpu) -> u64 {
-    limit.0.saturating_mul(100)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn weights_are_those_of_kubernetes() {
-        assert_eq!(shares(MilliCpu(0)), 2);
-        assert_eq!(shares(MilliCpu(200)), 204);
-        assert_eq!(shares(MilliCpu(1000)), 1024);
-        assert_eq!(shares(MilliCpu(1_000_000)), 262_144);
-        assert_eq!(weight(2), 1);
-        assert_eq!(weight(1024), 39);
-        assert_eq!(weight(262_144), 10_000);
-    }
+    use crate::scene::pod::shares;
 
     #[test]
     fn the_important_pod_needs_more_than_its_share_and_fits_without_the_others() {

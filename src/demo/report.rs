@@ -5,11 +5,13 @@ use std::fmt;
 use serde::Serialize;
 
 use super::history::{MeanUse, RECOVERED};
-use super::latency::Distribution;
 use super::plot::{Plot, legend};
 use super::pods::DemoPods;
 use super::policy::Change;
 use super::view::{Mark, Second};
+use crate::scene::cgroups::FileChange;
+use crate::scene::latency::Distribution;
+use crate::scene::pod::ScenePod;
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -135,15 +137,19 @@ pub struct PodFacts {
     pub throttled: Option<String>,
 }
 
-/// A file whose content differs from before.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FileChange {
-    /// Its path.
-    pub path: String,
-    /// Content before.
-    pub before: String,
-    /// Content after; empty if it is gone.
-    pub after: String,
+impl PodFacts {
+    /// Of a pod with this weight, that was throttled this far.
+    pub fn new(pod: &ScenePod, weight: String, throttled: Option<String>) -> Self {
+        Self {
+            name: pod.name.clone(),
+            class: pod.qos.to_string(),
+            request_millicores: pod.request.0,
+            limit_millicores: pod.limit.map(|limit| limit.0),
+            weight,
+            threads: pod.threads,
+            throttled,
+        }
+    }
 }
 
 /// Whether the batch pods harmed the important one, and whether the policies cured that.
@@ -473,6 +479,7 @@ mod tests {
                 p50_ms: 8.0,
                 p90_ms: 10.0,
                 p99_ms,
+                p999_ms: p99_ms,
                 max_ms: 900.0,
             },
             mean_use: Some(MeanUse {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 15] = [
+const LAYERS: [(&str, &[&str]); 16] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine", "crd"]),
@@ -30,7 +30,11 @@ const LAYERS: [(&str, &[&str]); 15] = [
     ),
     ("preview", &["engine", "crd", "cluster", "node"]),
     ("standalone", &["engine", "crd", "node", "trace"]),
-    ("demo", &["engine", "crd", "node", "trace", "standalone"]),
+    ("scene", &["engine", "node"]),
+    (
+        "demo",
+        &["engine", "crd", "node", "trace", "standalone", "scene"],
+    ),
     (
         "cli",
         &[
@@ -46,6 +50,7 @@ const LAYERS: [(&str, &[&str]); 15] = [
             "reconcilers",
             "trace",
             "standalone",
+            "scene",
             "demo",
         ],
     ),

@@ -1,9 +1,9 @@
-//! The two programs in the demo's cgroups: an important server that measures the latency of its own requests, and batch
-//! work that takes all the CPU it can get.
+//! The programs in a scene's cgroups: a server that measures the latency of its own requests, a stage of a chain of
+//! services, and batch work that takes all the CPU it can get.
 
 use std::fs::File;
 use std::hint::black_box;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub struct Service {
     pub work: Duration,
     /// A request that nobody has begun to serve by then is given up, as clients and proxies do.
     pub patience: Duration,
+    /// Reports each request at once: to the next stage of a chain.
+    pub first_of_chain: bool,
 }
 
 /// Serves requests until the parent exits, and writes a line for each one to `out`: its scheduled arrival in nanoseconds
@@ -92,13 +94,41 @@ impl Server {
                 writeln!(lines, "{} {}", due.as_nanos(), latency.as_nanos())?;
             }
             let now = boot_time();
-            if now.since(reported) >= REPORT_INTERVAL || lines.len() >= MAX_REPORT {
+            let due = self.service.first_of_chain || now.since(reported) >= REPORT_INTERVAL;
+            if due || lines.len() >= MAX_REPORT {
                 out.write_all(&lines)?;
                 lines.clear();
                 reported = now;
             }
         }
     }
+}
+
+/// Passes on the requests of the stage before, after `work` for each, until the parent exits. Its lines are those of
+/// [`serve`], with the latency so far.
+///
+/// # Errors
+/// Where the stage before or after has exited.
+pub fn pass_on(
+    parent: Pid,
+    work: Duration,
+    requests: impl BufRead,
+    mut out: &File,
+) -> io::Result<()> {
+    die_with(parent)?;
+    let rounds = calibrate(work);
+    for line in requests.lines() {
+        let line = line?;
+        let due = line.split_once(' ').filter(|(_, latency)| *latency != "-");
+        let due = due.and_then(|(due, _)| due.parse().ok());
+        let passed_on = due.map_or(line, |nanos| {
+            burn_rounds(rounds);
+            let latency = boot_time().since(BootTime::from_nanos(nanos));
+            format!("{nanos} {}", latency.as_nanos())
+        });
+        out.write_all((passed_on + "\n").as_bytes())?;
+    }
+    Ok(())
 }
 
 /// Keeps `threads` CPUs busy until the parent exits.
@@ -122,7 +152,7 @@ fn die_with(parent: Pid) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::other(
-            "the demo that started this process has exited",
+            "the process that started this one has exited",
         ))
     }
 }
@@ -248,6 +278,27 @@ mod tests {
         let short = gaps.filter(|gap| *gap < Duration::from_micros(500)).count();
         // Of exponential gaps with a mean of 1 ms, 39 % are shorter than half of it.
         assert!((1050..1300).contains(&short), "{short}");
+    }
+
+    #[test]
+    fn a_stage_passes_on_every_request_with_its_latency_so_far() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let arrived = boot_time().as_nanos();
+        let lines = format!("{arrived} 5\n7 -\n");
+        let out = File::create(&path).unwrap();
+        pass_on(
+            getppid(),
+            Duration::from_micros(100),
+            lines.as_bytes(),
+            &out,
+        )
+        .unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let (served, given_up) = text.split_once('\n').unwrap();
+        let latency = served.strip_prefix(&format!("{arrived} ")).unwrap();
+        assert!(latency.parse::<u64>().unwrap() > 50_000, "{latency}");
+        assert_eq!(given_up, "7 -\n");
     }
 
     #[test]

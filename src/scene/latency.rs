@@ -1,4 +1,4 @@
-//! Latency of the important pod's requests.
+//! Latency of a pod's requests.
 
 use std::time::Duration;
 
@@ -46,6 +46,8 @@ pub struct Distribution {
     pub p90_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
+    /// 99.9th percentile.
+    pub p999_ms: f64,
     /// The slowest.
     pub max_ms: f64,
 }
@@ -78,9 +80,10 @@ impl Latencies {
             requests: sorted.len(),
             unserved: requests.iter().filter(|request| !request.served).count(),
             seconds: span.to.since(span.from).as_secs_f64(),
-            p50_ms: millis(percentile(&sorted, 50)?),
-            p90_ms: millis(percentile(&sorted, 90)?),
-            p99_ms: millis(percentile(&sorted, 99)?),
+            p50_ms: millis(percentile(&sorted, 500)?),
+            p90_ms: millis(percentile(&sorted, 900)?),
+            p99_ms: millis(percentile(&sorted, 990)?),
+            p999_ms: millis(percentile(&sorted, 999)?),
             max_ms: millis(*sorted.last()?),
         })
     }
@@ -125,8 +128,8 @@ impl Latencies {
 }
 
 /// The nearest-rank percentile of sorted values.
-fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
-    let rank = (sorted.len() * percent).div_ceil(100);
+fn percentile(sorted: &[Duration], per_mille: usize) -> Option<Duration> {
+    let rank = (sorted.len() * per_mille).div_ceil(1000);
     sorted.get(rank.checked_sub(1)?).copied()
 }
 

@@ -1,4 +1,4 @@
-//! The demo's cgroups.
+//! The cgroups of a scene.
 //!
 //! Made with plain directory calls: cgroups-rs swallows errors of `cgroup.subtree_control` and assumes the mount
 //! point, and the user has to see exactly what failed, and where.
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::leftovers::PREFIX;
-use super::pods::{DemoPod, DemoPods, quota_micros, shares, weight};
-use super::report::FileChange;
+use serde::Serialize;
+
+use super::pod::{ScenePod, quota_micros, shares, weight};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::parse::keyed;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
@@ -30,7 +30,7 @@ const CONTROL_FILES_V2: [&str; 4] = ["cpu.max", "cpu.max.burst", "cpu.idle", "cp
 /// A cgroup stays busy until the kernel has reaped its killed processes.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An operation on the demo's cgroups failed.
+/// An operation on the cgroups failed.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {doing} {}", path.display())]
 pub struct CgroupError {
@@ -41,6 +41,17 @@ pub struct CgroupError {
     /// The cause.
     #[source]
     pub source: io::Error,
+}
+
+/// A file whose content differs from before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileChange {
+    /// Its path.
+    pub path: String,
+    /// Content before.
+    pub before: String,
+    /// Content after; empty if it is gone.
+    pub after: String,
 }
 
 /// The content of a file, to compare with byte for byte later.
@@ -71,9 +82,9 @@ impl FileSnapshot {
     }
 }
 
-/// The cgroups of one demo. They are removed when it is dropped.
+/// The cgroups of one scene. They are removed when it is dropped.
 #[derive(Debug)]
-pub struct DemoCgroups {
+pub struct SceneCgroups {
     hierarchy: Hierarchy,
     top: CgroupPath,
     /// In order of creation.
@@ -82,20 +93,20 @@ pub struct DemoCgroups {
     enabled: Vec<(PathBuf, &'static str)>,
 }
 
-impl DemoCgroups {
-    /// Creates the cgroups for `demo_pods` below one that is named after the process `owner` and has `top_shares`.
+impl SceneCgroups {
+    /// Creates the cgroups for `pods` below one of this name, which has `top_shares`.
     ///
     /// # Errors
     /// Where one cannot be created or configured; those already created are removed.
     pub fn create(
         hierarchy: Hierarchy,
-        demo_pods: &DemoPods,
-        owner: u32,
+        pods: &[&ScenePod],
+        name: &str,
         top_shares: u64,
     ) -> Result<Self, CgroupError> {
         let mut cgroups = Self {
             hierarchy,
-            top: top_of(owner),
+            top: top_of(name),
             created: Vec::new(),
             enabled: Vec::new(),
         };
@@ -103,18 +114,18 @@ impl DemoCgroups {
         cgroups.create_cgroup(&cgroups.top.clone())?;
         cgroups.enable_controllers_below(&cgroups.top.clone())?;
         cgroups.set_weight(&cgroups.top, top_shares)?;
-        for demo_pod in demo_pods.all() {
-            let cgroup = cgroups.cgroup(demo_pod);
+        for pod in pods {
+            let cgroup = cgroups.cgroup(pod);
             cgroups.create_cgroup(&cgroup)?;
-            cgroups.set_weight(&cgroup, shares(demo_pod.request))?;
-            cgroups.set_limit(&cgroup, demo_pod.limit)?;
+            cgroups.set_weight(&cgroup, shares(pod.request))?;
+            cgroups.set_limit(&cgroup, pod.limit)?;
         }
         Ok(cgroups)
     }
 
     /// The cgroup of a pod. They are siblings.
-    pub fn cgroup(&self, demo_pod: &DemoPod) -> CgroupPath {
-        child(&self.top, &demo_pod.name)
+    pub fn cgroup(&self, pod: &ScenePod) -> CgroupPath {
+        child(&self.top, &pod.name)
     }
 
     /// Moves a process into the cgroup, in every tree.
@@ -178,14 +189,6 @@ impl DemoCgroups {
         Some(text.trim().to_owned())
     }
 
-    /// Enforcement periods in which a cgroup ran out of its own quota.
-    pub fn throttled_periods(&self, cgroup: &CgroupPath) -> Option<u64> {
-        let dir = self.hierarchy.dir(Controller::Cpu, cgroup)?;
-        let text = fs::read(dir.join("cpu.stat")).ok()?;
-        let [periods] = keyed(&text, [b"nr_throttled"]);
-        periods
-    }
-
     /// Removes everything and returns what could not be removed. A second call does nothing.
     pub fn remove(&mut self) -> Vec<CgroupError> {
         let mut left = Vec::new();
@@ -227,7 +230,7 @@ impl DemoCgroups {
         };
         let root = root.clone();
         self.enable(&root, "cpu")?;
-        // Optional: the demo works without memory figures.
+        // Optional: a scene works without memory figures.
         let _optional = self.enable(&root, "memory");
         Ok(())
     }
@@ -267,6 +270,30 @@ impl DemoCgroups {
         self.write_cpu(cgroup, self.weight_file(), &value.to_string())
     }
 
+    /// Writes a quota per [`QUOTA_PERIOD`] into a pod's cgroup, as other agents do; `None`: no limit.
+    ///
+    /// # Errors
+    /// Where the kernel refuses it.
+    pub fn set_quota(
+        &self,
+        cgroup: &CgroupPath,
+        quota: Option<MilliCpu>,
+    ) -> Result<(), CgroupError> {
+        self.set_limit(cgroup, quota)
+    }
+
+    /// CPU time that a cgroup has used, in nanoseconds.
+    pub fn cpu_nanos(&self, cgroup: &CgroupPath) -> Option<u64> {
+        if self.hierarchy.is_v2() {
+            let dir = self.hierarchy.dir(Controller::Cpu, cgroup)?;
+            let [micros] = keyed(&fs::read(dir.join("cpu.stat")).ok()?, [b"usage_usec"]);
+            return micros?.checked_mul(1000);
+        }
+        let dir = self.hierarchy.dir(Controller::Cpuacct, cgroup)?;
+        let text = fs::read_to_string(dir.join("cpuacct.usage")).ok()?;
+        text.trim().parse().ok()
+    }
+
     /// Written without a limit too, so that a kernel without CFS bandwidth control fails here.
     fn set_limit(&self, cgroup: &CgroupPath, limit: Option<MilliCpu>) -> Result<(), CgroupError> {
         let (name, text) = match (self.hierarchy.is_v2(), limit.map(quota_micros)) {
@@ -285,7 +312,7 @@ impl DemoCgroups {
     }
 }
 
-impl Drop for DemoCgroups {
+impl Drop for SceneCgroups {
     fn drop(&mut self) {
         self.remove();
     }
@@ -327,8 +354,8 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupE
 }
 
 #[expect(clippy::expect_used, reason = "the names are ours and plain")]
-fn top_of(owner: u32) -> CgroupPath {
-    CgroupPath::new(&format!("{PREFIX}{owner}")).expect("a plain name")
+fn top_of(name: &str) -> CgroupPath {
+    CgroupPath::new(name).expect("a plain name")
 }
 
 #[expect(clippy::expect_used, reason = "the names are ours and plain")]
