@@ -1,5 +1,5 @@
 //! The controller: compiles policies into one `NodeWatermark` per node, and reports in the policies' statuses. It is a pipeline with a
-//! folder for each stage:
+//! folder for each stage, which imports earlier ones only:
 //!
 //! - `observe`: watches, and objects decoded as far as they are used
 //! - `compile`: the index of nodes with their compiled policies and `NodeWatermarks`

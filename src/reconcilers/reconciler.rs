@@ -8,7 +8,7 @@ use super::compile::content::DesiredSpec;
 use super::compile::index::{Index, NodeChange, WatermarkChange};
 use super::observe::lease::LeaseState;
 use super::observe::wire::{ObservedNode, Watermark};
-use super::plan::cap::{Cap, CapEnforcement};
+use super::plan::cap::CapEnforcement;
 use super::plan::liveness::{self, LivenessCounts, LivenessMonitor, NodeEffects};
 use super::plan::permit::permit;
 use super::plan::queue::WriteQueue;
@@ -19,66 +19,8 @@ use crate::engine::time::BootTime;
 use crate::evictions::{Denial, Permit, RuleQuery};
 
 pub use super::events::{PendingEvent, Subject};
-pub use super::status::policies::StatusWrite;
-
-/// Settings of the controller.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
-    /// Nodes per second that an edit reaches after its canaries succeeded.
-    pub rollout_nodes_per_second: f64,
-    /// How many nodes may be unschedulable at a time, of those that any rule may make so.
-    pub max_unschedulable: Cap,
-    /// The taint of an agent that is unresponsive for this long is removed.
-    pub silent_agent_after: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            rollout_nodes_per_second: 100.0,
-            max_unschedulable: Cap::Percent(30),
-            silent_agent_after: Duration::from_mins(10),
-        }
-    }
-}
-
-/// An operation on the API server.
-#[derive(Clone, Debug)]
-pub enum Operation {
-    /// Apply the `NodeWatermark` of a node.
-    Apply {
-        /// Its node.
-        node: String,
-        /// The spec to apply.
-        spec: DesiredSpec,
-    },
-    /// Delete the `NodeWatermark` of a deleted node.
-    Delete {
-        /// The node.
-        node: String,
-        /// The object's UID, as a precondition.
-        uid: String,
-    },
-    /// Read the Lease of an agent that seems unresponsive.
-    ReadLease {
-        /// The node.
-        node: String,
-    },
-    /// Remove our taint from a node whose agent is unresponsive.
-    RemoveTaint {
-        /// The node.
-        node: String,
-        /// Its UID, as a precondition.
-        uid: String,
-    },
-}
-
-/// Why a write failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WriteError {
-    /// The delay that the API server asks for.
-    pub retry_after: Option<Duration>,
-}
+pub use super::plan::operations::{Operation, StatusWrite, WriteError};
+pub use super::plan::settings::Settings;
 
 /// Whether this replica acts for the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! The event loop: feeds the reconciler from watches, and carries out what it plans.
 
+mod definitions;
+mod feed;
 mod probes;
 
 use std::future::poll_fn;
@@ -20,11 +22,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::apply::task_queue::TaskQueue;
 use super::apply::write::{self, Outcome};
+use super::events::{PendingEvent, Subject};
 use super::metrics::Metrics;
-use super::observe::definitions;
 use super::observe::lease::{LeaseObject, LeaseState};
-use super::observe::watches::{Item, Source, Watch};
-use super::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject, WriteError};
+use super::observe::watches::{Item, Source};
+use super::plan::operations::{Operation, WriteError};
+use super::plan::settings::Settings;
+use super::reconciler::Reconciler;
 use crate::cluster::client::{CallError, ClientError, Server, call};
 use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Leadership};
@@ -34,6 +38,7 @@ use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Serving, StartError, StoreUpdater};
 use crate::serve::ServeError;
+use feed::Watch;
 
 /// Writes in progress at a time.
 const MAX_WRITES: usize = 16;
@@ -345,7 +350,7 @@ impl Controller {
                 self.metrics.waiting(kind, why.clone());
             }
             tracing::warn!(kind, %why, "failed to watch");
-            watch.source.interrupted(&mut self.reconciler);
+            watch.interrupted(&mut self.reconciler);
         }
         let started = clock::now();
         if watch.apply_change(change, &mut self.reconciler, self.updater.as_mut(), started) {

@@ -1,5 +1,6 @@
-//! Imports between layers go one way, and source files stay short.
+//! Imports between layers, and between the stages of the controller, go one way; source files stay short.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -54,10 +55,21 @@ const LAYERS: [(&str, &[&str]); 16] = [
             "demo",
         ],
     ),
-    (
-        "fuzz",
-        &["engine", "crd", "node", "agent", "metrics_api", "trace"],
-    ),
+    ("fuzz", &["engine", "crd", "node", "metrics_api", "trace"]),
+];
+
+/// The files and folders of `src/reconcilers`: each may import those before it.
+const STAGES: [&str; 10] = [
+    "events",
+    "retry",
+    "observe",
+    "compile",
+    "plan",
+    "apply",
+    "status",
+    "reconciler",
+    "metrics",
+    "run",
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {
@@ -77,22 +89,53 @@ fn source_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
+/// The modules that follow `parents` in the paths of a source file.
+fn imports(path: &Path, parents: &[&str]) -> BTreeSet<String> {
+    let text = fs::read_to_string(path).unwrap();
+    let code = text.lines().filter(|it| !it.trim_start().starts_with("//"));
+    let after = |line: &str| {
+        let after = parents.iter().flat_map(|parent| line.split(parent).skip(1));
+        let name = |rest: &str| {
+            let end = rest.find(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+            rest[..end.unwrap_or(rest.len())].to_owned()
+        };
+        after.map(name).collect::<Vec<_>>()
+    };
+    code.flat_map(after).collect()
+}
+
 #[test]
 fn imports_go_one_way() {
     let mut violations = Vec::new();
     for (layer, allowed) in LAYERS {
         for path in sources(&source_root().join(layer)) {
-            let text = fs::read_to_string(&path).unwrap();
+            let imports = imports(&path, &["crate::"]);
             for (other, _) in LAYERS {
-                let named = text.contains(&format!("crate::{other}::"))
-                    || text.contains(&format!("crate::{other};"));
-                let documented_only = text
-                    .lines()
-                    .filter(|line| line.contains(&format!("crate::{other}")))
-                    .all(|line| line.trim_start().starts_with("//"));
-                if named && !documented_only && other != layer && !allowed.contains(&other) {
+                if imports.contains(other) && other != layer && !allowed.contains(&other) {
                     violations.push(format!("{} imports {other}", path.display()));
                 }
+            }
+        }
+    }
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[test]
+fn a_stage_of_the_controller_imports_earlier_ones_only() {
+    let root = source_root().join("reconcilers");
+    let mut violations = Vec::new();
+    for path in sources(&root) {
+        let inside = path.strip_prefix(&root).unwrap().with_extension("");
+        let stage = inside.iter().next().unwrap().to_str().unwrap();
+        if stage == "mod" {
+            continue;
+        }
+        let position = STAGES.iter().position(|it| *it == stage);
+        let position = position.unwrap_or_else(|| panic!("add {stage} to STAGES"));
+        let imports = imports(&path, &["crate::reconcilers::", "super::"]);
+        for later in &STAGES[position + 1..] {
+            if imports.contains(*later) {
+                violations.push(format!("{} imports {later}", path.display()));
             }
         }
     }

@@ -14,8 +14,7 @@ use crate::reconcilers::compile::content::DesiredSpec;
 use crate::reconcilers::observe::lease::{LeaseObject, LeaseState};
 use crate::reconcilers::observe::watches::{policy_resource, watermark_resource};
 use crate::reconcilers::observe::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
-use crate::reconcilers::reconciler::Operation;
-use crate::reconcilers::status::policies::StatusWrite;
+use crate::reconcilers::plan::operations::{Operation, StatusWrite};
 
 /// The outcome of an operation.
 pub enum Outcome {

@@ -1,6 +1,5 @@
 //! Observes the cluster: watches, and objects decoded as far as they are used.
 
-pub mod definitions;
 pub mod lease;
 pub mod watches;
 pub mod wire;

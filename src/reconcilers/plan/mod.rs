@@ -3,10 +3,12 @@
 pub mod cap;
 mod conflicts;
 pub mod liveness;
+pub mod operations;
 pub mod permit;
 pub mod progress;
 pub mod queue;
 pub mod rollout;
 pub mod rollouts;
+pub mod settings;
 mod targets;
 pub mod tightening;

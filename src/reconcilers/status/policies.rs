@@ -14,6 +14,7 @@ use crate::engine::time::BootTime;
 use crate::reconcilers::compile::catalog::{Class, Key};
 use crate::reconcilers::compile::index::{Index, Node};
 use crate::reconcilers::compile::watermark::KnownWatermark;
+use crate::reconcilers::plan::operations::StatusWrite;
 use crate::reconcilers::plan::progress;
 use crate::reconcilers::plan::rollout::Rollout;
 use crate::reconcilers::plan::rollouts::Rollouts;
@@ -23,15 +24,6 @@ use crate::reconcilers::plan::tightening::source;
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// Extra delay after a failure.
 const STATUS_RETRY_DELAY: Duration = Duration::from_secs(3);
-
-/// The status of one policy object.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StatusWrite {
-    /// Which object.
-    pub key: Key,
-    /// The new status.
-    pub status: Value,
-}
 
 /// Minimum interval for statuses in which only counts changed: pods come and go.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);

@@ -9,10 +9,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 use serde_json::Value;
 
+use super::super::metrics::Metrics;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call};
 use crate::crd::{KubernetesVersion, definitions, missing_fields};
-use crate::reconcilers::metrics::Metrics;
 
 /// Check interval, and the shorter one while something is missing.
 const CHECK_INTERVAL: Duration = Duration::from_mins(1);

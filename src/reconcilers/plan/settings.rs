@@ -1,0 +1,26 @@
+//! Settings of what is planned.
+
+use std::time::Duration;
+
+use super::cap::Cap;
+
+/// Settings of the controller.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Nodes per second that an edit reaches after its canaries succeeded.
+    pub rollout_nodes_per_second: f64,
+    /// How many nodes may be unschedulable at a time, of those that any rule may make so.
+    pub max_unschedulable: Cap,
+    /// The taint of an agent that is unresponsive for this long is removed.
+    pub silent_agent_after: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rollout_nodes_per_second: 100.0,
+            max_unschedulable: Cap::Percent(30),
+            silent_agent_after: Duration::from_mins(10),
+        }
+    }
+}
