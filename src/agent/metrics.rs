@@ -30,7 +30,7 @@ use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
-use crate::serve::{Document, ResultLabels, Source, with_one_series};
+use crate::serve::{Document, KindLabels, RequestLabels, ResultLabels, Source, with_one_series};
 
 /// The loop runs at least every few seconds: after this time without a run it hangs.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,20 +80,6 @@ struct ActionLabels {
 struct SkippedLabels {
     reason: &'static str,
     strategy: &'static str,
-}
-
-/// Labels of a watch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct KindLabels {
-    /// The kind.
-    pub kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct RequestLabels {
-    verb: &'static str,
-    /// `none` without an answer.
-    code: String,
 }
 
 /// The state that the metrics show.
@@ -549,8 +535,7 @@ fn raise_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64
 
 impl Observer for Metrics {
     fn requested(&self, verb: &'static str, code: Option<u16>) {
-        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-        let labels = RequestLabels { verb, code };
+        let labels = RequestLabels::new(verb, code);
         self.requests.get_or_create(&labels).inc();
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
 use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
-use super::metrics::{KindLabels, Metrics};
+use super::metrics::Metrics;
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
 use super::pods::Pods;
@@ -37,6 +37,7 @@ use crate::node::clock;
 use crate::node::machine::state_dir::Writer;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, Settings};
+use crate::serve::KindLabels;
 
 /// How often starting the machine is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -16,8 +16,6 @@ use super::track::Pods;
 use super::walk::{Skip, Walk, cpu_used, unreclaimable_memory};
 
 const KIND: ActionKind = ActionKind::Eviction;
-/// A pod that still exists this long after its grace period no longer counts as released.
-pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A pod whose eviction was requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

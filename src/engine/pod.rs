@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::units::MilliCpu;
 
+/// A pod that still exists this long after its grace period no longer counts as released.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
+
 /// A pod's UID. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

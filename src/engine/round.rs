@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::evict::{EvictionPass, Rounds, SETTLE_TIMEOUT};
+use super::evict::{EvictionPass, Rounds};
 use super::ledger::{Ledger, ThrottledCgroup};
 use super::metric::RankBy;
 use super::plan::{Evict, Reclaim, Transition};
-use super::pod::PodUid;
+use super::pod::{PodUid, SETTLE_TIMEOUT};
 use super::reclaim::ReclaimPass;
 use super::run::Run;
 use super::sample::Sample;

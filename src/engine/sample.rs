@@ -4,7 +4,6 @@
 //! between two samples.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use super::pod::PodUid;
 use super::time::BootTime;
 use super::units::{Bytes, Quota};
-use super::values::busy;
 
 /// Everything that was read at one time. The sampler reuses its buffers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -79,12 +77,6 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Millicores that were busy since `before`, `interval` ago; `None` if the counter went back or grew by more than the
-    /// machine can do.
-    pub fn busy_since(self, before: Self, interval: Duration) -> Option<f64> {
-        busy(before, self, interval.as_nanos() as f64).ok()
-    }
-
     /// Converts millicores to percent of the online CPUs.
     pub fn percent(self, millicores: f64) -> f64 {
         millicores / f64::from(self.online) / 10.0

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use super::effect::EffectCheck;
 use super::eligibility::Permit;
-use super::evict::SETTLE_TIMEOUT;
 use super::plan::Skipped;
-use super::pod::{Pod, PodUid};
+use super::pod::{Pod, PodUid, SETTLE_TIMEOUT};
 use super::policy::PodPolicy;
 use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};

@@ -455,8 +455,16 @@ pub(super) fn check_plausible(nanos: f64, interval: f64, capacity: f64) -> Resul
     Ok(())
 }
 
+impl CpuTimes {
+    /// Millicores that were busy since `before`, `interval` ago; `None` if the counter went back or grew by more than the
+    /// machine can do.
+    pub fn busy_since(self, before: Self, interval: Duration) -> Option<f64> {
+        busy(before, self, interval.as_nanos() as f64).ok()
+    }
+}
+
 /// Millicores that were busy over `interval` nanoseconds.
-pub(super) fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
+fn busy(before: CpuTimes, now: CpuTimes, interval: f64) -> Value {
     if now.online == 0 || interval <= 0.0 {
         return Err(Unknown::Impossible);
     }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::node::NodeWindows;
-use self::peaks::Peaks;
+use self::peaks::{MISSING, Peaks};
 use super::time::BootTime;
 
 /// The length of a slot.
@@ -48,8 +48,6 @@ const MINUTES: usize = 60;
 const FIVE_MINUTES: usize = 288;
 /// Values are stored in units of 1/500 percent: 0 to 131 %, with an error of at most 0.001 %.
 const UNITS_PER_PERCENT: f64 = 500.0;
-/// A gap.
-const MISSING: u16 = u16::MAX;
 
 /// A window with averages and percentiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

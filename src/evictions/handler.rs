@@ -24,6 +24,11 @@ use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 
+const NOT_LEADING: &str = "this replica of the controller no longer leads";
+const NO_RECORD: &str = "the leader has not read the eviction record yet";
+const NO_RULES: &str = "the leader has not read all policies and nodes yet";
+const ENDING: &str = "the controller is shutting down";
+
 /// Result of the checks that run before the API server is asked to evict.
 enum Prepared {
     /// The pod may be evicted.
@@ -102,7 +107,7 @@ impl Handler {
             return Err(Refusal::late());
         }
         if !self.leads() {
-            return Err(not_ready());
+            return Err(not_ready(NOT_LEADING));
         }
         Ok(())
     }
@@ -166,11 +171,12 @@ impl Handler {
             reply,
         };
         if self.rules.send(query).await.is_err() {
-            return Err(not_ready());
+            return Err(not_ready(ENDING));
         }
         match permit.await {
             Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(Denial::NotReady)) | Err(_) => Err(not_ready()),
+            Ok(Err(Denial::NotReady)) => Err(self.not_read(NO_RULES)),
+            Err(_) => Err(not_ready(ENDING)),
             Ok(Err(Denial::OtherRules)) => {
                 let why =
                     "the node's rules have changed: the agent retries when it has the new ones";
@@ -195,7 +201,12 @@ impl Handler {
                 _ => Ok(()),
             }
         });
-        verdict.unwrap_or_else(|| Err(not_ready()))
+        verdict.unwrap_or_else(|| Err(self.not_read(NO_RECORD)))
+    }
+
+    /// A leader has not read something yet: `why` names it. A replica that no longer leads reads nothing.
+    fn not_read(&self, why: &str) -> Refusal {
+        not_ready(if self.leads() { why } else { NOT_LEADING })
     }
 
     fn is_ours(&self, uid: &str) -> bool {
@@ -216,7 +227,7 @@ impl Handler {
         match granted.await {
             Ok(Ok(granted)) => Ok(granted),
             Ok(Err(exhausted)) => Err(Refusal::exhausted(&exhausted)),
-            Err(_) if !self.leads() => Err(not_ready()),
+            Err(_) if !self.leads() => Err(not_ready(NOT_LEADING)),
             Err(_) => Err(unrecorded()),
         }
     }
@@ -256,8 +267,7 @@ const fn release(granted: Granted) -> Settlement {
     }
 }
 
-fn not_ready() -> Refusal {
-    let why = "the leader has not read the eviction record yet";
+fn not_ready(why: &str) -> Refusal {
     Refusal::later("not_ready", why)
 }
 
@@ -299,6 +309,35 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::election::Term;
+
+    #[tokio::test]
+    async fn a_refusal_says_whether_the_record_is_unread_or_the_replica_no_longer_leads() {
+        let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        let client = Client::try_from(nowhere).unwrap();
+        let key = BudgetKey {
+            node: "n",
+            namespace: "shop",
+            zone: None,
+            owner: None,
+        };
+        let until = clock::now() + Duration::from_hours(1);
+        for (term, why) in [
+            (Some(Term { epoch: 1, until }), NO_RECORD),
+            (None, NOT_LEADING),
+        ] {
+            let handler = Handler {
+                client: client.clone(),
+                leadership: watch::channel(Leadership::new(term, None)).1,
+                lease_namespace: String::new(),
+                rules: mpsc::channel(1).0,
+                budgets: Some((SharedLedger::default(), mpsc::channel(1).0)),
+                metrics: EvictionMetrics::default(),
+            };
+            let refused = handler.within_budgets("uid", &key);
+            assert_eq!(refused, Err(not_ready(why)));
+        }
+    }
 
     #[test]
     fn only_the_controller_of_a_pod_counts_as_owner() {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,12 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::budget::Scope;
 use super::ledger::{Ledger, Settled, Stage};
 use crate::engine::time::BootTime;
-use crate::serve::{ResultLabels, with_one_series};
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct StateLabels {
-    state: &'static str,
-}
+use crate::serve::{ResultLabels, StateLabels, with_one_series};
 
 /// The metrics. Clones share the same values.
 #[derive(Clone, Debug)]

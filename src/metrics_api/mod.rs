@@ -27,6 +27,7 @@ mod relay;
 pub mod reports;
 mod server;
 mod serving;
+mod start_error;
 mod status;
 pub mod store;
 mod store_updater;
@@ -39,7 +40,8 @@ use std::net::SocketAddr;
 use jiff::Timestamp;
 
 pub use certificate_manager::{CertificateSource, ObjectNames, ReportEndpoint, TlsFiles};
-pub use serving::{Serving, StartError, start};
+pub use serving::{Serving, start};
+pub use start_error::StartError;
 pub use status::Refusal;
 pub use store_updater::StoreUpdater;
 

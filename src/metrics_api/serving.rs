@@ -4,20 +4,18 @@
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::{io, thread};
+use std::thread;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::cluster::client::{ClientError, Server};
+use crate::cluster::client::Server;
 use crate::cluster::election::Leadership;
 use crate::cluster::requests;
 use crate::evictions::RuleQuery;
-use crate::serve::ServeError;
 
 use super::authn::Authenticator;
 use super::authz::Authorizer;
@@ -32,23 +30,10 @@ use super::readiness::Readiness;
 use super::relay::Relay;
 use super::reports;
 use super::server::{Api, MAX_WAITING};
+use super::start_error::StartError;
 use super::store::Limits;
 use super::store_updater::StoreUpdater;
 use super::{Observer, Options};
-
-/// Why the API did not start.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// The address can't be listened on.
-    #[error(transparent)]
-    Listen(#[from] ServeError),
-    /// The thread or its runtime can't be created.
-    #[error("failed to start the thread of the metrics API")]
-    Thread(#[from] io::Error),
-    /// There is no client for the API server.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-}
 
 /// Handle of the serving thread. Dropping it stops the thread; [`Self::end`] waits for that.
 pub struct Serving {

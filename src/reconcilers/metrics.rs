@@ -21,7 +21,7 @@ use crate::engine::time::BootTime;
 use crate::evictions::EvictionMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
-use crate::serve::{Source, with_one_series};
+use crate::serve::{KindLabels, ReasonLabels, RequestLabels, Source, with_one_series};
 
 /// Names in the readiness probe.
 const METRICS_API: &str = "metrics API";
@@ -40,22 +40,6 @@ pub struct WriteLabels {
     pub result: &'static str,
 }
 
-/// Labels of a watch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct WatchLabels {
-    /// The kind.
-    pub kind: &'static str,
-}
-
-/// Labels of a request.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct RequestLabels {
-    /// As in the audit log: `get`, `list`, `watch`, `create`, `update`, `patch` or `delete`.
-    pub verb: &'static str,
-    /// The HTTP code of the answer; `none` where there was none.
-    pub code: String,
-}
-
 /// Labels of an answer of the metrics API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct AnswerLabels {
@@ -63,13 +47,6 @@ pub struct AnswerLabels {
     pub verb: &'static str,
     /// The HTTP code.
     pub code: u16,
-}
-
-/// Labels of connections that were closed by the server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct CutLabels {
-    /// `too_many_new`, `too_slow` or `pinned`.
-    pub reason: &'static str,
 }
 
 /// Labels of a roll-out.
@@ -85,12 +62,12 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     answers: Family<AnswerLabels, Counter>,
     pinned: Gauge,
-    cut: Family<CutLabels, Counter>,
+    cut: Family<ReasonLabels, Counter>,
     compile: Histogram,
     /// Writes to the API server.
     pub writes: Family<WriteLabels, Counter>,
     running: Gauge,
-    watch_errors: Family<WatchLabels, Counter>,
+    watch_errors: Family<KindLabels, Counter>,
     /// Events dropped because too many were waiting.
     pub events_dropped: Counter,
     /// Taints of unresponsive agents that were removed.
@@ -274,7 +251,7 @@ impl Metrics {
 
     /// A watch failed or missed a change.
     pub fn watch_error(&self, kind: &'static str) {
-        self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
+        self.watch_errors.get_or_create(&KindLabels { kind }).inc();
     }
 
     /// One series of every metric in the text format, for the documentation.
@@ -384,10 +361,8 @@ impl Metrics {
 
 impl Observer for Metrics {
     fn requested(&self, verb: &'static str, code: Option<u16>) {
-        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-        self.requests
-            .get_or_create(&RequestLabels { verb, code })
-            .inc();
+        let labels = RequestLabels::new(verb, code);
+        self.requests.get_or_create(&labels).inc();
     }
 }
 
@@ -403,7 +378,7 @@ impl metrics_api::Observer for Metrics {
     }
 
     fn cut(&self, reason: &'static str) {
-        self.cut.get_or_create(&CutLabels { reason }).inc();
+        self.cut.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     fn certified(&self, outcome: Result<(), &str>) {

@@ -1,6 +1,7 @@
 //! HTTP server of the process: `/livez`, `/readyz`, `/metrics`, and JSON documents.
 
 mod exposition;
+mod labels;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,7 +18,6 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use nix::errno::Errno;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use rustix::net::sockopt::set_ipv6_v6only;
 use thiserror::Error;
@@ -26,6 +26,8 @@ use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
 
 use self::exposition::Format;
+
+pub use self::labels::{KindLabels, ReasonLabels, RequestLabels, ResultLabels, StateLabels};
 
 /// Limit of connections. A new one replaces the oldest, so that idle connections can't lock out probes.
 const MAX_CONNECTIONS: usize = 32;
@@ -61,13 +63,6 @@ pub enum Document {
     Missing(String),
     /// Not allowed for this client, and who may read it.
     Forbidden(String),
-}
-
-/// Label of metric families that count by result.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-pub struct ResultLabels {
-    /// The result as one word.
-    pub result: &'static str,
 }
 
 /// Creates one series with empty labels, for the documentation.

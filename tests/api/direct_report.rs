@@ -186,7 +186,7 @@ fn kubectl_shows_what_an_agent_reports() {
         has_cpu(plane, "node00", "4000m")
     });
     let counts = counts(&controller);
-    let counted = ["stored", "replayed", "superseded"].map(|result| counts[result]);
+    let counted = ["stored", "replayed", "stale"].map(|result| counts[result]);
     assert_eq!(counted, [2, 1, 2]);
     // Nodes without reports are listed, with no invented values.
     assert_eq!(self::row(&plane, "node01")[7], "NoReport");

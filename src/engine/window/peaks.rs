@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::MISSING;
+/// A gap.
+pub(super) const MISSING: u16 = u16::MAX;
 
 /// Maximum per bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -166,9 +166,9 @@ impl ReportHandler {
         match self.put(report) {
             Outcome::Stored(_) => Ok(("stored", node)),
             Outcome::Replayed => Ok(("replayed", node)),
-            Outcome::Superseded => {
+            Outcome::Stale => {
                 let message = format!("a later report of node {node:?} was received already");
-                Err(("superseded", conflict(message)))
+                Err(("stale", conflict(message)))
             }
             Outcome::OtherBoot => {
                 let message = format!(

@@ -77,7 +77,7 @@ pub enum Outcome {
     /// This very report was received before.
     Replayed,
     /// A later report was received before.
-    Superseded,
+    Stale,
     /// The Node has another boot ID.
     OtherBoot,
     /// Its agent can't have started that late, judging by earlier reports and the time since.
@@ -304,7 +304,7 @@ impl LastReport {
             return Err(if is_identical {
                 Outcome::Replayed
             } else {
-                Outcome::Superseded
+                Outcome::Stale
             });
         }
         let max_uptime = self

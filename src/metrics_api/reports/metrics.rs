@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,20 +10,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::interval::ReportLimits;
-use crate::serve::{ResultLabels, with_one_series};
+use crate::serve::{ReasonLabels, ResultLabels, StateLabels, with_one_series};
 
 /// Buckets of the time between two reports, in seconds: they arrive every 10 s, or at once after a change.
 const AGES: [f64; 10] = [1.1, 3.0, 6.0, 9.0, 10.5, 12.0, 15.0, 20.0, 40.0, 60.0];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct StateLabels {
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
 
 /// The metrics. Clones share the same values.
 #[derive(Clone, Debug)]

@@ -33,7 +33,7 @@ use crate::evictions::{self, Evictions, RuleQuery};
 use crate::serve;
 
 use super::certificates::Tls;
-use super::serving::StartError;
+use super::start_error::StartError;
 use handler::ReportHandler;
 use identity::Identity;
 

@@ -11,7 +11,7 @@ pub struct Settings {
     pub rollout_nodes_per_second: f64,
     /// How many nodes may be unschedulable at a time, of those that any rule may make so.
     pub max_unschedulable: Cap,
-    /// The taint of an agent that is unresponsive for this long is removed.
+    /// The taint of an agent that was last seen this long ago is removed.
     pub silent_agent_after: Duration,
 }
 

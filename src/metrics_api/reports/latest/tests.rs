@@ -92,10 +92,10 @@ fn only_an_identical_report_is_a_replay() {
     put("w", 9, 9, 0);
     put("x", 5, 7, 3);
     assert_eq!(put("x", 5, 7, 3), Outcome::Replayed);
-    assert_eq!(put("x", 5, 7, 4), Outcome::Superseded, "other content");
-    assert_eq!(put("x", 5, 6, 3), Outcome::Superseded);
-    assert_eq!(put("x", 4, 8, 3), Outcome::Superseded);
-    assert_eq!(put("w", 9, 9, 0), Outcome::Superseded);
+    assert_eq!(put("x", 5, 7, 4), Outcome::Stale, "other content");
+    assert_eq!(put("x", 5, 6, 3), Outcome::Stale);
+    assert_eq!(put("x", 4, 8, 3), Outcome::Stale);
+    assert_eq!(put("w", 9, 9, 0), Outcome::Stale);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn forged_reports_block_an_agent_for_three_intervals_at_most() {
         latest.put(report("a", "x", started, sequence, 0), MIN_AGE, at(seconds))
     };
     assert!(is_stored(put(&mut latest, u64::MAX, u64::MAX, 0)));
-    assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Superseded);
+    assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Stale);
     assert!(is_stored(put(&mut latest, 5, 2, 30)));
     assert!(is_stored(put(&mut latest, 5, 3, 31)));
 }

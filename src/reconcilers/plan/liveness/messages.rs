@@ -24,8 +24,8 @@ impl LivenessCheck {
         }
         for (node, grace) in &self.unresponsive {
             let message = format!(
-                "its agent has been unresponsive for {}: neither a renewal of its Lease nor a report arrived. What is in \
-                 force on the node stays; check why the agent's pod there is not running or not ready",
+                "its agent was last seen more than {} ago: neither a renewal of its Lease nor a report has arrived \
+                 since. What is in force on the node stays; check why the agent's pod there is not running or not ready",
                 format_duration(*grace)
             );
             events.push(PendingEvent::node_warning(node, "AgentSilent", message));
@@ -37,7 +37,7 @@ impl LivenessCheck {
         let dead_after = format_duration(dead_after);
         for (node, pods) in &self.throttled {
             let message = format!(
-                "its agent has been unresponsive for {dead_after}, and {pods} pods were throttled at its last update: they \
+                "its agent was last seen more than {dead_after} ago, and {pods} pods were throttled at its last update: they \
                  stay throttled until an agent runs there again. To restore them by hand, have plimsoll agent --restore \
                  --node-name {node} run there; see docs/kubernetes.md about nodes without an agent"
             );
@@ -52,7 +52,7 @@ impl LivenessCheck {
 pub fn taint_removed(node: &str, dead_after: Duration) -> PendingEvent {
     let dead_after = format_duration(dead_after);
     let message = format!(
-        "its agent has been unresponsive for {dead_after} while the node is Ready: its taint is removed, so that new pods may \
+        "its agent was last seen more than {dead_after} ago, and the node is Ready: its taint is removed, so that new pods may \
          be scheduled here again; check why the agent's pod is not running"
     );
     PendingEvent::node_warning(node, "TaintOfSilentAgentRemoved", message)

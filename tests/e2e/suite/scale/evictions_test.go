@@ -38,7 +38,7 @@ const (
 )
 
 // expected are the messages of refusals while the fleet's budget is spent, and during a failover.
-var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "another eviction of the same node is in progress",
+var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "the leader has not read all policies and nodes yet", "another eviction of the same node is in progress",
 	"the outcome of another eviction on the node is not known yet"}
 
 // evicts are the policies by which agents evict victims: only agents evaluate the rule, and these report that it is breached.
