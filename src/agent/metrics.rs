@@ -30,7 +30,9 @@ use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::clock;
-use crate::serve::{Document, KindLabels, RequestLabels, ResultLabels, Source, with_one_series};
+use crate::serve::{
+    Document, KindLabels, ReasonLabels, RequestLabels, ResultLabels, Source, with_one_series,
+};
 
 /// The loop runs at least every few seconds: after this time without a run it hangs.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,11 +60,6 @@ struct RuleLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct EffectLabels {
     effect: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
