@@ -28,7 +28,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo demo-picture test watch bench fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture test watch bench protect fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
 .PHONY: mixes versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -62,7 +62,10 @@ watch: tools-build ## Runs tests again when a source file changes: make watch TE
 	@find src tests -name '*.rs' | entr -c $(CARGO_TEST) $(TEST)
 
 bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their baselines, and fails if one exceeds its limit (needs root and an idle machine)
-	cargo bench --no-fail-fast --target $(TARGET) --bench '*' -- --assert
+	cargo bench --no-fail-fast --target $(TARGET) --bench '[!p]*' -- --assert
+
+protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; half an hour)
+	cargo bench --target $(TARGET) --bench protect -- --write --assert
 
 fuzz: FOR := 10s
 fuzz: tools ## Fuzzes the parsers of external input: each target FOR=10s; ONLY="token report" selects targets; AGAIN=FILE runs one input

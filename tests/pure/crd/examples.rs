@@ -320,6 +320,26 @@ fn idle_class() {
 }
 
 #[test]
+fn services() {
+    let throttles = Action {
+        throttle: Some(CpuThrottle {
+            idle: true,
+            ..throttle(30, 10)
+        }),
+        ..action("batch-behind-services", 300)
+    };
+    let policy = compiled("examples/ensurance/services.yaml", &[]);
+    let delay = Metric::Protected(Protected::CpuDelayP95);
+    let expected = Rule {
+        restore_value: 2.0,
+        period: secs(5),
+        ..rule("services/services-wait", delay, 5.0, (2, 6), throttles)
+    };
+    assert_eq!(policy.rules, [expected]);
+    assert_eq!(policy.pods.len(), 2);
+}
+
+#[test]
 fn disk() {
     let policy = compiled("examples/ensurance/disk.yaml", &[]);
     let throttles = Action {

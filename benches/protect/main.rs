@@ -1,0 +1,84 @@
+//! Latency of important pods beside batch pods: unprotected, and protected in several ways.
+//!
+//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --only burst,redis --write --assert]`
+//!
+//! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
+//! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
+//! are medians of the rounds. Each request's latency goes to `target/bench/protect/`; `--write` renews the table and the plot of
+//! `docs/protection.md`.
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
+#![allow(clippy::print_stdout, reason = "its output")]
+
+mod figures;
+mod peers;
+mod plot;
+mod redis;
+mod report;
+mod round;
+mod scenes;
+mod ways;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use plimsoll::demo::leftovers;
+use plimsoll::node::cgroup::Hierarchy;
+
+use crate::figures::SceneFigures;
+use crate::round::Ground;
+use crate::scenes::Scene;
+
+/// Cargo adds `--bench` to the arguments.
+fn argument(name: &str) -> Option<String> {
+    let mut args = std::env::args().skip_while(|arg| arg != name);
+    args.nth(1)
+}
+
+fn main() -> ExitCode {
+    let has = |flag: &str| std::env::args().any(|arg| arg == flag);
+    let assert = has("--assert");
+    let Ok(hierarchy) = Hierarchy::detect(Path::new("/proc"), None) else {
+        println!("not measured: no cgroup tree with the cpu controller is mounted");
+        return ExitCode::from(u8::from(assert));
+    };
+    let rounds: usize = argument("--rounds").map_or(5, |rounds| rounds.parse().unwrap());
+    let only = argument("--only");
+    let wanted = |name: &str| {
+        let mut names = only.iter().flat_map(|only| only.split(','));
+        only.is_none() || names.any(|only| only == name)
+    };
+    leftovers::remove_all(&hierarchy);
+    let ground = Ground::new(hierarchy);
+    let machine = ground.machine();
+    println!("{machine}");
+    let mut scenes: Vec<SceneFigures> = Scene::all(ground.cpus)
+        .into_iter()
+        .filter(|scene| wanted(scene.name))
+        .map(|scene| ground.measure(&scene, rounds))
+        .collect();
+    if wanted(redis::NAME) {
+        scenes.extend(redis::measure(&ground, rounds));
+    }
+    let measured = report::Measured {
+        machine,
+        rounds,
+        scenes,
+    };
+    let table = measured.table();
+    println!("{table}");
+    let raw = round::raw();
+    fs::write(raw.join("table.md"), &table).unwrap();
+    plot::draw(&measured, &raw.join("protection.svg"));
+    println!("raw: {}", raw.display());
+    if has("--write") {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+        report::renew(&docs.join("protection.md"), &table);
+        fs::copy(raw.join("protection.svg"), docs.join("protection.svg")).unwrap();
+    }
+    let missed = measured.missed();
+    for bar in &missed {
+        println!("missed: {bar}");
+    }
+    ExitCode::from(u8::from(assert && !missed.is_empty()))
+}

@@ -1,0 +1,164 @@
+//! The table, the bars, and their place in `docs/protection.md`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::figures::{Recovery, SceneFigures, Summary};
+use crate::ways::Way;
+
+/// Where the table is in the page.
+const BEGIN: &str = "<!-- measured: make protect renews this -->\n";
+const END: &str = "<!-- end of measured -->\n";
+/// The bars of the best of Plimsoll's ways, beside [`SceneFigures::max_ratio`].
+const MIN_UTILISATION: f64 = 90.0;
+const MIN_OF_LEFT_PERCENT: f64 = 90.0;
+
+/// Everything that was measured.
+pub struct Measured {
+    pub machine: String,
+    pub rounds: usize,
+    pub scenes: Vec<SceneFigures>,
+}
+
+impl Measured {
+    /// In markdown.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "Measured on {}, {} rounds; medians, and the lowest and highest p99 of a round.\n",
+            self.machine, self.rounds
+        );
+        for scene in &self.scenes {
+            scene_table(&mut text, scene);
+        }
+        text
+    }
+
+    /// The bars that were missed.
+    pub fn missed(&self) -> Vec<String> {
+        self.scenes.iter().filter_map(missed).collect()
+    }
+}
+
+fn scene_table(text: &mut String, scene: &SceneFigures) {
+    let summaries = scene.summaries();
+    write!(
+        text,
+        "\n### {}\nScene: {}.\n\n",
+        title(scene.name),
+        scene.about
+    )
+    .unwrap();
+    text.push_str(
+        "| way | p50 ms | p99 ms | rounds | times alone | p99.9 ms | served/s | given up | batch CPU | of what is left | CPU busy | \
+         recovered after |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in &summaries {
+        let (lowest, highest) = row.p99_range;
+        let (batch, of_left, recovered) = if row.way == Way::Alone {
+            ("-".to_owned(), "-".to_owned(), "-".to_owned())
+        } else {
+            (
+                format!("{:.0}m", row.batch),
+                format!("{:.0} %", row.of_left_percent),
+                recovered(row),
+            )
+        };
+        writeln!(
+            text,
+            "| {} | {} | {} | {} - {} | {:.2} | {} | {:.0} | {:.1} % | {batch} | {of_left} | {:.0} % | {recovered} |",
+            row.way.name(),
+            ms(row.p50),
+            ms(row.p99),
+            ms(lowest),
+            ms(highest),
+            row.ratio,
+            ms(row.p999),
+            row.served,
+            row.unserved_percent,
+            row.utilisation,
+        )
+        .unwrap();
+    }
+    text.push('\n');
+    let suffices = summaries
+        .iter()
+        .any(|row| row.way == Way::Unprotected && meets(scene, row));
+    if suffices {
+        text.push_str("The kernel's weights alone suffice here.\n");
+    }
+    match missed(scene) {
+        None => writeln!(
+            text,
+            "Bar met: p99 at most {} times alone, CPU busy at least {MIN_UTILISATION} %, batch at least {MIN_OF_LEFT_PERCENT} % of what \
+             is left.",
+            scene.max_ratio
+        ),
+        Some(missed) => writeln!(text, "Bar missed: {missed}."),
+    }
+    .unwrap();
+}
+
+fn title(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
+}
+
+fn ms(value: f64) -> String {
+    if value.is_nan() {
+        "-".to_owned()
+    } else if value < 10.0 {
+        format!("{value:.2}")
+    } else if value < 100.0 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.0}")
+    }
+}
+
+fn recovered(row: &Summary) -> String {
+    match row.recovery {
+        Recovery::NotMeasured => "-".to_owned(),
+        Recovery::Not => "not in its round".to_owned(),
+        Recovery::After(0.0) => "was never harmed".to_owned(),
+        Recovery::After(after) => format!("{after:.1} s"),
+    }
+}
+
+/// Whether all bars are met.
+fn meets(scene: &SceneFigures, row: &Summary) -> bool {
+    row.ratio <= scene.max_ratio
+        && row.utilisation >= MIN_UTILISATION
+        && row.of_left_percent >= MIN_OF_LEFT_PERCENT
+}
+
+/// What the best of Plimsoll's ways misses.
+fn missed(scene: &SceneFigures) -> Option<String> {
+    let summaries = scene.summaries();
+    let mut ours: Vec<&Summary> = summaries.iter().filter(|row| row.way.is_ours()).collect();
+    if ours.iter().any(|row| meets(scene, row)) {
+        return None;
+    }
+    ours.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+    let best = ours.first()?;
+    Some(format!(
+        "{}: the best of the ways tried is {}: p99 {:.2} times alone (bar {}), CPU busy {:.0} % (bar {MIN_UTILISATION}), batch {:.0} % of \
+         what is left (bar {MIN_OF_LEFT_PERCENT})",
+        scene.name,
+        best.way.name(),
+        best.ratio,
+        scene.max_ratio,
+        best.utilisation,
+        best.of_left_percent
+    ))
+}
+
+/// Replaces the table in the page.
+pub fn renew(page: &Path, table: &str) {
+    let text = fs::read_to_string(page).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    fs::write(page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+}

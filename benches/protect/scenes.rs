@@ -1,0 +1,195 @@
+//! The scenes. Their figures grow with the CPUs.
+
+use std::time::Duration;
+
+use plimsoll::demo::pods::DemoPods;
+use plimsoll::engine::pod::QosClass;
+use plimsoll::engine::units::MilliCpu;
+use plimsoll::scene::load::Service;
+use plimsoll::scene::pod::ScenePod;
+
+/// Important pods and batch pods on one machine.
+pub struct Scene {
+    pub name: &'static str,
+    /// For the report.
+    pub about: String,
+    /// One server, or a chain of services.
+    pub important: Vec<ScenePod>,
+    pub service: Service,
+    pub batch: Vec<(ScenePod, Batch)>,
+    /// The bar: the p99 of the best way against that alone.
+    pub max_ratio: f64,
+    /// Length of a round.
+    pub length: Duration,
+}
+
+/// What a batch pod does.
+#[derive(Clone, Copy)]
+pub enum Batch {
+    /// All its threads are always busy.
+    Busy,
+    /// A fixed amount of work per second.
+    Paced(Service),
+}
+
+impl Batch {
+    /// CPU that it uses where it gets all that it wants.
+    pub fn wants(self, pod: &ScenePod) -> MilliCpu {
+        match self {
+            Self::Busy => MilliCpu(1000 * pod.threads as u64),
+            Self::Paced(service) => needs(service),
+        }
+    }
+}
+
+fn needs(service: Service) -> MilliCpu {
+    let micros = u64::from(service.rate) * u64::try_from(service.work.as_micros()).unwrap();
+    MilliCpu(micros / 1000)
+}
+
+fn pod(name: &str, qos: QosClass, request: u64, threads: usize, workload: &str) -> ScenePod {
+    ScenePod {
+        name: name.to_owned(),
+        qos,
+        request: MilliCpu(request),
+        limit: None,
+        threads,
+        labels: [("workload".to_owned(), workload.to_owned())].into(),
+    }
+}
+
+impl Scene {
+    pub fn all(cpus: u32) -> Vec<Self> {
+        vec![Self::burst(cpus), Self::wakeups(cpus), Self::chain(cpus)]
+    }
+
+    /// The demo's scene: the important pod needs four times what it requested.
+    pub fn burst(cpus: u32) -> Self {
+        let DemoPods {
+            important,
+            service,
+            batch,
+            ..
+        } = DemoPods::for_cpus(cpus);
+        Self {
+            name: "burst",
+            about: format!(
+                "a service that requests {} and needs {} ({} requests a second of {} ms, {} threads) beside two Burstable pods \
+                 that request as much and have {} busy threads each",
+                important.request,
+                needs(service),
+                service.rate,
+                service.work.as_millis(),
+                service.threads,
+                batch[0].threads,
+            ),
+            important: vec![important],
+            service,
+            batch: batch.into_iter().map(|pod| (pod, Batch::Busy)).collect(),
+            max_ratio: 1.1,
+            length: Duration::from_secs(10),
+        }
+    }
+
+    /// Short requests beside many threads: what counts is how soon a thread that wakes up gets a CPU.
+    pub fn wakeups(cpus: u32) -> Self {
+        let threads = 8 * cpus as usize;
+        let service = Service {
+            threads: cpus as usize,
+            rate: 100 * cpus,
+            work: Duration::from_micros(500),
+            patience: Duration::from_millis(300),
+            first_of_chain: false,
+        };
+        Self {
+            name: "wake-ups",
+            about: format!(
+                "{} short requests a second (0.5 ms) to a service that requests {}m, which is more than it needs, beside a \
+                 BestEffort pod with {threads} busy threads",
+                service.rate,
+                500 * cpus
+            ),
+            important: vec![pod(
+                "important",
+                QosClass::Burstable,
+                u64::from(500 * cpus),
+                service.threads,
+                "service",
+            )],
+            service,
+            batch: vec![(
+                pod("batch", QosClass::BestEffort, 0, threads, "batch"),
+                Batch::Busy,
+            )],
+            max_ratio: 1.1,
+            length: Duration::from_secs(6),
+        }
+    }
+
+    /// Services that call each other: the latency of each adds up. Batch does a fixed amount of work.
+    pub fn chain(cpus: u32) -> Self {
+        const SERVICES: u32 = 8;
+        let service = Service {
+            threads: 1,
+            rate: 75 * cpus,
+            work: Duration::from_micros(500),
+            patience: Duration::from_millis(300),
+            first_of_chain: true,
+        };
+        let stages = (1..=SERVICES).map(|number| {
+            let name = format!("service-{number}");
+            pod(
+                &name,
+                QosClass::Burstable,
+                u64::from(30 * cpus),
+                1,
+                "service",
+            )
+        });
+        // With the services' 30 % of the CPUs: 92 %.
+        let batch = Service {
+            threads: 2 * cpus as usize,
+            rate: 31 * cpus,
+            work: Duration::from_millis(10),
+            patience: Duration::from_hours(1),
+            first_of_chain: false,
+        };
+        let threads = batch.threads;
+        Self {
+            name: "chain",
+            about: format!(
+                "{SERVICES} services in a row that request {}m each, {} requests a second of 0.5 ms in each, beside a BestEffort \
+                 and a Burstable pod (request {}m) of {threads} threads each that want 31 % of the CPUs each: 92 % in all",
+                30 * cpus,
+                service.rate,
+                150 * cpus
+            ),
+            important: stages.collect(),
+            service,
+            batch: vec![
+                (
+                    pod("batch-a", QosClass::BestEffort, 0, threads, "batch"),
+                    Batch::Paced(batch),
+                ),
+                (
+                    pod(
+                        "batch-b",
+                        QosClass::Burstable,
+                        u64::from(150 * cpus),
+                        threads,
+                        "batch",
+                    ),
+                    Batch::Paced(batch),
+                ),
+            ],
+            max_ratio: 1.3,
+            length: Duration::from_secs(7),
+        }
+    }
+
+    /// All pods, the important ones first.
+    pub fn pods(&self) -> Vec<&ScenePod> {
+        let batch = self.batch.iter().map(|(pod, _)| pod);
+        self.important.iter().chain(batch).collect()
+    }
+}

@@ -1,0 +1,188 @@
+//! The ways to protect the important pods.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll::demo::phase::Schedule;
+use plimsoll::demo::pods::DemoPods;
+use plimsoll::demo::policy;
+use plimsoll::engine::policy::{CpuThrottle, PolicySet};
+use plimsoll::engine::time::BootTime;
+use plimsoll::node::clock::boot_time;
+use plimsoll::node::machine::Settings;
+use plimsoll::node::machine::workload::Workload;
+use plimsoll::scene::cgroups::SceneCgroups;
+use plimsoll::scene::pod::ScenePod;
+use plimsoll::standalone::host::{self, Machine};
+use tempfile::TempDir;
+
+use crate::peers::{Crane, Koordlet};
+use crate::round::Ground;
+
+/// Above this share of the machine's CPU in percent: the threshold of every way but koordlet's default.
+pub const THRESHOLD_PERCENT: u64 = 85;
+/// Evaluation period of Plimsoll's rules.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How the important pods are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// There are no batch pods.
+    Alone,
+    /// The kernel alone, by the weights of the requests.
+    Unprotected,
+    /// Plimsoll: quota steps.
+    Quota,
+    /// Plimsoll: idle class.
+    Idle,
+    /// Plimsoll: idle class, then quota steps.
+    IdleAndQuota,
+    /// koordlet's formula at this percentage.
+    Koordlet(u64),
+    /// crane's steps.
+    Crane,
+}
+
+impl Way {
+    /// Those of every scene.
+    pub const ALL: [Self; 7] = [
+        Self::Alone,
+        Self::Unprotected,
+        Self::Quota,
+        Self::Idle,
+        Self::IdleAndQuota,
+        Self::Koordlet(65),
+        Self::Koordlet(THRESHOLD_PERCENT),
+    ];
+
+    pub fn name(self) -> String {
+        match self {
+            Self::Alone => "alone".to_owned(),
+            Self::Unprotected => "unprotected".to_owned(),
+            Self::Quota => "quota only".to_owned(),
+            Self::Idle => "idle class only".to_owned(),
+            Self::IdleAndQuota => "idle class and quota".to_owned(),
+            Self::Koordlet(percent) => format!("koordlet's formula, {percent} %"),
+            Self::Crane => "crane's steps".to_owned(),
+        }
+    }
+
+    /// Whether it is one of Plimsoll's.
+    pub const fn is_ours(self) -> bool {
+        matches!(self, Self::Quota | Self::Idle | Self::IdleAndQuota)
+    }
+
+    const fn throttle(self) -> Option<CpuThrottle> {
+        let (idle, min_ratio) = match self {
+            Self::Quota => (false, 10),
+            Self::Idle => (true, 100),
+            Self::IdleAndQuota => (true, 10),
+            _ => return None,
+        };
+        Some(CpuThrottle {
+            idle,
+            min_ratio,
+            step: 30,
+        })
+    }
+}
+
+/// A way at work.
+pub enum Control {
+    Nothing,
+    Ours {
+        machine: Box<Machine>,
+        _state: TempDir,
+    },
+    Koordlet(Koordlet),
+    Crane(Crane),
+}
+
+impl Control {
+    /// Starts to protect the pods in `cgroups` from `batch`.
+    pub fn start(
+        way: Way,
+        ground: &Ground,
+        cgroups: &Arc<SceneCgroups>,
+        important: &[ScenePod],
+        batch: &[ScenePod],
+    ) -> Self {
+        let threshold = ground.capacity() * THRESHOLD_PERCENT / 100;
+        match way {
+            Way::Alone | Way::Unprotected => Self::Nothing,
+            Way::Koordlet(percent) => {
+                Self::Koordlet(Koordlet::new(ground, cgroups, important, batch, percent))
+            }
+            Way::Crane => Self::Crane(Crane::new(cgroups, batch, threshold)),
+            Way::Quota | Way::Idle | Way::IdleAndQuota => {
+                let state = tempfile::tempdir().unwrap();
+                let settings = Settings {
+                    hierarchy: ground.hierarchy.clone(),
+                    proc_root: PathBuf::from("/proc"),
+                    sys_root: PathBuf::from("/sys"),
+                    net_dev: None,
+                    node_address: Ipv4Addr::LOCALHOST.into(),
+                    state_dir: state.path().to_owned(),
+                    sample_interval: PERIOD,
+                    sample_everything: false,
+                };
+                let pods = important.iter().chain(batch);
+                let workloads = pods.map(|pod| Workload {
+                    pod: Arc::new(pod.pod()),
+                    inode: cgroups.inode(&cgroups.cgroup(pod)),
+                    cgroup: cgroups.cgroup(pod),
+                    containers: None,
+                });
+                let policy = Arc::new(policy_for(way, ground, threshold));
+                let machine = host::open(settings, policy, workloads.collect(), boot_time());
+                Self::Ours {
+                    machine: Box::new(machine.unwrap()),
+                    _state: state,
+                }
+            }
+        }
+    }
+
+    /// When it acts next.
+    pub fn next(&self) -> BootTime {
+        match self {
+            Self::Nothing => BootTime::from_nanos(u64::MAX),
+            Self::Ours { machine, .. } => machine.next_tick(),
+            Self::Koordlet(koordlet) => koordlet.next,
+            Self::Crane(crane) => crane.next,
+        }
+    }
+
+    pub fn act(&mut self, now: BootTime) {
+        match self {
+            Self::Nothing => {}
+            Self::Ours { machine, .. } => {
+                let _events = machine.tick(now);
+            }
+            Self::Koordlet(koordlet) => koordlet.act(now),
+            Self::Crane(crane) => crane.act(now),
+        }
+    }
+}
+
+/// The example that the demo adapts, with this way's throttle: on cgroup v2 led by what protected pods wait, on v1 by CPU usage.
+fn policy_for(way: Way, ground: &Ground, threshold: u64) -> PolicySet {
+    let demo_pods = DemoPods::for_cpus(ground.cpus);
+    let schedule = Schedule::lasting(Duration::from_mins(10));
+    let by_waiting = ground.hierarchy.is_v2();
+    let adapted = policy::adapt(&demo_pods, &schedule, &ground.node, by_waiting).unwrap();
+    let mut policy = adapted.policy;
+    for rule in &mut policy.rules {
+        rule.period = PERIOD;
+        if !by_waiting {
+            rule.threshold = threshold as f64;
+            rule.restore_value = rule.threshold;
+        }
+        let mut action = rule.action.as_ref().clone();
+        action.throttle = way.throttle();
+        rule.action = Arc::new(action);
+    }
+    policy
+}
