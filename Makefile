@@ -28,7 +28,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo demo-picture test watch bench protect fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture test watch bench protect protect-v2 fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
 .PHONY: mixes versions ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
@@ -66,6 +66,11 @@ bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their basel
 
 protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; half an hour)
 	cargo bench --target $(TARGET) --bench protect -- --write --assert
+
+protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that only ratios count (an hour)
+	cargo bench --target $(TARGET) --bench protect --no-run
+	GUEST_TIMEOUT=7200 GUEST_ARGS="--rounds 2 --only burst,wake-ups,chain --program /bin/plimsoll" \
+		tests/guest/run.sh "$$(ls -t target/$(TARGET)/release/deps/protect-* | grep -v '\.d$$' | head -1)" $(BINARY)
 
 fuzz: FOR := 10s
 fuzz: tools ## Fuzzes the parsers of external input: each target FOR=10s; ONLY="token report" selects targets; AGAIN=FILE runs one input

@@ -1,6 +1,6 @@
 //! Latency of important pods beside batch pods: unprotected, and protected in several ways.
 //!
-//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --only burst,redis --write --assert]`
+//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --only burst,redis --program FILE --write --assert]`
 //!
 //! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
 //! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         only.is_none() || names.any(|only| only == name)
     };
     leftovers::remove_all(&hierarchy);
-    let ground = Ground::new(hierarchy);
+    let program = argument("--program").unwrap_or(env!("CARGO_BIN_EXE_plimsoll").to_owned());
+    let ground = Ground::new(hierarchy, program.into());
     let machine = ground.machine();
     println!("{machine}");
     let mut scenes: Vec<SceneFigures> = Scene::all(ground.cpus)

@@ -82,7 +82,7 @@ fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
     let batch: Vec<Load> = if way == Way::Alone {
         Vec::new()
     } else {
-        let program = std::path::Path::new(env!("CARGO_BIN_EXE_plimsoll"));
+        let program = &ground.program;
         let pods = batch_pods.iter();
         pods.map(|pod| Load::batch(program, pod, &cgroups).unwrap())
             .collect()

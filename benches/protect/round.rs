@@ -39,10 +39,12 @@ pub struct Ground {
     pub hierarchy: Hierarchy,
     pub node: NodeFacts,
     pub cpus: u32,
+    /// What runs as load.
+    pub program: PathBuf,
 }
 
 impl Ground {
-    pub fn new(hierarchy: Hierarchy) -> Self {
+    pub fn new(hierarchy: Hierarchy, program: PathBuf) -> Self {
         let mut sampler = Sampler::new(Path::new("/proc"), hierarchy.clone());
         let mut sample = Sample::default();
         sampler.sample_node(boot_time(), &Demand::default(), &mut sample);
@@ -56,6 +58,7 @@ impl Ground {
             hierarchy,
             node,
             cpus,
+            program,
         }
     }
 
@@ -130,7 +133,7 @@ impl Ground {
     }
 
     fn round(&self, scene: &Scene, way: Way, round: usize, csv: &mut String) -> Figures {
-        let program = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
+        let program = &self.program;
         let cgroups = self.cgroups(&scene.pods());
         let worker = if scene.service.first_of_chain {
             Worker::chain(program, &scene.important, scene.service, &cgroups)
