@@ -21,7 +21,7 @@ func one(t *testing.T, rendered, kind, name string) map[string]any {
 	}
 	found := slices.IndexFunc(all, is)
 	if found < 0 {
-		t.Fatalf("there is no %s %s", kind, name)
+		t.Fatalf("the chart renders no %s %s", kind, name)
 	}
 	return all[found].Object
 }
@@ -57,11 +57,11 @@ func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 	container := field[[]any](t, pod, "containers")[0].(map[string]any)
 	volume := field[[]any](t, pod, "volumes")[0].(map[string]any)
 	if made, read := field[string](t, certificate, "spec", "secretName"), field[string](t, volume, "secret", "secretName"); made != read {
-		t.Errorf("the Secret %s is made, and %s read", made, read)
+		t.Errorf("the Certificate creates Secret %s, but the pod mounts %s", made, read)
 	}
 	mount := field[[]any](t, container, "volumeMounts")[0].(map[string]any)
 	if mount["name"] != volume["name"] {
-		t.Errorf("%v is mounted", mount["name"])
+		t.Errorf("the container mounts volume %v instead of the certificate's", mount["name"])
 	}
 	for flag, file := range map[string]string{"tls-cert-file": "tls.crt", "tls-private-key-file": "tls.key", "tls-ca-file": "ca.crt"} {
 		if value := option(container, flag); value != path.Join(mount["mountPath"].(string), file) {
@@ -69,22 +69,22 @@ func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 		}
 	}
 	if secret := option(container, "metrics-api-secret"); secret != "" {
-		t.Errorf("the controller has the Secret %s", secret)
+		t.Errorf("--metrics-api-secret is set to %s although cert-manager issues the certificate", secret)
 	}
 	names := []any{}
 	for _, service := range []string{"metrics-api-service", "report-service"} {
 		names = append(names, option(container, service)+".plimsoll.svc")
 	}
 	if borne := field[[]any](t, certificate, "spec", "dnsNames"); !slices.Equal(borne, names) {
-		t.Errorf("it bears the names %v, and is known by %v", borne, names)
+		t.Errorf("the certificate is for %v, but the Services are %v", borne, names)
 	}
 	if usages := field[[]any](t, certificate, "spec", "usages"); !slices.Contains(usages, any("server auth")) || !slices.Contains(usages, any("client auth")) {
-		t.Errorf("its usages are %v", usages)
+		t.Errorf("the certificate lacks a usage: %v", usages)
 	}
 	issuer := one(t, rendered, "Issuer", field[string](t, certificate, "spec", "issuerRef", "name"))
 	authority := one(t, rendered, "Certificate", "plimsoll-metrics-authority")
 	if signs, made := field[string](t, issuer, "spec", "ca", "secretName"), field[string](t, authority, "spec", "secretName"); signs != made {
-		t.Errorf("the issuer signs with the Secret %s, the authority's is %s", signs, made)
+		t.Errorf("the issuer signs with Secret %s, but the authority is in Secret %s", signs, made)
 	}
 	one(t, rendered, "Issuer", field[string](t, authority, "spec", "issuerRef", "name"))
 }
@@ -109,11 +109,11 @@ func TestControllerCannotReadSecretsWithCertManager(t *testing.T) {
 		return found
 	}
 	if found := rights("default"); found != 1 {
-		t.Errorf("%d rules about Secrets, and Secrets, by default", found)
+		t.Errorf("by default: %d Secrets and rules for Secrets, not 1", found)
 	}
 	for _, values := range []string{"cert-manager", "everything"} {
 		if found := rights(values); found != 0 {
-			t.Errorf("%s: %d rules about Secrets, and Secrets", values, found)
+			t.Errorf("%s: %d Secrets and rules for Secrets, not 0", values, found)
 		}
 	}
 }
@@ -132,11 +132,11 @@ func TestOwnIssuerSignsWithAndWithoutMetricsAPI(t *testing.T) {
 		return found
 	}
 	if found := kinds("--values", combinations(t)["everything"]); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
-		t.Errorf("with an issuer there are %v", found)
+		t.Errorf("with an issuer of the user the chart renders %v", found)
 	}
 	// The report port has the same certificate.
 	signed := []string{"--values", combinations(t)["least"], "--set", "metricsAPI.certManager.enabled=true,metricsAPI.certManager.issuerRef.name=internal"}
 	if found := kinds(signed...); fmt.Sprint(found) != "[Certificate plimsoll-metrics]" {
-		t.Errorf("without the API there are %v", found)
+		t.Errorf("without the metrics API the chart renders %v", found)
 	}
 }

@@ -46,7 +46,7 @@ func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 	ids, taken := map[int]bool{}, map[[2]int]string{}
 	for _, panel := range panels(t) {
 		if ids[panel.ID] || panel.Title == "" {
-			t.Errorf("panel %d, %q: another has this id, or it has no title", panel.ID, panel.Title)
+			t.Errorf("panel %d, %q: its id is not unique, or it has no title", panel.ID, panel.Title)
 		}
 		ids[panel.ID] = true
 		if panel.Type != "row" && (panel.Description == "" || panel.FieldConfig.Defaults.Unit == "" || len(panel.Targets) == 0) {
@@ -54,14 +54,14 @@ func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 		}
 		for _, target := range panel.Targets {
 			if panel.Type == "timeseries" && target.LegendFormat == "" {
-				t.Errorf("panel %s: %s has no name", panel.Title, target.Expr)
+				t.Errorf("panel %s: query %s has no legend", panel.Title, target.Expr)
 			}
 		}
 		for x := range panel.GridPos.W {
 			for y := range panel.GridPos.H {
 				at := [2]int{panel.GridPos.X + x, panel.GridPos.Y + y}
 				if other, found := taken[at]; found || at[0] > 23 {
-					t.Fatalf("panel %s is over %s, or outside", panel.Title, other)
+					t.Fatalf("panel %s overlaps %s, or is outside the grid", panel.Title, other)
 				}
 				taken[at] = panel.Title
 			}
@@ -73,7 +73,7 @@ func panels(t *testing.T) []dashboard.Panel {
 	t.Helper()
 	read, err := dashboard.Read(plane.Absolute(t, chart+"/files/dashboard.json"))
 	if err != nil || len(read.Panels) < 20 {
-		t.Fatalf("%d panels (%v)", len(read.Panels), err)
+		t.Fatalf("the dashboard has only %d panels (%v)", len(read.Panels), err)
 	}
 	return read.Panels
 }

@@ -33,15 +33,15 @@ func TestOnlyTheControllerMayEvict(t *testing.T) {
 			t.Fatal(err)
 		}
 		if found := roles(t, rendered, "pods/eviction"); fmt.Sprint(found) != "[ClusterRole plimsoll-controller]" {
-			t.Errorf("%s: pods are evicted by %v", name, found)
+			t.Errorf("%s: pods/eviction is allowed to %v", name, found)
 		}
 		if found := roles(t, rendered, "nodemetrics/evictions"); fmt.Sprint(found) != "[ClusterRole plimsoll-agent]" {
-			t.Errorf("%s: it is asked by %v", name, found)
+			t.Errorf("%s: nodemetrics/evictions is allowed to %v", name, found)
 		}
 		one(t, rendered, "ValidatingAdmissionPolicy", "plimsoll-controller-eviction")
 		one(t, rendered, "ValidatingAdmissionPolicyBinding", "plimsoll-controller-eviction")
 		if strings.Contains(rendered, "WebhookConfiguration") {
-			t.Errorf("%s: there is a webhook", name)
+			t.Errorf("%s: the chart renders a webhook configuration", name)
 		}
 	}
 }
@@ -54,7 +54,7 @@ func TestKubeSystemPodsAreEvictedOnlyIfConfigured(t *testing.T) {
 		}
 		policy := one(t, rendered, "ValidatingAdmissionPolicy", "plimsoll-controller-eviction")
 		if strings.Contains(fmt.Sprint(policy), "request.namespace != 'kube-system'") != refused {
-			t.Errorf("%s: it is refused: %t", set, !refused)
+			t.Errorf("%s: the policy refuses evictions in kube-system: %t", set, !refused)
 		}
 	}
 }
@@ -69,12 +69,12 @@ func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 	// The Secret of the authority, and its bundle for agents.
 	for _, made := range []string{"secrets", "configmaps"} {
 		if found := roles(t, rendered, made); !slices.Contains(found, "Role plimsoll-controller") {
-			t.Errorf("%s are made by %v", made, found)
+			t.Errorf("only %[2]v may access %[1]s", made, found)
 		}
 	}
 	for _, object := range objects(t, rendered) {
 		if object.GetKind() == "APIService" || object.GetKind() == "Service" && object.GetName() == "plimsoll-metrics" {
-			t.Errorf("there is %s %s", object.GetKind(), object.GetName())
+			t.Errorf("%s %s is rendered although the metrics API is disabled", object.GetKind(), object.GetName())
 		}
 	}
 	container := func(kind, name string) map[string]any {
@@ -82,19 +82,19 @@ func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 	}
 	controller, agent := container("Deployment", "plimsoll-controller"), container("DaemonSet", "plimsoll-agent-v2")
 	if listens := option(controller, "report-listen"); listens != "[::]:8444" {
-		t.Errorf("the controller listens at %q", listens)
+		t.Errorf("the controller listens for reports on %q", listens)
 	}
 	if listens := option(controller, "metrics-api-listen"); listens != "" {
-		t.Errorf("the API is served at %s", listens)
+		t.Errorf("the controller serves the metrics API on %s although it is disabled", listens)
 	}
 	if args := field[[]any](t, controller, "args"); !slices.Contains(args, any("--no-eviction-budgets")) {
-		t.Errorf("there are budgets: %v", args)
+		t.Errorf("eviction budgets are not disabled: %v", args)
 	}
 	if asks := option(agent, "report-service"); !strings.HasPrefix(asks, "plimsoll-report") {
-		t.Errorf("the agent asks %q", asks)
+		t.Errorf("the agent reports to service %q", asks)
 	}
 	ports := fmt.Sprint(field[[]any](t, one(t, rendered, "NetworkPolicy", "plimsoll-controller"), "spec", "ingress"))
 	if !strings.Contains(ports, "port:report") || strings.Contains(ports, "port:https") {
-		t.Errorf("it lets in %s", ports)
+		t.Errorf("the NetworkPolicy of the controller allows %s", ports)
 	}
 }

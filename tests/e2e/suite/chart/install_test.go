@@ -45,7 +45,7 @@ func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
 	c.namespace("plimsoll", "privileged")
 	_, err := c.helm("install", "plimsoll", "plimsoll", "--take-ownership")
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy, which restricts each agent to its own node") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 }
 
@@ -55,7 +55,7 @@ func (c cluster) removeCRDs() {
 	c.Kubectl("delete", "-f", plane.Absolute(c.T, "crds"))
 	c.Eventually(time.Minute, "policies are no longer served", func() error {
 		if found, err := c.TryKubectl("", "get", "--raw", "/apis/ensurance.crane.io/v1alpha1"); err == nil {
-			return fmt.Errorf("there is %s", found)
+			return fmt.Errorf("the API is still served: %s", found)
 		}
 		return nil
 	})
@@ -122,7 +122,7 @@ func older(t *testing.T) string {
 	const columns = "additionalPrinterColumns:\n"
 	changed := strings.Replace(string(text), columns, columns+"    - {name: Older, type: string, jsonPath: .metadata.name}\n", 1)
 	if changed == string(text) {
-		t.Fatal("the definition has no columns")
+		t.Fatal("the CustomResourceDefinition has no printer columns")
 	}
 	if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func (c cluster) everyCombinationIsValid(t *testing.T) {
 		if out, err := c.TryKubectl(rendered, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 			t.Errorf("%s: %v", name, err)
 		} else if taken := strings.Count(out, "serverside-applied"); taken < 15 {
-			t.Errorf("%s: %d objects were taken: %s", name, taken, out)
+			t.Errorf("%s: only %d objects were accepted: %s", name, taken, out)
 		}
 	}
 }
@@ -160,38 +160,38 @@ func (c cluster) unusableClustersAreRejected(t *testing.T) {
 	c.namespace("strict", "restricted")
 	_, err := c.helm("install", "plimsoll", "strict")
 	if err == nil || !strings.Contains(err.Error(), "kubectl label namespace strict pod-security.kubernetes.io/enforce=privileged --overwrite") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "monitoring.podMonitor.enabled=true")
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve monitoring.coreos.com/v1/PodMonitor: install it, or do without it: --set monitoring.podMonitor.enabled=false") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "metricsAPI.certManager.enabled=true")
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: install it, or do without it: --set metricsAPI.certManager.enabled=false") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")
 	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the CRDs of Plimsoll, which this cluster does not have: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
 	if notes, err := c.helm("install", "plimsoll", "plain", "--dry-run=server"); err != nil || !strings.Contains(notes, "kubectl label namespace plain") {
-		t.Errorf("the notes in a namespace that says nothing: %s (%v)", notes, err)
+		t.Errorf("notes for a namespace without a Pod Security label: %s (%v)", notes, err)
 	}
 }
 
 func (c cluster) installCreatesCRDsAndPolicies(t *testing.T) {
 	notes := c.mustHelm("install", "--set", "policies.preset=preview")
 	if !strings.Contains(notes, "The policies of preset preview are installed") || strings.Contains(notes, "kubectl label namespace") {
-		t.Errorf("the notes: %s", notes)
+		t.Errorf("unexpected notes of the release: %s", notes)
 	}
 	c.has("plimsoll-preview", "at the first installation")
 	if found := c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].spec.rules[*].strategy} {.items[*].spec.selector}"); strings.TrimSpace(found) != "Preview Preview Preview Preview" {
-		t.Errorf("the strategies of preset preview: %s", found)
+		t.Errorf("unexpected strategies or selectors of preset preview: %s", found)
 	}
 	// The hook that waited for the CRDs is gone.
 	if left := c.Kubectl("get", "jobs,serviceaccounts", "-n", "plimsoll", "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
-		t.Errorf("it left %s", left)
+		t.Errorf("not deleted: %s", left)
 	}
 }
 
@@ -225,7 +225,7 @@ func (c cluster) hooksAreValid(t *testing.T) {
 		kinds[object.GetKind()+" "+object.GetAnnotations()["helm.sh/hook"]]++
 	}
 	if kinds["Pod test"] != 1 || kinds["Job post-install,post-upgrade,post-rollback"] != 1 || kinds["Job pre-delete"] != 1 || kinds["Job post-install"] != 1 || kinds["NodeQOS post-install,post-rollback"] != 1 {
-		t.Errorf("the hooks are %v", kinds)
+		t.Errorf("unexpected hooks: %v", kinds)
 	}
 	// Policies exist, created by hooks.
 	if out, err := c.TryKubectl(hooks, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
@@ -248,7 +248,7 @@ func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 			out = err.Error()
 		}
 		if !strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: ") {
-			t.Fatalf("no schema took the request: %s", out)
+			t.Fatalf("the response names no flow schema: %s", out)
 		}
 		return strings.Contains(out, "X-Kubernetes-Pf-Flowschema-Uid: "+uid("flowschema")) &&
 			strings.Contains(out, "X-Kubernetes-Pf-Prioritylevel-Uid: "+uid("prioritylevelconfiguration"))
@@ -264,13 +264,13 @@ func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 	} {
 		if kind.schema == "service-accounts" { // whose level has another name
 			if usesSchema("plimsoll-agent", kind.account, kind.path) || usesSchema("plimsoll-controller-election", kind.account, kind.path) {
-				t.Errorf("schemas of ours take %s of %s", kind.path, kind.account)
+				t.Errorf("a flow schema of ours matches %s of %s", kind.path, kind.account)
 			}
 			continue
 		}
 		c.Eventually(time.Minute, kind.schema+" takes what is its own", func() error {
 			if !usesSchema(kind.schema, kind.account, kind.path) {
-				return fmt.Errorf("another took %s of %s", kind.path, kind.account)
+				return fmt.Errorf("another flow schema matches %s of %s", kind.path, kind.account)
 			}
 			return nil
 		})
@@ -295,12 +295,12 @@ func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 	}
 	before := read()
 	if !strings.Contains(before, `"plimsoll.dev/stop":"why"`) || strings.Count(before, `"it":`) != 3 {
-		t.Fatalf("they are %s", before)
+		t.Fatalf("unexpected objects before the upgrade: %s", before)
 	}
 	same := func(after string) {
 		t.Helper()
 		if now := read(); now != before {
-			t.Errorf("after %s they are\n%sand were\n%s", after, now, before)
+			t.Errorf("%s changed the objects to\n%sfrom\n%s", after, now, before)
 		}
 	}
 	force := []string{"--force"}
@@ -363,7 +363,7 @@ func (c cluster) presetChangesPolicies(t *testing.T) {
 	first := policy()
 	c.mustHelm("upgrade", "--reset-then-reuse-values")
 	if now := policy(); now != first {
-		t.Errorf("an upgrade has made policies again: %s was %s", now, first)
+		t.Errorf("the upgrade created the policies again: UIDs are %s, were %s", now, first)
 	}
 	c.has("plimsoll-preview", "after an upgrade")
 	if _, err := c.ofRelease("rollback", "1"); err != nil {
@@ -373,11 +373,11 @@ func (c cluster) presetChangesPolicies(t *testing.T) {
 	notes := c.mustHelm("upgrade", "--set", "policies.preset=conservative")
 	c.has("plimsoll-conservative", "after another preset")
 	if !strings.Contains(notes, "The policies of preset conservative are installed") {
-		t.Errorf("the notes: %s", notes)
+		t.Errorf("unexpected notes of the release: %s", notes)
 	}
 	c.mustHelm("upgrade", "--reset-values")
 	if found := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); found != "" {
-		t.Errorf("without a preset: %s", found)
+		t.Errorf("policies exist although no preset is set: %s", found)
 	}
 }
 
@@ -392,14 +392,14 @@ func (c cluster) upgradeChangesCRDsAndKeepsPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before := columns(); before != "Older "+now {
-		t.Errorf("the older chart's columns are %s", before)
+		t.Errorf("unexpected columns from the older chart: %s", before)
 	}
 	c.mustHelm("upgrade")
 	if after := columns(); after != now {
-		t.Errorf("columns are %s, not %s", after, now)
+		t.Errorf("columns after the upgrade are %s, not %s", after, now)
 	}
 	if after := c.Kubectl("get", "nodeqos", "watermark2", "-o", "jsonpath={.metadata.uid} {.metadata.generation}"); after != before {
-		t.Errorf("a policy was %s and is %s", before, after)
+		t.Errorf("the upgrade changed a policy from %s to %s", before, after)
 	}
 }
 
@@ -408,10 +408,10 @@ func (c cluster) uninstallKeepsCRDsAndPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := c.Kubectl("get", "nodeqoss", "-o", "name"); found != "nodeqos.ensurance.crane.io/watermark2" {
-		t.Errorf("policies that are left: %q", found)
+		t.Errorf("unexpected policies after the uninstall: %q", found)
 	}
 	if found := c.Kubectl("get", "clusterrolebindings,clusterroles,flowschemas,prioritylevelconfigurations,apiservices", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); found != "" {
-		t.Errorf("it left %s", found)
+		t.Errorf("not deleted: %s", found)
 	}
 	// The next release may own the CRDs, whatever its name.
 	if _, err := c.helm("install", "second", "other", "--take-ownership", "--set", elsewhere); err != nil {
@@ -433,6 +433,6 @@ func (c cluster) uninstallRemovesPoliciesOfFirstRevision(t *testing.T) {
 		t.Error(err)
 	}
 	if left := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
-		t.Errorf("it left %s", left)
+		t.Errorf("not deleted: %s", left)
 	}
 }

@@ -66,5 +66,5 @@ func TestControllerRunsAsNonRoot(t *testing.T) {
 		}
 		return
 	}
-	t.Error("there is no Deployment")
+	t.Error("the chart renders no Deployment")
 }

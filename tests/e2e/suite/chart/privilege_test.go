@@ -69,15 +69,15 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 	found := podsOf(t, rendered)
 	for name, spec := range found {
 		if paths := strings.Join(hostPaths(spec), " "); paths != want[name] {
-			t.Errorf("%s has of its node %s", name, paths)
+			t.Errorf("%s mounts these paths of its node: %s", name, paths)
 		}
 	}
 	if len(found) != len(want) {
-		t.Errorf("%d kinds of pods, not %d", len(found), len(want))
+		t.Errorf("the chart renders %d kinds of pods, not %d", len(found), len(want))
 	}
 	if _, err := render(t, "--values", file, "--set", "restoreNode=worker-1"); err == nil ||
 		!strings.Contains(err.Error(), "restoreLayout must be the layout of node worker-1: one of v2, v2-cgroupfs, v1") {
-		t.Errorf("of three layouts none is named: %v", err)
+		t.Errorf("the error does not name the three layouts: %v", err)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 			for _, source := range volume.Projected.Sources {
 				token := source.ServiceAccountToken
 				if token != nil && (token.ExpirationSeconds == nil || *token.ExpirationSeconds != 3600) {
-					t.Errorf("%s: the token of volume %s is for another time than an hour", name, volume.Name)
+					t.Errorf("%s: the token of volume %s does not expire after an hour", name, volume.Name)
 				}
 				if volumes[volume.Name] != folder {
 					continue
@@ -121,11 +121,11 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 			}
 		}
 		if slices.Sort(files); fmt.Sprint(files) != "[ca.crt namespace token]" {
-			t.Errorf("%s: %s has %v", name, folder, files)
+			t.Errorf("%s: unexpected files in %s: %v", name, folder, files)
 		}
 	}
 	if len(pods) != 3 {
-		t.Errorf("%d kinds of pods", len(pods))
+		t.Errorf("the chart renders %d kinds of pods, not 3", len(pods))
 	}
 }
 
@@ -151,10 +151,10 @@ func TestOpenShiftAccountsMayRunTheirPods(t *testing.T) {
 	want := []string{"RoleBinding nonroot-v2 plimsoll-controller", "RoleBinding nonroot-v2 plimsoll-policies", "RoleBinding nonroot-v2 plimsoll-test",
 		"RoleBinding nonroot-v2 plimsoll-uninstall", "RoleBinding privileged plimsoll-agent"}
 	if found := constraints("--api-versions", "security.openshift.io/v1"); !slices.Equal(found, want) {
-		t.Errorf("on OpenShift there are %v", found)
+		t.Errorf("on OpenShift the role bindings are %v", found)
 	}
 	if found := constraints(); len(found) != 0 {
-		t.Errorf("elsewhere there are %v", found)
+		t.Errorf("on other clusters there are role bindings for OpenShift: %v", found)
 	}
 }
 
@@ -179,12 +179,12 @@ func TestAgentsHaveConfiguredSELinuxLabels(t *testing.T) {
 				got = options.Type
 			}
 			if want := map[bool]string{true: c.want}[strings.Contains(name, "-agent-")]; got != want {
-				t.Errorf("%v: the type of %s is %q", c.args, name, got)
+				t.Errorf("%v: the SELinux type of %s is %q", c.args, name, got)
 			}
 			agents += map[bool]int{true: 1}[strings.Contains(name, "-agent-")]
 		}
 		if agents != 2 {
-			t.Errorf("%v: %d kinds of agents", c.args, agents)
+			t.Errorf("%v: the chart renders %d kinds of agent pods, not 2", c.args, agents)
 		}
 	}
 }

@@ -50,7 +50,7 @@ func TestReleaseLifecycle(t *testing.T) {
 	away := c.watchRollOut()
 	c.mustHelm("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
 	if most := away(); most < 1 || most > tenth {
-		t.Errorf("of %d agents up to %d were not ready at a time: %d may be", workers, most, tenth)
+		t.Errorf("of %d agents up to %d were not ready at the same time, but only %d may be", workers, most, tenth)
 	}
 	c.ready("it is upgraded")
 	logs("debug")
@@ -60,17 +60,17 @@ func TestReleaseLifecycle(t *testing.T) {
 	c.ready("it is rolled back")
 	logs("info")
 	if left := c.Kubectl("get", "apiservice", "v1alpha1.metrics.plimsoll.dev", "-o", "jsonpath={.spec.caBundle}"); left != authority {
-		t.Errorf("the authority is %q", left)
+		t.Errorf("upgrade and rollback changed the caBundle of the APIService: %q", left)
 	}
 	// The hook's Job must complete before the removal.
 	if _, err := c.ofRelease("uninstall", "--wait", "--timeout=3m"); err != nil {
 		t.Fatal(err)
 	}
 	if left := c.Kubectl("get", "deployments,daemonsets,jobs,services,configmaps", "-n", "plimsoll", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); left != "" {
-		t.Errorf("it left %s", left)
+		t.Errorf("not deleted: %s", left)
 	}
 	if left := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
-		t.Errorf("it left %s", left)
+		t.Errorf("not deleted: %s", left)
 	}
 }
 
@@ -182,7 +182,7 @@ func (c cluster) ready(what string) {
 		agents := c.Kubectl("get", "daemonset", "-n", "plimsoll", "plimsoll-agent-v2", "-o",
 			"jsonpath={.status.numberReady} {.status.updatedNumberScheduled} {.status.desiredNumberScheduled}")
 		if replicas != "2 2" || agents != fmt.Sprintf("%[1]d %[1]d %[1]d", workers) {
-			return fmt.Errorf("replicas that are ready and new are %s, agents that are ready, new, and wanted %s", replicas, agents)
+			return fmt.Errorf("ready and updated replicas: %s; ready, updated and desired agents: %s", replicas, agents)
 		}
 		return nil
 	})

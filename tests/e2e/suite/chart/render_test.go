@@ -50,7 +50,7 @@ func combinations(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, chart+"/ci/*-values.yaml"))
 	if err != nil || len(files) < 6 {
-		t.Fatalf("files of values: %v (%v)", files, err)
+		t.Fatalf("unexpected values files: %v (%v)", files, err)
 	}
 	found := map[string]string{}
 	for _, file := range files {
@@ -122,9 +122,9 @@ func TestUnknownValuesAreRejectedWithSuggestions(t *testing.T) {
 	for _, value := range refused {
 		_, err := render(t, "--set", value.set)
 		if err == nil {
-			t.Errorf("%s is taken", value.set)
+			t.Errorf("%s is accepted", value.set)
 		} else if !strings.Contains(err.Error(), value.says) {
-			t.Errorf("%s: the answer is not %q: %v", value.set, value.says, err)
+			t.Errorf("%s: the error does not contain %q: %v", value.set, value.says, err)
 		}
 	}
 }
@@ -148,12 +148,12 @@ func TestNoDefaultCanBeRemoved(t *testing.T) {
 		}
 	}
 	if len(outers) < 10 || len(inners) < 40 {
-		t.Fatalf("the defaults are %v and %v", outers, inners)
+		t.Fatalf("too few defaults found: %v and %v", outers, inners)
 	}
 	for _, taken := range [][]string{outers, inners} {
 		_, err := render(t, "--set", strings.Join(taken, ","))
 		if err == nil {
-			t.Fatalf("%v is taken", taken)
+			t.Fatalf("%v is accepted", taken)
 		}
 		for _, value := range taken {
 			object, name, isInner := strings.Cut(strings.TrimSuffix(value, "=null"), ".")
@@ -161,7 +161,7 @@ func TestNoDefaultCanBeRemoved(t *testing.T) {
 				object, name = "", object
 			}
 			if !missing(err.Error(), object, name) {
-				t.Errorf("%s: the answer does not say so: %v", value, err)
+				t.Errorf("%s: the error does not name it: %v", value, err)
 			}
 		}
 	}
@@ -199,7 +199,7 @@ func TestBoundaryValuesAreAcceptedAndReachTheirFlags(t *testing.T) {
 		for _, value := range strings.Split(values, ",") {
 			name, wanted, _ := strings.Cut(value, "=")
 			if flag := flags[name] + "=" + wanted; !strings.Contains(rendered, "- "+flag+"\n") {
-				t.Errorf("%s: there is no %s", value, flag)
+				t.Errorf("%s: flag %s is missing", value, flag)
 			}
 		}
 	}
@@ -227,7 +227,7 @@ func TestAgentExposesPodMetricsOnlyIfConfigured(t *testing.T) {
 func TestOldKubernetesIsRejected(t *testing.T) {
 	_, err := render(t, "--kube-version", "1.32.9")
 	if err == nil || !strings.Contains(err.Error(), "chart requires kubeVersion: >=1.33.0-0") {
-		t.Errorf("the answer is %v", err)
+		t.Errorf("the unsupported version is not rejected as expected: %v", err)
 	}
 	for _, supported := range []string{"1.33.0", "1.34.4-gke.100", "1.36.1"} {
 		if _, err := render(t, "--kube-version", supported); err != nil {
@@ -244,7 +244,7 @@ func TestOlderClustersGetACompatibleCRD(t *testing.T) {
 		}
 		definition := one(t, rendered, "CustomResourceDefinition", "nodeqoss.ensurance.crane.io")
 		if strings.Contains(fmt.Sprint(definition), "quantity(") != costly {
-			t.Errorf("%s: the checks of quantities are there: %v", version, !costly)
+			t.Errorf("%s: the CustomResourceDefinition validates quantities: %v", version, !costly)
 		}
 	}
 }
@@ -279,11 +279,11 @@ func TestPodsSelectLinuxNodesOfTheValues(t *testing.T) {
 		pods++
 		labels := field[map[string]any](t, spec, "nodeSelector")
 		if len(labels) != 3 || labels["kubernetes.io/os"] != "linux" || labels["kubernetes.io/arch"] != "amd64" {
-			t.Errorf("the nodes of %s %s are %v", object.GetKind(), object.GetName(), labels)
+			t.Errorf("%s %s has the node selector %v", object.GetKind(), object.GetName(), labels)
 		}
 	}
 	if pods != 4 {
-		t.Errorf("%d kinds of pods", pods)
+		t.Errorf("the chart renders %d kinds of pods, not 4", pods)
 	}
 }
 
@@ -295,13 +295,13 @@ func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 	for _, kubepods := range []string{"", "/", "//", ".", "..", "./", "/..", "kubepods/..", "./kubepods", "../kubepods", "a/./b", "a/../b", "a//b", "kubepods//", ".. ", "..,x"} {
 		_, err := render(t, "--set-json", layout(kubepods))
 		if err == nil || !strings.Contains(err.Error(), "at '/agent/layouts/0/kubepods'") {
-			t.Errorf("of %q it says %v", kubepods, err)
+			t.Errorf("kubepods %q is not rejected as expected: %v", kubepods, err)
 		}
 	}
 	for _, kubepods := range []string{"kubepods", "/kubepods.slice/", "kubelet.slice/kubelet-kubepods.slice", "a..b/kubepods", `a\x2db.slice`, "user@1000.service/kubepods"} {
 		rendered, err := render(t, "--set-json", layout(kubepods))
 		if path := "{path: /sys/fs/cgroup/" + strings.Trim(kubepods, "/") + ", type: Directory}"; err != nil || !strings.Contains(rendered, path) {
-			t.Errorf("of %q it makes no %s (%v)", kubepods, path, err)
+			t.Errorf("kubepods %q does not become %s (%v)", kubepods, path, err)
 		}
 	}
 }
@@ -318,7 +318,7 @@ func TestLongReleaseNamesStayUnique(t *testing.T) {
 		for _, object := range objects(t, rendered) {
 			found[object.GetKind()+" "+object.GetNamespace()+"/"+object.GetName()] = true
 			if kind := object.GetKind(); (kind == "Service" || kind == "Job") && len(object.GetName()) > 63 {
-				t.Errorf("no %s may be named %s", kind, object.GetName())
+				t.Errorf("the name of %s %s is too long", kind, object.GetName())
 			}
 		}
 		return found
@@ -327,7 +327,7 @@ func TestLongReleaseNamesStayUnique(t *testing.T) {
 	const word = "abcdefghijklmnopqrstuvwxyz"
 	for _, release := range []string{word + "-" + word, word + "plimsoll-" + word[:18], word + word[:16]} {
 		if found := named(release); len(found) != wanted {
-			t.Errorf("release %s has %d names for %d objects: %v", release, len(found), wanted, slices.Sorted(maps.Keys(found)))
+			t.Errorf("release %s: %d different names for %d objects: %v", release, len(found), wanted, slices.Sorted(maps.Keys(found)))
 		}
 	}
 }
@@ -339,7 +339,7 @@ func TestLayoutCanTargetAnotherArchitecture(t *testing.T) {
 		found = append(found, field[map[string]any](t, spec, "nodeSelector")["kubernetes.io/arch"])
 	}
 	if fmt.Sprint(found) != "[amd64 arm64]" {
-		t.Errorf("the architectures are %v", found)
+		t.Errorf("unexpected architectures: %v", found)
 	}
 }
 
@@ -357,7 +357,7 @@ func specs(t *testing.T, kind string, args ...string) []map[string]any {
 		}
 	}
 	if len(found) == 0 {
-		t.Fatalf("there is no %s", kind)
+		t.Fatalf("the chart renders no %s", kind)
 	}
 	return found
 }
@@ -390,7 +390,7 @@ func TestAgentsAreNotScheduledWhereTheyCannotRun(t *testing.T) {
 			}
 			runs, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(&core.Node{ObjectMeta: meta.ObjectMeta{Name: "it", Labels: labels}})
 			if err != nil || runs != node.runs {
-				t.Errorf("an agent runs where %s is %s: %t (%v)", node.label, node.value, runs, err)
+				t.Errorf("an agent runs on a node with %s=%s: %t (%v)", node.label, node.value, runs, err)
 			}
 		}
 	}
@@ -410,7 +410,7 @@ func TestUpgradeRespectsMaxUnavailable(t *testing.T) {
 			}
 		}
 		if fmt.Sprint(found) != "["+wanted+"]" {
-			t.Errorf("%v are replaced at once, and not %s", found, wanted)
+			t.Errorf("maxUnavailable is %v, not %s", found, wanted)
 		}
 	}
 }
@@ -432,7 +432,7 @@ func TestEvictionBudgetsBecomeControllerFlags(t *testing.T) {
 		}
 	}
 	if !maps.Equal(found, budgets) {
-		t.Errorf("the controller has %v, not %v", found, budgets)
+		t.Errorf("the controller's budgets are %v, not %v", found, budgets)
 	}
 }
 
@@ -456,7 +456,7 @@ func TestResourceQuotaMatchesSystemPriorityClassesOnly(t *testing.T) {
 			found = selected[0].(map[string]any)["values"].([]any)
 		}
 		if fmt.Sprint(found) != want {
-			t.Errorf("%s: the quota speaks of %v, not of %s", classes, found, want)
+			t.Errorf("%s: the quota matches %v, not %s", classes, found, want)
 		}
 	}
 }
@@ -471,11 +471,11 @@ func TestImageIsReferencedByDigestOnly(t *testing.T) {
 		if image, found := strings.CutPrefix(strings.TrimSpace(line), "image: "); found {
 			images++
 			if !strings.HasPrefix(image, `"registry.example/plimsoll@sha256:0123456789abcdef`) {
-				t.Errorf("the image is %s", image)
+				t.Errorf("the image is not referenced by digest: %s", image)
 			}
 		}
 	}
 	if images < 2 {
-		t.Errorf("%d images", images)
+		t.Errorf("only %d images found", images)
 	}
 }

@@ -138,7 +138,7 @@ func ownCRDs(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
 	files, err := filepath.Glob(plane.Absolute(t, "crds/*.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no definitions (%v)", err)
+		t.Fatalf("no CustomResourceDefinitions found (%v)", err)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -179,7 +179,7 @@ func checkSchemas(t *testing.T, rendered string) {
 		t.Fatal(err, out)
 	}
 	if answer.Summary.Valid < 15 || answer.Summary.Skipped > 2 {
-		t.Errorf("kubeconform looked at too few: %s", out)
+		t.Errorf("kubeconform checked too few objects: %s", out)
 	}
 	for _, object := range objects(t, rendered) {
 		checkMonitoring(t, object)
