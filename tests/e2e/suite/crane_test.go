@@ -110,10 +110,10 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	before := policyUIDs(t)
 	s.set(hot)
 
-	if out, err := page.Try("Keep a copy"); err == nil || !strings.Contains(out, "metricRule") {
+	if out, err := page.Try("Back up your policies"); err == nil || !strings.Contains(out, "metricRule") {
 		t.Errorf("plimsoll check says nothing of a rule without a metric: %s", out)
 	}
-	page.Run(t, "Let nothing act")
+	page.Run(t, "Switch every rule to Preview")
 	page.Run(t, "Remove crane-agent")
 	page.Run(t, "Install Plimsoll")
 	if now := policyUIDs(t); now != before {
@@ -128,14 +128,14 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 		return err
 	})
 	// The invalid policy is found and has no effect.
-	if out, err := page.Try("See what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
+	if out, err := page.Try("Check what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
 		t.Errorf("plimsoll doctor says nothing of the rule without a metric: %s (%v)", out, err)
 	}
 	if err := checkRestored(limited.before, s.settings(limited.folder)); err != nil {
 		t.Errorf("in Preview: %v", err)
 	}
 
-	page.Run(t, "Let them act", "NAME", "watermark2")
+	page.Run(t, "Enforce them", "NAME", "watermark2")
 	kubectl(t, "annotate", "nodeqos", "watermark2", "plimsoll.dev/rollout=immediate")
 	s.waitRatio(time.Minute, limited, 50)
 	if found, err := taint(s.node); err != nil || found != nil {
