@@ -125,9 +125,9 @@ func (o *baseline) checkJournal() error {
 	}
 	for key, entry := range now.entries {
 		if value, there := now.files[key]; !there {
-			return fmt.Errorf("the journal has %s, which is not there", key)
+			return fmt.Errorf("the journal has an entry for %s, which does not exist", key)
 		} else if value == entry.Original {
-			return fmt.Errorf("the journal has %s, which has its original value, %q", key, value)
+			return fmt.Errorf("the journal has an entry for %s, which already has its original value %q", key, value)
 		}
 	}
 	if err := o.checkBystander(); err != nil {
@@ -145,7 +145,7 @@ func (o *baseline) bounded() error {
 		}
 		value, original, floor := now.millicores(), v.before.millicores(), o.floors[uid]
 		if free := value < 0; !free && value < floor-1 || original > 0 && (free || value > original) {
-			return fmt.Errorf("%s may use %dm: the floor is %dm, it had %dm", v.name, value, floor, original)
+			return fmt.Errorf("the quota of %s is %dm: the floor is %dm, the original is %dm", v.name, value, floor, original)
 		}
 	}
 	return nil
@@ -176,7 +176,7 @@ func (o *baseline) parseSnapshot(out string) (*snapshot, error) {
 	now := &snapshot{map[string]record{}, map[string]string{}}
 	for _, entry := range entries {
 		if o.bystander != nil && entry.UID == o.bystanderUID {
-			o.scene.Fatalf("the journal has %s of %s, which no policy selects", entry.File, o.bystander.name)
+			o.scene.Fatalf("the journal has an entry for %s of %s, which no policy selects", entry.File, o.bystander.name)
 		}
 		key := entry.UID + " " + path.Join(entry.Lever, entry.File)
 		if _, twice := now.entries[key]; twice {

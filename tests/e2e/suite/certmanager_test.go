@@ -51,7 +51,7 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 		renew(t, name)
 	}
 	if now := issued(t); string(now["ca.crt"]) == string(before["ca.crt"]) || string(now["tls.key"]) == string(before["tls.key"]) {
-		t.Error("the authority or the key is still the same")
+		t.Error("the CA or the key was not renewed")
 	}
 	// A kubelet updates the mount within about two minutes, and the replica waits five.
 	t.Logf("both replicas serve the renewed certificate after %s", waitServed(t, 12*time.Minute).Round(time.Second))
@@ -59,10 +59,10 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	events, broken := unharmed()
 	// On a stalled machine leadership may change; then watches restart, which is expected.
 	if leaderChanged := leaderChanges(t) > changes; (broken != nil || events == 0) && !leaderChanged {
-		t.Errorf("the watch had %d events, and then: %v", events, broken)
+		t.Errorf("the watch received %d events and then failed: %v", events, broken)
 	}
 	if now := restartsOf(t); now != lives {
-		t.Errorf("replicas restarted: %s, before: %s", now, lives)
+		t.Errorf("replicas restarted: restarts are %s, were %s", now, lives)
 	}
 }
 
@@ -106,7 +106,7 @@ func withCertManager(t *testing.T) {
 	waitReplicasReplaced(t)
 	runbook := pages.Read(t, absolute("."), "docs/runbook.md", binary(), "KUBECONFIG="+kubeconfig)
 	if out := runbook.Run(t, "With cert-manager"); !strings.Contains(out, "Certificate is up to date and has not expired") {
-		t.Errorf("the runbook's commands say %s", out)
+		t.Errorf("the runbook's commands printed %s", out)
 	}
 }
 
@@ -139,7 +139,7 @@ func waitServed(t *testing.T, limit time.Duration) time.Duration {
 			}
 		}
 		if len(pods) != 2 {
-			return fmt.Errorf("there are %v", podNames(pods))
+			return fmt.Errorf("expected two controller pods: %v", podNames(pods))
 		}
 		return nil
 	})
@@ -167,7 +167,7 @@ func waitEvictionsAnswered(t *testing.T, node string) {
 	eventually(t, time.Minute, "an agent has an answer", func() error {
 		verdict, err := plane.Evict(background, agent, node, gone())
 		if err == nil && verdict.Result != "gone" {
-			err = fmt.Errorf("the answer is %+v", verdict)
+			err = fmt.Errorf("unexpected response: %+v", verdict)
 		}
 		return err
 	})

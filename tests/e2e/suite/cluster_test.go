@@ -105,7 +105,7 @@ func eventually(t testing.TB, limit time.Duration, what string, condition func()
 			return
 		}
 		if time.Since(start) > limit {
-			t.Fatalf("%s: not within %s: %v", what, limit, err)
+			t.Fatalf("%s: still not the case after %s: %v", what, limit, err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

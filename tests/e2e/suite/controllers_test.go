@@ -79,7 +79,7 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	requests, failed, gap := answered()
 	t.Logf("%d lists of NodeMetrics, %d failed; longest gap %.1f s", requests, failed, gap.Seconds())
 	if requests == failed || gap > 10*time.Second {
-		t.Errorf("clients got no NodeMetrics for %s", gap)
+		t.Errorf("clients could not read NodeMetrics for %s", gap)
 	}
 	for _, o := range all {
 		o.scene.set(cold)
@@ -131,7 +131,7 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	}
 	var authorities []json.RawMessage
 	if err := json.Unmarshal(object.Data["authorities.json"], &authorities); err != nil || len(authorities) != 1 {
-		t.Fatalf("%d authorities (%v)", len(authorities), err)
+		t.Fatalf("expected one CA, found %d (%v)", len(authorities), err)
 	}
 	next, name := authority(t, time.Now().Add(known-24*time.Hour).Truncate(time.Second).UTC())
 	both, err := json.Marshal(append([]json.RawMessage{next}, authorities...))
@@ -146,7 +146,7 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 		now := signers()
 		for _, signer := range now {
 			if !strings.Contains(signer, name) {
-				return fmt.Errorf("the signers are %v, and were %v", now, before)
+				return fmt.Errorf("the certificates are signed by %v, were signed by %v", now, before)
 			}
 		}
 		if len(now) != 2 {
@@ -155,7 +155,7 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 		return nil
 	})
 	if events, broken := check(); broken != nil || events == 0 {
-		t.Errorf("the watch had %d events, and then: %v", events, broken)
+		t.Errorf("the watch received %d events and then failed: %v", events, broken)
 	}
 }
 
@@ -341,7 +341,7 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	kubectl(t, "delete", "node", passing)
 	eventually(t, 20*time.Second, "that goes with it", func() error {
 		if _, err := watermarkOf(passing); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %v", err)
+			return fmt.Errorf("it still exists: %v", err)
 		}
 		return nil
 	})
@@ -366,7 +366,7 @@ func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 	all := func(code, token string) func() error {
 		return func() error {
 			if codes := answers(token); len(codes) == 0 || slices.ContainsFunc(codes, func(it string) bool { return it != code }) {
-				return fmt.Errorf("they answer %v, not %s", codes, code)
+				return fmt.Errorf("the replicas respond with %v, not %s", codes, code)
 			}
 			return nil
 		}

@@ -111,13 +111,13 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	s.set(hot)
 
 	if out, err := page.Try("Back up your policies"); err == nil || !strings.Contains(out, "metricRule") {
-		t.Errorf("plimsoll check says nothing of a rule without a metric: %s", out)
+		t.Errorf("plimsoll check does not report the rule without a metric: %s", out)
 	}
 	page.Run(t, "Switch every rule to Preview")
 	page.Run(t, "Remove crane-agent")
 	page.Run(t, "Install Plimsoll")
 	if now := policyUIDs(t); now != before {
-		t.Errorf("the policies were %s and are %s", before, now)
+		t.Errorf("the policies changed from %s to %s", before, now)
 	}
 	s.waitNoTaint(30 * time.Second)
 	eventually(t, time.Minute, "it says what it would do", func() error {
@@ -129,7 +129,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	})
 	// The invalid policy is found and has no effect.
 	if out, err := page.Try("Check what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
-		t.Errorf("plimsoll doctor says nothing of the rule without a metric: %s (%v)", out, err)
+		t.Errorf("plimsoll doctor does not report the rule without a metric: %s (%v)", out, err)
 	}
 	if err := checkRestored(limited.before, s.settings(limited.folder)); err != nil {
 		t.Errorf("in Preview: %v", err)

@@ -117,7 +117,7 @@ func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 			s.applyPolicies()
 			eventually(t, 30*time.Second, "the pod is throttled", func() error {
 				if now := s.settings(limited.folder).millicores(); now < 0 || now > 55 {
-					return fmt.Errorf("it may use %dm", now)
+					return fmt.Errorf("its quota is %dm", now)
 				}
 				return nil
 			})

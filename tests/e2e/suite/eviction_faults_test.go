@@ -74,7 +74,7 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 		always(t, 3*time.Second, "one pod ends at a time, also for an agent that has just started", e.only(first, second, third))
 	}
 	if phase := s.pod(third).Status.Phase; phase != corev1.PodRunning {
-		t.Errorf("it was to run until it is killed, and is %s", phase)
+		t.Errorf("the third pod should still run, but its phase is %s", phase)
 	}
 
 	// The round is over, too, but it is unknown whether the node is above its threshold.
@@ -100,7 +100,7 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.checkEvictionRefused("the controller cannot be reached") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
-		t.Errorf("an administrator may not evict: %v", err)
+		t.Errorf("an administrator cannot evict: %v", err)
 	}
 	s.waitGone(60*time.Second, fifth)
 	always(t, 6*time.Second, "no pod is evicted for an agent", e.only(first, second, third, fifth))
@@ -231,7 +231,7 @@ func (e *terminations) checkBudget(others ...string) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	if len(e.concurrent) > 0 {
-		e.scene.Errorf("%v ended at the same time", e.concurrent)
+		e.scene.Errorf("%v were terminating at the same time", e.concurrent)
 	}
 	var started []time.Time
 	for pod, at := range e.started {
@@ -244,7 +244,7 @@ func (e *terminations) checkBudget(others ...string) {
 	for i := range max(0, len(started)-nodeBudget) {
 		// An upper bound: both times are truncated to seconds.
 		if most := started[i+nodeBudget].Sub(started[i]) + time.Second; most <= nodeBudgetWindow {
-			e.scene.Errorf("evictions %d to %d began within %s: %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
+			e.scene.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) 
 	always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
 	s.set(cold)
 	if given == "" && !evictionRequestedThroughAPIServer(t, node, cut) {
-		t.Error("the agent has not asked through the API server")
+		t.Error("the agent did not request the eviction through the API server")
 	}
 	onNode(t, node, inside+tables+" --delete "+drop)
 	eventually(t, 3*time.Minute, "the agent reports directly again", func() error { return reported(node) })
@@ -127,7 +127,7 @@ func killLeader(t *testing.T) {
 	eventually(t, 30*time.Second, "the replica is gone", func() error {
 		for _, each := range componentPods(t, "controller") {
 			if each.UID == pod.UID {
-				return fmt.Errorf("it is there")
+				return fmt.Errorf("it still exists")
 			}
 		}
 		return nil
@@ -142,7 +142,7 @@ func (e *terminations) count(wanted int) error {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	if len(e.started) < wanted {
-		return fmt.Errorf("%d are terminating", len(e.started))
+		return fmt.Errorf("only %d pods are terminating", len(e.started))
 	}
 	return nil
 }
@@ -154,7 +154,7 @@ func (e *terminations) allGone() error {
 		return err
 	}
 	if slices.ContainsFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil }) {
-		return fmt.Errorf("a pod is ending")
+		return fmt.Errorf("a pod is terminating")
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (e *terminations) onePerRound() {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	if len(e.concurrent) > 0 {
-		e.scene.Errorf("%v ended at the same time", e.concurrent)
+		e.scene.Errorf("%v were terminating at the same time", e.concurrent)
 	}
 	for pod, at := range e.started {
 		e.scene.Logf("%s started to terminate at %s", pod, at.Format(time.TimeOnly))
@@ -202,7 +202,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 		s.set(cold)
 		now, err := watermarkOf(node)
 		if err != nil || now.Spec.Hash == before.Spec.Hash {
-			t.Errorf("the rules of %s have the hash of before, %s (%v)", node, now.Spec.Hash, err)
+			t.Errorf("the rules of %s still have the hash %s (%v)", node, now.Spec.Hash, err)
 		}
 		if err := cmp.Or(s.checkEvictedOnce(pods[0]), e.count(1)); err != nil {
 			t.Error(err)

@@ -69,7 +69,7 @@ func (s *scene) alive(name string) error {
 		return err
 	}
 	if pod.DeletionTimestamp != nil {
-		return fmt.Errorf("pod %s is ending", name)
+		return fmt.Errorf("pod %s is terminating", name)
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func (s *scene) waitTerminating(limit time.Duration, name string) {
 	s.Helper()
 	eventually(s, limit, "pod "+name+" is evicted", func() error {
 		if s.alive(name) == nil {
-			return fmt.Errorf("it runs")
+			return fmt.Errorf("it still runs")
 		}
 		return nil
 	})
@@ -93,7 +93,7 @@ func (s *scene) waitGone(limit time.Duration, name string) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is there (%v)", err)
+		return fmt.Errorf("it still exists (%v)", err)
 	})
 }
 
@@ -141,7 +141,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		}
 		eventually(t, 15*time.Second, "a pod is evicted", func() error {
 			if len(ending()) == 0 {
-				return fmt.Errorf("both run")
+				return fmt.Errorf("both pods still run")
 			}
 			return nil
 		})
@@ -158,12 +158,12 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		app := strings.Split(first, "-")[0]
 		begin, end := lifetimeOf(t, s.name+"-"+app)
 		if reported := end.Sub(begin); reported < grace-time.Second || reported > grace+2*time.Second {
-			t.Errorf("after SIGTERM the pod lived %s, its grace is %s", reported, grace)
+			t.Errorf("the pod ended %s after SIGTERM, its grace period is %s", reported, grace)
 		}
 		// The replacement runs on the other node.
 		replacement := s.podOf(app, first)
 		if on := s.pod(replacement).Spec.NodeName; on == node {
-			t.Errorf("the replacement came back to %s", on)
+			t.Errorf("the replacement runs on %s again", on)
 		}
 		for name := range pods {
 			if name != first && s.alive(name) != nil {
@@ -180,7 +180,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 				return err
 			}
 			if now.Status.Counts.EvictedLastHour < 1 || len(now.Status.Evictions) == 0 || now.Status.Evictions[0].Pod != first {
-				return fmt.Errorf("it shows %d: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
+				return fmt.Errorf("the status shows %d evictions: %+v", now.Status.Counts.EvictedLastHour, now.Status.Evictions)
 			}
 			shown, err := row(node)
 			if count, _ := strconv.Atoi(shown["EVICTED(1H)"]); err != nil || count < 1 {

@@ -43,7 +43,7 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	}
 	eventually(s, 10*time.Second, "the cap is followed", func() error {
 		if len(seen()) == 0 {
-			return fmt.Errorf("nothing was read yet")
+			return fmt.Errorf("no value was read yet")
 		}
 		return nil
 	})
@@ -75,7 +75,7 @@ func (c change) is(cap int) bool { return c.millicores >= cap-1 && c.millicores 
 // capRestored checks that the cap was overwritten and is back.
 func capRestored(seen []change, cap int) error {
 	if len(resets(seen, cap)) == 0 || !seen[len(seen)-1].is(cap) {
-		return fmt.Errorf("a cap of %dm: %v", cap, seen)
+		return fmt.Errorf("the cap of %dm was not overwritten and restored: %v", cap, seen)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (s *scene) checkCapRestored(what string, seen []change, cap int) {
 		s.Logf("%s: the cap was away for %.2f s", what, away)
 		// A tick is 1 s and may be up to 1 s late on a busy node.
 		if away > 2 {
-			s.Errorf("after %s it took %.2f s until the cap was back", what, away)
+			s.Errorf("after %s it took %.2f s until the cap was in force again", what, away)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (s *scene) checkCapped(what string, seen []change, most int) {
 	}
 	s.Logf("%s: the pod was uncapped for %.2f s", what, longest)
 	if free >= 0 || longest < 0 || longest > 3 {
-		s.Errorf("%s: it was to use at most %dm again within 3 s: %v", what, most, seen)
+		s.Errorf("%s: usage did not fall to at most %dm again within 3 s: %v", what, most, seen)
 	}
 }
 
@@ -142,7 +142,7 @@ func (s *scene) restart(daemon string) {
 	onNode(s, s.node, command)
 	eventually(s, 60*time.Second, daemon+" works again", func() error {
 		if now := process(); now == "" || now == "0" || now == old {
-			return fmt.Errorf("its process is %q, was %q", now, old)
+			return fmt.Errorf("its process id is %q, was %q", now, old)
 		}
 		if daemon == "containerd" {
 			_, err := tryOnNode(s.node, "ctr version")

@@ -57,10 +57,10 @@ func TestInstalledAgentIsLockedDown(t *testing.T) {
 				t.Errorf("%s is mounted %s", point, options)
 			}
 			if root := fields[3]; strings.Contains(line, " - proc ") && root == "/" && point != "/proc" {
-				t.Errorf("%s leads to other processes: %s", point, line)
+				t.Errorf("%s shows processes outside the container: %s", point, line)
 			}
 			if point == "/" && writable {
-				t.Errorf("the root file system can be written")
+				t.Errorf("the root file system is writable")
 			}
 		}
 	})
@@ -70,7 +70,7 @@ func TestInstalledAgentIsLockedDown(t *testing.T) {
 func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 	t.Helper()
 	if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
-		t.Errorf("%s is in a namespace of the node", pod.Name)
+		t.Errorf("%s uses the network, PID or IPC namespace of the node", pod.Name)
 	}
 	if pod.Annotations["plimsoll.dev/protected"] != "true" {
 		t.Errorf("%s may be throttled by a PodQOS that matches everything", pod.Name)
@@ -101,7 +101,7 @@ func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	t.Helper()
 	pids := processesOfPod(t, pod, command)
 	if len(pids) != 1 {
-		t.Fatalf("processes of plimsoll %s in %s: %v", command, pod.Name, pids)
+		t.Fatalf("expected one process of plimsoll %s in %s: %v", command, pod.Name, pids)
 	}
 	return pids[0]
 }
@@ -205,7 +205,7 @@ func TestGuidesPoliciesAreAcceptedUnchanged(t *testing.T) {
 			}
 			want := "watermark1/cpu-usage Normal, watermark2/cpu-usage Normal, watermark3/cpu-usage Normal"
 			if strings.Join(enforced, ", ") != want || now.Spec.Hash != now.Status.ObservedHash {
-				return fmt.Errorf("it enforces %v", enforced)
+				return fmt.Errorf("the agent enforces %v", enforced)
 			}
 			return nil
 		})
@@ -237,13 +237,13 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 		s.waitTaint(45*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(t, 60*time.Second, "the BestEffort pod on "+node+" is throttled", func() error {
 			if reported := s.throttled("besteffort"); reported == nil || reported.Rule != "watermark2/cpu-usage" || reported.Ratio > 90 {
-				return fmt.Errorf("the status says %+v", reported)
+				return fmt.Errorf("the status reports %+v", reported)
 			}
 			return nil
 		})
 		// It has no limit of its own, and uses 150m or so.
 		if cap := s.settings(s.folder("besteffort")).millicores(); cap < 0 || cap > 400 {
-			t.Errorf("the BestEffort pod may use %dm", cap)
+			t.Errorf("the quota of the BestEffort pod is %dm", cap)
 		}
 		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
 			t.Errorf("the Burstable pod was touched: %v", err)
@@ -258,10 +258,10 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("it would do %+v", now.Status.Would)
+			return fmt.Errorf("the Preview reports %+v", now.Status.Would)
 		})
 		if pod := s.pod(elastic[node]); pod.DeletionTimestamp != nil {
-			t.Errorf("pod %s is deleted, by a Preview", pod.Name)
+			t.Errorf("pod %s is being deleted although the rule is a Preview", pod.Name)
 		}
 	}
 	for _, name := range []string{"watermark1", "watermark2", "watermark3"} {
@@ -318,7 +318,7 @@ func checkRulesEnforced(node string, ids ...string) error {
 	}
 	for _, id := range ids {
 		if !enforced[id] {
-			return fmt.Errorf("it enforces %v", enforced)
+			return fmt.Errorf("the agent enforces %v", enforced)
 		}
 	}
 	return nil
@@ -367,10 +367,10 @@ func TestInvalidManifestsAreRejectedWithFieldAndFix(t *testing.T) {
 			_, err := tryKubectl(manifest, "apply", "-f", "-")
 			if err == nil {
 				kubectl(t, "delete", strings.ToLower(c.kind), "bad")
-				t.Fatal("it was accepted")
+				t.Fatal("the invalid policy was accepted")
 			}
 			if !strings.Contains(err.Error(), c.field) || !strings.Contains(err.Error(), c.cure) {
-				t.Errorf("the answer names not both %q and %q: %v", c.field, c.cure, err)
+				t.Errorf("the error does not name both %q and %q: %v", c.field, c.cure, err)
 			}
 		})
 	}

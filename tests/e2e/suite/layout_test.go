@@ -41,7 +41,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
 			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])
 		if !strings.Contains(err.Error(), reason) {
-			t.Errorf("Helm does not say %q, but %v", reason, err)
+			t.Errorf("the error of Helm does not contain %q: %v", reason, err)
 		}
 		if read != nil || !strings.Contains(shown, reason) {
 			t.Errorf("the container's message is not %q, but %q (%v)", reason, shown, read)
@@ -66,12 +66,12 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	eventually(t, time.Minute, "plimsoll doctor says so, and what to do", func() error {
 		output, err := run("", binary(), "doctor", "--kubeconfig", absolute("target/e2e/kubeconfig"))
 		if err == nil {
-			return fmt.Errorf("it says %s", output)
+			return fmt.Errorf("plimsoll doctor found nothing: %s", output)
 		}
 		for _, node := range nodes {
 			if !strings.Contains(output, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
 				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])) {
-				return fmt.Errorf("nothing of %s: %w", node, err)
+				return fmt.Errorf("plimsoll doctor does not report %s: %w", node, err)
 			}
 		}
 		return nil
@@ -84,7 +84,7 @@ func checkNoCgroups(t *testing.T) {
 	t.Helper()
 	for _, node := range nodes {
 		if found := onNode(t, node, fmt.Sprintf("ls -d /sys/fs/cgroup/%[1]s /sys/fs/cgroup/*/%[1]s 2>/dev/null || true", wrongKubepods[node])); found != "" {
-			t.Fatalf("%s has %s", node, found)
+			t.Fatalf("%s has a cgroup of the wrong layout: %s", node, found)
 		}
 	}
 }

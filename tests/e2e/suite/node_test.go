@@ -119,7 +119,7 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 		}
 		// By the node's clock, which may be some seconds off.
 		if rule.Since == nil || rule.Since.Sub(about).Abs() > time.Minute {
-			return fmt.Errorf("it is Breached since %v, and has been since %v", rule.Since, about)
+			return fmt.Errorf("Since is %v, but the breach began at %v", rule.Since, about)
 		}
 		return nil
 	}
@@ -153,7 +153,7 @@ func (s *scene) waitRulesEnforced(nodeQOS string) {
 			return err
 		}
 		if now.Spec.Hash != now.Status.ObservedHash {
-			return fmt.Errorf("spec is %s, the agent keeps %s", now.Spec.Hash, now.Status.ObservedHash)
+			return fmt.Errorf("the hash of the spec is %s, but the agent enforces %s", now.Spec.Hash, now.Status.ObservedHash)
 		}
 		for _, rule := range now.Status.Rules {
 			if rule.ID == nodeQOS+"/hot" {
@@ -262,7 +262,7 @@ func readSettings(node, folder string) (settings, error) {
 	for _, line := range strings.Split(out, "\n") {
 		path, value, ok := strings.Cut(line, ":")
 		if !ok {
-			return nil, fmt.Errorf("%s holds no settings: %q", folder, out)
+			return nil, fmt.Errorf("no settings in %s: %q", folder, out)
 		}
 		if below := strings.LastIndex(path, "/"); below >= 0 {
 			containers[path[below+1:]] = append(containers[path[below+1:]], value)
@@ -317,7 +317,7 @@ func checkRestored(before, now settings) error {
 			changed = append(changed, fmt.Sprintf("%s was %q, is %q", name, before[name], value))
 		}
 	}
-	return fmt.Errorf("not as before: %s", strings.Join(changed, "; "))
+	return fmt.Errorf("not restored: %s", strings.Join(changed, "; "))
 }
 
 // waitRestored waits until a pod's settings are what they were.

@@ -161,7 +161,7 @@ func checkPermissions(since time.Time) error {
 	}
 	fmt.Printf("%d of %d permissions were used\n", len(chart)-len(idle), len(chart))
 	if len(idle) > 0 {
-		return fmt.Errorf("were not used these permissions:\n  %s", strings.Join(idle, "\n  "))
+		return fmt.Errorf("these permissions were not used:\n  %s", strings.Join(idle, "\n  "))
 	}
 	return nil
 }

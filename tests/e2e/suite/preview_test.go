@@ -69,11 +69,11 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			for key, pod := range map[string]string{
 				throttle + "/hot throttle": s.name + "/slowed", evict + "/hot evict": s.name + "/" + moved} {
 				if would[key] != pod {
-					return fmt.Errorf("%s would be done to %q, not %s; all: %v", key, would[key], pod, now.Status.Would)
+					return fmt.Errorf("%s would act on %q, not %s; all: %v", key, would[key], pod, now.Status.Would)
 				}
 			}
 			if _, ok := would[evict+"/hot disableScheduling"]; !ok || how["disableScheduling"] != string(corev1.TaintEffectNoSchedule) {
-				return fmt.Errorf("it does not say that scheduling would be disabled, and how: %v", now.Status.Would)
+				return fmt.Errorf("the status does not report that scheduling would be disabled, and how: %v", now.Status.Would)
 			}
 			return nil
 		})
@@ -104,7 +104,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			grew := func(name string) float64 { return now[name] - asked[name] }
 			creates, patches := grew(`api_requests_total{verb="create",code="201"}`), grew(`api_requests_total{verb="patch",code="200"}`)
 			if events, writes := grew(`events_total{result="written"}`), grew(`status_writes_total{result="done"}`); creates > events || patches > writes {
-				return fmt.Errorf("%v objects created for %v events, %v patches for %v writes of the status", creates, events, patches, writes)
+				return fmt.Errorf("%v creates for %v events, %v patches for %v status writes", creates, events, patches, writes)
 			}
 			if grew(`evictions_total{outcome="accepted"}`) != 0 || now[`would{rule="`+throttle+`/hot"}`] != 1 {
 				return fmt.Errorf("the metrics do not show what would be done: %v", now)
@@ -122,7 +122,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
 			reported := s.throttled("slowed")
 			if reported == nil || reported.Rule != throttle+"/hot" || reported.ToMillicores == nil {
-				return fmt.Errorf("the status says %+v", reported)
+				return fmt.Errorf("the status reports %+v", reported)
 			}
 			// Predicted as `to 90 %, 123m`, from the pod's usage at that time.
 			var ratio, previewPolicies int
@@ -203,7 +203,7 @@ func (s *scene) preview(file string, args ...string) (rules map[string]previewRu
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
 	if len(read.Nodes) != 1 || read.Nodes[0].Node != s.node {
-		return nil, fmt.Errorf("it was asked about %s: %s", s.node, out)
+		return nil, fmt.Errorf("plimsoll preview did not report exactly node %s: %s", s.node, out)
 	}
 	rules = map[string]previewRule{}
 	for _, rule := range read.Nodes[0].Rules {
@@ -347,10 +347,10 @@ type spared struct{ rule, pod, reason string }
 func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, busyFrom, hotFrom string) error {
 	busy, heated := rules[s.name+"/busy"], rules[s.name+"/hot"]
 	if busy.Standing != "over" || heated.Standing != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
-		return fmt.Errorf("busy is %q by the %q, hot is %q by the %q", busy.Standing, busy.Source.From, heated.Standing, heated.Source.From)
+		return fmt.Errorf("busy is %q with a value from %q, hot is %q with a value from %q", busy.Standing, busy.Source.From, heated.Standing, heated.Source.From)
 	}
 	if busy.Scheduling != "" || heated.Scheduling != string(corev1.TaintEffectNoSchedule) {
-		return fmt.Errorf("busy would close the node by %q, hot by %q", busy.Scheduling, heated.Scheduling)
+		return fmt.Errorf("busy would close the node with %q, hot with %q", busy.Scheduling, heated.Scheduling)
 	}
 	if err := o.check(busy.victims("throttle"), heated.victims("evict")); err != nil {
 		return fmt.Errorf("%w; busy: %+v; hot: %+v", err, busy.Pods, heated.Pods)
@@ -371,14 +371,14 @@ func (o expectedPreview) checkStatus(s *scene) error {
 	}
 	busy, heated := s.name+"/busy", s.name+"/hot"
 	if closes := now.victims(heated, "disableScheduling"); len(closes) != 1 || len(now.victims(busy, "disableScheduling")) != 0 {
-		return fmt.Errorf("it is hot alone that would close the node: %v", now.Status.Would)
+		return fmt.Errorf("not only rule hot would close the node: %v", now.Status.Would)
 	}
 	return o.check(now.victims(busy, "throttle"), now.victims(heated, "evict"))
 }
 
 func (o expectedPreview) check(throttled, evicted []string) error {
 	if !slices.Equal(throttled, o.throttled) || !slices.Equal(evicted, o.evicted) {
-		return fmt.Errorf("it would throttle %v and evict %v, not %v and %v", throttled, evicted, o.throttled, o.evicted)
+		return fmt.Errorf("the preview would throttle %v and evict %v, not %v and %v", throttled, evicted, o.throttled, o.evicted)
 	}
 	return nil
 }

@@ -134,10 +134,10 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 			return nil
 		})
 		if !strings.HasSuffix(strings.TrimSpace(output), "end") || !strings.Contains(output, "able: set") {
-			t.Errorf("not all was tried:\n%s", output)
+			t.Errorf("not every access was tried:\n%s", output)
 		}
 		if node == "v2" && !strings.Contains(output, "able: reclaim") {
-			t.Errorf("no page cache of a pod was asked for:\n%s", output)
+			t.Errorf("no page cache of a pod was reclaimed:\n%s", output)
 		}
 		for _, line := range strings.Split(output, "\n") {
 			if strings.HasPrefix(line, "left: ") || strings.HasPrefix(line, "unable: ") {
@@ -155,10 +155,10 @@ func TestAgentDoesNotExposePodsToRemoteClients(t *testing.T) {
 		path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/v1/node-metric"
 		answer, err := kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(background)
 		if !apierrors.IsForbidden(err) || !strings.Contains(string(answer), "connect over loopback (kubectl port-forward)") {
-			t.Errorf("from elsewhere it answers %s (%v)", answer, err)
+			t.Errorf("a remote client got %s (%v)", answer, err)
 		}
 		if _, measured := agentMetrics(t, node)[`node_cpu_usage_cores{part="node"}`]; !measured {
-			t.Error("it says nothing of its node")
+			t.Error("the agent does not report the CPU usage of its node")
 		}
 	})
 }
@@ -183,7 +183,7 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 		return bytes
 	}
 	if before := cached(); before < 20*mib {
-		t.Fatalf("it has %d bytes of page cache", before)
+		t.Fatalf("the pod has only %d bytes of page cache", before)
 	}
 	s.action(s.name, "{coolDownSeconds: 2, throttle: {memoryThrottle: {forceGC: true}}}")
 	s.allow(s.name, "", s.name)
@@ -194,7 +194,7 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(hot)
 	eventually(t, time.Minute, "its page cache is reclaimed", func() error {
 		if now := cached(); now > 8*mib {
-			return fmt.Errorf("it has %d bytes of page cache", now)
+			return fmt.Errorf("it still has %d bytes of page cache", now)
 		}
 		return nil
 	})
@@ -218,7 +218,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 		)
 		free, guaranteed := s.victim("free"), s.victim("guaranteed")
 		if class := s.pod("guaranteed").Status.QOSClass; class != corev1.PodQOSGuaranteed {
-			t.Fatalf("its class is %s", class)
+			t.Fatalf("its QoS class is %s", class)
 		}
 		class, has := free.before["pod/cpu.idle"]
 		if !has {
@@ -240,13 +240,13 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 		s.waitIdleClass(free)
 		s.waitIdleClass(guaranteed)
 		if original, held := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); held != original {
-			t.Errorf("the Guaranteed pod may use %dm of its %dm", held, original)
+			t.Errorf("the quota of the Guaranteed pod is %dm, not %dm", held, original)
 		}
 		eventually(t, 20*time.Second, "the status shows that it is throttled", func() error {
 			// How far its quota goes down after that depends on what others leave it.
 			reported := s.throttled(free.name)
 			if reported == nil || reported.Rule != s.name+"/hot" || reported.Ratio < 50 || reported.FromMillicores != nil {
-				return fmt.Errorf("the status says %+v", reported)
+				return fmt.Errorf("the status reports %+v", reported)
 			}
 			return nil
 		})
@@ -338,7 +338,7 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 			both, err := tryOnNode(node, names+"/proc/1/net/dev; echo =; "+names+agents)
 			nodes, seen, _ := strings.Cut(both, "=")
 			if err != nil || strings.TrimSpace(nodes) != strings.TrimSpace(seen) || len(strings.Fields(seen)) < 2 {
-				return fmt.Errorf("it sees %s of %s (%v)", strings.Fields(seen), strings.Fields(nodes), err)
+				return fmt.Errorf("the agent sees interfaces %s of %s (%v)", strings.Fields(seen), strings.Fields(nodes), err)
 			}
 			return nil
 		})
@@ -364,7 +364,7 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 			for what, r := range rules {
 				series := fmt.Sprintf(`rule_value{rule="%s-%s/hot",metric="%s"}`, s.name, what, r.metric)
 				if value, has := values[series]; (has && !math.IsNaN(value)) != (what != "queue") {
-					return fmt.Errorf("%s is %v (%v)", series, value, has)
+					return fmt.Errorf("%s is %v (present: %v)", series, value, has)
 				}
 			}
 			now, err := watermarkOf(node)
@@ -376,7 +376,7 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("the status does not say that %s is unknown: %+v", unknown, now.Status.Rules)
+			return fmt.Errorf("the status does not report %s as unknown: %+v", unknown, now.Status.Rules)
 		})
 	})
 }
@@ -421,7 +421,7 @@ func (th *stolenToken) refused(what, words string, try func() error) {
 			th.Fatalf("a holder of the agent's token can %s", what)
 		}
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), words) {
-			return fmt.Errorf("not as %q: %w", words, err)
+			return fmt.Errorf("refused for another reason than %q: %w", words, err)
 		}
 		return nil
 	})
@@ -472,10 +472,10 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 		// It can still read, as docs/security.md says.
 		pods, err := th.kube.CoreV1().Pods("").List(background, metav1.ListOptions{})
 		if err != nil || len(pods.Items) == 0 {
-			t.Errorf("an agent's token reads no pods: %v", err)
+			t.Errorf("an agent's token cannot read pods: %v", err)
 		}
 		if _, err := th.kube.CoreV1().Nodes().Get(background, node, metav1.GetOptions{}); err != nil {
-			t.Errorf("an agent's token does not read its own Node: %v", err)
+			t.Errorf("an agent's token cannot read its own Node: %v", err)
 		}
 	})
 }
@@ -494,11 +494,11 @@ func (th *stolenToken) cannotRemoveGuards() {
 			return th.objects.Resource(resource).Delete(background, name, metav1.DeleteOptions{})
 		})
 		if _, err := objects.Resource(resource).Get(background, name, metav1.GetOptions{}); err != nil {
-			th.Errorf("%s was there: %v", guard, err)
+			th.Errorf("%s no longer exists: %v", guard, err)
 		}
 	}
 	if len(kinds) > 0 {
-		th.Errorf("not all kinds of guards are among %v", guards)
+		th.Errorf("some kinds of admission objects are missing: %v", guards)
 	}
 }
 
@@ -562,7 +562,7 @@ func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 		}
 		// Other scenes may change the node's rules or evict there meanwhile.
 		if err != nil || output.Result != "refused" || !strings.Contains(output.Why, words) {
-			return fmt.Errorf("the answer is %+v (%v)", output, err)
+			return fmt.Errorf("unexpected response: %+v (%v)", output, err)
 		}
 		return nil
 	})
@@ -593,7 +593,7 @@ func (th *stolenToken) cannotReportFor(node string) {
 			th.Fatalf("a holder of the agent's token can report for another node: %s", answer)
 		}
 		if output := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, output) {
-			return fmt.Errorf("it is answered %q (%v)", answer, err)
+			return fmt.Errorf("unexpected response: %q (%v)", answer, err)
 		}
 		return nil
 	})

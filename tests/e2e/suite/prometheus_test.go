@@ -286,7 +286,7 @@ func (p prometheus) waitFor(limit time.Duration, query string) {
 			return err
 		}
 		if vector, ok := answer.(model.Vector); !ok || len(vector) == 0 {
-			return fmt.Errorf("the answer is %v", answer)
+			return fmt.Errorf("unexpected response: %v", answer)
 		}
 		return nil
 	})
@@ -327,7 +327,7 @@ func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 		}
 	}
 	if len(read) < 40 {
-		p.Fatalf("only %d series are read: %v", len(read), read)
+		p.Fatalf("the queries read only %d series: %v", len(read), read)
 	}
 	for selector := range read {
 		if !onlyOnV2(selector) {

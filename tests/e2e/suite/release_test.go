@@ -105,7 +105,7 @@ func uninstallWhileActing(t *testing.T, r *release) {
 	for _, o := range all {
 		o.checkNoTrace(t)
 		if records, err := journal(o.scene.node); err != nil || len(records) > 0 {
-			t.Errorf("the journal of %s holds %v (%v)", o.scene.node, records, err)
+			t.Errorf("unexpected entries in the journal of %s: %v (%v)", o.scene.node, records, err)
 		}
 	}
 	noFinalizers(t)
@@ -122,7 +122,7 @@ func uninstallWhileActing(t *testing.T, r *release) {
 		for _, name := range left {
 			kind, _, _ := strings.Cut(name, ".")
 			if !slices.Contains(stays, kind) && !slices.Contains(stays, name) {
-				return fmt.Errorf("%s of %v is left", name, left)
+				return fmt.Errorf("%s still exists, of %v", name, left)
 			}
 		}
 		return nil
@@ -184,7 +184,7 @@ func noFinalizers(t *testing.T) {
 	for _, line := range strings.Split(found, "\n") {
 		// A finalizer of the API server while it deletes a CRD.
 		if line != "" && !strings.Contains(line, "customresourcecleanup.apiextensions.k8s.io") {
-			t.Errorf("a finalizer is left: %s", line)
+			t.Errorf("a finalizer still exists: %s", line)
 		}
 	}
 }
@@ -223,7 +223,7 @@ func (r *release) installWith(t *testing.T, preset string) {
 	}
 	eventually(t, time.Minute, "policies are no longer served", func() error {
 		if found, err := tryKubectl("", "get", "--raw", "/apis/ensurance.crane.io/v1alpha1"); err == nil {
-			return fmt.Errorf("there is %s", found)
+			return fmt.Errorf("the API is still served: %s", found)
 		}
 		return nil
 	})
@@ -236,31 +236,31 @@ func freshInstall(t *testing.T, r *release) {
 	// Policies can be created only after a hook has seen their CRDs served.
 	waitPreset(t, "preview")
 	if reported := events(t, "Job", namespace, "plimsoll-policies"); !slices.Contains(reported, "Completed: Job completed") {
-		t.Errorf("the job that waits for the CRDs has logged %q", reported)
+		t.Errorf("unexpected events of the Job that waits for the definitions: %q", reported)
 	}
 	if left := kubectl(t, "get", "jobs,sa", "-n", namespace, "-l", "app.kubernetes.io/component=policies", "-o", "name"); left != "" {
-		t.Errorf("what waited for the definitions has left %s", left)
+		t.Errorf("the hook that waits for the definitions did not delete %s", left)
 	}
 	if out := r.page.Run(t, "See that it works"); strings.Count(out, "nothing is wrong: ") != 2 {
-		t.Errorf("it says %s", out)
+		t.Errorf("unexpected output: %s", out)
 	}
 	if pods := componentPods(t, "agent"); len(pods) != len(nodes) {
 		t.Errorf("agents: %v", podNames(pods))
 	}
 	if left := kubectl(t, "get", "all,sa,roles,rolebindings", "-n", namespace, "-l", "app.kubernetes.io/component=test", "-o", "name"); left != "" {
-		t.Errorf("the test has left %s", left)
+		t.Errorf("helm test did not delete %s", left)
 	}
 	for _, node := range nodes {
 		driver := map[string]string{"v1": "cgroupfs", "v2": "systemd"}[node]
 		if out := r.page.Run(t, "Which layout", "NODE", node); !strings.Contains(out, `"cgroupDriver": "`+driver+`"`) {
-			t.Errorf("the kubelet of %s says %s", node, out)
+			t.Errorf("the kubelet of %s reports %s", node, out)
 		}
 	}
 	// Make sure that the check can fail.
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=0")
 	out, err := r.page.Try("See that it works")
 	if err == nil || !strings.Contains(out, "0 of 0 replicas are ready") {
-		t.Errorf("without a controller it says %s (%v)", out, err)
+		t.Errorf("without a controller the check printed %s (%v)", out, err)
 	}
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=2")
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
@@ -299,7 +299,7 @@ func evaluatesPreset(node, preset string) error {
 	}
 	slices.Sort(judged)
 	if !slices.Equal(judged, presets[preset]) || len(judged) != len(now.Status.Rules) {
-		return fmt.Errorf("it has evaluated %v: %+v", judged, now.Status.Rules)
+		return fmt.Errorf("the agent has evaluated %v: %+v", judged, now.Status.Rules)
 	}
 	return nil
 }
@@ -494,9 +494,9 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 		t.Helper()
 		lock.Lock()
 		defer lock.Unlock()
-		t.Logf("%s: what is in force was checked %d times", during, looked)
+		t.Logf("%s: checked %d times what is in force", during, looked)
 		if looked == 0 || len(lost) > 0 {
-			t.Fatalf("during %s something was released, %d times of %d:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
+			t.Fatalf("during %s something was restored, in %d of %d checks:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
 		}
 		looked = 0
 	}
@@ -516,7 +516,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		t.Helper()
 		out, err := r.page.Try("Uninstall")
 		if err == nil || !strings.Contains(out, "not yet: "+gone.scene.node+";") {
-			t.Fatalf("helm uninstall says %s (%v)", out, err)
+			t.Fatalf("helm uninstall was not refused as expected: %s (%v)", out, err)
 		}
 		t.Logf("helm uninstall says %s", out)
 	}
@@ -534,7 +534,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 
 	// The user changes their mind.
 	if _, err := r.page.Try("Upgrade"); err == nil {
-		t.Error("Helm upgrades what it has started to remove: the page says otherwise")
+		t.Error("Helm upgraded a release that it has started to remove, although docs/install.md says that it cannot")
 	}
 	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
 	waitAgent(gone.scene, "")
@@ -547,7 +547,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 			}
 			found, err := taint(o.scene.node)
 			if err == nil && found == nil {
-				err = fmt.Errorf("%s is open", o.scene.node)
+				err = fmt.Errorf("%s has no taint", o.scene.node)
 			}
 			return err
 		})
@@ -569,7 +569,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		for _, v := range o.before {
 			eventually(t, time.Minute, v.name+" is throttled again", func() error {
 				if reported := o.scene.throttled(v.name); reported == nil || reported.Ratio != 50 {
-					return fmt.Errorf("the status says %+v", reported)
+					return fmt.Errorf("the status reports %+v", reported)
 				}
 				return nil
 			})
@@ -583,7 +583,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		o.checkNoTrace(t)
 	}
 	if err := gone.checkUnchanged(); err == nil {
-		t.Error("the node that is away is as it was: nothing is shown")
+		t.Error("the disconnected node is already restored, so this proves nothing")
 	}
 	// It comes back to a new installation.
 	r.page.Run(t, "It comes back after that")
@@ -661,7 +661,7 @@ func withoutHelm(t *testing.T, r *release) {
 	r.page.Run(t, "Remove the rest")
 	eventually(t, 2*time.Minute, "the namespace is gone", func() error {
 		if _, err := kube.CoreV1().Namespaces().Get(background, namespace, metav1.GetOptions{}); err == nil {
-			return fmt.Errorf("it is there")
+			return fmt.Errorf("it still exists")
 		}
 		return nil
 	})
@@ -677,7 +677,7 @@ func withoutHelm(t *testing.T, r *release) {
 		o.checkNoTrace(t)
 	}
 	if found := kubectl(t, "get", "crds", "-o", "name"); strings.Contains(found, "plimsoll") || strings.Contains(found, "crane") {
-		t.Errorf("definitions are left: %s", found)
+		t.Errorf("definitions still exist: %s", found)
 	}
 
 	// The state that an agent leaves if its account was deleted first.
@@ -687,7 +687,7 @@ func withoutHelm(t *testing.T, r *release) {
 	kubectl(t, "patch", "node", node, "--subresource=status", "-p",
 		`{"status":{"conditions":[{"type":"InterferenceIdentified","status":"True","reason":"x","message":"x"}]}}`)
 	if nodeCondition(t, node) == nil {
-		t.Fatal("the condition does not stand")
+		t.Fatal("the node does not have the condition")
 	}
 	r.page.Run(t, "Where the agents were not stopped first", "NODE", node)
 	forgotten.checkNoTrace(t)

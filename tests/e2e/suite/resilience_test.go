@@ -90,14 +90,14 @@ func TestDeletedDaemonSetRestoresEverything(t *testing.T) {
 		o.waitAllRestored(45 * time.Second)
 		eventually(t, 60*time.Second, "the agent is gone", func() error {
 			if name := agentPod(node); name != "" {
-				return fmt.Errorf("%s is there", name)
+				return fmt.Errorf("%s still exists", name)
 			}
 			return nil
 		})
 		eventually(t, 30*time.Second, "it leaves a status that is true", func() error {
 			now, err := watermarkOf(node)
 			if err != nil || now.Status.Counts.Throttled != 0 || len(now.Status.Rules) != 0 {
-				return fmt.Errorf("it says %+v (%v)", now.Status, err)
+				return fmt.Errorf("the status is %+v (%v)", now.Status, err)
 			}
 			return nil
 		})
@@ -113,7 +113,7 @@ func TestNodeWithoutAgentIsRestoredManually(t *testing.T) {
 		leave()
 		page := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 		if out := page.Run(t, "A node without an agent", "NODE", node, "LAYOUT", node); !strings.Contains(out, "deleted") {
-			t.Errorf("it says %s", out)
+			t.Errorf("the commands printed %s", out)
 		}
 		o.waitAllRestored(10 * time.Second)
 		s.set(cold)
@@ -136,7 +136,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 		eventually(t, 2*time.Minute, "our taint is removed", func() error {
 			found, err := taint(node)
 			if found != nil {
-				err = fmt.Errorf("it is %v", found)
+				err = fmt.Errorf("the taint is %v", found)
 			}
 			return err
 		})
@@ -146,7 +146,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 			t.Error("the agent was declared unresponsive too early")
 		}
 		if condition := nodeCondition(t, node); condition == nil || condition.Status == corev1.ConditionTrue {
-			t.Errorf("its condition is %+v", condition)
+			t.Errorf("the node's condition is %+v", condition)
 		}
 		for _, reason := range []string{"AgentSilent", "TaintOfSilentAgentRemoved", "ThrottledBySilentAgent"} {
 			eventually(t, 20*time.Second, reason+" is reported", func() error {
@@ -157,7 +157,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 			})
 		}
 		if err := s.checkCap(limited, limited.cap); err != nil {
-			t.Errorf("a throttled pod is left as it is: %v", err)
+			t.Errorf("the throttled pod does not stay throttled: %v", err)
 		}
 		back()
 		s.waitTaint(40*time.Second, corev1.TaintEffectNoSchedule)
@@ -199,7 +199,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 			})
 			// An entry may exist before its write, but never a write without its entry.
 			if len(left) > 0 {
-				t.Fatalf("after kill %d nothing would ever restore %s", i+1, strings.Join(left, "; "))
+				t.Fatalf("after kill %d the journal has no entry to restore %s", i+1, strings.Join(left, "; "))
 			}
 			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.checkBystander)
 		}
@@ -237,20 +237,20 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(left) > 0 {
-			t.Fatalf("nothing would ever restore %s", strings.Join(left, "; "))
+			t.Fatalf("the journal has no entry to restore %s", strings.Join(left, "; "))
 		}
 		byKernel := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out)
 		o.inForceUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
 		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.inForce(limited) })
 		o.waitAccounted(5 * time.Second)
 		if now := o.originals(); !maps.Equal(before, now) {
-			t.Errorf("the originals in the journal were %v and are %v", before, now)
+			t.Errorf("the originals in the journal changed from %v to %v", before, now)
 		}
 		all := seen()
 		end()
 		for _, change := range all {
 			if !change.is(limited.cap) {
-				t.Errorf("its cap of %dm was not in force the whole time: %v", limited.cap, all)
+				t.Errorf("the cap of %dm was not in force all the time: %v", limited.cap, all)
 				break
 			}
 		}
@@ -261,7 +261,7 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 		last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
 		// The container's cgroup may be gone before the count is read.
 		if last == nil || last.ExitCode != 137 || !byKernel && last.Reason != "OOMKilled" {
-			t.Errorf("it was not killed for its memory: %+v", last)
+			t.Errorf("the agent was not killed for running out of memory: %+v", last)
 		}
 		s.set(cold)
 		o.waitAllRestored(40 * time.Second)
@@ -363,7 +363,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 				err = each.baseline.checkBystander()
 			}
 			if err != nil {
-				t.Errorf("%s: %s after the API server went: %v", each.scene.node, time.Since(stopped), err)
+				t.Errorf("%s: %s after the API server was stopped: %v", each.scene.node, time.Since(stopped), err)
 			}
 		}
 		time.Sleep(time.Second)
@@ -498,7 +498,7 @@ func TestStandbyTakesOverFromStoppedLeader(t *testing.T) {
 		}
 		container := now.Status.ContainerStatuses[0]
 		if last := container.LastTerminationState.Terminated; container.RestartCount != restarts+1 || last == nil || last.ExitCode != 137 || !plane.IsReady(now) {
-			return fmt.Errorf("it is %+v", container)
+			return fmt.Errorf("the container's status is %+v", container)
 		}
 		return nil
 	})
@@ -521,7 +521,7 @@ func leader(t *testing.T) (holds string, pod *corev1.Pod) {
 				return nil
 			}
 		}
-		return fmt.Errorf("%q leads", holds)
+		return fmt.Errorf("no controller pod matches the leader %q", holds)
 	})
 	return holds, pod
 }
@@ -597,7 +597,7 @@ func TestRebootedNodeStartsClean(t *testing.T) {
 	o.waitAllRestored(90 * time.Second)
 	entries, err := journal("v2")
 	if err != nil || len(entries) > 0 {
-		t.Errorf("the journal holds %v (%v)", entries, err)
+		t.Errorf("unexpected entries in the journal: %v (%v)", entries, err)
 	}
 	s.running(work{name: "like", args: []string{"pause"}, limits: "100m", requests: "10m"})
 	s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
@@ -690,7 +690,7 @@ func TestSecondAgentOnNodeDoesNotAct(t *testing.T) {
 		eventually(t, 60*time.Second, "it says that there is another", func() error {
 			log, err := tryKubectl("", "logs", "-n", namespace, second)
 			if err == nil && !strings.Contains(log, "another agent") {
-				err = fmt.Errorf("it logs %s", log)
+				err = fmt.Errorf("its log is %s", log)
 			}
 			return err
 		})
@@ -714,12 +714,12 @@ func TestAgentReportsThatItsNodeDoesNotExist(t *testing.T) {
 	eventually(t, 60*time.Second, "it says what is wrong", func() error {
 		log, err := tryKubectl("", "logs", "-n", namespace, second)
 		if err == nil && !strings.Contains(log, "node nowhere does not exist") {
-			err = fmt.Errorf("it logs %s", log)
+			err = fmt.Errorf("its log is %s", log)
 		}
 		return err
 	})
 	pod, err := kube.CoreV1().Pods(namespace).Get(background, second, metav1.GetOptions{})
 	if err != nil || plane.IsReady(pod) || pod.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Errorf("it does not just wait: %+v (%v)", pod.Status.ContainerStatuses, err)
+		t.Errorf("the agent is ready or was restarted, instead of waiting: %+v (%v)", pod.Status.ContainerStatuses, err)
 	}
 }

@@ -75,7 +75,7 @@ func (e *edits) waitAllWith(limit time.Duration, threshold int) {
 	e.Helper()
 	eventually(e, limit, fmt.Sprintf("both nodes have the threshold %d", threshold), func() error {
 		if changed := e.with(threshold); len(changed) != len(e.nodes) {
-			return fmt.Errorf("these are: %v", changed)
+			return fmt.Errorf("only these nodes have it: %v", changed)
 		}
 		return nil
 	})
@@ -97,7 +97,7 @@ func (e *edits) waitRolledOut(limit time.Duration, reason string) {
 	e.Helper()
 	eventually(e, limit, fmt.Sprintf("RolledOut has the reason %q", reason), func() error {
 		if now := e.rolledOut("reason"); now != reason {
-			return fmt.Errorf("it is %q", now)
+			return fmt.Errorf("the reason is %q", now)
 		}
 		return nil
 	})
@@ -148,7 +148,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	})
 	always(t, 15*time.Second, "it goes no further", func() error {
 		if changed, others := e.with(bad), e.with(lax); !slices.Equal(changed, []string{canary}) || !slices.Equal(others, []string{idle.node}) {
-			return fmt.Errorf("the edit is on %v, what was before it on %v", changed, others)
+			return fmt.Errorf("nodes with the edit: %v; nodes with the previous version: %v", changed, others)
 		}
 		other := victims[idle.node]
 		return checkRestored(other.before, idle.settings(other.folder))
@@ -168,7 +168,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	took := time.Since(started)
 	t.Logf("from the canary to both nodes: %.1f s", took.Seconds())
 	if took < 55*time.Second { // a minute, less the time until the test saw it on the canary
-		t.Errorf("the canary was watched for %s", took)
+		t.Errorf("the canary was watched for only %s", took)
 	}
 	e.waitEvent("RolledOut")
 	e.waitRolledOut(20*time.Second, "")
@@ -185,10 +185,10 @@ func (e *edits) waitStopped(threshold int) (canary string) {
 	eventually(e, 90*time.Second, "the edit stops", func() error {
 		changed := e.with(threshold)
 		if len(changed) > 1 {
-			e.Fatalf("the edit is on %v", changed)
+			e.Fatalf("the edit is on more than one node: %v", changed)
 		}
 		if now := e.rolledOut("reason"); len(changed) == 0 || now != "CanariesAct" {
-			return fmt.Errorf("it is on %v, and RolledOut is %q", changed, now)
+			return fmt.Errorf("the edit is on %v, and RolledOut has the reason %q", changed, now)
 		}
 		canary = changed[0]
 		return nil
@@ -206,10 +206,10 @@ func (e *edits) waitOne(threshold int) {
 	eventually(e, 20*time.Second, fmt.Sprintf("one node has the threshold %d", threshold), func() error {
 		changed := e.with(threshold)
 		if len(changed) > 1 {
-			e.Fatalf("the edit is on %v", changed)
+			e.Fatalf("the edit is on more than one node: %v", changed)
 		}
 		if len(changed) == 0 {
-			return fmt.Errorf("none is")
+			return fmt.Errorf("no node has the edit")
 		}
 		return nil
 	})

@@ -65,7 +65,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 		}
 		out := page.RunEach(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
 		if !strings.Contains(out, says[heading]) {
-			t.Errorf("%s: %q is not in what its commands print:\n%s", heading, says[heading], out)
+			t.Errorf("%s: %q is not in the output of its commands:\n%s", heading, says[heading], out)
 		}
 	}
 	guide := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -73,11 +73,11 @@ func TestRunbookCommandsWork(t *testing.T) {
 		switch heading {
 		case "Edits":
 			if out := guide.Run(t, heading, " NAME", " runbook"); strings.Count(out, "annotated") != 2 {
-				t.Errorf("%s: it says %s", heading, out)
+				t.Errorf("%s: unexpected output: %s", heading, out)
 			}
 		case "A node without an agent", "Certificates": // they have their own scenes
 		default:
-			t.Errorf("nothing is run of what docs/kubernetes.md has under the heading %q", heading)
+			t.Errorf("no test runs the commands of docs/kubernetes.md under the heading %q", heading)
 		}
 	}
 	kubectl(t, "delete", "nodeqos", "runbook")
@@ -92,7 +92,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 	})
 	all := fmt.Sprintf("%[1]d of %[1]d nodes ", len(nodes))
 	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have released everything") || !strings.Contains(out, all+"have resumed") {
-		t.Errorf("it says %s", out)
+		t.Errorf("unexpected output: %s", out)
 	}
 	stop.CheckAllRun()
 }
@@ -115,7 +115,7 @@ func runReadmeCommands(t *testing.T) {
 	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor", "plimsoll doctor --wait=2m")
 	for _, wanted := range []string{"nothing is wrong: ", "0 errors and 0 warnings", "nodeqos.ensurance.crane.io/readme created"} {
 		if !strings.Contains(out, wanted) {
-			t.Errorf("%q is not in what its commands print:\n%s", wanted, out)
+			t.Errorf("%q is not in the output of its commands:\n%s", wanted, out)
 		}
 	}
 }

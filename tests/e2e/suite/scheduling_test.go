@@ -58,14 +58,14 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 			t.Errorf("a pod for any node went to %s", on)
 		}
 		if now := s.pod("here"); now.Status.Phase != corev1.PodPending || now.Spec.NodeName != "" {
-			t.Errorf("pod here is %s on %q", now.Status.Phase, now.Spec.NodeName)
+			t.Errorf("pod here should be pending, but is %s on %q", now.Status.Phase, now.Spec.NodeName)
 		}
 
 		fell := time.Now()
 		s.set(cold)
 		s.waitNoTaint(20 * time.Second)
 		if lasted := time.Since(fell); lasted < 3*time.Second {
-			t.Errorf("the cool-down is 4 s, the taint went after %s", lasted)
+			t.Errorf("the taint was removed after %s, but the cool-down is 4 s", lasted)
 		}
 		s.waitRunning("here")
 		eventually(t, 15*time.Second, "the condition is false", func() error {
@@ -116,7 +116,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 		}
 		eventually(t, 40*time.Second, "the exporter's value is in the status", func() error { return state("Normal", cold) })
 		if found, err := taint(node); err != nil || found != nil {
-			t.Fatalf("before it is hot the taint is %v (%v)", found, err)
+			t.Fatalf("the node is already tainted at a low value: %v (%v)", found, err)
 		}
 		expose(hot)
 		s.waitTaint(20*time.Second, corev1.TaintEffectPreferNoSchedule)
@@ -297,7 +297,7 @@ func TestOneOfTwoBusyNodesStaysSchedulableWithACapOfHalf(t *testing.T) {
 	})
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		if on := effects(); on[corev1.TaintEffectPreferNoSchedule] != fallback {
-			t.Fatalf("it did not stay so: %v", on)
+			t.Fatalf("the node with PreferNoSchedule changed: %v", on)
 		}
 	}
 	for _, s := range both {

@@ -49,7 +49,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		}
 		now, err := watermarkOf(s.node)
 		if err != nil || now.Status.Counts.Throttled != 0 {
-			return fmt.Errorf("the status says %+v (%v)", now.Status.Counts, err)
+			return fmt.Errorf("the status reports %+v (%v)", now.Status.Counts, err)
 		}
 		return nil
 	}
@@ -59,7 +59,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		}
 		row := kubectl(s, "get", "nodewatermark", s.node, "--no-headers")
 		if !strings.Contains(row, "Released") {
-			return fmt.Errorf("kubectl says %s", row)
+			return fmt.Errorf("kubectl printed %s", row)
 		}
 		return nil
 	}
@@ -68,7 +68,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
 		reported := strings.Join(events(s, "Node", "default", s.node), "\n")
 		if !strings.Contains(reported, "EmergencyStop: stopped: seen from the suite") {
-			s.Errorf("there is no event for it:\n%s", reported)
+			s.Errorf("no event reports the emergency stop:\n%s", reported)
 		}
 	}
 
@@ -80,7 +80,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	for _, s := range scenes {
 		eventually(s, 60*time.Second, "an agent runs", func() error {
 			if agentPod(s.node) == "" {
-				return fmt.Errorf("there is none")
+				return fmt.Errorf("no agent runs")
 			}
 			return released(s)
 		})
@@ -93,7 +93,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		s.waitTaint(30*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(s, 30*time.Second, "pods are throttled again", func() error {
 			if s.throttled("free") == nil {
-				return fmt.Errorf("it is not")
+				return fmt.Errorf("pod free is not throttled")
 			}
 			return nil
 		})

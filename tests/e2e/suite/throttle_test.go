@@ -54,7 +54,7 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 	eventually(s, limit, fmt.Sprintf("%s is throttled to %d %%", v.name, ratio), func() error {
 		reported := s.throttled(v.name)
 		if reported == nil || reported.Ratio != ratio || reported.ToMillicores == nil {
-			return fmt.Errorf("the status says %+v", reported)
+			return fmt.Errorf("the status reports %+v", reported)
 		}
 		read, err := readSettings(s.node, v.folder)
 		if err != nil {
@@ -62,13 +62,13 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 		}
 		cap = read.millicores()
 		if cap < *reported.ToMillicores-1 || cap > *reported.ToMillicores+1 {
-			return fmt.Errorf("the status says %dm, the kernel %dm", *reported.ToMillicores, cap)
+			return fmt.Errorf("the status reports %dm, the kernel %dm", *reported.ToMillicores, cap)
 		}
 		return nil
 	})
 	// 100 % is the quota, or the usage at the first step if that was lower.
 	if original := v.before.millicores(); original > 0 && (cap > original*ratio/100+1 || cap < original*ratio/200) {
-		s.Errorf("%s had %dm, and %d %% of its base is %dm", v.name, original, ratio, cap)
+		s.Errorf("%s had %dm, but at %d %% of its base it has %dm", v.name, original, ratio, cap)
 	}
 	return cap
 }
@@ -86,7 +86,7 @@ func (s *scene) checkCap(v *victim, millicores int) error {
 		return err
 	}
 	if now := read.millicores(); now < millicores-1 || now > millicores+1 {
-		return fmt.Errorf("%s may use %dm, not %dm", v.name, now, millicores)
+		return fmt.Errorf("the quota of %s is %dm, not %dm", v.name, now, millicores)
 	}
 	return nil
 }
@@ -146,10 +146,10 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 		cap := s.waitRatio(30*time.Second, limited, 40)
 		checkSteps(t, trace(), 100, cap)
 		if used := s.usage(limited.folder, 4*time.Second); used > cap*105/100+2 || used < cap*60/100 {
-			t.Errorf("at a cap of %dm it uses %dm", cap, used)
+			t.Errorf("at a cap of %dm the pod uses %dm", cap, used)
 		}
 		if reported := s.throttled("limited"); reported == nil || reported.Rule != s.name+"/hot" || reported.FromMillicores == nil || *reported.FromMillicores != 100 {
-			t.Errorf("the status says %+v", reported)
+			t.Errorf("the status reports %+v", reported)
 		}
 		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
 			t.Errorf("a pod that no PodQOS selects was touched: %v", err)
@@ -160,7 +160,7 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 		s.waitRestored(30*time.Second, limited.folder, limited.before)
 		checkSteps(t, trace(), cap, 100)
 		if used := s.usage(limited.folder, 2*time.Second); used < 70 {
-			t.Errorf("it has its 100m again and uses %dm", used)
+			t.Errorf("its 100m are restored, but it uses only %dm", used)
 		}
 		reported := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
 		if !strings.Contains(reported, s.name+"/hot") {
@@ -173,11 +173,11 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 func checkSteps(t *testing.T, seen []int, start, end int) {
 	t.Helper()
 	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
-		t.Errorf("from %dm to %dm it went %v", start, end, seen)
+		t.Errorf("the cap did not go from %dm to %dm in steps: %v", start, end, seen)
 	}
 	for i := 1; i < len(seen); i++ {
 		if (seen[i] > seen[i-1]) != (end > start) {
-			t.Errorf("the caps do not go one way: %v", seen)
+			t.Errorf("the caps do not change in one direction: %v", seen)
 		}
 	}
 }
@@ -188,7 +188,7 @@ func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 		s.running(work{name: "free", args: []string{"burn", "200"}})
 		free := s.victim("free")
 		if before := free.before.millicores(); before != -1 {
-			t.Fatalf("it has a quota of %dm", before)
+			t.Fatalf("the pod already has a quota of %dm", before)
 		}
 		used := s.usage(free.folder, 3*time.Second)
 		s.action(s.name, gently)
@@ -198,13 +198,13 @@ func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 		s.set(hot)
 		eventually(t, 20*time.Second, "it is capped below its usage", func() error {
 			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
-				return fmt.Errorf("it uses %dm and may use %dm", used, now)
+				return fmt.Errorf("it used %dm, and its quota is %dm", used, now)
 			}
 			return nil
 		})
 		cap := s.settings(free.folder).millicores()
 		if now := s.usage(free.folder, 4*time.Second); now > cap*108/100+2 {
-			t.Errorf("at a cap of %dm it uses %dm", cap, now)
+			t.Errorf("at a cap of %dm the pod uses %dm", cap, now)
 		}
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
@@ -295,7 +295,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		eventually(t, 30*time.Second, "the pod is throttled by its new limit", func() error {
 			reported := s.throttled("limited")
 			if reported == nil || reported.FromMillicores == nil || *reported.FromMillicores != 200 || reported.ToMillicores == nil || *reported.ToMillicores > 100 {
-				return fmt.Errorf("the status says %+v", reported)
+				return fmt.Errorf("the status reports %+v", reported)
 			}
 			return s.checkCap(limited, *reported.ToMillicores)
 		})
@@ -358,7 +358,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	s.set(hot)
 	eventually(t, 40*time.Second, "the pod is throttled", func() error {
 		if reported := s.throttled("mixed"); reported == nil || reported.Ratio != 50 {
-			return fmt.Errorf("the status says %+v", reported)
+			return fmt.Errorf("the status reports %+v", reported)
 		}
 		return throttled()
 	})

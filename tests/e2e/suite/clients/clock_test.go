@@ -219,7 +219,7 @@ func (m *machine) checkClockOffset(metric *unstructured.Unstructured) error {
 		return err
 	}
 	if offset := time.Until(at) - m.ahead; offset.Abs() > 5*time.Minute {
-		return fmt.Errorf("it was measured at %s, which is off by %s", said, time.Until(at))
+		return fmt.Errorf("the time of measurement is %s, which is off by %s", said, time.Until(at))
 	}
 	return nil
 }

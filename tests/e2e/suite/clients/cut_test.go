@@ -65,7 +65,7 @@ func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
 	leader.Kill()
 	s.Eventually(waitTimeout, standby.name+" leads", func() error {
 		if !standby.leads() {
-			return fmt.Errorf("not yet")
+			return fmt.Errorf("it does not lead yet")
 		}
 		return nil
 	})
@@ -83,7 +83,7 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 		next := s.agents.last() + 1
 		s.Eventually(waitTimeout, "the agents send a heartbeat", func() error {
 			if s.agents.last() < next {
-				return fmt.Errorf("not yet the %dth time", next)
+				return fmt.Errorf("heartbeat %d has not been sent yet", next)
 			}
 			return nil
 		})
@@ -94,7 +94,7 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 		took := time.Since(started)
 		s.T.Logf("%s: heartbeat %d was shown after %s", what, next, took.Round(100*time.Millisecond))
 		if took > failover {
-			s.T.Errorf("that is more than %s", failover)
+			s.T.Errorf("the failover took longer than %s", failover)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (s *scene) reportsArrive(r *replica, how string) {
 	s.Eventually(waitTimeout, r.name+" receives reports of the agents", func() error {
 		now, err := taken()
 		if err == nil && now <= before {
-			err = fmt.Errorf("%.0f reports were accepted, as before", now)
+			err = fmt.Errorf("still only %.0f reports were accepted", now)
 		}
 		return err
 	})

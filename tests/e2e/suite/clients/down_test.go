@@ -32,7 +32,7 @@ func TestOtherAPIsWorkWhileAllReplicasAreDown(t *testing.T) {
 	s.waitUpToDate(waitTimeout, all)
 	whole, complaint := s.resources()
 	if complaint != "" || !slices.Contains(whole, "nodemetrics."+nodemetrics.Group) {
-		t.Fatalf("kubectl finds %v: %s", whole, complaint)
+		t.Fatalf("kubectl does not discover all resources: %v: %s", whole, complaint)
 	}
 	s.Aggregate(absentAPI, "v1alpha1", "absent")
 	reference := s.checkOutage(absentAPI, "beside-another", whole)
@@ -88,11 +88,11 @@ func (s *scene) checkOutage(group, namespace string, whole []string) outage {
 		var names []string
 		// At any time.
 		if names, seen.kubectl = s.resources(); !slices.Equal(of(names), of(whole)) {
-			s.T.Errorf("no backend serves %s, and kubectl finds %v, not %v", group, names, whole)
+			s.T.Errorf("while no backend serves %s, kubectl discovers %v, not %v", group, names, whole)
 		}
 		seen.aggregated = s.discoveryError(group, false)
 		if seen.aggregated == "" {
-			return fmt.Errorf("all is discovered")
+			return fmt.Errorf("discovery still succeeds")
 		}
 		return s.isAvailable(group, "False")
 	})
@@ -102,7 +102,7 @@ func (s *scene) checkOutage(group, namespace string, whole []string) outage {
 	seen.namespace = s.waitEmptied(namespace)
 	s.checkOtherAPIs()
 	if now := s.nodes(); now != nodes {
-		s.T.Errorf("no backend serves %s, and Nodes change from\n%s\nto\n%s", group, nodes, now)
+		s.T.Errorf("while no backend serves %s, Nodes changed from\n%s\nto\n%s", group, nodes, now)
 	}
 	for _, text := range []*string{&seen.kubectl, &seen.aggregated, &seen.legacy, &seen.request, &seen.namespace} {
 		*text = strings.ReplaceAll(*text, group, "GROUP")
@@ -121,7 +121,7 @@ func (s *scene) discoveryError(group string, legacy bool) string {
 	}
 	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
 	if _, known := failed[schema.GroupVersion{Group: group, Version: "v1alpha1"}]; !known || len(failed) != 1 {
-		s.T.Errorf("%s is unavailable, and client-go returns: %v", group, err)
+		s.T.Errorf("while %s is unavailable, client-go returns: %v", group, err)
 	}
 	return err.Error()
 }
@@ -142,7 +142,7 @@ func (s *scene) waitRecovered(namespace string, whole []string, all []*ledger) {
 	s.Eventually(waitTimeout, "kubectl finds all as before", func() error {
 		names, complaint := s.resources()
 		if complaint != "" || !slices.Equal(names, whole) {
-			return fmt.Errorf("%sit finds %v, not %v", complaint, names, whole)
+			return fmt.Errorf("%skubectl discovers %v, not %v", complaint, names, whole)
 		}
 		return nil
 	})
@@ -161,7 +161,7 @@ func (s *scene) waitEmptied(name string) (why string) {
 	s.namespace(name)
 	s.Eventually(waitTimeout, name+" is empty, and says why it is not gone", func() error {
 		if _, err := s.Kube.CoreV1().ConfigMaps(name).Get(background, "it", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is not empty: %v", err)
+			return fmt.Errorf("the namespace is not empty: %v", err)
 		}
 		namespace, err := s.Kube.CoreV1().Namespaces().Get(background, name, metav1.GetOptions{})
 		if err != nil {
@@ -174,7 +174,7 @@ func (s *scene) waitEmptied(name string) (why string) {
 			}
 		}
 		if !strings.Contains(why, string(corev1.NamespaceDeletionDiscoveryFailure)) {
-			return fmt.Errorf("it says %q", why)
+			return fmt.Errorf("the namespace's conditions are %q", why)
 		}
 		return nil
 	})
@@ -190,7 +190,7 @@ func (s *scene) checkOtherAPIs() {
 	}
 	s.Apply(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"owner","namespace":"default"}}`)
 	if _, err := s.TryKubectl(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"wrong","namespace":"default"},"dta":{}}`, "apply", "-f", "-"); err == nil {
-		s.T.Error("kubectl does not see that there is no field dta")
+		s.T.Error("kubectl does not report that field dta does not exist")
 	}
 	s.T.Logf("kubectl explained, applied and validated within %s", time.Since(started).Round(100*time.Millisecond))
 	maps := s.Kube.CoreV1().ConfigMaps("default")
@@ -205,6 +205,6 @@ func (s *scene) checkOtherAPIs() {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is there: %v", err)
+		return fmt.Errorf("it still exists: %v", err)
 	})
 }

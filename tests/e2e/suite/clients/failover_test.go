@@ -99,7 +99,7 @@ func TestClientsStayCorrectWhenLeaderIsStopped(t *testing.T) {
 	leader.Signal(syscall.SIGCONT)
 	s.checkFailoverTime("continued: all clients", all)
 	if now, _ := s.leader(); now != standby {
-		t.Errorf("%s leads again", now.name)
+		t.Errorf("%s unexpectedly leads again", now.name)
 	}
 	s.checkNoWrites(leader, continued)
 }

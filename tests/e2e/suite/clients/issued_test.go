@@ -48,7 +48,7 @@ func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	s.renew(certificate)
 	next := s.issued()
 	if bytes.Equal(next["ca.crt"], before["ca.crt"]) || bytes.Equal(next["tls.key"], before["tls.key"]) {
-		t.Error("the authority or the key is still the same")
+		t.Error("the CA or the key was not renewed")
 	}
 	for _, r := range s.replicas {
 		t.Logf("%s serves it after %s", r.name, s.serves(r, next).Round(time.Second))
@@ -97,7 +97,7 @@ func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 		defer connection.Close()
 		served := connection.ConnectionState().PeerCertificates[0]
 		if block, _ := pem.Decode(wanted["tls.crt"]); !bytes.Equal(block.Bytes, served.Raw) {
-			return fmt.Errorf("it is that of %s", served.NotBefore)
+			return fmt.Errorf("the served certificate is still the one of %s", served.NotBefore)
 		}
 		return nil
 	})
@@ -161,7 +161,7 @@ func (s *scene) evictor() *atomic.Int64 {
 				count.Add(1)
 			case err == nil:
 				// A new leader has not read the eviction record yet.
-				l.refused(fmt.Errorf("it is answered %+v", verdict))
+				l.refused(fmt.Errorf("unexpected response: %+v", verdict))
 			case strings.Contains(err.Error(), "x509") || strings.Contains(err.Error(), "tls:"):
 				l.unexpected(err)
 			default:
@@ -179,7 +179,7 @@ func (s *scene) more(count *atomic.Int64, what string) {
 	wanted := count.Load() + 5
 	s.Eventually(waitTimeout, what, func() error {
 		if now := count.Load(); now < wanted {
-			return fmt.Errorf("%d times of %d", now, wanted)
+			return fmt.Errorf("%d of %d times", now, wanted)
 		}
 		return nil
 	})

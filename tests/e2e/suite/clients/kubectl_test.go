@@ -158,7 +158,7 @@ func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 	s.Eventually(waitTimeout, "both lack the definition", func() error {
 		for _, r := range s.replicas {
 			if get(plane.Local("http", r.metrics)+"/readyz") == nil {
-				return fmt.Errorf("%s lacks nothing", r.name)
+				return fmt.Errorf("%s is ready", r.name)
 			}
 		}
 		return nil

@@ -100,7 +100,7 @@ func (l *ledger) behind(beat int64) error {
 	defer l.lock.Unlock()
 	for _, node := range l.agents.nodes {
 		if l.beats[node] < beat {
-			return fmt.Errorf("%s: knows %v, not yet %d", l.name, maps.Clone(l.beats), beat)
+			return fmt.Errorf("%s: has heartbeats %v, not yet %d", l.name, maps.Clone(l.beats), beat)
 		}
 	}
 	return nil

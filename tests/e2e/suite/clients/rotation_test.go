@@ -48,7 +48,7 @@ func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 		}
 		patch, _ := json.Marshal(map[string]any{"data": map[string]string{"requestheader-client-ca-file": next.PEM}})
 		_, err := s.Kube.CoreV1().ConfigMaps("kube-system").Patch(background, "extension-apiserver-authentication", types.MergePatchType, patch, metav1.PatchOptions{})
-		return fmt.Errorf("it still was: %v", err)
+		return fmt.Errorf("the old CA was still trusted: %v", err)
 	})
 	for _, r := range s.replicas {
 		// No connection is older than the rotation.

@@ -212,7 +212,7 @@ func (s *scene) waitUpToDate(limit time.Duration, which []*ledger) (time.Duratio
 			return time.Since(started), last
 		}
 		if time.Since(started) > limit {
-			s.T.Fatalf("not within %s: %v", limit, late)
+			s.T.Fatalf("clients were not up to date within %s: %v", limit, late)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

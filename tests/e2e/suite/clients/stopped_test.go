@@ -31,7 +31,7 @@ func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testin
 	stopped := time.Now()
 	took := s.logUpToDate("stopped: clients of the leader", clients)
 	if limit := detection + 2*time.Second; took > limit {
-		t.Errorf("that is more than %s", limit)
+		t.Errorf("clients were not up to date within %s", limit)
 	}
 	t.Logf("killed after %s", (<-killed).Sub(stopped).Round(100*time.Millisecond))
 	leader.Start()
@@ -44,7 +44,7 @@ func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testin
 			t.Errorf("kubectl get --watch ended after %s: %v", took, watch.err)
 		}
 	case <-time.After(waitTimeout):
-		t.Error("kubectl get --watch does not end")
+		t.Error("kubectl get --watch did not end")
 	}
 	s.waitReady(leader)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
@@ -80,7 +80,7 @@ func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 			}
 		}
 		if asked := answers(standby, "list") - before; asked > 0 {
-			return fmt.Errorf("it asked %s %.0f times", standby.name, asked)
+			return fmt.Errorf("the API server sent %.0[2]f lists to %[1]s", standby.name, asked)
 		}
 		return nil
 	})
@@ -95,7 +95,7 @@ func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 	kubectl := s.kubectlWatches()
 	s.Eventually(waitTimeout, "the leader serves kubectl's watch", func() error {
 		if now := answers(leader, "watch"); now <= served {
-			return fmt.Errorf("it has answered %.0f, as before", now)
+			return fmt.Errorf("the leader has still served only %.0f watches", now)
 		}
 		return nil
 	})

@@ -30,10 +30,10 @@ func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 	}
 	for path, v := range views {
 		if len(v.took) == v.lacking {
-			t.Fatalf("%s was never shown whole", path)
+			t.Fatalf("%s never listed all nodes", path)
 		}
 		if v.node != nil && at(v.ages, 0) < -1 {
-			t.Errorf("%s: figures from the future, by %.1f s", path, -at(v.ages, 0))
+			t.Errorf("%s: values are %.1f s in the future", path, -at(v.ages, 0))
 		}
 	}
 	fmt.Println((&outcome{s, idle, busy, views}).table())

@@ -96,7 +96,7 @@ func (s *scene) populate() {
 	s.Eventually(2*waitTimeout, "kwok runs the pods", func() error {
 		waiting, err := s.Kube.CoreV1().Pods("shop").List(background, metav1.ListOptions{FieldSelector: "status.phase!=Running"})
 		if err == nil && len(waiting.Items) > 0 {
-			err = fmt.Errorf("%d do not run", len(waiting.Items))
+			err = fmt.Errorf("%d pods do not run", len(waiting.Items))
 		}
 		return err
 	})
@@ -152,7 +152,7 @@ func (s *scene) controllers() {
 	s.Eventually(waitTimeout, "a replica leads", func() error {
 		leads := s.replicas[0].leads()
 		if leads == s.replicas[1].leads() {
-			return fmt.Errorf("none does, or both do")
+			return fmt.Errorf("no replica leads, or both do")
 		}
 		if !leads {
 			s.replicas[0], s.replicas[1] = s.replicas[1], s.replicas[0]

@@ -97,7 +97,7 @@ func (s *scene) version() string {
 			return module.Version
 		}
 	}
-	s.T.Fatalf("that is no metrics-server: %s", info.Path)
+	s.T.Fatalf("the program is not metrics-server: %s", info.Path)
 	return ""
 }
 

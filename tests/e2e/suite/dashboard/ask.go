@@ -49,7 +49,7 @@ func (a Answers) ask(api prometheus.API, panel Panel, target Target, span promet
 	case model.Matrix:
 		a.Courses[key] = said
 	default:
-		return fmt.Errorf("%s: the answer is a %s", query, said.Type())
+		return fmt.Errorf("%s: unexpected type of result: %s", query, said.Type())
 	}
 	return nil
 }

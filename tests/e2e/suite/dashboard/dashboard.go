@@ -91,7 +91,7 @@ func Read(file string) (Dashboard, error) {
 func (t Target) Query(rateInterval time.Duration) (string, error) {
 	query := strings.NewReplacer("$__rate_interval", rateInterval.String(), "$node", ".*").Replace(t.Expr)
 	if strings.Contains(query, "$") {
-		return "", fmt.Errorf("%s: a variable that nobody knows", t.Expr)
+		return "", fmt.Errorf("%s: unknown dashboard variable", t.Expr)
 	}
 	return query, nil
 }

@@ -50,10 +50,10 @@ func TestAxisCoversValuesInFewSteps(t *testing.T) {
 func TestUnknownVariableIsAnError(t *testing.T) {
 	query, err := Target{Expr: `rate(a{node=~"$node"}[$__rate_interval])`}.Query(20 * time.Second)
 	if err != nil || query != `rate(a{node=~".*"}[20s])` {
-		t.Errorf("it is %s (%v)", query, err)
+		t.Errorf("the query is %s (%v)", query, err)
 	}
 	if query, err := (Target{Expr: "a[$__range]"}).Query(time.Second); err == nil {
-		t.Errorf("it is %s", query)
+		t.Errorf("the query is %s", query)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 func TestQueryNamesItsSeries(t *testing.T) {
 	got := strings.Join(Selectors(`max(plimsoll_a_total{b="c", d=~".*"} and on (instance) plimsoll_leader == 1) > 0.1 * rate(cpu_usage_avg_5m[5m])`), "; ")
 	if want := `plimsoll_a_total{b="c", d=~".*"}; plimsoll_leader; cpu_usage_avg_5m`; got != want {
-		t.Errorf("it reads %s", got)
+		t.Errorf("the text is %s", got)
 	}
 }
 

@@ -145,7 +145,7 @@ func (p *Page) From(heading, begin string) {
 	p.t.Helper()
 	before, rest, found := strings.Cut("\n"+p.scripts[heading], "\n"+begin)
 	if !found || before == "" {
-		p.t.Fatalf("under the heading %q no line after others begins with %q", heading, begin)
+		p.t.Fatalf("under the heading %q no further line begins with %q", heading, begin)
 	}
 	p.scripts[heading] = begin + rest
 }

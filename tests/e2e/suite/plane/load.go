@@ -39,7 +39,7 @@ func (p *Plane) ReportAuthority() string {
 			return err
 		}
 		if bundle = object.Data["ca.crt"]; bundle == "" {
-			return fmt.Errorf("it is empty")
+			return fmt.Errorf("the CA bundle is empty")
 		}
 		return nil
 	})

@@ -332,7 +332,7 @@ func (p *Plane) Eventually(limit time.Duration, what string, condition func() er
 			return time.Since(started)
 		}
 		if time.Since(started) > limit {
-			p.T.Fatalf("%s: not within %s: %v", what, limit, err)
+			p.T.Fatalf("%s: still not the case after %s: %v", what, limit, err)
 		}
 		time.Sleep(200 * time.Millisecond)
 	}

@@ -47,7 +47,7 @@ func (c *Connection) Evict(running context.Context, token string, eviction Evict
 	case code == http.StatusMisdirectedRequest:
 		return verdict, NotLeading
 	case code != http.StatusOK:
-		return verdict, fmt.Errorf("the answer is %d: %s", code, content)
+		return verdict, fmt.Errorf("unexpected response %d: %s", code, content)
 	}
 	return verdict, json.Unmarshal(content, &verdict)
 }

@@ -87,7 +87,7 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 		t.Helper()
 		p.Eventually(3*time.Minute, what, func() error {
 			if started := e.count(); started < evictions {
-				return fmt.Errorf("%d are, refused: %v", started, e.refusalCounts())
+				return fmt.Errorf("only %d evictions started, refused: %v", started, e.refusalCounts())
 			}
 			return nil
 		})
@@ -137,7 +137,7 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	}
 	p.Eventually(time.Minute, "the pod runs", func() error {
 		if phase := victim().Status.Phase; phase != corev1.PodRunning {
-			return fmt.Errorf("it is %s", phase)
+			return fmt.Errorf("its phase is %s", phase)
 		}
 		return nil
 	})
@@ -146,35 +146,35 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	newer := older
 	p.Eventually(time.Minute, "the node has other rules", func() (err error) {
 		if newer, err = a.hash(); err == nil && newer == older {
-			err = fmt.Errorf("they are as before")
+			err = fmt.Errorf("the rules have not changed")
 		}
 		return err
 	})
 	for range 3 {
 		verdict, err := a.ask(background, a.nextRequest(pod, older))
 		if err != nil || verdict.Result != "wait" || verdict.By != "leader" || !strings.Contains(verdict.Why, "the node's rules have changed") {
-			t.Errorf("with the older rules the answer is %+v (%v)", verdict, err)
+			t.Errorf("unexpected response to a request based on the older rules: %+v (%v)", verdict, err)
 		}
 	}
 	if count := e.count(); count != 0 {
-		t.Fatalf("%d pods were evicted by older rules", count)
+		t.Fatalf("%d pods were evicted because of the older rules", count)
 	}
 	var eviction report.Eviction
 	p.Eventually(time.Minute, "the pod is evicted by the new rules", func() error {
 		eviction = a.nextRequest(pod, newer) // the leader may see the new rules a moment later
 		verdict, err := a.ask(background, eviction)
 		if err == nil && verdict.Result != "accepted" {
-			err = fmt.Errorf("the answer is %+v", verdict)
+			err = fmt.Errorf("unexpected response: %+v", verdict)
 		}
 		return err
 	})
 	// The same request again, as after a lost answer.
 	if verdict, err := a.ask(background, eviction); err != nil || verdict.Result != "accepted" {
-		t.Errorf("asked again the answer is %+v (%v)", verdict, err)
+		t.Errorf("unexpected response to the repeated request: %+v (%v)", verdict, err)
 	}
 	p.Eventually(time.Minute, "the pod ends", func() error {
 		if count := e.count(); count != 1 {
-			return fmt.Errorf("%d pods do", count)
+			return fmt.Errorf("%d pods are terminating", count)
 		}
 		return nil
 	})
@@ -227,11 +227,11 @@ func (e *evictors) checkAllRecorded(p *plane) error {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	if ended := evicting*victimsPerNode - running; ended != len(e.started) {
-		return fmt.Errorf("%d of %d were seen", len(e.started), ended)
+		return fmt.Errorf("only %d of %d evictions were seen", len(e.started), ended)
 	}
 	for _, uid := range e.accepted {
 		if _, seen := e.started[uid]; !seen {
-			return fmt.Errorf("%s was evicted according to the answer to its agent, and does not terminate", uid)
+			return fmt.Errorf("%s was reported to its agent as evicted, but does not terminate", uid)
 		}
 	}
 	return nil
@@ -244,7 +244,7 @@ func (e *evictors) checkBudget(t *testing.T) {
 	for index := range max(0, len(started)-allowed) {
 		// An upper bound: both times are truncated to seconds.
 		if most := started[index+allowed].Sub(started[index]) + time.Second; most <= window {
-			t.Errorf("evictions %d to %d began within %s: %d are allowed in %s", index, index+allowed, most, allowed, window)
+			t.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", index, index+allowed, most, allowed, window)
 		}
 	}
 }
@@ -334,7 +334,7 @@ func waitForRules(p *shared.Plane, agents []*evictor) {
 				return err
 			}
 			if text, err := object.MarshalJSON(); err != nil || !strings.Contains(string(text), "busy/cpu") || !strings.Contains(string(text), "victims") {
-				return fmt.Errorf("%s has not both (%v)", a.node, err)
+				return fmt.Errorf("%s does not have both policies (%v)", a.node, err)
 			}
 		}
 		return nil
@@ -428,7 +428,7 @@ func (p *plane) leaderOf(replicas []*replica) (leader *replica) {
 				return nil
 			}
 		}
-		return fmt.Errorf("none does")
+		return fmt.Errorf("no replica leads")
 	})
 	return leader
 }

@@ -159,7 +159,7 @@ func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
 	verdict, err := a.ask(waiting, a.nextRequest(pod, hash))
 	millis = float64(time.Since(decided).Microseconds()) / 1000
 	if err == nil && verdict.Result != "accepted" {
-		err = fmt.Errorf("it is answered %+v", verdict)
+		err = fmt.Errorf("unexpected response: %+v", verdict)
 	}
 	if err != nil {
 		return 0, err

@@ -82,12 +82,12 @@ func TestFleetReportsDirectly(t *testing.T) {
 	t.Log(lost)
 
 	if both.codes["leader"] == 0 || both.codes["standby"] == 0 {
-		t.Errorf("no report was taken: %v", both.codes)
+		t.Errorf("a replica accepted no reports: %v", both.codes)
 	}
 	for _, phase := range []*phase{both, lost} {
 		for code, count := range phase.codes {
 			if refused := code != "leader" && code != "standby" && !(phase == lost && code == "broken"); refused && count > agents/100 {
-				t.Errorf("%s: %d answers were %s", phase.name, count, code)
+				t.Errorf("%s: %d responses were %s", phase.name, count, code)
 			}
 		}
 	}

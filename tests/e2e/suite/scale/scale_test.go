@@ -82,7 +82,7 @@ func (p *plane) waitAcknowledged(limit time.Duration, nodes int) {
 			}
 		}
 		if keep < nodes {
-			return fmt.Errorf("%d of %d do", keep, nodes)
+			return fmt.Errorf("only %d of %d nodes do", keep, nodes)
 		}
 		return nil
 	})
@@ -122,12 +122,12 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	})
 	// Real agents report within a second that they close their node.
 	if tooMany > 3*time.Second {
-		t.Errorf("more than six were closed until %s after the breach", tooMany.Round(time.Millisecond))
+		t.Errorf("more than six nodes were closed until %s after the breach", tooMany.Round(time.Millisecond))
 	}
 	t.Logf("all twenty above their threshold: six closed after %s; more than six until %s after the breach", settled.Round(time.Millisecond), tooMany.Round(time.Millisecond))
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		if effects := p.effects(); !slices.Equal(effects["NoSchedule"], nodes[14:]) || !slices.Equal(effects["PreferNoSchedule"], nodes[:14]) {
-			t.Fatalf("not the six that are furthest above their threshold: %v", effects)
+			t.Fatalf("the closed nodes are not the six that are furthest above their threshold: %v", effects)
 		}
 	}
 	p.Eventually(10*time.Second, "an event reports which got PreferNoSchedule and why", func() error {
@@ -175,7 +175,7 @@ func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		thresholds, effects := p.thresholds(), p.effects()
 		if thresholds[2000] != 1 || thresholds[4000] != 19 || len(effects["NoSchedule"]) != 1 {
-			t.Fatalf("nodes by threshold %v, by effect %v", thresholds, effects)
+			t.Fatalf("unexpected nodes by threshold: %v, by effect: %v", thresholds, effects)
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	// Scale by the time that the first writes took on this machine.
 	most := time.Minute + max(10*time.Second, first) + 15*time.Second
 	if edit < time.Minute || edit > most {
-		t.Errorf("the edit took %s: a minute with the canaries, and up to %s in all, are expected", edit, most)
+		t.Errorf("the edit took %s, expected one minute for the canaries and at most %s in all", edit, most)
 	}
 	t.Logf("%d nodes and 50 policies written in %s; an edit that tightens reached all in %s", count, first.Round(time.Second), edit.Round(time.Second))
 	before := p.versions()
@@ -227,18 +227,18 @@ func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 		last := before
 		time.Sleep(5 * time.Second)
 		if before = p.versions(); !maps.Equal(last, before) {
-			return fmt.Errorf("something was written")
+			return fmt.Errorf("objects are still being written")
 		}
 		return nil
 	})
 	requests := p.metric("plimsoll_controller_api_requests_total")
 	time.Sleep(time.Minute)
 	if after := p.versions(); !maps.Equal(before, after) {
-		t.Error("something was written though nothing changed")
+		t.Error("objects were written although nothing changed")
 	}
 	rate := (p.metric("plimsoll_controller_api_requests_total") - requests) / 60
 	t.Logf("at rest: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.controller.Resident())
 	if rate > 3 {
-		t.Errorf("%.2f requests a second at rest", rate)
+		t.Errorf("%.2f requests per second while nothing changes", rate)
 	}
 }

@@ -152,7 +152,7 @@ func TestFleetLeaderSurvivesSlowReaders(t *testing.T) {
 	}
 	f.Eventually(time.Minute, "nothing is left of them", func() error {
 		if bytes, _ := pinned(); bytes > 1<<20 {
-			return fmt.Errorf("%.0f bytes are pinned", bytes)
+			return fmt.Errorf("%.0f bytes are still in use", bytes)
 		}
 		return nil
 	})
@@ -165,7 +165,7 @@ func TestFleetLeaderSurvivesSlowReaders(t *testing.T) {
 		beside.checkLimit(t, "memory of replica "+r.address+" at most, in kB", float64(resident), memoryLimit, agents <= size)
 	}
 	if agents >= size && cut == 0 {
-		t.Error("no client was cut: they were not slow enough to test anything")
+		t.Error("no client was disconnected: the clients were not slow enough to test anything")
 	}
 	if beside.absent > 0 {
 		t.Errorf("%d lists lacked nodes", beside.absent)
