@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         only.is_none() || names.any(|only| only == name)
     };
     leftovers::remove_all(&hierarchy);
-    let program = argument("--program").unwrap_or(env!("CARGO_BIN_EXE_plimsoll").to_owned());
+    let program =
+        argument("--program").unwrap_or_else(|| env!("CARGO_BIN_EXE_plimsoll").to_owned());
     let ground = Ground::new(hierarchy, program.into());
     let machine = ground.machine();
     println!("{machine}");
