@@ -10,7 +10,7 @@ use super::ledger::{Ledger, allowance};
 use super::plan::{Change, Ineffective, Skipped, Transition};
 use super::pod::PodUid;
 use super::policy::RuleId;
-use super::protected::ENFORCEMENT_PERIOD;
+use super::protected::{ENFORCEMENT_PERIOD, may_act_on};
 use super::run::Run;
 use super::sample::Sample;
 use super::time::BootTime;
@@ -39,18 +39,24 @@ const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
 pub(super) struct EffectCheck {
     /// The quota in force, and the sample after which it was written.
     written: Option<(MilliCpu, BootTime)>,
-    /// Since when it used more than its quota in each evaluation.
-    exceeded_since: Option<BootTime>,
-    /// Consecutive evaluations in which it did.
-    excesses: u8,
-    /// It does not keep to its quota.
-    exceeds_quota: bool,
+    /// It used more than its quota in the last evaluations.
+    excess: Option<Excess>,
     /// Consecutive evaluations in which a rule acted and it had no sample.
     unmeasured: u8,
     /// Until when no page cache is reclaimed from it, and the rule that did so last.
     nothing_reclaimed: Option<(BootTime, RuleId)>,
     /// What was reported.
     ineffective: Option<(RuleId, Ineffective)>,
+}
+
+/// Consecutive intervals in which a pod used more than its quota.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Excess {
+    from: BootTime,
+    to: BootTime,
+    evaluations: u8,
+    /// In the last one.
+    observed: Ineffective,
 }
 
 impl EffectCheck {
@@ -61,21 +67,21 @@ impl EffectCheck {
     }
 
     /// Whether the pod does not keep to its quota, so that a lower one would not help.
-    pub(super) const fn exceeds_quota(&self) -> bool {
-        self.exceeds_quota
+    pub(super) fn exceeds_quota(&self) -> bool {
+        self.excess.is_some_and(|excess| {
+            excess.evaluations >= MIN_MISSES && excess.to.since(excess.from) >= MIN_EXCESS
+        })
     }
 
-    /// Counts an interval, which began at `from`, in which it used more than its quota.
-    fn add_excess(&mut self, from: BootTime, now: BootTime) {
-        let since = *self.exceeded_since.get_or_insert(from);
-        self.excesses = self.excesses.saturating_add(1);
-        self.exceeds_quota = self.excesses >= MIN_MISSES && now.since(since) >= MIN_EXCESS;
-    }
-
-    const fn set_within_quota(&mut self) {
-        self.exceeded_since = None;
-        self.excesses = 0;
-        self.exceeds_quota = false;
+    /// Adds an interval in which it used more than its quota.
+    fn add_excess(&mut self, from: BootTime, to: BootTime, observed: Ineffective) {
+        let before = self.excess;
+        self.excess = Some(Excess {
+            from: before.map_or(from, |before| before.from),
+            to,
+            evaluations: before.map_or(1, |before| before.evaluations.saturating_add(1)),
+            observed,
+        });
     }
 
     /// Whether the last reclaim freed nothing and the pause after it has not passed.
@@ -91,11 +97,11 @@ impl EffectCheck {
 
 /// Records the quotas of the last evaluation, which are written after the sample of time `at`.
 pub(super) fn record_quotas(pods: &mut Pods, ledger: &Ledger, at: BootTime) {
-    for entry in &ledger.0 {
-        let Some(tracked) = pods.get_mut(&entry.uid) else {
-            continue;
-        };
-        let quota = allowance(&entry.target_cgroups, &tracked.pod, entry.depth().ratio);
+    for tracked in pods.all_mut() {
+        let entry = ledger.get(&tracked.pod.uid);
+        let quota = entry.map_or(Quota::Unlimited, |entry| {
+            allowance(&entry.target_cgroups, &tracked.pod, entry.depth().ratio)
+        });
         let written = &mut tracked.effect.written;
         *written = match quota {
             Quota::Unlimited => None,
@@ -167,65 +173,47 @@ impl Verification<'_> {
         if self.is_contested(tracked) {
             // What is in its files is not ours.
             tracked.effect.written = None;
-            tracked.effect.set_within_quota();
         }
-        match self.exceeds_quota(tracked) {
-            Some(true) => {
-                let from = tracked.baseline(self.period).map(|before| before.at);
-                tracked
-                    .effect
-                    .add_excess(from.unwrap_or(self.now), self.now);
-            }
-            Some(false) => tracked.effect.set_within_quota(),
-            None if self.ledger.get(&tracked.pod.uid).is_none() => {
-                tracked.effect.set_within_quota();
-                tracked.effect.written = None;
-            }
-            None => {}
+        if tracked.effect.written.is_none() {
+            tracked.effect.excess = None;
         }
-        tracked.effect.unmeasured = match self.acting_rule(tracked) {
-            Some(_) if tracked.sample(self.sample).is_none() => {
-                tracked.effect.unmeasured.saturating_add(1)
-            }
-            _ => 0,
+        self.verify_quota(tracked);
+        let is_unmeasured =
+            tracked.sample(self.sample).is_none() && self.acting_rule(tracked).is_some();
+        tracked.effect.unmeasured = if is_unmeasured {
+            tracked.effect.unmeasured.saturating_add(1)
+        } else {
+            0
         };
     }
 
-    /// Whether the pod used more than its quota; `None` if the quota was not in force during the whole interval, or the
-    /// usage is not known.
-    fn exceeds_quota(&self, tracked: &Tracked) -> Option<bool> {
-        self.ledger.get(&tracked.pod.uid)?;
+    /// Compares usage and quota; `None` if the quota was not in force during the whole interval, or the usage is not known.
+    fn verify_quota(&self, tracked: &mut Tracked) -> Option<()> {
         let (quota, since) = tracked.effect.written?;
-        let before = tracked.baseline(self.period)?.at;
-        let now = tracked.sample(self.sample)?.at;
-        if before < since {
+        let from = tracked.baseline(self.period)?.at;
+        let to = tracked.sample(self.sample)?.at;
+        let cpus = self.sample.node.cpu?.online;
+        let uses = tracked.usage(self.sample, self.period, Some(cpus)).cpu?;
+        if from < since {
             return None;
         }
-        let cpus = self.sample.node.cpu?.online;
-        let uses = self.uses(tracked)?;
-        Some(uses.0 as f64 > max_usage(quota, now.since(before), cpus))
-    }
-
-    fn uses(&self, tracked: &Tracked) -> Option<MilliCpu> {
-        let cpus = self.sample.node.cpu.map(|cpu| cpu.online);
-        tracked.usage(self.sample, self.period, cpus).cpu
+        if uses.0 as f64 > max_usage(quota, to.since(from), cpus) {
+            let observed = Ineffective::QuotaExceeded { uses, quota };
+            tracked.effect.add_excess(from, to, observed);
+        } else {
+            tracked.effect.excess = None;
+        }
+        Some(())
     }
 
     /// A rule that acts now and may act on the pod.
     fn acting_rule(&self, tracked: &Tracked) -> Option<&RuleId> {
-        if !tracked.pod.running || tracked.pod.terminating || tracked.pod.protected {
+        if !tracked.pod.running || tracked.pod.terminating {
             return None;
         }
-        let mut runs = self
-            .runs
-            .iter()
-            .filter(|run| run.is_acting() && !run.is_preview());
-        let found = runs.find(|run| {
-            let permit = tracked.permit(run.index);
-            let action = &run.rule.action;
-            (permit.throttle && action.throttle.is_some())
-                || (permit.evict && action.eviction.is_some())
-        });
+        let mut runs = self.runs.iter();
+        let found =
+            runs.find(|run| run.is_acting() && !run.is_preview() && may_act_on(run, tracked));
         found.map(|run| &run.rule.id)
     }
 
@@ -236,16 +224,12 @@ impl Verification<'_> {
             if self.is_contested(tracked) {
                 return Some((claim.rule.clone(), Ineffective::Contested));
             }
-            if let (true, Some((quota, _))) =
-                (tracked.effect.exceeds_quota(), tracked.effect.written)
-            {
-                let uses = self.uses(tracked).unwrap_or_default();
-                let observed = Ineffective::QuotaExceeded { uses, quota };
-                return Some((claim.rule.clone(), observed));
+            if let (true, Some(excess)) = (tracked.effect.exceeds_quota(), tracked.effect.excess) {
+                return Some((claim.rule.clone(), excess.observed));
             }
         }
-        if let Some(rule) = self.acting_rule(tracked)
-            && tracked.effect.unmeasured >= MIN_MISSES
+        if tracked.effect.unmeasured >= MIN_MISSES
+            && let Some(rule) = self.acting_rule(tracked)
         {
             return Some((rule.clone(), Ineffective::NotMeasured));
         }
@@ -287,15 +271,19 @@ mod tests {
     #[test]
     fn a_short_overrun_is_no_excess() {
         let at = |seconds: u64| BootTime::from_nanos(seconds * 1_000_000_000);
+        let observed = Ineffective::QuotaExceeded {
+            uses: MilliCpu(200),
+            quota: MilliCpu(100),
+        };
         let mut check = EffectCheck::default();
         for second in 1..10 {
-            check.add_excess(at(second - 1), at(second));
+            check.add_excess(at(second - 1), at(second), observed);
             assert!(!check.exceeds_quota(), "after {second} s");
         }
-        check.add_excess(at(9), at(10));
+        check.add_excess(at(9), at(10), observed);
         assert!(check.exceeds_quota());
-        check.set_within_quota();
-        check.add_excess(at(10), at(30));
+        check.excess = None;
+        check.add_excess(at(10), at(30), observed);
         assert!(!check.exceeds_quota(), "one evaluation, however long");
     }
 

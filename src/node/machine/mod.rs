@@ -377,7 +377,10 @@ impl<O: Backend> Machine<O> {
     fn record_transitions(&mut self) {
         for transition in &self.plan.transitions {
             let cause = match &transition.change {
-                Change::Ineffective { pod, observed } => Some(self.cause(pod, *observed).message),
+                Change::Ineffective { pod, observed } => {
+                    let scheduler = attached_scheduler(&self.settings.sys_root);
+                    Some(self.cause(pod, *observed, scheduler).message)
+                }
                 _ => None,
             };
             let decision = Decision {
@@ -503,23 +506,27 @@ impl<O: Backend> Machine<O> {
 
     /// The actions without effect, with their causes.
     pub fn ineffective(&self) -> Vec<IneffectiveAction> {
-        let actions = self.engine.ineffective();
+        let mut actions = self.engine.ineffective().peekable();
+        if actions.peek().is_none() {
+            return Vec::new();
+        }
+        let scheduler = attached_scheduler(&self.settings.sys_root);
         let actions = actions.filter_map(|(uid, rule, observed)| {
             Some(IneffectiveAction {
                 uid: uid.clone(),
                 pod: self.name(uid)?,
                 rule: rule.clone(),
-                cause: self.cause(uid, observed),
+                cause: self.cause(uid, observed, scheduler.clone()),
             })
         });
         actions.collect()
     }
 
-    fn cause(&self, uid: &PodUid, observed: Ineffective) -> Cause {
+    fn cause(&self, uid: &PodUid, observed: Ineffective, scheduler: Option<String>) -> Cause {
         let workload = self.pods.get(uid);
         let workload = workload.filter(|it| it.exists(&self.settings.hierarchy));
         let evidence = Evidence {
-            scheduler: attached_scheduler(&self.settings.sys_root),
+            scheduler,
             populated: workload.is_some_and(|it| self.actuators.is_populated(&it.cgroup)),
             cgroup: workload.map(|it| it.cgroup.as_str().to_owned()),
         };

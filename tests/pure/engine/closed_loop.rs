@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
 use crate::simulation::{Simulation, Worker};
 use plimsoll::engine::metric::ActionKind;
-use plimsoll::engine::plan::{Change, Ineffective, RuleState};
+use plimsoll::engine::plan::{Change, Ineffective, RuleState, Unknown};
 use plimsoll::engine::policy::{Action, Rule};
+use plimsoll::engine::selector::{Requirement, Selector};
 use proptest::prelude::*;
 
 /// Of the rules in these tests, in seconds.
@@ -21,6 +22,13 @@ fn batch(name: &str, demand: f64) -> Worker {
 
 fn important(demand: f64) -> Worker {
     Worker::new(pod("important"), demand)
+}
+
+/// Batch pods of these demands, and an important pod that hardly needs anything yet.
+fn beside_important(batches: &[f64]) -> Vec<Worker> {
+    let batches = batches.iter().enumerate();
+    let workers = batches.map(|(i, demand)| batch(&format!("b{i}"), *demand));
+    workers.chain([important(0.1)]).collect()
 }
 
 fn rules_for(metric: &str, threshold: f64, action: Action) -> Vec<Rule> {
@@ -435,12 +443,7 @@ proptest! {
         let (metric, threshold, mut action) = metrics[which].clone();
         // Longer than a phase: a release under constant demand is a probe, not a response to a change.
         action.cool_down = Duration::from_mins(2);
-        let mut workers: Vec<_> = batches
-            .iter()
-            .enumerate()
-            .map(|(i, demand)| batch(&format!("b{i}"), *demand))
-            .collect();
-        workers.push(important(0.1));
+        let workers = beside_important(&batches);
         let mut sim = Simulation::new(2, rules_for(metric, threshold, action), workers);
         sim.advance(20);
         let mut turns = Turns::default();
@@ -610,16 +613,25 @@ fn the_next_rung_follows_a_throttle_without_effect() {
         throttle: throttling(10, 10).throttle,
         ..eviction_action(1)
     };
-    let workers = |sched_ext: bool| {
-        let workers = vec![batch("a", 1.5), batch("b", 1.0), important(2.0)];
-        let rules = rules_for("protected_cpu_delay_max", 10.0, evict.clone());
-        let mut sim = Simulation::new(3, rules, workers);
-        sim.ineffective = sched_ext.then_some(ActionKind::CpuThrottle);
+    // Each step is predicted to release 300m of the 220m that are needed.
+    let run = |ineffective| {
+        let workers = vec![batch("a", 3.0), important(2.0)];
+        let rules = rules_for("cpu_total_usage", 4800.0, evict.clone());
+        let mut sim = Simulation::new(8, rules, workers);
+        sim.ineffective = ineffective;
+        while sim.plan.throttles.is_empty() {
+            sim.tick();
+        }
+        let throttled = sim.now;
         sim.advance(12 * PERIOD);
-        sim.stalls("important")
+        sim.evicted.first().map(|(at, _)| at - throttled)
     };
-    assert!(workers(true) < 5.0, "evictions have helped");
-    assert!(workers(false) < 5.0);
+    assert_eq!(run(None), None, "the first step is enough");
+    let evicted = run(Some(ActionKind::CpuThrottle)).expect("a quota does not help");
+    assert!(
+        evicted <= 4 * PERIOD,
+        "not at the floor, 9 steps later: {evicted}"
+    );
 }
 
 #[test]
@@ -675,6 +687,48 @@ fn an_evicted_pod_that_does_not_terminate_is_seen() {
     assert_eq!(ineffective(&sim).remove(0).1, Ineffective::NotTerminating);
 }
 
+// ---- Every pod's waiting ----------------------------------------------------------------------------------------
+
+/// A rule over the waiting of the pods labelled `app: web`.
+fn web_waits(metric: &str) -> Vec<Rule> {
+    let mut rules = rules_for(metric, 10.0, throttling(10, 30));
+    rules[0].series = Some(Selector {
+        requirements: vec![Requirement::In("app".to_owned(), vec!["web".to_owned()])],
+    });
+    rules
+}
+
+/// Two protected pods on two CPUs beside a batch pod: `other` waits, and `web` wants as much as it gets.
+fn web_and_other(metric: &str) -> Simulation {
+    let mut web = Worker::new(pod("web"), 0.2);
+    web.pod.labels.insert("app".to_owned(), "web".to_owned());
+    let other = Worker::new(pod("other"), 1.5);
+    Simulation::new(2, web_waits(metric), vec![batch("a", 2.0), web, other])
+}
+
+#[test]
+fn a_rule_selects_the_waiting_of_pods_by_their_labels() {
+    let mut sim = web_and_other("pod_cpu_delay");
+    sim.advance(6 * PERIOD);
+    assert!(sim.stalls("other") > 20.0 && sim.stalls("web") < 1.0);
+    assert_eq!(sim.plan.throttles, [], "the pod that waits is not selected");
+    sim.worker("web").demand = 1.5;
+    sim.advance(6 * PERIOD);
+    assert!(!sim.plan.throttles.is_empty(), "web waits");
+    let value = sim.engine.reports().next().unwrap().value.unwrap();
+    assert!(value > 10.0, "{value}");
+}
+
+#[test]
+fn without_pressure_by_cgroup_the_waiting_of_pods_is_unknown() {
+    let mut sim = web_and_other("pod_cpu_delay").on_v1();
+    sim.worker("web").demand = 1.5;
+    sim.advance(6 * PERIOD);
+    let report = sim.engine.reports().next().unwrap();
+    assert_eq!(report.unknown, Some(Unknown::Missing));
+    assert_eq!(sim.plan.throttles, []);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -682,12 +736,7 @@ proptest! {
     #[test]
     fn only_ignored_quotas_have_no_effect((batches, phases, which) in mix(), enforced in proptest::bool::ANY) {
         let action = if which % 2 == 0 { throttling(10, 30) } else { idle_action(10, 30) };
-        let mut workers: Vec<_> = batches
-            .iter()
-            .enumerate()
-            .map(|(i, demand)| batch(&format!("b{i}"), *demand))
-            .collect();
-        workers.push(important(0.1));
+        let workers = beside_important(&batches);
         let mut sim = Simulation::new(2, rules_for("cpu_total_usage", 900.0, action), workers);
         sim.ineffective = (!enforced).then_some(ActionKind::CpuThrottle);
         for phase in &phases {
@@ -726,7 +775,6 @@ fn consecutive_breaches_are_counted_from_zero_after_a_gap() {
 #[test]
 fn a_frozen_counter_is_unknown_and_changes_nothing_in_force() {
     use crate::engine_support::{Load, Node};
-    use plimsoll::engine::plan::Unknown;
     let rules = rules_for("cpu_total_usage", 4000.0, action_with_throttle());
     let mut node = Node::new(rules, vec![Load::new("a", 4000)]);
     node.at(6000);
