@@ -1,4 +1,4 @@
-//! How others throttle batch pods, as drivers over the same cgroup files: their formulas, written anew.
+//! How others throttle batch pods, as drivers over the same cgroup files: their formulas in code of our own.
 //!
 //! - koordlet (koordinator 18d83bf, `pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go`, `calculateBESuppressCPU` and
 //!   `adjustByCfsQuota`), with the policy `cfsQuota`: each second, capacity x threshold - use of other pods - use of the system. Its

@@ -107,7 +107,7 @@ pub struct LoadArgs {
     /// CPU time of a request
     #[arg(long, default_value_t = 1000)]
     work_micros: u64,
-    /// Time after which a request that nobody has begun to serve is given up
+    /// Time after which a request that no thread has begun to serve is given up
     #[arg(long, default_value_t = 1000)]
     patience_millis: u64,
     /// Pass each request on at once

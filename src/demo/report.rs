@@ -169,7 +169,7 @@ pub enum Verdict {
     NoHelp,
 }
 
-/// Compares the 99th percentiles. Below twice the value alone there is no harm that could be told from chance.
+/// Compares the 99th percentiles. Below twice the value alone, harm cannot be distinguished from noise.
 pub fn verdict(alone: f64, unprotected: f64, protected: f64) -> Verdict {
     if unprotected < alone * 2.0 {
         Verdict::NoHarm

@@ -32,7 +32,7 @@ pub struct Service {
     pub rate: u32,
     /// CPU time of a request on an idle CPU.
     pub work: Duration,
-    /// A request that nobody has begun to serve by then is given up, as clients and proxies do.
+    /// A request that no thread has begun to serve by then is given up, as clients and proxies do.
     pub patience: Duration,
     /// Reports each request at once: to the next stage of a chain.
     pub first_of_chain: bool,
