@@ -562,6 +562,85 @@ fn a_usage_above_its_threshold_gets_quotas_two_evaluations_after_the_idle_class(
     assert!(changes[1].1[0].1 < 100, "{changes:?}");
 }
 
+// ---- Quotas without benefit -------------------------------------------------------------------------------------
+
+/// The important pod has so many threads that one always waits, whatever the batch does.
+fn waits_for_itself(metric: &str, action: Action) -> Simulation {
+    let workers = vec![batch("a", 4.0), important(4.0)];
+    Simulation::new(2, rules_for(metric, 10.0, action), workers)
+}
+
+/// The lowest ratio in force, 100 if there is none.
+fn lowest_ratio(sim: &Simulation) -> u8 {
+    let ratios = sim.plan.throttles.iter().map(|it| it.ratio);
+    ratios.min().unwrap_or(100)
+}
+
+#[test]
+fn quotas_that_do_not_lower_the_waiting_are_restored_and_tried_again_later() {
+    for metric in ["protected_cpu_delay_max", "cpu_pressure_some_avg10"] {
+        let mut sim = waits_for_itself(metric, throttling(10, 10));
+        let mut lowest = Vec::new();
+        for _ in 0..15 {
+            let mut minute = 100;
+            for _ in 0..60 {
+                sim.tick();
+                minute = minute.min(lowest_ratio(&sim));
+            }
+            lowest.push(minute);
+        }
+        let restored = lowest.iter().position(|it| *it == 100).expect("restored");
+        assert!(lowest[..restored].contains(&10), "{metric}: {lowest:?}");
+        assert!(restored <= 4, "{metric}: {lowest:?}");
+        let pause = lowest[restored..].iter().take_while(|it| **it == 100);
+        let next = restored + pause.count();
+        assert!((7..=9).contains(&(next - restored)), "{metric}: {lowest:?}");
+        assert!(lowest[next..].contains(&10), "{metric}: {lowest:?}");
+    }
+}
+
+#[test]
+fn quotas_that_lower_the_waiting_stay() {
+    let mut sim = waits_for_itself("protected_cpu_delay_max", throttling(10, 10));
+    // Alone it waits for 60 % of the time, with the batch always.
+    sim.worker("important").demand = 2.6;
+    sim.advance(20 * PERIOD);
+    for _ in 0..60 * PERIOD {
+        sim.tick();
+        assert_eq!(lowest_ratio(&sim), 10, "at {}", sim.now);
+    }
+}
+
+#[test]
+fn quotas_are_tried_again_when_the_waiting_grows() {
+    let mut sim = waits_for_itself("protected_cpu_delay_max", throttling(10, 10));
+    // Alone it waits for 40 % of the time; the batch does not disturb it at first.
+    sim.worker("important").demand = 2.4;
+    sim.worker("a").weight = 0.01;
+    sim.advance(20 * PERIOD);
+    assert_eq!(lowest_ratio(&sim), 100, "the batch gets almost nothing");
+    sim.worker("a").weight = 1.0;
+    sim.advance(20 * PERIOD);
+    assert_eq!(lowest_ratio(&sim), 10, "now it does");
+}
+
+#[test]
+fn no_more_pods_are_evicted_once_quotas_do_not_lower_the_waiting() {
+    let action = Action {
+        throttle: throttling(90, 10).throttle,
+        ..eviction_action(1)
+    };
+    let mut workers = ["a", "b", "c", "d", "e", "f"]
+        .map(|it| batch(it, 0.5))
+        .to_vec();
+    workers.iter_mut().for_each(|it| it.lingers = 120);
+    workers.push(important(4.0));
+    let rules = rules_for("protected_cpu_delay_max", 10.0, action);
+    let mut sim = Simulation::new(2, rules, workers);
+    sim.advance(600);
+    assert!((1..=2).contains(&sim.evicted.len()), "{:?}", sim.evicted);
+}
+
 // ---- Effects ----------------------------------------------------------------------------------------------------
 
 /// What shows that actions have no effect, by pod.
