@@ -1,0 +1,270 @@
+//go:build e2e
+
+package placement
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+)
+
+// TestPlacement runs the scenes with each way. They follow each other: how far an image attracts pods depends on all nodes of the cluster.
+func TestPlacement(t *testing.T) {
+	c := start(t)
+	t.Logf("Kubernetes %s", c.Version())
+	t.Run("second scheduler", func(t *testing.T) { c.secondSchedulerWorks(t) })
+	t.Run("admission policy", func(t *testing.T) { c.policyAddsTheSameTerms(t) })
+	for _, as := range ways {
+		t.Run(strings.ReplaceAll(as.name, " ", "-"), func(t *testing.T) {
+			for _, each := range []struct {
+				name string
+				test func(*cluster, way)
+			}{
+				{"HotNodesAreAvoided", hotNodesAreAvoided},
+				{"PodsGoWhereThereIsRoom", podsGoWhereThereIsRoom},
+				{"IdleNodeIsNotStormed", idleNodeIsNotStormed},
+				{"OwnPreferencesCount", ownPreferencesCount},
+				{"NodesWithoutLabel", nodesWithoutLabel},
+				{"Garbage", garbage},
+				{"AllNodesHot", allNodesHot},
+				{"ChangesAreSeenAtOnce", changesAreSeenAtOnce},
+				{"WhatOutvotesIt", whatOutvotesIt},
+			} {
+				t.Run(each.name, func(t *testing.T) {
+					of := *c
+					plane := *c.Plane
+					plane.T, of.Plane = t, &plane
+					each.test(&of, as)
+				})
+			}
+		})
+	}
+}
+
+// hotNodesAreAvoided although nothing is requested on them, and half of each other node.
+func hotNodesAreAvoided(c *cluster, as way) {
+	hot, cool := some(5, node{name: "hot", load: "100"}), some(5, node{name: "cool", load: "50", cpu: 50, memory: 50})
+	hot[0].load, hot[1].load = "95", "95"
+	c.scene(as, func(s *scene) {
+		found := s.burst(60, small)
+		s.T.Logf("of 60 pods %d on hot nodes", found.on("hot"))
+		switch {
+		case as == bare && found.on("hot") < 40:
+			s.T.Errorf("the bare scheduler does not prefer the nodes with low requests: %v", found)
+		case as != bare && found.on("hot") > 0:
+			s.T.Errorf("pods are on hot nodes: %v", found)
+		}
+	}, hot, cool)
+}
+
+// podsGoWhereThereIsRoom although the requests say otherwise.
+func podsGoWhereThereIsRoom(c *cluster, as way) {
+	c.scene(as, func(s *scene) {
+		found := s.burst(5, small)
+		wanted := "idle"
+		if as == bare {
+			wanted = "busy"
+		}
+		if found.on(wanted) != 5 {
+			s.T.Errorf("not all are on %s: %v", wanted, found)
+		}
+	}, []node{{name: "idle", load: "20", cpu: 80, memory: 80}, {name: "busy", load: "100"}})
+}
+
+// idleNodeIsNotStormed by a burst: it gets as many pods as the bare scheduler would put there, or half as many more.
+func idleNodeIsNotStormed(c *cluster, as way) {
+	nodes := append(some(19, node{name: "other", load: "60"}), node{name: "idle", load: "0"})
+	for _, each := range []struct {
+		what   string
+		shapes []shape
+	}{{"no requests", nil}, {"2.5 %", []shape{small}}} {
+		c.scene(as, func(s *scene) {
+			found := s.burst(100, each.shapes...)
+			s.T.Logf("pods with %s: %d of 100 on the idle node, at most %d on another", each.what, found["idle"], found.most("other"))
+			if found["idle"] > 7 || found.most("other") > 7 {
+				s.T.Errorf("pods are not spread: %v", found)
+			}
+		}, nodes)
+	}
+}
+
+// ownPreferencesCount: a pod's own preference is worth its weight in headroom.
+func ownPreferencesCount(c *cluster, as way) {
+	for _, each := range []struct {
+		weight         int32
+		load           string
+		byTerms, taint bool
+	}{
+		{1, "60", true, true},
+		{1, "80", false, true},
+		{5, "80", true, true},
+		{5, "95", false, false},
+		{7, "100", false, false},
+		{9, "100", true, false},
+		{100, "100", true, false},
+	} {
+		wins := each.byTerms
+		if !as.labelled {
+			wins = each.taint || !as.tainted
+		}
+		c.scene(as, func(s *scene) {
+			found := s.burst(1, small, prefers(each.weight, "preferred"))
+			if (found["preferred"] == 1) != wins {
+				s.T.Errorf("a preference of weight %d for a node at %s, beside an idle node: %v", each.weight, each.load, found)
+			}
+		}, []node{{name: "preferred", load: each.load}, {name: "idle", load: "0"}})
+	}
+}
+
+// nodesWithoutLabel count as nodes at 80: neither preferred nor starved.
+func nodesWithoutLabel(c *cluster, as way) {
+	if !as.labelled {
+		return
+	}
+	for _, each := range []struct {
+		others string
+		pods   int
+		// least and most pods on the nodes without the label
+		least, most int
+	}{{"60", 30, 0, 0}, {"75", 30, 0, 0}, {"80", 30, 13, 17}, {"85", 30, 30, 30}, {"100", 30, 30, 30}} {
+		c.scene(as, func(s *scene) {
+			found := s.burst(each.pods, small)
+			s.T.Logf("beside nodes at %s: %d of %d pods on those without the label", each.others, found.on("without"), each.pods)
+			if without := found.on("without"); without < each.least || without > each.most {
+				s.T.Errorf("%v", found)
+			}
+		}, some(3, node{name: "without", load: none}), some(3, node{name: "other", load: each.others}))
+	}
+	c.scene(as, func(s *scene) {
+		s.service("web")
+		found := s.burst(12, small, labelled("app", "web"))
+		s.T.Logf("of 12 pods of a Service %d on the nodes without the label", found.on("without"))
+		if found.on("without") < 3 {
+			s.T.Errorf("the Service is not spread: %v", found)
+		}
+	}, some(3, node{name: "without", load: none}), some(3, node{name: "other", load: "60"}))
+	c.scene(as, func(s *scene) {
+		if found := s.burst(10, small); found.on("without") != 10 {
+			s.T.Errorf("pods stay away from the only node with room: %v", found)
+		}
+	}, []node{{name: "without", load: none}, {name: "full", load: "0", cpu: 99, memory: 99}})
+}
+
+// garbage in the label never stops scheduling, and makes no node look idle.
+func garbage(c *cluster, as way) {
+	if !as.labelled {
+		return
+	}
+	var nodes []node
+	for i, text := range []string{"abc", "", "007", "1e1", "101", "99", "5.0", none} {
+		nodes = append(nodes, node{name: fmt.Sprintf("garbage-%d", i), load: text})
+	}
+	c.scene(as, func(s *scene) {
+		found := s.burst(40, small)
+		if found.on("garbage") != 40 || found.most("garbage") > 6 {
+			s.T.Errorf("pods are not spread: %v", found)
+		}
+	}, nodes)
+	c.scene(as, func(s *scene) {
+		if found := s.burst(10, small); found.on("idle") != 10 {
+			s.T.Errorf("nodes with garbage are preferred: %v", found)
+		}
+	}, nodes, some(2, node{name: "idle", load: "60"}))
+}
+
+// allNodesHot: pods are still scheduled, and spread.
+func allNodesHot(c *cluster, as way) {
+	c.scene(as, func(s *scene) {
+		found := s.burst(40, small)
+		if found.most("hot") > 12 {
+			s.T.Errorf("pods are not spread: %v", found)
+		}
+	}, some(4, node{name: "hot", load: "100"}))
+}
+
+// changesAreSeenAtOnce: a node that was emptied is chosen again, and a node that became hot is avoided.
+func changesAreSeenAtOnce(c *cluster, as way) {
+	if as == bare {
+		return
+	}
+	c.scene(as, func(s *scene) {
+		var slowest time.Duration
+		for i, from := range []string{"b", "a", "b", "a"} {
+			to := map[string]string{"a": "b", "b": "a"}[from]
+			s.setLoad(from, "100")
+			s.setLoad(to, "50")
+			changed := time.Now()
+			for {
+				before := s.untilBound()[to]
+				if s.burst(1, small)[to] > before {
+					break
+				}
+				if time.Since(changed) > 10*time.Second {
+					s.T.Fatalf("change %d: pods still do not go to %s", i, to)
+				}
+			}
+			slowest = max(slowest, time.Since(changed))
+		}
+		s.T.Logf("at most %s from the change until a pod was bound accordingly", slowest.Round(time.Millisecond))
+	}, []node{{name: "a", load: "50"}, {name: "b", load: "50"}})
+}
+
+// A vote is what speaks for node a, which is hotter, against b.
+type vote struct {
+	what string
+	// requested are percentages of CPU and memory on b.
+	cpu, memory int64
+	// service is the number of pods on b of the pod's own Service.
+	service int
+	// image is whether a has the pod's image, of 4 GB.
+	image bool
+}
+
+// whatOutvotesIt prints who gets a pod, for docs/scheduling.md.
+func whatOutvotesIt(c *cluster, as way) {
+	if as == bare || as == byPolicy {
+		return // by the policy as by the second scheduler
+	}
+	loads := []string{"80", "90", "100"}
+	if as.tainted {
+		loads = loads[2:]
+	}
+	for _, v := range []vote{
+		{what: "50 % of b requested", cpu: 50, memory: 50},
+		{what: "95 % of b requested", cpu: 95, memory: 95},
+		{what: "95 % of b's CPU requested", cpu: 95},
+		{what: "1 pod of the Service on b", service: 1},
+		{what: "5 pods of the Service on b", service: 5},
+		{what: "95 % of b requested, image on a", cpu: 95, memory: 95, image: true},
+		{what: "5 pods of the Service on b, 50 % requested", cpu: 50, memory: 50, service: 5},
+		{what: "5 pods of the Service on b, 90 % requested", cpu: 90, memory: 90, service: 5},
+		{what: "5 pods of the Service on b, 90 % requested, image on a", cpu: 90, memory: 90, service: 5, image: true},
+	} {
+		var winners []string
+		for _, load := range loads {
+			a, b := node{name: "a", load: load}, node{name: "b", load: "60", cpu: v.cpu, memory: v.memory}
+			if v.image {
+				a.image = "it.example/it:1"
+			}
+			c.scene(as, func(s *scene) {
+				if v.service > 0 {
+					s.service("web")
+				}
+				for range v.service {
+					s.bound("b", labelled("app", "web"))
+				}
+				s.untilSeen()
+				found := s.burst(1, small, labelled("app", "web"))
+				winner := "b"
+				if found["a"] > 0 {
+					winner = "a"
+				}
+				winners = append(winners, winner)
+			}, []node{a, b})
+		}
+		c.T.Logf("%s: a at %s: %s", v.what, strings.Join(loads, ", "), strings.Join(winners, ", "))
+	}
+}
+
