@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	v1 "sigs.k8s.io/karpenter/pkg/apis/v1"
@@ -48,7 +49,8 @@ type situation struct {
 func (s situation) addsNode(t *testing.T) bool {
 	t.Helper()
 	ctx := options.ToContext(context.Background(), &options.Options{PreferencePolicy: options.PreferencePolicyRespect})
-	client, provider := fakeclient.NewClientBuilder().Build(), fake.NewCloudProvider()
+	node := func(pod client.Object) []string { return []string{pod.(*corev1.Pod).Spec.NodeName} }
+	client, provider := fakeclient.NewClientBuilder().WithIndex(&corev1.Pod{}, "spec.nodeName", node).Build(), fake.NewCloudProvider()
 	cluster := state.NewCluster(clock.RealClock{}, client, provider)
 	if err := cluster.UpdateNode(ctx, s.node()); err != nil {
 		t.Fatal(err)
@@ -58,6 +60,7 @@ func (s situation) addsNode(t *testing.T) bool {
 	var pools []*v1.NodePool
 	for i, taint := range append(s.pools, corev1.Taint{})[:max(1, len(s.pools))] {
 		pool := &v1.NodePool{ObjectMeta: metav1.ObjectMeta{Name: string(rune('a' + i))}}
+		pool.Spec.Template.Spec.NodeClassRef = &v1.NodeClassReference{Group: "karpenter.test.sh", Kind: "TestNodeClass", Name: "default"}
 		if taint.Key != "" {
 			pool.Spec.Template.Spec.Taints = []corev1.Taint{taint}
 		}
@@ -167,7 +170,9 @@ func addedTerms(t *testing.T) []corev1.PreferredSchedulingTerm {
 	}
 	var config struct {
 		Profiles []struct {
-			PluginConfig []struct{ Args struct{ AddedAffinity corev1.NodeAffinity } }
+			PluginConfig []struct {
+				Args struct{ AddedAffinity corev1.NodeAffinity }
+			}
 		}
 	}
 	if err := json.Unmarshal(text, &config); err != nil {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
 )
 
 // TestPlacement runs the scenes with each way. They follow each other: how far an image attracts pods depends on all nodes of the cluster.
@@ -30,6 +29,7 @@ func TestPlacement(t *testing.T) {
 				{"Garbage", garbage},
 				{"AllNodesHot", allNodesHot},
 				{"ChangesAreSeenAtOnce", changesAreSeenAtOnce},
+				{"StreamsFollowTheLabel", streamsFollowTheLabel},
 				{"WhatOutvotesIt", whatOutvotesIt},
 			} {
 				t.Run(each.name, func(t *testing.T) {
@@ -211,60 +211,69 @@ func changesAreSeenAtOnce(c *cluster, as way) {
 	}, []node{{name: "a", load: "50"}, {name: "b", load: "50"}})
 }
 
-// A vote is what speaks for node a, which is hotter, against b.
+// A vote is what speaks for node a against b, which is at 60.
 type vote struct {
 	what string
-	// requested are percentages of CPU and memory on b.
+	// cpu and memory are the percentages of b that are requested.
 	cpu, memory int64
 	// service is the number of pods on b of the pod's own Service.
 	service int
 	// image is whether a has the pod's image, of 4 GB.
 	image bool
+	// byLabel are the winners with a at 80, 90 and 100, byTaint the winner with the taint on a.
+	byLabel, byTaint string
 }
 
-// whatOutvotesIt prints who gets a pod, for docs/scheduling.md.
+// whatOutvotesIt are the figures in docs/scheduling.md.
 func whatOutvotesIt(c *cluster, as way) {
-	if as == bare || as == byPolicy {
-		return // by the policy as by the second scheduler
-	}
 	loads := []string{"80", "90", "100"}
-	if as.tainted {
+	switch as {
+	case bare, byPolicy: // by the policy as by the second scheduler
+		return
+	case byTaint:
 		loads = loads[2:]
 	}
 	for _, v := range []vote{
-		{what: "50 % of b requested", cpu: 50, memory: 50},
-		{what: "95 % of b requested", cpu: 95, memory: 95},
-		{what: "95 % of b's CPU requested", cpu: 95},
-		{what: "1 pod of the Service on b", service: 1},
-		{what: "5 pods of the Service on b", service: 5},
-		{what: "95 % of b requested, image on a", cpu: 95, memory: 95, image: true},
-		{what: "5 pods of the Service on b, 50 % requested", cpu: 50, memory: 50, service: 5},
-		{what: "5 pods of the Service on b, 90 % requested", cpu: 90, memory: 90, service: 5},
-		{what: "5 pods of the Service on b, 90 % requested, image on a", cpu: 90, memory: 90, service: 5, image: true},
+		{what: "50 % of b requested", cpu: 50, memory: 50, byLabel: "bbb", byTaint: "b"},
+		{what: "95 % of b requested", cpu: 95, memory: 95, byLabel: "bbb", byTaint: "b"},
+		{what: "95 % of b's CPU requested", cpu: 95, byLabel: "bbb", byTaint: "b"},
+		{what: "1 pod of the Service on b", service: 1, byLabel: "bbb", byTaint: "b"},
+		{what: "5 pods of the Service on b", service: 5, byLabel: "aab", byTaint: "b"},
+		{what: "95 % of b requested, image on a", cpu: 95, memory: 95, image: true, byLabel: "aab", byTaint: "b"},
+		{what: "5 pods of the Service on b, 50 % requested", cpu: 50, memory: 50, service: 5, byLabel: "aaa", byTaint: "b"},
+		{what: "5 pods of the Service on b, 90 % requested", cpu: 90, memory: 90, service: 5, byLabel: "aaa", byTaint: "b"},
+		{what: "5 pods of the Service on b, 90 % requested, image on a", cpu: 90, memory: 90, service: 5, image: true, byLabel: "aaa", byTaint: "a"},
 	} {
-		var winners []string
-		for _, load := range loads {
-			a, b := node{name: "a", load: load}, node{name: "b", load: "60", cpu: v.cpu, memory: v.memory}
-			if v.image {
-				a.image = "it.example/it:1"
-			}
-			c.scene(as, func(s *scene) {
-				if v.service > 0 {
-					s.service("web")
-				}
-				for range v.service {
-					s.bound("b", labelled("app", "web"))
-				}
-				s.untilSeen()
-				found := s.burst(1, small, labelled("app", "web"))
-				winner := "b"
-				if found["a"] > 0 {
-					winner = "a"
-				}
-				winners = append(winners, winner)
-			}, []node{a, b})
+		winners, wanted := "", v.byLabel
+		if as.tainted {
+			wanted = v.byTaint
 		}
-		c.T.Logf("%s: a at %s: %s", v.what, strings.Join(loads, ", "), strings.Join(winners, ", "))
+		for _, load := range loads {
+			winners += c.winner(as, v, load)
+		}
+		c.T.Logf("%s: with a at %s the pod goes to %s", v.what, strings.Join(loads, ", "), strings.Join(strings.Split(winners, ""), ", "))
+		if winners != wanted {
+			c.T.Errorf("not to %s", wanted)
+		}
 	}
 }
 
+// winner is the node that gets a pod.
+func (c *cluster) winner(as way, v vote, load string) (winner string) {
+	a, b := node{name: "a", load: load}, node{name: "b", load: "60", cpu: v.cpu, memory: v.memory}
+	if v.image {
+		a.image = image
+	}
+	c.scene(as, func(s *scene) {
+		if v.service > 0 {
+			s.service("web")
+		}
+		for range v.service {
+			s.bound("b", labelled("app", "web"))
+		}
+		s.untilSeen()
+		for winner = range s.burst(1, small, labelled("app", "web")) {
+		}
+	}, []node{a, b})
+	return winner
+}

@@ -21,6 +21,8 @@ const (
 	busyFrom = 95
 	// none is a node without the label.
 	none = "none"
+	// image is the image of all pods.
+	image = "it.example/it:1"
 )
 
 // A way is how pods learn of the load of nodes.
@@ -178,7 +180,7 @@ func (s *scene) setLoad(short, load string) {
 func newPod(as way, name string, labels map[string]string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: as.namespace, Labels: labels},
-		Spec:       corev1.PodSpec{SchedulerName: as.scheduler, Containers: []corev1.Container{{Name: "it", Image: "it.example/it:1"}}},
+		Spec:       corev1.PodSpec{SchedulerName: as.scheduler, Containers: []corev1.Container{{Name: "it", Image: image}}},
 	}
 }
 
@@ -269,20 +271,29 @@ func (s *scene) burst(count int, shapes ...shape) placed {
 	return s.untilBound()
 }
 
+// bindings are the scene's pods that the scheduler has bound.
+func (s *scene) bindings() (placed, error) {
+	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(background, metav1.ListOptions{LabelSelector: "placed=" + s.id, ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	found := placed{}
+	for _, pod := range pods.Items {
+		if pod.Spec.NodeName != "" {
+			found[strings.TrimPrefix(pod.Spec.NodeName, s.id+"-")]++
+		}
+	}
+	return found, nil
+}
+
 // untilBound waits until all pods of the scene are bound, and returns where.
-func (s *scene) untilBound() (found placed) {
+func (s *scene) untilBound() placed {
 	s.T.Helper()
 	started := time.Now()
 	for {
-		pods, err := s.Kube.CoreV1().Pods(s.namespace).List(background, metav1.ListOptions{LabelSelector: "placed=" + s.id, ResourceVersion: "0"})
+		found, err := s.bindings()
 		if err != nil {
 			s.T.Fatal(err)
-		}
-		found = placed{}
-		for _, pod := range pods.Items {
-			if pod.Spec.NodeName != "" {
-				found[strings.TrimPrefix(pod.Spec.NodeName, s.id+"-")]++
-			}
 		}
 		if found.on("") == s.placing {
 			return found
