@@ -33,26 +33,38 @@ var background = context.Background()
 // A cluster is an API server with an untouched kube-scheduler, and the chart's release with its second scheduler and its admission policy.
 type cluster struct {
 	*plane.Plane
-	first, second *plane.Process
+	second *plane.Process
 	// secondPort serves the second scheduler's probes.
 	secondPort int
 }
 
-func start(t *testing.T) *cluster {
+// open starts an API server with a namespace for the chart.
+func open(t *testing.T) *cluster {
 	folder := t.TempDir()
 	// For the ConfigMap extension-apiserver-authentication, which every cluster has.
 	flags := plane.AggregationFlags(t, folder, plane.NewAuthority(t, "front-proxy-ca"))
 	flags = append(flags, "--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
 	c := &cluster{Plane: plane.Start(t, append(flags, mutatingPolicies(t)...)), secondPort: plane.FreePort(t)}
-	c.first = c.scheduler(c.Kubeconfig, plane.FreePort(t), "--kubeconfig="+c.Kubeconfig, "--leader-elect=false")
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + ", labels: {pod-security.kubernetes.io/enforce: privileged}}}")
+	return c
+}
+
+// start installs the chart, and starts the schedulers.
+func start(t *testing.T) *cluster {
+	c := open(t)
+	c.scheduler(c.Kubeconfig, plane.FreePort(t), "--kubeconfig="+c.Kubeconfig, "--leader-elect=false")
 	for _, each := range ways {
 		c.Apply(fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", each.namespace))
 	}
 	c.Kubectl("label", "namespace", byPolicy.namespace, "plimsoll.dev/placement=by-load")
-	c.install()
+	notes := c.install("placement.admissionPolicy.enabled=true", "placement.scheduler.enabled=true")
+	for _, note := range []string{"kubectl label namespace NAMESPACE plimsoll.dev/placement=by-load", "schedulerName: plimsoll", "kubectl get nodes -L plimsoll.dev/load"} {
+		if !strings.Contains(notes, note) {
+			t.Errorf("the notes do not contain %q: %s", note, notes)
+		}
+	}
 	c.startSecond()
-	c.untilPolicyIsInForce()
+	c.untilPolicyIsInForce(byPolicy)
 	return c
 }
 
@@ -89,19 +101,15 @@ func run(t *testing.T, name string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// install installs the chart. Nothing would run the Jobs of its hooks.
-func (c *cluster) install() {
+// install installs the chart with these values, and returns its notes. Nothing would run the Jobs of its hooks.
+func (c *cluster) install(values ...string) string {
 	c.T.Helper()
 	notes, err := run(c.T, plane.Helm(), "--kubeconfig", c.Kubeconfig, "install", "plimsoll", plane.Absolute(c.T, chart), "--namespace", namespace,
-		"--take-ownership", "--no-hooks", "--set", "waitForAgents.enabled=false,placement.admissionPolicy.enabled=true,placement.scheduler.enabled=true")
+		"--take-ownership", "--no-hooks", "--set", strings.Join(append(values, "waitForAgents.enabled=false"), ","))
 	if err != nil {
 		c.T.Fatal(err)
 	}
-	for _, note := range []string{"kubectl label namespace NAMESPACE plimsoll.dev/placement=by-load", "schedulerName: plimsoll", "kubectl get nodes -L plimsoll.dev/load"} {
-		if !strings.Contains(notes, note) {
-			c.T.Errorf("the notes do not contain %q: %s", note, notes)
-		}
-	}
+	return notes
 }
 
 // startSecond runs the release's second scheduler as its Deployment does: with its configuration and a token of its account.
@@ -131,12 +139,12 @@ func (c *cluster) config() string {
 	return config.Data["scheduler.yaml"]
 }
 
-// untilPolicyIsInForce waits until the API server applies the MutatingAdmissionPolicy.
-func (c *cluster) untilPolicyIsInForce() {
+// untilPolicyIsInForce waits until the API server applies the MutatingAdmissionPolicy to pods of this way.
+func (c *cluster) untilPolicyIsInForce(as way) {
 	c.T.Helper()
-	pod := newPod(byPolicy, "probe", nil)
+	pod := newPod(as, "probe", nil)
 	c.Eventually(waitTimeout, "the admission policy is in force", func() error {
-		created, err := c.Kube.CoreV1().Pods(byPolicy.namespace).Create(background, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		created, err := c.Kube.CoreV1().Pods(as.namespace).Create(background, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil && created.Spec.Affinity == nil {
 			err = fmt.Errorf("pods get no preferences")
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // TestPlacement runs the scenes with each way. They follow each other: how far an image attracts pods depends on all nodes of the cluster.
@@ -28,6 +30,7 @@ func TestPlacement(t *testing.T) {
 				{"NodesWithoutLabel", nodesWithoutLabel},
 				{"Garbage", garbage},
 				{"AllNodesHot", allNodesHot},
+				{"DaemonPodsReachAllNodes", daemonPodsReachAllNodes},
 				{"ChangesAreSeenAtOnce", changesAreSeenAtOnce},
 				{"StreamsFollowTheLabel", streamsFollowTheLabel},
 				{"WhatOutvotesIt", whatOutvotesIt},
@@ -120,22 +123,22 @@ func ownPreferencesCount(c *cluster, as way) {
 
 // nodesWithoutLabel count as nodes at 80: neither preferred nor starved.
 func nodesWithoutLabel(c *cluster, as way) {
-	if !as.labelled {
-		return
-	}
-	for _, each := range []struct {
-		others string
-		pods   int
-		// least and most pods on the nodes without the label
-		least, most int
-	}{{"60", 30, 0, 0}, {"75", 30, 0, 0}, {"80", 30, 13, 17}, {"85", 30, 30, 30}, {"100", 30, 30, 30}} {
+	const pods = 30
+	for _, others := range []string{"60", "75", "80", "85", "100"} {
+		wanted := pods / 2
+		switch {
+		case as.labelled && (others == "60" || others == "75"):
+			wanted = 0
+		case as.labelled && others != "80", as.tainted && others == "100":
+			wanted = pods
+		}
 		c.scene(as, func(s *scene) {
-			found := s.burst(each.pods, small)
-			s.T.Logf("beside nodes at %s: %d of %d pods on those without the label", each.others, found.on("without"), each.pods)
-			if without := found.on("without"); without < each.least || without > each.most {
-				s.T.Errorf("%v", found)
+			found := s.burst(pods, small).on("without")
+			s.T.Logf("beside nodes at %s: %d of %d pods on those without the label", others, found, pods)
+			if found < wanted-2 || found > wanted+2 {
+				s.T.Errorf("not about %d", wanted)
 			}
-		}, some(3, node{name: "without", load: none}), some(3, node{name: "other", load: each.others}))
+		}, some(3, node{name: "without", load: none}), some(3, node{name: "other", load: others}))
 	}
 	c.scene(as, func(s *scene) {
 		s.service("web")
@@ -182,6 +185,24 @@ func allNodesHot(c *cluster, as way) {
 			s.T.Errorf("pods are not spread: %v", found)
 		}
 	}, some(4, node{name: "hot", load: "100"}))
+}
+
+// daemonPodsReachAllNodes: their controller requires one node for each.
+func daemonPodsReachAllNodes(c *cluster, as way) {
+	c.scene(as, func(s *scene) {
+		for _, each := range s.nodes {
+			s.createPod(s.pod(small, func(pod *corev1.Pod) {
+				pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+					NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{s.nodeName(each.name)}},
+					}}},
+				}}}
+			}))
+		}
+		if found := s.untilBound(); len(found) != len(s.nodes) {
+			s.T.Errorf("not one on each node: %v", found)
+		}
+	}, []node{{name: "idle", load: "0"}, {name: "busy", load: "80"}, {name: "hot", load: "100"}, {name: "without", load: none}, {name: "garbage", load: "abc"}})
 }
 
 // changesAreSeenAtOnce: a node that was emptied is chosen again, and a node that became hot is avoided.

@@ -9,9 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"sigs.k8s.io/yaml"
-
-	"plimsoll.dev/suite/plane"
 )
 
 // headroom is the intended score of a node: 0 at 100, the same for all loads up to 60, and that of 80 without a load.
@@ -25,15 +22,7 @@ func headroom(load string) int64 {
 
 // TestTermsSumUpToTheHeadroom evaluates the chart's terms as a scheduler does, for each label that there can be.
 func TestTermsSumUpToTheHeadroom(t *testing.T) {
-	rendered, err := run(t, plane.Helm(), "template", "plimsoll", plane.Absolute(t, chart), "--set", "placement.scheduler.enabled=true", "--show-only", "templates/scheduler-config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var object struct{ Data map[string]string }
-	if err := yaml.Unmarshal([]byte(rendered), &object); err != nil {
-		t.Fatal(err)
-	}
-	terms, err := nodeaffinity.NewPreferredSchedulingTerms(addedAffinity(t, object.Data["scheduler.yaml"]))
+	terms, err := nodeaffinity.NewPreferredSchedulingTerms(addedAffinity(t, renderedConfig(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
