@@ -39,6 +39,7 @@ mod flow_control;
 mod heartbeat;
 mod node_metric;
 mod permissions;
+mod placement;
 mod preview;
 mod report;
 mod silent_agent;

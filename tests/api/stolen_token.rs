@@ -212,7 +212,9 @@ async fn a_stolen_controller(plane: &ControlPlane, controller: &Actor) {
         taint::reconcile(&controller.client, closed, DesiredTaint::Present(&wanted)).await;
     let message = refused.unwrap_err().to_string();
     assert!(
-        message.contains("may remove the taint interference.crane.io, but not set it"),
+        message.contains(
+            "may remove the taints interference.crane.io and plimsoll.dev/busy, but not set them"
+        ),
         "{message}"
     );
     // The taint left by an unresponsive agent.

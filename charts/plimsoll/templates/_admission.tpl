@@ -51,10 +51,10 @@ spec:
   message: the token is not bound to a node; an agent must use the token that the kubelet issued for its pod
 {{- end -}}
 
-{{/* Variables: the changed fields of a Node other than our taint and our condition. Fields that only API servers write are
+{{/* Variables: the changed fields of a Node other than our label, our taints and our condition. Fields that only API servers write are
 ignored. */}}
 {{- define "plimsoll.admission.nodeChanges" -}}
-{{- $ours := dict "metadata" (list "managedFields" "resourceVersion" "generation") "spec" (list "taints") "status" (list "conditions") }}
+{{- $ours := dict "metadata" (list "managedFields" "resourceVersion" "generation" "labels") "spec" (list "taints") "status" (list "conditions") }}
 {{- range $part, $_ := $ours }}
 - name: {{ $part }}
   expression: dyn(object).?{{ $part }}.orValue({})
@@ -65,13 +65,24 @@ ignored. */}}
   expression: variables.spec.?taints.orValue([])
 - name: taintsBefore
   expression: variables.specBefore.?taints.orValue([])
-{{- $ourTaint := "taint.key == 'interference.crane.io' && taint.?effect.orValue('') in ['NoSchedule', 'PreferNoSchedule']" }}
+{{- $ourTaint := "(taint.key == 'interference.crane.io' && taint.?effect.orValue('') == 'NoSchedule' || taint.key in ['interference.crane.io', 'plimsoll.dev/busy'] && taint.?effect.orValue('') == 'PreferNoSchedule')" }}
 - name: ourTaints
   expression: variables.taints.filter(taint, {{ $ourTaint }})
 - name: otherTaints
   expression: variables.taints.filter(taint, !({{ $ourTaint }}))
 - name: otherTaintsBefore
   expression: variables.taintsBefore.filter(taint, !({{ $ourTaint }}))
+- name: labels
+  expression: variables.metadata.?labels.orValue({})
+- name: labelsBefore
+  expression: variables.metadataBefore.?labels.orValue({})
+- name: setsLoad
+  expression: >-
+    'plimsoll.dev/load' in variables.labels && variables.labels[?'plimsoll.dev/load'] != variables.labelsBefore[?'plimsoll.dev/load']
+- name: otherLabels
+  expression: >-
+    variables.labels.filter(key, key != 'plimsoll.dev/load' && variables.labels[?key] != variables.labelsBefore[?key])
+    + variables.labelsBefore.filter(key, key != 'plimsoll.dev/load' && !(key in variables.labels))
 - name: otherConditions
   expression: variables.status.?conditions.orValue([]).filter(condition, condition.type != 'InterferenceIdentified')
 - name: otherConditionsBefore
@@ -85,7 +96,8 @@ ignored. */}}
     && !(field in variables.{{ $part }})).map(field, '{{ $part }}.' + string(field))
     +
     {{- end }}
-    (variables.otherTaints == variables.otherTaintsBefore ? [] : ['other taints'])
+    (variables.otherLabels == [] ? [] : ['metadata.labels'])
+    + (variables.otherTaints == variables.otherTaintsBefore ? [] : ['other taints'])
     + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['other conditions'])
 {{- end -}}
 

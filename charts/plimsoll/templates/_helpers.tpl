@@ -165,3 +165,40 @@ spec:
 {{- define "plimsoll.lacksDefinitions" -}}
 {{- if and (include "plimsoll.asksCluster" .) (not (.Capabilities.APIVersions.Has "ensurance.crane.io/v1alpha1/NodeQOS")) }}true{{ end -}}
 {{- end -}}
+
+{{/* Replicas spread over zones first; within a zone the affinity below prefers different nodes. A replica always runs rather than wait. */}}
+{{- define "plimsoll.spreadConstraints" -}}
+topologySpreadConstraints:
+- topologyKey: topology.kubernetes.io/zone
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- include "plimsoll.selectorLabels" . | nindent 6 }}
+  matchLabelKeys: [pod-template-hash]
+{{- end -}}
+
+{{- define "plimsoll.spreadAffinity" -}}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- include "plimsoll.selectorLabels" . | nindent 12 }}
+{{- end -}}
+
+{{/* A PodDisruptionBudget for the replicas of a component. A replica that is not ready must not keep its node from being drained. */}}
+{{- define "plimsoll.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "plimsoll.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "plimsoll.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "plimsoll.selectorLabels" . | nindent 6 }}
+{{- end -}}

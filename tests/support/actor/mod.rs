@@ -113,6 +113,7 @@ pub const MERGE: &str = "application/merge-patch+json";
 pub const STRATEGIC: &str = "application/strategic-merge-patch+json";
 pub const APPLY: &str = "application/apply-patch+yaml";
 pub const JSON: &str = "application/json";
+pub const JSON_PATCH: &str = "application/json-patch+json";
 
 impl Actor {
     pub async fn of(plane: &ControlPlane, account: &str, pod: Option<&str>) -> Self {

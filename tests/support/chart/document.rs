@@ -40,7 +40,8 @@ Generated from the chart by `make generate`: every permission that an installati
 Anything else is denied: `tests/api/permissions.rs` verifies that on a real API server. Every permission is used: `make e2e-long` fails if one does not
 appear in the audit log of its cluster.
 `plimsoll-test` and `plimsoll-uninstall` exist only during `helm test` and `helm uninstall`; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
-reads nodes, pods, events, DaemonSets and the namespace.
+reads nodes, pods, events, DaemonSets and the namespace. With `placement.scheduler.enabled`, `plimsoll-scheduler` has Kubernetes' own roles `system:kube-scheduler`,
+`system:volume-scheduler` and `extension-apiserver-authentication-reader`, and may get and update the Lease of its election.
 [security.md](security.md) explains the consequences.
 ";
 

@@ -143,8 +143,9 @@ func (c cluster) mustHelm(command string, args ...string) string {
 func (c cluster) everyCombinationIsValid(t *testing.T) {
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
 	for name, file := range combinations(t) {
-		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects.
-		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false")
+		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects. MutatingAdmissionPolicies are not served
+		// before Kubernetes 1.36: package placement installs one.
+		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false,placement.admissionPolicy.enabled=false")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,6 +169,10 @@ func (c cluster) unusableClustersAreRejected(t *testing.T) {
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "metricsAPI.certManager.enabled=true")
 	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve cert-manager.io/v1/Certificate: install it, or do without it: --set metricsAPI.certManager.enabled=false") {
+		t.Errorf("helm install did not fail with the expected message: %v", err)
+	}
+	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "placement.admissionPolicy.enabled=true")
+	if err == nil || !strings.Contains(err.Error(), "this cluster does not serve MutatingAdmissionPolicies of admissionregistration.k8s.io. Kubernetes 1.36 does") {
 		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")

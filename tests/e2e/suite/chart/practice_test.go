@@ -14,7 +14,7 @@ import (
 var waived = map[string]string{
 	"container-image-pull-policy":                   "a version's tag and a digest are always the same image",
 	"container-ephemeral-storage-request-and-limit": "nothing is written: the root file system is read-only, and there is no emptyDir",
-	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestControllerRunsAsNonRoot checks the controller",
+	"container-security-context-user-group-id":      "the agent is root, as cgroup files are root's; TestDeploymentsRunAsNonRoot checks the others",
 	"pod-networkpolicy":                             "off by default: networkPolicies.enabled",
 }
 
@@ -51,11 +51,12 @@ func checkMonitoring(t *testing.T, object unstructured.Unstructured) {
 	}
 }
 
-func TestControllerRunsAsNonRoot(t *testing.T) {
-	rendered, err := render(t)
+func TestDeploymentsRunAsNonRoot(t *testing.T) {
+	rendered, err := render(t, "--set", "placement.scheduler.enabled=true")
 	if err != nil {
 		t.Fatal(err)
 	}
+	found := 0
 	for _, object := range objects(t, rendered) {
 		if object.GetKind() != "Deployment" {
 			continue
@@ -64,7 +65,9 @@ func TestControllerRunsAsNonRoot(t *testing.T) {
 		if fmt.Sprint(user) != "65532" {
 			t.Errorf("%s runs as %v", object.GetName(), user)
 		}
-		return
+		found++
 	}
-	t.Error("the chart renders no Deployment")
+	if found != 2 {
+		t.Errorf("the chart renders %d Deployments, not 2", found)
+	}
 }

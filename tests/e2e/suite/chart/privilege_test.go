@@ -83,7 +83,7 @@ func TestPodsMountOnlyWhatTheyNeed(t *testing.T) {
 
 // TestPodTokensExpireWithinAnHour: automatically mounted ones are valid for a year, since API servers extend exactly those of 3607 s.
 func TestPodTokensExpireWithinAnHour(t *testing.T) {
-	rendered, err := render(t, "--set", "restoreNode=worker-1")
+	rendered, err := render(t, "--set", "restoreNode=worker-1,placement.scheduler.enabled=true")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,8 +124,8 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 			t.Errorf("%s: unexpected files in %s: %v", name, folder, files)
 		}
 	}
-	if len(pods) != 3 {
-		t.Errorf("the chart renders %d kinds of pods, not 3", len(pods))
+	if len(pods) != 4 {
+		t.Errorf("the chart renders %d kinds of pods, not 4", len(pods))
 	}
 }
 
@@ -152,6 +152,10 @@ func TestOpenShiftAccountsMayRunTheirPods(t *testing.T) {
 		"RoleBinding nonroot-v2 plimsoll-uninstall", "RoleBinding privileged plimsoll-agent"}
 	if found := constraints("--api-versions", "security.openshift.io/v1"); !slices.Equal(found, want) {
 		t.Errorf("on OpenShift the role bindings are %v", found)
+	}
+	withScheduler := constraints("--api-versions", "security.openshift.io/v1", "--set", "placement.scheduler.enabled=true")
+	if want := slices.Insert(want, 2, "RoleBinding nonroot-v2 plimsoll-scheduler"); !slices.Equal(withScheduler, want) {
+		t.Errorf("on OpenShift the role bindings with the second scheduler are %v", withScheduler)
 	}
 	if found := constraints(); len(found) != 0 {
 		t.Errorf("on other clusters there are role bindings for OpenShift: %v", found)

@@ -105,6 +105,11 @@ var refused = []struct{ set, says string }{
 	{"image.digest=abc", "at '/image/digest': 'abc' does not match"},
 	{"image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"},
 	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'preview', 'conservative'"},
+	{"placement.labels.enabled=false", "value must be 'placement.label'"},
+	{"placement.scheduler.replicas=0", "at '/placement/scheduler/replicas': minimum: got 0, want 1"},
+	{"placement.scheduler.image.digest=abc", "at '/placement/scheduler/image/digest': 'abc' does not match"},
+	{"placement.softTaint.enabled=maybe", "at '/placement/softTaint/enabled': got string, want boolean"},
+	{"softTaint.enabled=true", "value must be 'placement.softTaint'"},
 	{"agent=null", "missing property 'agent'"},
 	{"leases.namespace=kube-node-lease", "leases.namespace: kube-node-lease belongs to Kubernetes; use another namespace"},
 	{"agent.layouts[0].name=a,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=b,agent.layouts[1].name=a,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=b",
@@ -461,7 +466,7 @@ func TestResourceQuotaMatchesSystemPriorityClassesOnly(t *testing.T) {
 	}
 }
 
-func TestImageIsReferencedByDigestOnly(t *testing.T) {
+func TestImagesAreReferencedByDigestOnly(t *testing.T) {
 	objects, err := render(t, "--values", combinations(t)["everything"], "--set", "image.tag=latest")
 	if err != nil {
 		t.Fatal(err)
@@ -470,8 +475,8 @@ func TestImageIsReferencedByDigestOnly(t *testing.T) {
 	for _, line := range strings.Split(objects, "\n") {
 		if image, found := strings.CutPrefix(strings.TrimSpace(line), "image: "); found {
 			images++
-			if !strings.HasPrefix(image, `"registry.example/plimsoll@sha256:0123456789abcdef`) {
-				t.Errorf("the image is not referenced by digest: %s", image)
+			if !strings.HasPrefix(image, `"registry.example/`) || !strings.Contains(image, "@sha256:0123456789abcdef") {
+				t.Errorf("an image is not referenced by digest: %s", image)
 			}
 		}
 	}

@@ -1,0 +1,169 @@
+//go:build e2e
+
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"plimsoll.dev/suite/plane"
+)
+
+// admission is the group of admission policies.
+const admission = "admissionregistration.k8s.io"
+
+func TestAgentsMarkTheirNodesAsConfigured(t *testing.T) {
+	for set, want := range map[string][]string{
+		"placement.label.enabled=true":     {"--load-label=true"},
+		"placement.label.enabled=false":    {"--load-label=false"},
+		"placement.softTaint.enabled=true": {"--load-label=true", "--soft-taint"},
+	} {
+		rendered, err := render(t, "--set", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, arg := range podsOf(t, rendered)["DaemonSet plimsoll-agent-v2"].Containers[0].Args {
+			if strings.HasPrefix(arg, "--load-label") || strings.HasPrefix(arg, "--soft-taint") {
+				found = append(found, arg)
+			}
+		}
+		if !slices.Equal(found, want) {
+			t.Errorf("%s: agents run with %v", set, found)
+		}
+	}
+}
+
+func TestNothingOfPlacementIsRenderedByDefault(t *testing.T) {
+	rendered, err := render(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, object := range objects(t, rendered) {
+		if name := object.GetName(); strings.HasSuffix(name, "-scheduler") || strings.HasSuffix(name, "-placement") {
+			t.Errorf("%s %s is rendered", object.GetKind(), name)
+		}
+	}
+}
+
+// TestSoftTaintIsRejectedWhereKarpenterRuns: package karpenter shows why.
+func TestSoftTaintIsRejectedWhereKarpenterRuns(t *testing.T) {
+	const taint, message = "placement.softTaint.enabled=true", "this cluster serves karpenter.sh. Karpenter takes a node with a PreferNoSchedule taint for closed"
+	for _, api := range []string{"karpenter.sh/v1", "karpenter.sh/v1beta1", "karpenter.sh/v1/NodePool"} {
+		_, err := render(t, "--api-versions", api, "--set", taint)
+		if err == nil || !strings.Contains(err.Error(), message) || !strings.Contains(err.Error(), "--set placement.softTaint.allowWithKarpenter=true") {
+			t.Errorf("%s: the soft taint is not rejected as expected: %v", api, err)
+		}
+		for _, accepted := range []string{taint + ",placement.softTaint.allowWithKarpenter=true", "placement.softTaint.allowWithKarpenter=true"} {
+			if _, err := render(t, "--api-versions", api, "--set", accepted); err != nil {
+				t.Errorf("%s: %s: %v", api, accepted, err)
+			}
+		}
+	}
+	if _, err := render(t, "--api-versions", "karpenter.shop/v1", "--set", taint); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPlacementByLoadNeedsTheLabel: without it all nodes would be alike.
+func TestPlacementByLoadNeedsTheLabel(t *testing.T) {
+	for _, what := range []string{"admissionPolicy", "scheduler"} {
+		_, err := render(t, "--set", "placement.label.enabled=false,placement."+what+".enabled=true")
+		if err == nil || !strings.Contains(err.Error(), "read the label that placement.label.enabled=true makes agents write") {
+			t.Errorf("%s without the label is not rejected as expected: %v", what, err)
+		}
+	}
+}
+
+func TestAdmissionPolicyHasTheVersionThatIsServed(t *testing.T) {
+	for _, each := range []struct{ version, served, want string }{
+		{"1.34.4", "", "v1beta1"},
+		{"1.35.9", "", "v1beta1"},
+		{"1.36.0-rc.0", "", "v1"},
+		{"1.36.3-gke.100", "", "v1"},
+		{"1.37.0", "", "v1"},
+		{"1.35.0", "v1", "v1"},
+		{"1.36.0", "v1beta1", "v1beta1"},
+	} {
+		args := []string{"--kube-version", each.version, "--set", "placement.admissionPolicy.enabled=true"}
+		if each.served != "" {
+			args = append(args, "--api-versions", admission+"/"+each.served+"/MutatingAdmissionPolicy")
+		}
+		rendered, err := render(t, args...)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, kind := range []string{"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} {
+			if found := one(t, rendered, kind, "plimsoll-placement")["apiVersion"]; found != admission+"/"+each.want {
+				t.Errorf("Kubernetes %s that serves %q: %s is of version %s", each.version, each.served, kind, found)
+			}
+		}
+	}
+}
+
+func TestSecondSchedulerHasTheVersionOfTheCluster(t *testing.T) {
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	for _, each := range []struct{ version, set, want string }{
+		{"1.34.4", "", "registry.k8s.io/kube-scheduler:v1.34.4"},
+		{"v1.35.2-eks-1a2b3c", "", "registry.k8s.io/kube-scheduler:v1.35.2"},
+		{"1.36.3-gke.100", "", "registry.k8s.io/kube-scheduler:v1.36.3"},
+		{"1.34.4+k3s1", "", "registry.k8s.io/kube-scheduler:v1.34.4"},
+		{"1.34.4", ",placement.scheduler.image.tag=v1.33.9", "registry.k8s.io/kube-scheduler:v1.33.9"},
+		{"1.34.4", ",placement.scheduler.image.repository=a.example/b", "a.example/b:v1.34.4"},
+		{"1.34.4", ",placement.scheduler.image.tag=v1.33.9,placement.scheduler.image.digest=" + digest, "registry.k8s.io/kube-scheduler@" + digest},
+	} {
+		rendered, err := render(t, "--kube-version", each.version, "--set", "placement.scheduler.enabled=true"+each.set)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if found := podsOf(t, rendered)["Deployment plimsoll-scheduler"].Containers[0].Image; found != each.want {
+			t.Errorf("Kubernetes %s%s: the image is %s", each.version, each.set, found)
+		}
+	}
+}
+
+// TestSecondSchedulerIsReplacedWhenItsConfigurationChanges: it reads it only when it starts.
+func TestSecondSchedulerIsReplacedWhenItsConfigurationChanges(t *testing.T) {
+	sums := map[string]bool{}
+	for _, release := range []string{"plimsoll", "plimsoll", "other"} {
+		rendered, err := run(t, "", plane.Helm(), "template", release, plane.Absolute(t, chart), "--namespace", "plimsoll", "--set", "placement.scheduler.enabled=true")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(t, rendered) {
+			if object.GetKind() == "Deployment" && strings.HasSuffix(object.GetName(), "-scheduler") {
+				sum, _, _ := unstructured.NestedString(object.Object, "spec", "template", "metadata", "annotations", "plimsoll.dev/config")
+				sums[sum] = true
+			}
+		}
+	}
+	if len(sums) != 2 || sums[""] {
+		t.Errorf("unexpected sums of two configurations: %v", sums)
+	}
+}
+
+// TestSecondSchedulerIsBoundToTheRolesOfTheFirst, and to nothing else.
+func TestSecondSchedulerIsBoundToTheRolesOfTheFirst(t *testing.T) {
+	rendered, err := render(t, "--set", "placement.scheduler.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, object := range objects(t, rendered) {
+		role, isBinding, _ := unstructured.NestedString(object.Object, "roleRef", "name")
+		subjects, _, _ := unstructured.NestedSlice(object.Object, "subjects")
+		if isBinding && subjects[0].(map[string]any)["name"] == "plimsoll-scheduler" {
+			found = append(found, strings.TrimSpace(object.GetNamespace()+" "+role))
+		}
+	}
+	slices.Sort(found)
+	want := []string{"kube-system extension-apiserver-authentication-reader", "plimsoll plimsoll-scheduler", "system:kube-scheduler", "system:volume-scheduler"}
+	if !slices.Equal(found, want) {
+		t.Errorf("it is bound to %q", found)
+	}
+}

@@ -1,0 +1,166 @@
+//go:build e2e
+
+package placement
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// podLoad is what each pod adds to the load of its node.
+const podLoad = 3
+
+// A writer updates the marks of the scene's nodes as pods are bound, a delay later, as agents would.
+type writer struct {
+	*scene
+	delay time.Duration
+	end   context.CancelFunc
+	ended sync.WaitGroup
+}
+
+// loads are the true loads of the nodes.
+func (s *scene) loads(found placed) map[string]int {
+	loads := map[string]int{}
+	for _, each := range s.nodes {
+		load, _ := strconv.Atoi(each.load)
+		loads[each.name] = load + podLoad*found[each.name]
+	}
+	return loads
+}
+
+// label is the text of the label for a load: rounded up to 5, at most 100.
+func label(load int) string { return strconv.Itoa(min(100, (load+4)/5*5)) }
+
+func (s *scene) writer(delay time.Duration) *writer {
+	running, end := context.WithCancel(background)
+	w := &writer{scene: s, delay: delay, end: end}
+	w.ended.Go(func() {
+		type seen struct {
+			at    time.Time
+			loads map[string]int
+		}
+		var queue []seen
+		written := map[string]string{}
+		for _, each := range s.nodes {
+			written[each.name] = each.load
+		}
+		for running.Err() == nil {
+			if found, err := s.bindings(); err == nil {
+				queue = append(queue, seen{time.Now(), s.loads(found)})
+			}
+			for len(queue) > 1 && time.Since(queue[1].at) >= delay {
+				queue = queue[1:]
+			}
+			if len(queue) > 0 && time.Since(queue[0].at) >= delay {
+				for name, load := range queue[0].loads {
+					if text := label(load); text != written[name] {
+						s.setLoad(name, text)
+						written[name] = text
+					}
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	return w
+}
+
+func (w *writer) stop() {
+	w.end()
+	w.ended.Wait()
+}
+
+// plan places pods one after the other on the least loaded node. It returns the highest load of a node afterwards, and the pods on the best one.
+func plan(nodes []node, pods int) (highest, onBest int) {
+	s := scene{nodes: nodes}
+	found := placed{}
+	for range pods {
+		least, name := math.MaxInt, ""
+		for each, load := range s.loads(found) {
+			if load < least {
+				least, name = load, each
+			}
+		}
+		found[name]++
+	}
+	for _, load := range s.loads(found) {
+		highest = max(highest, load)
+	}
+	return highest, found["best"]
+}
+
+// A stream is pods that are created at a rate, while the nodes' marks are written with a delay.
+type stream struct {
+	what  string
+	nodes []node
+	// rate is pods per second; 0: at once.
+	rate  int
+	delay time.Duration
+}
+
+func (s stream) String() string {
+	rate := "at once"
+	if s.rate > 0 {
+		rate = fmt.Sprintf("%d/s", s.rate)
+	}
+	return fmt.Sprintf("%s, pods %s, label %s late", s.what, rate, s.delay)
+}
+
+// run creates the pods, and returns where they are.
+func (s stream) run(in *scene, pods int) placed {
+	marks := in.writer(s.delay)
+	defer marks.stop()
+	if s.rate == 0 {
+		return in.burst(pods, small)
+	}
+	started := time.Now()
+	for i := range pods {
+		time.Sleep(time.Until(started.Add(time.Duration(i) * time.Second / time.Duration(s.rate))))
+		in.createPod(in.pod(small))
+	}
+	return in.untilBound()
+}
+
+// streamsFollowTheLabel: the best node gets at most its fair share, and what is created before its label changes. All nodes up to 60 are alike,
+// so an idle node among them gets only its fair share.
+func streamsFollowTheLabel(c *cluster, as way) {
+	if as.tainted {
+		return
+	}
+	idle := append(some(19, node{name: "other", load: "60"}), node{name: "best", load: "0"})
+	cool := append(some(19, node{name: "other", load: "80"}), node{name: "best", load: "60"})
+	for _, each := range []stream{
+		{"one node at 0, 19 at 60", idle, 0, time.Second},
+		{"one node at 0, 19 at 60", idle, 20, time.Second},
+		{"one node at 60, 19 at 80", cool, 0, time.Second},
+		{"one node at 60, 19 at 80", cool, 10, time.Second},
+		{"one node at 60, 19 at 80", cool, 20, time.Second},
+		{"one node at 60, 19 at 80", cool, 20, 200 * time.Millisecond},
+	} {
+		if as != byLabel && each.rate > 0 {
+			continue // by the policy as by the second scheduler
+		}
+		c.scene(as, func(s *scene) {
+			const pods = 100
+			found := each.run(s, pods)
+			loads, highest := s.loads(found), 0
+			for _, load := range loads {
+				highest = max(highest, load)
+			}
+			planned, share := plan(each.nodes, pods)
+			s.T.Logf("%s: %d of %d pods on the best node (load %d), highest load %d, planned %d", each, found["best"], pods, loads["best"], highest, planned)
+			if each.nodes[0].load == "60" && highest > planned+8 {
+				s.T.Errorf("a node is %d over plan", highest-planned)
+			}
+			// The writer needs some milliseconds for each node, too.
+			created := float64(each.rate) * (each.delay.Seconds() + 0.3)
+			if each.rate > 0 && found["best"] > share+int(created) {
+				s.T.Errorf("a share of %d, and at most %.0f created before the label changes", share, created)
+			}
+		}, each.nodes)
+	}
+}

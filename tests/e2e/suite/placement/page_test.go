@@ -1,0 +1,105 @@
+//go:build e2e
+
+package placement
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"plimsoll.dev/suite/pages"
+	"plimsoll.dev/suite/plane"
+)
+
+const page = "docs/scheduling.md"
+
+// TestCommandsOfThePage runs every command of docs/scheduling.md, and a scheduler with the configuration on it.
+func TestCommandsOfThePage(t *testing.T) {
+	c := open(t)
+	c.install()
+	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: web}}")
+	c.Kubectl("create", "deployment", "web", "--image="+image, "--namespace", "web")
+	p := pages.Read(t, plane.Absolute(t, "."), page, "/bin/false", "KUBECONFIG="+c.Kubeconfig, "HOME="+t.TempDir())
+	p.Helm(plane.Tool(t, plane.Helm()), c.Write("values.yaml", "waitForAgents: {enabled: false}"))
+
+	c.scheduler(c.Kubeconfig, plane.FreePort(t), "--config="+c.Write("own.yaml", c.configOnPage()))
+	own := way{name: "the configuration on the page", namespace: "web", scheduler: "default-scheduler", labelled: true}
+	c.scene(own, func(s *scene) {
+		p.Run(t, "Scheduling by load")
+		if nodes := p.Run(t, "Watch it"); !strings.Contains(nodes, "LOAD") {
+			t.Errorf("the commands to watch it show no loads: %s", nodes)
+		}
+		if found := s.burst(10, small); found.on("cool") != 10 {
+			t.Errorf("pods are on the hot node: %v", found)
+		}
+	}, []node{{name: "hot", load: "100"}, {name: "cool", load: "60", cpu: 50, memory: 50}})
+	if printed := p.Run(t, "Your own scheduler"); !strings.Contains(printed, "schedulerName: plimsoll") {
+		t.Errorf("the chart prints no configuration: %s", printed)
+	}
+
+	p.Run(t, "Admission policy")
+	c.untilPolicyIsInForce(own)
+	p.Run(t, "Second scheduler")
+	if found := c.Kubectl("get", "deployment", "web", "-n", "web", "-o", "jsonpath={.spec.template.spec.schedulerName}"); found != "plimsoll" {
+		t.Errorf("the Deployment's pods name the scheduler %q", found)
+	}
+	c.config()
+	p.Run(t, "Soft taint")
+	if agent := c.agentArgs(); !strings.Contains(agent, "--soft-taint") {
+		t.Errorf("agents set no taint: %s", agent)
+	}
+	p.Run(t, "Turn it off")
+	if agent := c.agentArgs(); !strings.Contains(agent, "--load-label=false") || strings.Contains(agent, "--soft-taint") {
+		t.Errorf("agents still mark their nodes: %s", agent)
+	}
+	if left := c.Kubectl("get", "mutatingadmissionpolicies,mutatingadmissionpolicybindings,deployments", "-A", "-o", "name"); strings.Contains(left, "plimsoll-placement") ||
+		strings.Contains(left, "plimsoll-scheduler") {
+		t.Errorf("still there: %s", left)
+	}
+	p.CheckAllRun()
+}
+
+func (c *cluster) agentArgs() string {
+	return c.Kubectl("get", "daemonset", "plimsoll-agent-v2", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}")
+}
+
+// configOnPage is the scheduler's configuration on the page, with this cluster's kubeconfig. Its terms have to be the chart's.
+func (c *cluster) configOnPage() string {
+	c.T.Helper()
+	text, err := os.ReadFile(plane.Absolute(c.T, page))
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "```yaml\n")
+	snippet, _, ended := strings.Cut(rest, "```")
+	if !found || !ended {
+		c.T.Fatal("the page has no configuration")
+	}
+	if terms := addedAffinity(c.T, snippet); !reflect.DeepEqual(terms, addedAffinity(c.T, renderedConfig(c.T))) {
+		c.T.Errorf("the terms on the page are not the chart's: %v", terms)
+	}
+	kubeconfig := "/etc/kubernetes/scheduler.conf"
+	if strings.Count(snippet, kubeconfig) != 1 {
+		c.T.Fatalf("the configuration on the page does not name %s", kubeconfig)
+	}
+	// Only one replica.
+	return strings.Replace(snippet, kubeconfig, c.Kubeconfig, 1) + "leaderElection: {leaderElect: false}\n"
+}
+
+// renderedConfig is the configuration of the second scheduler that Helm renders without a cluster.
+func renderedConfig(t *testing.T) string {
+	t.Helper()
+	rendered, err := run(t, plane.Helm(), "template", "plimsoll", plane.Absolute(t, chart), "--set", "placement.scheduler.enabled=true",
+		"--show-only", "templates/scheduler-config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object struct{ Data map[string]string }
+	if err := yaml.Unmarshal([]byte(rendered), &object); err != nil {
+		t.Fatal(err)
+	}
+	return object.Data["scheduler.yaml"]
+}
