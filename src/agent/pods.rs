@@ -8,7 +8,7 @@ use kube::{Resource, ResourceExt};
 
 use super::cgroup_locator::CgroupLocator;
 use super::objects::{self, Owner, SeenPod};
-use crate::engine::pod::PodUid;
+use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::CgroupPath;
 use crate::node::machine::workload::Workload;
 
@@ -136,6 +136,17 @@ impl Pods {
             self.changed |= known.unresolved && known.find(locator);
         }
         std::mem::take(&mut self.changed).then(|| self.workloads())
+    }
+
+    /// The pods that are bound to this node and will start, but have no cgroup yet. A running one without a cgroup is a pod
+    /// whose cgroup cannot be found: what it uses counts as the system's.
+    pub fn pending(&self) -> Vec<Arc<Pod>> {
+        let pending = self.known.values().filter_map(|known| {
+            let facts = known.seen.facts.as_ref().ok()?;
+            let starts = !facts.running && !facts.terminating && !known.seen.finished;
+            (starts && known.cgroup.is_none()).then(|| Arc::clone(facts))
+        });
+        pending.collect()
     }
 
     /// Makes the next [`Self::refresh`] return all pods.
@@ -273,6 +284,28 @@ mod tests {
             .pods
             .apply(Event::Delete(pod("b", &uid(2), "Running")));
         assert_eq!(fixture.seen().expect("b is deleted"), [""; 0]);
+    }
+
+    #[test]
+    fn a_bound_pod_is_pending_until_its_cgroup_exists() {
+        let mut fixture = Fixture::new();
+        let pending = |fixture: &Fixture| -> Vec<String> {
+            let pods = fixture.pods.pending();
+            pods.iter().map(|pod| pod.name.clone()).collect()
+        };
+        for (name, number, phase) in [
+            ("bound", 1, "Pending"),
+            ("lost", 2, "Running"),
+            ("failed", 3, "Failed"),
+        ] {
+            let pod = pod(name, &uid(number), phase);
+            fixture.pods.apply(Event::Apply(pod));
+        }
+        assert_eq!(fixture.seen().expect("changed"), [""; 0]);
+        assert_eq!(pending(&fixture), ["bound"]);
+        fixture.cgroup(1);
+        assert_eq!(fixture.seen().expect("changed"), ["bound"]);
+        assert_eq!(pending(&fixture), [""; 0]);
     }
 
     #[test]

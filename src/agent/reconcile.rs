@@ -242,6 +242,7 @@ impl Agent {
         {
             self.saved.save_pods(&workloads);
             machine.set_pods(workloads);
+            machine.set_pending_pods(self.pods.pending());
             let pods = &self.pods;
             machine.backend_mut().set_pods(|uid| pods.has(uid));
             self.reporter.recount(machine);
@@ -376,7 +377,8 @@ impl Agent {
         let (client, node) = (self.client.clone(), &self.options.node);
         let leader = self.leader.clone();
         let api = |_: &_| ApiServer::start(client, node, leader, self.taint_watch.subscribe());
-        let machine = Machine::open(settings, api, policy, workloads, now)?;
+        let mut machine = Machine::open(settings, api, policy, workloads, now)?;
+        machine.set_pending_pods(self.pods.pending());
         tracing::info!(
             node = self.options.node,
             kubepods = kubepods.as_str(),

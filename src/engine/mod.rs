@@ -16,6 +16,7 @@ mod gap;
 mod group;
 pub mod hours;
 mod ledger;
+pub mod load;
 pub mod metric;
 pub mod plan;
 pub mod pod;
@@ -53,6 +54,7 @@ use self::effect::Verification;
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
+use self::load::LoadTracker;
 use self::metric::{ActionEffect, ActionKind, RankBy};
 use self::plan::{
     Change, Feedback, Ineffective, Plan, RuleState, Skipped, Throttle, Transition, Unknown,
@@ -105,6 +107,7 @@ pub struct Engine {
     unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
+    load: LoadTracker,
     enforced_buffers: Buffers,
     preview_buffers: Buffers,
 }
@@ -125,6 +128,7 @@ impl Default for Engine {
             unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
             windows: NodeWindows::default(),
+            load: LoadTracker::default(),
             enforced_buffers: Buffers::default(),
             preview_buffers: Buffers::default(),
         }
@@ -247,6 +251,7 @@ impl Engine {
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
         self.pods.set(pods);
+        self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
     }
 
@@ -365,6 +370,7 @@ impl Engine {
             }
             Feedback::Gone { uid } => {
                 self.pods.remove(uid);
+                self.load.remove(uid);
                 self.reconcile();
             }
         }
@@ -417,6 +423,7 @@ impl Engine {
         plan.evictions.clear();
         plan.transitions.clear();
         let busy = self.windows.add(sample);
+        self.load.add(sample, &self.windows, &self.ledger);
         let busy = self.unpinned_busy(sample).or(busy);
         for group in &mut self.groups {
             group.stats.add(&sample.node, busy);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::units::MilliCpu;
+use super::units::{Bytes, MilliCpu};
 
 /// A pod that still exists this long after its grace period no longer counts as released.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -96,6 +96,9 @@ pub struct Pod {
     /// CPU requested by all its containers.
     #[serde(default)]
     pub cpu_request: MilliCpu,
+    /// Its memory request, and its limits.
+    #[serde(default)]
+    pub resources: Resources,
     /// CPU requested by each container whose cgroup directory (or name) is known, for throttling by container.
     #[serde(default)]
     pub container_requests: BTreeMap<String, MilliCpu>,
@@ -113,6 +116,23 @@ pub struct Pod {
     /// A controller owns it and replaces it after an eviction.
     #[serde(default)]
     pub owned: bool,
+    /// UID of its controller, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Arc<str>>,
+}
+
+/// What a pod may use beside its CPU request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Resources {
+    /// CPU limit; `None` if a container has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_limit: Option<MilliCpu>,
+    /// Memory requested by all its containers.
+    pub memory_request: Bytes,
+    /// Memory limit; `None` if a container has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<Bytes>,
 }
 
 /// What a `PodQOS` must name to match a reserved pod.

@@ -45,6 +45,16 @@ pub enum Guard {
     BusiestSample(f64),
 }
 
+impl Guard {
+    /// How near it is to letting the rule act: 1 or more if it does.
+    pub(super) fn nearness(self) -> f64 {
+        match self {
+            Self::Waiting(waiting) => waiting.percent / MIN_WAIT_PERCENT,
+            Self::BusiestSample(percent) => percent / SATURATED_CPU_PERCENT,
+        }
+    }
+}
+
 /// Corrects the result of a throttling rule on pressure: if no protected pod waits, it is quiet.
 pub(super) fn guard(
     run: &Run,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::metric::Metric;
-use super::pod::{Pod, PodUid, QosClass};
+use super::pod::{Pod, PodUid, QosClass, Resources};
 use super::policy::{Action, Rule, RuleId, Strategy};
 use super::units::MilliCpu;
 
@@ -51,11 +51,13 @@ pub(crate) fn pod(uid: &str) -> Pod {
         terminating: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
+        resources: Resources::default(),
         container_requests: BTreeMap::new(),
         grace: Duration::from_secs(30),
         protected: false,
         reserved: None,
         eviction_exemption: None,
         owned: true,
+        owner: None,
     }
 }

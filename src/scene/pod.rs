@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::engine::pod::{Pod, PodUid, QosClass};
+use crate::engine::pod::{Pod, PodUid, QosClass, Resources};
 use crate::engine::units::MilliCpu;
 
 /// One pod.
@@ -39,12 +39,17 @@ impl ScenePod {
             terminating: false,
             elastic: false,
             cpu_request: self.request,
+            resources: Resources {
+                cpu_limit: self.limit,
+                ..Resources::default()
+            },
             container_requests: BTreeMap::new(),
             grace: Duration::from_secs(30),
             protected: false,
             reserved: None,
             eviction_exemption: None,
             owned: false,
+            owner: None,
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Requests and limits of a pod: its quality-of-service class, CPU request and CPU quota.
+//! Requests and limits of a pod, and its quality-of-service class.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
 
-use crate::engine::pod::QosClass;
+use crate::engine::pod::{QosClass, Resources as PodResources};
 use crate::engine::quantity::Quantity;
-use crate::engine::units::{MilliCpu, Quota};
+use crate::engine::units::{Bytes, MilliCpu, Quota};
 
 use super::object::{Container, PodSpec, Resources};
 
@@ -85,19 +85,33 @@ impl Totals {
     }
 }
 
-/// The CPU request of the pod: its pod-level request if set, else the larger of the sum over its containers and sidecars, and
-/// of any init container plus the sidecars started before it; plus the overhead of its runtime class.
+/// The CPU request of the pod.
 pub(super) fn cpu_request(spec: &PodSpec) -> Result<MilliCpu, ResourceError> {
+    Ok(pod_request(spec, "cpu")?.map_or(MilliCpu::ZERO, milli))
+}
+
+/// Its memory request, and its limits.
+pub(super) fn pod_resources(spec: &PodSpec) -> Result<PodResources, ResourceError> {
+    Ok(PodResources {
+        cpu_limit: pod_limit(spec, "cpu")?.map(milli),
+        memory_request: pod_request(spec, "memory")?.map_or(Bytes::ZERO, bytes),
+        memory_limit: pod_limit(spec, "memory")?.map(bytes),
+    })
+}
+
+/// What the pod requests: its pod-level request if set, else the larger of the sum over its containers and sidecars, and of any
+/// init container plus the sidecars started before it; plus the overhead of its runtime class.
+fn pod_request(spec: &PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
     let own = match &spec.resources {
-        Some(own) => with_pod_defaults(own, spec)?.get("cpu").copied().map(milli),
+        Some(own) => with_pod_defaults(own, spec)?.get(resource).copied(),
         None => None,
     };
-    let containers = match own {
-        Some(own) => own,
-        None => containers_request(spec, "cpu")?.map_or(MilliCpu::ZERO, milli),
+    let request = match own {
+        Some(own) => Some(own),
+        None => containers_request(spec, resource)?,
     };
     let overhead = amounts(&spec.overhead)?;
-    Ok(containers + overhead.get("cpu").copied().map_or(MilliCpu::ZERO, milli))
+    Ok(sum(request, overhead.get(resource).copied()))
 }
 
 /// The CPU request of each container and sidecar, by name.
@@ -118,27 +132,33 @@ pub(super) fn container_requests(
     Ok(by_name)
 }
 
-/// The quota that the kubelet sets on the pod (`ResourceConfigForPod`): the pod-level limit, else the aggregated limits of its
-/// containers; unlimited if a container has no limit.
+/// The quota that the kubelet sets on the pod (`ResourceConfigForPod`).
 pub(super) fn cpu_quota(spec: &PodSpec) -> Result<Quota, ResourceError> {
+    let limit = pod_limit(spec, "cpu")?;
+    Ok(limit.map_or(Quota::Unlimited, |limit| Quota::Limit(milli(limit))))
+}
+
+/// The pod-level limit, else the aggregated limits of its containers, plus the overhead of its runtime class; `None` if a
+/// container has no limit.
+fn pod_limit(spec: &PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
     let own = match &spec.resources {
-        Some(own) => amounts(&own.limits)?.get("cpu").copied(),
+        Some(own) => amounts(&own.limits)?.get(resource).copied(),
         None => None,
     };
     let mut unlimited = false;
     for container in all_containers(spec) {
-        unlimited |= !limits(container)?.contains_key("cpu");
+        unlimited |= !limits(container)?.contains_key(resource);
     }
     let all = if unlimited {
         None
     } else {
-        aggregate(spec, "cpu", limits)?
+        aggregate(spec, resource, limits)?
     };
     let Some(limit) = own.or(all) else {
-        return Ok(Quota::Unlimited);
+        return Ok(None);
     };
-    let overhead = amounts(&spec.overhead)?.get("cpu").copied();
-    Ok(Quota::Limit(milli(limit + overhead.unwrap_or(0))))
+    let overhead = amounts(&spec.overhead)?.get(resource).copied();
+    Ok(Some(limit + overhead.unwrap_or(0)))
 }
 
 fn containers_request(spec: &PodSpec, resource: &str) -> Result<Option<Nanos>, ResourceError> {
@@ -254,6 +274,12 @@ fn sum(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
 fn milli(amount: Nanos) -> MilliCpu {
     let milli = amount.max(0).div_euclid(1_000_000) + i128::from(amount % 1_000_000 > 0);
     MilliCpu(u64::try_from(milli).unwrap_or(u64::MAX))
+}
+
+/// Rounded up.
+fn bytes(amount: Nanos) -> Bytes {
+    let bytes = amount.max(0).div_euclid(1_000_000_000) + i128::from(amount % 1_000_000_000 > 0);
+    Bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 fn read(resource: &str, written: &Written) -> Result<Nanos, ResourceError> {

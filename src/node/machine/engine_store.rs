@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::saved_file::{SavedFile, Validity};
 use super::state_dir::{self, StateError, Writer};
 use crate::engine::EngineState;
+use crate::engine::load::LoadState;
 use crate::engine::time::BootTime;
 use crate::engine::window::NodeWindows;
 
@@ -18,7 +19,10 @@ pub(super) const ENGINE_FILE: &str = "engine.json";
 /// The node's usage over the last hours, in the state directory.
 const WINDOWS_FILE: &str = "windows.json";
 const WINDOWS_FORMAT: u32 = 1;
-/// How often the windows are saved: the longest gap after a process is killed.
+/// What the load is computed from, in the state directory.
+const LOAD_FILE: &str = "load.json";
+const LOAD_FORMAT: u32 = 1;
+/// How often these two are saved: the longest gap after a process is killed.
 const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
 /// How often the state is saved while only counters change.
 const SAVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -43,7 +47,7 @@ impl<P> Default for SavedState<P> {
     }
 }
 
-/// Saves the engine's state and windows.
+/// Saves the engine's state, its windows, and what the load is computed from.
 #[derive(Debug)]
 pub(super) struct EngineStore {
     path: PathBuf,
@@ -52,6 +56,7 @@ pub(super) struct EngineStore {
     /// The last save failed.
     failed: bool,
     windows: Option<SavedFile<NodeWindows>>,
+    load: Option<SavedFile<LoadState>>,
     last_windows_save: BootTime,
 }
 
@@ -65,6 +70,7 @@ impl EngineStore {
             // Without a boot ID, windows of an earlier boot could not be detected.
             windows: SavedFile::new(state_dir, WINDOWS_FILE, WINDOWS_FORMAT, Validity::ThisBoot)
                 .ok(),
+            load: SavedFile::new(state_dir, LOAD_FILE, LOAD_FORMAT, Validity::ThisBoot).ok(),
             last_windows_save: now,
         }
     }
@@ -107,7 +113,13 @@ impl EngineStore {
         saved.unwrap_or_default()
     }
 
-    /// Whether it is time to save the windows.
+    /// Loads what the last process of this boot computed the load from.
+    pub(super) fn load_load(&mut self) -> LoadState {
+        let saved = self.load.as_mut().and_then(SavedFile::read_or_log);
+        saved.unwrap_or_default()
+    }
+
+    /// Whether it is time to save the windows and the load.
     pub(super) fn are_windows_due(&self, now: BootTime) -> bool {
         now.since(self.last_windows_save) >= WINDOWS_INTERVAL
     }
@@ -116,12 +128,16 @@ impl EngineStore {
         &mut self,
         now: BootTime,
         windows: &NodeWindows,
+        load: &LoadState,
     ) -> Result<(), StateError> {
         self.last_windows_save = now;
-        match &mut self.windows {
-            Some(file) => file.save(windows).map(|_| ()),
-            None => Ok(()),
+        if let Some(file) = &mut self.windows {
+            file.save(windows)?;
         }
+        if let Some(file) = &mut self.load {
+            file.save(load)?;
+        }
+        Ok(())
     }
 
     /// Loads the state saved by the last process of this boot.

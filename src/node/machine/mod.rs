@@ -31,8 +31,9 @@ use self::previews::Previews;
 use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
 use self::workload::Workload;
-use crate::engine::plan::{Change, Ineffective, Plan, RuleState, Scheduling};
-use crate::engine::pod::PodUid;
+use crate::engine::load::NodeLoad;
+use crate::engine::plan::{Change, Ineffective, Plan, RuleState, Scheduling, Unknown};
+use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
@@ -175,6 +176,7 @@ impl<O: Backend> Machine<O> {
         machine.set_pods(workloads);
         let saved = machine.store.load();
         machine.engine.adopt_windows(machine.store.load_windows());
+        machine.engine.adopt_load(machine.store.load_load());
         machine.engine.adopt(&saved.state, &recovered.throttles);
         if machine.policy.rules.iter().any(is_enforced) {
             machine.backend.resume(saved.evictions);
@@ -214,6 +216,11 @@ impl<O: Backend> Machine<O> {
         self.finished.retain(|uid| self.pods.contains_key(uid));
         self.update_engine_pods();
         self.refresh();
+    }
+
+    /// Replaces the pods that are bound to this node but have no cgroup yet.
+    pub fn set_pending_pods(&mut self, pods: Vec<Arc<Pod>>) {
+        self.engine.set_pending_pods(pods);
     }
 
     /// Passes the running pods to the engine: one that has ended may still have its cgroup.
@@ -313,14 +320,18 @@ impl<O: Backend> Machine<O> {
         }
         let reports = std::mem::take(&mut self.reports);
         let demand = if reports {
-            &self.report_demand
+            &mut self.report_demand
         } else {
-            &self.demand
+            &mut self.demand
         };
         let read = now + boot_time().since(start);
         self.sampler.sample_node(read, demand, &mut self.sample);
-        if due || reports || self.settings.sample_everything {
+        let needs = self.engine.load_needs(read);
+        if due || reports || needs.pods || self.settings.sample_everything {
+            let for_rules = demand.pod_memory;
+            demand.pod_memory |= needs.memory;
             self.sampler.sample_pods(read, demand, &mut self.sample);
+            demand.pod_memory = for_rules;
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;
@@ -427,7 +438,8 @@ impl<O: Backend> Machine<O> {
     }
 
     fn save_windows(&mut self, now: BootTime) {
-        let saved = self.store.save_windows(now, self.engine.windows());
+        let load = self.engine.load_state();
+        let saved = self.store.save_windows(now, self.engine.windows(), &load);
         self.report_save(now, saved);
     }
 
@@ -469,7 +481,7 @@ impl<O: Backend> Machine<O> {
             || reports.any(|rule| rule.state != RuleState::Normal)
     }
 
-    /// The last sample. It has pods only if an evaluation was due or it was for a report.
+    /// The last sample. It has pods only if an evaluation was due, or a report or the load needed them.
     pub const fn sample(&self) -> &Sample {
         &self.sample
     }
@@ -477,6 +489,14 @@ impl<O: Backend> Machine<O> {
     /// The node's usage over longer windows.
     pub const fn windows(&self) -> &NodeWindows {
         self.engine.windows()
+    }
+
+    /// The node's load at the last sample.
+    ///
+    /// # Errors
+    /// Why it is unknown: see [`Engine::load`].
+    pub fn load(&self) -> Result<NodeLoad, Unknown> {
+        self.engine.load()
     }
 
     /// The plan in force.

@@ -8,6 +8,8 @@
 //! | `policies.json` | source of the rules in force, for a start without the API server |
 //! | `pods.json` | the pods that they act on, with cgroup and inode, for the same |
 //! | `stop.json` | whether everything is stopped, and why, for the same |
+//! | `windows.json` | averages and peaks of the node, up to a day |
+//! | `load.json` | what the load is computed from: CPU time and peaks by pod |
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!

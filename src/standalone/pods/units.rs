@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Found, overlap};
-use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, UNIT_LABEL};
+use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, Resources, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::machine::event::PodRefusal;
@@ -88,12 +88,14 @@ fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
         terminating: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
+        resources: Resources::default(),
         container_requests: BTreeMap::new(),
         grace: GRACE,
         protected: false,
         reserved: Some(Reserved::NamespaceOrUnit),
         eviction_exemption: None,
         owned: false,
+        owner: None,
     }
 }
 

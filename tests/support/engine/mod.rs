@@ -14,7 +14,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, Plan, RuleState, Throttle, Transition};
-use plimsoll::engine::pod::{Pod, PodUid, QosClass};
+use plimsoll::engine::pod::{Pod, PodUid, QosClass, Resources};
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
 };
@@ -130,12 +130,14 @@ pub fn pod(uid: &str) -> Pod {
         terminating: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
+        resources: Resources::default(),
         container_requests: BTreeMap::new(),
         grace: Duration::from_secs(30),
         protected: false,
         reserved: None,
         eviction_exemption: None,
         owned: true,
+        owner: None,
     }
 }
 

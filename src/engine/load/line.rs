@@ -1,0 +1,214 @@
+//! The load: how near a node is to where its rules act. 100 means the same on every node, whatever its size and rules.
+//!
+//! ```text
+//! line of a resource = lowest threshold of an enforced rule over it, in percent of the node; 90 without one
+//! load of a resource = max(expected, history) / line x 100
+//! load of a pressure = value / threshold x 100, of each enforced rule over one
+//! load               = the highest of these
+//! ```
+
+use jiff::Timestamp;
+
+use super::history::RESOURCES;
+use crate::engine::metric::{Metric, Resource};
+use crate::engine::policy::{Rule, RuleId};
+use crate::engine::run::Run;
+use crate::engine::time::BootTime;
+
+/// The line of a resource over which no rule is enforced, in percent of the node. A rule whose threshold the node cannot
+/// exceed counts as none.
+pub const DEFAULT_LINE: f64 = 90.0;
+
+/// The load of a node, with its terms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeLoad {
+    /// The sample that it was computed from.
+    pub at: BootTime,
+    /// Percent of the load line: 0 for an idle node, 100 where a rule would act, more beyond that. Finite.
+    pub percent: f64,
+    /// The term that decides.
+    pub worst: Term,
+    /// CPU.
+    pub cpu: ResourceLoad,
+    /// Memory.
+    pub memory: ResourceLoad,
+    /// The enforced rule over a pressure that is closest to acting; `None` without one whose value is known.
+    pub pressure: Option<PressureLoad>,
+}
+
+/// A term of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// A resource.
+    Resource(Resource),
+    /// Pressure, or how long protected pods wait.
+    Pressure,
+}
+
+impl Term {
+    /// `cpu`, `memory` or `pressure`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Resource(Resource::Cpu) => "cpu",
+            Self::Resource(Resource::Memory) => "memory",
+            Self::Pressure => "pressure",
+        }
+    }
+}
+
+/// The load of one resource. Percentages are of the node's capacity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResourceLoad {
+    /// What is expected to be used, in percent; above 100 if more is expected than the node has.
+    pub expected: f64,
+    /// The part of it that a 5-minute average (of CPU) or the memory in use does not show yet: that of pods that have started
+    /// within 5 minutes or will start. In percent.
+    pub newcomers: f64,
+    /// The lasting peaks without the pods that have ended since, in percent; `None` after less than half of 5 minutes.
+    pub history: Option<f64>,
+    /// The load line, in percent: above 0, and below 100.
+    pub line: f64,
+    /// The rule whose threshold is the line; `None`: no rule is enforced over the resource, and the line is 90.
+    pub rule: Option<RuleId>,
+}
+
+impl ResourceLoad {
+    /// Percent of the load line.
+    pub fn percent(&self) -> f64 {
+        let used = self
+            .history
+            .map_or(self.expected, |history| history.max(self.expected));
+        used / self.line * 100.0
+    }
+}
+
+/// How near a pressure rule is to acting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PressureLoad {
+    /// The rule.
+    pub rule: RuleId,
+    /// Its value in percent of its threshold. Where the rule acts only while protected pods wait, the lower of this and of
+    /// how long they wait in percent of what lets it act.
+    pub percent: f64,
+}
+
+/// The capacity of a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Capacity {
+    /// Millicores.
+    pub(super) cpu: f64,
+    /// Bytes.
+    pub(super) memory: f64,
+}
+
+/// The expected use of a resource, in percent of the node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ResourceUse {
+    pub(super) expected: f64,
+    pub(super) newcomers: f64,
+    pub(super) history: Option<f64>,
+}
+
+/// The load of a node with this use, by resource.
+pub(super) fn load(
+    at: BootTime,
+    used: [ResourceUse; 2],
+    capacity: Capacity,
+    runs: &[Run],
+    time: Option<Timestamp>,
+) -> NodeLoad {
+    let [cpu, memory] = RESOURCES.map(|resource| {
+        let ResourceUse {
+            expected,
+            newcomers,
+            history,
+        } = used[resource as usize];
+        let (line, rule) = resource_line(runs, resource, capacity, time);
+        ResourceLoad {
+            expected,
+            newcomers,
+            history,
+            line,
+            rule,
+        }
+    });
+    let pressure = pressure(runs, time);
+    let terms = [
+        (cpu.percent(), Term::Resource(Resource::Cpu)),
+        (memory.percent(), Term::Resource(Resource::Memory)),
+        (
+            pressure.as_ref().map_or(0.0, |it| it.percent),
+            Term::Pressure,
+        ),
+    ];
+    let (percent, worst) = terms
+        .into_iter()
+        .rev()
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .unwrap_or(terms[0]);
+    NodeLoad {
+        at,
+        percent,
+        worst,
+        cpu,
+        memory,
+        pressure,
+    }
+}
+
+/// The line of a resource, in percent of the node, and the rule that it is from.
+fn resource_line(
+    runs: &[Run],
+    resource: Resource,
+    capacity: Capacity,
+    time: Option<Timestamp>,
+) -> (f64, Option<RuleId>) {
+    let in_force = runs.iter().filter(|run| is_in_force(run, time));
+    let thresholds = in_force.filter_map(|run| {
+        let threshold = threshold(&run.rule, resource, capacity)?;
+        (threshold > 0.0 && threshold < 100.0).then_some((threshold, run))
+    });
+    match thresholds.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((threshold, run)) => (threshold, Some(run.rule.id.clone())),
+        None => (DEFAULT_LINE, None),
+    }
+}
+
+/// The threshold of a rule over the resource, in percent of the node.
+fn threshold(rule: &Rule, resource: Resource, capacity: Capacity) -> Option<f64> {
+    let has_value = rule
+        .series
+        .as_ref()
+        .is_none_or(|series| series.matches::<[(&str, &str)]>(&[]));
+    if rule.metric.resource() != Some(resource) || !has_value {
+        return None;
+    }
+    Some(match rule.metric {
+        Metric::CpuUsage => rule.threshold / capacity.cpu * 100.0,
+        Metric::MemoryUsage => rule.threshold / capacity.memory * 100.0,
+        _ => rule.threshold,
+    })
+}
+
+/// The pressure rule that is closest to acting. One without a value cannot act, so it does not count.
+fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
+    let in_force = runs
+        .iter()
+        .filter(|run| run.rule.metric.is_pressure() && is_in_force(run, time));
+    let loads = in_force.filter_map(|run| {
+        let value = run.evaluation?.value()?;
+        let near = value / run.rule.threshold;
+        let near = run.guard.map_or(near, |guard| guard.nearness().min(near));
+        Some((near.max(0.0) * 100.0, run))
+    });
+    let (percent, run) = loads.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(PressureLoad {
+        rule: run.rule.id.clone(),
+        percent,
+    })
+}
+
+/// Enforced, and within its hours. Without a wall clock it counts: the load is then too high rather than too low.
+fn is_in_force(run: &Run, time: Option<Timestamp>) -> bool {
+    !run.is_preview() && time.is_none_or(|time| run.rule.is_active(time))
+}
