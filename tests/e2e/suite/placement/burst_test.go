@@ -17,7 +17,6 @@ const podLoad = 3
 // A writer updates the marks of the scene's nodes as pods are bound, a delay later, as agents would.
 type writer struct {
 	*scene
-	delay time.Duration
 	end   context.CancelFunc
 	ended sync.WaitGroup
 }
@@ -35,32 +34,34 @@ func (s *scene) loads(found placed) map[string]int {
 // label is the text of the label for a load: rounded up to 5, at most 100.
 func label(load int) string { return strconv.Itoa(min(100, (load+4)/5*5)) }
 
+// isDue reports whether an agent writes a change of its label at once: at +10, and when the strongest sign comes or goes. With every step of 5 written at
+// once, nodes are told apart that hardly differ, and the last one of a step gets the pods of a second.
+func isDue(written, text string) bool {
+	before, _ := strconv.Atoi(written)
+	now, _ := strconv.Atoi(text)
+	return now >= before+10 || (now >= busyFrom) != (before >= busyFrom)
+}
+
 func (s *scene) writer(delay time.Duration) *writer {
 	running, end := context.WithCancel(background)
-	w := &writer{scene: s, delay: delay, end: end}
+	w := &writer{scene: s, end: end}
 	w.ended.Go(func() {
-		type seen struct {
-			at    time.Time
-			loads map[string]int
-		}
-		var queue []seen
 		written := map[string]string{}
 		for _, each := range s.nodes {
 			written[each.name] = each.load
 		}
 		for running.Err() == nil {
-			if found, err := s.bindings(); err == nil {
-				queue = append(queue, seen{time.Now(), s.loads(found)})
+			found, err := s.bindings()
+			if err != nil {
+				continue
 			}
-			for len(queue) > 1 && time.Since(queue[1].at) >= delay {
-				queue = queue[1:]
-			}
-			if len(queue) > 0 && time.Since(queue[0].at) >= delay {
-				for name, load := range queue[0].loads {
-					if text := label(load); text != written[name] {
+			for name, load := range s.loads(found) {
+				if text := label(load); isDue(written[name], text) {
+					written[name] = text
+					w.ended.Go(func() {
+						time.Sleep(delay)
 						s.setLoad(name, text)
-						written[name] = text
-					}
+					})
 				}
 			}
 			time.Sleep(20 * time.Millisecond)

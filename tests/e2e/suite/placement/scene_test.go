@@ -3,6 +3,7 @@
 package placement
 
 import (
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -164,15 +166,14 @@ func (s *scene) mark(object *corev1.Node, load string) {
 
 // setLoad changes the load of a node, as its agent would.
 func (s *scene) setLoad(short, load string) {
-	s.T.Helper()
-	object, err := s.Kube.CoreV1().Nodes().Get(background, s.nodeName(short), metav1.GetOptions{})
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	object.Spec.Taints = nil
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
 	s.mark(object, load)
-	if _, err := s.Kube.CoreV1().Nodes().Update(background, object, metav1.UpdateOptions{}); err != nil {
-		s.T.Fatal(err)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": object.Labels}, "spec": map[string]any{"taints": object.Spec.Taints}})
+	if err == nil {
+		_, err = s.Kube.CoreV1().Nodes().Patch(background, s.nodeName(short), types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		s.T.Error(err)
 	}
 }
 
