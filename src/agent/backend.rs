@@ -153,6 +153,12 @@ impl ApiServer {
         });
     }
 
+    /// Whether the node has the soft taint.
+    pub fn set_busy(&self, busy: bool) {
+        self.wanted
+            .send_if_modified(|wanted| std::mem::replace(&mut wanted.busy, busy) != busy);
+    }
+
     /// The state of our taint on the Node.
     pub fn taint_state(&self) -> TaintState {
         self.taint_state.borrow().clone()

@@ -14,6 +14,7 @@ mod emergency_stop;
 pub mod eviction;
 mod feed;
 pub mod heartbeat;
+mod load_label;
 mod metrics;
 mod node_lock;
 mod objects;
@@ -25,6 +26,7 @@ mod restore;
 mod rules;
 mod saved_state;
 mod shutdown;
+mod soft_taint;
 mod start;
 pub mod taint;
 mod telemetry;
@@ -94,6 +96,10 @@ pub struct Options {
     pub lease_namespace: String,
     /// How often the Lease is renewed while direct reports are acknowledged.
     pub lease_renew_interval: Duration,
+    /// Write the node's load as a label of its Node; otherwise the label is removed.
+    pub load_label: bool,
+    /// Set the soft taint while the node is busy.
+    pub soft_taint: bool,
     /// Where direct reports go; absent: none are sent.
     pub reports: Option<direct_report::Options>,
 }

@@ -168,12 +168,11 @@ struct FullNodeStatus {
 
 impl From<FullNode> for SeenNode {
     fn from(mut full: FullNode) -> Self {
-        let labels = full.metadata.labels.take().unwrap_or_default();
         let taint_snapshot =
             TaintSnapshot::new(&full.metadata, &full.spec.taints, &full.status.conditions);
         Self {
+            labels: full.metadata.labels.take().unwrap_or_default(),
             metadata: identity(full.metadata),
-            labels,
             taint_snapshot,
         }
     }

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
 use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
+use super::load_label::{LoadLabelTask, WantedLabel};
 use super::metrics::Metrics;
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
@@ -22,7 +23,8 @@ use super::reporter::{Reporter, Target, log};
 use super::restore::{restore_leftovers, restore_running};
 use super::rules::{Problem, Rules, Seen};
 use super::saved_state::SavedState;
-use super::shutdown::{self, NodeView, Shutdown};
+use super::shutdown::{self, Shutdown};
+use super::soft_taint::SoftTaint;
 use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
 use super::telemetry::Telemetry;
 use super::{AgentError, Machine, Options, Stop};
@@ -30,6 +32,7 @@ use crate::agent::backend::ApiServer;
 use crate::agent::direct_report::{Leader, Links};
 use crate::agent::report::node_metric;
 use crate::agent::taint::ObservedNode;
+use crate::crd::node_selector::NodeView;
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -70,6 +73,10 @@ pub struct Agent {
     builder: node_metric::Builder,
     /// Evicts pods for this node.
     leader: Leader,
+    /// Has what the leader asks for.
+    links: Links,
+    label: LoadLabelTask,
+    soft_taint: SoftTaint,
     telemetry: Telemetry,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
@@ -105,10 +112,15 @@ impl Agent {
             &options.node,
             &this.boot_id,
             options.reports.as_ref(),
-            links,
+            links.clone(),
         );
+        let taint_watch = watch::Sender::new(ObservedNode::default());
+        let label = LoadLabelTask::start(client.clone(), taint_watch.subscribe());
         Ok(Self {
             leader,
+            links,
+            label,
+            soft_taint: SoftTaint::default(),
             feed: feed(&client, &options.node, &options.lease_namespace),
             locator: CgroupLocator::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: Pods::new(options.own.clone()),
@@ -117,7 +129,7 @@ impl Agent {
             hierarchy,
             metrics,
             node: WatchedObject::default(),
-            taint_watch: watch::Sender::new(ObservedNode::default()),
+            taint_watch,
             watermark: WatchedObject::default(),
             rules: saved
                 .rules()
@@ -480,10 +492,29 @@ impl Agent {
         let target = self.watermark.seen.present().map(target);
         self.reporter
             .report_tick(machine, &self.rules, target, &self.pods, &self.metrics, now);
+        self.signal_load(now);
         self.report(reports);
         self.update_readiness();
         let took = clock::boot_time().since(now);
         self.metrics.tick.observe(took.as_secs_f64());
+    }
+
+    /// Passes the node's load on to schedulers. An emergency stop removes what they see.
+    fn signal_load(&mut self, now: BootTime) {
+        let Some(machine) = &self.machine else { return };
+        let load = machine.load().ok();
+        let percent = load.as_ref().map(|load| load.percent);
+        let stopped = self.stop.reason().is_some();
+        let asks = self.links.requests();
+        self.label.want(WantedLabel {
+            load: percent,
+            remove: stopped || !self.options.load_label,
+            interval: asks.label_interval,
+        });
+        let permitted = self.options.soft_taint && asks.may_be_busy && !stopped;
+        let busy = self.soft_taint.update(now, percent, permitted);
+        machine.backend().set_busy(busy);
+        self.builder.observe_load(percent);
     }
 
     /// Builds a report if one was due; else checks whether the next tick needs one.
@@ -502,6 +533,7 @@ impl Agent {
             time: clock::wall_time(),
             sample: machine.sample(),
             windows: machine.windows(),
+            load: machine.load().ok(),
             pods: machine.pods(),
             protected: machine.protected_pods().collect(),
             reports: &machine.reports().collect::<Vec<_>>(),
@@ -565,6 +597,8 @@ impl Agent {
 
     async fn restore(self, why: &str, now: BootTime) -> Result<bool, AgentError> {
         let (client, node) = (&self.client, &*self.options.node);
+        // It must not write the label again.
+        drop(self.label);
         let restored = match self.machine {
             Some(machine) => restore_running(machine, self.reporter, client, node, why, now).await,
             None => {

@@ -10,6 +10,7 @@ use super::reporter::{Reporter, log};
 use super::{AgentError, Machine, Options};
 use crate::agent::report::final_status::{self, NotRestored};
 use crate::cluster::backoff::backoff;
+use crate::cluster::load_label;
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
@@ -108,10 +109,15 @@ async fn write_final_status(
     }
 }
 
-/// Removes our taint and condition; true if there are none any more.
+/// Removes our label, taints and condition; true if there are none any more.
 async fn remove_taint(client: &Client, node: &str) -> bool {
     let removed = async {
         let seen = taint::read(client, node).await?;
+        if seen.load_label().is_some()
+            && let Err(error) = load_label::write(client, node, &seen.uid, None).await
+        {
+            tracing::warn!(%error, "failed to remove the load label; the controller does when the agent is gone");
+        }
         taint::reconcile(client, seen, DesiredTaint::Removed).await
     };
     let why = match timeout(TIMEOUT, removed).await {

@@ -9,7 +9,7 @@ use kube::Client;
 use tokio::sync::watch;
 
 use crate::cluster::backoff::{at_least, backoff, sleep};
-use crate::cluster::taint::{self, DesiredTaint, NodeTaint, TaintError, TaintSnapshot};
+use crate::cluster::taint::{self, Desired, DesiredTaint, NodeTaint, TaintError, TaintSnapshot};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
@@ -32,6 +32,8 @@ pub struct WantedTaint {
     pub message: String,
     /// When the taint is removed, remove the condition as well.
     pub remove_condition: bool,
+    /// The load of the node is at its load line: it gets the soft taint.
+    pub busy: bool,
 }
 
 /// The Node from a watch.
@@ -73,7 +75,7 @@ pub async fn run(
         publish(&taint_state, reconciler.state());
         let pause = match step {
             Step::Write(seen) => {
-                let written = taint::reconcile(&client, seen, reconciler.desired_taint()).await;
+                let written = taint::reconcile(&client, seen, reconciler.desired()).await;
                 reconciler.written(clock::boot_time(), written);
                 continue;
             }
@@ -112,6 +114,7 @@ struct Reconciler {
     /// The wanted taint and condition.
     node_taint: Option<NodeTaint>,
     remove_condition: bool,
+    busy: bool,
     rules: Vec<RuleId>,
     /// The Node as last seen, or as written by us since.
     node: Option<TaintSnapshot>,
@@ -129,22 +132,27 @@ struct Reconciler {
 }
 
 impl Reconciler {
-    fn desired_taint(&self) -> DesiredTaint<'_> {
-        match &self.node_taint {
+    fn desired(&self) -> Desired<'_> {
+        let taint = match &self.node_taint {
             Some(taint) => DesiredTaint::Present(taint),
             None if self.remove_condition => DesiredTaint::Removed,
             None => DesiredTaint::Absent,
+        };
+        Desired {
+            taint,
+            busy: self.busy,
         }
     }
 
     fn matches(&self, node: &TaintSnapshot) -> bool {
-        node.matches(self.desired_taint())
+        node.matches(self.desired())
     }
 
     fn set_wanted(&mut self, wanted: &WantedTaint) {
-        // Our own change of `remove_condition` is not a loss.
-        self.in_sync &= self.remove_condition == wanted.remove_condition;
-        self.remove_condition = wanted.remove_condition;
+        // Our own change is not a loss.
+        self.in_sync &=
+            (self.remove_condition, self.busy) == (wanted.remove_condition, wanted.busy);
+        (self.remove_condition, self.busy) = (wanted.remove_condition, wanted.busy);
         let (effect, rules) = match &wanted.scheduling {
             Scheduling::Unchanged => return,
             Scheduling::Enabled => (None, &[][..]),

@@ -88,6 +88,7 @@ impl Telemetry {
         let summary = digest::summary(Facts {
             node: &machine.sample().node,
             used,
+            load: metric.status.load.as_ref().map(|load| load.percent),
             policy: machine.policy(),
             reports: machine.reports(),
             throttled: machine.throttled_pods(),

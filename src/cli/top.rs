@@ -1,7 +1,7 @@
 //! `plimsoll top`.
 
 mod pods;
-mod read;
+pub(super) mod read;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};

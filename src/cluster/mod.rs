@@ -7,6 +7,7 @@ pub mod election;
 pub mod events;
 pub mod eviction;
 pub mod list;
+pub mod load_label;
 pub mod mounted;
 pub mod nodes;
 pub mod requests;

@@ -1,4 +1,4 @@
-//! Our taint and our condition on a Node. Everything else there belongs to others.
+//! Our taints and our condition on a Node. Everything else there belongs to others.
 //!
 //! `spec.taints` is one atomic list, so server-side apply would own all of it. It is edited by a JSON patch that tests the
 //! resourceVersion, and is read again after a conflict.
@@ -15,10 +15,13 @@ use thiserror::Error;
 use super::backoff::backoff;
 use super::client::{CallError, call, stored};
 use super::clock;
+use crate::crd::load_label;
 use crate::engine::policy::TaintEffect;
 
 /// The key of our taint: crane's, so that existing tolerations still match.
 pub const KEY: &str = "interference.crane.io";
+/// The key of the taint of a busy node (`PreferNoSchedule`): its load is at the load line.
+pub const BUSY_KEY: &str = "plimsoll.dev/busy";
 /// The type of our condition.
 pub const CONDITION: &str = "InterferenceIdentified";
 /// The reason of the condition while it is False.
@@ -60,7 +63,23 @@ impl DesiredTaint<'_> {
     }
 }
 
-/// The taints of a Node, and our condition on it.
+/// The desired state of everything of ours on a node but its label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Desired<'a> {
+    /// The taint and condition of rules that disable scheduling.
+    pub taint: DesiredTaint<'a>,
+    /// The taint [`BUSY_KEY`] is set.
+    pub busy: bool,
+}
+
+impl<'a> From<DesiredTaint<'a>> for Desired<'a> {
+    /// Not busy.
+    fn from(taint: DesiredTaint<'a>) -> Self {
+        Self { taint, busy: false }
+    }
+}
+
+/// The taints of a Node, our label and our condition on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaintSnapshot {
     /// `metadata.name`
@@ -72,6 +91,7 @@ pub struct TaintSnapshot {
     /// `spec.taints`, including fields that we don't know.
     taints: Option<Vec<Value>>,
     condition: Option<Value>,
+    load_label: Option<String>,
 }
 
 /// Why taint or condition could not be changed. The node is as before.
@@ -131,13 +151,25 @@ impl TaintSnapshot {
     /// From a Node's `metadata`, `spec.taints` and `status.conditions`.
     pub fn new(meta: &ObjectMeta, taints: &Value, conditions: &Value) -> Self {
         let mut conditions = conditions.as_array().into_iter().flatten();
+        let labels = meta.labels.as_ref();
         Self {
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
             version: meta.resource_version.clone().unwrap_or_default(),
             taints: taints.as_array().cloned(),
             condition: conditions.find(|it| it["type"] == CONDITION).cloned(),
+            load_label: labels.and_then(|labels| labels.get(load_label::KEY).cloned()),
         }
+    }
+
+    /// The text of the label `plimsoll.dev/load`, whoever wrote it.
+    pub fn load_label(&self) -> Option<&str> {
+        self.load_label.as_deref()
+    }
+
+    /// Whether it has the taint [`BUSY_KEY`].
+    pub fn is_busy(&self) -> bool {
+        self.taints.iter().flatten().any(is_busy)
     }
 
     /// The effect of our taint; the strongest one if there are two.
@@ -145,14 +177,16 @@ impl TaintSnapshot {
         self.taints.iter().flatten().filter_map(ours).max()
     }
 
-    /// Whether our taint is there, or our condition is not False.
+    /// Whether one of our taints or our label is there, or our condition is not False.
     pub fn needs_cleanup(&self) -> bool {
-        !self.matches(DesiredTaint::Absent)
+        !self.matches(DesiredTaint::Absent) || self.load_label.is_some()
     }
 
     /// Whether the node is in the desired state already.
-    pub fn matches(&self, wanted: DesiredTaint<'_>) -> bool {
-        self.edited(wanted.effect()).is_none() && self.has_condition(wanted)
+    pub fn matches<'a>(&self, wanted: impl Into<Desired<'a>>) -> bool {
+        let wanted = wanted.into();
+        self.edited(wanted.taint.effect(), wanted.busy).is_none()
+            && self.has_condition(wanted.taint)
     }
 
     /// Whether this is a later state of the node than `other`.
@@ -165,29 +199,35 @@ impl TaintSnapshot {
     }
 
     /// The desired taints; `None` if nothing changes. Other taints keep their order and fields.
-    fn edited(&self, effect: Option<TaintEffect>) -> Option<Vec<Value>> {
+    fn edited(&self, mut effect: Option<TaintEffect>, mut busy: bool) -> Option<Vec<Value>> {
         let before = self.taints.as_deref().unwrap_or_default();
-        let mut wanted = effect;
         let mut after = Vec::with_capacity(before.len() + 1);
         for taint in before {
-            match ours(taint) {
-                None => after.push(taint.clone()),
-                Some(there) if Some(there) == wanted => {
-                    after.push(taint.clone());
-                    wanted = None;
+            let stays = if is_busy(taint) {
+                std::mem::take(&mut busy)
+            } else {
+                match ours(taint) {
+                    Some(there) if Some(there) == effect => effect.take().is_some(),
+                    there => there.is_none(),
                 }
-                Some(_) => {}
+            };
+            if stays {
+                after.push(taint.clone());
             }
         }
-        if let Some(effect) = wanted {
+        if let Some(effect) = effect {
             after.push(json!({"key": KEY, "effect": effect.name()}));
+        }
+        if busy {
+            let effect = TaintEffect::PreferNoSchedule.name();
+            after.push(json!({"key": BUSY_KEY, "effect": effect}));
         }
         (after != before).then_some(after)
     }
 
     /// The patch, which applies only to the version that was read.
-    fn patch(&self, effect: Option<TaintEffect>) -> Option<Value> {
-        let taints = self.edited(effect)?;
+    fn patch(&self, effect: Option<TaintEffect>, busy: bool) -> Option<Value> {
+        let taints = self.edited(effect, busy)?;
         let edit = if taints.is_empty() {
             json!({"op": "remove", "path": "/spec/taints"})
         } else {
@@ -252,6 +292,11 @@ fn ours(taint: &Value) -> Option<TaintEffect> {
         .find(|effect| taint["effect"] == effect.name())
 }
 
+/// Whether it is the taint of a busy node.
+fn is_busy(taint: &Value) -> bool {
+    taint["key"] == BUSY_KEY && taint["effect"] == TaintEffect::PreferNoSchedule.name()
+}
+
 /// Reads a node.
 ///
 /// # Errors
@@ -272,9 +317,11 @@ pub async fn read(client: &Client, node: &str) -> Result<TaintSnapshot, TaintErr
 pub async fn reconcile(
     client: &Client,
     seen: TaintSnapshot,
-    wanted: DesiredTaint<'_>,
+    wanted: impl Into<Desired<'_>>,
 ) -> Result<TaintSnapshot, TaintError> {
-    let seen = apply_taint(client, seen, wanted.effect()).await?;
+    let wanted = wanted.into();
+    let seen = apply_taint(client, seen, wanted).await?;
+    let wanted = wanted.taint;
     if seen.has_condition(wanted) {
         return Ok(seen);
     }
@@ -297,11 +344,11 @@ pub async fn reconcile(
 async fn apply_taint(
     client: &Client,
     mut seen: TaintSnapshot,
-    effect: Option<TaintEffect>,
+    wanted: Desired<'_>,
 ) -> Result<TaintSnapshot, TaintError> {
     let api = nodes(client);
     for pause in backoff(MIN_PAUSE, MAX_PAUSE).take(MAX_ATTEMPTS) {
-        let Some(patch) = seen.patch(effect) else {
+        let Some(patch) = seen.patch(wanted.taint.effect(), wanted.busy) else {
             return Ok(seen);
         };
         let refusal = match call(patch_taints(&api, &seen.name, patch)).await {

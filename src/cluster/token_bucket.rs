@@ -39,6 +39,17 @@ impl TokenBucket {
         has_token
     }
 
+    /// How long until it holds `tokens`, at most its burst.
+    pub fn time_until(&self, now: BootTime, tokens: u32) -> Duration {
+        let missing = self.burst.saturating_sub(tokens);
+        self.full_at.since(now + self.interval * missing)
+    }
+
+    /// Changes the time in which it gains a token; those that it holds or owes stay as many as fit.
+    pub const fn set_interval(&mut self, interval: Duration) {
+        self.interval = interval;
+    }
+
     /// Leaves a single token in it.
     pub fn empty_to_one(&mut self, now: BootTime) {
         self.full_at = now + self.interval * (self.burst - 1);

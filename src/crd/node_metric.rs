@@ -97,6 +97,10 @@ pub struct NodeMetricStatus {
     /// The usage of the node over longer windows, in percent of its capacity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub windows: Windows,
+    /// How near the node is to where its rules act. Schedulers see it as the label `plimsoll.dev/load` of the Node. Absent if
+    /// it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
     /// The number of pods that the agent monitors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods: Option<i64>,
@@ -292,6 +296,58 @@ pub struct PeakStats {
     pub value: Option<f64>,
     /// The share of the window that has samples, from 0 to 1.
     pub coverage: f64,
+}
+
+/// How near a node is to where its rules act.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Load {
+    /// Percent of the load line: 100 where a rule would act, more beyond that. The highest of the terms below.
+    pub percent: f64,
+    /// The term that decides: `cpu`, `memory` or `pressure`.
+    pub worst: String,
+    /// CPU, in percent of all CPUs.
+    pub cpu: ResourceLoad,
+    /// Memory, in percent of all memory.
+    pub memory: ResourceLoad,
+    /// The enforced rule over pressure that is closest to acting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<PressureLoad>,
+}
+
+/// The load of one resource: the higher of `expected` and `history`, divided by `line`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceLoad {
+    /// What the pods of the node and its system are expected to use, in percent of the node.
+    pub expected: f64,
+    /// The part of it that averages do not show yet, of pods that have just started or will, in percent of the node.
+    pub newcomers: f64,
+    /// Lasting peaks of the last hour and day, without the pods that have ended since, in percent of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<f64>,
+    /// The lowest threshold of an enforced rule over the resource, in percent of the node; 90 without one.
+    pub line: f64,
+    /// The rule with that threshold, as `<NodeQOS>/<rule>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+}
+
+impl ResourceLoad {
+    /// Percent of the load line.
+    pub fn percent(&self) -> f64 {
+        self.expected.max(self.history.unwrap_or_default()) / self.line * 100.0
+    }
+}
+
+/// How near a rule over pressure is to acting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PressureLoad {
+    /// The rule, as `<NodeQOS>/<rule>`.
+    pub rule: String,
+    /// Its value in percent of its threshold.
+    pub percent: f64,
 }
 
 /// The usage of a pod.

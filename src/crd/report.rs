@@ -70,9 +70,21 @@ pub struct Acknowledgement {
     pub leading: bool,
     /// The requested time until the next report in seconds, from 10 to 60.
     pub next_interval_seconds: u32,
+    /// The least interval at which the node's load label may be written for long, in seconds, so that all nodes together stay
+    /// within 20 writes a second; absent from earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_interval_seconds: Option<u32>,
+    /// Whether the node may have the soft taint while it is busy: at most 40 percent of a zone's nodes have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub busy: bool,
 }
 
 impl Acknowledgement {
+    /// The least interval of writes of the load label; 0 if the controller asks for none.
+    pub fn label_interval(&self) -> Duration {
+        Duration::from_secs(self.label_interval_seconds.unwrap_or_default().into())
+    }
+
     /// The requested time until the next report, clamped to the valid range.
     pub fn next_interval(&self) -> Duration {
         Duration::from_secs(self.next_interval_seconds.into()).clamp(INTERVAL, MAX_INTERVAL)
@@ -222,11 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_has_three_fields() {
+    fn an_acknowledgement_of_an_earlier_version_has_three_fields() {
         let answer = Acknowledgement {
             epoch: None,
             leading: false,
             next_interval_seconds: 10,
+            label_interval_seconds: None,
+            busy: false,
         };
         let text = r#"{"epoch":null,"leading":false,"nextIntervalSeconds":10}"#;
         assert_eq!(serde_json::to_string(&answer).unwrap(), text);
@@ -234,6 +248,14 @@ mod tests {
             serde_json::from_str::<Acknowledgement>(text).unwrap(),
             answer
         );
+        assert_eq!(answer.label_interval(), Duration::ZERO);
+        let now = r#"{"epoch":7,"leading":true,"nextIntervalSeconds":10,"labelIntervalSeconds":250,"busy":true}"#;
+        let answer: Acknowledgement = serde_json::from_str(now).unwrap();
+        assert_eq!(
+            (answer.label_interval(), answer.busy),
+            (Duration::from_secs(250), true)
+        );
+        assert_eq!(serde_json::to_string(&answer).unwrap(), now);
     }
 
     #[test]

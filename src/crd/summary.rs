@@ -1,7 +1,7 @@
 //! The summary of a node in the heartbeat of its agent: the annotation `plimsoll.dev/summary` of its Lease.
 //!
 //! ```text
-//! seq=4242 cpu=73.4 mem=61.2 cpumark=80.0 psi=1.2/0.0/3.4 rules=12 throttled=3 scheduling=NoSchedule breached=2:q/cpu,q/io
+//! seq=4242 cpu=73.4 mem=61.2 load=91.8 cpumark=80.0 psi=1.2/0.0/3.4 rules=12 throttled=3 scheduling=NoSchedule breached=2:q/cpu,q/io
 //! ```
 //! Pairs in any order, separated by spaces. Unknown ones are ignored, so that agents and readers of different versions are
 //! compatible. Unknown values are left out.
@@ -31,6 +31,8 @@ pub struct Summary {
     pub version: Option<String>,
     /// Busy CPU, in percent of the online CPUs.
     pub cpu: Option<Percent>,
+    /// How near the node is to where its rules act, in percent; above 100 it is 100.
+    pub load: Option<Percent>,
     /// Memory that is not available, in percent of all memory.
     pub memory: Option<Percent>,
     /// The lowest threshold of the rules on CPU, without those outside their hours.
@@ -137,6 +139,7 @@ impl Summary {
             "seq" => self.sequence = number(value),
             "v" => self.version = Some(value.to_owned()),
             "cpu" => self.cpu = percent(value),
+            "load" => self.load = percent(value),
             "mem" => self.memory = percent(value),
             "cpumark" => self.cpu_threshold = percent(value),
             "memmark" => self.memory_threshold = percent(value),
@@ -185,6 +188,7 @@ impl fmt::Display for Summary {
         line.put("seq", self.sequence);
         line.put("cpu", self.cpu);
         line.put("mem", self.memory);
+        line.put("load", self.load);
         line.put("cpumark", self.cpu_threshold);
         line.put("memmark", self.memory_threshold);
         if self.pressure.iter().any(Option::is_some) {

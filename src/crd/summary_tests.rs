@@ -9,6 +9,7 @@ fn busy() -> Summary {
         version: Some("0.1.0".to_owned()),
         cpu: Percent::of(73.44),
         memory: Percent::of(61.2),
+        load: Percent::of(91.8),
         cpu_threshold: Percent::of(80.0),
         memory_threshold: None,
         pressure: [Percent::of(1.2), None, Percent::of(0.0)],
@@ -22,7 +23,7 @@ fn busy() -> Summary {
 
 #[test]
 fn a_summary_is_one_line() {
-    let text = "seq=4242 cpu=73.4 mem=61.2 cpumark=80.0 psi=1.2/-/0.0 rules=12 throttled=3 scheduling=NoSchedule \
+    let text = "seq=4242 cpu=73.4 mem=61.2 load=91.8 cpumark=80.0 psi=1.2/-/0.0 rules=12 throttled=3 scheduling=NoSchedule \
                 v=0.1.0 breached=2:q/cpu,q/io";
     assert_eq!(busy().to_string(), text);
     assert_eq!(Summary::parse(text), busy());
@@ -96,13 +97,13 @@ prop_compose! {
     fn summaries(max_names: usize)(
         (sequence, rules, throttled, breached) in any::<(Option<u64>, Option<u32>, Option<u32>, u32)>(),
         version in option::of("[0-9a-z.+-]{1,30}"),
-        (cpu, memory, cpu_threshold, memory_threshold) in (percents(), percents(), percents(), percents()),
+        (cpu, memory, load, cpu_threshold, memory_threshold) in (percents(), percents(), percents(), percents(), percents()),
         pressure in [percents(), percents(), percents()],
         names in prop::collection::vec("[a-z0-9.-]{1,40}/[a-z_]{1,20}", 0..=max_names),
         scheduling in schedulings(),
     ) -> Summary {
         Summary {
-            sequence, version, cpu, memory, cpu_threshold, memory_threshold, pressure, rules, throttled, scheduling,
+            sequence, version, cpu, memory, load, cpu_threshold, memory_threshold, pressure, rules, throttled, scheduling,
             breached: Some(breached),
             breached_rules: names.iter().map(|name| RuleId::from(name.as_str())).collect(),
         }

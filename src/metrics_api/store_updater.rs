@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::cluster::clock;
+use crate::cluster::nodes::zone;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::time::BootTime;
 
@@ -159,6 +160,9 @@ impl StoreUpdater {
         }
         if let Some(reports) = &self.reports {
             reports.node(name, node.as_ref().map(|node| node.boot_id.as_str()));
+            if let Some(node) = &node {
+                reports.zone(name, &zone(&node.facts.labels).into());
+            }
         }
         match node.map(|node| StaticFields::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),

@@ -43,7 +43,7 @@ impl Cell {
 }
 
 /// Name, type and description. Columns after AGE are printed by `-o wide` only.
-const COLUMNS: [(&str, &str, &str); 12] = [
+const COLUMNS: [(&str, &str, &str); 13] = [
     ("Name", "string", "Name of the Node."),
     ("CPU", "string", "CPUs in use, in millicores."),
     ("CPU%", "string", "CPUs in use, of all CPUs of the node."),
@@ -53,6 +53,11 @@ const COLUMNS: [(&str, &str, &str); 12] = [
         "Memory that is not available to new work, in whole mebibytes.",
     ),
     ("Mem%", "string", "The same, of all memory of the node."),
+    (
+        "Load",
+        "string",
+        "How near the node is to where its rules act: 100% and more where they would.",
+    ),
     (
         "Pressure",
         "string",
@@ -77,7 +82,7 @@ const COLUMNS: [(&str, &str, &str); 12] = [
     ("Window", "string", "Averaging window of CPU."),
     ("Version", "string", "Version of the agent."),
 ];
-const NARROW: usize = 9;
+const NARROW: usize = 10;
 
 /// `columnDefinitions`.
 pub fn columns() -> Value {
@@ -112,6 +117,7 @@ pub fn row(
         percent(cpu),
         Cell::text(bytes(used.memory.as_ref()).map(mebibytes)),
         percent(memory),
+        percent(status.load.as_ref().map(|load| load.percent)),
         Cell::text(worst(&status.pressure)),
         status
             .rules
@@ -259,6 +265,8 @@ mod tests {
             "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
             "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
                          "cpu": {"some": {"avg10": 0.4, "avg60": 9.0, "avg300": 9.0}}},
+            "load": {"percent": 91.8, "worst": "cpu", "cpu": {"expected": 73.4, "newcomers": 0.0, "line": 80.0},
+                     "memory": {"expected": 25.0, "newcomers": 0.0, "line": 90.0}},
             "rules": {"total": 3, "breached": 1, "cooling": 0, "unknown": 0},
         }))
         .unwrap();
@@ -279,6 +287,7 @@ mod tests {
                 "15%",
                 "4096Mi",
                 "25%",
+                "92%",
                 "io 4%",
                 1,
                 "<unknown>",

@@ -247,7 +247,8 @@ impl Reconciler {
         let throttled = watermark.map_or(0, |watermark| watermark.status.throttled);
         let node = self.index.nodes.get(name).map(|node| {
             let effects = NodeEffects {
-                tainted: node.tainted || node.interferes,
+                tainted: node.tainted || node.interferes || node.load.busy,
+                labelled: node.load.labelled,
                 ready: node.ready,
                 throttled,
             };
@@ -260,7 +261,7 @@ impl Reconciler {
 /// Plans, and what became of them.
 impl Reconciler {
     /// The operations to start now, with at most `room` writes of `NodeWatermarks`. Each is in progress until
-    /// [`Self::written`], [`Self::taint_removed`] or [`Self::lease_read`] is called.
+    /// [`Self::written`], [`Self::taint_removed`], [`Self::label_removed`] or [`Self::lease_read`] is called.
     pub fn plan(&mut self, now: BootTime, room: usize) -> Vec<Operation> {
         if !self.leads() {
             // A new leader starts with all nodes.
@@ -329,9 +330,13 @@ impl Reconciler {
             let uid = nodes.get(&node)?.uid.clone();
             Some(Operation::RemoveTaint { node, uid })
         });
+        let remove_label = check.remove_label.into_iter().filter_map(|node| {
+            let uid = nodes.get(&node)?.uid.clone();
+            Some(Operation::RemoveLabel { node, uid })
+        });
         let read_lease = check.read_lease.into_iter();
         let read_lease = read_lease.map(|node| Operation::ReadLease { node });
-        remove_taint.chain(read_lease).collect()
+        remove_taint.chain(remove_label).chain(read_lease).collect()
     }
 
     /// The write that a node needs, if any.
@@ -391,6 +396,11 @@ impl Reconciler {
             self.cap.agent_seen(node);
         }
         renewed
+    }
+
+    /// An attempt to remove the load label of an unresponsive agent's node finished.
+    pub fn label_removed(&mut self, node: &str, now: BootTime, done: bool) {
+        self.liveness.label_removed(node, now, done);
     }
 
     /// An attempt to remove a taint finished; `Ok(true)`: there was one.

@@ -450,6 +450,15 @@ impl Controller {
                 );
             }
             Outcome::LeaseRead { node, outcome } => self.lease_read(&node, outcome),
+            Outcome::LabelRemoved { node, outcome } => {
+                self.metrics.wrote("Node", outcome.is_ok());
+                if let Err(error) = &outcome {
+                    let why = error.message();
+                    tracing::warn!(node, %why, "failed to remove the load label of an unresponsive agent");
+                }
+                self.reconciler
+                    .label_removed(&node, clock::now(), outcome.is_ok());
+            }
             Outcome::TaintRemoved { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
@@ -526,6 +535,9 @@ fn log(operation: &Operation) {
         Operation::Delete { node, .. } => tracing::info!(node, "deleting the NodeWatermark"),
         Operation::ReadLease { node } => {
             tracing::debug!(node, "reading the Lease of an unresponsive agent");
+        }
+        Operation::RemoveLabel { node, .. } => {
+            tracing::info!(node, "removing the load label of an unresponsive agent");
         }
         Operation::RemoveTaint { node, .. } => {
             tracing::info!(node, "removing the taint of an unresponsive agent");

@@ -70,16 +70,16 @@ fn prints_a_table(plane: &ControlPlane) {
     let table = plane.kubectl(&["get", "nodemetrics"]);
     let lines: Vec<&str> = table.lines().collect();
     let header = [
-        "NAME", "CPU", "CPU%", "MEMORY", "MEM%", "PRESSURE", "BREACHED", "AGENT", "AGE",
+        "NAME", "CPU", "CPU%", "MEMORY", "MEM%", "LOAD", "PRESSURE", "BREACHED", "AGENT", "AGE",
     ];
     assert_eq!(words(lines[0]), header);
     assert_eq!(lines.len(), 4, "{table}");
     let unknown = "<unknown>";
     // Nothing was measured: no value is zero, and no node is missing.
     assert_eq!(
-        words(lines[1])[..8],
+        words(lines[1])[..9],
         [
-            "node00", unknown, unknown, unknown, unknown, unknown, unknown, "NoReport"
+            "node00", unknown, unknown, unknown, unknown, unknown, unknown, unknown, "NoReport"
         ]
     );
     let wide = plane.kubectl(&["get", "nm", "-o", "wide"]);

@@ -52,6 +52,8 @@ mod tests {
             epoch: Some(epoch),
             leading,
             next_interval_seconds: 10,
+            label_interval_seconds: None,
+            busy: false,
         }
     }
 

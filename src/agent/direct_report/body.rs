@@ -21,8 +21,9 @@ mod tests {
 
     use super::*;
     use crate::crd::node_metric::{
-        Amounts, MAX_BREACHED, MAX_PODS, PeakStats, PodUsage, Pressure, Pressures, ProtectedStalls,
-        ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats, Windows,
+        Amounts, Load, MAX_BREACHED, MAX_PODS, PeakStats, PodUsage, Pressure, PressureLoad,
+        Pressures, ProtectedStalls, ReportingAgent, ResourceLoad, ResourceWindows, RuleCounts,
+        Stalled, Usage, WindowStats, Windows,
     };
     use crate::crd::report::MAX_BYTES;
 
@@ -97,6 +98,7 @@ mod tests {
                 cpu: windows.clone(),
                 memory: windows,
             },
+            load: Some(load()),
             pods: Some(110),
             top_pods: pods,
             rules: Some(RuleCounts {
@@ -107,6 +109,26 @@ mod tests {
             }),
             breached,
             conditions: Vec::new(),
+        }
+    }
+
+    fn load() -> Load {
+        let resource = ResourceLoad {
+            expected: 199.9,
+            newcomers: 99.9,
+            history: Some(99.9),
+            line: 99.9,
+            rule: Some("batch-nodes/memory-usage".to_owned()),
+        };
+        Load {
+            percent: 199.9,
+            worst: "pressure".to_owned(),
+            cpu: resource.clone(),
+            memory: resource,
+            pressure: Some(PressureLoad {
+                rule: "batch-nodes/cpu-pressure".to_owned(),
+                percent: 199.9,
+            }),
         }
     }
 

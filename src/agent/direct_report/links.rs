@@ -1,8 +1,9 @@
-//! The open connections to replicas. Eviction requests use the one to the leader.
+//! The open connections to replicas, and what the leader asks for. Eviction requests use the one to the leader.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -18,8 +19,17 @@ pub struct Links(Arc<Mutex<BTreeMap<SocketAddr, Link>>>);
 #[derive(Debug)]
 struct Link {
     sender: Sender,
-    /// The replica has acknowledged the last report as the leader.
-    leads: bool,
+    /// What the replica asked for when it acknowledged the last report as the leader.
+    leads: Option<LeaderRequests>,
+}
+
+/// What the leader asks of a node, with its answers to reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaderRequests {
+    /// The least interval of writes of the load label, for long.
+    pub label_interval: Duration,
+    /// The node may have the soft taint while it is busy.
+    pub may_be_busy: bool,
 }
 
 impl Link {
@@ -35,7 +45,7 @@ impl Links {
     }
 
     pub(super) fn opened(&self, address: SocketAddr, sender: Sender) {
-        let leads = false;
+        let leads = None;
         self.lock().insert(address, Link { sender, leads });
     }
 
@@ -43,7 +53,8 @@ impl Links {
         self.lock().remove(&address);
     }
 
-    pub(super) fn leads(&self, address: SocketAddr, leads: bool) {
+    /// The replica answered a report; `leads`: as the leader.
+    pub(super) fn leads(&self, address: SocketAddr, leads: Option<LeaderRequests>) {
         if let Some(link) = self.lock().get_mut(&address) {
             link.leads = leads;
         }
@@ -53,9 +64,16 @@ impl Links {
     pub(super) fn best(&self) -> Option<Sender> {
         let links = self.lock();
         let mut open = links.values().filter(|link| link.is_open());
-        let leader = open.clone().find(|link| link.leads);
+        let leader = open.clone().find(|link| link.leads.is_some());
         let best = leader.or_else(|| open.next());
         best.map(|link| link.sender.clone())
+    }
+
+    /// What the leader asks for; nothing while no leader is known.
+    pub fn requests(&self) -> LeaderRequests {
+        let links = self.lock();
+        let mut open = links.values().filter(|link| link.is_open());
+        open.find_map(|link| link.leads).unwrap_or_default()
     }
 
     /// The connection to the replica at this address.

@@ -14,6 +14,7 @@ use super::acknowledged::Acknowledged;
 use super::body::body;
 use super::connection::{Connection, SendError};
 use super::credentials::{Credentials, CredentialsError, Files};
+use super::links::LeaderRequests;
 use super::metrics::Reports;
 use super::schedule::{Outcome, ReportSchedule, Step};
 use super::{Links, Measured, Options, TIMEOUT};
@@ -207,7 +208,13 @@ impl Replica {
         self.sending.acknowledged.send_modify(|acknowledged| {
             counts = acknowledged.record(sent_at, answer);
         });
-        self.sending.links.leads(self.address, counts);
+        let asks = LeaderRequests {
+            label_interval: answer.label_interval(),
+            may_be_busy: answer.busy,
+        };
+        self.sending
+            .links
+            .leads(self.address, counts.then_some(asks));
         if counts {
             metrics.acknowledged(measured, answer.next_interval());
         }

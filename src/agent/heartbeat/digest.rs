@@ -15,6 +15,8 @@ pub struct Facts<'a, R> {
     pub node: &'a NodeSample,
     /// CPU and memory in use, in percent of the node, as in that report.
     pub used: [Option<f64>; 2],
+    /// Its load in percent of its load line, if known.
+    pub load: Option<f64>,
     /// Its policies.
     pub policy: &'a PolicySet,
     /// The state of the rules.
@@ -30,6 +32,7 @@ pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
     let Facts {
         node,
         used,
+        load,
         policy,
         reports,
         throttled,
@@ -51,6 +54,7 @@ pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         cpu,
         memory,
+        load: load.and_then(Percent::of),
         cpu_threshold,
         memory_threshold,
         pressure: node
@@ -157,6 +161,7 @@ mod tests {
         summary(Facts {
             node,
             used,
+            load: Some(91.84),
             policy,
             reports: reports.into_iter(),
             throttled: 2,
@@ -170,6 +175,7 @@ mod tests {
         let known = summarize(&node(), [Some(74.96), Some(33.3)], &policy);
         assert_eq!(known.cpu, Percent::of(75.0));
         assert_eq!(known.memory, Percent::of(33.3));
+        assert_eq!(known.load, Percent::of(91.8));
         assert_eq!(known.pressure, [Percent::of(1.5), None, None]);
         assert_eq!(known.throttled, Some(2));
         assert_eq!(known.breached, Some(1));

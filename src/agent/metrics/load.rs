@@ -10,7 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::{
-    Amounts, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
+    Amounts, Load as NodeLoad, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
 };
 use crate::engine::quantity;
 use crate::serve::with_one_series;
@@ -20,6 +20,17 @@ type Float = Gauge<f64, AtomicU64>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct PartLabels {
     part: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct TermLabels {
+    /// `cpu`, `memory`, `pressure`, or `worst`: the highest of them.
+    term: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
+struct ResourceLabels {
+    resource: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
@@ -70,6 +81,9 @@ pub struct Load {
     cpu_capacity: Float,
     memory_capacity: Float,
     pressure: Family<PressureLabels, Float>,
+    load: Family<TermLabels, Float>,
+    expected: Family<ResourceLabels, Float>,
+    line: Family<ResourceLabels, Float>,
     protected: Family<StallLabels, Float>,
     stats: Family<StatLabels, Float>,
     coverage: Family<WindowLabels, Float>,
@@ -126,6 +140,14 @@ impl Load {
         let help = "Memory of the machine";
         let capacity = self.memory_capacity.clone();
         registry.register_with_unit("node_memory_capacity", help, Unit::Bytes, capacity);
+        let help = "How near the node is to where its rules act, which is at 100 (the load line), by cpu, memory, pressure and the highest of them (worst)";
+        registry.register_with_unit("load", help, percent(), self.load.clone());
+        let help =
+            "What the node's pods and its system are expected to use, of the node's capacity";
+        let expected = self.expected.clone();
+        registry.register_with_unit("expected_usage", help, percent(), expected);
+        let help = "The lowest threshold of an enforced rule over the resource, of the node's capacity; 90 without one";
+        registry.register_with_unit("load_line", help, percent(), self.line.clone());
         let help = "Time in which some, or all (full), tasks waited for the resource, over 10, 60 and 300 s";
         registry.register_with_unit("node_pressure", help, percent(), self.pressure.clone());
         let help = "Time in which pods that no rule's action may touch waited for the resource, since the last report (cgroup v2)";
@@ -166,6 +188,9 @@ impl Load {
         with_one_series(&self.cpu);
         with_one_series(&self.memory);
         with_one_series(&self.pressure);
+        with_one_series(&self.load);
+        with_one_series(&self.expected);
+        with_one_series(&self.line);
         with_one_series(&self.protected);
         with_one_series(&self.stats);
         with_one_series(&self.coverage);
@@ -202,6 +227,7 @@ impl Load {
                 self.pressure(resource, pressure);
             }
         }
+        self.load(status.load.as_ref());
         self.protected.clear();
         let protected = &status.protected;
         for (resource, stat, value) in [
@@ -230,6 +256,26 @@ impl Load {
         self.pod_memory.clear();
         self.pod_stalled.clear();
         status.top_pods.iter().for_each(|pod| self.pod(pod));
+    }
+
+    fn load(&self, load: Option<&NodeLoad>) {
+        self.load.clear();
+        self.expected.clear();
+        self.line.clear();
+        let Some(load) = load else { return };
+        let set = |term, percent| {
+            self.load.get_or_create(&TermLabels { term }).set(percent);
+        };
+        set("worst", load.percent);
+        if let Some(pressure) = &load.pressure {
+            set("pressure", pressure.percent);
+        }
+        for (resource, of) in [("cpu", &load.cpu), ("memory", &load.memory)] {
+            set(resource, of.percent());
+            let labels = ResourceLabels { resource };
+            self.expected.get_or_create(&labels).set(of.expected);
+            self.line.get_or_create(&labels).set(of.line);
+        }
     }
 
     fn part(&self, part: &'static str, amounts: &Amounts) {

@@ -14,12 +14,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
 use crate::crd::NodeMetric;
+use crate::crd::load_label::LoadLabel;
 use crate::crd::node_metric::{
-    Amounts, MAX_BREACHED, MAX_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure, Pressures,
-    ProtectedStalls, ReportingAgent, ResourceWindows, RuleCounts, Stalled, Usage, WindowStats,
-    Windows,
+    Amounts, Load, MAX_BREACHED, MAX_PODS, NodeMetricStatus, PeakStats, PodUsage, Pressure,
+    PressureLoad, Pressures, ProtectedStalls, ReportingAgent, ResourceLoad, ResourceWindows,
+    RuleCounts, Stalled, Usage, WindowStats, Windows,
 };
 use crate::crd::report::{INTERVAL, MAX_BYTES};
+use crate::engine::load::NodeLoad;
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
@@ -49,6 +51,8 @@ pub struct View<'a> {
     pub sample: &'a Sample,
     /// Statistics over longer times.
     pub windows: &'a NodeWindows,
+    /// The node's load; `None` if unknown.
+    pub load: Option<NodeLoad>,
     /// The pods with a cgroup.
     pub pods: &'a BTreeMap<PodUid, Workload>,
     /// The pods that no rule may act on.
@@ -64,6 +68,8 @@ pub struct Builder {
     agent: ReportingAgent,
     random: Rng,
     last: Option<Snapshot>,
+    /// The load in the last report, as schedulers tell it apart.
+    load: Option<u8>,
     due: Option<BootTime>,
 }
 
@@ -102,6 +108,7 @@ impl Builder {
             },
             random,
             last: None,
+            load: None,
             due: None,
         }
     }
@@ -149,6 +156,13 @@ impl Builder {
         }
     }
 
+    /// Checks whether schedulers would tell the node's load, in percent of its load line, from that in the last report.
+    pub fn observe_load(&mut self, percent: Option<f64>) {
+        if self.last.is_some() && headroom(percent) != self.load {
+            self.changed();
+        }
+    }
+
     /// Builds the report, also as JSON.
     pub fn build(&mut self, view: &View<'_>) -> (NodeMetric, String) {
         let sample = view.sample;
@@ -174,6 +188,7 @@ impl Builder {
                 protected_stalls(last, sample, &view.protected)
             }),
             windows: windows(view.windows),
+            load: view.load.as_ref().map(load),
             pods: i64::try_from(view.pods.len()).ok(),
             top_pods: top(&mut pods, &sample.node),
             rules: Some(counts(view.reports)),
@@ -181,6 +196,7 @@ impl Builder {
             conditions: Vec::new(),
         };
         self.due = Some(sample.at + self.pause(last.is_none()));
+        self.load = headroom(view.load.as_ref().map(|load| load.percent));
         self.last = Some(snapshot(sample, percents(&sample.node, node_cpu)));
         let text = fit(&mut metric, |metric| &mut metric.status);
         (metric, text)
@@ -402,6 +418,33 @@ fn protected_stalls(
         cpu_delay_max: at(&cpu, 100),
         memory_stall_max: at(&stalls(PressureKind::Memory), 100),
         io_stall_max: at(&stalls(PressureKind::Io), 100),
+    }
+}
+
+fn headroom(percent: Option<f64>) -> Option<u8> {
+    percent.and_then(LoadLabel::of).map(LoadLabel::headroom)
+}
+
+fn load(load: &NodeLoad) -> Load {
+    Load {
+        percent: tenth(load.percent),
+        worst: load.worst.name().to_owned(),
+        cpu: resource_load(&load.cpu),
+        memory: resource_load(&load.memory),
+        pressure: load.pressure.as_ref().map(|pressure| PressureLoad {
+            rule: pressure.rule.to_string(),
+            percent: tenth(pressure.percent),
+        }),
+    }
+}
+
+fn resource_load(load: &crate::engine::load::ResourceLoad) -> ResourceLoad {
+    ResourceLoad {
+        expected: tenth(load.expected),
+        newcomers: tenth(load.newcomers),
+        history: load.history.map(tenth),
+        line: tenth(load.line),
+        rule: load.rule.as_ref().map(ToString::to_string),
     }
 }
 

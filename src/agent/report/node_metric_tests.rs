@@ -15,6 +15,7 @@ struct Node {
     now: BootTime,
     sample: Sample,
     windows: NodeWindows,
+    load: Option<NodeLoad>,
     pods: BTreeMap<PodUid, Workload>,
     reports: Vec<RuleReport>,
     builder: Builder,
@@ -43,6 +44,7 @@ impl Node {
             now: BootTime::from_nanos(1_000_000_000_000),
             sample: Sample::default(),
             windows: NodeWindows::default(),
+            load: None,
             pods: (0..pods).map(workload).collect(),
             reports: Vec::new(),
             builder: Builder::new("worker", "boot", BootTime::default(), Rng::with_seed(7)),
@@ -94,6 +96,7 @@ impl Node {
             time: Timestamp::UNIX_EPOCH,
             sample: &self.sample,
             windows: &self.windows,
+            load: self.load.clone(),
             pods: &self.pods,
             protected: self.pods.keys().collect(),
             reports: &self.reports,
@@ -340,4 +343,44 @@ fn a_later_agent_of_the_same_boot_has_higher_sequences() {
         Rng::new(),
     );
     assert!(sequence(node.report().0) > last);
+}
+
+fn load_of(percent: f64) -> NodeLoad {
+    let resource = crate::engine::load::ResourceLoad {
+        expected: percent * 0.8,
+        newcomers: 1.234,
+        history: None,
+        line: 80.0,
+        rule: Some(RuleId::from("q/cpu")),
+    };
+    NodeLoad {
+        at: BootTime::default(),
+        percent,
+        worst: crate::engine::load::Term::Resource(Resource::Cpu),
+        cpu: resource.clone(),
+        memory: resource,
+        pressure: None,
+    }
+}
+
+#[test]
+fn a_load_that_schedulers_tell_apart_is_reported_at_once() {
+    let mut node = Node::plain(1);
+    node.load = Some(load_of(40.0));
+    let (metric, _) = node.second_report();
+    let load = metric.status.load.expect("a load");
+    assert_eq!(
+        (load.percent, load.cpu.expected, load.cpu.newcomers),
+        (40.0, 32.0, 1.2)
+    );
+    assert_eq!(load.cpu.rule.as_deref(), Some("q/cpu"));
+    for (percent, changed) in [(59.0, false), (61.0, true)] {
+        node.builder.observe_load(Some(percent));
+        assert_eq!(node.builder.due().is_none(), changed, "{percent}");
+    }
+    node.load = None;
+    let (metric, _) = node.report();
+    assert_eq!(metric.status.load, None);
+    node.builder.observe_load(None);
+    assert!(node.builder.due().is_some());
 }

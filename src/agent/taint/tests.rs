@@ -15,6 +15,7 @@ fn disabled(message: &str) -> WantedTaint {
         },
         message: message.to_owned(),
         remove_condition: false,
+        busy: false,
     }
 }
 
@@ -241,7 +242,7 @@ fn no_trace_removes_the_condition_until_the_next_taint() {
     );
     reconciler.set_wanted(&remove_condition(enabled()));
     assert!(writes(&reconciler.step(at(1))));
-    assert_eq!(reconciler.desired_taint(), DesiredTaint::Removed);
+    assert_eq!(reconciler.desired(), DesiredTaint::Removed.into());
     reconciler.written(at(1), Ok(node(2, None)));
     assert!(writes(&reconciler.step(at(1))), "a condition remains");
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "3"}});
@@ -251,4 +252,24 @@ fn no_trace_removes_the_condition_until_the_next_taint() {
     assert_eq!(reconciler.step(at(2)), Step::Wait(None));
     reconciler.set_wanted(&disabled("m"));
     assert!(writes(&reconciler.step(at(3))));
+}
+
+#[test]
+fn a_busy_node_is_tainted_and_its_end_is_no_loss() {
+    let mut reconciler = Reconciler::default();
+    let busy = |busy| WantedTaint { busy, ..enabled() };
+    reconciler.set_wanted(&busy(true));
+    reconciler.observe_node(at(0), Some(&node(1, None)));
+    assert!(matches!(reconciler.step(at(0)), Step::Write(_)));
+    assert!(reconciler.desired().busy);
+    let mut tainted = node(2, None);
+    tainted = TaintSnapshot::of(&json!({
+        "metadata": {"name": tainted.name, "uid": tainted.uid, "resourceVersion": "2"},
+        "spec": {"taints": [{"key": taint::BUSY_KEY, "effect": "PreferNoSchedule"}]},
+    }));
+    reconciler.written(at(0), Ok(tainted));
+    assert_eq!(reconciler.step(at(0)), Step::Wait(None));
+    reconciler.set_wanted(&busy(false));
+    assert!(matches!(reconciler.step(at(1)), Step::Write(_)));
+    assert_eq!(reconciler.losses.len(), 0);
 }

@@ -49,7 +49,7 @@ struct Row {
 impl Row {
     fn compare(&self, other: &Self, sort: Sort) -> Ordering {
         let largest_first = match sort {
-            Sort::Name | Sort::Breached => Ordering::Equal,
+            Sort::Name | Sort::Breached | Sort::Load => Ordering::Equal,
             Sort::Cpu => other.cpu.cmp(&self.cpu),
             Sort::Memory => other.memory.cmp(&self.memory),
             Sort::Pressure => other.pressure.iter().max().cmp(&self.pressure.iter().max()),

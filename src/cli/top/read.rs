@@ -89,7 +89,7 @@ async fn list<Response: DeserializeOwned, T: Clone>(
 }
 
 /// The load of the nodes; an error with code 404 if the API is not served.
-pub(super) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, CallError> {
+pub(in crate::cli) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, CallError> {
     let api = request::Request::new(NodeMetric::url_path(&(), None));
     let metric = |item: Item<NodeMetricStatus>| {
         Some(NodeMetric {

@@ -30,6 +30,8 @@ pub(super) enum Sort {
     Cpu,
     /// Memory usage, of nodes in percent
     Memory,
+    /// How near a node is to where its rules act; for nodes only
+    Load,
     /// The largest of the three pressures
     Pressure,
     /// Rules over their threshold; for nodes only
@@ -153,6 +155,7 @@ impl Row {
             Sort::Name => Ordering::Equal,
             Sort::Cpu => b.cpu.cmp(&a.cpu),
             Sort::Memory => b.memory.cmp(&a.memory),
+            Sort::Load => b.load.cmp(&a.load),
             Sort::Pressure => b.pressure.iter().max().cmp(&a.pressure.iter().max()),
             Sort::Breached => b.breached.cmp(&a.breached),
             Sort::Age => Reverse(self.age).cmp(&Reverse(other.age)),
@@ -167,6 +170,7 @@ impl Row {
         let Summary {
             cpu,
             memory,
+            load,
             cpu_threshold,
             pressure,
             ..
@@ -183,6 +187,7 @@ impl Row {
             },
             current(*cpu),
             current(*memory),
+            current(*load),
             pressure.map(current).join("/"),
             if is_alive {
                 self.breached()
@@ -290,6 +295,10 @@ fn merge(status: &NodeMetricStatus, lease: Summary, in_force: Option<InForce>) -
         version: version.or(lease.version),
         cpu,
         memory,
+        load: status
+            .load
+            .as_ref()
+            .map_or(lease.load, |load| Percent::of(load.percent)),
         pressure,
         rules,
         breached,
@@ -333,7 +342,7 @@ fn cells(percent: f64) -> usize {
 }
 
 /// Columns to hide on a narrow terminal, in this order.
-const HIDE_FIRST: [usize; 5] = [4, 7, 1, 3, 6];
+const HIDE_FIRST: [usize; 6] = [5, 8, 3, 1, 4, 7];
 
 /// The rows, with their source and notes.
 #[derive(Clone, Debug, Serialize)]
@@ -369,6 +378,7 @@ impl fmt::Display for Screen {
             "CPU (| THRESHOLD)",
             "CPU%",
             "MEM%",
+            "LOAD",
             "PSI CPU/MEM/IO",
             "BREACHED",
             "IN FORCE",
@@ -377,7 +387,7 @@ impl fmt::Display for Screen {
                 Source::Leases => "HEARTBEAT",
             },
         ];
-        let mut table = Table::new(&header, &[2, 3]);
+        let mut table = Table::new(&header, &[2, 3, 4]);
         for row in &self.nodes {
             table.push(row.cells());
         }

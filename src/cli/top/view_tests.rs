@@ -25,12 +25,12 @@ fn row_of(holder: Option<&str>, node: &str, age: i64, summary: &str) -> Row {
 }
 
 fn fleet() -> Vec<Row> {
-    let hot = "seq=7 cpu=91.0 mem=40.0 cpumark=75.0 psi=12.5/0.0/- rules=3 throttled=2 scheduling=NoSchedule breached=3:q/cpu,q/io";
+    let hot = "seq=7 cpu=91.0 mem=40.0 load=100.0 cpumark=75.0 psi=12.5/0.0/- rules=3 throttled=2 scheduling=NoSchedule breached=3:q/cpu,q/io";
     vec![
         row(
             "calm",
             4,
-            "cpu=10.0 mem=62.5 psi=0.0/0.0/0.0 rules=1 throttled=0 scheduling=Enabled breached=0",
+            "cpu=10.0 mem=62.5 load=69.4 psi=0.0/0.0/0.0 rules=1 throttled=0 scheduling=Enabled breached=0",
         ),
         row("dead", 192, hot),
         row("hot", 9, hot),
@@ -48,12 +48,12 @@ fn the_screen_shows_thresholds_and_unresponsive_agents_last() {
         vec!["something".to_owned()],
     );
     let expected = "\
-NODE  CPU (| THRESHOLD)          CPU%  MEM%  PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
-hot   ███████████████|██··  91.0  40.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
-calm  ██··················  10.0  62.5  0.0/0.0/0.0     -               -                        4s
-new                            ?     ?  ?/?/?           ?               ?                        1s
-dead                           ?     ?  ?/?/?           ?               NoSchedule, 2 throttled  LAST SEEN 3m12s ago
-bare                           ?     ?  ?/?/?           ?               ?                        no agent
+NODE  CPU (| THRESHOLD)          CPU%  MEM%  LOAD   PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
+hot   ███████████████|██··  91.0  40.0  100.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
+calm  ██··················  10.0  62.5  69.4  0.0/0.0/0.0     -               -                        4s
+new                            ?     ?  ?  ?/?/?           ?               ?                        1s
+dead                           ?     ?  ?  ?/?/?           ?               NoSchedule, 2 throttled  LAST SEEN 3m12s ago
+bare                           ?     ?  ?  ?/?/?           ?               ?                        no agent
 
 1 of 5 agents do not respond: dead
 note: something
@@ -78,10 +78,10 @@ note: something
 fn a_narrow_terminal_hides_columns_not_nodes() {
     let screen = Screen::new(Source::Leases, fleet(), Sort::Cpu, Vec::new());
     for (width, left_out) in [
-        (80, "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT"),
+        (80, "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, MEM%"),
         (
             40,
-            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, CPU (| THRESHOLD), MEM%, IN FORCE",
+            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, MEM%, CPU (| THRESHOLD), LOAD, IN FORCE",
         ),
     ] {
         let text = format!("{screen:width$}");
@@ -105,6 +105,7 @@ fn rows_are_sorted_with_unknown_values_last() {
     assert_eq!(order(Sort::Name), ["calm", "hot", "new", "dead", "bare"]);
     assert_eq!(order(Sort::Cpu), ["hot", "calm", "new", "dead", "bare"]);
     assert_eq!(order(Sort::Memory), ["calm", "hot", "new", "dead", "bare"]);
+    assert_eq!(order(Sort::Load), ["hot", "calm", "new", "dead", "bare"]);
     assert_eq!(
         order(Sort::Pressure),
         ["hot", "calm", "new", "dead", "bare"]
@@ -209,6 +210,11 @@ fn reported() -> Value {
         "usage": {"node": {"cpu": "6", "memory": "4Gi"}},
         "pressure": {"cpu": {"some": {"avg10": 12.5, "avg60": 0.0, "avg300": 0.0}}},
         "pods": 3,
+        "load": {
+            "percent": 91.8, "worst": "cpu",
+            "cpu": {"expected": 73.4, "newcomers": 0.0, "line": 80.0},
+            "memory": {"expected": 25.0, "newcomers": 0.0, "line": 90.0},
+        },
         "rules": {"total": 2, "breached": 1, "cooling": 0, "unknown": 0},
         "breached": ["q/cpu"],
     })
@@ -231,6 +237,7 @@ fn node_metrics_are_preferred_to_the_lease() {
         bar,
         "75.0",
         "25.0",
+        "91.8",
         "12.5/?/?",
         "q/cpu",
         "NoSchedule, 1 throttled",
@@ -250,10 +257,16 @@ fn missing_values_come_from_the_lease() {
     let metric = metric("True", &json!({"usage": {"node": {"cpu": "800m"}}}));
     let row = Row::measured(&metric, Some(lease_of(Some("n"), 3)), None, now());
     let cells = row.cells();
-    assert_eq!(cells[2..], ["10.0", "?", "9.0/9.0/9.0", "-", "-", "3s"]);
+    assert_eq!(
+        cells[2..],
+        ["10.0", "?", "?", "9.0/9.0/9.0", "-", "-", "3s"]
+    );
     // Without a Lease they are unknown.
     let row = Row::measured(&metric, None, None, now());
-    assert_eq!(row.cells()[2..], ["10.0", "?", "?/?/?", "?", "?", "3s"]);
+    assert_eq!(
+        row.cells()[2..],
+        ["10.0", "?", "?", "?/?/?", "?", "?", "3s"]
+    );
 }
 
 #[test]
@@ -261,6 +274,7 @@ fn an_unhealthy_agent_is_unresponsive_even_with_a_valid_lease() {
     let metric = metric("False", &reported());
     let row = Row::measured(&metric, Some(lease_of(Some("n"), 55)), Some(CLOSED), now());
     let expected = [
+        "?",
         "?",
         "?",
         "?/?/?",
@@ -274,7 +288,7 @@ fn an_unhealthy_agent_is_unresponsive_even_with_a_valid_lease() {
 #[test]
 fn without_reports_the_lease_gives_the_state_of_the_agent() {
     let metric = metric("Unknown", &json!({}));
-    let cell = |lease| Row::measured(&metric, lease, None, now()).cells()[7].clone();
+    let cell = |lease| Row::measured(&metric, lease, None, now()).cells()[8].clone();
     assert_eq!(cell(None), "no agent");
     assert_eq!(cell(Some(lease_of(None, 600))), "left 10m ago");
     assert_eq!(cell(Some(lease_of(Some("n"), 600))), "LAST SEEN 10m ago");

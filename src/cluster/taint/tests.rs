@@ -30,7 +30,7 @@ const PREFER: Option<TaintEffect> = Some(TaintEffect::PreferNoSchedule);
 #[test]
 fn the_first_taint_creates_the_list_and_the_last_removes_it() {
     let bare = node(&Value::Null, None);
-    let patch = bare.patch(NO).expect("an edit");
+    let patch = bare.patch(NO, false).expect("an edit");
     assert_eq!(
         patch,
         json!([
@@ -40,10 +40,10 @@ fn the_first_taint_creates_the_list_and_the_last_removes_it() {
         ])
     );
     let tainted = node(&json!([{"key": KEY, "effect": "NoSchedule"}]), None);
-    let patch = tainted.patch(None).expect("an edit");
+    let patch = tainted.patch(None, false).expect("an edit");
     assert_eq!(patch[2], json!({"op": "remove", "path": "/spec/taints"}));
-    assert_eq!(bare.patch(None), None);
-    assert_eq!(tainted.patch(NO), None);
+    assert_eq!(bare.patch(None, false), None);
+    assert_eq!(tainted.patch(NO, false), None);
 }
 
 #[test]
@@ -56,8 +56,12 @@ fn the_effect_is_replaced_and_other_taints_keep_fields_and_order() {
         json!([others[0], {"key": KEY, "effect": "PreferNoSchedule", "value": "v"}, others[1]]);
     let seen = node(&taints, None);
     assert_eq!(seen.effect(), PREFER);
-    assert_eq!(seen.edited(PREFER), None, "its value does not matter");
-    let edited = seen.edited(NO).expect("an edit");
+    assert_eq!(
+        seen.edited(PREFER, false),
+        None,
+        "its value does not matter"
+    );
+    let edited = seen.edited(NO, false).expect("an edit");
     assert_eq!(
         edited,
         [
@@ -66,7 +70,7 @@ fn the_effect_is_replaced_and_other_taints_keep_fields_and_order() {
             json!({"key": KEY, "effect": "NoSchedule"})
         ]
     );
-    assert_eq!(seen.edited(None).expect("an edit"), others);
+    assert_eq!(seen.edited(None, false).expect("an edit"), others);
 }
 
 #[test]
@@ -74,8 +78,8 @@ fn a_taint_with_our_key_and_an_effect_we_never_use_is_not_ours() {
     let taints = json!([{"key": KEY, "effect": "NoExecute"}]);
     let seen = node(&taints, None);
     assert_eq!(seen.effect(), None);
-    assert_eq!(seen.edited(None), None);
-    assert_eq!(seen.edited(NO).expect("an edit").len(), 2);
+    assert_eq!(seen.edited(None, false), None);
+    assert_eq!(seen.edited(NO, false).expect("an edit").len(), 2);
 }
 
 #[test]
@@ -168,14 +172,49 @@ proptest! {
         wanted in effect(),
     ) {
         let before = node(&json!(taints), None);
-        let after = before.edited(wanted).unwrap_or_else(|| taints.clone());
+        let after = before.edited(wanted, false).unwrap_or_else(|| taints.clone());
         let seen = node(&json!(after), None);
         prop_assert_eq!(seen.effect(), wanted);
-        prop_assert_eq!(seen.edited(wanted), None);
+        prop_assert_eq!(seen.edited(wanted, false), None);
         let others = |taints: &[Value]| -> Vec<Value> {
             taints.iter().filter(|taint| ours(taint).is_none()).cloned().collect()
         };
         prop_assert_eq!(others(&taints), others(&after));
         prop_assert_eq!(after.iter().filter(|taint| ours(taint).is_some()).count(), usize::from(wanted.is_some()));
     }
+}
+
+#[test]
+fn the_taint_of_a_busy_node_is_independent_of_the_other() {
+    let other = json!({"key": "gpu", "effect": "NoSchedule"});
+    let busy = json!({"key": "plimsoll.dev/busy", "effect": "PreferNoSchedule"});
+    let foreign = json!({"key": "plimsoll.dev/busy", "effect": "NoExecute"});
+    let closed = json!({"key": KEY, "effect": "NoSchedule"});
+    let of = |taints: Value| {
+        TaintSnapshot::of(&json!({"metadata": {"name": "n"}, "spec": {"taints": taints}}))
+    };
+    let both = of(json!([other, closed, busy]));
+    assert_eq!(both.edited(NO, true), None);
+    assert!(both.is_busy() && both.needs_cleanup());
+    let only =
+        |it: &TaintSnapshot, effect, busy| Value::from(it.edited(effect, busy).expect("an edit"));
+    assert_eq!(only(&both, NO, false), json!([other, closed]));
+    assert_eq!(only(&both, None, true), json!([other, busy]));
+    assert_eq!(only(&of(json!([closed])), NO, true), json!([closed, busy]));
+    let twice = of(json!([busy, busy]));
+    assert_eq!(only(&twice, None, true), json!([busy]), "one is enough");
+    // A taint with our key and another effect is not ours.
+    assert!(!of(json!([foreign])).is_busy());
+    assert_eq!(of(json!([foreign])).edited(None, false), None);
+}
+
+#[test]
+fn a_load_label_is_to_be_cleaned_up() {
+    let labelled = |labels: Value| {
+        TaintSnapshot::of(&json!({"metadata": {"name": "n", "labels": labels}, "spec": {}}))
+    };
+    let ours = labelled(json!({"plimsoll.dev/load": "95"}));
+    assert_eq!(ours.load_label(), Some("95"));
+    assert!(ours.needs_cleanup());
+    assert!(!labelled(json!({"pool": "a"})).needs_cleanup());
 }

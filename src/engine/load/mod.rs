@@ -43,7 +43,7 @@ use self::expected::{PodUse, Step, cpu_prior, memory_prior, usual};
 use self::history::{Parts, Peaks};
 use self::line::{Capacity, ResourceUse};
 pub use self::line::{DEFAULT_LINE, NodeLoad, PressureLoad, ResourceLoad, Term};
-use self::owners::Owners;
+use self::owners::{Owners, Ratios};
 pub use self::window::WINDOW;
 use self::window::{Intervals, RunTime, millicores, ticks};
 use super::Engine;
@@ -53,7 +53,7 @@ use super::plan::Unknown;
 use super::pod::{Pod, PodUid};
 use super::sample::{CpuTimes, Sample};
 use super::time::BootTime;
-use super::units::Quota;
+use super::units::{Bytes, MilliCpu, Quota};
 use super::values::memory;
 use super::window::{MAX_INTERVAL, NodeWindows, Span};
 
@@ -498,6 +498,18 @@ fn held_back(track: &Track, ledger: &Ledger, intervals: &Intervals) -> Option<f6
 fn age(pod: &Pod, time: Option<Timestamp>) -> Option<Duration> {
     let seconds = time?.as_second().saturating_sub(pod.started).max(0);
     (pod.started > 0).then(|| Duration::from_secs(seconds.unsigned_abs()))
+}
+
+/// What a pod is expected to use before it has started: CPU, and memory.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "amounts of a pod, not negative"
+)]
+pub fn expected_of(pod: &Pod) -> (MilliCpu, Bytes) {
+    let ratios = Ratios::default();
+    let (cpu, memory) = (cpu_prior(pod, ratios), memory_prior(pod, ratios));
+    (MilliCpu(cpu.round() as u64), Bytes(memory as u64))
 }
 
 impl Engine {

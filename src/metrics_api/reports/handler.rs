@@ -94,6 +94,11 @@ impl ReportHandler {
         self.latest().node(name, boot_id);
     }
 
+    /// The region and zone of a node.
+    pub fn zone(&self, name: &str, zone: &Arc<str>) {
+        self.latest().zone(name, zone);
+    }
+
     /// Completes when a report has arrived.
     pub async fn arrived(&self) {
         self.arrived.notified().await;
@@ -108,13 +113,14 @@ impl ReportHandler {
     pub fn measure(&self, busy: f64) {
         let now = clock::now();
         let (backlog, nodes) = {
-            let latest = self.latest();
+            let mut latest = self.latest();
+            latest.find_busy(now);
             let since = latest.waiting_since();
             let backlog = since.map_or(Duration::ZERO, |since| now.since(since));
             (backlog, latest.reporting(now))
         };
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        *limits = limits.at(Load { busy, backlog });
+        *limits = limits.at(Load { busy, backlog }).for_nodes(nodes);
         self.metrics.set_load(nodes, busy, *limits);
     }
 
@@ -288,11 +294,14 @@ impl ReportHandler {
 
     fn acknowledged(&self, node: Arc<str>) -> Answered {
         let term = self.leadership.borrow().term(clock::now());
-        let seconds = self.limits().interval.as_secs();
+        let limits = self.limits();
+        let label_interval = limits.label_interval.as_secs();
         let acknowledgement = Acknowledgement {
             epoch: term.map(|term| term.epoch),
             leading: term.is_some(),
-            next_interval_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+            next_interval_seconds: u32::try_from(limits.interval.as_secs()).unwrap_or(u32::MAX),
+            label_interval_seconds: u32::try_from(label_interval).ok(),
+            busy: self.latest().is_busy(&node),
         };
         Answered {
             answer: json(StatusCode::OK, body(&acknowledgement)),

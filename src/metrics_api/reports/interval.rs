@@ -14,6 +14,10 @@ const MAX_BACKLOG: Duration = Duration::from_secs(5);
 /// Minimum time between two reports of a node. Agents send at most one per second, and the network may bring two
 /// closer together.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
+/// Least interval of writes of a node's load label...
+const MIN_LABEL_INTERVAL: Duration = Duration::from_mins(1);
+/// ...which grows with the number of nodes, so that all together write at most this often a second.
+const MAX_LABEL_WRITES: u32 = 20;
 
 /// Shorter samples would show a busy thread that only reads its clock.
 const MIN_SAMPLE: Duration = Duration::from_secs(1);
@@ -58,6 +62,8 @@ pub struct ReportLimits {
     pub interval: Duration,
     /// Minimum time between two accepted reports of a node.
     pub min_interval: Duration,
+    /// Least interval of writes of a node's load label, for long.
+    pub label_interval: Duration,
 }
 
 impl Default for ReportLimits {
@@ -65,6 +71,7 @@ impl Default for ReportLimits {
         Self {
             interval: INTERVAL,
             min_interval: MIN_INTERVAL,
+            label_interval: MIN_LABEL_INTERVAL,
         }
     }
 }
@@ -89,6 +96,18 @@ impl ReportLimits {
             } else {
                 MIN_INTERVAL
             },
+            label_interval: self.label_interval,
+        }
+    }
+
+    /// The limits for this number of reporting nodes.
+    #[must_use]
+    pub fn for_nodes(self, nodes: usize) -> Self {
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        let seconds = u64::from(nodes.div_ceil(MAX_LABEL_WRITES));
+        Self {
+            label_interval: Duration::from_secs(seconds).max(MIN_LABEL_INTERVAL),
+            ..self
         }
     }
 
@@ -163,11 +182,26 @@ mod tests {
         let ReportLimits {
             interval,
             min_interval,
+            ..
         } = settled(1.0);
         assert!((20..=22).contains(&interval.as_secs()), "{interval:?}");
         assert_eq!(min_interval, MIN_INTERVAL);
         assert_eq!(settled(100.0).interval, MAX_INTERVAL);
         assert_eq!(settled(100.0).min_interval, MAX_INTERVAL * 2 / 3);
+    }
+
+    #[test]
+    fn all_nodes_together_write_at_most_20_labels_a_second() {
+        let seconds = |nodes| {
+            ReportLimits::default()
+                .for_nodes(nodes)
+                .label_interval
+                .as_secs()
+        };
+        assert_eq!(
+            [0, 1000, 1200, 1201, 5000].map(seconds),
+            [60, 60, 60, 61, 250]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::busy::BusyNodes;
 use crate::crd::report::{INTERVAL, MissingReport, RelayedReport, ReportId};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
@@ -53,6 +54,8 @@ struct LastReport {
 struct Node {
     /// `status.nodeInfo.bootID`; may be empty.
     boot_id: String,
+    /// Its region and zone.
+    zone: Arc<str>,
     last: Option<LastReport>,
 }
 
@@ -95,6 +98,7 @@ pub enum Outcome {
 pub struct Latest {
     nodes: BTreeMap<Arc<str>, Node>,
     changed: BTreeSet<Arc<str>>,
+    busy: BusyNodes,
     /// When all nodes were known.
     open: Option<BootTime>,
 }
@@ -125,10 +129,31 @@ impl Latest {
                 Arc::from(name),
                 Node {
                     boot_id,
-                    last: None,
+                    ..Node::default()
                 },
             );
         }
+    }
+
+    /// The region and zone of a node.
+    pub fn zone(&mut self, name: &str, zone: &Arc<str>) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.zone = Arc::clone(zone);
+        }
+    }
+
+    /// Decides again which nodes may have the soft taint.
+    pub fn find_busy(&mut self, now: BootTime) {
+        let nodes = self.nodes.iter().filter_map(|(name, node)| {
+            let last = node.last.as_ref().filter(|last| last.is_fresh(now))?;
+            Some((name, &node.zone, last.status.load.as_ref()?.percent))
+        });
+        self.busy.update(nodes);
+    }
+
+    /// Whether the node may have the soft taint.
+    pub fn is_busy(&self, node: &str) -> bool {
+        self.busy.contains(node)
     }
 
     /// Stores a report that arrived at `arrived_at`, unless the previous one is younger than `min_age`.

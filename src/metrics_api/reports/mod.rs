@@ -4,6 +4,7 @@
 //! It has its own thread, so that agents never wait for the rest of the controller. Reports are kept per node until
 //! the controller takes them from [`Reports`].
 
+mod busy;
 mod connections;
 mod handler;
 mod identity;
@@ -68,6 +69,11 @@ impl Reports {
     /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
     pub fn node(&self, name: &str, boot_id: Option<&str>) {
         self.0.node(name, boot_id);
+    }
+
+    /// The region and zone of a node.
+    pub fn zone(&self, name: &str, zone: &Arc<str>) {
+        self.0.zone(name, zone);
     }
 
     /// Completes when a report has arrived.

@@ -7,6 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::cluster::client::{CallError, call, found, stored};
+use crate::cluster::load_label;
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::crd::API_VERSION;
 use crate::reconcilers::compile::catalog::Key;
@@ -30,6 +31,11 @@ pub enum Outcome {
     LeaseRead {
         node: String,
         outcome: Result<Option<LeaseState>, CallError>,
+    },
+    /// The load label of an unresponsive agent's node.
+    LabelRemoved {
+        node: String,
+        outcome: Result<(), CallError>,
     },
     /// Whether the node had our taint or condition.
     TaintRemoved {
@@ -64,6 +70,10 @@ pub async fn carry_out(client: Client, leases: Api<LeaseObject>, operation: Oper
                 node,
             }
         }
+        Operation::RemoveLabel { node, uid } => Outcome::LabelRemoved {
+            outcome: remove_label(&client, &node, &uid).await,
+            node,
+        },
         Operation::RemoveTaint { node, uid } => Outcome::TaintRemoved {
             outcome: remove_taint(&client, &node, &uid).await,
             node,
@@ -95,7 +105,15 @@ async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError
     }
 }
 
-/// Removes our taint and condition. Does nothing if the node is gone or was replaced.
+/// Succeeds also if the node is gone or was replaced.
+async fn remove_label(client: &Client, node: &str, uid: &str) -> Result<(), CallError> {
+    match load_label::write(client, node, uid, None).await {
+        Err(error) if !matches!(error.code(), Some(404 | 409)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes our taints and condition. Does nothing if the node is gone or was replaced.
 async fn remove_taint(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
     let node = match taint::read(client, node).await {
         Ok(node) if node.uid == uid => node,

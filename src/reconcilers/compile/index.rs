@@ -7,9 +7,10 @@ use super::catalog::{Affected, Catalog, Class, Key, selects};
 use super::content::Content;
 use super::label_filter::{LabelFilter, SelectorFilter};
 use super::watermark::KnownWatermark;
+use crate::cluster::nodes::zone;
 use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
-use crate::reconcilers::observe::wire::{ObservedNode, Watermark};
+use crate::reconcilers::observe::wire::{LoadSigns, ObservedNode, Watermark};
 
 pub struct Node {
     pub uid: String,
@@ -24,6 +25,8 @@ pub struct Node {
     pub tainted: bool,
     /// Our condition is True.
     pub interferes: bool,
+    /// What its agent tells schedulers about its load.
+    pub load: LoadSigns,
 }
 
 impl Node {
@@ -41,7 +44,7 @@ impl Node {
 pub enum NodeChange {
     /// Nothing that is used.
     Nothing,
-    /// Readiness or our condition.
+    /// Readiness, our condition, or what schedulers see of its load.
     State,
     /// Our taint, and perhaps more of its state.
     Taint,
@@ -78,6 +81,7 @@ impl Index {
             ready,
             tainted,
             interferes,
+            load,
         } = node;
         if let Some(known) = self.nodes.get_mut(name)
             && known.uid == uid
@@ -85,15 +89,16 @@ impl Index {
         {
             let change = if known.tainted != tainted {
                 NodeChange::Taint
-            } else if (known.ready, known.interferes) != (ready, interferes) {
+            } else if (known.ready, known.interferes, known.load) != (ready, interferes, load) {
                 NodeChange::State
             } else {
                 NodeChange::Nothing
             };
             (known.ready, known.tainted, known.interferes) = (ready, tainted, interferes);
+            known.load = load;
             return change;
         }
-        let (class, zone) = (self.catalog.class(&facts), zone(&facts.labels));
+        let (class, zone) = (self.catalog.class(&facts), Arc::from(zone(&facts.labels)));
         let label_filter = LabelFilter::of(&facts.labels);
         let node = Node {
             uid,
@@ -104,6 +109,7 @@ impl Index {
             ready,
             tainted,
             interferes,
+            load,
         };
         self.nodes.insert(name.to_owned(), node);
         NodeChange::Policies
@@ -168,12 +174,4 @@ impl Index {
             .map(|(name, _)| name.clone())
             .collect()
     }
-}
-
-/// The region and zone labels of a node.
-fn zone(labels: &BTreeMap<String, String>) -> Arc<str> {
-    let label = |name: &str| labels.get(&format!("topology.kubernetes.io/{name}"));
-    let parts = ["region", "zone"].into_iter().filter_map(label);
-    let parts: Vec<&str> = parts.map(String::as_str).collect();
-    parts.join("/").into()
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::cluster::taint;
-use crate::crd::{NodeWatermarkSpec, NodeWatermarkStatus};
+use crate::crd::{NodeWatermarkSpec, NodeWatermarkStatus, load_label};
 use crate::engine::policy::{NodeFacts, TaintEffect};
 
 /// The field manager of the controller's writes.
@@ -43,6 +43,10 @@ impl Taint {
         let effects =
             [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule].map(TaintEffect::name);
         self.key == taint::KEY && effects.contains(&self.effect.as_str())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.key == taint::BUSY_KEY && self.effect == TaintEffect::PreferNoSchedule.name()
     }
 }
 
@@ -90,6 +94,17 @@ pub struct ObservedNode {
     pub tainted: bool,
     /// Our condition `InterferenceIdentified` is True.
     pub interferes: bool,
+    /// What its agent tells schedulers about its load.
+    pub load: LoadSigns,
+}
+
+/// What an agent tells schedulers about the load of its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadSigns {
+    /// The node has the label `plimsoll.dev/load`.
+    pub labelled: bool,
+    /// It has the taint `plimsoll.dev/busy`.
+    pub busy: bool,
 }
 
 impl ObservedNode {
@@ -101,12 +116,20 @@ impl ObservedNode {
             let conditions = &mut status.conditions.iter();
             conditions.any(|it| it.kind == kind && it.status == "True")
         };
+        let mut labels = node.metadata.labels.unwrap_or_default();
+        // It changes often, and no policy may select by it.
+        let labelled = labels.remove(load_label::KEY).is_some();
+        let load = LoadSigns {
+            labelled,
+            busy: taints.iter().any(Taint::is_busy),
+        };
         Self {
+            load,
             uid: node.metadata.uid.unwrap_or_default(),
             ready: is_true("Ready"),
             tainted: taints.iter().any(Taint::is_ours),
             interferes: is_true(taint::CONDITION),
-            facts: NodeFacts::of_capacity(node.metadata.labels.unwrap_or_default(), |name| {
+            facts: NodeFacts::of_capacity(labels, |name| {
                 status.capacity.get(name).map(String::as_str)
             }),
         }

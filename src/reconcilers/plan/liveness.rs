@@ -29,8 +29,10 @@ const MAX_LEASE_READS: usize = 16;
 /// What Plimsoll has in force on a node, as far as it is known without the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeEffects {
-    /// Our taint is on the node, or its condition is True.
+    /// One of our taints is on the node, or our condition is True.
     pub tainted: bool,
+    /// It has the label that says its load.
+    pub labelled: bool,
     /// Throttled pods, as last reported by the agent.
     pub throttled: usize,
     /// The node is Ready: its kubelet can run an agent.
@@ -39,7 +41,7 @@ pub struct NodeEffects {
 
 impl NodeEffects {
     const fn any(self) -> bool {
-        self.tainted || self.throttled > 0
+        self.tainted || self.labelled || self.throttled > 0
     }
 }
 
@@ -89,6 +91,8 @@ pub struct LivenessCheck {
     pub unresponsive: Vec<(String, Duration)>,
     /// Nodes whose agent responds again.
     pub recovered: Vec<String>,
+    /// Nodes whose load label has to be removed: an unresponsive agent must not call its node idle.
+    pub remove_label: Vec<String>,
     /// Nodes whose taint has to be removed.
     pub remove_taint: Vec<String>,
     /// Nodes whose agent is newly dead, with the number of pods throttled there.
@@ -361,6 +365,19 @@ impl LivenessMonitor {
             agent.removal.failed(now);
         }
         self.drop_if_idle(node);
+    }
+
+    /// An attempt to remove a load label finished.
+    pub fn label_removed(&mut self, node: &str, now: BootTime, done: bool) {
+        let Some(agent) = self.agents.get_mut(node) else {
+            return;
+        };
+        if done {
+            agent.label_removed = true;
+            agent.label_removal = Attempt::default();
+        } else {
+            agent.label_removal.failed(now);
+        }
     }
 
     /// Whether an update of the agent was late at the last check, well before it counts as unresponsive. Not in frozen zones.

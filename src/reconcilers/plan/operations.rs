@@ -29,6 +29,13 @@ pub enum Operation {
         /// The node.
         node: String,
     },
+    /// Remove the load label of a node whose agent is unresponsive.
+    RemoveLabel {
+        /// The node.
+        node: String,
+        /// Its UID, as a precondition.
+        uid: String,
+    },
     /// Remove our taint from a node whose agent is unresponsive.
     RemoveTaint {
         /// The node.

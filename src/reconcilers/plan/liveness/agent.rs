@@ -43,6 +43,9 @@ pub(super) struct Agent {
     /// Its taint was removed since it was last seen.
     pub(super) taint_removed: bool,
     pub(super) removal: Attempt,
+    /// Its load label was removed since it was last seen.
+    pub(super) label_removed: bool,
+    pub(super) label_removal: Attempt,
 }
 
 impl Agent {
@@ -175,8 +178,12 @@ impl Agent {
         let report_throttled = dead && effects.throttled > 0 && !self.reported_throttled;
         let tainted = effects.tainted || self.removal.is_started();
         let remove_taint = dead && tainted && !self.taint_removed && self.removal.is_due(now);
+        let remove_label =
+            effects.labelled && !self.label_removed && self.label_removal.is_due(now);
         let report = self.exists() && !self.reported;
-        if !(report || report_throttled || remove_taint) || !self.confirm(name, now, check) {
+        if !(report || report_throttled || remove_taint || remove_label)
+            || !self.confirm(name, now, check)
+        {
             return;
         }
         if let (true, Some(grace)) = (report, self.grace()) {
@@ -186,6 +193,10 @@ impl Agent {
         if report_throttled {
             self.reported_throttled = true;
             check.throttled.push((name.to_owned(), effects.throttled));
+        }
+        if remove_label {
+            self.label_removal.start();
+            check.remove_label.push(name.to_owned());
         }
         if remove_taint {
             self.removal.start();

@@ -39,13 +39,13 @@ func (s *scene) kubectl() {
 		}
 	}
 	table := strings.Split(s.kubectlWithRetries("get", "nodemetrics", "--chunk-size=2"), "\n")
-	header := []string{"NAME", "CPU", "CPU%", "MEMORY", "MEM%", "PRESSURE", "BREACHED", "AGENT", "AGE"}
+	header := []string{"NAME", "CPU", "CPU%", "MEMORY", "MEM%", "LOAD", "PRESSURE", "BREACHED", "AGENT", "AGE"}
 	if !slices.Equal(strings.Fields(table[0]), header) || len(table) != 1+len(s.agents.nodes) {
 		s.T.Errorf("the table is:\n%s", strings.Join(table, "\n"))
 	}
 	for index, line := range table[1:] {
 		words := strings.Fields(line)
-		if len(words) < 8 || words[0] != s.agents.nodes[index] || words[4] != "25%" || words[6] != "1" || words[7] != "Healthy" {
+		if len(words) < 9 || words[0] != s.agents.nodes[index] || words[4] != "25%" || words[7] != "1" || words[8] != "Healthy" {
 			s.T.Errorf("the line is %q", line)
 		}
 	}
