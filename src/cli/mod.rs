@@ -8,6 +8,7 @@ pub mod demo;
 pub mod doctor;
 mod duration;
 mod eviction_budgets;
+pub mod explain_score;
 mod logging;
 pub mod metrics;
 pub mod preview;
@@ -73,6 +74,8 @@ enum Command {
     Preview(preview::Args),
     /// Show the load of the nodes of a Kubernetes cluster, and which agents do not respond.
     Top(top::Args),
+    /// Show how loaded each node of a Kubernetes cluster is for a pod, and what schedulers see of it.
+    ExplainScore(explain_score::Args),
     /// Emergency stop: make every agent restore what it changed, and do nothing more.
     Stop(stop::StopArgs),
     /// Let every agent act again after `plimsoll stop`.
@@ -117,6 +120,7 @@ impl Cli {
             Command::Controller(args) => controller::run(&args),
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
+            Command::ExplainScore(args) => explain_score::run(&args),
             Command::Stop(args) => stop::stop(&args),
             Command::Resume(args) => stop::resume(&args),
             Command::Doctor(args) => doctor::run(&args),

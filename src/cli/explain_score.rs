@@ -1,0 +1,145 @@
+//! `plimsoll explain-score`.
+
+mod pod;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::ValueEnum;
+use k8s_openapi::api::core::v1 as k8s;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::{Api, Client};
+use serde_json::Value;
+
+use self::pod::PodToPlace;
+use self::report::{Explanation, NodeInput};
+use super::top::read;
+use super::{print, runtime};
+use crate::cluster::client::{call, connect};
+use crate::cluster::clock;
+use crate::cluster::list::all;
+use crate::crd::node_metric::API_VERSION;
+
+const HELP: &str = "\
+LOAD is how near a node is to where its own rules act, which is at 100. It is the highest of CPU, memory and pressure; for CPU \
+and memory it is what is expected to be used (or was, in lasting peaks) divided by the load line: the lowest threshold of an \
+enforced rule, in percent of the node, or 90. With a pod, WITH POD is the load after its start, and NOTES say why the node is \
+not a candidate. LABEL is what the node's agent wrote to plimsoll.dev/load; SCORE is what the terms of the label add up to \
+for a scheduler that uses them, from 8 (60 and less) to 0 (100), and 4 for a node without the label.
+
+This is not a scheduler: the resources that other pods request, volumes, topology spread, affinity to other pods and other \
+scores are not considered. Events of the pod say why a scheduler could not place it.
+
+Permissions: list nodes, list nodemetrics.metrics.plimsoll.dev; with a pod, get pods.
+
+Examples:
+  All nodes, the least loaded first:
+    plimsoll explain-score
+  For a pod of the cluster:
+    plimsoll explain-score web-0 -n shop
+  For a manifest, before it is applied (a Pod or anything with a pod template):
+    plimsoll explain-score -f deployment.yaml
+
+Exit status: 0 shown, 2 something could not be read.";
+
+/// Arguments of `plimsoll explain-score`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Name of a pod
+    #[arg(value_name = "POD", conflicts_with = "file")]
+    pod: Option<String>,
+
+    /// Namespace of the pod
+    #[arg(short = 'n', long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+
+    /// Manifest of a Pod, or of a workload with a pod template
+    #[arg(short = 'f', long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Output format
+    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+
+    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// Output formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A table.
+    Text,
+    /// One JSON object: {pod, nodes: [{node, load, withPod, label, score, ageSeconds, cpu, memory, notes, ...}]}.
+    Json,
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let text = runtime::start()?.block_on(explain(args))?;
+    print(text.as_bytes())
+}
+
+async fn explain(args: &Args) -> anyhow::Result<String> {
+    let manifest = args.file.as_deref().map(pod::read_manifest).transpose()?;
+    let client = connect(args.kubeconfig.as_deref()).await?;
+    let pod = match (&args.pod, manifest) {
+        (Some(name), _) => Some(get_pod(&client, &args.namespace, name).await?),
+        (None, manifest) => manifest,
+    };
+    let explanation = Explanation::new(pod.as_ref(), nodes(&client).await?, clock::wall());
+    Ok(match args.output {
+        Output::Text => explanation.to_string(),
+        Output::Json => format!("{}\n", serde_json::to_string(&explanation)?),
+    })
+}
+
+async fn get_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<PodToPlace> {
+    let kind = ApiResource::erase::<k8s::Pod>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let object = call(api.get(name)).await;
+    let object = object
+        .map_err(|error| anyhow!("failed to read pod {namespace}/{name}: {}", error.message()))?;
+    PodToPlace::of(&serde_json::to_value(object)?)
+        .with_context(|| format!("failed to read pod {namespace}/{name}"))
+}
+
+/// The nodes with what is known of their load.
+async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeInput>> {
+    let api: Api<k8s::Node> = Api::all(client.clone());
+    let list = all(ListParams::default(), async |page| api.list(&page).await);
+    let (nodes, metrics) = tokio::join!(list, read::metrics(client));
+    let nodes = nodes.map_err(|error| anyhow!("failed to list the nodes: {}", error.message()))?;
+    let metrics = match metrics {
+        Ok(metrics) => metrics,
+        Err(error) if error.code() == Some(404) => bail!(
+            "{API_VERSION} is not served in this cluster; install plimsoll with metricsAPI.enabled"
+        ),
+        Err(error) => bail!("failed to list NodeMetrics: {}", error.message()),
+    };
+    let mut metrics: std::collections::BTreeMap<_, _> = metrics
+        .into_iter()
+        .filter_map(|metric| Some((metric.metadata.name?, metric.status)))
+        .collect();
+    let with_load = |node: k8s::Node| {
+        let status = metrics.remove(node.metadata.name.as_deref().unwrap_or_default());
+        NodeInput {
+            node,
+            status: status.unwrap_or_default(),
+        }
+    };
+    Ok(nodes.into_iter().map(with_load).collect())
+}
+
+/// The template of a workload, or the object itself.
+fn template(object: &Value) -> &Value {
+    let spec = &object["spec"];
+    [&spec["jobTemplate"]["spec"]["template"], &spec["template"]]
+        .into_iter()
+        .find(|template| template.is_object())
+        .unwrap_or(object)
+}

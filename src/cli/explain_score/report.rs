@@ -1,0 +1,398 @@
+//! What is said of each node. Pure.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as k8s;
+use serde::Serialize;
+
+use super::pod::PodToPlace;
+use crate::cluster::taint;
+use crate::crd::NodeMetricStatus;
+use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
+use crate::crd::node_metric::condition::HEALTHY;
+use crate::crd::node_metric::{Load, ResourceLoad};
+use crate::crd::node_selector::{NodeView, selects};
+use crate::metrics_api::table::{age, bytes, millicores};
+use crate::preview::Table;
+
+/// A node as the cluster has it.
+pub struct NodeInput {
+    pub node: k8s::Node,
+    pub status: NodeMetricStatus,
+}
+
+/// The nodes, the best first.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<PodLine>,
+    nodes: Vec<NodeLine>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodLine {
+    name: String,
+    cpu_millicores: u64,
+    memory_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduler: Option<String>,
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeLine {
+    node: String,
+    /// Percent of the load line.
+    load: Option<f64>,
+    with_pod: Option<f64>,
+    label: Option<String>,
+    /// What the terms of the label add up to.
+    score: u8,
+    age_seconds: Option<i64>,
+    #[serde(flatten)]
+    terms: Terms,
+    /// The pod may run there, as far as its own spec says.
+    candidate: bool,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Terms {
+    worst: Option<String>,
+    cpu: Option<ResourceLoad>,
+    memory: Option<ResourceLoad>,
+}
+
+impl Explanation {
+    /// Explains the nodes at `now`, for a pod if there is one.
+    pub fn new(pod: Option<&PodToPlace>, nodes: Vec<NodeInput>, now: Timestamp) -> Self {
+        let mut nodes: Vec<NodeLine> = nodes
+            .into_iter()
+            .map(|node| NodeLine::new(pod, &node, now))
+            .collect();
+        nodes.sort_by(|a, b| {
+            let load = |it: &NodeLine| it.with_pod.or(it.load).unwrap_or(f64::INFINITY);
+            let order = b.candidate.cmp(&a.candidate).then(b.score.cmp(&a.score));
+            order
+                .then(load(a).total_cmp(&load(b)))
+                .then_with(|| a.node.cmp(&b.node))
+        });
+        let pod = pod.map(|pod| PodLine {
+            name: pod.name.clone(),
+            cpu_millicores: pod.cpu.0,
+            memory_bytes: pod.memory.0,
+            scheduler: pod.scheduler.clone(),
+        });
+        Self { pod, nodes }
+    }
+}
+
+impl NodeLine {
+    fn new(pod: Option<&PodToPlace>, input: &NodeInput, now: Timestamp) -> Self {
+        let NodeInput { node, status } = input;
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let labels = node.metadata.labels.as_ref();
+        let label = labels.and_then(|labels| labels.get(KEY).cloned());
+        let read = label.as_deref().and_then(LoadLabel::parse);
+        let healthy = is_healthy(status);
+        let load = status.load.as_ref().filter(|_| healthy);
+        let passed_over = pod.map_or_else(Vec::new, |pod| passed_over(pod, node, &name));
+        let mut notes = passed_over.clone();
+        notes.extend(signs(node, label.as_deref(), load, healthy));
+        let age = status.timestamp.as_ref();
+        let age = age.map(|time| (now.as_second() - time.0.as_second()).max(0));
+        Self {
+            load: load.map(|load| load.percent),
+            with_pod: load
+                .zip(pod)
+                .and_then(|(load, pod)| with_pod(load, pod, status, &name)),
+            score: read.map_or(DEFAULT_HEADROOM, LoadLabel::headroom),
+            label,
+            age_seconds: age,
+            terms: load.map_or_else(Terms::default, |load| Terms {
+                worst: Some(load.worst.clone()),
+                cpu: Some(load.cpu.clone()),
+                memory: Some(load.memory.clone()),
+            }),
+            candidate: passed_over.is_empty(),
+            node: name,
+            notes,
+        }
+    }
+
+    fn cells(&self, pod: bool) -> Vec<String> {
+        let percent = |percent: Option<f64>| or_unknown(percent.map(|it| format!("{it:.0}")));
+        let resource = |of: Option<&ResourceLoad>| {
+            or_unknown(of.map(|of| {
+                let peak = of.history.unwrap_or_default();
+                let basis = if peak > of.expected { " (peak)" } else { "" };
+                format!("{:.0}{basis} of {:.0}", of.expected.max(peak), of.line)
+            }))
+        };
+        let mut cells = vec![self.node.clone(), percent(self.load)];
+        if pod {
+            cells.push(percent(self.with_pod));
+        }
+        cells.extend([
+            self.label.clone().unwrap_or_else(|| "-".to_owned()),
+            self.score.to_string(),
+            resource(self.terms.cpu.as_ref()),
+            resource(self.terms.memory.as_ref()),
+            or_unknown(self.age_seconds.map(age)),
+            self.notes.join("; "),
+        ]);
+        cells
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(pod) = &self.pod {
+            writeln!(
+                f,
+                "{} is expected to use {}m CPU and {} MiB memory\n",
+                pod.name,
+                pod.cpu_millicores,
+                pod.memory_bytes >> 20
+            )?;
+        }
+        let mut header = vec!["NODE", "LOAD"];
+        if self.pod.is_some() {
+            header.push("WITH POD");
+        }
+        header.extend([
+            "LABEL",
+            "SCORE",
+            "CPU% OF LINE",
+            "MEM% OF LINE",
+            "MEASURED",
+            "NOTES",
+        ]);
+        let right: &[usize] = if self.pod.is_some() {
+            &[1, 2, 3, 4]
+        } else {
+            &[1, 2, 3]
+        };
+        let mut table = Table::new(&header, right);
+        for node in &self.nodes {
+            table.push(node.cells(self.pod.is_some()));
+        }
+        write!(f, "{table}")
+    }
+}
+
+fn or_unknown(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "?".to_owned())
+}
+
+fn is_healthy(status: &NodeMetricStatus) -> bool {
+    let mut conditions = status.conditions.iter();
+    let healthy = conditions.find(|condition| condition.type_ == HEALTHY);
+    healthy.is_some_and(|condition| condition.status == "True")
+}
+
+/// The load after the start of the pod; unchanged where it runs already.
+fn with_pod(load: &Load, pod: &PodToPlace, status: &NodeMetricStatus, node: &str) -> Option<f64> {
+    if pod.node.as_deref() == Some(node) {
+        return Some(load.percent);
+    }
+    let capacity = &status.capacity;
+    let cpus = millicores(capacity.cpu.as_ref())?.0 as f64;
+    let total = bytes(capacity.memory.as_ref())?.0 as f64;
+    let after = |of: &ResourceLoad, share: f64| {
+        let more = ResourceLoad {
+            expected: of.expected + share * 100.0,
+            history: of.history.map(|history| history + share * 100.0),
+            ..of.clone()
+        };
+        more.percent()
+    };
+    let cpu = after(&load.cpu, pod.cpu.0 as f64 / cpus);
+    let memory = after(&load.memory, pod.memory.0 as f64 / total);
+    Some(load.percent.max(cpu).max(memory))
+}
+
+/// Why the pod does not run on the node, by its own spec.
+fn passed_over(pod: &PodToPlace, node: &k8s::Node, name: &str) -> Vec<String> {
+    let spec = node.spec.as_ref();
+    let mut why = Vec::new();
+    let view = NodeView {
+        name,
+        labels: node.metadata.labels.as_ref(),
+    };
+    if selects(&pod.placement, view) == Some(false) {
+        why.push("not selected by the pod's nodeSelector or node affinity".to_owned());
+    }
+    let taints = spec.and_then(|spec| spec.taints.as_ref());
+    for it in taints.into_iter().flatten() {
+        let hard = matches!(&*it.effect, "NoSchedule" | "NoExecute");
+        if hard
+            && !pod
+                .tolerations
+                .iter()
+                .any(|toleration| tolerates(toleration, it))
+        {
+            why.push(format!("taint {}:{} is not tolerated", it.key, it.effect));
+        }
+    }
+    why
+}
+
+/// As `ToleratesTaint` of Kubernetes.
+fn tolerates(toleration: &k8s::Toleration, taint: &k8s::Taint) -> bool {
+    let all = |text: &Option<String>| text.as_deref().unwrap_or_default().is_empty();
+    let effect = all(&toleration.effect) || toleration.effect.as_ref() == Some(&taint.effect);
+    let key = all(&toleration.key) || toleration.key.as_ref() == Some(&taint.key);
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let value = |text: &Option<String>| text.clone().unwrap_or_default();
+    effect && key && (exists || value(&toleration.value) == value(&taint.value))
+}
+
+/// What schedulers see of the node's load, and what is wrong with it.
+fn signs(node: &k8s::Node, label: Option<&str>, load: Option<&Load>, healthy: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    let mut taints = taints.into_iter().flatten();
+    if taints.any(|it| it.key == taint::BUSY_KEY) {
+        notes.push("busy: avoided if another node is free".to_owned());
+    }
+    if !healthy {
+        notes.push("its agent does not report".to_owned());
+    }
+    let read = label.and_then(LoadLabel::parse);
+    match (label, read, load) {
+        (Some(text), None, _) => notes.push(format!("the label {text:?} is no load: counts as 80")),
+        (None, ..) => notes.push("no label: counts as 80".to_owned()),
+        (_, Some(label), Some(load)) => {
+            let measured = LoadLabel::of(load.percent);
+            if measured.is_some_and(|it| it.headroom() != label.headroom()) {
+                notes.push("the label lags behind, or is not its agent's".to_owned());
+            }
+        }
+        _ => {}
+    }
+    if read.is_some_and(|label| label >= FULL) {
+        notes.push("at its load line: avoided the most".to_owned());
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-01T12:00:00Z".parse().expect("a time")
+    }
+
+    fn input(name: &str, label: Option<&str>, percent: Option<f64>, spec: &Value) -> NodeInput {
+        let node = json!({"metadata": {"name": name, "labels": {KEY: label}}, "spec": spec});
+        let mut node: k8s::Node = {
+            let mut node = node;
+            if label.is_none() {
+                node["metadata"]["labels"] = json!({});
+            }
+            serde_json::from_value(node).expect("a node")
+        };
+        node.status = None;
+        let load = percent.map(|percent| {
+            json!({"percent": percent, "worst": "cpu", "cpu": {"expected": percent * 0.8, "newcomers": 0.0, "line": 80.0},
+                "memory": {"expected": 20.0, "newcomers": 0.0, "line": 90.0}})
+        });
+        let status = json!({
+            "timestamp": "2026-01-01T11:59:57Z", "capacity": {"cpu": "4", "memory": "8Gi"}, "load": load,
+            "conditions": [{"type": "Healthy", "status": if percent.is_some() {"True"} else {"Unknown"}, "reason": "r",
+                "message": "", "lastTransitionTime": "2026-01-01T11:00:00Z"}],
+        });
+        NodeInput {
+            node,
+            status: serde_json::from_value(status).expect("a status"),
+        }
+    }
+
+    fn cluster() -> Vec<NodeInput> {
+        let taint = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
+        let busy = json!({"taints": [{"key": "plimsoll.dev/busy", "effect": "PreferNoSchedule"}]});
+        vec![
+            input("hot", Some("100"), Some(97.0), &busy),
+            input("calm", Some("50"), Some(50.0), &json!({})),
+            input("gpu", Some("10"), Some(10.0), &taint),
+            input("lost", None, None, &json!({})),
+            input("odd", Some("idle"), Some(30.0), &json!({})),
+        ]
+    }
+
+    fn pod() -> PodToPlace {
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]});
+        PodToPlace::of(&json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec}))
+            .expect("a pod")
+    }
+
+    #[test]
+    fn nodes_are_ordered_as_a_scheduler_sees_them() {
+        let shown = Explanation::new(Some(&pod()), cluster(), now());
+        let names: Vec<&str> = shown.nodes.iter().map(|it| it.node.as_str()).collect();
+        assert_eq!(names, ["calm", "odd", "lost", "hot", "gpu"], "{shown}");
+        let scores: Vec<u8> = shown.nodes.iter().map(|it| it.score).collect();
+        assert_eq!(scores, [8, 4, 4, 0, 8]);
+        // 0.85 of 2 of 4 CPUs is 42.5 percent, of a line of 80.
+        assert_eq!(shown.nodes[0].with_pod, Some((40.0 + 42.5) / 80.0 * 100.0));
+        assert!(!shown.nodes[4].candidate, "{shown}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_in_the_notes() {
+        let text = Explanation::new(Some(&pod()), cluster(), now()).to_string();
+        for part in [
+            "n/p is expected to use 1700m CPU and 716 MiB memory",
+            "taint gpu:NoSchedule is not tolerated",
+            "its agent does not report; no label: counts as 80",
+            "the label \"idle\" is no load: counts as 80",
+            "busy: avoided if another node is free; at its load line",
+            "40 of 80",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        let without = Explanation::new(None, cluster(), now()).to_string();
+        assert!(!without.contains("WITH POD"), "{without}");
+    }
+
+    #[test]
+    fn a_label_that_the_load_does_not_bear_out_is_noted() {
+        let lying = vec![input("n", Some("0"), Some(97.0), &json!({}))];
+        let text = Explanation::new(None, lying, now()).to_string();
+        assert!(text.contains("not its agent's"), "{text}");
+        let same = vec![input("n", Some("0"), Some(55.0), &json!({}))];
+        let text = Explanation::new(None, same, now()).to_string();
+        assert!(
+            !text.contains("not its agent's"),
+            "loads up to 60 count alike: {text}"
+        );
+    }
+
+    #[test]
+    fn tolerations_are_read_as_by_kubernetes() {
+        let taint: k8s::Taint =
+            serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoSchedule"}))
+                .expect("a taint");
+        for (toleration, expected) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"key": "k", "value": "v"}), true),
+            (json!({"key": "k", "value": "w"}), false),
+            (json!({"key": "k"}), false),
+            (
+                json!({"key": "k", "value": "v", "effect": "NoExecute"}),
+                false,
+            ),
+        ] {
+            let read: k8s::Toleration = serde_json::from_value(toleration.clone()).expect("one");
+            assert_eq!(tolerates(&read, &taint), expected, "{toleration}");
+        }
+    }
+}
