@@ -75,7 +75,8 @@ fn by_agent() -> Vec<Attempt> {
         refused_taint("busy and empty", &own, &busy("NoExecute"), &more_taints),
     ];
     for text in ["", "abc", "7", "05", "101", "105", "1000", "5.0"] {
-        let words = format!("the label plimsoll.dev/load is one of 0, 5, ... 95, 100, not {text}");
+        let words =
+            format!("the label plimsoll.dev/load is one of 0, 5, ... 95, 100, not \"{text}\"");
         let body = labels(&json!({LOAD: text}));
         attempts.push(refused("garbage", &own, body, &words));
     }
