@@ -37,6 +37,7 @@ mod eviction;
 mod faults;
 mod flow_control;
 mod heartbeat;
+mod load_label;
 mod node_metric;
 mod permissions;
 mod placement;
