@@ -32,8 +32,8 @@ fn refused(what: &'static str, path: &str, body: Value, words: &str) -> Attempt 
 
 /// A taint beside those of a Node, which has to be refused.
 fn refused_taint(what: &'static str, path: &str, taint: &Value, words: &str) -> Attempt {
-    let patch = json!([{"op": "add", "path": "/spec/taints/-", "value": taint}]);
-    attempt(what, ("PATCH", path), (JSON_PATCH, patch), words)
+    let body = json!([{"op": "add", "path": "/spec/taints/-", "value": taint}]);
+    attempt(what, ("PATCH", path), (JSON_PATCH, body), words)
 }
 
 /// Attempts of the agent of [`OWN`].

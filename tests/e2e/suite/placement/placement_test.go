@@ -15,8 +15,8 @@ import (
 func TestPlacement(t *testing.T) {
 	c := start(t)
 	t.Logf("Kubernetes %s", c.Version())
-	t.Run("second scheduler", func(t *testing.T) { c.secondSchedulerWorks(t) })
-	t.Run("admission policy", func(t *testing.T) { c.policyAddsTheSameTerms(t) })
+	t.Run("SecondSchedulerWorks", c.secondSchedulerWorks)
+	t.Run("PolicyAddsTheSameTerms", c.policyAddsTheSameTerms)
 	for _, as := range ways {
 		t.Run(strings.ReplaceAll(as.name, " ", "-"), func(t *testing.T) {
 			for _, each := range []struct {
@@ -44,6 +44,7 @@ func TestPlacement(t *testing.T) {
 			}
 		})
 	}
+	t.Run("SecondSchedulerLacksNothing", c.secondSchedulerLacksNothing)
 }
 
 // hotNodesAreAvoided although nothing is requested on them, and half of each other node.
