@@ -78,12 +78,13 @@ pub struct ResourceLoad {
 }
 
 impl ResourceLoad {
-    /// Percent of the load line.
+    /// Percent of the load line, or of the threshold of a rule that is above it.
     pub fn percent(&self) -> f64 {
         let used = self
             .history
             .map_or(self.expected, |history| history.max(self.expected));
-        used / self.line * 100.0
+        let used = used / self.line * 100.0;
+        self.breached.map_or(used, |breached| breached.max(used))
     }
 }
 
