@@ -43,6 +43,8 @@ mod engine {
     mod evict;
     mod hours;
     mod invariants;
+    mod load;
+    mod placement;
     mod preview;
     mod purity;
     mod release;

@@ -102,6 +102,8 @@ fn tick(node: &mut Node, load: f64) -> allocation_counter::AllocationInfo {
     let info = allocation_counter::measure(|| {
         node.engine.step(node.now, &node.sample, &mut node.plan);
         std::hint::black_box(node.engine.next_due());
+        std::hint::black_box(node.engine.load().is_ok());
+        std::hint::black_box(node.engine.load_needs(node.now));
     });
     assert!(node.plan.evaluated);
     info
@@ -118,6 +120,25 @@ fn an_evaluation_without_a_breach_allocates_nothing() {
         assert_eq!(tick(&mut node, 1.0).count_total, 0);
         assert_eq!(node.plan.transitions, []);
     }
+}
+
+#[test]
+fn the_load_allocates_nothing_while_it_learns() {
+    let mut node = node(110);
+    node.cpu = 1000;
+    for (number, load) in node.pods.iter_mut().enumerate() {
+        load.pod.owner = Some(format!("owner-{number}").into());
+    }
+    node.set_pods();
+    for _ in 0..3 {
+        tick(&mut node, 1.0);
+    }
+    // Longer than it takes to learn what pods of an owner use, and than a bucket of peaks.
+    for _ in 0..70 {
+        assert_eq!(tick(&mut node, 1.0).count_total, 0);
+    }
+    let load = node.engine.load().unwrap();
+    assert!(load.cpu.history.is_some() && load.memory.history.is_some());
 }
 
 #[test]

@@ -99,8 +99,10 @@ pub(super) struct PodUse {
 /// What happened to the node since the last sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
-    /// The last sample; `None` at the first one.
+    /// The last sample; `None` without one, or after a gap.
     pub(super) before: Option<BootTime>,
+    /// There was never a sample before.
+    pub(super) is_first: bool,
     /// The CPUs online.
     pub(super) cpus: f64,
 }

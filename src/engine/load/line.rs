@@ -6,6 +6,8 @@
 //! load of a pressure = value / threshold x 100, of each enforced rule over one
 //! load               = the highest of these
 //! ```
+//! A rule over any metric whose last value is above its threshold counts with value / threshold x 100 as well: it acts, or
+//! will, although a mean over 5 minutes may not show it yet. So what it evicts is not sent back.
 
 use jiff::Timestamp;
 
@@ -32,7 +34,8 @@ pub struct NodeLoad {
     pub cpu: ResourceLoad,
     /// Memory.
     pub memory: ResourceLoad,
-    /// The enforced rule over a pressure that is closest to acting; `None` without one whose value is known.
+    /// The enforced rule that is closest to acting, of those over a pressure and those over other metrics that are above
+    /// their threshold; `None` without one whose value is known.
     pub pressure: Option<PressureLoad>,
 }
 
@@ -41,7 +44,7 @@ pub struct NodeLoad {
 pub enum Term {
     /// A resource.
     Resource(Resource),
-    /// Pressure, or how long protected pods wait.
+    /// Pressure, how long protected pods wait, or a metric of neither resource.
     Pressure,
 }
 
@@ -70,15 +73,18 @@ pub struct ResourceLoad {
     pub line: f64,
     /// The rule whose threshold is the line; `None`: no rule is enforced over the resource, and the line is 90.
     pub rule: Option<RuleId>,
+    /// The last value of an enforced rule over the resource in percent of its threshold, if that is above 100.
+    pub breached: Option<f64>,
 }
 
 impl ResourceLoad {
-    /// Percent of the load line.
+    /// Percent of the load line, or of the threshold of a rule that is above it.
     pub fn percent(&self) -> f64 {
         let used = self
             .history
             .map_or(self.expected, |history| history.max(self.expected));
-        used / self.line * 100.0
+        let used = used / self.line * 100.0;
+        self.breached.map_or(used, |breached| breached.max(used))
     }
 }
 
@@ -130,6 +136,7 @@ pub(super) fn load(
             history,
             line,
             rule,
+            breached: breached(runs, resource, time),
         }
     });
     let pressure = pressure(runs, time);
@@ -190,22 +197,37 @@ fn threshold(rule: &Rule, resource: Resource, capacity: Capacity) -> Option<f64>
     })
 }
 
-/// The pressure rule that is closest to acting. One without a value cannot act, so it does not count.
+/// The highest value of a rule over the resource that is above its threshold, in percent of that.
+fn breached(runs: &[Run], resource: Resource, time: Option<Timestamp>) -> Option<f64> {
+    let over = |run: &&Run| run.rule.metric.resource() == Some(resource) && is_in_force(run, time);
+    let nearness = runs.iter().filter(over).filter_map(nearness);
+    let highest = nearness.filter(|near| *near > 1.0).reduce(f64::max);
+    highest.map(|near| near * 100.0)
+}
+
+/// The rule that is closest to acting, of those over a pressure and those over other metrics that are above their threshold.
+/// One without a value cannot act, so it does not count.
 fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
     let in_force = runs
         .iter()
-        .filter(|run| run.rule.metric.is_pressure() && is_in_force(run, time));
+        .filter(|run| run.rule.metric.resource().is_none() && is_in_force(run, time));
     let loads = in_force.filter_map(|run| {
-        let value = run.evaluation?.value()?;
-        let near = value / run.rule.threshold;
-        let near = run.guard.map_or(near, |guard| guard.nearness().min(near));
-        Some((near.max(0.0) * 100.0, run))
+        let near = nearness(run)?;
+        let counts = run.rule.metric.is_pressure() || near > 1.0;
+        counts.then_some((near * 100.0, run))
     });
     let (percent, run) = loads.max_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(PressureLoad {
         rule: run.rule.id.clone(),
         percent,
     })
+}
+
+/// The last value of the rule over its threshold, if it is known: above 1, the rule acts or will.
+fn nearness(run: &Run) -> Option<f64> {
+    let near = run.evaluation?.value()? / run.rule.threshold;
+    let near = run.guard.map_or(near, |guard| guard.nearness().min(near));
+    Some(near.max(0.0))
 }
 
 /// Enforced, and within its hours. Without a wall clock it counts: the load is then too high rather than too low.

@@ -150,10 +150,9 @@ impl NodeState {
             return None;
         }
         let elapsed = at.since(before);
-        let last = self
-            .cpu
-            .replace(cpu)
-            .filter(|_| at > before && elapsed <= MAX_INTERVAL);
+        let last = self.cpu.replace(cpu);
+        let is_first = last.is_none();
+        let last = last.filter(|_| at > before && elapsed <= MAX_INTERVAL);
         let busy = last.and_then(|last| {
             cpu.busy_since(last, elapsed)?;
             ticks(cpu.busy).checked_sub(ticks(last.busy))
@@ -168,6 +167,7 @@ impl NodeState {
         }
         Some(Step {
             before: busy.map(|_| before),
+            is_first,
             cpus: f64::from(cpu.online),
         })
     }
@@ -284,9 +284,7 @@ impl LoadTracker {
             let track = &mut self.tracks[index];
             if track.pod.running {
                 let age = age(&track.pod, sample.time);
-                track
-                    .used
-                    .resolve_start(sample.at, age, step.before.is_none());
+                track.used.resolve_start(sample.at, age, step.is_first);
             }
             let before = track.used.add(entry, step, &self.node.intervals);
             self.node.untracked.add(before);

@@ -259,6 +259,12 @@ impl Simulation {
         demands.sum::<f64>().min(f64::from(self.cpus))
     }
 
+    /// Starts a pod.
+    pub fn start(&mut self, worker: Worker) {
+        self.workers.push(worker);
+        self.set_pods();
+    }
+
     fn set_pods(&mut self) {
         let pods = self.workers.iter().map(|it| Arc::new(it.pod.clone()));
         self.engine.set_pods(pods.collect());

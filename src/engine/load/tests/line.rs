@@ -145,3 +145,46 @@ fn pressure_that_nobody_protected_waits_for_is_no_load() {
     // They wait for 1 % of the time, and from 5 % on the rule acts.
     near(node.load().pressure.unwrap().percent, 20.0);
 }
+
+#[test]
+fn a_rule_above_its_threshold_counts_at_once() {
+    let preview = Rule {
+        strategy: Strategy::Preview,
+        ..rule("c", "cpu_total_utilization", 10.0)
+    };
+    let mut node = Node::with_rules(vec![
+        rule("a", "cpu_total_utilization", 80.0),
+        rule("b", "cpu_load_1_min", 20.0),
+        preview,
+    ]);
+    node.change = |sample| {
+        let load = if sample.at.as_nanos() > 100_450 * 1_000_000_000 {
+            30.0
+        } else {
+            15.0
+        };
+        sample.node.load = Some([load; 3]);
+    };
+    node.system = 4000;
+    node.advance(400);
+    near(node.load().percent, 50.0);
+    assert_eq!(
+        node.load().pressure,
+        None,
+        "a load average below its threshold is no pressure"
+    );
+    // A peak of less than a minute is hardly in a mean of five.
+    node.system = 9000;
+    node.advance(20);
+    let load = node.load();
+    near(load.cpu.breached.unwrap(), 90.0 / 80.0 * 100.0);
+    near(load.percent, 112.5);
+    assert_eq!(load.worst, Term::Resource(Resource::Cpu));
+    assert!(load.cpu.expected < 50.0, "{load:?}");
+    node.system = 4000;
+    node.advance(60);
+    let load = node.load();
+    assert_eq!(load.cpu.breached, None);
+    assert_eq!(load.worst, Term::Pressure);
+    near(load.pressure.unwrap().percent, 150.0);
+}

@@ -1,0 +1,685 @@
+//! The expected load against a plain reference over the whole history, second by second.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine_support::{pod, rule, throttling};
+use crate::simulation::{Simulation, Worker};
+use plimsoll::engine::Engine;
+use plimsoll::engine::load::NodeLoad;
+use plimsoll::engine::plan::{Plan, Unknown};
+use plimsoll::engine::pod::Pod;
+use plimsoll::engine::sample::{CpuTimes, MemoryParts, NodeMemory, PodSample, Sample};
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::{Bytes, MilliCpu};
+use proptest::prelude::*;
+
+const CPUS: u32 = 32;
+const MEMORY: u64 = 1 << 36;
+const WINDOW: u64 = 300;
+/// Samples further apart make a gap.
+const MAX_INTERVAL: u64 = 30;
+/// Seconds since boot at the start of a history.
+const BOOT: u64 = 1_000_000;
+
+/// Millicores in each second of a life.
+#[derive(Clone, Debug)]
+struct Shape {
+    base: u64,
+    peak: u64,
+    /// Seconds of a cycle, and how many of them are at the peak.
+    cycle: u64,
+    busy: u64,
+}
+
+impl Shape {
+    fn at(&self, age: u64) -> u64 {
+        if age % self.cycle < self.busy {
+            self.peak
+        } else {
+            self.base
+        }
+    }
+
+    fn steady(cpu: u64) -> Self {
+        Self {
+            base: cpu,
+            peak: cpu,
+            cycle: 1,
+            busy: 0,
+        }
+    }
+}
+
+/// A pod of the history.
+#[derive(Clone, Debug)]
+struct Life {
+    /// Seconds since the start of the history in which it runs.
+    runs: Range<u64>,
+    shape: Shape,
+    request: u64,
+    /// When its counter starts over.
+    resets: Vec<u64>,
+}
+
+/// Everything that happens on a node.
+#[derive(Clone, Debug)]
+struct History {
+    lives: Vec<Life>,
+    system: Shape,
+    /// When it is sampled.
+    samples: Vec<u64>,
+}
+
+/// What a pod used up to each second: `used[t]` is the sum of the first `t` seconds of the history.
+type Sums = Vec<u64>;
+
+/// The plain reference: it knows every second.
+struct Reference<'a> {
+    history: &'a History,
+    lives: Vec<Sums>,
+    system: Sums,
+}
+
+fn sums(seconds: u64, used: impl Fn(u64) -> u64) -> Sums {
+    let mut sum = 0;
+    let mut sums = vec![0];
+    for second in 0..seconds {
+        sum += used(second);
+        sums.push(sum);
+    }
+    sums
+}
+
+impl<'a> Reference<'a> {
+    fn of(history: &'a History) -> Self {
+        let end = history.samples.last().unwrap() + 1;
+        let life = |life: &Life| {
+            sums(end, |second| {
+                let runs = life.runs.contains(&second);
+                runs.then(|| life.shape.at(second - life.runs.start))
+                    .unwrap_or_default()
+            })
+        };
+        Self {
+            history,
+            lives: history.lives.iter().map(life).collect(),
+            system: sums(end, |second| history.system.at(second)),
+        }
+    }
+
+    /// Whether the pod is listed at `at`: it has run for some time, and is not gone.
+    fn lives(&self, life: usize, at: u64) -> bool {
+        let runs = &self.history.lives[life].runs;
+        runs.start < at && at <= runs.end
+    }
+
+    /// Mean millicores over the seconds before `at`.
+    fn mean(sums: &Sums, from: u64, at: u64) -> f64 {
+        let index = |second: u64| usize::try_from(second).unwrap();
+        let used = sums[index(at)] - sums[index(from)];
+        used as f64 / (at - from) as f64
+    }
+
+    /// The first sample after the last gap, of all samples up to `at`.
+    fn measured_from(&self, at: u64) -> u64 {
+        let samples: Vec<u64> = self
+            .history
+            .samples
+            .iter()
+            .copied()
+            .filter(|it| *it <= at)
+            .collect();
+        let mut from = samples[0];
+        for pair in samples.windows(2) {
+            if pair[1] - pair[0] > MAX_INTERVAL {
+                from = pair[1];
+            }
+        }
+        from
+    }
+
+    /// Expected millicores of one pod at a sample, and how far a ring of intervals may be off.
+    fn pod(&self, life: usize, at: u64, measured: u64) -> f64 {
+        let Life { runs, request, .. } = &self.history.lives[life];
+        let first_listed = *self
+            .history
+            .samples
+            .iter()
+            .find(|it| **it > runs.start)
+            .unwrap();
+        let prior = if *request == 0 {
+            250.0
+        } else {
+            0.85 * *request as f64
+        };
+        let first = first_listed.max(measured);
+        // One that was there at the very first sample is old.
+        let age = if first_listed == self.history.samples[0] {
+            u64::MAX
+        } else {
+            at - first_listed
+        };
+        if first == at {
+            return prior;
+        }
+        let from = first.max(at.saturating_sub(WINDOW));
+        let own = Self::mean(&self.lives[life], from, at);
+        let weight = (age as f64 / 15.0).min(1.0);
+        weight * own + (1.0 - weight) * prior
+    }
+
+    /// Expected millicores of the node.
+    fn expected(&self, at: u64) -> f64 {
+        let measured = self.measured_from(at);
+        let from = measured.max(at.saturating_sub(WINDOW));
+        let alive = (0..self.lives.len()).filter(|life| self.lives(*life, at));
+        let pods: f64 = alive.map(|life| self.pod(life, at, measured)).sum();
+        pods + Self::mean(&self.system, from, at)
+    }
+
+    /// How far the tracker may be off: it interpolates within the oldest interval, and does not see what a pod used between
+    /// its last sample and its end, or a restart of its counter.
+    fn tolerance(&self, at: u64) -> f64 {
+        let measured = self.measured_from(at);
+        let from = measured.max(at.saturating_sub(WINDOW));
+        let last_sample = |before: u64| {
+            let samples = self.history.samples.iter().copied();
+            samples.filter(|it| *it <= before).max().unwrap_or_default()
+        };
+        let mut unseen = 0.0;
+        for (life, sums) in self.history.lives.iter().zip(&self.lives) {
+            let ends = life.resets.iter().chain([&life.runs.end]).copied();
+            for end in ends.filter(|end| (from..at).contains(end)) {
+                let seen = last_sample(end).max(measured);
+                let began = seen.max(life.runs.start);
+                if began < end {
+                    // The pod itself may be younger than the window.
+                    let length = at - from.max(life.runs.start);
+                    unseen +=
+                        Self::mean(sums, began, end) * (end - began) as f64 / length.max(1) as f64;
+                }
+            }
+        }
+        let ran = self
+            .history
+            .lives
+            .iter()
+            .filter(|life| life.runs.start < at && life.runs.end >= from);
+        let peaks: u64 = ran.map(|life| life.shape.peak.max(life.shape.base)).sum();
+        let system = self.history.system.peak.max(self.history.system.base);
+        unseen + 0.04 * (peaks + system) as f64 + 5.0
+    }
+
+    /// The mean of the 5 minutes before `at`, without the pods that have ended by `now`.
+    fn lasting(&self, at: u64, now: u64) -> f64 {
+        let from = at - WINDOW;
+        let stays = (0..self.lives.len()).filter(|life| self.history.lives[*life].runs.end >= now);
+        let pods: f64 = stays
+            .map(|life| Self::mean(&self.lives[life], from, at))
+            .sum();
+        pods + Self::mean(&self.system, from, at)
+    }
+
+    /// The mean of the 5 minutes before `at` of everything.
+    fn total(&self, at: u64) -> f64 {
+        self.lasting(at, 0)
+    }
+
+    /// Bounds of the peak of the last `window` seconds without the pods that have ended: at least what is left of the highest
+    /// mean, at most the highest of what is left of each, also of a bucket that is `bucket` seconds older.
+    fn peak(&self, now: u64, window: u64, bucket: u64) -> (f64, f64) {
+        let times = |window: u64| (now.saturating_sub(window).max(WINDOW)..=now).step_by(20);
+        let total = |at: u64| (self.total(at), at);
+        let highest = times(window).map(total).max_by(|a, b| a.0.total_cmp(&b.0));
+        let least = highest.map_or(0.0, |(_, at)| self.lasting(at, now));
+        let most = times(window + bucket)
+            .map(|at| self.lasting(at, now))
+            .fold(0.0, f64::max);
+        (least, most)
+    }
+}
+
+/// The engine on a node with this history.
+struct Node<'a> {
+    history: &'a History,
+    reference: Reference<'a>,
+    engine: Engine,
+    plan: Plan,
+    /// The pods that are listed.
+    listed: Vec<usize>,
+}
+
+impl<'a> Node<'a> {
+    fn new(history: &'a History) -> Self {
+        Self {
+            history,
+            reference: Reference::of(history),
+            engine: Engine::new(),
+            plan: Plan::default(),
+            listed: Vec::new(),
+        }
+    }
+
+    fn pod(&self, life: usize) -> Arc<Pod> {
+        Arc::new(Pod {
+            cpu_request: MilliCpu(self.history.lives[life].request),
+            ..pod(&format!("pod-{life:03}"))
+        })
+    }
+
+    fn read(&self, life: usize, at: u64) -> PodSample {
+        let sum = |second: u64| self.reference.lives[life][usize::try_from(second).unwrap()];
+        let resets = self.history.lives[life].resets.iter();
+        let reset = resets
+            .copied()
+            .filter(|it| *it <= at)
+            .max()
+            .unwrap_or_default();
+        PodSample {
+            cpu_nanos: Some((sum(at) - sum(reset)) * 1_000_000),
+            memory_parts: Some(MemoryParts::default()),
+            ..PodSample::new(self.pod(life).uid.clone(), time(at))
+        }
+    }
+
+    fn sample(&self, at: u64) -> Sample {
+        let sum = |sums: &Sums| sums[usize::try_from(at).unwrap()];
+        let busy = sum(&self.reference.system) + self.reference.lives.iter().map(sum).sum::<u64>();
+        let mut sample = Sample {
+            at: time(at),
+            pods: self
+                .listed
+                .iter()
+                .map(|life| self.read(*life, at))
+                .collect(),
+            ..Sample::default()
+        };
+        sample.node.cpu = Some(CpuTimes {
+            busy: busy * 1_000_000,
+            idle: (u64::from(CPUS) * 1000 * at).saturating_sub(busy) * 1_000_000,
+            online: CPUS,
+        });
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(MEMORY),
+            available: Bytes(MEMORY),
+        });
+        sample
+    }
+
+    fn step(&mut self, at: u64) -> Result<NodeLoad, Unknown> {
+        let lives = 0..self.history.lives.len();
+        let listed: Vec<usize> = lives
+            .filter(|life| self.reference.lives(*life, at))
+            .collect();
+        if listed != self.listed {
+            self.engine
+                .set_pods(listed.iter().map(|life| self.pod(*life)).collect());
+            self.listed = listed;
+        }
+        let sample = self.sample(at);
+        self.engine.step(sample.at, &sample, &mut self.plan);
+        self.engine.load()
+    }
+}
+
+fn time(second: u64) -> BootTime {
+    BootTime::default() + Duration::from_secs(BOOT + second)
+}
+
+fn millicores(load: &NodeLoad) -> f64 {
+    load.cpu.expected * f64::from(CPUS) * 10.0
+}
+
+/// Compares every sample.
+fn compare(history: &History) -> Result<(), TestCaseError> {
+    let mut node = Node::new(history);
+    for at in &history.samples {
+        let found = node.step(*at);
+        let measured = node.reference.measured_from(*at);
+        if *at == measured {
+            prop_assert_eq!(found, Err(Unknown::Rebased));
+            continue;
+        }
+        let (found, wanted) = (millicores(&found.unwrap()), node.reference.expected(*at));
+        let tolerance = node.reference.tolerance(*at);
+        prop_assert!(
+            (found - wanted).abs() <= tolerance,
+            "{at}: {found}, not {wanted} +- {tolerance}"
+        );
+    }
+    Ok(())
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    (0..800_u64, 0..4000_u64, 1..400_u64, 0..100_u64).prop_map(|(base, more, cycle, busy)| Shape {
+        base,
+        peak: base + more,
+        cycle,
+        busy: cycle * busy / 100,
+    })
+}
+
+fn life(seconds: u64) -> impl Strategy<Value = Life> {
+    let runs = (0..seconds, 5..seconds);
+    let resets = proptest::collection::vec(1..seconds, 0..3);
+    (runs, shape(), 0..3000_u64, resets).prop_map(|((start, length), shape, request, resets)| {
+        // A third started before the first sample.
+        let runs = start.saturating_sub(length / 2)..start + length;
+        let resets = resets.into_iter().map(|after| runs.start + after).collect();
+        Life {
+            runs,
+            shape,
+            request,
+            resets,
+        }
+    })
+}
+
+/// Samples each 1 to 10 seconds, with gaps.
+fn samples(seconds: u64) -> impl Strategy<Value = Vec<u64>> {
+    let steps = prop_oneof![
+        30 => 1..4_u64,
+        10 => 4..11_u64,
+        1 => 11..200_u64,
+    ];
+    proptest::collection::vec(steps, 100..600).prop_map(move |steps| {
+        let mut at = 0;
+        let times = steps.into_iter().map(|step| {
+            at += step;
+            at
+        });
+        times.take_while(|at| *at < seconds).collect()
+    })
+}
+
+fn history(seconds: u64) -> impl Strategy<Value = History> {
+    let lives = proptest::collection::vec(life(seconds), 0..8);
+    (lives, shape(), samples(seconds)).prop_map(|(lives, system, samples)| History {
+        lives,
+        system,
+        samples,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn the_expected_load_is_that_of_the_reference(history in history(1500)) {
+        compare(&history)?;
+    }
+}
+
+/// The pod `life` starts and ends beside others. Samples are taken as the node takes them: of pods when the load needs them.
+fn sampled_as_needed(history: &History, mut each: impl FnMut(u64, &mut Node<'_>)) {
+    let mut node = Node::new(history);
+    for at in history.samples.iter().copied() {
+        if at == history.samples[0] || node.engine.load_needs(time(at)).pods || !node.is_current(at)
+        {
+            node.step(at).ok();
+        }
+        each(at, &mut node);
+    }
+}
+
+impl Node<'_> {
+    /// Whether no pod has started or ended since the last sample.
+    fn is_current(&self, at: u64) -> bool {
+        let lives = 0..self.history.lives.len();
+        let listed: Vec<usize> = lives
+            .filter(|life| self.reference.lives(*life, at))
+            .collect();
+        listed == self.listed
+    }
+}
+
+#[test]
+fn a_pod_counts_with_its_use_at_any_age_and_not_after_its_end() {
+    let steady = |runs: Range<u64>, cpu| Life {
+        runs,
+        shape: Shape::steady(cpu),
+        request: cpu * 100 / 85,
+        resets: Vec::new(),
+    };
+    for cpu in [100, 1000, 8000] {
+        for offset in 0..10 {
+            let (start, end) = (1000 + offset, 1700 + offset);
+            let history = History {
+                lives: vec![steady(0..5000, 2000), steady(start..end, cpu)],
+                system: Shape::steady(700),
+                samples: (1..2400).collect(),
+            };
+            sampled_as_needed(&history, |at, node| {
+                let runs = start + 5..=end;
+                let has = if runs.contains(&at) { cpu as f64 } else { 0.0 };
+                if at > 20 && !(start..start + 5).contains(&at) {
+                    let found = millicores(&node.engine.load().unwrap()) - 2700.0;
+                    assert!(
+                        (found - has).abs() <= 0.05 * cpu as f64,
+                        "{cpu} {offset} {at}: {found}, not {has}"
+                    );
+                }
+            });
+        }
+    }
+}
+
+/// A request says nothing: between the request's share and the real use until it is 15 s old, then within 5 %.
+#[test]
+fn a_pod_of_unknown_use_counts_with_its_use_from_15_seconds_on() {
+    for (request, cpu) in [(4000, 500), (100, 6000), (0, 3000)] {
+        let new = Life {
+            runs: 1000..1900,
+            shape: Shape::steady(cpu),
+            request,
+            resets: Vec::new(),
+        };
+        let history = History {
+            lives: vec![new],
+            system: Shape::steady(700),
+            samples: (1..2000).collect(),
+        };
+        let prior = if request == 0 {
+            250.0
+        } else {
+            request as f64 * 0.85
+        };
+        sampled_as_needed(&history, |at, node| {
+            if (1002..=1900).contains(&at) {
+                let found = millicores(&node.engine.load().unwrap()) - 700.0;
+                let wanted = cpu as f64;
+                if at >= 1017 {
+                    assert!(
+                        (found - wanted).abs() <= wanted * 0.05,
+                        "{at}: {found}, not {wanted}"
+                    );
+                } else {
+                    let bounds = prior.min(wanted) * 0.99..=prior.max(wanted) * 1.01;
+                    assert!(bounds.contains(&found), "{at}: {found}");
+                }
+            }
+        });
+    }
+}
+
+/// A day with working hours, nightly jobs, deployments that are rolled, and short jobs.
+fn day() -> History {
+    let hour = 3600;
+    let mut lives = Vec::new();
+    let mut add = |runs: Range<u64>, base: u64, peak: u64, cycle: u64, busy: u64| {
+        lives.push(Life {
+            runs,
+            shape: Shape {
+                base,
+                peak,
+                cycle,
+                busy,
+            },
+            request: 1000,
+            resets: Vec::new(),
+        });
+    };
+    for number in 0..4 {
+        let rolled = (9 + number) * hour + 700 * number;
+        add(0..rolled, 300, 1500, 24 * hour, 8 * hour);
+        add(rolled..30 * hour, 300, 1300, 900, 300);
+    }
+    add(2 * hour..4 * hour, 12_000, 12_000, 1, 0);
+    add(13 * hour..14 * hour + 200, 6_000, 15_000, 700, 200);
+    for number in 0..40 {
+        let start = 20 * hour + number * 180;
+        add(start..start + 150, 4000, 4000, 1, 0);
+    }
+    History {
+        lives,
+        system: Shape {
+            base: 400,
+            peak: 900,
+            cycle: 3600,
+            busy: 600,
+        },
+        samples: (1..26 * hour).step_by(10).collect(),
+    }
+}
+
+#[test]
+fn the_peaks_of_a_day_lose_the_pods_that_have_ended() {
+    let history = day();
+    let mut node = Node::new(&history);
+    let mut relieved = 0;
+    for at in history.samples.iter().copied() {
+        let load = node.step(at);
+        if at < 1800 || at % 1800 != 1 {
+            continue;
+        }
+        let load = load.unwrap();
+        let (hour, day) = (
+            node.reference.peak(at, 3600, 300),
+            node.reference.peak(at, 86_400, 7200),
+        );
+        let weighted = |bounds: fn((f64, f64)) -> f64| (0.9 * bounds(hour)).max(0.8 * bounds(day));
+        let (least, most) = (weighted(|it| it.0), weighted(|it| it.1));
+        let found = load.cpu.history.unwrap() * f64::from(CPUS) * 10.0;
+        // A mean is only recorded every 20 s, and a pod leaves up to 10 s to the system.
+        let tolerance = 0.03 * 15_000.0;
+        assert!(
+            (least - tolerance..=most + tolerance).contains(&found),
+            "{at}: {found}, not {least} to {most}"
+        );
+        let highest = (WINDOW..=at)
+            .step_by(60)
+            .map(|at| node.reference.total(at))
+            .fold(0.0, f64::max);
+        relieved += usize::from(found < 0.8 * highest - 4000.0);
+        let wanted = node.reference.expected(at);
+        let found = millicores(&load);
+        assert!(
+            (found - wanted).abs() <= node.reference.tolerance(at),
+            "{at}: {found}, not {wanted}"
+        );
+    }
+    assert!(
+        relieved > 15,
+        "{relieved}: the jobs of the night are taken off"
+    );
+}
+
+// ---- Throttles --------------------------------------------------------------------------------------------------
+
+/// A simulated node, and what its pods got in every second.
+struct Throttled {
+    sim: Simulation,
+    used: Vec<Vec<f64>>,
+}
+
+impl Throttled {
+    fn new(demands: &[f64]) -> Self {
+        let batch = demands.iter().enumerate().map(|(number, demand)| {
+            let namespace = "batch".to_owned();
+            let pod = Pod {
+                namespace,
+                ..pod(&format!("b{number}"))
+            };
+            Worker::new(pod, *demand)
+        });
+        let workers: Vec<_> = batch.chain([Worker::new(pod("important"), 0.5)]).collect();
+        let rules = vec![rule(
+            "node/cpu",
+            "cpu_total_utilization",
+            60.0,
+            throttling(30, 20),
+        )];
+        Self {
+            used: vec![Vec::new(); workers.len()],
+            sim: Simulation::new(8, rules, workers),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.sim.tick();
+        for (used, worker) in self.used.iter_mut().zip(&self.sim.workers) {
+            used.push(worker.allocated * 1000.0);
+        }
+    }
+
+    /// Mean millicores of a pod over the last seconds, from its first sample on.
+    fn mean(&self, worker: usize, seconds: usize) -> f64 {
+        let used = &self.used[worker][1..];
+        let last = &used[used.len().saturating_sub(seconds)..];
+        last.iter().sum::<f64>() / last.len() as f64
+    }
+
+    /// What a pod counts with; `None` if it is not clear whether it wants more than its quota.
+    fn expected(&self, worker: usize) -> Option<f64> {
+        let own = self.mean(worker, 300);
+        let uid = &self.sim.workers[worker].pod.uid;
+        let throttle = self.sim.plan.throttles.iter().find(|it| it.uid == *uid);
+        let Some(target) = throttle.map(|it| &it.target_cgroups[0]) else {
+            return Some(own);
+        };
+        let Some(quota) = target.quota else {
+            return Some(own);
+        };
+        let wants = |seconds| self.mean(worker, seconds) >= 0.9 * quota.0 as f64;
+        let wants: Vec<bool> = (14..=31).map(wants).collect();
+        match wants.iter().all(|it| *it) {
+            true => Some(own.max(target.base.0 as f64)),
+            false if wants.iter().any(|it| *it) => None,
+            false => Some(own),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn throttled_pods_count_with_what_they_used_while_they_want_more(
+        demands in proptest::collection::vec(0.1..3.0_f64, 1..5),
+        changes in proptest::collection::vec((0..5_usize, 0.05..3.0_f64), 1..6),
+    ) {
+        let mut node = Throttled::new(&demands);
+        let mut compared = 0;
+        for (worker, demand) in changes {
+            for _ in 0..150 {
+                node.tick();
+                let Ok(load) = node.sim.engine.load() else { continue };
+                let pods = 0..node.used.len();
+                let wanted: Option<f64> = pods.map(|worker| node.expected(worker)).sum();
+                if let Some(wanted) = wanted {
+                    let found = load.cpu.expected * 80.0;
+                    prop_assert!(
+                        (found - wanted).abs() <= 0.02 * wanted + 60.0,
+                        "{}: {found}, not {wanted}", node.sim.now
+                    );
+                    compared += 1;
+                }
+            }
+            let count = node.sim.workers.len();
+            node.sim.workers[worker % count].demand = demand;
+        }
+        prop_assert!(compared > 50);
+    }
+}
