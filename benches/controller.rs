@@ -52,6 +52,7 @@ fn seen(index: usize, facts: NodeFacts) -> ObservedNode {
         ready: true,
         tainted: false,
         interferes: false,
+        ..ObservedNode::default()
     }
 }
 

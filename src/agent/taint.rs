@@ -106,6 +106,13 @@ enum Step {
     Wait(Option<Duration>),
 }
 
+/// What is wanted besides the engine's decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extra {
+    remove_condition: bool,
+    busy: bool,
+}
+
 /// Decides the next step; pure.
 #[derive(Debug, Default)]
 struct Reconciler {
@@ -113,8 +120,7 @@ struct Reconciler {
     decided: bool,
     /// The wanted taint and condition.
     node_taint: Option<NodeTaint>,
-    remove_condition: bool,
-    busy: bool,
+    extra: Extra,
     rules: Vec<RuleId>,
     /// The Node as last seen, or as written by us since.
     node: Option<TaintSnapshot>,
@@ -135,12 +141,12 @@ impl Reconciler {
     fn desired(&self) -> Desired<'_> {
         let taint = match &self.node_taint {
             Some(taint) => DesiredTaint::Present(taint),
-            None if self.remove_condition => DesiredTaint::Removed,
+            None if self.extra.remove_condition => DesiredTaint::Removed,
             None => DesiredTaint::Absent,
         };
         Desired {
             taint,
-            busy: self.busy,
+            busy: self.extra.busy,
         }
     }
 
@@ -150,9 +156,12 @@ impl Reconciler {
 
     fn set_wanted(&mut self, wanted: &WantedTaint) {
         // Our own change is not a loss.
-        self.in_sync &=
-            (self.remove_condition, self.busy) == (wanted.remove_condition, wanted.busy);
-        (self.remove_condition, self.busy) = (wanted.remove_condition, wanted.busy);
+        let extra = Extra {
+            remove_condition: wanted.remove_condition,
+            busy: wanted.busy,
+        };
+        self.in_sync &= self.extra == extra;
+        self.extra = extra;
         let (effect, rules) = match &wanted.scheduling {
             Scheduling::Unchanged => return,
             Scheduling::Enabled => (None, &[][..]),

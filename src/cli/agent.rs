@@ -137,20 +137,27 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = CREDENTIALS)]
     report_credentials: PathBuf,
 
-    /// Write the node's load into its label plimsoll.dev/load, by which schedulers avoid loaded nodes (0, 5, ... 95, 100: the
-    /// rules would act); false removes the label
-    #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
-    load_label: bool,
-
-    /// Set the taint plimsoll.dev/busy (PreferNoSchedule) at a load of 95, until it is below 85; on at most 40 percent of a
-    /// zone's nodes, so it needs --report-service
-    #[arg(long, requires = "report_service")]
-    soft_taint: bool,
+    #[command(flatten)]
+    placement: Placement,
 
     /// Restore everything that an agent changed on this node, list each file, and exit. Without an API server the taint
     /// and the condition stay
     #[arg(long)]
     restore: bool,
+}
+
+/// What schedulers see of the node's load.
+#[derive(Debug, clap::Args)]
+struct Placement {
+    /// Write the node's load into its label plimsoll.dev/load, by which schedulers avoid loaded nodes (0, 5, ... 95, 100: the
+    /// rules would act); false removes the label
+    #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
+    load_label: bool,
+
+    /// Set the taint plimsoll.dev/busy (`PreferNoSchedule`) at a load of 95, until it is below 85; on at most 40 percent of a
+    /// zone's nodes, so it needs --report-service
+    #[arg(long, requires = "report_service")]
+    soft_taint: bool,
 }
 
 /// At least the default interval, and short enough for the controller to detect an unresponsive agent in time.
@@ -208,8 +215,8 @@ impl Args {
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,
             reports: self.reports(),
-            load_label: self.load_label,
-            soft_taint: self.soft_taint,
+            load_label: self.placement.load_label,
+            soft_taint: self.placement.soft_taint,
         }
     }
 

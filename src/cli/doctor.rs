@@ -9,6 +9,7 @@ mod flow;
 mod installation;
 mod nodes;
 mod permissions;
+mod placement;
 mod pods;
 mod policies;
 mod snapshot;
@@ -34,7 +35,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 const HELP: &str = "\
 Checks the Kubernetes version, API aggregation, definitions, controller, agents and their layouts, their permissions and \
-admission policies, eviction requests, heartbeats and clocks, flow control, what agents report about their nodes, the emergency \
+admission policies, eviction requests, heartbeats and clocks, flow control, placement by load, what agents report about their nodes, the emergency \
 stop, and policies without effect. Each finding says what to do. Anything that you may not read is a finding; anything that may \
 be intended is only a note.
 

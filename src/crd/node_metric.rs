@@ -315,10 +315,13 @@ pub struct Load {
     pub pressure: Option<PressureLoad>,
 }
 
-/// The load of one resource: the higher of `expected` and `history`, divided by `line`.
+/// The load of one resource: the higher of `expected` and `history`, divided by `line`; more if a rule over it is above its
+/// threshold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceLoad {
+    /// Percent of the load line.
+    pub percent: f64,
     /// What the pods of the node and its system are expected to use, in percent of the node.
     pub expected: f64,
     /// The part of it that averages do not show yet, of pods that have just started or will, in percent of the node.
@@ -331,13 +334,6 @@ pub struct ResourceLoad {
     /// The rule with that threshold, as `<NodeQOS>/<rule>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-}
-
-impl ResourceLoad {
-    /// Percent of the load line.
-    pub fn percent(&self) -> f64 {
-        self.expected.max(self.history.unwrap_or_default()) / self.line * 100.0
-    }
 }
 
 /// How near a rule over pressure is to acting.

@@ -265,8 +265,8 @@ mod tests {
             "usage": {"node": {"cpu": "1200m", "memory": "4Gi"}},
             "pressure": {"io": {"some": {"avg10": 3.6, "avg60": 0.0, "avg300": 0.0}},
                          "cpu": {"some": {"avg10": 0.4, "avg60": 9.0, "avg300": 9.0}}},
-            "load": {"percent": 91.8, "worst": "cpu", "cpu": {"expected": 73.4, "newcomers": 0.0, "line": 80.0},
-                     "memory": {"expected": 25.0, "newcomers": 0.0, "line": 90.0}},
+            "load": {"percent": 91.8, "worst": "cpu", "cpu": {"percent": 91.8, "expected": 73.4, "newcomers": 0.0, "line": 80.0},
+                     "memory": {"percent": 27.8, "expected": 25.0, "newcomers": 0.0, "line": 90.0}},
             "rules": {"total": 3, "breached": 1, "cooling": 0, "unknown": 0},
         }))
         .unwrap();

@@ -299,6 +299,7 @@ async fn evictions_wait_for_the_taint() {
         },
         message: "m".to_owned(),
         remove_condition: false,
+        busy: false,
     });
     let denied = "node node00 is forbidden";
     scene.proxy.respond_with(move |method, path| {

@@ -334,6 +334,7 @@ impl Task {
             scheduling,
             message,
             remove_condition: false,
+            busy: false,
         });
     }
 

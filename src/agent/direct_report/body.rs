@@ -114,6 +114,7 @@ mod tests {
 
     fn load() -> Load {
         let resource = ResourceLoad {
+            percent: 199.9,
             expected: 199.9,
             newcomers: 99.9,
             history: Some(99.9),

@@ -37,7 +37,7 @@ pub(super) struct Schedule {
     /// The interval of the bucket.
     interval: Duration,
     /// What was written last, until the watch shows it or something else.
-    written: Option<Option<LoadLabel>>,
+    written: Option<OnNode>,
     /// The text on the Node before that.
     before: Option<String>,
     /// Since when the label differs from the load.
@@ -53,6 +53,21 @@ impl Default for Schedule {
             before: None,
             differs: None,
         }
+    }
+}
+
+/// The label on a Node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnNode {
+    Absent,
+    Label(LoadLabel),
+    /// Text that is no value of the label.
+    Invalid,
+}
+
+impl From<Option<LoadLabel>> for OnNode {
+    fn from(label: Option<LoadLabel>) -> Self {
+        label.map_or(Self::Absent, Self::Label)
     }
 }
 
@@ -95,25 +110,19 @@ impl Schedule {
     }
 
     /// The write succeeded.
-    pub(super) const fn written(&mut self, label: Option<LoadLabel>) {
-        self.written = Some(label);
+    pub(super) fn written(&mut self, label: Option<LoadLabel>) {
+        self.written = Some(label.into());
         self.differs = None;
     }
 
     /// What is on the Node: our last write, until the watch shows another text than before it.
-    fn current<'a>(&mut self, text: Option<&'a str>) -> Option<Option<LoadLabel>> {
+    fn current(&mut self, text: Option<&str>) -> OnNode {
         if text != self.before.as_deref() {
             self.written = None;
         }
-        if self.written.is_some() {
-            return self.written;
-        }
-        match text.map(LoadLabel::parse) {
-            None => Some(None),
-            Some(Some(label)) => Some(Some(label)),
-            // Not a value of ours: it differs from everything.
-            Some(None) => None,
-        }
+        let on_node = |text| LoadLabel::parse(text).map_or(OnNode::Invalid, OnNode::Label);
+        self.written
+            .unwrap_or_else(|| text.map_or(OnNode::Absent, on_node))
     }
 
     fn set_interval(&mut self, interval: Duration) {
@@ -125,15 +134,15 @@ impl Schedule {
     }
 }
 
-/// How much the label on the Node (`None`: not one of ours) differs from the load.
-fn change(current: Option<Option<LoadLabel>>, wanted: Option<LoadLabel>) -> Change {
+/// How much the label on the Node differs from the load.
+fn change(current: OnNode, wanted: Option<LoadLabel>) -> Change {
     let (current, wanted) = match (current, wanted) {
-        (Some(None), None) => return Change::None,
+        (OnNode::Absent, None) => return Change::None,
         // A load that is unknown for a moment keeps its label.
-        (Some(Some(_)), None) => return Change::Small,
-        (None, None) => return Change::Fall,
-        (Some(None) | None, Some(_)) => return Change::Rise,
-        (Some(Some(current)), Some(wanted)) => (current, wanted),
+        (OnNode::Label(_), None) => return Change::Small,
+        (OnNode::Invalid, None) => return Change::Fall,
+        (OnNode::Absent | OnNode::Invalid, Some(_)) => return Change::Rise,
+        (OnNode::Label(current), Some(wanted)) => (current, wanted),
     };
     if current.headroom() == wanted.headroom() {
         return Change::None;
@@ -264,7 +273,7 @@ mod tests {
         node.run(120..240, |_| None);
         assert_eq!(node.writes.len(), 1, "it is gone");
         assert_eq!(
-            change(None, None),
+            change(OnNode::Invalid, None),
             Change::Fall,
             "what is not ours goes too"
         );

@@ -81,7 +81,7 @@ pub struct Load {
     cpu_capacity: Float,
     memory_capacity: Float,
     pressure: Family<PressureLabels, Float>,
-    load: Family<TermLabels, Float>,
+    terms: Family<TermLabels, Float>,
     expected: Family<ResourceLabels, Float>,
     line: Family<ResourceLabels, Float>,
     protected: Family<StallLabels, Float>,
@@ -141,7 +141,7 @@ impl Load {
         let capacity = self.memory_capacity.clone();
         registry.register_with_unit("node_memory_capacity", help, Unit::Bytes, capacity);
         let help = "How near the node is to where its rules act, which is at 100 (the load line), by cpu, memory, pressure and the highest of them (worst)";
-        registry.register_with_unit("load", help, percent(), self.load.clone());
+        registry.register_with_unit("load", help, percent(), self.terms.clone());
         let help =
             "What the node's pods and its system are expected to use, of the node's capacity";
         let expected = self.expected.clone();
@@ -188,7 +188,7 @@ impl Load {
         with_one_series(&self.cpu);
         with_one_series(&self.memory);
         with_one_series(&self.pressure);
-        with_one_series(&self.load);
+        with_one_series(&self.terms);
         with_one_series(&self.expected);
         with_one_series(&self.line);
         with_one_series(&self.protected);
@@ -259,19 +259,19 @@ impl Load {
     }
 
     fn load(&self, load: Option<&NodeLoad>) {
-        self.load.clear();
+        self.terms.clear();
         self.expected.clear();
         self.line.clear();
         let Some(load) = load else { return };
         let set = |term, percent| {
-            self.load.get_or_create(&TermLabels { term }).set(percent);
+            self.terms.get_or_create(&TermLabels { term }).set(percent);
         };
         set("worst", load.percent);
         if let Some(pressure) = &load.pressure {
             set("pressure", pressure.percent);
         }
         for (resource, of) in [("cpu", &load.cpu), ("memory", &load.memory)] {
-            set(resource, of.percent());
+            set(resource, of.percent);
             let labels = ResourceLabels { resource };
             self.expected.get_or_create(&labels).set(of.expected);
             self.line.get_or_create(&labels).set(of.line);

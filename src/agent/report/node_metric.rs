@@ -440,6 +440,7 @@ fn load(load: &NodeLoad) -> Load {
 
 fn resource_load(load: &crate::engine::load::ResourceLoad) -> ResourceLoad {
     ResourceLoad {
+        percent: tenth(load.percent()),
         expected: tenth(load.expected),
         newcomers: tenth(load.newcomers),
         history: load.history.map(tenth),

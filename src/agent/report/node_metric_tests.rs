@@ -352,6 +352,7 @@ fn load_of(percent: f64) -> NodeLoad {
         history: None,
         line: 80.0,
         rule: Some(RuleId::from("q/cpu")),
+        breached: None,
     };
     NodeLoad {
         at: BootTime::default(),

@@ -3,7 +3,7 @@
 use super::finding::Finding;
 use super::pods::running;
 use super::snapshot::{Snapshot, items};
-use super::{admission, agents, flow, installation, nodes, policies};
+use super::{admission, agents, flow, installation, nodes, placement, policies};
 
 /// How a check's results are reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,8 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(admission::untested_policies), Problem, Off),
     (One(admission::evictions), Problem, Off),
     (One(flow::flow_schemas), Problem, Off),
+    (One(placement::soft_taint_with_karpenter), Problem, Off),
+    (One(placement::unlabelled_nodes), Problem, Off),
     (One(installation::missing_watermarks), Problem, Off),
     (Each(nodes::reported_problems), Problem, Off),
     (Each(policies::unevaluated), Problem, Off),
@@ -70,6 +72,8 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(agents::without_image), Note, Note),
     (One(admission::not_permitted_to_test), Note, Off),
     (One(flow::no_flow_control), Note, Off),
+    (One(placement::unread_label), Note, Off),
+    (One(placement::policy_without_namespaces), Note, Off),
 ];
 
 fn run(snapshot: &Snapshot, wanted: Level) -> Vec<Finding> {
@@ -108,7 +112,9 @@ pub(super) fn summary(snapshot: &Snapshot) -> String {
         return agents;
     }
     let node_qos = items(&snapshot.node_qos).len();
-    format!("{agents}, {node_qos} NodeQOS")
+    let placement = placement::in_effect(snapshot);
+    let placement = placement.map_or_else(String::new, |it| format!("; {it}"));
+    format!("{agents}, {node_qos} NodeQOS{placement}")
 }
 
 #[cfg(test)]

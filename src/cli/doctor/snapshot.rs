@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use super::dry_runs::{self, DryRun};
 use super::permissions::{self, Review};
+use super::placement::Placement;
 use super::pods::AgentPod;
 use super::table::Table;
 use crate::cluster::client::{CallError, call};
@@ -30,10 +31,10 @@ use crate::cluster::clock;
 use crate::cluster::list::all;
 use crate::cluster::nodes::MANAGED_SELECTOR;
 use crate::crd::emergency_stop::OBJECT;
-use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos};
+use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos, load_label};
 
 /// Labels of everything in the chart.
-const OURS: &str = "app.kubernetes.io/name=plimsoll";
+pub(super) const OURS: &str = "app.kubernetes.io/name=plimsoll";
 /// Label of nodes that the image is for.
 const ARCHITECTURE: (&str, &str) = ("kubernetes.io/arch", "amd64");
 /// There may be many events about mounts, and the first ones say what is missing.
@@ -97,6 +98,7 @@ pub(super) struct Snapshot {
     pub node_qos: Read<Vec<Policy>>,
     pub pod_qos: Read<Vec<Policy>>,
     pub actions: Read<Vec<Policy>>,
+    pub placement: Placement,
     pub reviews: Vec<Review>,
     pub dry_runs: Vec<DryRun>,
 }
@@ -110,6 +112,8 @@ pub(super) struct NodeState {
     pub deleted: bool,
     /// The image is not for its architecture.
     pub foreign: bool,
+    /// Its label `plimsoll.dev/load`.
+    pub load_label: Option<String>,
 }
 
 impl From<Node> for NodeState {
@@ -124,6 +128,7 @@ impl From<Node> for NodeState {
                 .labels()
                 .get(label)
                 .is_some_and(|it| it != architecture),
+            load_label: node.labels().get(load_label::KEY).cloned(),
             name: node.name_any(),
         }
     }
@@ -288,6 +293,7 @@ impl Snapshot {
             node_qos: it.full(policies::<NodeQos>(client)).await,
             pod_qos: it.full(policies::<PodQos>(client)).await,
             actions: it.full(policies::<AvoidanceAction>(client)).await,
+            placement: Placement::read(client).await,
             reviews: Vec::new(),
             dry_runs: Vec::new(),
             version,
@@ -342,12 +348,12 @@ fn component(name: &str) -> String {
     format!("{OURS},app.kubernetes.io/component={name}")
 }
 
-async fn read<T>(request: impl Future<Output = kube::Result<T>>) -> Read<T> {
+pub(super) async fn read<T>(request: impl Future<Output = kube::Result<T>>) -> Read<T> {
     Ok(call(request).await?)
 }
 
 /// The objects of a component, in all namespaces.
-async fn ours<K>(client: &Client, name: &str) -> Read<Vec<K>>
+pub(super) async fn ours<K>(client: &Client, name: &str) -> Read<Vec<K>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -406,7 +412,11 @@ where
 }
 
 /// Lists objects page by page, each reduced by `reduce`.
-async fn list<K, T>(api: Api<K>, params: ListParams, reduce: impl Fn(K) -> T) -> Read<Vec<T>>
+pub(super) async fn list<K, T>(
+    api: Api<K>,
+    params: ListParams,
+    reduce: impl Fn(K) -> T,
+) -> Read<Vec<T>>
 where
     K: Clone + Debug + DeserializeOwned,
     T: Clone,

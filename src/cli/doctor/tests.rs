@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::super::dry_runs::DryRun;
 use super::super::permissions::{Actor, Review};
+use super::super::placement::Placement;
 use super::super::pods::AgentPod;
 use super::super::snapshot::{AgentNamespace, NodeState, Read, ReadError};
 use super::super::table::Table;
@@ -27,6 +28,8 @@ mod agents;
 mod flow;
 #[path = "nodes_tests.rs"]
 mod nodes;
+#[path = "placement_tests.rs"]
+mod placement;
 #[path = "policies_tests.rs"]
 mod policies;
 
@@ -90,6 +93,7 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
         ready: *ready,
         deleted: false,
         foreign: false,
+        load_label: Some("45".to_owned()),
     };
     Ok(rows.iter().map(node).collect())
 }
@@ -246,6 +250,12 @@ fn healthy_snapshot() -> Snapshot {
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
+        placement: Placement {
+            policies: Ok(Vec::new()),
+            namespaces: Ok(Vec::new()),
+            schedulers: of(Vec::new()),
+            groups: Ok(vec!["apps".to_owned()]),
+        },
         reviews: ["get", "list", "patch"].map(review).to_vec(),
         dry_runs: ADMISSION.map(dry_run).to_vec(),
     }

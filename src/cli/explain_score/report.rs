@@ -203,12 +203,8 @@ fn with_pod(load: &Load, pod: &PodToPlace, status: &NodeMetricStatus, node: &str
     let cpus = millicores(capacity.cpu.as_ref())?.0 as f64;
     let total = bytes(capacity.memory.as_ref())?.0 as f64;
     let after = |of: &ResourceLoad, share: f64| {
-        let more = ResourceLoad {
-            expected: of.expected + share * 100.0,
-            history: of.history.map(|history| history + share * 100.0),
-            ..of.clone()
-        };
-        more.percent()
+        let used = of.expected.max(of.history.unwrap_or_default());
+        (used + share * 100.0) / of.line * 100.0
     };
     let cpu = after(&load.cpu, pod.cpu.0 as f64 / cpus);
     let memory = after(&load.memory, pod.memory.0 as f64 / total);
@@ -301,8 +297,8 @@ mod tests {
         };
         node.status = None;
         let load = percent.map(|percent| {
-            json!({"percent": percent, "worst": "cpu", "cpu": {"expected": percent * 0.8, "newcomers": 0.0, "line": 80.0},
-                "memory": {"expected": 20.0, "newcomers": 0.0, "line": 90.0}})
+            json!({"percent": percent, "worst": "cpu", "cpu": {"percent": 91.8, "expected": percent * 0.8, "newcomers": 0.0, "line": 80.0},
+                "memory": {"percent": 27.8, "expected": 20.0, "newcomers": 0.0, "line": 90.0}})
         });
         let status = json!({
             "timestamp": "2026-01-01T11:59:57Z", "capacity": {"cpu": "4", "memory": "8Gi"}, "load": load,

@@ -212,8 +212,8 @@ fn reported() -> Value {
         "pods": 3,
         "load": {
             "percent": 91.8, "worst": "cpu",
-            "cpu": {"expected": 73.4, "newcomers": 0.0, "line": 80.0},
-            "memory": {"expected": 25.0, "newcomers": 0.0, "line": 90.0},
+            "cpu": {"percent": 91.8, "expected": 73.4, "newcomers": 0.0, "line": 80.0},
+            "memory": {"percent": 27.8, "expected": 25.0, "newcomers": 0.0, "line": 90.0},
         },
         "rules": {"total": 2, "breached": 1, "cooling": 0, "unknown": 0},
         "breached": ["q/cpu"],

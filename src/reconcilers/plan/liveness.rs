@@ -323,7 +323,7 @@ impl LivenessMonitor {
             let Some(zone) = agent.zone().map(Arc::clone) else {
                 continue;
             };
-            if !agent.taint_removed {
+            if !agent.taint.done {
                 let [overdue, all] = zones.entry(zone).or_default();
                 *all += 1;
                 *overdue += usize::from(agent.is_overdue(now, self.dead_after));
@@ -358,25 +358,14 @@ impl LivenessMonitor {
         let Some(agent) = self.agents.get_mut(node) else {
             return;
         };
-        if done {
-            agent.taint_removed = true;
-            agent.removal = Attempt::default();
-        } else {
-            agent.removal.failed(now);
-        }
+        agent.taint.finished(now, done);
         self.drop_if_idle(node);
     }
 
     /// An attempt to remove a load label finished.
     pub fn label_removed(&mut self, node: &str, now: BootTime, done: bool) {
-        let Some(agent) = self.agents.get_mut(node) else {
-            return;
-        };
-        if done {
-            agent.label_removed = true;
-            agent.label_removal = Attempt::default();
-        } else {
-            agent.label_removal.failed(now);
+        if let Some(agent) = self.agents.get_mut(node) {
+            agent.label.finished(now, done);
         }
     }
 

@@ -9,7 +9,7 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::reconcilers::lease::LeaseState;
 use plimsoll::reconcilers::liveness::LivenessCounts;
 use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings, Subject};
-use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
+use plimsoll::reconcilers::wire::{LoadSigns, ObservedNode, Watermark};
 use serde_json::json;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -29,6 +29,7 @@ struct Fleet {
     /// Nodes whose Lease was read.
     leases_read: Vec<String>,
     taints_removed: Vec<String>,
+    labels_removed: Vec<String>,
 }
 
 fn node(zone: &str, tainted: bool) -> ObservedNode {
@@ -43,6 +44,7 @@ fn node(zone: &str, tainted: bool) -> ObservedNode {
             labels: [label("region", "r"), label("zone", zone)].into(),
             ..NodeFacts::default()
         },
+        ..ObservedNode::default()
     }
 }
 
@@ -58,6 +60,7 @@ impl Fleet {
             api_server_down: false,
             leases_read: Vec::new(),
             taints_removed: Vec::new(),
+            labels_removed: Vec::new(),
         };
         fleet.reconciler.start_leading();
         for (zone, nodes) in zones {
@@ -115,6 +118,10 @@ impl Fleet {
                         };
                         self.reconciler.lease_read(&node, self.now, answer);
                         self.leases_read.push(node);
+                    }
+                    Operation::RemoveLabel { node, .. } => {
+                        self.reconciler.label_removed(&node, self.now, true);
+                        self.labels_removed.push(node);
                     }
                     Operation::RemoveTaint { node, .. } => {
                         self.reconciler.taint_removed(&node, self.now, Ok(true));
@@ -452,6 +459,45 @@ fn after_ten_minutes_the_taint_is_removed_once_the_lease_was_read_again() {
         .map(|(_, reason)| reason)
         .collect();
     assert_eq!(reasons, ["AgentSilent", "TaintOfSilentAgentRemoved"]);
+}
+
+/// A node with the load label and the soft taint.
+fn labelled() -> ObservedNode {
+    ObservedNode {
+        load: LoadSigns {
+            labelled: true,
+            busy: true,
+        },
+        ..node("a", false)
+    }
+}
+
+#[test]
+fn the_label_of_an_unresponsive_agent_is_removed_at_once_and_its_soft_taint_after_ten_minutes() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.reconciler.apply_node("a1", labelled());
+    fleet.pass(SECOND * 50, &["a1"]);
+    assert_eq!(fleet.labels_removed, [""; 0]);
+    fleet.pass(SECOND * 10, &["a1"]);
+    assert_eq!(fleet.labels_removed, ["a1"]);
+    assert_eq!(fleet.taints_removed, [""; 0]);
+    fleet.pass(MINUTE * 10, &["a1"]);
+    assert_eq!(fleet.labels_removed, ["a1"], "only once");
+    assert_eq!(fleet.taints_removed, ["a1"]);
+    // The agent writes it again when it is back.
+    fleet.pass(MINUTE, &[]);
+    fleet.pass(MINUTE, &["a1"]);
+    assert_eq!(fleet.labels_removed, ["a1", "a1"]);
+}
+
+#[test]
+fn a_label_on_a_node_that_has_no_agent_is_removed_after_ten_minutes() {
+    let mut fleet = Fleet::of(&[("a", 5)]);
+    fleet.reconciler.apply_node("bare", labelled());
+    fleet.pass(MINUTE * 9, &[]);
+    assert_eq!(fleet.labels_removed, [""; 0]);
+    fleet.pass(MINUTE * 2, &[]);
+    assert_eq!(fleet.labels_removed, ["bare"]);
 }
 
 #[test]

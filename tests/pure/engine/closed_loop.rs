@@ -633,7 +633,9 @@ fn no_more_pods_are_evicted_once_quotas_do_not_lower_the_waiting() {
     let mut workers = ["a", "b", "c", "d", "e", "f"]
         .map(|it| batch(it, 0.5))
         .to_vec();
-    workers.iter_mut().for_each(|it| it.lingers = 120);
+    for worker in &mut workers {
+        worker.lingers = 120;
+    }
     workers.push(important(4.0));
     let rules = rules_for("protected_cpu_delay_max", 10.0, action);
     let mut sim = Simulation::new(2, rules, workers);

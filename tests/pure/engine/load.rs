@@ -97,9 +97,11 @@ impl<'a> Reference<'a> {
         let end = history.samples.last().unwrap() + 1;
         let life = |life: &Life| {
             sums(end, |second| {
-                let runs = life.runs.contains(&second);
-                runs.then(|| life.shape.at(second - life.runs.start))
-                    .unwrap_or_default()
+                if life.runs.contains(&second) {
+                    life.shape.at(second - life.runs.start)
+                } else {
+                    0
+                }
             })
         };
         Self {

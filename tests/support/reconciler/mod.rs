@@ -32,6 +32,7 @@ pub fn observed_node(name: &str, facts: &NodeFacts) -> ObservedNode {
         ready: true,
         tainted: false,
         interferes: false,
+        ..ObservedNode::default()
     }
 }
 
@@ -143,6 +144,7 @@ impl Cluster {
             Operation::Apply { node, .. }
             | Operation::Delete { node, .. }
             | Operation::RemoveTaint { node, .. }
+            | Operation::RemoveLabel { node, .. }
             | Operation::ReadLease { node } => node.clone(),
         };
         if failed {
@@ -173,6 +175,9 @@ impl Cluster {
             Operation::ReadLease { .. } => {
                 self.reconciler.lease_read(&node, self.now, Ok(None));
                 return;
+            }
+            Operation::RemoveLabel { .. } => {
+                return self.reconciler.label_removed(&node, self.now, true);
             }
             Operation::RemoveTaint { .. } => {
                 return self.reconciler.taint_removed(&node, self.now, Ok(true));

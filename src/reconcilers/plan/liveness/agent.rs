@@ -40,12 +40,34 @@ pub(super) struct Agent {
     pub(super) reported: bool,
     /// Its throttled pods were reported.
     reported_throttled: bool,
-    /// Its taint was removed since it was last seen.
-    pub(super) taint_removed: bool,
-    pub(super) removal: Attempt,
-    /// Its load label was removed since it was last seen.
-    pub(super) label_removed: bool,
-    pub(super) label_removal: Attempt,
+    /// Of its taint.
+    pub(super) taint: Removal,
+    /// Of its load label.
+    pub(super) label: Removal,
+}
+
+/// The removal of something that an unresponsive agent left on its node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Removal {
+    /// It was removed since the agent was last seen.
+    pub(super) done: bool,
+    pub(super) attempt: Attempt,
+}
+
+impl Removal {
+    fn is_due(&self, now: BootTime) -> bool {
+        !self.done && self.attempt.is_due(now)
+    }
+
+    /// An attempt finished.
+    pub(super) fn finished(&mut self, now: BootTime, done: bool) {
+        if done {
+            self.done = true;
+            self.attempt = Attempt::default();
+        } else {
+            self.attempt.failed(now);
+        }
+    }
 }
 
 impl Agent {
@@ -111,7 +133,7 @@ impl Agent {
 
     /// It neither holds a Lease nor reports, and nothing is in force that it would have to report.
     pub(super) fn is_idle(&self) -> bool {
-        let removing = self.node.is_some() && self.removal.is_started();
+        let removing = self.node.is_some() && self.taint.attempt.is_started();
         !self.exists() && !self.effects().any() && !removing
     }
 
@@ -176,10 +198,9 @@ impl Agent {
             .map_or(dead_after, |grace| grace.max(dead_after));
         let dead = effects.ready && self.unseen_for(now) >= dead_after;
         let report_throttled = dead && effects.throttled > 0 && !self.reported_throttled;
-        let tainted = effects.tainted || self.removal.is_started();
-        let remove_taint = dead && tainted && !self.taint_removed && self.removal.is_due(now);
-        let remove_label =
-            effects.labelled && !self.label_removed && self.label_removal.is_due(now);
+        let tainted = effects.tainted || self.taint.attempt.is_started();
+        let remove_taint = dead && tainted && self.taint.is_due(now);
+        let remove_label = effects.labelled && self.label.is_due(now);
         let report = self.exists() && !self.reported;
         if !(report || report_throttled || remove_taint || remove_label)
             || !self.confirm(name, now, check)
@@ -195,11 +216,11 @@ impl Agent {
             check.throttled.push((name.to_owned(), effects.throttled));
         }
         if remove_label {
-            self.label_removal.start();
+            self.label.attempt.start();
             check.remove_label.push(name.to_owned());
         }
         if remove_taint {
-            self.removal.start();
+            self.taint.attempt.start();
             check.remove_taint.push(name.to_owned());
         }
     }

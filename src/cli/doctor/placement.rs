@@ -1,0 +1,165 @@
+//! Checks of placement by load: the nodes' load labels, and what makes schedulers read them.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DynamicObject, ListParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client, ResourceExt as _};
+
+use super::finding::{Finding, finding, list as names};
+use super::pods::running;
+use super::snapshot::{OURS, Read, Snapshot, Workload as _, items, list, ours, read};
+use crate::crd::load_label::LoadLabel;
+
+/// The API group of Karpenter.
+const KARPENTER: &str = "karpenter.sh";
+/// The label of namespaces whose pods the admission policy changes.
+const BY_LOAD: &str = "plimsoll.dev/placement=by-load";
+const DOCS: &str = "docs/scheduling.md";
+
+/// What makes schedulers read the load labels.
+#[derive(Debug)]
+pub(super) struct Placement {
+    /// The chart's `MutatingAdmissionPolicies`; none where these are not served.
+    pub policies: Read<Vec<String>>,
+    /// Namespaces whose pods they change.
+    pub namespaces: Read<Vec<String>>,
+    /// The second scheduler.
+    pub schedulers: Read<Vec<Deployment>>,
+    /// All API groups.
+    pub groups: Read<Vec<String>>,
+}
+
+impl Placement {
+    pub(super) async fn read(client: &Client) -> Self {
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let by_load = ListParams::default().labels(BY_LOAD);
+        let groups = read(client.list_api_groups()).await;
+        Self {
+            policies: policies(client).await,
+            namespaces: list(namespaces, by_load, |it| it.name_any()).await,
+            schedulers: ours(client, "scheduler").await,
+            groups: groups.map(|all| all.groups.into_iter().map(|it| it.name).collect()),
+        }
+    }
+}
+
+async fn policies(client: &Client) -> Read<Vec<String>> {
+    let of = async |version| {
+        let kind = GroupVersionKind::gvk(
+            "admissionregistration.k8s.io",
+            version,
+            "MutatingAdmissionPolicy",
+        );
+        let kind = ApiResource::from_gvk_with_plural(&kind, "mutatingadmissionpolicies");
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+        let labels = format!("{OURS},app.kubernetes.io/component=placement");
+        list(api, ListParams::default().labels(&labels), |it| {
+            it.name_any()
+        })
+        .await
+    };
+    match of("v1").await {
+        Err(error) if error.is_missing() => match of("v1beta1").await {
+            Err(error) if error.is_missing() => Ok(Vec::new()),
+            read => read,
+        },
+        read => read,
+    }
+}
+
+fn has_argument(snapshot: &Snapshot, argument: &str) -> bool {
+    let mut sets = items(&snapshot.daemon_sets).iter();
+    sets.any(|set| set.argument(argument).contains(&""))
+}
+
+/// Karpenter takes a node with the soft taint for closed.
+pub(super) fn soft_taint_with_karpenter(snapshot: &Snapshot) -> Option<Finding> {
+    let groups = items(&snapshot.placement.groups);
+    if !has_argument(snapshot, "--soft-taint") || !groups.iter().any(|it| it == KARPENTER) {
+        return None;
+    }
+    let what = "Karpenter runs here and takes a node with the soft taint plimsoll.dev/busy for closed: it adds nodes instead";
+    let fix = format!(
+        "helm upgrade with placement.softTaint.enabled=false, or give every NodePool a PreferNoSchedule taint ({DOCS}#karpenter)"
+    );
+    Some(finding("soft taint", what, fix))
+}
+
+/// Nodes with a running agent and no valid label.
+pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
+    if !has_argument(snapshot, "--load-label=true") {
+        return None;
+    }
+    let agents = running(snapshot);
+    let lacks = |label: &Option<String>| label.as_deref().and_then(LoadLabel::parse).is_none();
+    let nodes = items(&snapshot.nodes).iter();
+    let nodes: Vec<&str> = nodes
+        .filter(|node| node.ready && agents.contains(&*node.name) && lacks(&node.load_label))
+        .map(|node| node.name.as_str())
+        .collect();
+    if nodes.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "nodes without a valid label plimsoll.dev/load, which count as loaded by 80: {}",
+        names(nodes)
+    );
+    let fix = "wait a minute if the agents have just started; else see whether `kubectl get nodemetrics` shows their LOAD, and the agents' logs";
+    Some(finding("load label", what, fix))
+}
+
+/// The label alone changes nothing.
+pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
+    let Placement {
+        policies,
+        schedulers,
+        ..
+    } = &snapshot.placement;
+    let (Ok(policies), Ok(schedulers)) = (policies, schedulers) else {
+        return None;
+    };
+    if !has_argument(snapshot, "--load-label=true")
+        || has_argument(snapshot, "--soft-taint")
+        || !policies.is_empty()
+        || !schedulers.is_empty()
+    {
+        return None;
+    }
+    let what = "nodes are labelled with their load, and nothing of this release makes schedulers read that";
+    let fix = format!(
+        "nothing, if the cluster's own scheduler is configured to; otherwise turn on what fits: {DOCS}#what-to-turn-on"
+    );
+    Some(finding("load label", what, fix))
+}
+
+/// An admission policy that concerns no namespace.
+pub(super) fn policy_without_namespaces(snapshot: &Snapshot) -> Option<Finding> {
+    let policy = items(&snapshot.placement.policies).first()?;
+    let namespaces = snapshot.placement.namespaces.as_ref().ok()?;
+    namespaces.is_empty().then(|| {
+        let fix = format!("kubectl label namespace NAMESPACE {BY_LOAD}");
+        let what = format!("no namespace has the label {BY_LOAD}: it changes no pod");
+        finding(format!("MutatingAdmissionPolicy {policy}"), what, fix)
+    })
+}
+
+/// What places pods by load, in words; `None` if nothing of this release does.
+pub(super) fn in_effect(snapshot: &Snapshot) -> Option<String> {
+    let placement = &snapshot.placement;
+    let mut ways = Vec::new();
+    let namespaces = items(&placement.namespaces).len();
+    if !items(&placement.policies).is_empty() && namespaces > 0 {
+        ways.push(format!("the admission policy ({namespaces} namespaces)"));
+    }
+    if !items(&placement.schedulers).is_empty() {
+        ways.push("the second scheduler".to_owned());
+    }
+    if has_argument(snapshot, "--soft-taint") {
+        ways.push("the soft taint".to_owned());
+    }
+    (!ways.is_empty()).then(|| {
+        let ways = ways.join(", ");
+        format!("placement by load: {ways}; what outvotes it: {DOCS}#what-it-cannot-do")
+    })
+}
