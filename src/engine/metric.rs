@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::statistic::{PeakSpan, Span, Statistic};
+
 /// A resource of the node that actions on pods release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -56,17 +58,6 @@ pub enum InterfaceRate {
     ReceiveDrops,
     /// Outgoing packets dropped a second.
     SendDrops,
-}
-
-/// The node's usage over a longer window, from [`super::window`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Windowed {
-    /// The average of the last 5 minutes.
-    Average5m,
-    /// The highest 5-minute average of the last hour.
-    Peak1h,
-    /// The highest 5-minute average of the last day.
-    Peak1d,
 }
 
 /// A statistic over the protected pods: those that the rule's action may not act on.
@@ -134,7 +125,7 @@ pub enum Metric {
         window: usize,
     },
     /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent of the node.
-    Window(Resource, Windowed),
+    Window(Resource, Statistic),
     /// `disk_*`, one series per device with label `device`.
     Disk(DiskRate),
     /// `network_*`, one series per interface with label `interface`.
@@ -186,10 +177,10 @@ const PRESSURE_KINDS: [(&str, PressureKind); 3] = [
     ("io", PressureKind::Io),
 ];
 const PRESSURE_WINDOWS: [&str; 3] = ["avg10", "avg60", "avg300"];
-const WINDOWS: [(&str, Windowed); 3] = [
-    ("usage_avg_5m", Windowed::Average5m),
-    ("usage_max_avg_1h", Windowed::Peak1h),
-    ("usage_max_avg_1d", Windowed::Peak1d),
+const WINDOWS: [(&str, Statistic); 3] = [
+    ("usage_avg_5m", Statistic::Average(Span::FiveMinutes)),
+    ("usage_max_avg_1h", Statistic::Peak(PeakSpan::Hour)),
+    ("usage_max_avg_1d", Statistic::Peak(PeakSpan::Day)),
 ];
 
 /// The metrics with a fixed name; names of pressure and window metrics are composed.
@@ -289,8 +280,8 @@ impl Metric {
             "mem" => Resource::Memory,
             _ => return None,
         };
-        let (_, windowed) = WINDOWS.iter().find(|(known, _)| *known == window)?;
-        Some(Self::Window(resource, *windowed))
+        let (_, statistic) = WINDOWS.iter().find(|(known, _)| *known == window)?;
+        Some(Self::Window(resource, *statistic))
     }
 
     /// Every name that [`Self::parse`] knows, for messages and completions.
@@ -390,13 +381,11 @@ impl Metric {
     /// requested. An average lags by minutes, so victims are taken one at a time. Nothing lowers a past peak.
     pub const fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let windowed = match self {
-            Self::Window(_, windowed) => Some(*windowed),
+            Self::Window(_, statistic) => Some(*statistic),
             _ => None,
         };
         match (self.resource(), kind) {
-            (Some(_), _) if matches!(windowed, Some(Windowed::Peak1h | Windowed::Peak1d)) => {
-                ActionEffect::None
-            }
+            (Some(_), _) if matches!(windowed, Some(Statistic::Peak(_))) => ActionEffect::None,
             (Some(Resource::Cpu), ActionKind::Eviction | ActionKind::CpuThrottle)
             | (Some(Resource::Memory), ActionKind::Eviction | ActionKind::ForceGc)
                 if windowed.is_some() =>
@@ -439,12 +428,12 @@ impl fmt::Display for Metric {
                 let line = if *full { "full" } else { "some" };
                 write!(f, "{kind}_pressure_{line}_{}", PRESSURE_WINDOWS[*window])
             }
-            Self::Window(resource, windowed) => {
+            Self::Window(resource, statistic) => {
                 let resource = match resource {
                     Resource::Cpu => "cpu",
                     Resource::Memory => "mem",
                 };
-                let known = WINDOWS.iter().find(|(_, known)| known == windowed);
+                let known = WINDOWS.iter().find(|(_, known)| known == statistic);
                 write!(
                     f,
                     "{resource}_{}",

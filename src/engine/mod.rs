@@ -32,6 +32,7 @@ pub mod sample;
 mod scheduling;
 pub mod selector;
 mod state;
+mod statistic;
 #[cfg(test)]
 pub(crate) mod testing;
 mod throttle;

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{PeakSpan, Series, Span};
-use crate::engine::metric::{Resource, Windowed};
+use super::{Series, Statistic};
+use crate::engine::metric::Resource;
 use crate::engine::plan::Unknown;
 use crate::engine::sample::{CpuTimes, Sample};
 use crate::engine::time::BootTime;
 use crate::engine::values::memory;
 
 /// CPU and memory over time, in percent of the node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeWindows {
     last: Option<LastSample>,
     cpu: Series,
@@ -66,13 +66,8 @@ impl NodeWindows {
     ///
     /// # Errors
     /// [`Unknown::Sparse`] if less than half of the window has samples.
-    pub fn value(&self, resource: Resource, windowed: Windowed) -> Result<f64, Unknown> {
-        let series = self.of(resource);
-        let window = match windowed {
-            Windowed::Average5m => series.average(Span::FiveMinutes),
-            Windowed::Peak1h => series.peak(PeakSpan::Hour),
-            Windowed::Peak1d => series.peak(PeakSpan::Day),
-        };
+    pub fn value(&self, resource: Resource, statistic: Statistic) -> Result<f64, Unknown> {
+        let window = self.of(resource).value(statistic);
         window.value.ok_or(Unknown::Sparse)
     }
 }

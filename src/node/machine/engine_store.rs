@@ -17,7 +17,8 @@ use crate::engine::window::NodeWindows;
 pub(super) const ENGINE_FILE: &str = "engine.json";
 /// The node's usage over the last hours, in the state directory.
 const WINDOWS_FILE: &str = "windows.json";
-const WINDOWS_FORMAT: u32 = 1;
+/// Files of another format are discarded: the windows then start over.
+const WINDOWS_FORMAT: u32 = 2;
 /// How often the windows are saved: the longest gap after a process is killed.
 const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
 /// How often the state is saved while only counters change.
