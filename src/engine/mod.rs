@@ -72,7 +72,7 @@ use self::time::BootTime;
 pub use self::track::usage;
 use self::track::{Pods, Tracked};
 use self::values::EvalContext;
-use self::window::NodeWindows;
+use self::window::{CustomWindow, NodeWindows};
 
 /// After a metric has been Unknown for this long, its rule returns to Normal, and what is in force is restored step by
 /// step.
@@ -318,6 +318,7 @@ impl Engine {
             ..Demand::default()
         };
         self.runs.iter().for_each(|run| demand.add(run));
+        self.windows.add_demand(&mut demand);
         demand
     }
 
@@ -406,9 +407,16 @@ impl Engine {
         &self.windows
     }
 
+    /// Sets the windows of the node's settings.
+    pub fn set_windows(&mut self, windows: Arc<[CustomWindow]>) {
+        self.windows.set_custom(windows);
+    }
+
     /// Continues with the windows of an earlier process of the same boot.
     pub fn adopt_windows(&mut self, windows: NodeWindows) {
+        let custom = Arc::clone(self.windows.custom());
         self.windows = windows.resumed().unwrap_or_default();
+        self.windows.set_custom(custom);
     }
 
     /// Evaluates the rules that are due at `now`. Every sample is added to the windows, even if no rule is due.

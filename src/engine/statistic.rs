@@ -131,6 +131,15 @@ impl Statistic {
         }
     }
 
+    /// Whether a metric has the name of a window, such as `gpu_usage_avg_5m`.
+    pub fn ends(name: &str) -> bool {
+        let ends = |statistic: Self| {
+            let rest = name.strip_suffix(&statistic.to_string());
+            rest.is_some_and(|rest| rest.len() > 1 && rest.ends_with('_'))
+        };
+        Self::all().any(ends)
+    }
+
     /// The length of its window.
     pub const fn length(self) -> Duration {
         match self {
@@ -181,6 +190,16 @@ mod tests {
             assert_eq!(Statistic::parse(&statistic.to_string()), Some(statistic));
         }
         assert_eq!(Statistic::all().count(), 32);
+    }
+
+    #[test]
+    fn a_window_is_known_by_the_end_of_its_name() {
+        for name in ["gpu_usage_avg_5m", "x_p95_1d", "load_max_avg_1h"] {
+            assert!(Statistic::ends(name), "{name}");
+        }
+        for name in ["avg_5m", "_avg_5m", "gpu_usage", "gpuavg_5m", "x_avg_5m_y"] {
+            assert!(!Statistic::ends(name), "{name}");
+        }
     }
 
     #[test]

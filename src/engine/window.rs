@@ -22,6 +22,7 @@
 //! not allocate.
 
 mod buckets;
+mod custom;
 mod gaps;
 mod node;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use self::buckets::Buckets;
+pub use self::custom::{CustomWindow, MAX_WINDOWS};
 pub use self::node::NodeWindows;
 pub use super::statistic::{PeakSpan, Span, Statistic};
 use super::time::BootTime;
@@ -206,6 +208,14 @@ impl Series {
             }
         }
         self.advance(to);
+    }
+
+    /// Adds the mean since the last sample, taken at `before`; a gap if either is unknown.
+    fn record(&mut self, before: Option<BootTime>, now: BootTime, mean: Option<f64>) {
+        match (before, mean) {
+            (Some(before), Some(mean)) if before <= now => self.add(before, now, mean),
+            _ => self.advance(now),
+        }
     }
 
     /// Advances the time; what no sample covered is a gap.

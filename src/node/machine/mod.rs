@@ -36,7 +36,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::engine::window::NodeWindows;
+use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
@@ -65,6 +65,8 @@ pub struct Settings {
     pub sample_interval: Duration,
     /// Sample the pods and everything that any policy could use every time, for recordings.
     pub sample_everything: bool,
+    /// The windows of the node's settings.
+    pub windows: Arc<[CustomWindow]>,
 }
 
 /// Why a machine cannot be started. Nothing was changed.
@@ -154,7 +156,7 @@ impl<O: Backend> Machine<O> {
             report_demand: Demand::default(),
             reports: false,
             sampler: sampler(&settings, hierarchy),
-            prober: Probes::new(settings.node_address),
+            prober: Probes::new(settings.node_address, Arc::clone(&settings.windows)),
             actuators,
             backend: backend(&writer),
             previews: Previews::default(),
@@ -171,6 +173,9 @@ impl<O: Backend> Machine<O> {
             next_sample: now,
             adopted: recovered.throttles.len(),
         };
+        machine
+            .engine
+            .set_windows(Arc::clone(&machine.settings.windows));
         machine.set_policy(policy);
         machine.set_pods(workloads);
         let saved = machine.store.load();
@@ -321,6 +326,9 @@ impl<O: Backend> Machine<O> {
         self.sampler.sample_node(read, demand, &mut self.sample);
         if due || reports || self.settings.sample_everything {
             self.sampler.sample_pods(read, demand, &mut self.sample);
+        }
+        if self.prober.poll_windows(now) {
+            self.prober.report_changes(now, &mut self.events);
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;

@@ -9,6 +9,7 @@ use super::label_filter::{LabelFilter, SelectorFilter};
 use super::watermark::KnownWatermark;
 use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
+use crate::engine::window::CustomWindow;
 use crate::reconcilers::observe::wire::{ObservedNode, Watermark};
 
 pub struct Node {
@@ -71,6 +72,14 @@ pub struct Index {
 }
 
 impl Index {
+    /// An empty index of nodes with these windows.
+    pub fn new(windows: Option<Arc<[CustomWindow]>>) -> Self {
+        Self {
+            catalog: Catalog::new(windows),
+            ..Self::default()
+        }
+    }
+
     pub fn apply_node(&mut self, name: &str, node: ObservedNode) -> NodeChange {
         let ObservedNode {
             uid,
