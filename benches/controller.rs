@@ -42,6 +42,7 @@ fn facts(index: usize) -> NodeFacts {
         cpus: 32,
         // Every node has a different amount of memory.
         memory: Bytes((128 << 30) + index as u64 * 4096),
+        windows: None,
     }
 }
 

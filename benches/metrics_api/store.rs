@@ -34,6 +34,7 @@ fn known(index: usize) -> NodeKnown {
             labels: serde_json::from_value(report::labels(index)).unwrap(),
             cpus: 32,
             memory: Bytes(128 << 30),
+            windows: None,
         },
     }
 }

@@ -127,6 +127,7 @@ impl Control {
                     state_dir: state.path().to_owned(),
                     sample_interval: PERIOD,
                     sample_everything: false,
+                    windows: std::sync::Arc::default(),
                 };
                 let pods = important.iter().chain(batch);
                 let workloads = pods.map(|pod| Workload {

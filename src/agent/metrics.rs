@@ -29,6 +29,7 @@ use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
+use crate::engine::window::CustomWindow;
 use crate::node::clock;
 use crate::serve::{
     Document, KindLabels, ReasonLabels, RequestLabels, ResultLabels, Source, with_one_series,
@@ -180,12 +181,12 @@ const NODE_METRIC: &str = "/v1/node-metric";
 const FORBIDDEN: &str = "this report names pods: connect over loopback (kubectl port-forward), or start the agent with --open-node-metric";
 
 impl Metrics {
-    /// Metrics without values.
-    pub fn new(now: BootTime, pod_data: PodData) -> Self {
+    /// Metrics without values, among them one for each of the `windows`.
+    pub fn new(now: BootTime, pod_data: PodData, windows: &[CustomWindow]) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_agent"),
             bare: Registry::default(),
-            load: Load::default(),
+            load: Load::new(windows),
             actions: Family::default(),
             skipped: Family::default(),
             states: Family::default(),
@@ -384,7 +385,7 @@ impl Metrics {
             series: true,
             node_metric: true,
         };
-        let metrics = Self::new(BootTime::default(), all);
+        let metrics = Self::new(BootTime::default(), all, &[]);
         metrics.load.example();
         metrics.heartbeats.example();
         metrics.reports.example();

@@ -52,6 +52,7 @@ use crate::cluster::client::{self, ClientError, Server};
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::engine::window::CustomWindow;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
 use crate::node::cgroup::layout::LayoutError;
@@ -100,6 +101,8 @@ pub struct Options {
     pub load_label: bool,
     /// Set the soft taint while the node is busy.
     pub soft_taint: bool,
+    /// The windows of the node's settings.
+    pub windows: Arc<[CustomWindow]>,
     /// Where direct reports go; absent: none are sent.
     pub reports: Option<direct_report::Options>,
 }
@@ -174,7 +177,7 @@ pub async fn run(
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
     check_proc(&options, &hierarchy, now)?;
-    let metrics = Arc::new(Metrics::new(now, options.pod_data));
+    let metrics = Arc::new(Metrics::new(now, options.pod_data, &options.windows));
     let server = Server::find(options.kubeconfig.as_deref()).await?;
     let client = server.client(metrics.clone())?;
     let heartbeat_client = server.client(metrics.clone())?;

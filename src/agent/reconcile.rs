@@ -380,6 +380,7 @@ impl Agent {
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
             sample_everything: false,
+            windows: Arc::clone(&self.options.windows),
         };
         let policy = self
             .stop

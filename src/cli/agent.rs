@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::StateDir;
+use super::windows::WindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::agent::{self, AgentError, Options, PodData, PodRef, Stop};
 use crate::agent::{direct_report, heartbeat};
@@ -87,6 +88,9 @@ pub struct Args {
         default_value = "127.0.0.1"
     )]
     node_address: IpAddr,
+
+    #[command(flatten)]
+    windows: WindowsFile,
 
     /// Read the node's metrics, and the limits in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
@@ -171,7 +175,8 @@ fn renew_interval(text: &str) -> Result<Duration, String> {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
-    match runtime::start()?.block_on(args.start()) {
+    let options = args.options()?;
+    match runtime::start()?.block_on(args.start(options)) {
         Err(error) if error.is_busy() => {
             tracing::error!("{error}");
             Ok(ExitCode::from(1))
@@ -181,8 +186,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    async fn start(&self) -> Result<bool, AgentError> {
-        let options = self.options();
+    async fn start(&self, options: Options) -> Result<bool, AgentError> {
         if self.restore {
             return agent::restore(&options).await;
         }
@@ -193,9 +197,9 @@ impl Args {
         result
     }
 
-    fn options(&self) -> Options {
+    fn options(&self) -> anyhow::Result<Options> {
         let own = self.namespace.clone().zip(self.pod_name.clone());
-        Options {
+        Ok(Options {
             kubeconfig: self.kubeconfig.clone(),
             node: self.node_name.clone(),
             state_dir: self.state_dir.state_dir.clone(),
@@ -214,10 +218,11 @@ impl Args {
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,
+            windows: self.windows.read()?,
             reports: self.reports(),
             load_label: self.placement.load_label,
             soft_taint: self.placement.soft_taint,
-        }
+        })
     }
 
     fn reports(&self) -> Option<direct_report::Options> {

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
+use super::windows::AgentWindowsFile;
 use super::{one_line, print, print_error};
 use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
@@ -54,6 +55,8 @@ pub struct Args {
     /// its selector]
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = label, value_delimiter = ',')]
     node_labels: Option<Vec<(String, String)>>,
+    #[command(flatten)]
+    windows: AgentWindowsFile,
     /// Use the CPUs and memory of this machine
     #[arg(long, conflicts_with_all = ["node_cpus", "node_memory"])]
     this_machine: bool,
@@ -114,13 +117,18 @@ fn facts(args: &Args) -> anyhow::Result<NodeFacts> {
         .unwrap_or_default()
         .into_iter()
         .collect();
+    let windows = args.windows.read()?;
     if args.this_machine {
-        return this_machine(labels);
+        return Ok(NodeFacts {
+            windows,
+            ..this_machine(labels)?
+        });
     }
     Ok(NodeFacts {
         labels,
         cpus: args.node_cpus.unwrap_or(0),
         memory: args.node_memory.unwrap_or(Bytes::ZERO),
+        windows,
     })
 }
 
@@ -137,6 +145,7 @@ fn this_machine(labels: BTreeMap<String, String>) -> anyhow::Result<NodeFacts> {
         labels,
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory: Bytes(pages.saturating_mul(page)),
+        windows: None,
     })
 }
 

@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::eviction_budgets::EvictionArgs;
+use super::windows::AgentWindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
@@ -139,6 +140,9 @@ pub struct Args {
     short_silence: bool,
 
     #[command(flatten)]
+    windows: AgentWindowsFile,
+
+    #[command(flatten)]
     evictions: EvictionArgs,
 }
 
@@ -234,6 +238,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable: args.max_unschedulable,
             silent_agent_after: args.silent_agent_after,
+            windows: Some(args.windows.read()?.unwrap_or_default()),
         },
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),

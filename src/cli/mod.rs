@@ -19,6 +19,7 @@ pub mod shell;
 pub mod state;
 pub mod stop;
 pub mod top;
+mod windows;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};

@@ -15,6 +15,7 @@ use serde_json::Value;
 use self::findings::{Findings, Found};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
+use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
 use crate::cluster::{client, clock};
 use crate::crd::{Compiled, Objects, compile};
@@ -70,6 +71,9 @@ pub struct Args {
     #[arg(long = "value", value_name = "METRIC=QUANTITY", value_parser = value)]
     values: Vec<(String, f64)>,
 
+    #[command(flatten)]
+    windows: AgentWindowsFile,
+
     /// Query kubelets twice, this long apart, for rates of network interfaces; kubelets take samples every 10 to 15 s
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     sample: Option<Duration>,
@@ -106,25 +110,32 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(error) = sources.unreadable.pop() {
         return Err(error);
     }
-    runtime::start()?.block_on(show(args, &sources))
+    let any_node = NodeFacts {
+        windows: args.windows.read()?,
+        ..NodeFacts::default()
+    };
+    runtime::start()?.block_on(show(args, &sources, &any_node))
 }
 
-async fn show(args: &Args, sources: &Sources) -> anyhow::Result<ExitCode> {
+async fn show(args: &Args, sources: &Sources, any_node: &NodeFacts) -> anyhow::Result<ExitCode> {
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let cluster = Cluster::new(client);
     let others = other_policies(&cluster, sources).await?;
-    let report = Report::new(sources, others.clone(), &NodeFacts::default(), false);
+    let report = Report::new(sources, others.clone(), any_node, false);
     if report.is_rejected() {
         report.lines().for_each(print_error);
         return Ok(ExitCode::from(1));
     }
     let policies = Policies::new(args, others, sources);
-    let nodes = cluster.nodes(&policies.selection).await?;
+    let mut nodes = cluster.nodes(&policies.selection).await?;
+    for node in &mut nodes {
+        node.facts.windows.clone_from(&any_node.windows);
+    }
     let compiled: Vec<Compiled> = nodes
         .iter()
         .map(|node| compile(&policies.objects, &node.facts))
         .collect();
-    let findings = Findings::new(&policies.objects, &nodes, &compiled, &report);
+    let findings = Findings::new(&policies.objects, any_node, &nodes, &compiled, &report);
     let preview = preview_nodes(args, &cluster, &nodes, &compiled).await?;
     let failed = report.errors() > 0 || findings.errors(args.files.is_empty());
     print(args, &report, &findings, &preview)?;

@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::print_error;
 use super::run::period;
+use super::windows::WindowsFile;
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::event::{Decision, Event, PolicyProblem};
 use crate::node::machine::metric;
@@ -44,6 +46,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE|DIR", num_args = 1.., required = true)]
     policies: Vec<PathBuf>,
 
+    #[command(flatten)]
+    windows: WindowsFile,
+
     /// Evaluate every rule at this period [default: as recorded]
     #[arg(long, value_name = "DURATION", value_parser = period)]
     period: Option<Duration>,
@@ -70,17 +75,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     let trace = || format!("failed to replay {}", args.trace.display());
     let mut problems = Vec::new();
-    let opened = Replay::open(input, |header| {
+    let windows = args.windows.read()?;
+    let opened = Replay::open(input, Arc::clone(&windows), |header| {
         let overrides = Overrides {
             period: args.period.or_else(|| header.period()),
             preview: true,
         };
-        let loaded = policies::load(
-            &args.policies,
-            &NodeFacts::from(&header.node),
-            overrides,
-            &[],
-        );
+        let node = NodeFacts {
+            windows: Some(windows),
+            ..NodeFacts::from(&header.node)
+        };
+        let loaded = policies::load(&args.policies, &node, overrides, &[]);
         problems = loaded.problems;
         loaded.policy
     });

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::windows::WindowsFile;
 use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
 use crate::standalone::output::Format;
@@ -72,6 +73,9 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = label, value_delimiter = ',')]
     node_labels: Vec<(String, String)>,
 
+    #[command(flatten)]
+    windows: WindowsFile,
+
     /// Read the node's metrics, and the limits in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
@@ -121,7 +125,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.pods.is_empty() && args.pods_under.is_empty() && !args.restore {
         tracing::warn!("no --pods or --pods-under given: rules can only keep new work away");
     }
-    let options = args.options();
+    let options = args.options()?;
     let restored = if args.restore {
         setup::restore(&options)?
     } else {
@@ -131,8 +135,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
             policies: self.policies.clone(),
             pods: PodSources {
                 manifests: self.pods.clone(),
@@ -150,8 +154,9 @@ impl Args {
             },
             duration: self.duration,
             format: self.output,
+            windows: self.windows.read()?,
             record: self.record.clone(),
-        }
+        })
     }
 }
 

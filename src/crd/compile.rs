@@ -3,7 +3,7 @@
 mod action;
 mod limit;
 mod pods;
-mod rule;
+pub(super) mod rule;
 mod rule_check;
 
 use std::collections::BTreeMap;

@@ -30,6 +30,7 @@ mod suggest;
 pub mod summary;
 mod unenforced;
 pub mod validate;
+pub mod windows;
 
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};

@@ -36,6 +36,7 @@ impl NodeFacts {
             labels,
             cpus: amount("cpu").unwrap_or(0.0) as u32,
             memory: Bytes(amount("memory").unwrap_or(0.0) as u64),
+            windows: None,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! controller sets.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -238,6 +239,11 @@ pub struct Windows {
     /// Percent of the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ResourceWindows>,
+    /// The windows of the node's settings by name, at most 16: percent where the source has a capacity, else the unit of the
+    /// source. A window of which less than half has samples is absent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16))]
+    pub custom: BTreeMap<String, f64>,
 }
 
 /// The usage of a resource over longer windows.

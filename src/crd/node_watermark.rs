@@ -173,6 +173,9 @@ pub struct WatermarkRule {
     /// Whether the metric is a series of the probe.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_probe: bool,
+    /// What the metric summarizes, if it is a window of the node's settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<WatermarkWindow>,
     /// The selector over the labels of the series of the metric. Defaults to all series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
@@ -208,6 +211,18 @@ pub struct WatermarkRule {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub active_during: Vec<String>,
+}
+
+/// A window over a metric. The node's settings define where the source is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WatermarkWindow {
+    /// The metric, or the series of a probe, that is summarized.
+    #[schemars(length(max = 200))]
+    pub source: String,
+    /// How and over which time, for example `avg_5m`.
+    #[schemars(length(max = 32))]
+    pub statistic: String,
 }
 
 /// The HTTP probe of a rule.

@@ -32,38 +32,43 @@ pub struct Validation {
     pub problems: Vec<Problem>,
 }
 
-/// The compiled definition of a kind.
-struct Definition {
+/// A schema with its compiled CEL rules.
+pub(super) struct Definition {
     schema: Value,
     rules: CompiledSchema,
 }
 
-static DEFINITIONS: LazyLock<[Definition; 3]> = LazyLock::new(|| {
-    Kind::ALL.map(|kind| {
-        let schema = schema::object_schema(kind);
-        let rules = compile_schema(&schema);
-        Definition { schema, rules }
-    })
-});
+static DEFINITIONS: LazyLock<[Definition; 3]> =
+    LazyLock::new(|| Kind::ALL.map(|kind| Definition::new(schema::object_schema(kind))));
 
 /// Validates an object of this kind.
 pub fn validate(kind: Kind, object: &Value) -> Validation {
-    let definition = &DEFINITIONS[kind as usize];
     let mut object = object.clone();
-    drop_nulls(&definition.schema, &mut object);
     // Status is a subresource: it is ignored on create.
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
     }
-    let object = kube_cel::apply_defaults(&definition.schema, &object);
-    let structure = structural::check(&definition.schema, &object);
-    let mut problems = structure.problems;
-    if !structure.blocking {
-        problems.extend(violated_rules(&definition.rules, &object));
+    DEFINITIONS[kind as usize].validate(object)
+}
+
+impl Definition {
+    pub(super) fn new(schema: Value) -> Self {
+        let rules = compile_schema(&schema);
+        Self { schema, rules }
     }
-    problems.sort();
-    problems.dedup();
-    Validation { object, problems }
+
+    pub(super) fn validate(&self, mut object: Value) -> Validation {
+        drop_nulls(&self.schema, &mut object);
+        let object = kube_cel::apply_defaults(&self.schema, &object);
+        let structure = structural::check(&self.schema, &object);
+        let mut problems = structure.problems;
+        if !structure.blocking {
+            problems.extend(violated_rules(&self.rules, &object));
+        }
+        problems.sort();
+        problems.dedup();
+        Validation { object, problems }
+    }
 }
 
 /// The CEL rules that are violated.

@@ -180,6 +180,7 @@ fn node_facts(hierarchy: &Hierarchy) -> Result<NodeFacts, LiveError> {
         labels: BTreeMap::new(),
         cpus: cpu.online,
         memory: memory.total,
+        windows: None,
     })
 }
 
@@ -536,6 +537,7 @@ fn settings(options: &Options, state_dir: &StateDir) -> Settings {
         state_dir: state_dir.path().to_owned(),
         sample_interval: FRAME_INTERVAL,
         sample_everything: true,
+        windows: Arc::default(),
     }
 }
 

@@ -39,6 +39,10 @@ fn unit(metric: &Metric, node: &NodeSample) -> Option<f64> {
         Metric::MemoryUtilization | Metric::Window(Resource::Memory, _) => {
             node.memory.map(|memory| memory.total.0 as f64 / 100.0)
         }
+        Metric::Custom(custom) => match custom.source.resource()? {
+            Resource::Cpu => unit(&Metric::CpuUtilization, node),
+            Resource::Memory => unit(&Metric::MemoryUtilization, node),
+        },
         _ => None,
     }
 }

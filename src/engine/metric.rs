@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::statistic::{PeakSpan, Span, Statistic};
+
 /// A resource of the node that actions on pods release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -56,17 +58,6 @@ pub enum InterfaceRate {
     ReceiveDrops,
     /// Outgoing packets dropped a second.
     SendDrops,
-}
-
-/// The node's usage over a longer window, from [`super::window`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Windowed {
-    /// The average of the last 5 minutes.
-    Average5m,
-    /// The highest 5-minute average of the last hour.
-    Peak1h,
-    /// The highest 5-minute average of the last day.
-    Peak1d,
 }
 
 /// A statistic over the protected pods: those that the rule's action may not act on.
@@ -134,7 +125,9 @@ pub enum Metric {
         window: usize,
     },
     /// `{cpu,mem}_usage_{avg_5m,max_avg_1h,max_avg_1d}`, percent of the node.
-    Window(Resource, Windowed),
+    Window(Resource, Statistic),
+    /// A window over another metric, from the node's settings.
+    Custom(Arc<CustomMetric>),
     /// `disk_*`, one series per device with label `device`.
     Disk(DiskRate),
     /// `network_*`, one series per interface with label `interface`.
@@ -155,6 +148,37 @@ pub enum Metric {
     ElasticCpuRequested,
     /// A series of the `NodeQOS`'s HTTP probe.
     Probe(Arc<str>),
+}
+
+/// A window over another metric. It has one value per node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CustomMetric {
+    /// Its own name, not that of a metric of every node.
+    pub name: Arc<str>,
+    /// The metric that it summarizes: the largest of its series.
+    pub source: Metric,
+    /// How.
+    pub statistic: Statistic,
+}
+
+impl CustomMetric {
+    /// The unit of its value: percent where the source has a capacity.
+    pub fn unit(&self) -> &'static str {
+        match self.source.resource() {
+            Some(_) => "percent",
+            None => self.source.unit(),
+        }
+    }
+
+    /// An average follows an action, but lags behind it. The others keep what was measured before.
+    fn action_effect(&self, kind: ActionKind) -> ActionEffect {
+        match (self.statistic, self.source.action_effect(kind)) {
+            (Statistic::Average(_), ActionEffect::OneVictim | ActionEffect::Measured(_)) => {
+                ActionEffect::OneVictim
+            }
+            _ => ActionEffect::None,
+        }
+    }
 }
 
 /// How an action of some kind affects a metric.
@@ -186,10 +210,10 @@ const PRESSURE_KINDS: [(&str, PressureKind); 3] = [
     ("io", PressureKind::Io),
 ];
 const PRESSURE_WINDOWS: [&str; 3] = ["avg10", "avg60", "avg300"];
-const WINDOWS: [(&str, Windowed); 3] = [
-    ("usage_avg_5m", Windowed::Average5m),
-    ("usage_max_avg_1h", Windowed::Peak1h),
-    ("usage_max_avg_1d", Windowed::Peak1d),
+const WINDOWS: [(&str, Statistic); 3] = [
+    ("usage_avg_5m", Statistic::Average(Span::FiveMinutes)),
+    ("usage_max_avg_1h", Statistic::Peak(PeakSpan::Hour)),
+    ("usage_max_avg_1d", Statistic::Peak(PeakSpan::Day)),
 ];
 
 /// The metrics with a fixed name; names of pressure and window metrics are composed.
@@ -289,8 +313,8 @@ impl Metric {
             "mem" => Resource::Memory,
             _ => return None,
         };
-        let (_, windowed) = WINDOWS.iter().find(|(known, _)| *known == window)?;
-        Some(Self::Window(resource, *windowed))
+        let (_, statistic) = WINDOWS.iter().find(|(known, _)| *known == window)?;
+        Some(Self::Window(resource, *statistic))
     }
 
     /// Every name that [`Self::parse`] knows, for messages and completions.
@@ -312,7 +336,7 @@ impl Metric {
     }
 
     /// The unit of `value` in a `metricRule`.
-    pub const fn unit(&self) -> &'static str {
+    pub fn unit(&self) -> &'static str {
         match self {
             Self::CpuUsage => "millicores",
             Self::MemoryUsage => "bytes",
@@ -332,26 +356,29 @@ impl Metric {
             Self::Interface(_) => "packets/s",
             Self::RunQueueTime => "µs/s",
             Self::Probe(_) => "unit of the probe",
+            Self::Custom(custom) => custom.unit(),
         }
     }
 
     /// The resource whose release can be measured in this metric's unit.
-    pub const fn resource(&self) -> Option<Resource> {
+    pub fn resource(&self) -> Option<Resource> {
         match self {
             Self::CpuUsage | Self::CpuUtilization => Some(Resource::Cpu),
             Self::MemoryUsage | Self::MemoryUtilization => Some(Resource::Memory),
             Self::Window(resource, _) => Some(*resource),
+            Self::Custom(custom) => custom.source.resource(),
             _ => None,
         }
     }
 
     /// The resource whose usage ranks the victims.
-    pub const fn rank_by(&self) -> RankBy {
+    pub fn rank_by(&self) -> RankBy {
         match self {
             Self::MemoryUsage | Self::MemoryUtilization | Self::Window(Resource::Memory, _) => {
                 RankBy::Memory
             }
             Self::Disk(_) => RankBy::Io,
+            Self::Custom(custom) => custom.source.rank_by(),
             _ => match self.pressure() {
                 Some(PressureKind::Memory) => RankBy::Memory,
                 Some(PressureKind::Io) => RankBy::Io,
@@ -361,23 +388,24 @@ impl Metric {
     }
 
     /// Whether it says how long tasks wait.
-    pub const fn is_pressure(&self) -> bool {
+    pub fn is_pressure(&self) -> bool {
         self.pressure().is_some()
     }
 
     /// The pressure that it is or is computed from.
-    const fn pressure(&self) -> Option<PressureKind> {
+    fn pressure(&self) -> Option<PressureKind> {
         match self {
             Self::Pressure { kind, .. } | Self::PodStall(kind) => Some(*kind),
             Self::RunQueueTime => Some(PressureKind::Cpu),
             Self::Protected(protected) => Some(protected.pressure()),
+            Self::Custom(custom) => custom.source.pressure(),
             _ => None,
         }
     }
 
     /// The pressure that a throttle raises together with this metric. Such a metric alone must not keep a throttle in
     /// force. Metrics of protected pods do not count throttled pods.
-    pub const fn raised_by_throttles(&self) -> Option<PressureKind> {
+    pub fn raised_by_throttles(&self) -> Option<PressureKind> {
         match self {
             Self::Protected(_) => None,
             _ => self.pressure(),
@@ -388,15 +416,14 @@ impl Metric {
     ///
     /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
     /// requested. An average lags by minutes, so victims are taken one at a time. Nothing lowers a past peak.
-    pub const fn action_effect(&self, kind: ActionKind) -> ActionEffect {
+    pub fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let windowed = match self {
-            Self::Window(_, windowed) => Some(*windowed),
+            Self::Window(_, statistic) => Some(*statistic),
+            Self::Custom(custom) => return custom.action_effect(kind),
             _ => None,
         };
         match (self.resource(), kind) {
-            (Some(_), _) if matches!(windowed, Some(Windowed::Peak1h | Windowed::Peak1d)) => {
-                ActionEffect::None
-            }
+            (Some(_), _) if matches!(windowed, Some(Statistic::Peak(_))) => ActionEffect::None,
             (Some(Resource::Cpu), ActionKind::Eviction | ActionKind::CpuThrottle)
             | (Some(Resource::Memory), ActionKind::Eviction | ActionKind::ForceGc)
                 if windowed.is_some() =>
@@ -434,17 +461,18 @@ impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Probe(name) => f.write_str(name),
+            Self::Custom(custom) => f.write_str(&custom.name),
             Self::Pressure { kind, full, window } => {
                 let (kind, _) = PRESSURE_KINDS[*kind as usize];
                 let line = if *full { "full" } else { "some" };
                 write!(f, "{kind}_pressure_{line}_{}", PRESSURE_WINDOWS[*window])
             }
-            Self::Window(resource, windowed) => {
+            Self::Window(resource, statistic) => {
                 let resource = match resource {
                     Resource::Cpu => "cpu",
                     Resource::Memory => "mem",
                 };
-                let known = WINDOWS.iter().find(|(_, known)| known == windowed);
+                let known = WINDOWS.iter().find(|(_, known)| known == statistic);
                 write!(
                     f,
                     "{resource}_{}",

@@ -33,6 +33,7 @@ pub mod sample;
 mod scheduling;
 pub mod selector;
 mod state;
+mod statistic;
 #[cfg(test)]
 pub(crate) mod testing;
 mod throttle;
@@ -74,7 +75,7 @@ use self::time::BootTime;
 pub use self::track::usage;
 use self::track::{Pods, Tracked};
 use self::values::EvalContext;
-use self::window::NodeWindows;
+use self::window::{CustomWindow, NodeWindows};
 
 /// After a metric has been Unknown for this long, its rule returns to Normal, and what is in force is restored step by
 /// step.
@@ -323,6 +324,7 @@ impl Engine {
             ..Demand::default()
         };
         self.runs.iter().for_each(|run| demand.add(run));
+        self.windows.add_demand(&mut demand);
         demand
     }
 
@@ -412,9 +414,16 @@ impl Engine {
         &self.windows
     }
 
+    /// Sets the windows of the node's settings.
+    pub fn set_windows(&mut self, windows: Arc<[CustomWindow]>) {
+        self.windows.set_custom(windows);
+    }
+
     /// Continues with the windows of an earlier process of the same boot.
     pub fn adopt_windows(&mut self, windows: NodeWindows) {
+        let custom = Arc::clone(self.windows.custom());
         self.windows = windows.resumed().unwrap_or_default();
+        self.windows.set_custom(custom);
     }
 
     /// Evaluates the rules that are due at `now`. Every sample is added to the windows, even if no rule is due.

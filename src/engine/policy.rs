@@ -13,6 +13,7 @@ use super::hours::Hours;
 use super::metric::{ActionKind, Metric};
 use super::pod::Pod;
 use super::selector::Selector;
+use super::window::CustomWindow;
 
 /// A grace period of 0 would be a forced deletion.
 const MIN_GRACE: Duration = Duration::from_secs(1);
@@ -264,4 +265,6 @@ pub struct NodeFacts {
     pub cpus: u32,
     /// `MemTotal`; 0 if unknown.
     pub memory: super::units::Bytes,
+    /// The windows of the node's settings; `None` if the settings are not known.
+    pub windows: Option<Arc<[CustomWindow]>>,
 }

@@ -68,7 +68,7 @@ struct Saved {
 }
 
 impl Saved {
-    const fn of(self, metric: &Metric) -> u64 {
+    fn of(self, metric: &Metric) -> u64 {
         match metric.resource() {
             Some(Resource::Cpu) => self.cpu,
             Some(Resource::Memory) => self.memory,

@@ -2,11 +2,15 @@
 //!
 //! A value that cannot be determined is [`Unknown`] with a reason, never a guess.
 
+mod node;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::node::NodeValues;
+pub(super) use self::node::{Interval, Query, largest};
 use super::ledger::Ledger;
-use super::metric::{DiskRate, InterfaceRate, Metric, PressureKind, Resource};
+use super::metric::{Metric, PressureKind, Resource};
 use super::plan::Unknown;
 use super::pod::Pod;
 use super::policy::Rule;
@@ -14,8 +18,7 @@ use super::protected;
 use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::{
-    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, ProbeSample, Sample,
-    WaitCounters,
+    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, Sample, WaitCounters,
 };
 use super::selector::{Labels, Selector};
 use super::time::BootTime;
@@ -35,7 +38,7 @@ const KIB: f64 = 1024.0;
 type Value = Result<f64, Unknown>;
 
 /// The counters of the node at the previous evaluation. Its buffers are reused.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Baseline {
     pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
@@ -89,16 +92,18 @@ pub(super) struct Input {
 pub(super) fn evaluate(run: &Run, ctx: &EvalContext<'_>) -> Evaluation {
     let mut fold = Fold::default();
     let rule = &run.rule;
-    let evaluator = Evaluator { run, rule, ctx };
+    let evaluator = Evaluator::new(run, ctx);
     match &rule.metric {
-        Metric::Probe(name) => evaluator.probe(name, &mut fold),
         Metric::RunQueueTime | Metric::ThrottledRatio => evaluator.containers(&mut fold),
         Metric::PodStall(kind) => evaluator.pod_stalls(*kind, &mut fold),
-        _ if evaluator.stale(ctx.sample.at) => fold.add(Err(Unknown::Stale)),
-        Metric::Disk(rate) => evaluator.disks(*rate, &mut fold),
-        Metric::Interface(rate) => evaluator.interfaces(*rate, &mut fold),
-        _ if evaluator.selects::<[(&str, &str)]>(&[]) => fold.add(evaluator.node_value()),
-        _ => {}
+        Metric::Window(..) | Metric::Custom(_) | Metric::Protected(_) => {
+            if evaluator.node.stale(ctx.sample.at) {
+                fold.add(Err(Unknown::Stale));
+            } else if evaluator.selects::<[(&str, &str)]>(&[]) {
+                fold.add(evaluator.node_value());
+            }
+        }
+        _ => evaluator.node.add_to(&mut fold),
     }
     fold.evaluate(rule)
 }
@@ -113,23 +118,22 @@ pub(super) fn assumed(rule: &Rule, value: f64) -> Evaluation {
 /// The input of the rule's metric with this result; `None` if unknown.
 pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) -> Option<Input> {
     let rule = &run.rule;
-    let evaluator = Evaluator { run, rule, ctx };
+    let node = NodeValues::of(rule, ctx);
     let value = evaluation.value()?;
-    let (value, from) = match &rule.metric {
+    let source = match &rule.metric {
+        Metric::Custom(custom) => &custom.source,
+        metric => metric,
+    };
+    let (value, from) = match source {
         Metric::Load(_) => (ctx.tasks?, ctx.baseline.at),
-        Metric::Pressure { kind, full, .. } => (evaluator.stalled(*kind, *full)?, ctx.baseline.at),
-        Metric::Window(Resource::Cpu, _) => {
-            let (millicores, cpu) = evaluator.cpu().ok()?;
-            (cpu.percent(millicores), ctx.baseline.at)
-        }
-        Metric::Window(Resource::Memory, _) => {
-            let (used, total) = memory(&ctx.sample.node).ok()?;
-            (used / total * 100.0, ctx.baseline.at)
+        Metric::Pressure { kind, full, .. } => (node.stalled(*kind, *full)?, ctx.baseline.at),
+        _ if matches!(rule.metric, Metric::Window(..) | Metric::Custom(_)) => {
+            window_input(rule, ctx, node)?
         }
         Metric::MemoryUsage | Metric::MemoryUtilization | Metric::ElasticCpuRequested => {
             (value, Some(ctx.sample.at))
         }
-        Metric::Probe(_) => (value, evaluator.probe_sample().map(|probe| probe.at)),
+        Metric::Probe(_) => (value, node.probe_sample().map(|probe| probe.at)),
         _ => (value, ctx.baseline.at),
     };
     Some(Input {
@@ -144,10 +148,9 @@ pub(super) fn mean_wait(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation
     if run.is_preview() || run.rule.action.throttle.is_none() || !evaluation.breach() {
         return None;
     }
-    let rule = &run.rule;
-    let evaluator = Evaluator { run, rule, ctx };
+    let evaluator = Evaluator::new(run, ctx);
     let mut fold = Fold::default();
-    match &rule.metric {
+    match &run.rule.metric {
         Metric::RunQueueTime => evaluator.containers(&mut fold),
         Metric::PodStall(kind) => evaluator.pod_stalls(*kind, &mut fold),
         Metric::Protected(protected) => return protected::mean(run, ctx, protected.pressure()),
@@ -162,12 +165,32 @@ pub(super) fn mean(sum: f64, count: usize) -> Option<f64> {
     (count > 0).then(|| sum / count as f64)
 }
 
+/// The last value of what a window is over, and since when it has been measured.
+fn window_input(
+    rule: &Rule,
+    ctx: &EvalContext<'_>,
+    node: NodeValues<'_>,
+) -> Option<(f64, Option<BootTime>)> {
+    match (rule.metric.resource(), &rule.metric) {
+        (Some(Resource::Cpu), _) => {
+            let (millicores, cpu) = node.cpu().ok()?;
+            Some((cpu.percent(millicores), ctx.baseline.at))
+        }
+        (Some(Resource::Memory), _) => {
+            let (used, total) = memory(&ctx.sample.node).ok()?;
+            Some((used / total * 100.0, ctx.baseline.at))
+        }
+        (None, Metric::Custom(custom)) => ctx.windows.custom_input(custom),
+        (None, _) => None,
+    }
+}
+
 /// The time of the sample that [`evaluate`] uses; `None` if each series has its own time. Those are never evaluated
 /// twice, since there would be no interval.
 pub(super) fn sample_time(run: &Run, ctx: &EvalContext<'_>) -> Option<BootTime> {
     let rule = &run.rule;
     match &rule.metric {
-        Metric::Probe(_) => Evaluator { run, rule, ctx }
+        Metric::Probe(_) => NodeValues::of(rule, ctx)
             .probe_sample()
             .map(|probe| probe.at),
         Metric::RunQueueTime | Metric::ThrottledRatio | Metric::PodStall(_) => None,
@@ -203,6 +226,12 @@ impl Fold {
         }
     }
 
+    fn largest(self) -> Value {
+        let rebased = self.rebased.then_some(Unknown::Rebased);
+        let reason = self.incomplete.or(rebased).unwrap_or(Unknown::Missing);
+        self.largest.ok_or(reason)
+    }
+
     fn evaluate(self, rule: &Rule) -> Evaluation {
         let rebased = self.rebased.then_some(Unknown::Rebased);
         match self.largest {
@@ -233,119 +262,56 @@ struct Evaluator<'a> {
     run: &'a Run,
     rule: &'a Rule,
     ctx: &'a EvalContext<'a>,
+    node: NodeValues<'a>,
 }
 
-impl Evaluator<'_> {
+impl<'a> NodeValues<'a> {
+    fn of(rule: &'a Rule, ctx: &EvalContext<'a>) -> Self {
+        Self {
+            query: Query {
+                metric: &rule.metric,
+                series: rule.series.as_ref(),
+                probe: rule.probe.as_ref(),
+                sample_ttl: rule.sample_ttl,
+            },
+            interval: Interval {
+                now: ctx.now,
+                sample: ctx.sample,
+                baseline: ctx.baseline,
+                period: ctx.period,
+            },
+        }
+    }
+}
+
+impl<'a> Evaluator<'a> {
+    fn new(run: &'a Run, ctx: &'a EvalContext<'a>) -> Self {
+        let rule = &run.rule;
+        Self {
+            run,
+            rule,
+            ctx,
+            node: NodeValues::of(rule, ctx),
+        }
+    }
+
     fn stale(&self, at: BootTime) -> bool {
-        self.ctx.now.since(at) > self.rule.sample_ttl
+        self.node.stale(at)
     }
 
     fn selects<L: Labels + ?Sized>(&self, labels: &L) -> bool {
-        selects(self.rule.series.as_ref(), labels)
+        self.node.selects(labels)
     }
 
-    /// Metrics with one value per node.
+    /// Metrics with one value per node that are not read from the sample alone.
     fn node_value(&self) -> Value {
-        let node = &self.ctx.sample.node;
         match &self.rule.metric {
-            Metric::CpuUsage => self.cpu().map(|(millicores, _)| millicores),
-            Metric::CpuUtilization => self.cpu().map(|(millicores, cpu)| cpu.percent(millicores)),
-            Metric::MemoryUsage => memory(node).map(|(used, _)| used),
-            Metric::MemoryUtilization => memory(node).map(|(used, total)| used / total * 100.0),
-            Metric::Load(index) => node
-                .load
-                .and_then(|load| load.get(*index).copied())
-                .map_or(Err(Unknown::Missing), non_negative),
-            Metric::Pressure { kind, full, window } => {
-                let lines = node.pressure[*kind as usize];
-                let line = lines.and_then(|p| if *full { p.full } else { Some(p.some) });
-                line.and_then(|averages| averages.get(*window).copied())
-                    .map_or(Err(Unknown::Missing), percent)
-            }
-            Metric::Window(resource, windowed) => self.ctx.windows.value(*resource, *windowed),
+            Metric::Window(resource, statistic) => self.ctx.windows.value(*resource, *statistic),
+            Metric::Custom(custom) => self.ctx.windows.custom_value(custom),
             Metric::Protected(metric) => {
                 protected::value(self.run, self.ctx, *metric).map(|waiting| waiting.percent)
             }
             _ => Err(Unknown::Missing),
-        }
-    }
-
-    /// Busy millicores over the interval, and the current CPU times.
-    fn cpu(&self) -> Result<(f64, CpuTimes), Unknown> {
-        let now = self.ctx.sample.node.cpu.ok_or(Unknown::Missing)?;
-        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
-        let before = self.ctx.baseline.cpu.ok_or(Unknown::Rebased)?;
-        Ok((busy(before, now, interval)?, now))
-    }
-
-    /// Percent of the interval in which tasks were stalled.
-    fn stalled(&self, kind: PressureKind, full: bool) -> Option<f64> {
-        let index = usize::from(full);
-        let now = self.ctx.sample.node.pressure[kind as usize]?.totals[index];
-        let before = self.ctx.baseline.stalled[kind as usize][index];
-        let interval = self
-            .interval(self.ctx.baseline.at, self.ctx.sample.at)
-            .ok()?;
-        let stalled = difference(before, now).ok()?;
-        Some(stalled / interval * 100.0)
-    }
-
-    fn disks(&self, rate: DiskRate, fold: &mut Fold) {
-        for (index, disk) in self.ctx.sample.node.disks.iter().enumerate() {
-            if self.selects(&[("device", &*disk.device)][..]) {
-                let before =
-                    find_near(&self.ctx.baseline.disks, index, |b| b.device == disk.device);
-                fold.add(self.disk(rate, before, disk));
-            }
-        }
-    }
-
-    fn disk(&self, rate: DiskRate, before: Option<&DiskSample>, disk: &DiskSample) -> Value {
-        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
-        let before = before.ok_or(Unknown::Rebased)?;
-        let seconds = interval / NANOS_PER_SECOND;
-        let per_second = |from: u64, to: u64| increase(from, to).map(|n| n / seconds);
-        match rate {
-            DiskRate::ReadKib => per_second(before.read_bytes, disk.read_bytes).map(|n| n / KIB),
-            DiskRate::WriteKib => per_second(before.write_bytes, disk.write_bytes).map(|n| n / KIB),
-            DiskRate::Reads => per_second(before.reads, disk.reads),
-            DiskRate::Writes => per_second(before.writes, disk.writes),
-            DiskRate::Utilization => {
-                let busy = increase(before.io_ms, disk.io_ms)? * 1e6;
-                check_plausible(busy, interval, 1.0)?;
-                Ok(busy / interval * 100.0)
-            }
-        }
-    }
-
-    fn interfaces(&self, rate: InterfaceRate, fold: &mut Fold) {
-        for (index, link) in self.ctx.sample.node.interfaces.iter().enumerate() {
-            if self.selects(&[("interface", &*link.interface)][..]) {
-                let same = |b: &InterfaceSample| b.interface == link.interface;
-                let before = find_near(&self.ctx.baseline.interfaces, index, same);
-                fold.add(self.interface(rate, before, link));
-            }
-        }
-    }
-
-    fn interface(
-        &self,
-        rate: InterfaceRate,
-        before: Option<&InterfaceSample>,
-        link: &InterfaceSample,
-    ) -> Value {
-        let interval = self.interval(self.ctx.baseline.at, self.ctx.sample.at)?;
-        let before = before.ok_or(Unknown::Rebased)?;
-        let count = |of: fn(&InterfaceSample) -> u64| {
-            increase(of(before), of(link)).map(|n| n / (interval / NANOS_PER_SECOND))
-        };
-        match rate {
-            InterfaceRate::ReceiveKib => count(|l| l.receive_bytes).map(|n| n / KIB),
-            InterfaceRate::SendKib => count(|l| l.send_bytes).map(|n| n / KIB),
-            InterfaceRate::ReceivePackets => count(|l| l.receive_packets),
-            InterfaceRate::SendPackets => count(|l| l.send_packets),
-            InterfaceRate::ReceiveDrops => count(|l| l.receive_drops),
-            InterfaceRate::SendDrops => count(|l| l.send_drops),
         }
     }
 
@@ -430,29 +396,6 @@ impl Evaluator<'_> {
             }
             _ => throttled_ratio(before, container).transpose(),
         }
-    }
-
-    fn probe(&self, name: &Arc<str>, fold: &mut Fold) {
-        let Some(answer) = self.probe_sample() else {
-            return;
-        };
-        for series in answer.series.iter().filter(|series| series.name == *name) {
-            if self.selects(&SeriesLabels(&series.labels)) {
-                fold.add(if self.stale(answer.at) {
-                    Err(Unknown::Stale)
-                } else {
-                    finite(series.value)
-                });
-            }
-        }
-    }
-
-    fn probe_sample(&self) -> Option<&ProbeSample> {
-        let probe = self.rule.probe.as_ref()?;
-        let answers = self.ctx.sample.probes.iter();
-        answers
-            .filter(|answer| answer.url == probe.url)
-            .max_by_key(|answer| answer.at)
     }
 
     /// Nanoseconds from one sample to the next.

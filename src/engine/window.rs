@@ -1,24 +1,30 @@
-//! The node's usage over longer windows, in fixed memory: averages, percentiles and lasting peaks.
+//! A quantity over longer windows, in fixed memory: averages, deviations, percentiles and lasting peaks.
 //!
 //! ```text
-//! samples ─► 3 s means ─► ring of 1 h ─► avg, p50, p90, p95, p99, max of 5 min, 30 min, 1 h
-//!                             │
-//!                             └─ sliding 5 min average ─► maxima by minute (1 h), by 5 minutes (1 d)
+//! samples ─► 3 s means ─┬─► ring of 1 h ─► avg, stddev, percentiles of 1 min, 5 min, 30 min, 1 h
+//!                       ├─► means of minutes (1 d) ─► avg, stddev, percentiles of a day
+//!                       └─► sliding 5 min average ─► maxima by minute (1 h), by 5 minutes (1 d)
 //! ```
 //! Time is divided into slots of 3 s, and a slot is the mean over the part of it that samples cover. A slot that is less
 //! than half covered is a gap: it is not counted, and [`Window::coverage`] is the share of a window that is not gaps. Below
 //! half coverage a window has no value (like Koordinator's `validateTimeRangeRatio`).
 //!
-//! - Averages are running sums of integers, so they do not drift.
-//! - Percentiles are by nearest rank over the slots.
+//! - Averages up to an hour are running sums of integers, so they do not drift. The average of a day is exact, too, over up
+//!   to a minute more than a day.
+//! - Deviations and percentiles (by nearest rank) are computed from the slots when they are read: a value may have any
+//!   magnitude, so squares would not fit into an integer, and a running sum of floats would drift. Those of a day are over
+//!   means of minutes, so they miss what changes within a minute.
 //! - A peak is the highest average of *any* 5 minutes, updated with each slot: with fixed blocks of 5 minutes, a burst
 //!   across two blocks would count half. Maxima are stored per minute and per 5 minutes, so a peak stays up to that much
 //!   longer than the window, but is never missed within it.
 //!
-//! One [`Series`] takes 3.6 KiB and a node has two; adding a sample is O(1) and does not allocate.
+//! One [`Series`] takes 13.7 KiB, of which a day of minutes is 7 KiB, and a node has two; adding a sample is O(1) and does
+//! not allocate.
 
+mod buckets;
+mod custom;
+mod gaps;
 mod node;
-mod peaks;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +32,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::buckets::Buckets;
+pub use self::custom::{CustomWindow, MAX_WINDOWS};
 pub use self::node::NodeWindows;
-use self::peaks::{MISSING, Peaks};
+pub use super::statistic::{PeakSpan, Span, Statistic};
 use super::time::BootTime;
 
 /// The length of a slot.
@@ -38,48 +46,30 @@ pub const MAX_INTERVAL: Duration = Duration::from_secs(30);
 pub const MIN_COVERAGE: f64 = 0.5;
 
 const SLOT_NANOS: u64 = SLOT.as_secs() * 1_000_000_000;
-/// Slots of an hour: the longest window with percentiles.
+/// Slots of an hour: the longest window with a value per slot.
 const SLOTS: usize = 1200;
 const SLOTS_PER_MINUTE: u8 = 20;
 const SLOTS_PER_FIVE_MINUTES: u8 = 100;
-/// Buckets of an hour.
-const MINUTES: usize = 60;
-/// Buckets of a day.
-const FIVE_MINUTES: usize = 288;
-/// Values are stored in units of 1/500 percent: 0 to 131 %, with an error of at most 0.001 %.
-const UNITS_PER_PERCENT: f64 = 500.0;
-
-/// A window with averages and percentiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Span {
-    /// 5 minutes.
-    FiveMinutes = 0,
-    /// 30 minutes.
-    HalfHour = 1,
-    /// 1 hour.
-    Hour = 2,
-}
+const MINUTES_PER_HOUR: usize = 60;
+const MINUTES_PER_DAY: usize = 1440;
+const FIVE_MINUTES_PER_DAY: usize = 288;
+/// The windows with running sums.
+const SUMMED: [Span; 4] = [Span::Minute, Span::FiveMinutes, Span::HalfHour, Span::Hour];
+/// A larger value, positive or negative, is a gap: with it, the sum of an hour would not fit into an integer.
+const MAX_VALUE: f32 = 1e18;
+/// Sums count in units of 2^-40.
+const UNITS_PER_ONE: f64 = (1_u64 << 40) as f64;
 
 impl Span {
-    /// All of them, the shortest first.
-    pub const ALL: [Self; 3] = [Self::FiveMinutes, Self::HalfHour, Self::Hour];
-
+    /// Slots of the ring; all of them for a day, which the ring does not hold.
     const fn slots(self) -> usize {
         match self {
+            Self::Minute => 20,
             Self::FiveMinutes => 100,
             Self::HalfHour => 600,
-            Self::Hour => SLOTS,
+            Self::Hour | Self::Day => SLOTS,
         }
     }
-}
-
-/// A window with a highest 5-minute average.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeakSpan {
-    /// 1 hour.
-    Hour,
-    /// 1 day.
-    Day,
 }
 
 /// A value over a window.
@@ -101,7 +91,7 @@ impl<T> Window<T> {
     }
 }
 
-/// The distribution of the values of a window, in percent.
+/// The distribution of the values of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
     /// Mean over the covered time.
@@ -114,22 +104,27 @@ pub struct Spread {
     pub p95: f64,
     /// 99th percentile.
     pub p99: f64,
-    /// Highest slot.
+    /// Highest value.
     pub max: f64,
 }
 
-/// One quantity in percent, over time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One quantity over time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Series {
-    /// The closed slots of the last hour; slot `n` is at index `n % SLOTS`.
-    slots: Box<[u16]>,
-    /// Running sums of each [`Span`].
+    /// The closed slots of the last hour, NaN for a gap; slot `n` is at index `n % SLOTS`.
+    #[serde(deserialize_with = "gaps::deserialize")]
+    slots: Box<[f32]>,
+    /// Running sums of [`SUMMED`].
     #[serde(skip)]
-    sums: [Sum; 3],
+    sums: [Sum; SUMMED.len()],
     open: Open,
-    hour: Peaks,
-    day: Peaks,
+    /// The highest 5-minute average of each minute of the last hour.
+    hour_peaks: Buckets,
+    /// The highest 5-minute average of each 5 minutes of the last day.
+    day_peaks: Buckets,
+    /// The minutes of the last day.
+    minutes: Buckets,
 }
 
 /// The current slot.
@@ -138,7 +133,7 @@ struct Open {
     slot: u64,
     /// Nanoseconds since boot up to which samples were added.
     until: u64,
-    /// Percent times nanoseconds.
+    /// Value times nanoseconds.
     area: f64,
     /// Nanoseconds.
     covered: u64,
@@ -147,18 +142,19 @@ struct Open {
 /// Sum over the slots that are not gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
-    total: u32,
+    total: i128,
     count: u32,
 }
 
 impl Default for Series {
     fn default() -> Self {
         Self {
-            slots: vec![MISSING; SLOTS].into(),
-            sums: [Sum::default(); 3],
+            slots: vec![f32::NAN; SLOTS].into(),
+            sums: [Sum::default(); SUMMED.len()],
             open: Open::default(),
-            hour: Peaks::new(MINUTES, SLOTS_PER_MINUTE),
-            day: Peaks::new(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES),
+            hour_peaks: Buckets::new(MINUTES_PER_HOUR, SLOTS_PER_MINUTE),
+            day_peaks: Buckets::new(FIVE_MINUTES_PER_DAY, SLOTS_PER_FIVE_MINUTES),
+            minutes: Buckets::new(MINUTES_PER_DAY, SLOTS_PER_MINUTE),
         }
     }
 }
@@ -167,43 +163,59 @@ impl Series {
     /// Recomputes the sums of a deserialized series. Returns `false` if the series is invalid and must not be used.
     #[must_use]
     fn resume(&mut self) -> bool {
+        let slot = self.open.slot;
+        let buckets = [
+            (&self.hour_peaks, MINUTES_PER_HOUR, SLOTS_PER_MINUTE),
+            (
+                &self.day_peaks,
+                FIVE_MINUTES_PER_DAY,
+                SLOTS_PER_FIVE_MINUTES,
+            ),
+            (&self.minutes, MINUTES_PER_DAY, SLOTS_PER_MINUTE),
+        ];
         let valid = self.slots.len() == SLOTS
-            && self
-                .hour
-                .is_valid(MINUTES, SLOTS_PER_MINUTE, self.open.slot)
-            && self
-                .day
-                .is_valid(FIVE_MINUTES, SLOTS_PER_FIVE_MINUTES, self.open.slot)
-            && self.open.slot == self.open.until / SLOT_NANOS
+            && !self.slots.iter().any(|value| value.abs() > MAX_VALUE)
+            && buckets
+                .iter()
+                .all(|(buckets, count, slots)| buckets.is_valid(*count, *slots, slot))
+            && slot == self.open.until / SLOT_NANOS
             && self.open.covered <= SLOT_NANOS
             && self.open.area.is_finite();
         if valid {
-            for span in Span::ALL {
+            for span in SUMMED {
                 let sum = &mut self.sums[span as usize];
                 *sum = Sum::default();
-                let last = (1..=span.slots()).map(|back| ring_index(self.open.slot, back));
+                let last = (1..=span.slots()).map(|back| ring_index(slot, back));
                 last.for_each(|index| sum.add(self.slots[index]));
             }
         }
         valid
     }
 
-    /// Adds an average of `percent` from `from` to `to`. An interval that is longer than [`MAX_INTERVAL`] or has no finite
+    /// Adds an average of `value` from `from` to `to`. An interval that is longer than [`MAX_INTERVAL`] or has no finite
     /// value is a gap; a part that was already added is not counted again.
-    pub fn add(&mut self, from: BootTime, to: BootTime, percent: f64) {
-        if percent.is_finite() && to.since(from) <= MAX_INTERVAL {
+    pub fn add(&mut self, from: BootTime, to: BootTime, value: f64) {
+        if value.is_finite() && to.since(from) <= MAX_INTERVAL {
             self.reset_if_clock_went_back(to);
             let mut at = from.as_nanos().max(self.open.until);
             while at < to.as_nanos() {
                 self.roll(at / SLOT_NANOS);
                 let slot_end = (self.open.slot + 1).saturating_mul(SLOT_NANOS);
                 let end = to.as_nanos().min(slot_end);
-                self.open.area += percent * (end - at) as f64;
+                self.open.area += value * (end - at) as f64;
                 self.open.covered += end - at;
                 at = end;
             }
         }
         self.advance(to);
+    }
+
+    /// Adds the mean since the last sample, taken at `before`; a gap if either is unknown.
+    fn record(&mut self, before: Option<BootTime>, now: BootTime, mean: Option<f64>) {
+        match (before, mean) {
+            (Some(before), Some(mean)) if before <= now => self.add(before, now, mean),
+            _ => self.advance(now),
+        }
     }
 
     /// Advances the time; what no sample covered is a gap.
@@ -218,14 +230,19 @@ impl Series {
         if now.as_nanos() < self.open.until {
             self.clear();
             self.open = Open::default();
-            self.hour.clear();
-            self.day.clear();
+            for buckets in self.buckets() {
+                buckets.clear();
+            }
         }
     }
 
+    const fn buckets(&mut self) -> [&mut Buckets; 3] {
+        [&mut self.hour_peaks, &mut self.day_peaks, &mut self.minutes]
+    }
+
     fn clear(&mut self) {
-        self.slots.fill(MISSING);
-        self.sums = [Sum::default(); 3];
+        self.slots.fill(f32::NAN);
+        self.sums = [Sum::default(); SUMMED.len()];
     }
 
     /// Closes the slots before `slot`.
@@ -236,29 +253,32 @@ impl Series {
         self.close_slot(self.open.value());
         if slot - self.open.slot >= SLOTS as u64 {
             self.clear();
-            self.hour.roll(slot);
-            self.day.roll(slot);
+            for buckets in self.buckets() {
+                buckets.roll(slot);
+            }
             self.open.slot = slot;
         }
         while self.open.slot < slot {
-            self.close_slot(MISSING);
+            self.close_slot(f32::NAN);
         }
     }
 
     /// Closes the open slot.
-    fn close_slot(&mut self, value: u16) {
+    fn close_slot(&mut self, value: f32) {
         let slot = self.open.slot;
-        for span in Span::ALL {
+        for span in SUMMED {
             let expired = self.slots[ring_index(slot, span.slots())];
             let sum = &mut self.sums[span as usize];
             sum.remove(expired);
             sum.add(value);
         }
         self.slots[ring_index(slot, 0)] = value;
-        let known = value != MISSING;
-        let average = self.rounded_average();
-        self.hour.add(slot, average, known);
-        self.day.add(slot, average, known);
+        let known = !value.is_nan();
+        let average = self.average(Span::FiveMinutes).value;
+        let average = average.map_or(f32::NAN, to_f32);
+        self.hour_peaks.raise(slot, average, known);
+        self.day_peaks.raise(slot, average, known);
+        self.minutes.add(slot, value);
         self.open = Open {
             slot: slot + 1,
             until: self.open.until,
@@ -266,87 +286,131 @@ impl Series {
         };
     }
 
-    /// The average of the last 5 minutes; a gap if the coverage is too low.
-    fn rounded_average(&self) -> u16 {
-        let Sum { total, count } = self.sums[Span::FiveMinutes as usize];
-        if self.coverage(Span::FiveMinutes) < MIN_COVERAGE {
-            return MISSING;
-        }
-        let rounded = (total + count / 2) / count.max(1);
-        u16::try_from(rounded).unwrap_or(MISSING)
-    }
-
     fn coverage(&self, span: Span) -> f64 {
-        f64::from(self.sums[span as usize].count) / span.slots() as f64
+        match span {
+            Span::Day => self.minutes.coverage(),
+            _ => f64::from(self.sums[span as usize].count) / span.slots() as f64,
+        }
     }
 
-    /// The average of the last slots, in percent. O(1).
+    /// The statistic of the last slots.
+    pub fn value(&self, statistic: Statistic) -> Window<f64> {
+        match statistic {
+            Statistic::Average(span) => self.average(span),
+            Statistic::Deviation(span) => self.deviation(span),
+            Statistic::Percentile(percentile, span) => self.percentile(percentile as usize, span),
+            Statistic::Peak(span) => self.peak(span),
+        }
+    }
+
+    /// The average of the last slots. O(1), or of a day from its minutes.
     pub fn average(&self, span: Span) -> Window<f64> {
-        let sum = self.sums[span as usize];
-        Window::of(self.coverage(span), || sum.average())
+        Window::of(self.coverage(span), || match span {
+            Span::Day => self.minutes.mean(),
+            _ => self.sums[span as usize].average(),
+        })
     }
 
-    /// The average and percentiles of the last slots. Sorts them, so use it for reports and not for each sample.
+    /// The standard deviation of the last slots; of a day, of its minutes.
+    pub fn deviation(&self, span: Span) -> Window<f64> {
+        Window::of(self.coverage(span), || {
+            let mut buffer = [0.0; MINUTES_PER_DAY + 1];
+            let values = self.collect(span, &mut buffer);
+            let values = || values.iter().map(|value| f64::from(*value));
+            let count = values().len();
+            let mean = values().sum::<f64>() / count as f64;
+            let squares: f64 = values().map(|value| (value - mean).powi(2)).sum();
+            (count > 0).then(|| (squares / count as f64).sqrt())
+        })
+    }
+
+    /// A percentile of the last slots; of a day, of its minutes.
+    fn percentile(&self, hundredths: usize, span: Span) -> Window<f64> {
+        Window::of(self.coverage(span), || {
+            let mut buffer = [0.0; MINUTES_PER_DAY + 1];
+            let values = self.collect(span, &mut buffer);
+            let rank = nearest_rank(values.len(), hundredths)?;
+            let (_, value, _) = values.select_nth_unstable_by(rank, f32::total_cmp);
+            Some(f64::from(*value))
+        })
+    }
+
+    /// The average and percentiles of the last slots; of a day, percentiles of its minutes. Sorts them, so use it for
+    /// reports and not for each sample.
     pub fn spread(&self, span: Span) -> Window<Spread> {
         Window::of(self.coverage(span), || {
-            let mut buffer = [0; SLOTS];
-            let mut count = 0;
-            let last = (1..=span.slots()).map(|back| self.slots[ring_index(self.open.slot, back)]);
-            for value in last.filter(|value| *value != MISSING) {
-                buffer[count] = value;
-                count += 1;
-            }
-            let values = &mut buffer[..count];
-            values.sort_unstable();
+            let mut buffer = [0.0; MINUTES_PER_DAY + 1];
+            let values = self.collect(span, &mut buffer);
+            values.sort_unstable_by(f32::total_cmp);
+            let percentile = |hundredths| {
+                let rank = nearest_rank(values.len(), hundredths)?;
+                values.get(rank).copied().map(f64::from)
+            };
             Some(Spread {
-                average: self.sums[span as usize].average()?,
-                p50: percentile(values, 50)?,
-                p90: percentile(values, 90)?,
-                p95: percentile(values, 95)?,
-                p99: percentile(values, 99)?,
-                max: percentile(values, 100)?,
+                average: self.average(span).value?,
+                p50: percentile(50)?,
+                p90: percentile(90)?,
+                p95: percentile(95)?,
+                p99: percentile(99)?,
+                max: percentile(100)?,
             })
         })
     }
 
-    /// The highest average of any 5 minutes that ended within the window, in percent.
+    /// The highest average of any 5 minutes that ended within the window.
     pub fn peak(&self, span: PeakSpan) -> Window<f64> {
         let peaks = match span {
-            PeakSpan::Hour => &self.hour,
-            PeakSpan::Day => &self.day,
+            PeakSpan::Hour => &self.hour_peaks,
+            PeakSpan::Day => &self.day_peaks,
         };
-        Window::of(peaks.coverage(), || peaks.highest().map(percent))
+        Window::of(peaks.coverage(), || peaks.highest())
+    }
+
+    /// Copies the slots of the window that are not gaps; of a day, its minutes.
+    fn collect<'a>(&self, span: Span, buffer: &'a mut [f32]) -> &'a mut [f32] {
+        let last = (1..=span.slots()).map(|back| self.slots[ring_index(self.open.slot, back)]);
+        let count = match span {
+            Span::Day => fill(buffer, self.minutes.means()),
+            _ => fill(buffer, last.filter(|value| !value.is_nan())),
+        };
+        &mut buffer[..count]
     }
 }
 
 impl Open {
-    fn value(&self) -> u16 {
+    fn value(&self) -> f32 {
         if self.covered * 2 < SLOT_NANOS {
-            return MISSING;
+            return f32::NAN;
         }
-        units(self.area / self.covered as f64)
+        to_f32(self.area / self.covered as f64)
     }
 }
 
 impl Sum {
-    fn add(&mut self, value: u16) {
-        if value != MISSING {
-            self.total += u32::from(value);
+    fn add(&mut self, value: f32) {
+        if !value.is_nan() {
+            self.total += units(value);
             self.count += 1;
         }
     }
 
-    fn remove(&mut self, value: u16) {
-        if value != MISSING {
-            self.total -= u32::from(value);
+    fn remove(&mut self, value: f32) {
+        if !value.is_nan() {
+            self.total -= units(value);
             self.count -= 1;
         }
     }
 
     fn average(self) -> Option<f64> {
-        let mean = f64::from(self.total) / f64::from(self.count);
-        (self.count > 0).then_some(mean / UNITS_PER_PERCENT)
+        let mean = self.total as f64 / f64::from(self.count);
+        (self.count > 0).then_some(mean / UNITS_PER_ONE)
     }
+}
+
+/// Fills the buffer from its start; returns how many values there are.
+fn fill(buffer: &mut [f32], values: impl Iterator<Item = f32>) -> usize {
+    let filled = buffer.iter_mut().zip(values);
+    filled.map(|(place, value)| *place = value).count()
 }
 
 /// The index of the slot that is `back` before `slot`.
@@ -358,22 +422,26 @@ const fn ring_index(slot: u64, back: usize) -> usize {
     ((slot + (SLOTS - back) as u64) % SLOTS as u64) as usize
 }
 
+/// The value as it is stored; a gap if it is too large.
 #[expect(
     clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "between 0 and the largest value that is not a gap"
+    reason = "seven digits are enough, and what is too large is a gap"
 )]
-fn units(percent: f64) -> u16 {
-    let max = f64::from(MISSING - 1);
-    (percent * UNITS_PER_PERCENT).round().clamp(0.0, max) as u16
+fn to_f32(value: f64) -> f32 {
+    let value = value as f32;
+    if value.abs() <= MAX_VALUE {
+        value
+    } else {
+        f32::NAN
+    }
 }
 
-fn percent(units: u16) -> f64 {
-    f64::from(units) / UNITS_PER_PERCENT
+#[expect(clippy::cast_possible_truncation, reason = "at most 1e18 times 2^40")]
+fn units(value: f32) -> i128 {
+    (f64::from(value) * UNITS_PER_ONE) as i128
 }
 
-/// Nearest-rank percentile of sorted values.
-fn percentile(sorted: &[u16], hundredths: usize) -> Option<f64> {
-    let rank = (sorted.len() * hundredths).div_ceil(100);
-    sorted.get(rank.checked_sub(1)?).copied().map(percent)
+/// The index of the nearest-rank percentile of sorted values; `None` without values.
+const fn nearest_rank(count: usize, hundredths: usize) -> Option<usize> {
+    (count * hundredths).div_ceil(100).checked_sub(1)
 }

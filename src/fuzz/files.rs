@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 use std::path::{Component, Path};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 
@@ -206,7 +206,7 @@ pub fn trace(bytes: &[u8]) {
 }
 
 fn replay(bytes: &[u8]) {
-    let opened = Replay::open(Cursor::new(bytes), |_| POLICIES.clone());
+    let opened = Replay::open(Cursor::new(bytes), Arc::default(), |_| POLICIES.clone());
     let Ok((_, mut replay)) = opened else {
         return;
     };

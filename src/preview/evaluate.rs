@@ -165,7 +165,9 @@ const fn unavailable_reason(metric: &Metric, twice: bool) -> Option<&'static str
             Some("the kubelet does not count packets, only the node's agent does")
         }
         Metric::Probe(_) => Some("only the node's agent runs the probe"),
-        Metric::Window(..) => Some("only the node's agent measures it over such a long time"),
+        Metric::Window(..) | Metric::Custom(_) => {
+            Some("only the node's agent measures it over such a long time")
+        }
         Metric::ElasticCpuRequested => Some("it is not supported yet"),
         _ => Some("the kubelet does not report it, only the node's agent does"),
     }

@@ -93,6 +93,7 @@ impl TestNode {
             labels: BTreeMap::new(),
             cpus: 4,
             memory: Bytes(8 << 30),
+            windows: None,
         };
         let compiled = compile(&Objects::from_values(self.objects.clone()), &facts);
         evaluate(&NodeInput {

@@ -49,7 +49,7 @@ impl Reconciler {
         Self {
             role: Role::Standby,
             rollout_rate: settings.rollout_nodes_per_second,
-            index: Index::default(),
+            index: Index::new(settings.windows),
             liveness: LivenessMonitor::new(settings.silent_agent_after),
             rollouts: Rollouts::default(),
             cap: CapEnforcement::new(settings.max_unschedulable),

@@ -246,7 +246,7 @@ impl Controller {
                 name: options.lease.clone(),
             },
             leases,
-            reconciler: Reconciler::new(options.settings),
+            reconciler: Reconciler::new(options.settings.clone()),
             writes: FuturesUnordered::new(),
             events: TaskQueue::new(),
             client,

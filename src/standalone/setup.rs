@@ -27,6 +27,7 @@ use crate::engine::Demand;
 use crate::engine::policy::NodeFacts;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::engine::window::CustomWindow;
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::layout::LayoutError;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
@@ -66,6 +67,8 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// The format of events.
     pub format: Format,
+    /// The windows of the node's settings.
+    pub windows: Arc<[CustomWindow]>,
     /// The path of the trace.
     pub record: Option<PathBuf>,
 }
@@ -184,6 +187,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         state_dir: options.state_dir.clone(),
         sample_interval: options.sample_interval,
         sample_everything: options.record.is_some(),
+        windows: Arc::clone(&options.windows),
     };
     let recorder = recorder(options, &node, now)?;
     let machine = host::open(settings, Arc::new(loaded.policy), found.workloads, now)?;
@@ -257,6 +261,7 @@ fn node_facts(
         labels: options.node_labels.clone(),
         cpus: cpu.online,
         memory: memory.total,
+        windows: Some(Arc::clone(&options.windows)),
     })
 }
 

@@ -95,6 +95,7 @@ impl From<&Node> for NodeFacts {
             labels: node.labels.clone(),
             cpus: node.cpus,
             memory: node.memory,
+            windows: None,
         }
     }
 }

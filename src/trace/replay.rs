@@ -15,6 +15,7 @@ use crate::engine::plan::{Change, Plan, RuleState, Transition};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
+use crate::engine::window::CustomWindow;
 
 /// A running replay.
 #[derive(Debug)]
@@ -38,17 +39,19 @@ pub fn as_preview(mut policy: PolicySet) -> PolicySet {
 }
 
 impl<R: BufRead> Replay<R> {
-    /// Opens a trace to run the policies that `compile` returns for its node, as previews.
+    /// Opens a trace to run the policies that `compile` returns for its node, as previews, with these windows.
     ///
     /// # Errors
     /// Where `input` is not a trace.
     pub fn open(
         input: R,
+        windows: Arc<[CustomWindow]>,
         compile: impl FnOnce(&Header) -> PolicySet,
     ) -> Result<(Header, Self), TraceError> {
         let (header, reader) = Reader::open(input)?;
         let policy = Arc::new(as_preview(compile(&header)));
         let mut engine = Engine::new();
+        engine.set_windows(windows);
         engine.set_policy(Arc::clone(&policy));
         let replay = Self {
             header: header.clone(),

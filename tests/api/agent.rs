@@ -66,6 +66,47 @@ fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     assert_eq!(agent.http("/livez").unwrap().0, 200);
 }
 
+/// The value of a gauge without labels.
+fn gauge(agent: &Agent, name: &str) -> Option<f64> {
+    let (_, text) = agent.http("/metrics")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim()
+        .parse()
+        .ok()
+        .filter(|value: &f64| !value.is_nan())
+}
+
+#[test]
+fn a_window_of_the_settings_is_a_gauge_a_metric_of_rules_and_part_of_the_report() {
+    let Some(mut node) = Node::new() else { return };
+    let batch = node.burning_pod("batch");
+    let file = "metrics: [{name: cpu_busy_avg_1m, source: cpu_total_usage, window: avg_1m}]\n";
+    node.machine.write("windows.yaml", file);
+    let mut spec = throttling();
+    spec["rules"][0]["metric"] = "cpu_busy_avg_1m".into();
+    spec["rules"][0]["window"] = json!({"source": "cpu_total_usage", "statistic": "avg_1m"});
+    spec["rules"][0]["watermark"] = 60.into();
+    node.set_rules(&spec);
+    node.machine.load.set(HIGH);
+    let path = node.machine.path("windows.yaml");
+    let agent = node.agent(&["--windows", path.to_str().unwrap()]);
+    agent.until("it is ready", || agent.is_ready());
+    assert_eq!(gauge(&agent, "cpu_busy_avg_1m "), None, "not known yet");
+    let after_half_a_minute = Duration::from_secs(90);
+    agent.until_within(after_half_a_minute, "the pod is throttled", || {
+        node.is_throttled(&batch)
+    });
+    agent.until("the gauge shows it", || {
+        gauge(&agent, "cpu_busy_avg_1m ").is_some_and(|percent| (85.0..=100.0).contains(&percent))
+    });
+    let (_, text) = agent.http("/v1/node-metric").unwrap();
+    let metric: Value = serde_json::from_str(&text).unwrap();
+    let percent = metric["status"]["windows"]["custom"]["cpu_busy_avg_1m"].as_f64();
+    assert!(percent.is_some_and(|percent| percent > 85.0), "{metric}");
+    node.plane
+        .promtool_passes(&agent.http("/metrics").unwrap().1);
+}
+
 #[test]
 fn actions_without_effect_are_reported_with_their_cause() {
     let Some(mut node) = Node::new() else { return };

@@ -20,3 +20,4 @@ mod run_daemon;
 mod run_fake_clock;
 mod run_inputs;
 mod run_restart;
+mod run_windows;

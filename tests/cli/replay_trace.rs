@@ -307,7 +307,7 @@ proptest! {
         }
 
         let trace = BufReader::new(fs::File::open(&path).unwrap());
-        let (_, mut replay) = Replay::open(trace, |header| load(&NodeFacts::from(&header.node))).unwrap();
+        let (_, mut replay) = Replay::open(trace, std::sync::Arc::default(), |header| load(&NodeFacts::from(&header.node))).unwrap();
         let mut replayed = Vec::new();
         while replay.step().unwrap() {
             replayed.extend(state_changes(replay.transitions()));

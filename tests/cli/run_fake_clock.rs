@@ -113,6 +113,7 @@ impl FakeTree {
             state_dir: self.path("state"),
             sample_interval: Duration::from_secs(1),
             sample_everything: false,
+            windows: std::sync::Arc::default(),
         };
         host::open(settings, Arc::new(loaded.policy), found.workloads, at(10)).unwrap()
     }

@@ -11,7 +11,9 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::window::{NodeWindows, Span};
 use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::saved_file::{SavedFile, Validity};
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 /// A machine whose pod is throttled to its floor, after `plimsoll run` was terminated.
 fn stopped_at_the_floor() -> (Machine, String) {
@@ -321,6 +323,27 @@ fn half_busy() -> NodeWindows {
     windows
 }
 
+fn windows_file<T: Serialize + DeserializeOwned>(machine: &Machine, format: u32) -> SavedFile<T> {
+    let dir = machine.path("state");
+    SavedFile::new(&dir, "windows.json", format, Validity::ThisBoot).unwrap()
+}
+
+#[test]
+fn windows_saved_in_an_earlier_format_start_over() {
+    let machine = Machine::new();
+    let window = policy("{disableScheduling: {}}", "throttle", 1, 40)
+        .replace("cpu_total_usage", "cpu_usage_avg_5m");
+    machine.write("policies/window.yaml", &window);
+    fs::create_dir(machine.path("state")).unwrap();
+    let slots = json!({"last": null, "cpu": {"slots": [1, 2]}, "memory": {"slots": [1, 2]}});
+    windows_file(&machine, 1).save(&slots).unwrap();
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("started");
+    assert!(daemon.stop(Signal::SIGTERM).success());
+    let after = windows_file::<NodeWindows>(&machine, 2).read().unwrap();
+    assert!(after.unwrap().resumed().is_some());
+}
+
 #[test]
 fn a_restart_keeps_the_load_windows() {
     let machine = Machine::new();
@@ -328,15 +351,7 @@ fn a_restart_keeps_the_load_windows() {
         .replace("cpu_total_usage", "cpu_usage_avg_5m");
     machine.write("policies/window.yaml", &window);
     fs::create_dir(machine.path("state")).unwrap();
-    let saved = || {
-        SavedFile::new(
-            &machine.path("state"),
-            "windows.json",
-            1,
-            Validity::ThisBoot,
-        )
-        .unwrap()
-    };
+    let saved = || windows_file(&machine, 2);
     saved().save(&half_busy()).unwrap();
     let mut daemon = machine.start(&[]);
     let breached = daemon.wait_for_state("Breached");
@@ -345,7 +360,12 @@ fn a_restart_keeps_the_load_windows() {
     let before: NodeWindows = saved().read().unwrap().unwrap();
     assert!(daemon.stop(Signal::SIGTERM).success());
     let after: NodeWindows = saved().read().unwrap().unwrap();
-    assert_ne!(before, after, "newer samples are saved at the end");
+    let text = |windows: &NodeWindows| serde_json::to_string(windows).unwrap();
+    assert_ne!(
+        text(&before),
+        text(&after),
+        "newer samples are saved at the end"
+    );
     let average = |windows: NodeWindows| {
         let windows = windows.resumed().unwrap();
         windows.of(Resource::Cpu).average(Span::FiveMinutes).value

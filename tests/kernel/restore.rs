@@ -113,6 +113,7 @@ fn machine(
         state_dir,
         sample_interval: Duration::from_secs(1),
         sample_everything: false,
+        windows: std::sync::Arc::default(),
     };
     host::open(settings, policy, pods, now).unwrap()
 }

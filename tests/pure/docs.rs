@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::chart_support::document::document;
 use crate::chart_support::{NAMESPACE, file, rendered_with_hooks};
 use plimsoll::engine::metric::Metric;
+use plimsoll::engine::window::CustomWindow;
 
 fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
@@ -45,6 +46,25 @@ fn every_metric_is_documented() {
             "docs/semantics.md lacks {name}"
         );
     }
+}
+
+/// The chart refuses what `--windows` refuses.
+#[test]
+fn the_chart_knows_the_sources_of_windows() {
+    let schema = read("charts/plimsoll/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    let listed = |definition: &str| -> BTreeSet<String> {
+        let names = schema["definitions"][definition]["enum"].as_array();
+        let names = names.unwrap().iter().filter_map(|name| name.as_str());
+        names.map(str::to_owned).collect()
+    };
+    let may_be_source = |name: &String| {
+        let metric = Metric::parse(name).unwrap();
+        CustomWindow::refusal(&metric).is_none()
+    };
+    let (sources, others) = Metric::names().into_iter().partition(may_be_source);
+    assert_eq!(listed("nodeMetric"), sources);
+    assert_eq!(listed("otherMetric"), others);
 }
 
 /// Quoted words in CamelCase with two or more capitals, as event reasons are.

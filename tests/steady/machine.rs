@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::run_support::{Machine, eventually, pod, throttle};
 use allocation_counter::measure;
 use nix::unistd::Pid;
+use plimsoll::crd::windows;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::node::cgroup::CgroupPath;
 use plimsoll::node::clock::boot_time;
@@ -16,6 +17,16 @@ use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
 use plimsoll::standalone::policies::{self, Overrides};
+
+/// A series for each kind of source.
+const WINDOWS: &str = "\
+metrics:
+- {name: load_avg_1m, source: cpu_load_1_min, window: avg_1m}
+- {name: io_stddev_1h, source: io_pressure_some_avg10, window: stddev_1h}
+- {name: disk_p95_1d, source: disk_utilization, window: p95_1d}
+- {name: network_max_avg_1h, source: network_receive_kibps, window: max_avg_1h}
+- {name: cpu_p99_5m, source: cpu_total_utilization, window: p99_5m}
+";
 
 /// A machine in this process over real cgroups.
 fn machine(env: &Machine, threshold: &str) -> host::Machine {
@@ -47,6 +58,7 @@ fn machine(env: &Machine, threshold: &str) -> host::Machine {
         state_dir: env.path("state"),
         sample_interval: Duration::from_millis(20),
         sample_everything: false,
+        windows: windows::read(WINDOWS).unwrap().into(),
     };
     let policy = Arc::new(loaded.policy);
     host::open(settings, policy, found.workloads, boot_time()).unwrap()

@@ -92,6 +92,32 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
+{{/* The file of windows, for agents and controllers: the annotation restarts their pods when it changes, because they read it once. */}}
+{{- define "plimsoll.windowsAnnotation" -}}
+{{- with .Values.windows }}
+plimsoll.dev/windows: {{ toJson . | sha256sum | trunc 16 | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "plimsoll.windowsArgument" -}}
+{{- if .Values.windows }}
+- --windows=/etc/plimsoll/windows/windows.yaml
+{{- end }}
+{{- end -}}
+
+{{- define "plimsoll.windowsMount" -}}
+{{- if .Values.windows }}
+- {name: windows, mountPath: /etc/plimsoll/windows, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "plimsoll.windowsVolume" -}}
+{{- if .Values.windows }}
+- name: windows
+  configMap: {name: {{ include "plimsoll.name" (dict "root" . "component" "windows") }}}
+{{- end }}
+{{- end -}}
+
 {{/* A pod's token for API servers, and the files that the kubelet would mount with it. It is valid for an hour; an automatically mounted
 one would be valid for a year. */}}
 {{- define "plimsoll.tokenMount" -}}

@@ -7,7 +7,7 @@ use crate::crd::NodeMetricStatus;
 use crate::crd::report::Report;
 
 /// The report as JSON of at most [`crate::crd::report::MAX_BYTES`]: if it is larger, the least busy pods are dropped
-/// first, then breached rules.
+/// first, then breached rules and windows of the node's settings.
 pub fn body(mut report: Report<Cow<'_, NodeMetricStatus>>) -> String {
     fit(&mut report, |report| report.status.to_mut())
 }
@@ -97,6 +97,7 @@ mod tests {
             windows: Windows {
                 cpu: windows.clone(),
                 memory: windows,
+                ..Windows::default()
             },
             load: Some(load()),
             pods: Some(110),
@@ -174,6 +175,23 @@ mod tests {
         assert_eq!(read.status, status);
         assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
         assert_eq!(read.interval(), Duration::from_mins(1));
+    }
+
+    #[test]
+    fn sixteen_windows_with_long_names_fit_before_any_pod() {
+        let pod = PodUsage {
+            namespace: "n".repeat(63),
+            name: "p".repeat(253),
+            ..PodUsage::default()
+        };
+        let mut status = full(vec![pod; 10], vec!["q".repeat(300); 16]);
+        let name = |number| format!("{number:02}{}", "w".repeat(61));
+        let windows = (0..16).map(|number| (name(number), -123_456e12));
+        status.windows.custom = windows.collect();
+        let (text, read) = report(&"n".repeat(253), &status);
+        assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
+        assert_eq!(read.status.windows, status.windows);
+        assert_eq!(read.status.top_pods, []);
     }
 
     proptest! {

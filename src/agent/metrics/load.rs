@@ -12,7 +12,9 @@ use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::{
     Amounts, Load as NodeLoad, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
 };
+use crate::engine::metric::CustomMetric;
 use crate::engine::quantity;
+use crate::engine::window::CustomWindow;
 use crate::serve::with_one_series;
 
 type Float = Gauge<f64, AtomicU64>;
@@ -89,9 +91,18 @@ pub struct Load {
     coverage: Family<WindowLabels, Float>,
     /// In the order of [`WINDOWS`].
     windows: [Float; 6],
+    /// The windows of the node's settings.
+    custom: Vec<Custom>,
     pod_cpu: Family<PodLabels, Float>,
     pod_memory: Family<PodLabels, Float>,
     pod_stalled: Family<PodStallLabels, Float>,
+}
+
+#[derive(Debug)]
+struct Custom {
+    name: String,
+    help: String,
+    gauge: Float,
 }
 
 /// The windows that load-aware schedulers read, under the names used in rules.
@@ -123,6 +134,26 @@ const WINDOWS: [(&str, &str); 6] = [
 ];
 
 impl Load {
+    /// Gauges without values, among them one for each of the `windows`.
+    pub fn new(windows: &[CustomWindow]) -> Self {
+        let custom = windows.iter().map(|window| {
+            let CustomMetric {
+                name,
+                source,
+                statistic,
+            } = &*window.metric;
+            Custom {
+                name: name.to_string(),
+                help: format!("{source} in {}, {statistic}", window.metric.unit()),
+                gauge: Float::default(),
+            }
+        });
+        Self {
+            custom: custom.collect(),
+            ..Self::default()
+        }
+    }
+
     /// Registers the metrics; those of the windows have no prefix.
     pub fn register(&self, registry: &mut Registry, bare: &mut Registry) {
         let cores = || Unit::Other("cores".to_owned());
@@ -164,6 +195,9 @@ impl Load {
         );
         for ((name, help), gauge) in WINDOWS.iter().zip(&self.windows) {
             bare.register(*name, format!("{help}; NaN while not known"), gauge.clone());
+        }
+        for Custom { name, help, gauge } in &self.custom {
+            bare.register(name, format!("{help}; NaN while not known"), gauge.clone());
         }
     }
 
@@ -251,6 +285,10 @@ impl Load {
             if let Some(windows) = windows {
                 self.windows(resource, windows, gauges);
             }
+        }
+        for Custom { name, gauge, .. } in &self.custom {
+            let value = status.windows.custom.get(name);
+            gauge.set(value.copied().unwrap_or(f64::NAN));
         }
         self.pod_cpu.clear();
         self.pod_memory.clear();

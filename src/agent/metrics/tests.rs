@@ -28,7 +28,7 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
 
 #[test]
 fn a_rule_has_state_value_and_threshold() {
-    let metrics = Metrics::new(clock::boot_time(), ALL);
+    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
     let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
     metrics.rules(names.into());
     metrics.figures(|figures| {
@@ -70,7 +70,7 @@ fn a_rule_has_state_value_and_threshold() {
 #[test]
 fn a_loop_that_does_not_run_is_not_alive() {
     let now = clock::boot_time();
-    let metrics = Metrics::new(now, ALL);
+    let metrics = Metrics::new(now, ALL, &[]);
     metrics.livez().expect("alive");
     metrics.loop_ran(BootTime::default());
     let hangs = metrics.livez().expect_err("hangs");
@@ -79,7 +79,7 @@ fn a_loop_that_does_not_run_is_not_alive() {
 
 #[test]
 fn readiness_says_what_the_agent_waits_for() {
-    let metrics = Metrics::new(clock::boot_time(), ALL);
+    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
     metrics.ready(Err("no rules"));
     assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
     metrics.ready(Ok(()));
@@ -105,7 +105,7 @@ fn report_of(pod: &str) -> NodeMetric {
 
 #[test]
 fn unknown_values_of_the_last_report_are_not_zero() {
-    let metrics = Metrics::new(clock::boot_time(), ALL);
+    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
     metrics.reported(report_of("old").into(), String::new());
     Source::metrics(&metrics);
     metrics.reported(report_of("web").into(), String::new());
@@ -137,8 +137,32 @@ fn unknown_values_of_the_last_report_are_not_zero() {
 }
 
 #[test]
+fn windows_of_the_settings_are_gauges_under_their_own_names() {
+    let file = "metrics: [{name: gpu_usage_avg_5m, source: gpu_usage, window: avg_5m, httpGet: {port: 1}}, \
+                {name: disk_busy_p95_1d, source: disk_utilization, window: p95_1d}]";
+    let windows = crate::crd::windows::read(file).expect("windows");
+    let metrics = Metrics::new(clock::boot_time(), ALL, &windows);
+    let mut report = report_of("web");
+    let custom = &mut report.status.windows.custom;
+    custom.insert("gpu_usage_avg_5m".to_owned(), 63.25);
+    metrics.reported(report.into(), String::new());
+    let text = Source::metrics(&metrics);
+    for line in [
+        "# HELP gpu_usage_avg_5m gpu_usage in unit of the probe, avg_5m; NaN while not known.\n",
+        "# TYPE gpu_usage_avg_5m gauge\n",
+        "\ngpu_usage_avg_5m 63.25\n",
+        "# HELP disk_busy_p95_1d disk_utilization in percent, p95_1d; NaN while not known.\n",
+        "\ndisk_busy_p95_1d NaN\n",
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+    metrics.reported(report_of("web").into(), String::new());
+    assert!(Source::metrics(&metrics).contains("\ngpu_usage_avg_5m NaN\n"));
+}
+
+#[test]
 fn by_default_pods_are_named_over_loopback_only() {
-    let metrics = Metrics::new(clock::boot_time(), PodData::default());
+    let metrics = Metrics::new(clock::boot_time(), PodData::default(), &[]);
     metrics.reported(report_of("web").into(), "{}".to_owned());
     metrics.figures(|figures| {
         figures.throttled_pods = vec![ThrottledPod {
@@ -163,7 +187,7 @@ fn by_default_pods_are_named_over_loopback_only() {
         Some(Document::Forbidden(_))
     ));
     assert_eq!(metrics.document("/v1/other", true), None);
-    let open = Metrics::new(clock::boot_time(), ALL);
+    let open = Metrics::new(clock::boot_time(), ALL, &[]);
     assert!(matches!(
         served_to(&open, false),
         Some(Document::Missing(_))
@@ -174,7 +198,7 @@ fn by_default_pods_are_named_over_loopback_only() {
 
 #[test]
 fn actions_and_previews_are_counted_from_zero() {
-    let metrics = Metrics::new(clock::boot_time(), ALL);
+    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
     let text = Source::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_actions_total{action="evict",strategy="None"} 0"#,
@@ -227,7 +251,7 @@ fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
     use crate::agent::eviction::Refusal;
     use crate::engine::pod::PodUid;
 
-    let metrics = Metrics::new(clock::boot_time(), ALL);
+    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
     let decided = |would| Transition {
         at: BootTime::default(),
         rule: RuleId::from("q/cpu"),

@@ -453,6 +453,12 @@ fn windows(windows: &NodeWindows) -> Windows {
     Windows {
         cpu: Some(resource_windows(windows.of(Resource::Cpu))),
         memory: Some(resource_windows(windows.of(Resource::Memory))),
+        custom: windows
+            .custom_values()
+            .filter_map(|(window, value)| {
+                Some((window.metric.name.to_string(), six_digits(value?)))
+            })
+            .collect(),
     }
 }
 
@@ -511,7 +517,7 @@ fn breached(reports: &[RuleReport]) -> Vec<String> {
 }
 
 /// Serializes `whole` into at most [`MAX_BYTES`]: if it is too large, the least busy pods are dropped first, then
-/// breached rules. `status` returns the status inside.
+/// breached rules and windows of the node's settings. `status` returns the status inside.
 pub fn fit<T: Serialize>(
     whole: &mut T,
     mut status: impl FnMut(&mut T) -> &mut NodeMetricStatus,
@@ -522,7 +528,10 @@ pub fn fit<T: Serialize>(
             return text;
         }
         let status = status(whole);
-        if status.top_pods.pop().is_none() && status.breached.pop().is_none() {
+        if status.top_pods.pop().is_none()
+            && status.breached.pop().is_none()
+            && status.windows.custom.pop_last().is_none()
+        {
             return text;
         }
     }
@@ -554,6 +563,11 @@ const fn millicores(cpu: f64) -> MilliCpu {
 
 fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
+}
+
+/// Seven digits are stored, and the last one is a rounding error.
+fn six_digits(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 fn hundredth(value: f64) -> f64 {

@@ -32,12 +32,13 @@ impl Findings {
     /// Collects the findings that the report of the files does not have.
     pub(super) fn new(
         objects: &Objects,
+        any_node: &NodeFacts,
         nodes: &[Node],
         compiled: &[Compiled],
         report: &Report<'_>,
     ) -> Self {
         let everywhere = objects.clone().for_every_node();
-        let everywhere: BTreeSet<Finding> = compile(&everywhere, &NodeFacts::default())
+        let everywhere: BTreeSet<Finding> = compile(&everywhere, any_node)
             .findings
             .into_iter()
             .collect();

@@ -14,6 +14,7 @@ use crate::engine::hours::{Hours, HoursError, time_zones};
 use crate::engine::metric::Metric;
 use crate::engine::policy::{Probe, Rule, RuleId, Strategy};
 use crate::engine::quantity::{Quantity, RawQuantity};
+use crate::engine::window::{CustomWindow, Statistic};
 
 const EVALUATION_PERIOD_SECONDS: i64 = 10;
 const LOCAL_CACHE_TTL_SECONDS: i64 = 60;
@@ -102,22 +103,46 @@ impl RuleContext<'_> {
         path: &str,
         findings: &mut ObjectFindings<'_>,
     ) -> Option<Metric> {
-        let known = Metric::parse(&rule.name);
-        if known.is_none() && self.probe.is_some() {
-            return Some(Metric::Probe(rule.name.as_str().into()));
+        let name = rule.name.as_str();
+        if let Some(known) = Metric::parse(name).or_else(|| self.window(name)) {
+            return Some(known);
         }
-        if known.is_none() {
-            findings.error(
-                Reason::UnknownMetric,
-                format!("{path}.metricRule.name"),
-                format!(
-                    "\"{}\" is not a known metric; {} Or add nodeQualityProbe.httpGet to read it from an exporter",
-                    rule.name,
-                    nearest(&rule.name)
-                ),
+        if self.probe.is_some() {
+            return Some(Metric::Probe(name.into()));
+        }
+        let path = format!("{path}.metricRule.name");
+        let windows = self.scope.node.windows.as_deref();
+        let near = nearest(name, windows.unwrap_or_default());
+        if windows.is_none() && Statistic::ends(name) {
+            let message = format!(
+                "\"{name}\" is not a metric of every node, so the rule is not checked; if the nodes' settings have such a window, \
+                 name their file with --windows, else {near}"
             );
+            findings.warning(Reason::UnknownMetric, path, message);
+        } else {
+            let window = if Statistic::ends(name) {
+                "; or define it as a window of the nodes, with --windows"
+            } else {
+                ""
+            };
+            let message = format!(
+                "\"{name}\" is not a known metric; {near} Or add nodeQualityProbe.httpGet to read it from an exporter{window}"
+            );
+            findings.error(Reason::UnknownMetric, path, message);
         }
-        known
+        None
+    }
+
+    /// The window of that name in the node's settings.
+    fn window(&self, name: &str) -> Option<Metric> {
+        let mut windows = self
+            .scope
+            .node
+            .windows
+            .iter()
+            .flat_map(|known| known.iter());
+        let window = windows.find(|window| *window.metric.name == *name)?;
+        Some(Metric::Custom(Arc::clone(&window.metric)))
     }
 
     fn action(
@@ -249,8 +274,12 @@ fn threshold(given: Option<i64>) -> u32 {
 
 fn probe(spec: &NodeQosSpec) -> Option<Probe> {
     let probe = spec.node_quality_probe.as_ref()?;
-    let get = probe.http_get.as_ref()?;
-    let timeout = match probe.timeout_seconds {
+    http_probe(probe.http_get.as_ref()?, probe.timeout_seconds)
+}
+
+/// A probe with its default timeout.
+pub(in crate::crd) fn http_probe(get: &HttpGet, timeout_seconds: Option<i64>) -> Option<Probe> {
+    let timeout = match timeout_seconds {
         None | Some(..=0) => PROBE_TIMEOUT_SECONDS,
         Some(timeout) => timeout,
     };
@@ -282,9 +311,10 @@ fn url(get: &HttpGet) -> Option<String> {
 }
 
 /// `did you mean cpu_total_usage?`, or some of the names.
-fn nearest(name: &str) -> String {
+fn nearest(name: &str, windows: &[CustomWindow]) -> String {
     let names = Metric::names();
-    match suggest::nearest(name, names.iter().map(String::as_str)) {
+    let windows = windows.iter().map(|window| &*window.metric.name);
+    match suggest::nearest(name, names.iter().map(String::as_str).chain(windows)) {
         Some(near) => format!("did you mean {near}?"),
         None => "write for example cpu_total_usage or memory_total_utilization.".to_owned(),
     }

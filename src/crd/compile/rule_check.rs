@@ -11,6 +11,7 @@ use crate::engine::metric::{
     ActionEffect, ActionKind, DiskRate, Metric, PressureKind, Protected, Resource,
 };
 use crate::engine::policy::{Action, Allowed, Rule};
+use crate::engine::window::Statistic;
 
 /// The result of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +112,11 @@ impl RuleCheck<'_, '_> {
                     if metric.action_effect(ActionKind::Eviction) == ActionEffect::None =>
                 {
                     "no action lowers a past peak; name an action with disableScheduling"
+                }
+                Metric::Custom(_)
+                    if metric.action_effect(ActionKind::Eviction) == ActionEffect::None =>
+                {
+                    "of windows only averages follow an action; name an action with disableScheduling"
                 }
                 _ => "name an action with eviction",
             };
@@ -277,24 +283,29 @@ const fn describe(kind: ActionKind) -> &'static str {
 }
 
 /// Whether a metric measures the usage of the node.
-const fn is_usage(metric: &Metric) -> bool {
-    matches!(
-        metric,
+fn is_usage(metric: &Metric) -> bool {
+    match metric {
         Metric::CpuUsage
-            | Metric::CpuUtilization
-            | Metric::MemoryUsage
-            | Metric::MemoryUtilization
-            | Metric::Window(..)
-    )
+        | Metric::CpuUtilization
+        | Metric::MemoryUsage
+        | Metric::MemoryUtilization
+        | Metric::Window(..) => true,
+        // A deviation may be small.
+        Metric::Custom(custom) if !matches!(custom.statistic, Statistic::Deviation(_)) => {
+            custom.source.resource().is_some()
+        }
+        _ => false,
+    }
 }
 
-const fn has_one_series(metric: &Metric) -> bool {
+fn has_one_series(metric: &Metric) -> bool {
     is_usage(metric)
         || matches!(
             metric,
             Metric::Load(_)
                 | Metric::Pressure { .. }
                 | Metric::Protected(_)
+                | Metric::Custom(_)
                 | Metric::ElasticCpuRequested
         )
 }
@@ -313,6 +324,7 @@ fn capacity(metric: &Metric, scope: &Scope<'_>) -> Option<f64> {
         | Metric::Window(..)
         | Metric::Disk(DiskRate::Utilization)
         | Metric::ThrottledRatio => Some(100.0),
+        Metric::Custom(custom) if custom.unit() == "percent" => Some(100.0),
         _ => None,
     }
 }

@@ -13,15 +13,16 @@ use thiserror::Error;
 
 use super::{
     NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkPodPolicy,
-    WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle,
+    WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle, WatermarkWindow,
 };
-use crate::engine::metric::Metric;
+use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
     Scope, Strategy, TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
+use crate::engine::window::Statistic;
 
 /// The part of a spec that this version can enforce.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -265,6 +266,15 @@ fn find_action(name: &str, actions: &Actions) -> Result<Arc<Action>, SpecError> 
 fn to_metric(rule: &WatermarkRule) -> Result<Metric, SpecError> {
     if rule.from_probe {
         return Ok(Metric::Probe(rule.metric.as_str().into()));
+    }
+    if let Some(WatermarkWindow { source, statistic }) = &rule.window {
+        let known = Metric::parse(source);
+        return Ok(Metric::Custom(Arc::new(CustomMetric {
+            name: rule.metric.as_str().into(),
+            source: known.unwrap_or_else(|| Metric::Probe(source.as_str().into())),
+            statistic: Statistic::parse(statistic)
+                .ok_or_else(|| unknown("window.statistic", statistic))?,
+        })));
     }
     Metric::parse(&rule.metric).ok_or_else(|| unknown("metric", &rule.metric))
 }

@@ -30,6 +30,7 @@ use crate::engine::Demand;
 use crate::engine::metric::Metric;
 use crate::engine::policy::{PolicySet, Probe};
 use crate::engine::sample::{ProbeSample, Sample, Series};
+use crate::engine::window::CustomWindow;
 use crate::node::clock::boot_time;
 
 /// Maximum response size in bytes.
@@ -81,6 +82,7 @@ pub struct Prober {
     node: IpAddr,
     worker: Option<Worker>,
     running: Vec<ActiveProbe>,
+    windows: Arc<[CustomWindow]>,
 }
 
 /// A probe with its task.
@@ -106,12 +108,20 @@ struct Target {
 
 impl Prober {
     /// A prober without probes; its thread starts with the first one. Probes without a host go to `node`.
-    pub const fn new(node: IpAddr) -> Self {
+    pub fn new(node: IpAddr) -> Self {
         Self {
             node,
             worker: None,
             running: Vec::new(),
+            windows: Arc::default(),
         }
+    }
+
+    /// Adds the probes of these windows to those of every policy.
+    #[must_use]
+    pub fn with_windows(mut self, windows: Arc<[CustomWindow]>) -> Self {
+        self.windows = windows;
+        self
     }
 
     /// Replaces the probes and series names with those of `policy`. An unchanged probe keeps its last response. If two
@@ -121,7 +131,7 @@ impl Prober {
     /// If the thread could not be started: then nothing is probed.
     pub fn set_policy(&mut self, policy: &PolicySet) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.running);
-        for (probe, names) in probes(policy) {
+        for (probe, names) in probes(policy, &self.windows) {
             let same = |it: &ActiveProbe| it.target.probe == probe && it.target.names == names;
             let running = match before.iter().position(same) {
                 Some(index) => before.swap_remove(index),
@@ -171,6 +181,19 @@ impl Prober {
         }
     }
 
+    /// Triggers the probes of the windows like [`Self::set_demand`]; false if there are none.
+    pub fn trigger_windows(&self) -> bool {
+        let mut any = false;
+        for probe in self.windows.iter().filter_map(|it| it.probe.as_ref()) {
+            let mut running = self.running.iter();
+            if let Some(running) = running.find(|it| it.target.probe.url == probe.url) {
+                running.target.wake.notify_one();
+                any = true;
+            }
+        }
+        any
+    }
+
     /// Puts the last responses into the sample, without waiting. An old response stays, with its time of arrival, until
     /// there is a newer one.
     pub fn fill(&self, sample: &mut Sample) {
@@ -197,11 +220,15 @@ impl Prober {
     }
 }
 
-/// Every probe that a rule needs, by URL, with the names of its series.
-fn probes(policy: &PolicySet) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
+/// Every probe that a rule or a window needs, by URL, with the names of its series.
+fn probes(policy: &PolicySet, windows: &[CustomWindow]) -> Vec<(Probe, BTreeSet<Arc<str>>)> {
     let mut found: BTreeMap<&Arc<str>, (Probe, BTreeSet<Arc<str>>)> = BTreeMap::new();
-    for rule in &policy.rules {
-        let (Metric::Probe(name), Some(probe)) = (&rule.metric, &rule.probe) else {
+    let rules = policy.rules.iter().map(|rule| (&rule.metric, &rule.probe));
+    let windows = windows
+        .iter()
+        .map(|window| (&window.metric.source, &window.probe));
+    for needed in rules.chain(windows) {
+        let (Metric::Probe(name), Some(probe)) = needed else {
             continue;
         };
         let (_, names) = found

@@ -18,7 +18,8 @@ use crate::engine::window::NodeWindows;
 pub(super) const ENGINE_FILE: &str = "engine.json";
 /// The node's usage over the last hours, in the state directory.
 const WINDOWS_FILE: &str = "windows.json";
-const WINDOWS_FORMAT: u32 = 1;
+/// Files of another format are discarded: the windows then start over.
+const WINDOWS_FORMAT: u32 = 2;
 /// What the load is computed from, in the state directory.
 const LOAD_FILE: &str = "load.json";
 const LOAD_FORMAT: u32 = 1;

@@ -37,7 +37,7 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
-use crate::engine::window::NodeWindows;
+use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
@@ -66,6 +66,8 @@ pub struct Settings {
     pub sample_interval: Duration,
     /// Sample the pods and everything that any policy could use every time, for recordings.
     pub sample_everything: bool,
+    /// The windows of the node's settings.
+    pub windows: Arc<[CustomWindow]>,
 }
 
 /// Why a machine cannot be started. Nothing was changed.
@@ -155,7 +157,7 @@ impl<O: Backend> Machine<O> {
             report_demand: Demand::default(),
             reports: false,
             sampler: sampler(&settings, hierarchy),
-            prober: Probes::new(settings.node_address),
+            prober: Probes::new(settings.node_address, Arc::clone(&settings.windows)),
             actuators,
             backend: backend(&writer),
             previews: Previews::default(),
@@ -172,6 +174,9 @@ impl<O: Backend> Machine<O> {
             next_sample: now,
             adopted: recovered.throttles.len(),
         };
+        machine
+            .engine
+            .set_windows(Arc::clone(&machine.settings.windows));
         machine.set_policy(policy);
         machine.set_pods(workloads);
         let saved = machine.store.load();
@@ -332,6 +337,9 @@ impl<O: Backend> Machine<O> {
             demand.pod_memory |= needs.memory;
             self.sampler.sample_pods(read, demand, &mut self.sample);
             demand.pod_memory = for_rules;
+        }
+        if self.prober.poll_windows(now) {
+            self.prober.report_changes(now, &mut self.events);
         }
         self.prober.fill(&mut self.sample);
         self.next_sample = now + self.settings.sample_interval;

@@ -3,29 +3,45 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::event::{Event, NoticeKind};
 use crate::engine::Demand;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::engine::window::CustomWindow;
 use crate::node::cgroup::cached_file::ReadError;
 use crate::node::collect::Prober;
+
+/// How often the probes of windows are sent: a response counts for 30 s.
+const WINDOWS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The probes, and which of them fail.
 #[derive(Debug)]
 pub struct Probes {
     prober: Prober,
+    windows_due: BootTime,
     failing: BTreeMap<Arc<str>, String>,
 }
 
 impl Probes {
-    /// No probes yet. Probes without a host are sent to `node`.
-    pub const fn new(node: IpAddr) -> Self {
+    /// No probes yet but those of `windows`. Probes without a host are sent to `node`.
+    pub fn new(node: IpAddr, windows: Arc<[CustomWindow]>) -> Self {
         Self {
-            prober: Prober::new(node),
+            prober: Prober::new(node).with_windows(windows),
+            windows_due: BootTime::default(),
             failing: BTreeMap::new(),
         }
+    }
+
+    /// Triggers the probes of the windows if they are due; true if there are any.
+    pub fn poll_windows(&mut self, now: BootTime) -> bool {
+        if now < self.windows_due {
+            return false;
+        }
+        self.windows_due = now + WINDOWS_INTERVAL;
+        self.prober.trigger_windows()
     }
 
     /// Sets the probes of the policies.

@@ -12,6 +12,7 @@ use crate::crd::{Compiled, Finding, Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::engine::selector::Selector;
 use crate::engine::units::Bytes;
+use crate::engine::window::CustomWindow;
 
 /// An object's kind and name.
 pub type Key = (Kind, String);
@@ -76,9 +77,19 @@ pub struct Catalog {
     selectors: Vec<(Arc<str>, Option<Selector>)>,
     classes: HashMap<ClassKey, Arc<Class>>,
     contents: Contents,
+    /// The windows of all nodes.
+    windows: Option<Arc<[CustomWindow]>>,
 }
 
 impl Catalog {
+    /// No objects yet, for nodes with these windows.
+    pub fn new(windows: Option<Arc<[CustomWindow]>>) -> Self {
+        Self {
+            windows,
+            ..Self::default()
+        }
+    }
+
     /// The compiled policies of all nodes.
     pub const fn contents(&mut self) -> &mut Contents {
         &mut self.contents
@@ -207,6 +218,7 @@ impl Catalog {
             labels: facts.labels.clone(),
             cpus: key.cpus,
             memory: Bytes(key.memory),
+            windows: self.windows.clone(),
         };
         let compiled = compile(&self.objects, &facts);
         let policy = if key.selected.is_empty() {
@@ -254,7 +266,11 @@ impl Catalog {
     /// All objects compiled for a node that everything selects, with the findings that hold on any node.
     pub fn compiled_for_any_node(&self) -> Compiled {
         let everywhere = self.objects.clone().for_every_node();
-        compile(&everywhere, &NodeFacts::default())
+        let facts = NodeFacts {
+            windows: self.windows.clone(),
+            ..NodeFacts::default()
+        };
+        compile(&everywhere, &facts)
     }
 
     /// `metadata.uid` of an object; empty if there is none.

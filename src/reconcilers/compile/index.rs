@@ -10,6 +10,7 @@ use super::watermark::KnownWatermark;
 use crate::cluster::nodes::zone;
 use crate::crd::Kind;
 use crate::engine::policy::NodeFacts;
+use crate::engine::window::CustomWindow;
 use crate::reconcilers::observe::wire::{LoadSigns, ObservedNode, Watermark};
 
 pub struct Node {
@@ -74,6 +75,14 @@ pub struct Index {
 }
 
 impl Index {
+    /// An empty index of nodes with these windows.
+    pub fn new(windows: Option<Arc<[CustomWindow]>>) -> Self {
+        Self {
+            catalog: Catalog::new(windows),
+            ..Self::default()
+        }
+    }
+
     pub fn apply_node(&mut self, name: &str, node: ObservedNode) -> NodeChange {
         let ObservedNode {
             uid,

@@ -1,11 +1,13 @@
 //! Settings of what is planned.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::cap::Cap;
+use crate::engine::window::CustomWindow;
 
 /// Settings of the controller.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Nodes per second that an edit reaches after its canaries succeeded.
     pub rollout_nodes_per_second: f64,
@@ -13,6 +15,8 @@ pub struct Settings {
     pub max_unschedulable: Cap,
     /// The taint of an agent that was last seen this long ago is removed.
     pub silent_agent_after: Duration,
+    /// The windows that every agent has; `None` if they are not known.
+    pub windows: Option<Arc<[CustomWindow]>>,
 }
 
 impl Default for Settings {
@@ -21,6 +25,7 @@ impl Default for Settings {
             rollout_nodes_per_second: 100.0,
             max_unschedulable: Cap::Percent(30),
             silent_agent_after: Duration::from_mins(10),
+            windows: None,
         }
     }
 }

@@ -468,3 +468,95 @@ fn a_node_has_at_most_1024_pod_policies() {
         ("pods1024", Reason::TooMany)
     );
 }
+
+/// The findings on the throttling policy with a rule on this metric, on nodes with these windows.
+fn findings(metric: &str, value: i64, windows: Option<&str>) -> Vec<(Reason, String)> {
+    let mut objects = guide_throttle();
+    objects[1]["spec"]["rules"][0]["metricRule"] = json!({"name": metric, "value": value});
+    let windows = windows.map(|entries| {
+        let text = format!("metrics: [{entries}]");
+        plimsoll::crd::windows::read(&text).unwrap().into()
+    });
+    let node = NodeFacts {
+        windows,
+        ..NodeFacts::default()
+    };
+    let compiled = compile(&Objects::from_values(objects), &node);
+    let findings = compiled.findings.into_iter();
+    findings.map(|it| (it.reason, it.message)).collect()
+}
+
+#[test]
+fn a_window_of_the_settings_is_a_metric() {
+    let gpu = "{name: gpu_avg, source: gpu, window: avg_5m, httpGet: {port: 1}}";
+    let cpu = "{name: cpu_slow, source: cpu_total_usage, window: avg_1h}";
+    assert_eq!(findings("gpu_avg", 5000, Some(gpu)), []);
+    assert_eq!(findings("cpu_slow", 80, Some(cpu)), []);
+    let cases = [
+        (
+            "gpu_av",
+            80,
+            Some(gpu),
+            Reason::UnknownMetric,
+            "did you mean gpu_avg?",
+        ),
+        (
+            "gpu_usage_avg_5m",
+            80,
+            Some(""),
+            Reason::UnknownMetric,
+            "define it as a window",
+        ),
+        (
+            "gpu_usage_avg_5m",
+            80,
+            None,
+            Reason::UnknownMetric,
+            "name their file with --windows",
+        ),
+        (
+            "gpu_usage",
+            80,
+            None,
+            Reason::UnknownMetric,
+            "is not a known metric",
+        ),
+        (
+            "cpu_slow",
+            5000,
+            Some(cpu),
+            Reason::WatermarkTooHigh,
+            "can't be exceeded",
+        ),
+    ];
+    for (metric, value, windows, reason, message) in cases {
+        let found = findings(metric, value, windows);
+        let [(found_reason, text)] = &found[..] else {
+            panic!("{metric}: {found:?}");
+        };
+        assert_eq!(*found_reason, reason, "{text}");
+        assert!(text.contains(message), "{text}");
+    }
+}
+
+#[test]
+fn only_averages_follow_an_action() {
+    for statistic in ["max_avg_1h", "p95_5m", "stddev_5m"] {
+        let window = format!("{{name: w, source: gpu, window: {statistic}, httpGet: {{port: 1}}}}");
+        let found = findings("w", 80, Some(&window));
+        assert_eq!(found[0].0, Reason::NoLeverage, "{found:?}");
+        assert!(
+            found[0].1.contains("only averages follow an action"),
+            "{found:?}"
+        );
+    }
+    // Memory is not freed by throttling CPU, whatever the window.
+    let memory = "{name: w, source: memory_total_usage, window: avg_1h}";
+    assert_eq!(findings("w", 80, Some(memory))[0].0, Reason::NoLeverage);
+    // Throttles raise what a window over CPU pressure shows.
+    let pressure = "{name: w, source: cpu_pressure_some_avg10, window: avg_5m}";
+    assert_eq!(
+        findings("w", 80, Some(pressure))[0].0,
+        Reason::JudgedByProtected
+    );
+}

@@ -7,13 +7,14 @@ use plimsoll::crd::node_watermark::{
     AgentStatus, Counts, NodeWatermarkSpec, NodeWatermarkStatus, RuleStatus, SpecError,
 };
 use plimsoll::engine::hours::Hours;
-use plimsoll::engine::metric::Metric;
+use plimsoll::engine::metric::{CustomMetric, Metric};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
     Scope, Strategy as Mode, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
+use plimsoll::engine::window::Statistic;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -79,8 +80,24 @@ fn metric() -> impl Strategy<Value = Metric> {
     prop_oneof![
         proptest::sample::select(names.clone()).prop_map(|name| Metric::parse(&name).unwrap()),
         word().prop_map(|name| Metric::Probe(name.as_str().into())),
-        proptest::sample::select(names).prop_map(|name| Metric::Probe(name.as_str().into())),
+        proptest::sample::select(names.clone())
+            .prop_map(|name| Metric::Probe(name.as_str().into())),
+        custom(proptest::sample::select(names).boxed()),
+        custom(word().boxed()),
     ]
+}
+
+fn custom(source: BoxedStrategy<String>) -> impl Strategy<Value = Metric> {
+    let statistics: Vec<Statistic> = Statistic::all().collect();
+    let statistic = proptest::sample::select(statistics);
+    (word(), source, statistic).prop_map(|(name, source, statistic)| {
+        let known = Metric::parse(&source);
+        Metric::Custom(Arc::new(CustomMetric {
+            name: name.as_str().into(),
+            source: known.unwrap_or_else(|| Metric::Probe(source.as_str().into())),
+            statistic,
+        }))
+    })
 }
 
 fn hours() -> impl Strategy<Value = Hours> {

@@ -75,6 +75,7 @@ impl Cluster {
             labels: BTreeMap::from([("pool".to_owned(), pool.to_owned())]),
             cpus: 8,
             memory: Bytes(16 << 30),
+            windows: None,
         };
         self.reconciler
             .apply_node(name, observed_node(name, &facts));

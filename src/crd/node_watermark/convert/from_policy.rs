@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::super::{
     NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkHeader,
     WatermarkPodPolicy, WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle,
+    WatermarkWindow,
 };
-use crate::engine::metric::Metric;
+use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, Scope,
     TaintEffect,
@@ -95,6 +96,10 @@ impl From<&Rule> for WatermarkRule {
             id: rule.id.to_string(),
             metric: rule.metric.to_string(),
             from_probe: matches!(rule.metric, Metric::Probe(_)),
+            window: match &rule.metric {
+                Metric::Custom(custom) => Some(window(custom)),
+                _ => None,
+            },
             series: rule.series.as_ref().map(selector),
             watermark: rule.threshold,
             restore: (rule.restore_value < rule.threshold).then_some(rule.restore_value),
@@ -107,6 +112,13 @@ impl From<&Rule> for WatermarkRule {
             strategy: rule.strategy.name().to_owned(),
             active_during: rule.active_during.iter().map(ToString::to_string).collect(),
         }
+    }
+}
+
+fn window(custom: &CustomMetric) -> WatermarkWindow {
+    WatermarkWindow {
+        source: custom.source.to_string(),
+        statistic: custom.statistic.to_string(),
     }
 }
 

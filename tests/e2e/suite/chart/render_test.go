@@ -118,6 +118,18 @@ var refused = []struct{ set, says string }{
 		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
 	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.pool=a,agent.layouts[0].nodeSelector.pool=a," + v2,
 		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
+	{"windows[0].name=a,windows[0].source=gpu_usage,windows[0].window=avg_5m", "at '/windows/0/source': value must be one of 'cpu_load_15_min',"},
+	{"windows[0].name=a,windows[0].source=pod_cpu_delay,windows[0].window=avg_5m", "at '/windows/0/source': value must be one of"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_5m,windows[0].httpGet.port=1", "at '/windows/0/source': 'not' failed"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_2m", "at '/windows/0/window': 'avg_2m' does not match"},
+	{"windows[0].name=cpu_usage_avg_5m,windows[0].source=disk_utilization,windows[0].window=avg_5m", "at '/windows/0/name': 'not' failed"},
+	{"windows[0].name=plimsoll_a,windows[0].source=disk_utilization,windows[0].window=avg_5m", "at '/windows/0/name': 'not' failed"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].windw=avg_5m", "value must be 'windows[].window'"},
+	{"windows[0].name=a,windows[0].source=disk_utilization", "at '/windows/0': missing property 'window'"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_1m,windows[0].period=2m", "the period of a is 2m; write a time from 10s to the length of the window avg_1m"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_1m,windows[0].period=9s", "the period of a is 9s"},
+	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_5m,windows[1].name=a,windows[1].source=disk_read_iops,windows[1].window=avg_5m",
+		"windows: two windows are named a"},
 }
 
 // v2 is the layout of the default.
