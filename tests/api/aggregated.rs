@@ -192,13 +192,14 @@ fn shows_heartbeats(plane: &ControlPlane) {
     ]);
     let row = || plane.kubectl(&["get", "nm", "node00", "--no-headers"]);
     assert_eq!(
-        words(&row())[..8],
+        words(&row())[..9],
         [
             "node00",
             "5872m",
             "73%",
             "4096Mi",
             "25%",
+            "<unknown>",
             "<unknown>",
             "<unknown>",
             "Healthy"
@@ -217,7 +218,7 @@ fn shows_heartbeats(plane: &ControlPlane) {
     ]);
     let unresponsive = row();
     assert_eq!(
-        (words(&unresponsive)[2], words(&unresponsive)[7]),
+        (words(&unresponsive)[2], words(&unresponsive)[8]),
         ("73%", "AgentSilent")
     );
 }
@@ -321,7 +322,7 @@ fn follows(plane: &ControlPlane) {
         ]),
     );
     let changed = line(&lines, |line| line.starts_with("node01"));
-    assert_eq!(words(&changed)[6..8], ["1", "NoReport"]);
+    assert_eq!(words(&changed)[7..9], ["1", "NoReport"]);
     let metric = plane.get("nm", "node01");
     assert_eq!(
         metric["status"]["rules"],

@@ -155,13 +155,14 @@ fn kubectl_shows_what_an_agent_reports() {
         has_cpu(plane, "node00", "2000m")
     });
     let row = row(&plane, "node00").join(" ");
-    assert!(row.starts_with("node00 2000m 25% 4096Mi 25%"), "{row}");
+    assert!(row.starts_with("node00 2000m 25% 4096Mi 25% 32%"), "{row}");
     assert!(row.contains("Healthy") && !row.contains("unknown"), "{row}");
     let status = plane.get("nm", "node00")["status"].clone();
     let sent = report("node00", 1, 2000)["status"].clone();
     for part in [
         "timestamp",
         "windows",
+        "load",
         "pressure",
         "topPods",
         "rules",
@@ -189,7 +190,7 @@ fn kubectl_shows_what_an_agent_reports() {
     let counted = ["stored", "replayed", "stale"].map(|result| counts[result]);
     assert_eq!(counted, [2, 1, 2]);
     // Nodes without reports are listed, with no invented values.
-    assert_eq!(self::row(&plane, "node01")[7], "NoReport");
+    assert_eq!(self::row(&plane, "node01")[8], "NoReport");
 }
 
 #[test]
@@ -303,7 +304,7 @@ fn reports_to_a_standby_are_relayed_to_the_leader() {
         let answer = relayed(pair.port, certificate, &forged);
         assert_eq!(answer, 404);
     }
-    assert_eq!(row(plane, "node02")[7], "NoReport");
+    assert_eq!(row(plane, "node02")[8], "NoReport");
 }
 
 /// How a controller answers a client with this certificate that claims to be a relaying replica.

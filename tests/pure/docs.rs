@@ -223,6 +223,7 @@ fn every_metric_has_help_and_bounded_labels() {
         "part",
         "resource",
         "tasks",
+        "term",
         "window",
         "stat",
         "namespace",

@@ -67,7 +67,7 @@ impl Replica {
     /// When the figures of `n1` were received, as shown by `kubectl get -o wide`.
     fn reported(&self) -> Timestamp {
         let found = self.data.read(|store| store.get("n1"));
-        let cell = found.unwrap().unwrap().unwrap().content.cells[9].clone();
+        let cell = found.unwrap().unwrap().unwrap().content.cells[10].clone();
         let Cell::Since(then) = cell else {
             panic!("{cell:?}");
         };

@@ -174,6 +174,7 @@ pub fn in_parts(parts: usize, bytes: usize) -> Body {
 /// A report with this CPU usage in millicores. No number is whole, because kubectl writes 1.0 as 1.
 pub fn report(node: &str, sequence: u64, millicores: u32) -> Value {
     let window = json!({"avg": 40.5, "p50": 38.5, "p90": 60.5, "p95": 66.5, "p99": 71.5, "max": 80.5, "coverage": 0.95});
+    let term = json!({"percent": 31.5, "expected": 25.2, "newcomers": 0.5, "line": 80.5});
     json!({
         "node": node, "bootID": "boot", "agentStartedMillis": 5000, "sequence": sequence, "intervalSeconds": 10,
         "status": {
@@ -184,6 +185,7 @@ pub fn report(node: &str, sequence: u64, millicores: u32) -> Value {
             "usage": {"node": {"cpu": format!("{millicores}m"), "memory": "4194304Ki"}},
             "pressure": {"memory": {"some": {"avg10": 12.5, "avg60": 3.5, "avg300": 1.5}}},
             "windows": {"cpu": {"last5m": window}},
+            "load": {"percent": 31.5, "worst": "cpu", "cpu": term, "memory": term},
             "pods": 2,
             "topPods": [{"namespace": "shop", "name": "cart-0", "cpu": "900m", "memory": "1048576Ki"}],
             "rules": {"total": 2, "breached": 1, "cooling": 0, "unknown": 0},
