@@ -37,7 +37,9 @@ fn the_label_follows_the_load_and_goes_with_the_agent() {
     });
     let idle = ["label", "node", NODE, "plimsoll.dev/load=0", "--overwrite"];
     node.plane.kubectl(&idle);
-    agent.until("what another writer wrote is replaced", || {
+    // At the latest with the next write that the limit permits.
+    let limit = Duration::from_secs(90);
+    agent.until_within(limit, "what another writer wrote is replaced", || {
         load(&node.plane, NODE) >= Some(95)
     });
     node.plane.kubectl(&["delete", "daemonset", "agent"]);

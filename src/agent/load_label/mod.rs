@@ -73,6 +73,7 @@ async fn run(
 ) {
     let mut schedule = Schedule::default();
     let mut pauses = None;
+    let mut failing = String::new();
     loop {
         let now = clock::boot_time();
         let wants = *wanted.borrow_and_update();
@@ -85,10 +86,18 @@ async fn run(
                 match load_label::write(&client, &seen.name, &seen.uid, label).await {
                     Ok(()) => {
                         pauses = None;
+                        failing.clear();
                         schedule.written(label);
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "failed to write the node's load label; trying again");
+                        let why = error.message();
+                        if failing != why {
+                            tracing::warn!(
+                                why,
+                                "failed to write the node's load label; trying again"
+                            );
+                            failing = why;
+                        }
                         let (min, max) = RETRY_PAUSE;
                         let pauses = pauses.get_or_insert_with(|| backoff(min, max));
                         let pause = pauses.next().unwrap_or(max);

@@ -231,9 +231,9 @@ impl PodUse {
             && self.age(intervals.at) >= WINDOW
     }
 
-    /// Whether more samples would change what is expected of it: it has just started, or was not measured twice.
-    pub(super) fn is_young(&self, intervals: &Intervals) -> bool {
-        self.age(intervals.at) < MEASURED_FROM || self.own(intervals).is_none()
+    /// Whether it started so recently that its prior still counts.
+    pub(super) fn is_young(&self, now: BootTime) -> bool {
+        self.age(now) < MEASURED_FROM
     }
 
     /// Its ticks in the window.

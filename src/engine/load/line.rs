@@ -64,7 +64,7 @@ impl Term {
 pub struct ResourceLoad {
     /// What is expected to be used, in percent; above 100 if more is expected than the node has.
     pub expected: f64,
-    /// The part of it that a 5-minute average (of CPU) or the memory in use does not show yet: that of pods that have started
+    /// The part of it that a 5-minute average (of CPU) or the memory in use does not show yet: that of pods that started
     /// within 5 minutes or will start. In percent.
     pub newcomers: f64,
     /// The lasting peaks without the pods that have ended since, in percent; `None` after less than half of 5 minutes.

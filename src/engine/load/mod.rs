@@ -269,6 +269,10 @@ impl LoadTracker {
     }
 
     fn add_pods(&mut self, sample: &Sample, step: Step) {
+        for track in self.tracks.iter_mut().filter(|track| track.pod.running) {
+            let age = age(&track.pod, sample.time);
+            track.used.resolve_start(sample.at, age, step.is_first);
+        }
         let mut next = 0;
         for entry in &sample.pods {
             let expected = self
@@ -282,10 +286,6 @@ impl LoadTracker {
             let Ok(index) = found else { continue };
             next = index + 1;
             let track = &mut self.tracks[index];
-            if track.pod.running {
-                let age = age(&track.pod, sample.time);
-                track.used.resolve_start(sample.at, age, step.is_first);
-            }
             let before = track.used.add(entry, step, &self.node.intervals);
             self.node.untracked.add(before);
             if entry.memory_parts.is_some() {
@@ -341,7 +341,7 @@ impl LoadTracker {
                 let part = percent(track.used.memory.unwrap_or_default() as f64);
                 (&mut track.parts, part)
             });
-            // The average still has the memory of pods that have ended, the use does not; a short peak is the other way round.
+            // The average still has the memory of pods that have ended, and the use may be a short peak.
             peaks.record(Resource::Memory, average.min(percent(memory.used)), parts);
         }
     }
@@ -419,13 +419,11 @@ impl LoadTracker {
     fn needs(&self, now: BootTime) -> Needs {
         let intervals = &self.node.intervals;
         let since = now.since(intervals.at);
+        let running = || self.tracks.iter().filter(|track| track.pod.running);
+        let is_young = |track: &Track| track.used.is_young(intervals.at);
         let waits = since >= YOUNG_POD_INTERVAL
-            && (intervals.at == intervals.start
-                || self
-                    .tracks
-                    .iter()
-                    .any(|track| track.used.is_young(intervals)));
-        let interval = if self.tracks.iter().any(|track| track.is_new(now)) {
+            && (intervals.at == intervals.start || running().any(is_young));
+        let interval = if running().any(|track| track.is_new(now)) {
             NEW_MEMORY_INTERVAL
         } else {
             MEMORY_INTERVAL
@@ -516,8 +514,8 @@ impl Engine {
     /// # Errors
     /// - [`Unknown::Missing`]: there was no sample of the node's CPU and memory yet.
     /// - [`Unknown::Rebased`]: there was one sample only since the start, or since a gap of more than 30 s.
-    /// - [`Unknown::Stale`]: the last sample of CPU (with the pods, if there are any) or memory is more than 30 s older than
-    ///   the last sample.
+    /// - [`Unknown::Stale`]: the last sample of CPU (with the pods, if there are any) or of memory is more than 30 s older
+    ///   than the last sample.
     pub fn load(&self) -> Result<NodeLoad, Unknown> {
         let tracker = &self.load;
         let (used, capacity) = tracker.used(&self.windows, &self.ledger)?;

@@ -229,8 +229,8 @@ impl<'a> Reference<'a> {
         self.lasting(at, 0)
     }
 
-    /// Bounds of the peak of the last `window` seconds without the pods that have ended: at least what is left of the highest
-    /// mean, at most the highest of what is left of each, also of a bucket that is `bucket` seconds older.
+    /// Bounds of the peak of the last `window` seconds without the pods that have ended: at least what is left of the
+    /// highest mean, at most the highest of what is left of each, also of a bucket that is `bucket` seconds older.
     fn peak(&self, now: u64, window: u64, bucket: u64) -> (f64, f64) {
         let times = |window: u64| (now.saturating_sub(window).max(WINDOW)..=now).step_by(20);
         let total = |at: u64| (self.total(at), at);

@@ -199,6 +199,19 @@ fn samples_are_needed_more_often_while_pods_are_young() {
     assert!(needs(&node, 10).pods);
     assert!(!needs(&node, 59).memory);
     assert!(needs(&node, 60).memory);
+    // One that waits for its image, and one that cannot be read, change nothing.
+    let running = false;
+    node.start(
+        Pod {
+            running,
+            ..pod("waiting", 1000)
+        },
+        0,
+    );
+    node.start(pod("unreadable", 1000), 0);
+    node.pod("unreadable").readable = false;
+    node.advance(301);
+    assert_eq!(needs(&node, 1), Needs::default());
     node.start(pod("b", 1000), 1000);
     assert!(needs(&node, 1).pods);
     node.advance(17);
