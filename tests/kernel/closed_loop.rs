@@ -301,9 +301,9 @@ fn a_spike_of(metric: &str) {
     node.testbed.cgroups.end_all_but(0, &important);
     node.testbed.cgroups.end_all_but(1, &greedy);
     let steps = PERIOD * 3;
-    let released = node.until(COOL_DOWN + steps + Duration::from_secs(15), |node| {
-        !node.is_throttled()
-    });
+    // An emulated kernel on a busy host may wait for itself for a while.
+    let slack = Duration::from_secs(45);
+    let released = node.until(COOL_DOWN + steps + slack, |node| !node.is_throttled());
     println!("{metric}: throttled after {started:?}, released after {released:?}");
     if !is_v2 && released.is_none() && node.is_machine_busy() {
         eprintln!(
