@@ -163,7 +163,6 @@ impl EvictionPass<'_> {
         self.walk.covers(run)
             && run.action_effect(KIND) != ActionEffect::None
             && run.rule.metric.rank_by() == self.group
-            && !run.trial.is_useless()
             && self.rounds.needs_more(run)
             && enforced.is_none_or(|rounds| rounds.needs_more(run))
     }

@@ -39,7 +39,6 @@ pub(crate) mod testing;
 mod throttle;
 pub mod time;
 mod track;
-mod trial;
 pub mod units;
 mod values;
 mod walk;
@@ -487,7 +486,6 @@ impl Engine {
             };
             run.guard = None;
             run.input = None;
-            let mut wait = None;
             let evaluation = match run.assumed {
                 Some(value) => values::assumed(&run.rule, value),
                 None if group.gap => {
@@ -500,13 +498,11 @@ impl Engine {
                     run.input = values::input(run, &ctx, evaluation);
                     let (evaluation, guard) = protected::guard(run, &ctx, evaluation);
                     run.guard = guard;
-                    wait = values::mean_wait(run, &ctx, evaluation);
                     run.count_once(sample_time, evaluation)
                 }
             };
             let evaluation = run.within_hours(sample.time, evaluation);
             run.observe(self.now, evaluation, self.unknown_limit, out);
-            run.trial.observe(self.now, wait, run.machine.in_force());
             run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
     }

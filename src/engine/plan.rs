@@ -311,8 +311,6 @@ pub enum Skipped {
     Contested,
     /// The last step of this kind has no effect on it.
     Ineffective,
-    /// Quotas did not lower the waiting that the rule measures.
-    NoBenefit,
 }
 
 impl Skipped {
@@ -331,7 +329,6 @@ impl Skipped {
             Self::BackingOff => "backingOff",
             Self::Contested => "contested",
             Self::Ineffective => "ineffective",
-            Self::NoBenefit => "noBenefit",
         }
     }
 }

@@ -13,7 +13,7 @@ use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::WaitCounters;
 use super::track::Tracked;
-use super::values::{EvalContext, difference, interval, mean as mean_of, percent};
+use super::values::{EvalContext, difference, interval, percent};
 
 /// A throttling rule on pressure is only breached if a protected pod waits more than this percentage of the time.
 const MIN_WAIT_PERCENT: f64 = 5.0;
@@ -160,21 +160,10 @@ pub(super) fn value(
     }
 }
 
-/// The mean of the known stalls of all protected cgroups; `None` without per-cgroup pressure.
-pub(super) fn mean(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> Option<f64> {
-    if !ctx.sample.pressure_by_cgroup {
-        return None;
-    }
-    let stalls = Stalls::of(run, ctx, kind);
-    mean_of(stalls.sum, stalls.count)
-}
-
 /// The stalls of all protected cgroups in one interval.
 #[derive(Debug, Default)]
 struct Stalls {
     highest: Waiting,
-    /// Sum of the known stalls, in percent.
-    sum: f64,
     /// Number of known stalls.
     count: usize,
     /// Why one is unknown.
@@ -188,7 +177,6 @@ impl Stalls {
         for_each_protected(run, ctx, kind, |stall| match stall {
             Ok(waiting) => {
                 stalls.count += 1;
-                stalls.sum += waiting.percent;
                 if waiting.percent >= stalls.highest.percent {
                     stalls.highest = waiting;
                 }

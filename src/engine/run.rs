@@ -13,7 +13,6 @@ use super::preview::Shadow;
 use super::protected::Guard;
 use super::rule::{Evaluation, Machine, Params};
 use super::time::BootTime;
-use super::trial::QuotaTrial;
 use super::values::Input;
 
 /// The last release of a rule's throttles.
@@ -55,8 +54,6 @@ pub(super) struct Run {
     /// The pod whose page cache it reclaimed last, if it acts on one pod per round.
     pub(super) reclaimed: Option<PodUid>,
     pub(super) release: Release,
-    /// Whether its quotas lower the waiting that it measures.
-    pub(super) trial: QuotaTrial,
     /// The skipped pods as reported, sorted.
     skipped: Vec<(PodUid, ActionKind, Skipped)>,
     /// The actions that a Preview rule would have in force.
@@ -83,7 +80,6 @@ impl Run {
             evicted: 0,
             reclaimed: None,
             release: Release::default(),
-            trial: QuotaTrial::default(),
             skipped: Vec::new(),
             shadow: Shadow::default(),
             assumed: None,
@@ -104,7 +100,6 @@ impl Run {
             self.machine.reset_counters();
             self.machine.released = None;
             self.machine.doublings = 0;
-            self.trial = QuotaTrial::default();
             self.last_counted = None;
         }
         self.rule = rule;

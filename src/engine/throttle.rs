@@ -92,15 +92,6 @@ impl ThrottlePass<'_> {
             };
             let _found = idled(self, run) || order.iter().any(|it| self.step(run, *it));
         }
-        for run in runs.iter_mut().filter(|run| walk.covers(run)) {
-            run.trial.acted(walk.now, self.lowered_quota(run));
-        }
-    }
-
-    /// Whether the rule lowered a quota in this evaluation.
-    fn lowered_quota(&self, run: &Run) -> bool {
-        let mut claims = self.ledger.0.iter().filter_map(|it| it.claim(&run.rule.id));
-        claims.any(|claim| claim.depth.ratio < claim.before.ratio)
     }
 
     /// Whether the rule's next step on the pod is the idle class.
@@ -187,9 +178,6 @@ impl ThrottlePass<'_> {
             return Err(Some(Skipped::Ineffective));
         }
         let from = self.depth(run, tracked);
-        if run.trial.is_useless() && !self.is_next_idle(run, pod_index) {
-            return Err(Some(Skipped::NoBenefit));
-        }
         if self.may_suffice(run, spec, tracked) {
             return Err(None);
         }
@@ -443,10 +431,6 @@ impl RestorePass<'_> {
         };
         if bounded == depth && run.is_releasing(self.ctx.now, self.ctx.unknown_limit) {
             return depth.raise(spec.step);
-        }
-        // Quotas without benefit are restored, but not the idle class, which costs no work.
-        if bounded.ratio < FULL_RATIO && run.due && run.trial.is_useless() {
-            return bounded.raise(spec.step);
         }
         bounded
     }

@@ -142,29 +142,6 @@ pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) ->
     })
 }
 
-/// The mean of the waits that a breached throttling rule measures, in its metric's unit; `None` if it measures none, or
-/// node pressure without pressure by cgroup, which quotas raise.
-pub(super) fn mean_wait(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) -> Option<f64> {
-    if run.is_preview() || run.rule.action.throttle.is_none() || !evaluation.breach() {
-        return None;
-    }
-    let evaluator = Evaluator::new(run, ctx);
-    let mut fold = Fold::default();
-    match &run.rule.metric {
-        Metric::RunQueueTime => evaluator.containers(&mut fold),
-        Metric::PodStall(kind) => evaluator.pod_stalls(*kind, &mut fold),
-        Metric::Protected(protected) => return protected::mean(run, ctx, protected.pressure()),
-        Metric::Pressure { kind, .. } => return protected::mean(run, ctx, *kind),
-        _ => {}
-    }
-    mean(fold.sum, fold.count)
-}
-
-/// The mean of `count` values with that sum.
-pub(super) fn mean(sum: f64, count: usize) -> Option<f64> {
-    (count > 0).then(|| sum / count as f64)
-}
-
 /// The last value of what a window is over, and since when it has been measured.
 fn window_input(
     rule: &Rule,
@@ -202,9 +179,6 @@ pub(super) fn sample_time(run: &Run, ctx: &EvalContext<'_>) -> Option<BootTime> 
 #[derive(Debug, Default)]
 struct Fold {
     largest: Option<f64>,
-    /// Sum and number of the known values.
-    sum: f64,
-    count: usize,
     /// Why a series has no value, so that it is not known to be quiet.
     incomplete: Option<Unknown>,
     /// A series seen for the first time.
@@ -216,11 +190,7 @@ struct Fold {
 impl Fold {
     fn add(&mut self, value: Value) {
         match value {
-            Ok(value) => {
-                self.largest = Some(self.largest.map_or(value, |l| l.max(value)));
-                self.sum += value;
-                self.count += 1;
-            }
+            Ok(value) => self.largest = Some(self.largest.map_or(value, |l| l.max(value))),
             Err(Unknown::Rebased) => self.rebased = true,
             Err(reason) => self.incomplete = Some(reason),
         }

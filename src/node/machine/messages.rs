@@ -393,7 +393,6 @@ pub const fn skip_reason(reason: Skipped) -> &'static str {
         Skipped::BackingOff => "the last attempt was refused; waiting before the next one",
         Skipped::Contested => "another writer keeps changing its cgroup files",
         Skipped::Ineffective => "the last action of this kind has no effect on it",
-        Skipped::NoBenefit => "quotas did not lower the waiting",
     }
 }
 
