@@ -3,8 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 /// A window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Span {
@@ -83,8 +81,7 @@ impl Percentile {
 }
 
 /// One number that summarizes a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Statistic {
     /// `avg_*`: the mean over the covered time.
     Average(Span),
@@ -163,20 +160,6 @@ impl fmt::Display for Statistic {
             Self::Peak(PeakSpan::Hour) => f.write_str("max_avg_1h"),
             Self::Peak(PeakSpan::Day) => f.write_str("max_avg_1d"),
         }
-    }
-}
-
-impl From<Statistic> for String {
-    fn from(statistic: Statistic) -> Self {
-        statistic.to_string()
-    }
-}
-
-impl TryFrom<String> for Statistic {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        Self::parse(&name).ok_or_else(|| format!("{name} is not a known window"))
     }
 }
 

@@ -62,16 +62,13 @@ impl CustomWindow {
         }
     }
 
-    /// What identifies the series of its source in saved windows; `None` for the CPU and memory of the node.
-    fn key(&self) -> Option<String> {
+    /// What identifies the series of its source in saved windows.
+    fn key(&self) -> String {
         let source = &self.metric.source;
-        if source.resource().is_some() {
-            return None;
-        }
         let url = self.probe.as_ref().map_or("", |probe| &probe.url);
         let requirements = self.series.iter().flat_map(|it| &it.requirements);
         let selected: Vec<String> = requirements.map(|it| format!("{it:?}")).collect();
-        Some(format!("{source} {url} {}", selected.join(" ")))
+        format!("{source} {url} {}", selected.join(" "))
     }
 }
 
@@ -119,11 +116,12 @@ impl CustomWindows {
     pub(super) fn new(definitions: Arc<[CustomWindow]>, sources: &mut Vec<SourceSeries>) -> Self {
         let mut saved = std::mem::take(sources);
         let mut place = |window: usize, definition: &CustomWindow| {
-            let Some(key) = definition.key() else {
-                return definition.metric.source.resource().map(Place::Node);
-            };
+            if let Some(resource) = definition.metric.source.resource() {
+                return Place::Node(resource);
+            }
+            let key = definition.key();
             if let Some(known) = sources.iter().position(|source| source.key == key) {
-                return Some(Place::Source(known));
+                return Place::Source(known);
             }
             let series = match saved.iter().position(|source| source.key == key) {
                 Some(index) => saved.swap_remove(index).series,
@@ -135,10 +133,10 @@ impl CustomWindows {
                 window,
                 last: (None, None),
             });
-            Some(Place::Source(sources.len() - 1))
+            Place::Source(sources.len() - 1)
         };
         let places = definitions.iter().enumerate();
-        let places = places.filter_map(|(window, definition)| place(window, definition));
+        let places = places.map(|(window, definition)| place(window, definition));
         let gauges = places.map(|place| Gauge {
             place,
             due: BootTime::default(),

@@ -518,7 +518,6 @@ fn a_series_takes_under_14_kib_and_a_sample_allocates_nothing() {
     let made = allocation_counter::measure(|| windows = NodeWindows::default());
     let bytes = made.bytes_total + size_of::<NodeWindows>() as u64;
     assert!(bytes < 2 * 14 * 1024, "{bytes} bytes");
-    println!("{} bytes per series", bytes / 2);
     let steady = allocation_counter::measure(|| {
         for second in 0..4000 {
             windows.add(&sample(second, 30, 50));
