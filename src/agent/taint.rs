@@ -45,6 +45,43 @@ pub struct ObservedNode {
     pub lists: u64,
 }
 
+/// The Node as last seen, or as written by us since: the watch may lag behind.
+#[derive(Debug, Default)]
+pub struct NewestNode {
+    node: Option<TaintSnapshot>,
+    /// Number of full lists at that time.
+    lists: u64,
+}
+
+impl NewestNode {
+    /// The Node; `None` if it does not exist or was not seen yet.
+    pub const fn get(&self) -> Option<&TaintSnapshot> {
+        self.node.as_ref()
+    }
+
+    /// Takes the Node from the watch, unless it is older than the known one; false if it is. From a new list it is taken even
+    /// then: versions restart when etcd is restored from a backup.
+    pub fn observe(&mut self, seen: &ObservedNode) -> bool {
+        if seen.lists != self.lists {
+            self.lists = seen.lists;
+            self.node = None;
+        }
+        let is_old = match (&seen.node, &self.node) {
+            (Some(seen), Some(known)) => !seen.is_newer_than(known),
+            _ => false,
+        };
+        if !is_old {
+            self.node.clone_from(&seen.node);
+        }
+        !is_old
+    }
+
+    /// The Node was written, and is now as the API server answered.
+    pub fn written(&mut self, node: TaintSnapshot) {
+        self.node = Some(node);
+    }
+}
+
 /// The last known state of our taint on the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaintState {
@@ -122,10 +159,7 @@ struct Reconciler {
     node_taint: Option<NodeTaint>,
     extra: Extra,
     rules: Vec<RuleId>,
-    /// The Node as last seen, or as written by us since.
-    node: Option<TaintSnapshot>,
-    /// Number of full lists at that time.
-    lists: u64,
+    node: NewestNode,
     /// The Node was last seen in the wanted state.
     in_sync: bool,
     /// When another writer changed it.
@@ -186,34 +220,17 @@ impl Reconciler {
         }
     }
 
-    /// Accepts the Node from a new list even if its version is older: versions restart when etcd is restored from a
-    /// backup.
     fn observe(&mut self, now: BootTime, seen: &ObservedNode) {
-        if seen.lists != self.lists {
-            self.lists = seen.lists;
-            self.node = None;
-        }
-        self.observe_node(now, seen.node.as_ref());
-    }
-
-    /// Records the Node from the watch, which may lag behind our own last write.
-    fn observe_node(&mut self, now: BootTime, node: Option<&TaintSnapshot>) {
-        let is_old = match (node, &self.node) {
-            (Some(node), Some(known)) => !node.is_newer_than(known),
-            _ => false,
-        };
-        if is_old {
-            return;
-        }
-        self.node = node.cloned();
-        if self.in_sync && !self.node.as_ref().is_some_and(|node| self.matches(node)) {
+        let is_newer = self.node.observe(seen);
+        let node = self.node.get();
+        if is_newer && self.in_sync && !node.is_some_and(|node| self.matches(node)) {
             self.losses.push_back(now);
             self.in_sync = false;
         }
     }
 
     fn step(&mut self, now: BootTime) -> Step {
-        let Some(node) = self.node.as_ref().filter(|_| self.decided) else {
+        let Some(node) = self.node.get().filter(|_| self.decided) else {
             return Step::Wait(None);
         };
         if self.matches(node) {
@@ -276,7 +293,7 @@ impl Reconciler {
     /// Records the result of a write.
     fn written(&mut self, now: BootTime, written: Result<TaintSnapshot, TaintError>) {
         match written {
-            Ok(node) => self.node = Some(node),
+            Ok(node) => self.node.written(node),
             Err(error) => {
                 let text = error.to_string();
                 if self.failing.as_ref() != Some(&text) {
@@ -290,8 +307,8 @@ impl Reconciler {
 
     fn state(&self) -> TaintState {
         TaintState {
-            known: self.node.is_some(),
-            effect: self.node.as_ref().and_then(TaintSnapshot::effect),
+            known: self.node.get().is_some(),
+            effect: self.node.get().and_then(TaintSnapshot::effect),
             failing: self.failing.clone(),
             contested: self.contested.is_some(),
         }

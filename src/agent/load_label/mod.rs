@@ -1,4 +1,4 @@
-//! Writes the node's load as the label `plimsoll.dev/load` of its Node, by which schedulers avoid hot nodes.
+//! Writes the node's load as the label `plimsoll.dev/load` of its Node, so that schedulers avoid hot nodes.
 
 mod schedule;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::schedule::{Schedule, Step};
-use super::taint::ObservedNode;
+use super::taint::{NewestNode, ObservedNode};
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::load_label;
 use crate::node::clock;
@@ -72,22 +72,24 @@ async fn run(
     mut node: watch::Receiver<ObservedNode>,
 ) {
     let mut schedule = Schedule::default();
+    let mut newest = NewestNode::default();
     let mut pauses = None;
     let mut failing = String::new();
     loop {
         let now = clock::boot_time();
         let wants = *wanted.borrow_and_update();
-        let seen = node.borrow_and_update().node.clone();
-        let step = seen.as_ref().map_or(Step::Wait(None), |seen| {
+        newest.observe(&node.borrow_and_update());
+        let seen = newest.get();
+        let step = seen.map_or(Step::Wait(None), |seen| {
             schedule.step(now, wants, seen.load_label())
         });
-        let pause = match (step, &seen) {
+        let pause = match (step, seen) {
             (Step::Write(label), Some(seen)) => {
                 match load_label::write(&client, &seen.name, &seen.uid, label).await {
-                    Ok(()) => {
+                    Ok(node) => {
                         pauses = None;
                         failing.clear();
-                        schedule.written(label);
+                        newest.written(node);
                     }
                     Err(error) => {
                         let why = error.message();

@@ -7,6 +7,12 @@ fn at(seconds: u64) -> BootTime {
     BootTime::default() + Duration::from_secs(1000 + seconds)
 }
 
+/// The watch shows the Node, after one list.
+fn observe_node(reconciler: &mut Reconciler, now: BootTime, node: Option<&TaintSnapshot>) {
+    let node = node.cloned();
+    reconciler.observe(now, &ObservedNode { node, lists: 0 });
+}
+
 fn disabled(message: &str) -> WantedTaint {
     WantedTaint {
         scheduling: Scheduling::Disabled {
@@ -55,7 +61,7 @@ fn the_node_is_unchanged_until_the_first_decision() {
     };
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&WantedTaint::default());
-    reconciler.observe_node(at(0), Some(&node(1, Some(&node_taint))));
+    observe_node(&mut reconciler, at(0), Some(&node(1, Some(&node_taint))));
     assert_eq!(reconciler.step(at(0)), Step::Wait(None));
     assert_eq!(reconciler.state().effect, Some(TaintEffect::NoSchedule));
     reconciler.set_wanted(&enabled());
@@ -78,12 +84,12 @@ fn the_node_is_unchanged_until_the_first_decision() {
 fn a_changed_value_or_a_lagging_watch_causes_no_write() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("7000m over 4000m"));
-    reconciler.observe_node(at(0), Some(&node(1, None)));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
     let ours = node(3, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
     reconciler.set_wanted(&disabled("7001m over 4000m"));
-    reconciler.observe_node(at(1), Some(&node(2, None)));
+    observe_node(&mut reconciler, at(1), Some(&node(2, None)));
     assert_eq!(reconciler.step(at(1)), Step::Wait(None));
     assert!(reconciler.losses.is_empty());
 }
@@ -121,7 +127,7 @@ fn remove(reconciler: &mut Reconciler, from: u64, times: u64) -> Step {
     for round in 0..times {
         let now = at(from + round);
         let version = 10 * (from + round);
-        reconciler.observe_node(now, Some(&node(version + 1, None)));
+        observe_node(reconciler, now, Some(&node(version + 1, None)));
         step = reconciler.step(now);
         if writes(&step) {
             let ours = node(version + 2, reconciler.node_taint.as_ref());
@@ -136,7 +142,7 @@ fn remove(reconciler: &mut Reconciler, from: u64, times: u64) -> Step {
 fn a_removed_taint_is_restored_a_limited_number_of_times() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    reconciler.observe_node(at(0), Some(&node(1, None)));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
     let ours = node(2, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
@@ -175,7 +181,7 @@ fn a_removed_taint_is_restored_a_limited_number_of_times() {
 fn an_unwanted_taint_is_not_contested() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    reconciler.observe_node(at(0), Some(&node(1, None)));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
     assert!(writes(&reconciler.step(at(0))));
     let ours = node(2, reconciler.node_taint.as_ref());
     reconciler.written(at(0), Ok(ours));
@@ -183,7 +189,7 @@ fn an_unwanted_taint_is_not_contested() {
     assert!(!writes(&remove(&mut reconciler, 1, 4)));
     reconciler.set_wanted(&enabled());
     let left = node(100, reconciler.node_taint.as_ref());
-    reconciler.observe_node(at(6), Some(&left));
+    observe_node(&mut reconciler, at(6), Some(&left));
     assert_eq!(reconciler.step(at(6)), Step::Wait(None));
     assert!(!reconciler.state().contested);
 }
@@ -192,7 +198,7 @@ fn an_unwanted_taint_is_not_contested() {
 fn failed_writes_are_retried_with_backoff_and_reported() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    reconciler.observe_node(at(0), Some(&node(1, None)));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
     let mut now = at(0);
     let mut pauses = Vec::new();
     for _ in 0..8 {
@@ -220,7 +226,7 @@ fn failed_writes_are_retried_with_backoff_and_reported() {
 fn without_a_node_nothing_is_written() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    reconciler.observe_node(at(0), None);
+    observe_node(&mut reconciler, at(0), None);
     assert_eq!(reconciler.step(at(0)), Step::Wait(None));
 }
 
@@ -233,7 +239,7 @@ fn no_trace_removes_the_condition_until_the_next_taint() {
     };
     reconciler.set_wanted(&disabled("m"));
     let tainted = node(1, reconciler.node_taint.as_ref());
-    reconciler.observe_node(at(0), Some(&tainted));
+    observe_node(&mut reconciler, at(0), Some(&tainted));
     reconciler.set_wanted(&remove_condition(disabled("m")));
     assert_eq!(
         reconciler.step(at(0)),
@@ -259,7 +265,7 @@ fn a_busy_node_is_tainted_and_its_end_is_no_loss() {
     let mut reconciler = Reconciler::default();
     let busy = |busy| WantedTaint { busy, ..enabled() };
     reconciler.set_wanted(&busy(true));
-    reconciler.observe_node(at(0), Some(&node(1, None)));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
     assert!(matches!(reconciler.step(at(0)), Step::Write(_)));
     assert!(reconciler.desired().busy);
     let mut tainted = node(2, None);
@@ -272,4 +278,21 @@ fn a_busy_node_is_tainted_and_its_end_is_no_loss() {
     reconciler.set_wanted(&busy(false));
     assert!(matches!(reconciler.step(at(1)), Step::Write(_)));
     assert_eq!(reconciler.losses.len(), 0);
+}
+
+#[test]
+fn an_older_node_from_the_watch_is_ignored_after_a_write() {
+    let mut newest = NewestNode::default();
+    let seen = |version, lists| ObservedNode {
+        node: Some(node(version, None)),
+        lists,
+    };
+    let version = |newest: &NewestNode| newest.get().map(|node| node.version.clone());
+    assert!(newest.observe(&seen(1, 0)));
+    newest.written(node(5, None));
+    assert!(!newest.observe(&seen(4, 0)));
+    assert_eq!(version(&newest).as_deref(), Some("5"));
+    assert!(newest.observe(&seen(6, 0)), "another writer");
+    assert!(newest.observe(&seen(3, 1)), "restored from a backup");
+    assert_eq!(version(&newest).as_deref(), Some("3"));
 }
