@@ -33,6 +33,7 @@ use crate::agent::direct_report::{Leader, Links};
 use crate::agent::report::node_metric;
 use crate::agent::taint::ObservedNode;
 use crate::crd::node_selector::NodeView;
+use crate::engine::load::NodeLoad;
 use crate::engine::plan::Change as PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -493,16 +494,16 @@ impl Agent {
         let target = self.watermark.seen.present().map(target);
         self.reporter
             .report_tick(machine, &self.rules, target, &self.pods, &self.metrics, now);
-        self.signal_load(now);
-        self.report(reports);
+        let load = self.signal_load(now);
+        self.report(reports, load);
         self.update_readiness();
         let took = clock::boot_time().since(now);
         self.metrics.tick.observe(took.as_secs_f64());
     }
 
-    /// Passes the node's load on to schedulers. An emergency stop removes what they see.
-    fn signal_load(&mut self, now: BootTime) {
-        let Some(machine) = &self.machine else { return };
+    /// Passes the node's load on to schedulers, and returns it. An emergency stop removes what they see.
+    fn signal_load(&mut self, now: BootTime) -> Option<NodeLoad> {
+        let machine = self.machine.as_ref()?;
         let load = machine.load().ok();
         let percent = load.as_ref().map(|load| load.percent);
         let stopped = self.stop.reason().is_some();
@@ -516,10 +517,11 @@ impl Agent {
         let busy = self.soft_taint.update(now, percent, permitted);
         machine.backend().set_busy(busy);
         self.builder.observe_load(percent);
+        load
     }
 
     /// Builds a report if one was due; else checks whether the next tick needs one.
-    fn report(&mut self, due: bool) {
+    fn report(&mut self, due: bool, load: Option<NodeLoad>) {
         let Some(machine) = &self.machine else { return };
         if !due {
             let mut changes = machine.plan().transitions.iter().map(|it| &it.change);
@@ -534,7 +536,7 @@ impl Agent {
             time: clock::wall_time(),
             sample: machine.sample(),
             windows: machine.windows(),
-            load: machine.load().ok(),
+            load,
             pods: machine.pods(),
             protected: machine.protected_pods().collect(),
             reports: &machine.reports().collect::<Vec<_>>(),
