@@ -135,6 +135,46 @@ impl Pair {
 }
 
 #[test]
+fn at_most_40_percent_of_a_zone_may_have_the_soft_taint() {
+    let ports = [free_port(), free_port()];
+    let Some(plane) = plane(&ports[..1]) else {
+        return;
+    };
+    let controller = start(&plane, &plane.kubeconfig, "controller", ports);
+    until_leads(&plane, &controller);
+    let trust = trust(&plane);
+    let nodes = ["node00", "node01", "node02"];
+    let tokens = nodes.map(|node| token(&plane, node));
+    let agent = Reporter::new(&trust, ports[1]);
+    let sequence = std::cell::Cell::new(0);
+    // How many of the three nodes may have it; the load of each is in percent.
+    let permitted = |loads: [f64; 3]| {
+        sequence.set(sequence.get() + 1);
+        let answers = nodes
+            .iter()
+            .zip(&tokens)
+            .zip(loads)
+            .map(|((node, token), load)| {
+                let mut report = report(node, sequence.get(), 2000);
+                report["status"]["load"]["percent"] = json!(load);
+                let answer = until_accepted(&plane, &agent, token, &report);
+                assert_eq!(answer["labelIntervalSeconds"], 60, "{answer}");
+                answer["busy"] == true
+            });
+        answers.filter(|busy| *busy).count()
+    };
+    assert_eq!(permitted([99.5; 3]), 0, "nothing is known yet");
+    plane.until("one of three may have it", TIMEOUT, |_| {
+        let count = permitted([99.5; 3]);
+        assert!(count <= 1, "{count} of 3");
+        count == 1
+    });
+    plane.until("none of three idle ones", TIMEOUT, |_| {
+        permitted([50.5; 3]) == 0
+    });
+}
+
+#[test]
 fn kubectl_shows_what_an_agent_reports() {
     let ports = [free_port(), free_port()];
     let Some(plane) = plane(&ports[..1]) else {

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::agent_support::{HIGH, NODE, Node, throttling};
+use crate::api_support::aggregation::address;
+use crate::api_support::receiver::{Act, Authority, Receiver, arguments, publish, slice};
 use crate::api_support::{ControlPlane, LEASES, lease_namespace};
 use serde_json::{Value, json};
 
@@ -61,6 +63,47 @@ fn an_agent_without_the_label_removes_it_and_other_labels_stay() {
     });
     let labels = &node.plane.get("node", NODE)["metadata"]["labels"];
     assert_eq!(labels["example.com/own"], "1");
+}
+
+/// A leader that permits the soft taint, or not.
+fn permits(busy: bool) -> Act {
+    let answer = json!({
+        "epoch": 7, "leading": true, "nextIntervalSeconds": 10, "labelIntervalSeconds": 60, "busy": busy,
+    });
+    Act::Answer(200, None, answer.to_string())
+}
+
+#[test]
+fn a_busy_node_has_the_soft_taint_while_the_leader_permits_it() {
+    let Some(address) = address() else { return };
+    let Some(node) = Node::new() else { return };
+    let (namespace, service) = ("default", "plimsoll-report");
+    node.plane.apply(&[lease_namespace()]);
+    node.set_rules(&throttling());
+    let credentials = node.machine.path("credentials");
+    std::fs::create_dir(&credentials).unwrap();
+    let authority = Authority::make();
+    publish(&credentials, &[("token", "t"), ("ca.crt", &authority.pem)]);
+    let leader = Receiver::start(address, &authority, &format!("{service}.{namespace}.svc"));
+    leader.respond_always(permits(false));
+    node.plane
+        .apply(&[slice(namespace, service, "a", leader.address, true)]);
+    let report = arguments(namespace, service, &credentials);
+    let agent = node.agent(&[["--soft-taint"].as_slice(), &report].concat());
+    node.machine.load.set(HIGH);
+    agent.until("the hot node is labelled", || {
+        load(&node.plane, NODE) >= Some(95)
+    });
+    let busy = || taints(&node.plane, NODE).contains(&json!("plimsoll.dev/busy"));
+    let reports = leader.seen().len();
+    agent.until_within(TIMEOUT, "the leader answers once more", || {
+        leader.seen().len() > reports
+    });
+    assert!(!busy(), "beyond the limit of its zone");
+    leader.respond_always(permits(true));
+    agent.until_within(TIMEOUT, "the node has the soft taint", busy);
+    leader.respond_always(permits(false));
+    agent.until_within(TIMEOUT, "the soft taint is removed", || !busy());
 }
 
 /// Renews an agent's Lease with a duration of one second.

@@ -344,3 +344,91 @@ fn pods_need_node_metrics() {
     assert_eq!(failed.status.code(), Some(2));
     assert!(text(&failed.stderr).contains("--sort breached is for nodes"));
 }
+
+/// Runs `plimsoll explain-score`.
+fn explain(plane: &ControlPlane, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.arg("explain-score").arg("--kubeconfig");
+    let output = command.arg(&plane.kubeconfig).args(args).output().unwrap();
+    let shown = text(&output.stdout) + &text(&output.stderr);
+    (output.status.code(), shown)
+}
+
+#[test]
+fn explain_score_shows_what_schedulers_see_of_each_node() {
+    let ports = [free_port(), free_port()];
+    let Some((plane, _controller)) = served(ports) else {
+        return;
+    };
+    let token = token(&plane, "node00");
+    let reporter = Reporter::new(&trust(&plane), ports[1]);
+    plane.kubectl(&["label", "node", "node00", "plimsoll.dev/load=35"]);
+    let taint = json!({"spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}}).to_string();
+    plane.kubectl(&["patch", "node", "bare", "--type=merge", "-p", &taint]);
+    let sequence = std::cell::Cell::new(0);
+    plane.until("the load is shown", TIMEOUT, |plane| {
+        sequence.set(sequence.get() + 1);
+        drop(reporter.report(&token, &report("node00", sequence.get(), 2000)));
+        explain(plane, &[]).1.contains("25 of 80")
+    });
+    let line = |shown: &str, node: &str| {
+        let line = shown.lines().find(|line| line.starts_with(node));
+        line.unwrap_or_else(|| panic!("{node} is not in\n{shown}"))
+            .to_owned()
+    };
+    let (code, all) = explain(&plane, &[]);
+    assert_eq!(code, Some(0), "{all}");
+    assert!(line(&all, "stale").contains("its agent does not report; no label: counts as 80"));
+    // A pod of the cluster: 2 of 8 CPUs are 21 percent more, of a line of 80.5.
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web-0", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "none", "resources": {"requests": {"cpu": "2"}}}]},
+    });
+    plane.create(std::slice::from_ref(&pod));
+    let (code, of_pod) = explain(&plane, &["web-0"]);
+    assert_eq!(code, Some(0), "{of_pod}");
+    assert!(
+        of_pod.starts_with("default/web-0 is expected to use 1700m CPU"),
+        "{of_pod}"
+    );
+    let row = line(&of_pod, "node00");
+    let words: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(words[..5], ["node00", "32", "58", "35", "8"], "{of_pod}");
+    assert!(line(&of_pod, "bare").contains("taint gpu:NoSchedule is not tolerated"));
+    // A manifest that was not applied gives the same.
+    let template = json!({"spec": pod["spec"]});
+    let workload = json!({"kind": "Deployment", "metadata": {"name": "web-0"}, "spec": {"template": template}});
+    let file = plane.file("workload.yaml", &workload.to_string());
+    let (code, of_file) = explain(&plane, &["-f", file.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{of_file}");
+    assert_eq!(
+        line(&of_file, "node00")
+            .split_whitespace()
+            .take(5)
+            .collect::<Vec<_>>(),
+        words[..5]
+    );
+    explain_score_names_what_it_cannot_read(&plane);
+    let (_, json) = explain(&plane, &["web-0", "-o", "json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["nodes"][0]["node"], "node00");
+    assert_eq!(json["nodes"][0]["cpu"]["line"], 80.5);
+}
+
+/// What cannot be read is an error, not a node without load.
+fn explain_score_names_what_it_cannot_read(plane: &ControlPlane) {
+    for (args, reason) in [
+        (
+            ["web-9", "-n", "default"].as_slice(),
+            "failed to read pod default/web-9",
+        ),
+        (
+            ["-f", "/nonexistent"].as_slice(),
+            "failed to read /nonexistent",
+        ),
+    ] {
+        let (code, shown) = explain(plane, args);
+        assert_eq!(code, Some(2), "{shown}");
+        assert!(shown.contains(reason), "{shown}");
+    }
+}

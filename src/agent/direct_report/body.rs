@@ -203,8 +203,13 @@ mod tests {
             node in "[a-z]{1,253}",
             pods in prop::collection::vec(pod(), 0..=MAX_PODS),
             breached in prop::collection::vec("[a-z]{1,63}/[a-z\"]{1,63}", 0..=MAX_BREACHED),
+            rules in prop::collection::vec("[a-z]{1,253}/[a-z]{1,63}", 3),
         ) {
-            let status = full(pods, breached);
+            let mut status = full(pods, breached);
+            let load = status.load.as_mut().unwrap();
+            load.cpu.rule = Some(rules[0].clone());
+            load.memory.rule = Some(rules[1].clone());
+            load.pressure.as_mut().unwrap().rule.clone_from(&rules[2]);
             let (text, read) = report(&node, &status);
             prop_assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
             prop_assert_eq!(&read.node, &node);
