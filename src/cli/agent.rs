@@ -153,7 +153,7 @@ pub struct Args {
 /// What schedulers see of the node's load.
 #[derive(Debug, clap::Args)]
 struct Placement {
-    /// Write the node's load into its label plimsoll.dev/load, by which schedulers avoid loaded nodes (0, 5, ... 95, 100: the
+    /// Write the node's load into its label plimsoll.dev/load, so that schedulers avoid loaded nodes (0, 5, ... 95, 100: the
     /// rules would act); false removes the label
     #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
     load_label: bool,

@@ -68,7 +68,7 @@ pub struct Builder {
     agent: ReportingAgent,
     random: Rng,
     last: Option<Snapshot>,
-    /// The load in the last report, as schedulers tell it apart.
+    /// The load in the last report, as it counts for schedulers.
     load: Option<u8>,
     due: Option<BootTime>,
 }
@@ -156,7 +156,8 @@ impl Builder {
         }
     }
 
-    /// Checks whether schedulers would tell the node's load, in percent of its load line, from that in the last report.
+    /// Checks whether the node's load, in percent of its load line, counts differently for schedulers than that in the last
+    /// report.
     pub fn observe_load(&mut self, percent: Option<f64>) {
         if self.last.is_some() && headroom(percent) != self.load {
             self.changed();

@@ -365,7 +365,7 @@ fn load_of(percent: f64) -> NodeLoad {
 }
 
 #[test]
-fn a_load_that_schedulers_tell_apart_is_reported_at_once() {
+fn a_load_that_counts_differently_for_schedulers_is_reported_at_once() {
     let mut node = Node::plain(1);
     node.load = Some(load_of(40.0));
     let (metric, _) = node.second_report();

@@ -21,7 +21,7 @@
 //! - Without a wall clock, rules with hours count as in force.
 //!
 //! The tracker takes at most 40 KB for 110 pods and allocates only when the pods change. Its state is saved with the
-//! windows: a process that continues within 30 s loses nothing; a later one measures pods anew (the load is unknown until
+//! windows: a process that continues within 30 s loses nothing; a later one starts to measure pods again (the load is unknown until
 //! its second sample, and means are over the time since) but keeps peaks, parts and ratios. Without saved state it takes the
 //! peaks of [`NodeWindows`] in full, as if no pod that was in them had ended.
 

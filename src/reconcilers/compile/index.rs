@@ -26,7 +26,7 @@ pub struct Node {
     pub tainted: bool,
     /// Our condition is True.
     pub interferes: bool,
-    /// What its agent tells schedulers about its load.
+    /// What schedulers see of its load.
     pub load: LoadSigns,
 }
 

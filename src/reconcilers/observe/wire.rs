@@ -94,11 +94,11 @@ pub struct ObservedNode {
     pub tainted: bool,
     /// Our condition `InterferenceIdentified` is True.
     pub interferes: bool,
-    /// What its agent tells schedulers about its load.
+    /// What schedulers see of its load.
     pub load: LoadSigns,
 }
 
-/// What an agent tells schedulers about the load of its node.
+/// What schedulers see of a node's load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadSigns {
     /// The node has the label `plimsoll.dev/load`.

@@ -27,7 +27,7 @@ struct Template {
     name: String,
     /// Millicores.
     request: u64,
-    /// CPUs that it uses: its busy times are known to nobody.
+    /// CPUs that it uses; nothing knows its busy times.
     demand: f64,
     busy: f64,
     /// Seconds that it runs; `None`: until it is evicted.

@@ -112,7 +112,7 @@ fn pressure_rules_count_by_value_and_threshold() {
 }
 
 #[test]
-fn pressure_that_nobody_protected_waits_for_is_no_load() {
+fn pressure_without_waiting_protected_pods_is_no_load() {
     let mut node = Node::with_rules(vec![Rule {
         action: Arc::new(throttling()),
         ..rule("a", "cpu_pressure_some_avg60", 20.0)

@@ -29,10 +29,10 @@ import (
 )
 
 var (
-	busy     = corev1.Taint{Key: "plimsoll.dev/busy", Effect: corev1.TaintEffectPreferNoSchedule}
-	closed   = corev1.Taint{Key: "interference.crane.io", Effect: corev1.TaintEffectNoSchedule}
-	softened = corev1.Taint{Key: "interference.crane.io", Effect: corev1.TaintEffectPreferNoSchedule}
-	others   = corev1.Taint{Key: "example.com/spot", Effect: corev1.TaintEffectPreferNoSchedule}
+	busy      = corev1.Taint{Key: "plimsoll.dev/busy", Effect: corev1.TaintEffectPreferNoSchedule}
+	closed    = corev1.Taint{Key: "interference.crane.io", Effect: corev1.TaintEffectNoSchedule}
+	preferNot = corev1.Taint{Key: "interference.crane.io", Effect: corev1.TaintEffectPreferNoSchedule}
+	others    = corev1.Taint{Key: "example.com/spot", Effect: corev1.TaintEffectPreferNoSchedule}
 )
 
 // A situation is a pod, a node on which it fits, and NodePools, each with a taint or none.
@@ -120,13 +120,13 @@ func TestSoftTaintClosesNodesToKarpenter(t *testing.T) {
 		"no taint": {situation{}, false},
 		"busy":     {situation{taints: []corev1.Taint{busy}}, true},
 		// Even with every preference ignored: a taint of a node is none of the pod's.
-		"busy, preferences ignored":          {situation{taints: []corev1.Taint{busy}, options: []scheduling.Options{scheduling.IgnorePreferences}}, true},
-		"busy, a pod that tolerates it":      {situation{taints: []corev1.Taint{busy}, tolerations: []corev1.Toleration{{Key: busy.Key, Operator: corev1.TolerationOpExists}}}, false},
-		"busy, a NodePool of that kind":      {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others}}, false},
-		"busy, a NodePool of that kind of 2": {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others, {}}}, true},
-		"closed by a rule":                   {situation{taints: []corev1.Taint{closed}}, true},
-		"closed, a NodePool of that kind":    {situation{taints: []corev1.Taint{closed}, pools: []corev1.Taint{others, {}}}, true},
-		"closed, softened by the cap":        {situation{taints: []corev1.Taint{softened}}, true},
+		"busy, preferences ignored":           {situation{taints: []corev1.Taint{busy}, options: []scheduling.Options{scheduling.IgnorePreferences}}, true},
+		"busy, a pod that tolerates it":       {situation{taints: []corev1.Taint{busy}, tolerations: []corev1.Toleration{{Key: busy.Key, Operator: corev1.TolerationOpExists}}}, false},
+		"busy, a NodePool of that kind":       {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others}}, false},
+		"busy, a NodePool of that kind of 2":  {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others, {}}}, true},
+		"closed by a rule":                    {situation{taints: []corev1.Taint{closed}}, true},
+		"closed, a NodePool of that kind":     {situation{taints: []corev1.Taint{closed}, pools: []corev1.Taint{others, {}}}, true},
+		"closed, PreferNoSchedule by the cap": {situation{taints: []corev1.Taint{preferNot}}, true},
 	} {
 		if adds := each.addsNode(t); adds != each.adds {
 			t.Errorf("%s: Karpenter adds a node: %t", name, adds)

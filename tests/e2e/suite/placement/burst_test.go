@@ -35,7 +35,7 @@ func (s *scene) loads(found placed) map[string]int {
 func label(load int) string { return strconv.Itoa(min(100, (load+4)/5*5)) }
 
 // isDue reports whether an agent writes a change of its label at once: at +10, and when the strongest sign comes or goes. With every step of 5 written at
-// once, nodes are told apart that hardly differ, and the last one of a step gets the pods of a second.
+// once, nodes that hardly differ get different scores, and the last one of a step gets the pods of a second.
 func isDue(written, text string) bool {
 	before, _ := strconv.Atoi(written)
 	now, _ := strconv.Atoi(text)

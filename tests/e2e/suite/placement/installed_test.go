@@ -24,7 +24,7 @@ func (c *cluster) secondSchedulerWorks(t *testing.T) {
 	c.Eventually(waitTimeout, "the second scheduler leads", func() error {
 		lease, err := c.Kube.CoordinationV1().Leases(namespace).Get(background, "plimsoll-scheduler", metav1.GetOptions{})
 		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
-			err = fmt.Errorf("nobody holds the Lease")
+			err = fmt.Errorf("no replica holds the Lease")
 		}
 		return err
 	})
