@@ -17,6 +17,7 @@ pub mod node;
 pub mod preview;
 pub mod reconcilers;
 pub mod scene;
+pub mod scheduler_api;
 pub mod serve;
 pub mod standalone;
 pub mod trace;

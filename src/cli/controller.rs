@@ -21,6 +21,7 @@ use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::reconciler::Settings;
 use crate::reconcilers::run::{self, Options};
+use crate::scheduler_api;
 
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction objects into one NodeWatermark per node, which the node's agent enforces, \
@@ -115,6 +116,11 @@ pub struct Args {
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
     report_account: String,
+
+    /// Address where schedulers and the descheduler read node loads, over plain HTTP: the page of load-watcher for Trimaran's
+    /// plugins, and queries in the format of Prometheus (docs/scheduling.md) [default: not served]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "report_listen")]
+    scheduler_listen: Option<SocketAddr>,
 
     /// Address of this replica, to which others forward requests while it leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
@@ -245,6 +251,10 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         agents: args.agents.clone(),
         listen: args.listen,
         metrics_api: args.metrics_api(&metrics),
+        scheduler_api: args.scheduler_listen.map(|listen| scheduler_api::Options {
+            listen,
+            metrics: metrics.scheduler_api.clone(),
+        }),
         identity,
         address: args.address(),
     };

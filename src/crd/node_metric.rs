@@ -274,6 +274,9 @@ pub struct WindowStats {
     /// The average, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub avg: Option<f64>,
+    /// The standard deviation, in percent of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stddev: Option<f64>,
     /// The median, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50: Option<f64>,

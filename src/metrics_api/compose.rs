@@ -75,6 +75,11 @@ impl StaticFields {
             metadata: fields.unwrap_or_default().into(),
         })
     }
+
+    /// Capacity of the Node.
+    pub const fn facts(&self) -> &NodeFacts {
+        &self.facts
+    }
 }
 
 /// What the agent wrote about its rules and itself to the `NodeWatermark`.

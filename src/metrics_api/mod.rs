@@ -19,6 +19,7 @@ mod forward;
 pub(crate) mod front_proxy;
 mod in_flight;
 mod listener;
+pub mod loads;
 pub mod negotiate;
 mod openapi;
 pub mod options;

@@ -10,15 +10,18 @@ use crate::cluster::clock;
 use crate::cluster::nodes::zone;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::time::BootTime;
+use crate::engine::units::MilliCpu;
 
 use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, StaticFields, content};
 use super::data::Data;
+use super::loads::{NodeLoad, NodeLoads};
 use super::reports::warm_up::{Progress, WarmUp};
 use super::reports::{ReceivedReport, Reports, is_fresh};
 
 /// Applies observations of nodes to the store. Every existing Node has an object, whatever else is known about it.
 pub struct StoreUpdater {
     data: Arc<Data>,
+    loads: NodeLoads,
     nodes: BTreeMap<String, Entry>,
     changed: bool,
     /// Where agents report.
@@ -109,6 +112,20 @@ impl Entry {
         is_new
     }
 
+    /// The last report; `None` if there is none.
+    fn load(&self) -> Option<NodeLoad> {
+        let (at, interval) = self.reported?;
+        let facts = self.node.as_ref()?.facts();
+        Some(NodeLoad {
+            received: self.known.reported?,
+            at,
+            interval,
+            cpu: MilliCpu(u64::from(facts.cpus) * 1000),
+            memory: facts.memory,
+            status: Arc::clone(self.known.report.as_ref()?),
+        })
+    }
+
     /// Returns whether there was a report.
     fn forget_report(&mut self) -> bool {
         self.reported = None;
@@ -124,6 +141,7 @@ impl StoreUpdater {
             .map_or_else(WarmUp::none, |_| WarmUp::default());
         Self {
             data,
+            loads: NodeLoads::default(),
             nodes: BTreeMap::new(),
             changed: false,
             reports,
@@ -137,6 +155,11 @@ impl StoreUpdater {
     /// Where agents report.
     pub fn reports(&self) -> Option<Reports> {
         self.reports.clone()
+    }
+
+    /// The loads of all nodes.
+    pub fn loads(&self) -> NodeLoads {
+        self.loads.clone()
     }
 
     /// All Nodes are known.
@@ -235,6 +258,7 @@ impl StoreUpdater {
             }
             if was_there {
                 self.changed = true;
+                self.loads.remove(name);
                 self.data.change(|store| store.delete(name));
             }
             return;
@@ -243,6 +267,7 @@ impl StoreUpdater {
             return;
         }
         self.changed = true;
+        self.loads.set(name, entry.load());
         match content(name, node, &entry.known) {
             Ok(content) => self.data.change(|store| store.apply(name, content)),
             Err(error) => log_encode_error(name, &error),

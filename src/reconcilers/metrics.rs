@@ -21,6 +21,7 @@ use crate::engine::time::BootTime;
 use crate::evictions::EvictionMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
+use crate::scheduler_api::SchedulerApiMetrics;
 use crate::serve::{KindLabels, ReasonLabels, RequestLabels, Source, with_one_series};
 
 /// Names in the readiness probe.
@@ -92,6 +93,8 @@ pub struct Metrics {
     pub reports: ReportMetrics,
     /// Evictions for agents.
     pub evictions: EvictionMetrics,
+    /// Requests of schedulers.
+    pub scheduler_api: SchedulerApiMetrics,
     health: Mutex<Health>,
 }
 
@@ -136,6 +139,7 @@ impl Default for Metrics {
             leader: Gauge::default(),
             reports: ReportMetrics::default(),
             evictions: EvictionMetrics::default(),
+            scheduler_api: SchedulerApiMetrics::default(),
             health: Mutex::default(),
         };
         metrics.register_work();
@@ -145,6 +149,7 @@ impl Default for Metrics {
         metrics.register_certificates();
         metrics.reports.register(&mut metrics.registry);
         metrics.evictions.register(&mut metrics.registry);
+        metrics.scheduler_api.register(&mut metrics.registry);
         metrics
     }
 }
@@ -264,6 +269,7 @@ impl Metrics {
         with_one_series(&metrics.rollouts);
         metrics.reports.example();
         metrics.evictions.example();
+        metrics.scheduler_api.example();
         metrics.text()
     }
 

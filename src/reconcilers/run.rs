@@ -37,6 +37,7 @@ use crate::cluster::watch::Change;
 use crate::evictions::{Denial, RuleQuery};
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Serving, StartError, StoreUpdater};
+use crate::scheduler_api;
 use crate::serve::ServeError;
 use feed::Watch;
 
@@ -66,6 +67,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Options of the metrics API; `None`: not served.
     pub metrics_api: Option<metrics_api::Options>,
+    /// Options of the listener for schedulers; `None`, or without reports: not served.
+    pub scheduler_api: Option<scheduler_api::Options>,
     /// Address at which other replicas reach this one for `NodeMetrics`.
     pub address: Option<SocketAddr>,
 }
@@ -85,6 +88,9 @@ pub enum RunError {
     /// The `NodeMetrics` can't be served.
     #[error(transparent)]
     MetricsApi(#[from] StartError),
+    /// Schedulers can't be served.
+    #[error(transparent)]
+    SchedulerApi(#[from] scheduler_api::StartError),
 }
 
 /// Runs until `stop` is true.
@@ -123,17 +129,7 @@ pub async fn run(
         election::follow(&mut elector, &leadership).await
     };
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
-    let mut api = None;
-    if let Some(options) = options.metrics_api {
-        let (requests, observer) = (Arc::clone(&metrics) as _, Arc::clone(&metrics) as _);
-        let rules = controller.rule_queries.0.clone();
-        let started =
-            metrics_api::start(server, requests, options, rules, elected.clone(), observer);
-        let (updater, serving) = started?;
-        controller.reports = updater.reports();
-        controller.updater = Some(updater);
-        api = Some(serving);
-    }
+    let mut api = controller.serve(server, options, elected.clone())?;
     let definitions = definitions::check(client, metrics);
     // If any part ends, the process ends.
     tokio::pin!(election, probes, definitions);
@@ -258,6 +254,31 @@ impl Controller {
             rule_queries: mpsc::channel(MAX_QUERIES),
             reports_taken: Instant::now(),
         }
+    }
+
+    /// Starts to serve the `NodeMetrics`, reports and schedulers, as far as the options say.
+    fn serve(
+        &mut self,
+        server: Server,
+        options: Options,
+        leadership: watch::Receiver<Leadership>,
+    ) -> Result<Option<Serving>, RunError> {
+        let Some(metrics_api) = options.metrics_api else {
+            return Ok(None);
+        };
+        let (requests, observer) = (
+            Arc::clone(&self.metrics) as _,
+            Arc::clone(&self.metrics) as _,
+        );
+        let rules = self.rule_queries.0.clone();
+        let (updater, serving) =
+            metrics_api::start(server, requests, metrics_api, rules, leadership, observer)?;
+        self.reports = updater.reports();
+        if let Some(options) = options.scheduler_api {
+            scheduler_api::start(options, updater.loads())?;
+        }
+        self.updater = Some(updater);
+        Ok(Some(serving))
     }
 
     async fn run(&mut self, mut elected: watch::Receiver<Leadership>) {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 16] = [
+const LAYERS: [(&str, &[&str]); 17] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine", "crd"]),
@@ -19,6 +19,10 @@ const LAYERS: [(&str, &[&str]); 16] = [
         &["engine", "crd", "cluster", "serve", "evictions"],
     ),
     (
+        "scheduler_api",
+        &["engine", "crd", "cluster", "serve", "metrics_api"],
+    ),
+    (
         "reconcilers",
         &[
             "engine",
@@ -27,6 +31,7 @@ const LAYERS: [(&str, &[&str]); 16] = [
             "serve",
             "evictions",
             "metrics_api",
+            "scheduler_api",
         ],
     ),
     ("preview", &["engine", "crd", "cluster", "node"]),
@@ -48,6 +53,7 @@ const LAYERS: [(&str, &[&str]); 16] = [
             "preview",
             "evictions",
             "metrics_api",
+            "scheduler_api",
             "reconcilers",
             "trace",
             "standalone",

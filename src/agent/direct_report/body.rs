@@ -37,6 +37,7 @@ mod tests {
     fn windows() -> ResourceWindows {
         let stats = Some(WindowStats {
             avg: Some(99.9),
+            stddev: Some(49.9),
             p50: Some(99.9),
             p90: Some(99.9),
             p95: Some(99.9),

@@ -471,6 +471,7 @@ fn resource_windows(series: &Series) -> ResourceWindows {
         };
         Some(WindowStats {
             avg: figure(|spread| spread.average),
+            stddev: series.deviation(span).value.map(tenth),
             p50: figure(|spread| spread.p50),
             p90: figure(|spread| spread.p90),
             p95: figure(|spread| spread.p95),

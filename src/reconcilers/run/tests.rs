@@ -20,6 +20,7 @@ fn controller() -> (Controller, Reports) {
         identity: "one".to_owned(),
         listen: ([127, 0, 0, 1], 0).into(),
         metrics_api: None,
+        scheduler_api: None,
         address: None,
     };
     let reports = Reports::unconnected(client.clone());

@@ -1,0 +1,188 @@
+//! The listener, on a thread of its own, so that schedulers never wait for the rest of the controller.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::load_watcher;
+use super::metrics::SchedulerApiMetrics;
+use super::prometheus::{self, QueryError};
+use crate::cluster::clock;
+use crate::metrics_api::loads::NodeLoads;
+use crate::serve::{self, ServeError};
+
+/// Limit of connections. More wait.
+const MAX_CONNECTIONS: usize = 64;
+/// Time limit for the headers of the next request on a connection.
+const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
+/// Time limit for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Size limit of a query.
+const MAX_QUERY_BYTES: usize = 16 << 10;
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+/// The paths, for those who ask for another.
+const PATHS: &str = "/watcher, /watcher/health, /api/v1/query\n";
+
+/// Settings.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Listen address.
+    pub listen: SocketAddr,
+    /// Prometheus metrics.
+    pub metrics: SchedulerApiMetrics,
+}
+
+/// Why it did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The address can't be listened on.
+    #[error(transparent)]
+    Listen(#[from] ServeError),
+    /// The thread can't be started.
+    #[error("failed to start the thread for schedulers")]
+    Thread(#[from] std::io::Error),
+}
+
+type Answer = Response<Full<Bytes>>;
+
+struct Server {
+    loads: NodeLoads,
+    metrics: SchedulerApiMetrics,
+}
+
+/// Starts to serve, until the process ends.
+///
+/// # Errors
+/// The address can't be listened on, or the thread can't be started.
+pub fn start(options: Options, loads: NodeLoads) -> Result<(), StartError> {
+    let listener = serve::listen(options.listen)?.into_std()?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let metrics = options.metrics;
+    let server = Arc::new(Server { loads, metrics });
+    let serving = async move {
+        match TcpListener::from_std(listener) {
+            Ok(listener) => accept_all(listener, &server).await,
+            Err(error) => tracing::error!(%error, "failed to serve schedulers"),
+        }
+    };
+    let thread = thread::Builder::new().name("scheduler-api".to_owned());
+    thread.spawn(move || runtime.block_on(serving))?;
+    Ok(())
+}
+
+async fn accept_all(listener: TcpListener, server: &Arc<Server>) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        let stream = serve::accept(&listener).await;
+        let server = Arc::clone(server);
+        tokio::spawn(async move {
+            server.serve(stream).await;
+            drop(slot);
+        });
+    }
+}
+
+impl Server {
+    async fn serve(&self, stream: TcpStream) {
+        // Answers are small; schedulers wait for each.
+        drop(stream.set_nodelay(true));
+        let service = service_fn(async |request| Ok::<_, Infallible>(self.answer(request).await));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(IDLE_TIMEOUT);
+        // Clients may disconnect at any time.
+        drop(http.serve_connection(TokioIo::new(stream), service).await);
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let begin = clock::now();
+        let (page, answer) = match request.uri().path() {
+            "/watcher" => ("load_watcher", self.load_watcher(&request)),
+            "/watcher/health" => (
+                "load_watcher",
+                text(StatusCode::OK, TEXT, "ok\n".to_owned()),
+            ),
+            "/api/v1/query" => ("query", self.query(request).await),
+            _ => ("other", text(StatusCode::NOT_FOUND, TEXT, PATHS.to_owned())),
+        };
+        let took = clock::now().since(begin);
+        self.metrics.answered(page, answer.status().as_u16(), took);
+        answer
+    }
+
+    fn load_watcher(&self, request: &Request<Incoming>) -> Answer {
+        if *request.method() != Method::GET {
+            let message = "only GET is allowed\n".to_owned();
+            return text(StatusCode::METHOD_NOT_ALLOWED, TEXT, message);
+        }
+        let host = parameter(request.uri().query().unwrap_or_default(), "host");
+        let (now, wall) = (clock::now(), clock::wall());
+        let page = load_watcher::page(&self.loads.read(), host.as_deref(), now, wall);
+        match page {
+            Ok(page) => text(StatusCode::OK, JSON, page),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+        }
+    }
+
+    async fn query(&self, request: Request<Incoming>) -> Answer {
+        let in_path = request.uri().query().and_then(|it| parameter(it, "query"));
+        let query = match in_path {
+            None if *request.method() == Method::POST => {
+                let Some(form) = form(request).await else {
+                    let message = "the request is too long or incomplete\n".to_owned();
+                    return text(StatusCode::BAD_REQUEST, TEXT, message);
+                };
+                parameter(&form, "query")
+            }
+            query => query,
+        };
+        let query = query.unwrap_or_default();
+        let (now, wall) = (clock::now(), clock::wall());
+        match prometheus::query(&self.loads.read(), &query, now, wall) {
+            Ok(answer) => text(StatusCode::OK, JSON, answer),
+            Err(error @ QueryError::Unknown(_)) => {
+                text(StatusCode::BAD_REQUEST, JSON, error.body())
+            }
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, JSON, error.body()),
+        }
+    }
+}
+
+/// The form in the body of a request; `None` if it is too long, incomplete or not UTF-8.
+async fn form(request: Request<Incoming>) -> Option<String> {
+    let body = Limited::new(request.into_body(), MAX_QUERY_BYTES).collect();
+    let body = timeout(BODY_TIMEOUT, body).await.ok()?.ok()?;
+    String::from_utf8(body.to_bytes().into()).ok()
+}
+
+/// A parameter of a query string or form.
+fn parameter(text: &str, name: &str) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(text.as_bytes());
+    let (_, value) = pairs.find(|(key, _)| key == name)?;
+    Some(value.into_owned())
+}
+
+fn text(status: StatusCode, kind: &'static str, body: String) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
