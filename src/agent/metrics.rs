@@ -37,6 +37,8 @@ use crate::serve::{
 
 /// The loop runs at least every few seconds: after this time without a run it hangs.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
+/// Upper bounds of the regret of a placement, in percent of the load line; below 0, the node is less loaded than expected.
+const REGRET_BUCKETS: [f64; 10] = [-40.0, -20.0, -10.0, -5.0, 0.0, 5.0, 10.0, 20.0, 40.0, 80.0];
 /// Upper bounds of a tick's duration, in seconds.
 const TICK_BUCKETS: [f64; 8] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0];
 
@@ -139,6 +141,8 @@ pub struct Metrics {
     sample_age: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// Duration of a tick.
     pub tick: Histogram,
+    /// Regret of placements, in percent of the load line.
+    pub regret: Histogram,
     evictions: Family<OutcomeLabels, Counter>,
     /// Failed watches.
     pub watch_errors: Family<KindLabels, Counter>,
@@ -202,6 +206,7 @@ impl Metrics {
             stopped: Gauge::default(),
             sample_age: Gauge::default(),
             tick: Histogram::new(TICK_BUCKETS),
+            regret: Histogram::new(REGRET_BUCKETS),
             evictions: Family::default(),
             watch_errors: Family::default(),
             requests: Family::default(),
@@ -290,6 +295,8 @@ impl Metrics {
         let help = "Time to sample, evaluate and act";
         let tick = self.tick.clone();
         registry.register_with_unit("tick_duration", help, Unit::Seconds, tick);
+        let help = "The node's load, in percent of its load line, 5 min after pods were bound to it, less what was expected with them then";
+        registry.register("placement_regret_percent", help, self.regret.clone());
         let help = "Requests to the API server";
         registry.register("api_requests", help, self.requests.clone());
         let help = "Events: written, refused by the API server, or dropped from a full queue";

@@ -20,6 +20,7 @@ mod node_lock;
 mod objects;
 mod pods;
 mod reconcile;
+mod regret;
 pub mod report;
 mod reporter;
 mod restore;

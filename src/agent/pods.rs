@@ -31,6 +31,8 @@ pub struct Pods {
     complete: bool,
     own: Option<PodRef>,
     changed: bool,
+    /// Number of pods that were bound to this node since the first list.
+    bound: u64,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,7 @@ impl Pods {
             Err(why) => tracing::warn!(pod = name, %why, "this pod is ignored"),
         }
         let before = self.known.remove(&uid);
+        self.bound += u64::from(self.complete && before.is_none());
         let cgroup = before.as_ref().and_then(|known| known.cgroup.clone());
         let same = before.is_some_and(|known| {
             let known = known.seen;
@@ -99,6 +102,11 @@ impl Pods {
             cgroup,
         };
         self.known.insert(uid, known);
+    }
+
+    /// Number of pods that were bound to this node since the first list.
+    pub const fn bound(&self) -> u64 {
+        self.bound
     }
 
     fn is_own(&self, pod: &SeenPod) -> bool {

@@ -19,6 +19,7 @@ use super::metrics::Metrics;
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
 use super::pods::Pods;
+use super::regret::Regret;
 use super::reporter::{Reporter, Target, log};
 use super::restore::{restore_leftovers, restore_running};
 use super::rules::{Problem, Rules, Seen};
@@ -78,6 +79,7 @@ pub struct Agent {
     links: Links,
     label: LoadLabelTask,
     soft_taint: SoftTaint,
+    regret: Regret,
     telemetry: Telemetry,
     lock: Option<NodeLock>,
     machine: Option<Box<Machine>>,
@@ -122,6 +124,7 @@ impl Agent {
             links,
             label,
             soft_taint: SoftTaint::default(),
+            regret: Regret::default(),
             feed: feed(&client, &options.node, &options.lease_namespace),
             locator: CgroupLocator::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: Pods::new(options.own.clone()),
@@ -517,6 +520,10 @@ impl Agent {
         let busy = self.soft_taint.update(now, percent, permitted);
         machine.backend().set_busy(busy);
         self.builder.observe_load(percent);
+        let regret = self.regret.update(now, percent, self.pods.bound());
+        regret
+            .into_iter()
+            .for_each(|it| self.metrics.regret.observe(it));
         load
     }
 

@@ -184,7 +184,7 @@ impl Load {
         let help = "Time in which pods that no rule's action may touch waited for the resource, since the last report (cgroup v2)";
         let protected = self.protected.clone();
         registry.register_with_unit("node_protected_stalled", help, percent(), protected);
-        let help = "The node's use over longer times, percent of its capacity: avg, p50, p90, p95, p99, max of 3 s means";
+        let help = "The node's use over longer times, percent of its capacity: avg, stddev, p50, p90, p95, p99, max of 3 s means";
         registry.register_with_unit("node_usage", help, percent(), self.stats.clone());
         let help = "Share of the window for which there are samples; below 0.5 it has no figures";
         registry.register_with_unit(
@@ -378,6 +378,7 @@ impl Load {
             ("p50", stats.p50),
             ("p90", stats.p90),
             ("p95", stats.p95),
+            ("stddev", stats.stddev),
             ("p99", stats.p99),
             ("max", stats.max),
         ] {
