@@ -43,6 +43,7 @@ mod permissions;
 mod placement;
 mod preview;
 mod report;
+mod scheduler_api;
 mod silent_agent;
 mod stolen_token;
 mod stop;

@@ -49,6 +49,41 @@ func TestNothingOfPlacementIsRenderedByDefault(t *testing.T) {
 	}
 }
 
+func TestLoadsAreServedToSchedulersWhereEnabled(t *testing.T) {
+	rendered, err := render(t, "--set", "placement.schedulerAPI.enabled=true,networkPolicies.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	controller := podsOf(t, rendered)["Deployment plimsoll-controller"].Containers[0]
+	if !slices.Contains(controller.Args, "--scheduler-listen=[::]:8085") {
+		t.Errorf("the controller runs with %v", controller.Args)
+	}
+	served := map[string]bool{}
+	for _, object := range objects(t, rendered) {
+		switch object.GetKind() + " " + object.GetName() {
+		case "Service plimsoll-scheduler-api":
+			ports, _, _ := unstructured.NestedSlice(object.Object, "spec", "ports")
+			served["service"] = len(ports) == 1 && ports[0].(map[string]any)["targetPort"] == "scheduler"
+		case "NetworkPolicy plimsoll-controller":
+			ingress, _, _ := unstructured.NestedSlice(object.Object, "spec", "ingress")
+			for _, rule := range ingress {
+				port := rule.(map[string]any)["ports"].([]any)[0].(map[string]any)["port"]
+				served["policy"] = served["policy"] || port == "scheduler"
+			}
+		}
+	}
+	if !served["service"] || !served["policy"] {
+		t.Errorf("schedulers do not reach port 8085: %v", served)
+	}
+	rendered, err = render(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(rendered, "scheduler-listen") || strings.Contains(rendered, "plimsoll-scheduler-api") {
+		t.Error("loads are served by default")
+	}
+}
+
 // TestSoftTaintIsRejectedWhereKarpenterRuns: package karpenter shows why.
 func TestSoftTaintIsRejectedWhereKarpenterRuns(t *testing.T) {
 	const taint, message = "placement.softTaint.enabled=true", "this cluster serves karpenter.sh. Karpenter takes a node with a PreferNoSchedule taint for closed"
