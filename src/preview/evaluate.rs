@@ -6,13 +6,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::reasons::{Round, kinds};
-use super::report::{NodePreview, PodPreview, RulePreview, RuleState, Source};
+use super::report::{LoadLines, NodePreview, PodPreview, RulePreview, RuleState, Source};
 use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
 use super::{AgentStatus, Subject, Summary};
+use crate::engine::load::load_lines;
 use crate::engine::metric::{InterfaceRate, Metric, Resource};
 use crate::engine::plan::{Change, Plan};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
+use crate::engine::units::MilliCpu;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::messages::unknown_reason;
 
@@ -64,9 +66,19 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     let rules = input.policy.rules.iter().zip(sources);
     let rules = rules
         .filter_map(|(rule, source)| Some(evaluation.rule(rule, source, reports.get(&rule.id)?)));
+    let [cpu, memory] = load_lines(
+        input.policy.rules.iter(),
+        MilliCpu(u64::from(size.cpus) * 1000),
+        size.memory,
+        input.now,
+    );
     NodePreview {
         node: input.node.to_owned(),
         rules: rules.collect(),
+        load_lines: LoadLines {
+            cpu: cpu.into(),
+            memory: memory.into(),
+        },
         kubelet_error: input.summary.err().map(str::to_owned),
     }
 }

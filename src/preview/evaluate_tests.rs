@@ -431,6 +431,7 @@ a: q/r (act), after 3 evaluations above the threshold (30s); 110m to release in 
   default/dull  BestEffort         0  700m    10Mi  left alone: it is protected
   left alone, no PodQOS matches: 1 pod (default/fair)
 
+load line of 1 node: CPU 75 % (q/r), memory 90 % (no rule)
 1 of 1 node over a threshold; throttled: 1 pod
 ";
     assert_eq!(node.preview().to_string(), expected);

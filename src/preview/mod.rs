@@ -26,7 +26,9 @@ pub use self::overlay::overlay;
 pub use self::read::{
     Cluster, KubeletError, KubeletResult, Node, Options, ReadError, Selection, subjects,
 };
-pub use self::report::{NodePreview, PodPreview, Preview, RulePreview, RuleState, Source};
+pub use self::report::{
+    LoadLines, NodePreview, PodPreview, Preview, RulePreview, RuleState, Source,
+};
 pub use self::summary::Summary;
 pub use self::table::Table;
 

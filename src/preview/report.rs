@@ -1,12 +1,14 @@
 //! The result of a preview, as text and as JSON.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
 use super::table::Table;
+use crate::engine::load::LoadLine;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Change;
 use crate::engine::pod::QosClass;
@@ -14,7 +16,7 @@ use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::node::machine::messages::{count, format_duration, format_seconds, format_value};
 
-/// Maximum number of unmatched pods that are named; JSON names all.
+/// Maximum number of unmatched pods, and of load lines, that are shown; JSON has all.
 const MAX_NAMED: usize = 5;
 
 /// What policies would do on the nodes.
@@ -37,9 +39,52 @@ pub struct NodePreview {
     pub node: String,
     /// The rules of the node, sorted by id.
     pub rules: Vec<RulePreview>,
+    /// Where schedulers would see the node as full, with these rules.
+    pub load_lines: LoadLines,
     /// Why its kubelet's summary is not known.
     #[serde(rename = "silent", skip_serializing_if = "Option::is_none")]
     pub kubelet_error: Option<String>,
+}
+
+/// The load lines of a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LoadLines {
+    /// Of CPU.
+    pub cpu: LoadLinePreview,
+    /// Of memory.
+    pub memory: LoadLinePreview,
+}
+
+/// The load line of a resource.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LoadLinePreview {
+    /// In percent of the node.
+    pub percent: f64,
+    /// The rule whose threshold it is; `None`: no rule is enforced over the resource.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<RuleId>,
+}
+
+impl From<LoadLine> for LoadLinePreview {
+    fn from(LoadLine { percent, rule }: LoadLine) -> Self {
+        Self { percent, rule }
+    }
+}
+
+impl fmt::Display for LoadLinePreview {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} %", self.percent)?;
+        match &self.rule {
+            Some(rule) => write!(f, " ({rule})"),
+            None => f.write_str(" (no rule)"),
+        }
+    }
+}
+
+impl fmt::Display for LoadLines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CPU {}, memory {}", self.cpu, self.memory)
+    }
 }
 
 /// One rule on one node.
@@ -451,6 +496,25 @@ impl Preview {
         nodes.filter(|node| node.rules.iter().any(&is)).count()
     }
 
+    /// The load lines, each with the number of nodes that have it; those of most nodes first.
+    fn load_lines(&self) -> Vec<String> {
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for node in self.nodes.iter().filter(|node| !node.rules.is_empty()) {
+            *counts.entry(node.load_lines.to_string()).or_default() += 1;
+        }
+        let mut lines: Vec<_> = counts.into_iter().collect();
+        lines.sort_by_key(|(_, nodes)| Reverse(*nodes));
+        let more = lines.len().saturating_sub(MAX_NAMED);
+        let shown = lines.into_iter().take(MAX_NAMED);
+        let mut shown: Vec<String> = shown
+            .map(|(line, nodes)| format!("load line of {}: {line}", count(nodes, "node")))
+            .collect();
+        if more > 0 {
+            shown.push(format!("{more} other load lines: see --output json"));
+        }
+        shown
+    }
+
     /// The totals, for example `1 of 2 nodes over a threshold; throttled: 1 pod`.
     pub fn summary(&self) -> String {
         let some = |number: usize, before: &str, what: &str| {
@@ -510,6 +574,9 @@ impl fmt::Display for Preview {
         }
         if self.rules().next().is_some() {
             writeln!(f)?;
+        }
+        for line in self.load_lines() {
+            writeln!(f, "{line}")?;
         }
         self.notes
             .iter()

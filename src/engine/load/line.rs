@@ -13,9 +13,10 @@ use jiff::Timestamp;
 
 use super::history::RESOURCES;
 use crate::engine::metric::{Metric, Resource};
-use crate::engine::policy::{Rule, RuleId};
+use crate::engine::policy::{Rule, RuleId, Strategy};
 use crate::engine::run::Run;
 use crate::engine::time::BootTime;
+use crate::engine::units::{Bytes, MilliCpu};
 
 /// The line of a resource over which no rule is enforced, in percent of the node. A rule whose threshold the node cannot
 /// exceed counts as none.
@@ -88,6 +89,15 @@ impl ResourceLoad {
     }
 }
 
+/// The load line of a resource: where a node counts as full.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadLine {
+    /// In percent of the node: above 0, and below 100.
+    pub percent: f64,
+    /// The rule whose threshold it is; `None`: no rule is enforced over the resource.
+    pub rule: Option<RuleId>,
+}
+
 /// How near a pressure rule is to acting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PressureLoad {
@@ -129,13 +139,14 @@ pub(super) fn load(
             newcomers,
             history,
         } = used[resource as usize];
-        let (line, rule) = resource_line(runs, resource, capacity, time);
+        let rules = runs.iter().map(|run| &run.rule);
+        let line = load_line(rules, resource, capacity, time);
         ResourceLoad {
             expected,
             newcomers,
             history,
-            line,
-            rule,
+            line: line.percent,
+            rule: line.rule,
             breached: breached(runs, resource, time),
         }
     });
@@ -163,21 +174,40 @@ pub(super) fn load(
     }
 }
 
-/// The line of a resource, in percent of the node, and the rule that it is from.
-fn resource_line(
-    runs: &[Run],
+/// The load lines of CPU and memory for a node of this size with these rules.
+pub fn load_lines<'a>(
+    rules: impl Iterator<Item = &'a Rule> + Clone,
+    cpu: MilliCpu,
+    memory: Bytes,
+    time: Timestamp,
+) -> [LoadLine; 2] {
+    let capacity = Capacity {
+        cpu: cpu.0 as f64,
+        memory: memory.0 as f64,
+    };
+    RESOURCES.map(|resource| load_line(rules.clone(), resource, capacity, Some(time)))
+}
+
+fn load_line<'a>(
+    rules: impl Iterator<Item = &'a Rule>,
     resource: Resource,
     capacity: Capacity,
     time: Option<Timestamp>,
-) -> (f64, Option<RuleId>) {
-    let in_force = runs.iter().filter(|run| is_in_force(run, time));
-    let thresholds = in_force.filter_map(|run| {
-        let threshold = threshold(&run.rule, resource, capacity)?;
-        (threshold > 0.0 && threshold < 100.0).then_some((threshold, run))
+) -> LoadLine {
+    let in_force = rules.filter(|rule| is_in_force(rule, time));
+    let thresholds = in_force.filter_map(|rule| {
+        let threshold = threshold(rule, resource, capacity)?;
+        (threshold > 0.0 && threshold < 100.0).then_some((threshold, rule))
     });
     match thresholds.min_by(|a, b| a.0.total_cmp(&b.0)) {
-        Some((threshold, run)) => (threshold, Some(run.rule.id.clone())),
-        None => (DEFAULT_LINE, None),
+        Some((percent, rule)) => LoadLine {
+            percent,
+            rule: Some(rule.id.clone()),
+        },
+        None => LoadLine {
+            percent: DEFAULT_LINE,
+            rule: None,
+        },
     }
 }
 
@@ -199,7 +229,8 @@ fn threshold(rule: &Rule, resource: Resource, capacity: Capacity) -> Option<f64>
 
 /// The highest value of a rule over the resource that is above its threshold, in percent of that.
 fn breached(runs: &[Run], resource: Resource, time: Option<Timestamp>) -> Option<f64> {
-    let over = |run: &&Run| run.rule.metric.resource() == Some(resource) && is_in_force(run, time);
+    let over =
+        |run: &&Run| run.rule.metric.resource() == Some(resource) && is_in_force(&run.rule, time);
     let nearness = runs.iter().filter(over).filter_map(nearness);
     let highest = nearness.filter(|near| *near > 1.0).reduce(f64::max);
     highest.map(|near| near * 100.0)
@@ -210,7 +241,7 @@ fn breached(runs: &[Run], resource: Resource, time: Option<Timestamp>) -> Option
 fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
     let in_force = runs
         .iter()
-        .filter(|run| run.rule.metric.resource().is_none() && is_in_force(run, time));
+        .filter(|run| run.rule.metric.resource().is_none() && is_in_force(&run.rule, time));
     let loads = in_force.filter_map(|run| {
         let near = nearness(run)?;
         let counts = run.rule.metric.is_pressure() || near > 1.0;
@@ -231,6 +262,6 @@ fn nearness(run: &Run) -> Option<f64> {
 }
 
 /// Enforced, and within its hours. Without a wall clock it counts: the load is then too high rather than too low.
-fn is_in_force(run: &Run, time: Option<Timestamp>) -> bool {
-    !run.is_preview() && time.is_none_or(|time| run.rule.is_active(time))
+fn is_in_force(rule: &Rule, time: Option<Timestamp>) -> bool {
+    rule.strategy == Strategy::Enforce && time.is_none_or(|time| rule.is_active(time))
 }

@@ -42,7 +42,9 @@ use serde::{Deserialize, Serialize};
 use self::expected::{PodUse, Step, cpu_prior, memory_prior, usual};
 use self::history::{Parts, Peaks};
 use self::line::{Capacity, ResourceUse};
-pub use self::line::{DEFAULT_LINE, NodeLoad, PressureLoad, ResourceLoad, Term};
+pub use self::line::{
+    DEFAULT_LINE, LoadLine, NodeLoad, PressureLoad, ResourceLoad, Term, load_lines,
+};
 use self::owners::{Owners, Ratios};
 pub use self::window::WINDOW;
 use self::window::{Intervals, RunTime, millicores, ticks};
