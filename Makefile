@@ -29,7 +29,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
-.PHONY: mixes versions schedulers ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: mixes versions schedulers consumers ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,7 +54,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make bench (the figures in docs/benchmarks.md); make image-check (builds the image twice and compares)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make image-check (builds the image twice and compares)"
 	@echo; echo "phase  seconds"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
@@ -188,6 +188,14 @@ schedulers: tools-cluster ## Places pods by the load of nodes, with kube-schedul
 	@other=$$(scripts/api-server 1.36 kube-scheduler) && for bin in $(CURDIR)/target/e2e/bin $$other; do \
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -v ./placement || exit; \
 	done
+
+consumers: tools-cluster test-binary ## Tests the pages for schedulers with Trimaran's plugins and the descheduler (no root; builds both first, then four minutes)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/trimaran -mod=readonly -trimpath -ldflags "-s -w" \
+		-o $(CURDIR)/target/e2e/bin/trimaran-scheduler sigs.k8s.io/scheduler-plugins/cmd/scheduler
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/descheduler -mod=readonly -trimpath -ldflags "-s -w" \
+		-o $(CURDIR)/target/e2e/bin/descheduler sigs.k8s.io/descheduler/cmd/descheduler
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./consumers
 
 compare: tools-cluster build ## Compares cost and data age of NodeMetrics and metrics-server at 200 simulated nodes (no root; five minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)

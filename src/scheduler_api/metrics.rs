@@ -41,7 +41,8 @@ impl SchedulerApiMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let help = "Answers to schedulers and descheduler, by page and HTTP code";
         registry.register("scheduler_answers", help, self.answers.clone());
-        let help = "Time from the headers of such a request to its answer";
+        let help =
+            "Time from the headers of a request of a scheduler or the descheduler to its answer";
         let durations = self.durations.clone();
         registry.register_with_unit("scheduler_answer", help, Unit::Seconds, durations);
     }

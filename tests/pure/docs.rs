@@ -217,6 +217,7 @@ fn every_metric_has_help_and_bounded_labels() {
         "kind",
         "verb",
         "code",
+        "page",
         "result",
         "action",
         "reason",

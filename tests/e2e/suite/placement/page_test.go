@@ -51,6 +51,9 @@ func TestCommandsOfThePage(t *testing.T) {
 	if agent := c.agentArgs(); !strings.Contains(agent, "--soft-taint") {
 		t.Errorf("agents set no taint: %s", agent)
 	}
+	if service := p.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
+		t.Errorf("there is no Service for schedulers: %s", service)
+	}
 	p.Run(t, "Turn it off")
 	if agent := c.agentArgs(); !strings.Contains(agent, "--load-label=false") || strings.Contains(agent, "--soft-taint") {
 		t.Errorf("agents still mark their nodes: %s", agent)

@@ -240,7 +240,7 @@ func Tool(t *testing.T, name string) string {
 	}
 	path := filepath.Join(bin, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`, cert-manager: `make cert-manager`), PLIMSOLL_E2E_BIN names another folder", err)
+		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`, cert-manager: `make cert-manager`, trimaran-scheduler and descheduler: `make consumers`), PLIMSOLL_E2E_BIN names another folder", err)
 	}
 	return path
 }
