@@ -251,8 +251,16 @@ impl Snapshot {
     ) -> anyhow::Result<Self> {
         let it = Scope { only_agents };
         let version = read(client.apiserver_version()).await;
-        if let Err(ReadError { code: None, why }) = &version {
-            anyhow::bail!("failed to reach the API server: {why}");
+        match &version {
+            // Without permission for it, other parts may be readable.
+            Ok(_)
+            | Err(ReadError {
+                code: Some(403), ..
+            }) => {}
+            Err(error) => anyhow::bail!(
+                "failed to read the version of the API server: {}",
+                error.why
+            ),
         }
         let daemon_sets: Read<Vec<DaemonSet>> = ours(client, "agent").await;
         let configured = arguments(&daemon_sets, LEASE_NAMESPACE).first().copied();
