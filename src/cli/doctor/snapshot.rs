@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::dry_runs::{self, DryRun};
+use super::layout;
 use super::permissions::{self, Review};
 use super::placement::Placement;
 use super::pods::AgentPod;
@@ -144,6 +145,8 @@ pub(super) struct AgentNamespace {
     pub failed_create: Read<Vec<Event>>,
     /// Events of pods whose volumes could not be mounted.
     pub failed_mount: Read<Vec<Event>>,
+    /// Where the kubelets have the cgroups of their pods, by node; only of nodes where such a mount failed.
+    pub kubepods: BTreeMap<String, String>,
 }
 
 /// A policy. Only its status is typed: an object that an older definition accepted must not hide the others.
@@ -328,12 +331,15 @@ impl AgentNamespace {
         };
         let failed_mount = about("Pod", "FailedMount").limit(MAX_EVENTS);
         let failed_mount = read(events.list(&failed_mount)).await;
+        let failed_mount = failed_mount.map(|page| page.items);
         let failed_create = about("DaemonSet", "FailedCreate");
+        let pods = list(pods, labelled(&component("agent")), AgentPod::from).await;
         Self {
             object: read(namespaces.get(&name)).await,
-            pods: list(pods, labelled(&component("agent")), AgentPod::from).await,
             failed_create: list(events, failed_create, |it| it).await,
-            failed_mount: failed_mount.map(|page| page.items),
+            kubepods: layout::kubepods(client, items(&failed_mount), items(&pods)).await,
+            failed_mount,
+            pods,
             name,
         }
     }
