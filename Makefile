@@ -35,7 +35,7 @@ help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: tools-demo ## Enforces demo policies on this machine for a minute, then restores everything (needs root)
-	@echo "building the demo: some minutes the first time"
+	@echo "building the demo: about 3 minutes the first time"
 	@cargo build --profile demo
 	@target/demo/plimsoll demo
 

@@ -193,7 +193,8 @@ mod tests {
             !restores(Err(error_answer(404, not_ours))),
             "a 404 from a proxy in front of the API server"
         );
-        assert!(!restores(Err(CallError::TimedOut)));
+        let server = "https://127.0.0.1:6443".to_owned();
+        assert!(!restores(Err(CallError::TimedOut { server })));
         for shutdown in [
             pods_unlisted(Some(500)),
             pods_unlisted(None),

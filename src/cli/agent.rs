@@ -25,17 +25,21 @@ by the last known rules, even after a restart.
 
 Examples:
   As in the DaemonSet:
-    plimsoll agent --node-name $(NODE_NAME) --cgroup-root /host/sys/fs/cgroup --net-dev /host/proc/1/net/dev
-  On the node itself, as root, with an administrator's kubeconfig (the kubelet's has too few permissions):
+    plimsoll agent --node-name $(NODE_NAME) \\
+      --cgroup-root /host/sys/fs/cgroup --net-dev /host/proc/1/net/dev
+  On the node itself, as root, with the kubeconfig of an administrator:
     plimsoll agent --node-name worker-1 --kubeconfig /root/.kube/config
-  Restore everything that an agent changed on this node (cgroups; taint and condition if the API server answers):
+  Restore everything that an agent changed on this node:
     plimsoll agent --restore --node-name worker-1
   See the state of the node's rules:
     kubectl get nodewatermark; kubectl describe nodewatermark worker-1
-  See the load that the agent measures (every 10 s, and after a change of more than 5 %):
-    kubectl port-forward -n plimsoll $POD 8080 & sleep 1; curl http://127.0.0.1:8080/v1/node-metric
-  Also report the load to the controller within seconds (kubectl get nodemetrics); the Lease is then renewed every 60 s:
-    --report-service plimsoll-report --report-credentials /var/run/secrets/plimsoll.dev/report
+  See the load that the agent measures:
+    kubectl port-forward -n plimsoll $POD 8080 &
+    curl http://127.0.0.1:8080/v1/node-metric
+  Also report the load to the controller, for kubectl get nodemetrics:
+    plimsoll agent --node-name $(NODE_NAME) \\
+      --report-service plimsoll-report \\
+      --report-credentials /var/run/secrets/plimsoll.dev/report
   See whether the agents work, and the load of their nodes:
     plimsoll top
 

@@ -34,7 +34,7 @@ Exit status: 0 no findings, 1 findings, or no policy (with --allow-warnings: onl
 Examples:
   plimsoll check examples/ensurance
   plimsoll check policy.yaml --this-machine
-  plimsoll check policies/ --node-cpus 16 --node-memory 64Gi --node-labels pool=batch
+  plimsoll check policies/ --node-cpus 16 --node-memory 64Gi
   kubectl get avoid,nq,pq -o yaml | plimsoll check -
   plimsoll check policy.yaml --output json | jq '.findings[] | .message'"
 )]

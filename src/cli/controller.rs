@@ -30,9 +30,11 @@ and reports the result in the status of each object. Run two or more replicas: o
 and the budgets below allow it.
 
 Examples:
-  On your machine, against the cluster of your kubeconfig (install the definitions first):
-    plimsoll crds | kubectl apply --server-side -f -    (on Kubernetes 1.33: plimsoll crds --kubernetes 1.33)
+  On your machine, against the cluster of your kubeconfig:
+    plimsoll crds | kubectl apply --server-side -f -
     plimsoll controller --kubeconfig ~/.kube/config --namespace default
+  On Kubernetes 1.33 the definitions are those of:
+    plimsoll crds --kubernetes 1.33
   See the result:
     kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks
     kubectl describe nodeqos NAME

@@ -20,13 +20,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Arguments of `plimsoll crds`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  plimsoll crds | kubectl apply -f -
-  plimsoll crds --kubernetes 1.33 | kubectl apply -f -
-                                      the same for a Kubernetes 1.33 cluster
-  plimsoll crds --output-dir crds     write one file per kind
-  plimsoll crds --check crds          exit with 1 if the files there are out of date
-  plimsoll crds --wait 1m             write nothing; wait until the cluster of your kubeconfig serves the definitions,
-                                      so that policies can be created")]
+  Install the definitions:
+    plimsoll crds | kubectl apply -f -
+  Install them on a Kubernetes 1.33 cluster:
+    plimsoll crds --kubernetes 1.33 | kubectl apply -f -
+  Write one file per kind:
+    plimsoll crds --output-dir crds
+  Exit with 1 if the files there are out of date:
+    plimsoll crds --check crds
+  Wait until the cluster of your kubeconfig serves the definitions:
+    plimsoll crds --wait 1m")]
 pub struct Args {
     /// Write one file per kind into this directory, instead of printing them
     #[arg(long, value_name = "DIR", conflicts_with = "check")]

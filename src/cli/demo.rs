@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
-use super::{print, print_error};
+use super::{print, print_error, terminal_width};
 use crate::demo::leftovers;
 use crate::demo::live::{self, Options};
 use crate::demo::obstacle::Obstacle;
@@ -39,8 +39,8 @@ needs more CPU than it requested, as many services do: equal weights do not prot
   - applies an example policy (cgroup v2: examples/ensurance/pressure.yaml; v1: examples/ensurance/idle-class.yaml), \
 with thresholds for this machine, to these cgroups and no others.
   - restores the originals, removes everything it made, compares, and reports what it measured, good or bad.
-It leaves no cgroup, process or file behind, also when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP). What `kill -9` \
-leaves (empty cgroups, a directory in /tmp) the next demo removes.
+It leaves no cgroup, process or file behind, also when it is stopped (q, Ctrl-C, SIGTERM, SIGHUP). After `kill -9`, \
+empty cgroups and a directory in /tmp are left; the next demo removes them.
 
 Where cgroups cannot be written it says why and what to do, and changes nothing.
 
@@ -73,7 +73,7 @@ pub struct Args {
     cpus: Option<Cpus>,
 
     /// cpu.shares of the whole demo against the rest of the machine [default: 1024 a CPU, as Kubernetes gives all its
-    /// pods together]. On a busy machine a greater value keeps the others out of the figures, and takes CPU from them
+    /// pods together]. On a busy machine, with a greater value other processes disturb the measurement less, and get less CPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=262_144))]
     shares: Option<u64>,
 
@@ -189,7 +189,10 @@ impl Args {
 
     fn print_report(&self, report: &Report) -> anyhow::Result<ExitCode> {
         let text = match self.output {
-            Output::Text => format!("\n{report}"),
+            Output::Text => match terminal_width() {
+                Some(width) => format!("\n{report:width$}"),
+                None => format!("\n{report}"),
+            },
             Output::Json => serde_json::to_string(report)? + "\n",
         };
         print(text.as_bytes())?;

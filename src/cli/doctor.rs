@@ -7,6 +7,7 @@ mod dry_runs;
 mod finding;
 mod flow;
 mod installation;
+mod layout;
 mod nodes;
 mod permissions;
 mod placement;
@@ -40,7 +41,7 @@ stop, and policies without effect. Each finding says what to do. Anything that y
 be intended is only a note.
 
 It writes nothing. To test admission policies it sends dry-run requests as agents and controller, which needs the permission \
-to impersonate them.
+to impersonate them. Where a layout does not fit a node it reads the kubelet's configuration, if you may get nodes/proxy.
 
 With --only agents it checks only that all agents are ready and up to date, on nodes that are Ready and not being deleted. Nodes \
 that no layout selects are then only a note.

@@ -22,13 +22,14 @@ pub mod top;
 mod windows;
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write, stderr, stdout};
+use std::io::{self, ErrorKind, IsTerminal as _, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use ratatui::crossterm::terminal;
 
 use crate::cluster::client::describe;
 
@@ -154,6 +155,13 @@ fn has_no_reader(output: BorrowedFd<'_>) -> bool {
     result.is_ok() && output.revents().is_some_and(|it| it.intersects(closed))
 }
 
+/// Width of the terminal, if standard output is one.
+fn terminal_width() -> Option<usize> {
+    let is_terminal = stdout().is_terminal();
+    let (columns, _) = is_terminal.then(terminal::size)?.ok()?;
+    (columns > 0).then_some(columns.into())
+}
+
 /// Prints a line to standard error. `eprintln` would panic if the pipe is closed.
 pub fn print_error(line: impl Display) {
     let _unread = writeln!(stderr(), "{line}");
@@ -187,6 +195,19 @@ mod tests {
     fn a_broken_connection_is_not_a_closed_pipe() {
         let error = anyhow::Error::from(io::Error::from(ErrorKind::BrokenPipe));
         assert!(!is_closed_pipe(&error.context("failed to ask")));
+    }
+
+    /// A terminal breaks longer lines of examples a second time. Items of a list are paragraphs.
+    #[test]
+    fn examples_in_help_texts_fit_80_columns() {
+        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            let examples = help.lines().filter(|line| line.starts_with(' '));
+            for line in examples.filter(|line| !line.starts_with("  - ")) {
+                assert!(line.len() <= 80, "{}: {line}", command.get_name());
+            }
+        }
     }
 
     #[test]

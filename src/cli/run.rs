@@ -18,12 +18,12 @@ const MIN_PERIOD: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
-  See what policies would do to the services of this machine, without changing anything:
+  See what policies would do to the services of this machine:
     plimsoll run --policies policies/ --pods-under system.slice --preview
-  Enforce policies on the pods in a directory of manifests, until Ctrl-C restores everything:
+  Enforce policies on the pods in a directory, until Ctrl-C:
     plimsoll run --policies policies/ --pods pods/
-  Run for ten minutes with JSON output, and record a trace for `plimsoll replay`:
-    plimsoll run --policies policies/ --pods pods/ --for 10m --output json --record day.trace
+  Run for ten minutes, and record a trace for `plimsoll replay`:
+    plimsoll run --policies policies/ --pods pods/ --for 10m --record day.trace
   Restore what a killed process left in force:
     plimsoll run --restore
 

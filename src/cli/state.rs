@@ -25,8 +25,10 @@ Examples:
 With --schedulable nothing is printed, and the exit status is the answer:
   0  yes: no rule keeps new work away
   1  no: a rule keeps new work away
-  2  unknown: no `plimsoll run` uses this state directory, or it has not evaluated every rule since the machine started,
-     or its file cannot be read. A launcher should treat this as no.";
+  2  unknown; treat it as no
+
+It is unknown if no `plimsoll run` uses this state directory, if it has not evaluated every rule since the machine started, \
+or if its file cannot be read.";
 
 /// Arguments of `plimsoll state`.
 #[derive(Debug, clap::Args)]

@@ -31,7 +31,8 @@ Annotates the ConfigMap plimsoll-stop in the namespace of the agents' Leases. Ev
 without the controller. Within 15 s (25 s if its connections hang) each agent restores all CPU limits, removes its taint, \
 requests no more evictions, and does nothing more until `plimsoll resume`. Agents that start later do the same. Rules with \
 strategy Preview keep reporting. The equivalent with kubectl, if the chart's leases.namespace is unchanged:
-  kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease --overwrite plimsoll.dev/stop='why'
+  kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease \\
+    --overwrite plimsoll.dev/stop='why'
 
 Examples:
   Stop everything, and wait until it is done:
@@ -42,12 +43,13 @@ Examples:
 Permissions: patch the ConfigMap (create, if it is missing), list nodewatermarks to see the progress, and list daemonsets to \
 find the namespace; without the last, pass --lease-namespace if the chart's leases.namespace was changed.
 
-Exit status: 0 every node has released everything, 1 not all nodes did in time, 2 the stop could not be requested.";
+Exit status: 0 every node has restored everything, 1 not all nodes did in time, 2 the stop could not be requested.";
 
 const RESUME_HELP: &str = "\
 Removes the annotation that `plimsoll stop` has set. Every rule starts over: evaluations are counted from zero. The \
 equivalent with kubectl, if the chart's leases.namespace is unchanged:
-  kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease plimsoll.dev/stop-
+  kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease \\
+    plimsoll.dev/stop-
 
 Exit status: 0 every node has resumed, 1 not all nodes did in time, 2 the resume could not be requested.";
 
@@ -355,7 +357,7 @@ impl std::fmt::Display for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let done = self.nodes - self.waiting.len();
         let what = match self.goal {
-            Goal::Released => "have released everything",
+            Goal::Released => "have restored everything",
             Goal::Resumed => "have resumed",
         };
         write!(f, "{done} of {} nodes {what}", self.nodes)
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(released.waiting, ["busy", "deaf"]);
         assert_eq!(
             released.to_string(),
-            "1 of 3 nodes have released everything"
+            "1 of 3 nodes have restored everything"
         );
         let resumed = Progress::of(&table, Goal::Resumed).expect("understood");
         assert_eq!(resumed.waiting, ["done", "busy"]);

@@ -15,11 +15,10 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::ValueEnum;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
-use ratatui::crossterm::terminal;
 use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
-use super::{LEASE_NAMESPACE, duration, one_line, print_error, runtime};
+use super::{LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width};
 use crate::cluster::client::{CallError, connect};
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
@@ -120,8 +119,10 @@ struct Rendered {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.what == What::Pods && args.sort == Sort::Breached {
-        bail!("--sort breached is for nodes; sort pods by name, cpu, memory, pressure or age");
+    if args.what == What::Pods && matches!(args.sort, Sort::Breached | Sort::Load) {
+        let sort = args.sort.to_possible_value();
+        let sort = sort.as_ref().map_or("", |it| it.get_name());
+        bail!("--sort {sort} is for nodes; sort pods by name, cpu, memory, pressure or age");
     }
     runtime::start()?.block_on(show(args))?;
     Ok(ExitCode::SUCCESS)
@@ -279,13 +280,6 @@ fn write(args: &Args, screen: &(impl Display + Serialize)) -> anyhow::Result<Str
             None => screen.to_string(),
         },
     })
-}
-
-/// Width of the terminal, if standard output is one.
-fn terminal_width() -> Option<usize> {
-    let is_terminal = stdout().is_terminal();
-    let (columns, _) = is_terminal.then(terminal::size)?.ok()?;
-    (columns > 0).then_some(columns.into())
 }
 
 fn print(args: &Args, Rendered { screen, warning }: &Rendered) -> anyhow::Result<()> {

@@ -2,24 +2,27 @@
 
 use std::error::Error as StdError;
 use std::iter;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use hyper::Uri;
 use hyper::header::{HeaderValue, USER_AGENT};
+use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{self, Builder};
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::client::{ClientBuilder, ConfigExt};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
+use kube::runtime::watcher;
 use kube::{Client, Config, Resource};
 use thiserror::Error;
 use tower::{BoxError, ServiceBuilder};
 
-use super::requests::{Observer, Requests};
+use super::kubeconfig;
+pub use super::kubeconfig::ClientError;
+use super::requests::{self, Observer, Requests};
+use super::unreachable::Unreachable;
 
 /// Limit for setting up a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,33 +40,6 @@ const AGENT: &str = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
 
 const NOT_STORED: &str = "the response is not an object of an API server";
 
-/// Why no client could be made.
-#[derive(Debug, Error)]
-pub enum ClientError {
-    /// The file can't be read or is no kubeconfig.
-    #[error("failed to read the kubeconfig {path}")]
-    Kubeconfig {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: kube::config::KubeconfigError,
-    },
-    /// Neither a service account nor a kubeconfig.
-    #[error(
-        "failed to find an API server: not running in a pod, and no kubeconfig found; pass --kubeconfig FILE"
-    )]
-    Infer(#[source] kube::config::InferConfigError),
-    /// The client can't be set up.
-    #[error("failed to set up a client for the API server")]
-    Client(#[source] kube::Error),
-    /// A proxy is configured, which is not supported.
-    #[error(
-        "failed to reach the API server through the proxy {0}: Plimsoll connects to it directly; unset proxy-url in the \
-         kubeconfig, or HTTPS_PROXY"
-    )]
-    Proxy(Uri),
-}
-
 /// A client for this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     Server::find(kubeconfig).await?.client(Arc::new(()))
@@ -76,11 +52,7 @@ pub struct Server(Config);
 impl Server {
     /// From this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
     pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
-        let config = match kubeconfig {
-            Some(path) => from_file(path).await?,
-            None => Config::infer().await.map_err(ClientError::Infer)?,
-        };
-        Ok(Self(config))
+        Ok(Self(kubeconfig::find(kubeconfig).await?))
     }
 
     /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default
@@ -93,39 +65,21 @@ impl Server {
             return Err(ClientError::Proxy(proxy.clone()));
         }
         let address = config.cluster_url.to_string();
+        let address: Arc<str> = address.trim_end_matches('/').into();
+        let failed = |error| ClientError::set_up(error, &config);
         let connector = config.rustls_https_connector_with_connector(connector());
-        let connector = connector.map_err(ClientError::Client)?;
+        let connector = connector.map_err(failed)?;
+        let peer = Arc::clone(&address);
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
-            .option_layer(config.auth_layer().map_err(ClientError::Client)?)
-            .layer(config.extra_headers_layer().map_err(ClientError::Client)?)
-            .map_err(move |error| BoxError::from(Unreachable::new(&address, error)))
+            .option_layer(config.auth_layer().map_err(failed)?)
+            .layer(config.extra_headers_layer().map_err(failed)?)
+            .map_err(move |error| BoxError::from(Unreachable::new(&peer, error)))
             .service(Builder::new(TokioExecutor::new()).build(connector));
         let client = ClientBuilder::new(service, &*config.default_namespace);
-        Ok(client.with_layer(&Requests(observer)).build())
+        let requests = Requests { observer, address };
+        Ok(client.with_layer(&requests).build())
     }
-}
-
-/// The API server could not be reached, or the connection broke.
-#[derive(Debug, Error)]
-#[error("no answer from {address}: {}", reason(source))]
-struct Unreachable {
-    address: String,
-    source: legacy::Error,
-}
-
-impl Unreachable {
-    fn new(address: &str, source: legacy::Error) -> Self {
-        Self {
-            address: address.trim_end_matches('/').to_owned(),
-            source,
-        }
-    }
-}
-
-/// The cause, without the first words, which name a part of the client.
-fn reason(error: &legacy::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), describe)
 }
 
 fn connector() -> HttpConnector {
@@ -141,26 +95,18 @@ fn connector() -> HttpConnector {
     connector
 }
 
-async fn from_file(path: &Path) -> Result<Config, ClientError> {
-    let failed = |source| ClientError::Kubeconfig {
-        path: path.to_owned(),
-        source,
-    };
-    let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .map_err(failed)
-}
-
 /// Why a call failed.
 #[derive(Debug, Error)]
 pub enum CallError {
     /// The API server refused, or could not be reached.
-    #[error(transparent)]
+    #[error("{}", describe(.0))]
     Kube(#[from] kube::Error),
     /// No answer in time.
-    #[error("no answer from the API server within {} s", CALL_TIMEOUT.as_secs())]
-    TimedOut,
+    #[error("no answer from {server} within {} s", CALL_TIMEOUT.as_secs())]
+    TimedOut {
+        /// Its address.
+        server: String,
+    },
 }
 
 impl CallError {
@@ -188,10 +134,7 @@ impl CallError {
 
     /// A message with all causes. The API server's refusals name verb and resource.
     pub fn message(&self) -> String {
-        match self {
-            Self::Kube(kube::Error::Api(status)) => format!("{} ({})", status.message, status.code),
-            other => describe(other),
-        }
+        describe(self)
     }
 }
 
@@ -199,28 +142,71 @@ impl CallError {
 /// others quote the file that could not be read.
 pub fn describe(error: &(dyn StdError + 'static)) -> String {
     let causes = iter::successors(Some(error), |&error| {
-        // Its message includes its causes.
-        let is_last = error.is::<Unreachable>();
+        // Their messages include their causes.
+        let is_last = error.is::<Unreachable>() || status_of(error).is_some();
         error.source().filter(|_| !is_last)
     });
     let text = causes.fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
+        let cause = message_of(cause);
         match cause.lines().next().unwrap_or_default() {
             cause if text.is_empty() => cause.to_owned(),
             cause if text.contains(cause) => text,
             cause => format!("{text}: {cause}"),
         }
     });
-    // kube's own prefix.
+    // A prefix of kube, which other errors quote.
     text.replace("ServiceError: ", "")
+}
+
+/// The message of an error, without the causes that kube quotes in it.
+fn message_of(error: &(dyn StdError + 'static)) -> String {
+    if let Some(status) = status_of(error) {
+        return format!("{} ({})", status.message, status.code);
+    }
+    match error.downcast_ref() {
+        Some(watcher::Error::InitialListFailed(_)) => "failed to list".to_owned(),
+        Some(watcher::Error::WatchStartFailed(_)) => "failed to start the watch".to_owned(),
+        Some(watcher::Error::WatchFailed(_)) => "the watch ended".to_owned(),
+        _ => match error.downcast_ref() {
+            Some(kube::Error::Service(error)) => error.to_string(),
+            _ => error.to_string(),
+        },
+    }
+}
+
+/// The API server's answer, if the error is one.
+fn status_of<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Status> {
+    if let Some(watcher::Error::WatchError(status)) = error.downcast_ref() {
+        return Some(status);
+    }
+    let error = match error.downcast_ref() {
+        Some(CallError::Kube(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    match error {
+        Some(kube::Error::Api(status)) => Some(status),
+        _ => None,
+    }
 }
 
 /// A call with a deadline.
 pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
-    match tokio::time::timeout(CALL_TIMEOUT, call).await {
-        Ok(answer) => answer.map_err(CallError::Kube),
-        Err(_) => Err(CallError::TimedOut),
-    }
+    call_within(CALL_TIMEOUT, call).await
+}
+
+async fn call_within<T>(
+    limit: Duration,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, CallError> {
+    requests::with_peer(async {
+        match tokio::time::timeout(limit, call).await {
+            Ok(answer) => answer.map_err(CallError::Kube),
+            Err(_) => Err(CallError::TimedOut {
+                server: requests::peer(),
+            }),
+        }
+    })
+    .await
 }
 
 /// Accepts only an object with a resourceVersion: a proxy before the API server may answer 200 with something else, which would
@@ -263,9 +249,9 @@ mod tests {
     use std::net::TcpListener;
 
     use k8s_openapi::api::coordination::v1::Lease;
-    use kube::core::Status;
     use rustix::net::sockopt;
-    use tokio::io::AsyncReadExt;
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tower::Service;
 
     use super::*;
@@ -284,6 +270,89 @@ mod tests {
         );
         assert_eq!(error.message(), expected);
         assert!(crate::cluster::eviction::was_not_sent(&error));
+    }
+
+    /// The error of a call to a server that gives this answer, without the server's address.
+    async fn error_of(answer: &str) -> String {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", server.local_addr().unwrap());
+        let client = Server(Config::new(address.parse().unwrap()))
+            .client(Arc::new(()))
+            .unwrap();
+        let serving = async {
+            let (mut connection, _) = server.accept().await.unwrap();
+            let mut request = vec![0; 4096];
+            let length = connection.read(&mut request).await.unwrap();
+            assert!(length > 0);
+            connection.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let (error, ()) = tokio::join!(call(client.apiserver_version()), serving);
+        let message = error.unwrap_err().message();
+        assert!(message.contains(&address), "{message}");
+        message.replace(&address, "ADDRESS")
+    }
+
+    fn answer(head: &str, body: &str) -> String {
+        let length = body.len();
+        format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}")
+    }
+
+    #[tokio::test]
+    async fn answers_that_are_not_of_an_api_server_are_reported_with_the_address() {
+        let page = "<html><body>hello</body></html>";
+        let ok = error_of(&answer("200 OK\r\ncontent-type: text/html", page)).await;
+        let expected = "ADDRESS is not an API server: it answered with a web page (200)";
+        assert_eq!(ok, expected);
+        let failed = error_of(&answer("502 Bad Gateway\r\ncontent-type: text/html", page)).await;
+        assert_eq!(
+            failed,
+            "ADDRESS answered with a web page, as a proxy does (502)"
+        );
+    }
+
+    #[tokio::test]
+    async fn refused_credentials_are_reported_with_the_address() {
+        let status = |message: &str| {
+            let status = json!({"kind": "Status", "status": "Failure", "reason": "Unauthorized", "code": 401, "message": message});
+            let head = "401 Unauthorized\r\ncontent-type: application/json";
+            answer(head, &status.to_string())
+        };
+        let refused = error_of(&status("Unauthorized")).await;
+        assert_eq!(refused, "ADDRESS does not accept the credentials (401)");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_named() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", server.local_addr().unwrap());
+        let client = Server(Config::new(address.parse().unwrap()))
+            .client(Arc::new(()))
+            .unwrap();
+        let limit = Duration::from_millis(200);
+        let error = call_within(limit, client.apiserver_version()).await;
+        let error = error.unwrap_err();
+        let expected = format!("no answer from {address} within 10 s");
+        assert_eq!(error.message(), expected);
+        assert!(matches!(error, CallError::TimedOut { .. }));
+    }
+
+    #[test]
+    fn a_failed_watch_is_described_without_internal_text() {
+        let status = || {
+            let mut status = Status::failure("no permission", "Forbidden");
+            status.code = 403;
+            status.boxed()
+        };
+        let listed = watcher::Error::InitialListFailed(kube::Error::Api(status()));
+        assert_eq!(describe(&listed), "failed to list: no permission (403)");
+        let watched = watcher::Error::WatchError(status());
+        assert_eq!(describe(&watched), "no permission (403)");
+        let error = kube::Error::Service("no answer from https://127.0.0.1:6443".into());
+        let started = watcher::Error::WatchStartFailed(error);
+        assert_eq!(
+            describe(&started),
+            "failed to start the watch: no answer from https://127.0.0.1:6443"
+        );
     }
 
     #[tokio::test]

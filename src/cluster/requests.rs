@@ -1,6 +1,7 @@
-//! A layer around the client's HTTP service: reports every request to an observer, and turns plain-text responses with
-//! `Retry-After` into a `Status` that the client understands.
+//! A layer around the client's HTTP service: reports every request to an observer, turns plain-text responses with
+//! `Retry-After` into a `Status` that the client understands, and names the address in errors.
 
+use std::cell::OnceCell;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,16 +9,21 @@ use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
+use hyper::body::{Body as _, Bytes};
 use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use kube::client::Body;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
+use tokio::task_local;
+use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
 /// Limit for the response headers, of watches too.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum size of a refusal, in bytes.
+const MAX_REFUSAL: u64 = 64 * 1024;
+const WEB_PAGE: &str = "a web page";
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
@@ -32,9 +38,29 @@ impl Observer for () {
     fn requested(&self, _: &'static str, _: Option<u16>) {}
 }
 
+task_local! {
+    /// The address to which a call has sent its request.
+    static PEER: OnceCell<Arc<str>>;
+}
+
+/// Runs a call so that `peer` knows where its request was sent.
+pub(super) async fn with_peer<T>(call: impl Future<Output = T>) -> T {
+    PEER.scope(OnceCell::new(), call).await
+}
+
+/// The address of the API server to which this call has sent its request.
+pub(super) fn peer() -> String {
+    let address = PEER.try_with(|peer| peer.get().map(ToString::to_string));
+    let address = address.ok().flatten();
+    address.unwrap_or_else(|| "the API server".to_owned())
+}
+
 /// Wraps a client's service.
 #[derive(Clone)]
-pub(super) struct Requests(pub(super) Arc<dyn Observer>);
+pub(super) struct Requests {
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) address: Arc<str>,
+}
 
 impl<S> Layer<S> for Requests {
     type Service = Observed<S>;
@@ -42,7 +68,8 @@ impl<S> Layer<S> for Requests {
     fn layer(&self, inner: S) -> Observed<S> {
         Observed {
             inner,
-            observer: Arc::clone(&self.0),
+            observer: Arc::clone(&self.observer),
+            address: Arc::clone(&self.address),
         }
     }
 }
@@ -52,6 +79,7 @@ impl<S> Layer<S> for Requests {
 pub(super) struct Observed<S> {
     inner: S,
     observer: Arc<dyn Observer>,
+    address: Arc<str>,
 }
 
 impl<S, B> Service<Request<Body>> for Observed<S>
@@ -76,21 +104,37 @@ where
             observer: Arc::clone(&self.observer),
         };
         let answer = self.inner.call(request);
+        let address = Arc::clone(&self.address);
         Box::pin(async move {
-            let answer = tokio::time::timeout(HEADERS_TIMEOUT, answer).await;
-            let response = answer.map_err(|_| AnswerTimeout)??;
+            // Without a call, nothing needs it.
+            PEER.try_with(|peer| peer.set(Arc::clone(&address)).ok())
+                .ok();
+            let answer = timeout(HEADERS_TIMEOUT, answer).await;
+            let response = answer.map_err(|_| AnswerTimeout {
+                address: Arc::clone(&address),
+            })??;
             report.answered(response.status());
-            Ok(with_status(
-                response.map(|body| body.map_err(Into::into).boxed_unsync()),
-            ))
+            let response = response.map(|body| body.map_err(Into::into).boxed_unsync());
+            understood(response, &address).await
         })
     }
 }
 
 /// The API server sent no response headers in time.
 #[derive(Debug, Error)]
-#[error("no answer within {} s", HEADERS_TIMEOUT.as_secs())]
-struct AnswerTimeout;
+#[error("no answer from {address} within {} s", HEADERS_TIMEOUT.as_secs())]
+struct AnswerTimeout {
+    address: Arc<str>,
+}
+
+/// Another server answered.
+#[derive(Debug, Error)]
+#[error("{address} is not an API server: it answered with {content} ({code})")]
+struct NotAnApiServer {
+    address: Arc<str>,
+    content: &'static str,
+    code: u16,
+}
 
 /// Reports a request when it ends, in whatever way.
 struct ReportOnDrop {
@@ -124,8 +168,40 @@ fn verb(method: &Method, query: &str) -> &'static str {
     }
 }
 
+/// The response as an answer that the client understands.
+async fn understood(response: Answer, address: &Arc<str>) -> Result<Answer, BoxError> {
+    let status = response.status();
+    let is_error = status.is_client_error() || status.is_server_error();
+    if let Some(waiting) = asks_to_wait(&response) {
+        return Ok(with_status(response, &waiting));
+    }
+    match text(&response) {
+        Some(content) if !is_error => Err(BoxError::from(NotAnApiServer {
+            address: Arc::clone(address),
+            content,
+            code: status.as_u16(),
+        })),
+        Some(content @ WEB_PAGE) => {
+            let message = format!("{address} answered with {content}, as a proxy does");
+            let error = failure(status, message);
+            Ok(with_status(response, &error))
+        }
+        _ if status == StatusCode::UNAUTHORIZED => unauthorized(response, address).await,
+        _ => Ok(response),
+    }
+}
+
+/// What an API server never sends as the answer to a successful request.
+fn text(response: &Answer) -> Option<&'static str> {
+    let kind = response.headers().get(CONTENT_TYPE)?.as_bytes();
+    if kind.starts_with(b"text/html") {
+        return Some(WEB_PAGE);
+    }
+    kind.starts_with(b"text/plain").then_some("plain text")
+}
+
 /// API priority and fairness answers with a header and plain text, which the client would treat as any other failure.
-fn with_status(response: Answer) -> Answer {
+fn asks_to_wait(response: &Answer) -> Option<Value> {
     let headers = response.headers();
     let is_json = headers
         .get(CONTENT_TYPE)
@@ -137,15 +213,48 @@ fn with_status(response: Answer) -> Answer {
         status,
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
     );
-    let Some(seconds) = seconds.filter(|_| asks && !is_json) else {
-        return response;
-    };
-    let body = json!({
+    let seconds = seconds.filter(|_| asks && !is_json)?;
+    let message = format!("the API server asks to wait for {seconds} s");
+    let mut status = failure(status, message);
+    status["details"] = json!({"retryAfterSeconds": seconds});
+    Some(status)
+}
+
+/// An API server refuses credentials with a single word.
+async fn unauthorized(response: Answer, address: &str) -> Result<Answer, BoxError> {
+    if response
+        .body()
+        .size_hint()
+        .upper()
+        .is_none_or(|size| size > MAX_REFUSAL)
+    {
+        return Ok(response);
+    }
+    let (head, body) = response.into_parts();
+    let body = timeout(HEADERS_TIMEOUT, body.collect()).await??.to_bytes();
+    let refusal: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let response = |body: Bytes| Response::from_parts(head.clone(), full(body));
+    if refusal["message"] != "Unauthorized" {
+        return Ok(response(body));
+    }
+    let message = format!("{address} does not accept the credentials");
+    let refusal = failure(head.status, message);
+    Ok(response(refusal.to_string().into()))
+}
+
+fn failure(status: StatusCode, message: String) -> Value {
+    json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": status.as_u16(),
-        "reason": status.canonical_reason().unwrap_or_default(),
-        "message": format!("the API server asks to wait for {seconds} s"),
-        "details": {"retryAfterSeconds": seconds},
-    });
-    let body = Full::new(Bytes::from(body.to_string()));
-    response.map(|_| body.map_err(|never| match never {}).boxed_unsync())
+        "reason": status.canonical_reason().unwrap_or_default(), "message": message,
+    })
+}
+
+fn with_status(response: Answer, status: &Value) -> Answer {
+    response.map(|_| full(status.to_string().into()))
+}
+
+fn full(body: Bytes) -> UnsyncBoxBody<Bytes, BoxError> {
+    Full::new(body)
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }

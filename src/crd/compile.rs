@@ -119,7 +119,16 @@ impl ObjectFindings<'_> {
             severity,
             reason,
             message,
+            follows: false,
         });
+    }
+
+    /// An error whose cause is another finding.
+    fn following(&mut self, reason: Reason, path: impl Into<String>, message: impl Into<String>) {
+        self.error(reason, path, message);
+        if let Some(last) = self.findings.last_mut() {
+            last.follows = true;
+        }
     }
 
     fn not_enforced(&mut self, fields: &[&str]) {

@@ -18,6 +18,9 @@ pub struct Finding {
     pub reason: Reason,
     /// What is wrong, and how to fix it.
     pub message: String,
+    /// Another finding is the cause; `check` reports only that one.
+    #[serde(skip)]
+    pub follows: bool,
 }
 
 /// An object of a policy kind. All of them are cluster-scoped.

@@ -178,7 +178,7 @@ impl Manifest {
         } else {
             self.add_error(
                 lines.line,
-                "is not an object; a manifest starts with apiVersion: and kind:",
+                "this is not an object; an object has apiVersion, kind, metadata and spec",
             );
         }
     }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
 use super::path::rule_index;
+use super::suggest::nearest;
 use super::validate::{Problem, validate};
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
 use crate::engine::selector::Selector;
@@ -43,6 +44,24 @@ impl Kind {
             Self::NodeQos => "nodeqoss",
             Self::PodQos => "podqoss",
         }
+    }
+
+    /// Says that there is no such kind of policy, and which one is probably meant.
+    pub fn unknown(kind: &str, version: &str) -> String {
+        let names = Self::ALL.map(Self::name);
+        let meant = nearest(kind, names);
+        let right_version = format!("write apiVersion: {API_VERSION}");
+        if kind.is_empty() {
+            return format!("kind is missing; write one of {}", names.join(", "));
+        }
+        let fix = match meant {
+            Some(meant) if version == API_VERSION => format!("did you mean {meant}?"),
+            Some(meant) if meant == kind => right_version,
+            Some(meant) => format!("{right_version} and kind: {meant}"),
+            None if version == API_VERSION => format!("write one of {}", names.join(", ")),
+            None => format!("{right_version}, and kind: one of {}", names.join(", ")),
+        };
+        format!("there is no kind {kind} in {version}; {fix}")
     }
 
     /// The kind of an object; `None` for any other `apiVersion` or `kind`.
@@ -166,15 +185,15 @@ impl Objects {
 
     /// Whether the object exists, but is not in force because it is invalid.
     pub(super) fn is_rejected(&self, kind: Kind, name: &str) -> bool {
-        self.rejected(kind).any(|rejected| rejected == name)
+        self.rejected(kind).contains(name)
     }
 
-    /// The names of the objects that are not in force because they are invalid.
-    pub(super) fn rejected(&self, kind: Kind) -> impl Iterator<Item = &str> {
+    /// The names of the objects that are not in force because they are invalid; an empty one of an object without a name.
+    pub(super) fn rejected(&self, kind: Kind) -> BTreeSet<&str> {
         let found = self.findings.iter().map(|finding| &finding.object);
-        let same_kind = found.filter(move |object| object.kind == kind.name());
+        let same_kind = found.filter(|object| object.kind == kind.name());
         let names = same_kind.map(|object| object.name.as_str());
-        names.filter(move |name| !self.has(kind, name))
+        names.filter(|name| !self.has(kind, name)).collect()
     }
 
     /// The findings about single objects.
@@ -211,6 +230,7 @@ impl Objects {
             severity: Severity::Error,
             reason: Reason::Invalid,
             message: problem.message,
+            follows: false,
         });
         self.findings.extend(invalid);
     }
@@ -223,7 +243,7 @@ pub(super) fn name(object: &Value) -> &str {
 
 fn duplicate(object: ObjectRef) -> Finding {
     let message = format!(
-        "there are different objects {object}, so none of them is in force; give each a unique metadata.name"
+        "two objects that differ are named {object}, so neither is in force; rename one, or remove it"
     );
     Finding {
         object,
@@ -231,6 +251,7 @@ fn duplicate(object: ObjectRef) -> Finding {
         severity: Severity::Error,
         reason: Reason::DuplicateName,
         message,
+        follows: false,
     }
 }
 

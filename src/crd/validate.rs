@@ -12,6 +12,7 @@ use kube_cel::{CompiledSchema, compile_schema};
 use serde_json::{Value, json};
 
 use super::objects::Kind;
+use super::path::rule_index;
 use super::schema;
 
 /// A reason why an API server would reject an object.
@@ -63,7 +64,8 @@ impl Definition {
         let structure = structural::check(&self.schema, &object);
         let mut problems = structure.problems;
         if !structure.blocking {
-            problems.extend(violated_rules(&self.rules, &object));
+            let violated = violated_rules(&self.rules, &object).into_iter();
+            problems.extend(violated.filter(|it| !structure.misspelt.contains(&it.path)));
         }
         problems.sort();
         problems.dedup();
@@ -78,7 +80,11 @@ fn violated_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
     };
     let problem = |error: &kube_cel::ValidationError| Problem {
         path: error.field_path.clone(),
-        message: hint::violated_rule(&error.message, at(object, &error.field_path)),
+        message: hint::violated_rule(
+            &error.message,
+            at(object, &error.field_path),
+            metric_of(object, &error.field_path),
+        ),
     };
     errors.iter().map(problem).collect()
 }
@@ -87,6 +93,13 @@ fn violated_rules(rules: &CompiledSchema, object: &Value) -> Vec<Problem> {
 fn at<'a>(object: &'a Value, path: &str) -> Option<&'a Value> {
     let pointer = path.replace(['.', '['], "/").replace(']', "");
     object.pointer(&format!("/{pointer}"))
+}
+
+/// The name of the metric of the rule that the path is in.
+fn metric_of<'a>(object: &'a Value, path: &str) -> Option<&'a str> {
+    let (index, _) = rule_index(path)?;
+    let name = format!("spec.rules[{index}].metricRule.name");
+    at(object, &name)?.as_str()
 }
 
 /// Drops the `null` of a known field, as an API server does: the field is absent.

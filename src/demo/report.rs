@@ -13,6 +13,9 @@ use crate::scene::cgroups::FileChange;
 use crate::scene::latency::Distribution;
 use crate::scene::pod::ScenePod;
 
+/// Maximum columns of the plot.
+const MAX_PLOT: usize = 72;
+
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -266,12 +269,16 @@ impl Report {
             f,
             "\nMeasured: p99 of the important pod's requests in each second"
         )?;
-        let plot = Plot::new(&self.seconds, std::time::Duration::ZERO, &self.marks, 72);
+        let width = f.width().map_or(MAX_PLOT, |width| width.saturating_sub(2));
+        let width = width.min(MAX_PLOT);
+        let plot = Plot::new(&self.seconds, std::time::Duration::ZERO, &self.marks, width);
         for line in plot.lines(6) {
             writeln!(f, "  {line}")?;
         }
-        for pair in legend(&self.marks).chunks(4) {
-            writeln!(f, "  {}", pair.join("  "))?;
+        let entries = legend(&self.marks);
+        let in_a_line = if width < MAX_PLOT { 1 } else { 4 };
+        for entries in entries.chunks(in_a_line) {
+            writeln!(f, "  {}", entries.join("  "))?;
         }
         Ok(())
     }
@@ -409,6 +416,7 @@ impl Report {
     }
 }
 
+/// The formatter's width is the width of the terminal, if any.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stopped = match &self.outcome {
@@ -541,6 +549,20 @@ mod tests {
             "left behind: no cgroup",
         ] {
             assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_plot_fits_a_narrow_terminal() {
+        let mut report = report(22.0);
+        let second = report.seconds[0];
+        report.seconds = vec![second; 60];
+        for width in [40_usize, 80] {
+            let text = format!("{report:width$}");
+            let plot = text.split("Measured: ").nth(1).expect("the plot");
+            for line in plot.lines().skip(1) {
+                assert!(line.chars().count() <= width, "{width}: {text}");
+            }
         }
     }
 

@@ -30,7 +30,7 @@ pub use self::report::{
     LoadLines, NodePreview, PodPreview, Preview, RulePreview, RuleState, Source,
 };
 pub use self::summary::Summary;
-pub use self::table::Table;
+pub use self::table::{Table, wrapped};
 
 /// Annotation of a mirror pod with the UID that the kubelet uses for the static pod.
 const MIRROR: &str = "kubernetes.io/config.mirror";

@@ -110,7 +110,7 @@ impl Cluster {
             let resource = resource(crd::GROUP, crd::VERSION, kind.name(), kind.plural());
             let found = match self.dynamic(&resource).await {
                 Err(error) if error.code() == Some(404) => return Err(ReadError::NoDefinitions),
-                found => found.map_err(failed(kind.name()))?,
+                found => found.map_err(failed(kind.plural()))?,
             };
             objects.extend(found.into_iter().map(|object| policy(kind, object)));
         }
@@ -240,13 +240,14 @@ impl Cluster {
         let request = request.map_err(|error| KubeletError::NoAnswer(error.to_string()))?;
         let answer =
             tokio::time::timeout(KUBELET_TIMEOUT, self.0.request::<Summary>(request)).await;
-        let answer = answer.map_or(Err(CallError::TimedOut), |answer| {
-            answer.map_err(CallError::Kube)
-        });
-        answer.map_err(|error| match error.code() {
-            Some(401 | 403) => KubeletError::Forbidden(error.message()),
-            _ => KubeletError::NoAnswer(error.message()),
-        })
+        let no_answer = || format!("no answer within {} s", KUBELET_TIMEOUT.as_secs());
+        let answer = answer.map_err(|_| KubeletError::NoAnswer(no_answer()))?;
+        answer
+            .map_err(CallError::Kube)
+            .map_err(|error| match error.code() {
+                Some(401 | 403) => KubeletError::Forbidden(error.message()),
+                _ => KubeletError::NoAnswer(error.message()),
+            })
     }
 
     async fn dynamic(&self, resource: &ApiResource) -> Result<Vec<DynamicObject>, CallError> {

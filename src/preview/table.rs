@@ -10,12 +10,14 @@ pub struct Table {
     right: &'static [usize],
     /// Hidden columns.
     hidden: Vec<usize>,
-    /// Maximum line length.
-    max_width: Option<usize>,
+    /// Maximum width of the columns; longer cells are shortened.
+    max_cell: Option<usize>,
 }
 
 /// Between columns.
 const GAP: usize = 2;
+/// Cells are not shortened further.
+const MIN_CELL: usize = 4;
 
 impl Table {
     /// A table with this header; the columns in `right` are right-aligned.
@@ -25,7 +27,7 @@ impl Table {
             rows: vec![header.collect()],
             right,
             hidden: Vec::new(),
-            max_width: None,
+            max_cell: None,
         }
     }
 
@@ -35,7 +37,7 @@ impl Table {
     }
 
     /// Hides columns, in the order of `hide_first`, until no line is wider than `width`, and returns their titles. If that is
-    /// not enough, lines are truncated.
+    /// not enough, the widest cells are shortened.
     pub fn fit(&mut self, width: usize, hide_first: &[usize]) -> Vec<String> {
         for &column in hide_first {
             if self.is_within(width) {
@@ -43,7 +45,11 @@ impl Table {
             }
             self.hidden.push(column);
         }
-        self.max_width = Some(width);
+        let mut max = self.shown().map(|column| self.width(column)).max();
+        while let Some(cell) = max.filter(|cell| *cell >= MIN_CELL && !self.is_within(width)) {
+            self.max_cell = Some(cell);
+            max = Some(cell - 1);
+        }
         let titles = self.rows.first();
         let hidden = self.hidden.iter();
         hidden
@@ -52,16 +58,51 @@ impl Table {
     }
 
     fn is_within(&self, width: usize) -> bool {
-        let columns = 0..self.rows.first().map_or(0, Vec::len);
-        let shown = columns.filter(|column| !self.hidden.contains(column));
-        let widths = shown.map(|column| self.width(column) + GAP);
+        let widths = self.shown().map(|column| self.width(column) + GAP);
         widths.sum::<usize>() <= width + GAP
+    }
+
+    fn shown(&self) -> impl Iterator<Item = usize> {
+        let columns = 0..self.rows.first().map_or(0, Vec::len);
+        columns.filter(|column| !self.hidden.contains(column))
     }
 
     fn width(&self, column: usize) -> usize {
         let cells = self.rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        let width = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+        self.max_cell.map_or(width, |max| width.min(max))
     }
+}
+
+/// A cell of at most `max` characters. Its middle is left out: names often differ at their ends.
+fn shortened(cell: &str, max: usize) -> String {
+    let count = cell.chars().count();
+    if count <= max {
+        return cell.to_owned();
+    }
+    let tail = max.saturating_sub(1) / 2;
+    let head = max.saturating_sub(1) - tail;
+    let start = cell.chars().take(head);
+    let end = cell.chars().skip(count - tail);
+    start.chain(['…']).chain(end).collect()
+}
+
+/// The text in lines of at most `width`, broken between words; a single word may be longer.
+pub fn wrapped(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else {
+        return text.to_owned();
+    };
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 impl fmt::Display for Table {
@@ -75,6 +116,7 @@ impl fmt::Display for Table {
                     continue;
                 }
                 let width = widths.get(column).copied().unwrap_or(0);
+                let cell = shortened(cell, width);
                 let cell = if self.right.contains(&column) {
                     format!("{cell:>width$}{:GAP$}", "")
                 } else {
@@ -82,14 +124,7 @@ impl fmt::Display for Table {
                 };
                 line += &cell;
             }
-            let line = line.trim_end();
-            match self.max_width {
-                Some(max) if line.chars().count() > max => {
-                    let start: String = line.chars().take(max.saturating_sub(1)).collect();
-                    writeln!(f, "{start}…")?;
-                }
-                _ => writeln!(f, "{line}")?,
-            }
+            writeln!(f, "{}", line.trim_end())?;
         }
         Ok(())
     }
@@ -129,6 +164,27 @@ mod tests {
         assert_eq!(narrow.fit(24, &[2, 1]), ["WOULD"]);
         assert_eq!(narrow.to_string(), "NODE      VALUE\nworker-1  1890m\n");
         assert_eq!(narrow.fit(5, &[1]), ["WOULD", "VALUE"]);
-        assert_eq!(narrow.to_string(), "NODE\nwork…\n");
+        assert_eq!(narrow.to_string(), "NODE\nwo…-1\n");
+    }
+
+    #[test]
+    fn a_long_name_leaves_room_for_the_other_columns() {
+        let mut table = Table::new(&["NODE", "CPU%", "BREACHED"], &[1]);
+        let name = "gke-production-default-pool-0a1b2c3d-x7kq";
+        table.push([name, "91.0", "q/cpu"].map(str::to_owned).to_vec());
+        assert_eq!(table.fit(30, &[]), [] as [&str; 0]);
+        let expected = "NODE            CPU%  BREACHED\ngke-pro…d-x7kq  91.0  q/cpu\n";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn text_is_wrapped_between_words() {
+        let text = "note: too narrow for LOAD, IN FORCE";
+        assert_eq!(
+            wrapped(text, Some(22)),
+            "note: too narrow for\nLOAD, IN FORCE"
+        );
+        assert_eq!(wrapped(text, None), text);
+        assert_eq!(wrapped(text, Some(1)).lines().count(), 7);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::manifest;
 use super::sources::{Source, absolute, merge};
 use crate::crd::manifest::{Lines, Object};
-use crate::crd::{API_VERSION, Finding, GROUP, Kind, ObjectRef};
+use crate::crd::{Finding, GROUP, Kind, ObjectRef};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
 
@@ -166,10 +166,12 @@ fn unknown_kind(file: &Path, object: &Object) -> Option<PolicyProblem> {
         return None;
     }
     let (kind, name) = key(&object.value);
-    let kinds = Kind::ALL.map(Kind::name).join(", ");
-    let message = format!(
-        "{kind}/{name}: there is no kind {kind} in {api}; write apiVersion: {API_VERSION}, and kind: one of {kinds}"
-    );
+    let unknown = Kind::unknown(&kind, api);
+    let message = if name.is_empty() {
+        unknown
+    } else {
+        format!("{kind}/{name}: {unknown}")
+    };
     Some(problem(file, object.lines.line("kind"), "error", message))
 }
 

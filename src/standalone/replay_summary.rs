@@ -43,11 +43,11 @@ impl ReplaySummary {
 impl fmt::Display for ReplaySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Summary { samples, span, .. } = &self.summary;
-        writeln!(
-            f,
-            "\n{samples} samples over {}; nothing of this was done:",
-            format_seconds(*span)
-        )?;
+        match samples {
+            1 => write!(f, "\n1 sample")?,
+            samples => write!(f, "\n{samples} samples over {}", format_seconds(*span))?,
+        }
+        writeln!(f, "; nothing of this was done:")?;
         for (id, rule) in &self.summary.rules {
             writeln!(f, "{id}")?;
             if rule.breaches == 0 {

@@ -261,6 +261,18 @@ fn a_bad_edit_stops_at_its_canary_and_the_cap_limits_unschedulable_nodes() {
     plane.until("the only node with an agent has it", TIMEOUT, |p| {
         with_rules(p) == 1 && has_rules(&p.get("nwm", canary))
     });
+    plane.until("kubectl get shows the time left", TIMEOUT, |p| {
+        let table = p.kubectl(&["get", "nodeqos", "q"]);
+        let row = table.lines().nth(1).unwrap_or_default();
+        table.contains("ROLLOUT") && row.contains("Canaries, ") && row.contains(" left")
+    });
+    plane.until("an event names the canary and the time", TIMEOUT, |p| {
+        let started = "the edit is tried on 1 of 20 nodes (node07) first, for ";
+        p.list("events").iter().any(|event| {
+            let message = event["message"].as_str().unwrap_or_default();
+            event["reason"] == "RolloutStarted" && message.starts_with(started)
+        })
+    });
     let breached = |value: u32| {
         json!({
             "rules": [{"id": "q/cpu", "strategy": "None", "state": "Breached", "value": value, "mark": 4000}],

@@ -436,7 +436,7 @@ fn the_commands_wait_until_every_node_has_followed() {
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
-        text.ends_with("1 of 1 nodes have released everything\n"),
+        text.ends_with("1 of 1 nodes have restored everything\n"),
         "{text}"
     );
     assert!(is_released(&node, &batch), "{text}");
@@ -456,7 +456,7 @@ fn the_commands_wait_until_every_node_has_followed() {
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.contains("0 of 1 nodes have released everything\nnot yet: worker; "),
+        text.contains("0 of 1 nodes have restored everything\nnot yet: worker; "),
         "{text}"
     );
     let agent = node.agent(&[]);

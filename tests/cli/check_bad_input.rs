@@ -71,6 +71,67 @@ fn every_mistake_is_reported_with_its_field_and_a_fix() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The policies of examples/ensurance/throttle.yaml with one mistake give only the finding about it.
+#[test]
+fn one_mistake_is_one_finding() {
+    const EXAMPLE: &str = include_str!("../../examples/ensurance/throttle.yaml");
+    for (right, wrong, expected) in [
+        ("- BestEffort", "- Besteffort", "did you mean BestEffort?"),
+        ("operator: In", "operator: in", "did you mean In?"),
+        ("operator: In", "operators: In", "did you mean operator?"),
+        ("QOSClass", "QosClass", "did you mean QOSClass?"),
+        (
+            "    - throttle",
+            "    - throtle",
+            "there is no AvoidanceAction named \"throtle\"; did you mean throttle?",
+        ),
+        (
+            "kind: AvoidanceAction",
+            "kind: AvoidanceActions",
+            "there is no kind AvoidanceActions in ensurance.crane.io/v1alpha1; did you mean AvoidanceAction?",
+        ),
+        ("kind: NodeQOS", "kind: NodeQoS", "did you mean NodeQOS?"),
+        ("kind: PodQOS", "kind: PodQos", "did you mean PodQOS?"),
+        ("metricRule:", "metricRules:", "did you mean metricRule?"),
+        ("cpuThrottle:", "cputhrottle:", "did you mean cpuThrottle?"),
+        ("metadata:", "metdata:", "did you mean metadata?"),
+        ("name: throttle", "nam: throttle", "did you mean name?"),
+        (
+            "allowedActions:",
+            "allowedAction:",
+            "did you mean allowedActions?",
+        ),
+        (
+            "value: 6000",
+            "value: 80%",
+            "for a percentage write name: cpu_total_utilization and value: 80",
+        ),
+        ("cpu_total_usage", "cpu", "did you mean cpu_total_usage?"),
+    ] {
+        let (code, findings) = findings(&EXAMPLE.replacen(right, wrong, 1));
+        let [finding] = &findings[..] else {
+            panic!("{wrong}: {findings:#?}")
+        };
+        let message = finding["message"].as_str().unwrap();
+        assert!(message.contains(expected), "{wrong}: {message}");
+        assert_eq!(finding["severity"], "error", "{wrong}");
+        assert_eq!(code, Some(1), "{wrong}");
+    }
+}
+
+#[test]
+fn a_percentage_of_a_metric_in_percent_names_no_other_metric() {
+    let text = GOOD.replace("value: 80", "value: 80%");
+    let (_, findings) = findings(&text);
+    let expected = "not \"80%\"; cpu_total_utilization is in percent: write 80";
+    assert!(
+        findings
+            .iter()
+            .any(|it| is(it, "spec.rules[0].metricRule.value", expected)),
+        "{findings:#?}"
+    );
+}
+
 #[test]
 fn a_mistake_does_not_affect_other_objects() {
     for Case { name, text, .. } in cases() {

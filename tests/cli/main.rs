@@ -13,6 +13,7 @@ mod bad_input;
 mod run_support;
 
 mod check_bad_input;
+mod connection;
 mod demo;
 mod replay_trace;
 mod run_actions;

@@ -111,10 +111,16 @@ fn policies_without_a_rule_are_refused_and_errors_give_exit_code_1() {
     let header = r#"{"header":{"version":1,"plimsoll":"0","bootId":"b","at":0,"time":"2026-01-01T00:00:00Z","node":{"cpus":2,"memory":1}}}"#;
     fs::write(&trace, format!("{header}\n")).unwrap();
     let flawed = throttle() + "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: Nonsense\n";
+    let without_kind = throttle() + "---\napiVersion: ensurance.crane.io/v1alpha1\n";
     let table = [
         ("", 2, "there is no rule to replay in "),
         ("spec: [", 2, "is not valid YAML"),
         (flawed.as_str(), 1, "there is no kind Nonsense"),
+        (
+            without_kind.as_str(),
+            1,
+            "kind is missing; write one of AvoidanceAction, NodeQOS, PodQOS",
+        ),
     ];
     for (text, code, why) in table {
         fs::write(&policies, text).unwrap();

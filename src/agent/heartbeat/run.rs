@@ -154,7 +154,7 @@ impl LeaseWriter {
             (Call::Read | Call::Renew, Some(404)) => ("missing", Outcome::Missing),
             (Call::Create | Call::Renew, Some(409)) => ("conflict", Outcome::Conflict),
             (_, Some(429)) => ("throttled", Outcome::Failed(error.retry_after())),
-            _ if matches!(error, CallError::TimedOut) => ("timeout", Outcome::Failed(None)),
+            _ if matches!(error, CallError::TimedOut { .. }) => ("timeout", Outcome::Failed(None)),
             _ => ("failed", Outcome::Failed(error.retry_after())),
         };
         self.metrics.count(result);

@@ -203,7 +203,8 @@ fn failed_writes_are_retried_with_backoff_and_reported() {
     let mut pauses = Vec::new();
     for _ in 0..8 {
         assert!(writes(&reconciler.step(now)));
-        let source = CallError::TimedOut;
+        let server = "https://127.0.0.1:6443".to_owned();
+        let source = CallError::TimedOut { server };
         let node = "n".to_owned();
         let verb = "taint";
         reconciler.written(now, Err(TaintError::Call { verb, node, source }));

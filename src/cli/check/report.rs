@@ -22,6 +22,9 @@ pub(in crate::cli) struct Report<'a> {
     warnings: usize,
     #[serde(skip)]
     unreadable: usize,
+    /// An object that is probably a policy could not be read as one.
+    #[serde(skip)]
+    misread: bool,
     #[serde(skip)]
     locations: BTreeSet<ObjectRef>,
 }
@@ -71,9 +74,7 @@ impl<'a> Report<'a> {
         if !by_labels {
             objects = objects.for_every_node();
         }
-        for finding in compile(&objects, node).findings {
-            report.add_together(&finding, &locations);
-        }
+        report.add_all_together(&compile(&objects, node).findings, &locations);
         report.locations = locations.into_keys().collect();
         report.finish(sources);
         report
@@ -154,11 +155,7 @@ impl<'a> Report<'a> {
             "apiVersion or kind is missing; a policy starts with apiVersion: ensurance.crane.io/v1alpha1 and kind: NodeQOS"
                 .to_owned()
         } else if version.split('/').next() == Some(GROUP) || names.contains(&kind) {
-            format!(
-                "there is no kind {kind} in {version}; write apiVersion: {}, and kind: one of {}",
-                crate::crd::API_VERSION,
-                names.join(", ")
-            )
+            Kind::unknown(kind, version)
         } else {
             self.skipped += 1;
             return;
@@ -172,8 +169,32 @@ impl<'a> Report<'a> {
             severity: Severity::Error,
             reason: Reason::Invalid,
             message,
+            follows: false,
         };
+        self.misread = true;
         self.add(&finding, (&source.name, &object.lines));
+    }
+
+    /// Findings of objects together, but none that follows from another one, which may only be a warning by itself.
+    fn add_all_together(&mut self, findings: &[Finding], locations: &Locations<'a>) {
+        let misread = self.misread || locations.keys().any(|it| it.name.is_empty());
+        let follows = |finding: &Finding| {
+            // The missing object may be the one that could not be read.
+            let missing = matches!(
+                finding.reason,
+                Reason::UnknownAction | Reason::NobodyToActOn
+            );
+            finding.follows || misread && missing
+        };
+        let acts_on_nobody = |it: &Finding| it.reason == Reason::NobodyToActOn && follows(it);
+        let acts_on_nobody = findings.iter().any(acts_on_nobody);
+        for finding in findings.iter().filter(|it| !follows(it)) {
+            let mut finding = finding.clone();
+            if acts_on_nobody && finding.reason == Reason::AllowsUnknownAction {
+                finding.severity = Severity::Error;
+            }
+            self.add_together(&finding, locations);
+        }
     }
 
     /// Findings of objects together. Those of single objects have been added with their own location.

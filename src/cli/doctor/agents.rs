@@ -7,6 +7,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt as _;
 
 use super::finding::{Finding, INSTALL, finding, full_name, list};
+use super::layout;
 use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
 use super::snapshot::{AgentNamespace, Snapshot, Workload as _, items};
 use crate::node::machine::messages::count;
@@ -18,9 +19,6 @@ const GRACE: SignedDuration = SignedDuration::from_secs(10);
 /// The label with the Pod Security standard that a namespace enforces.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 const PRIVILEGED: &str = "privileged";
-/// The root of cgroups, and the hierarchies of cgroup v1 that agents need.
-const CGROUPS: &str = "/sys/fs/cgroup/";
-const V1_HIERARCHIES: [&str; 3] = ["cpu", "cpuacct", "memory"];
 
 fn names(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     items(&snapshot.nodes).iter().map(|node| node.name.as_str())
@@ -249,8 +247,12 @@ pub(super) fn unready(snapshot: &Snapshot) -> Vec<Finding> {
 /// The states of these pods with their nodes, and what to do about them.
 fn states(snapshot: &Snapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, String) {
     let mut states: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
+    let failed = |pod| {
+        let mut namespaces = snapshot.agents.iter();
+        namespaces.find_map(|it| layout::missing_directory(items(&it.failed_mount), pod))
+    };
     for pod in pods {
-        let state = (pod.status.as_str(), missing_directory(snapshot, pod));
+        let state = (pod.status.as_str(), failed(pod));
         let nodes = states.entry(state).or_default();
         nodes.extend(pod.node.as_deref());
     }
@@ -263,54 +265,17 @@ fn states(snapshot: &Snapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, 
         }
     });
     let described: Vec<String> = described.collect();
-    let fix = |(state, missing): &(&str, Option<&str>)| {
-        missing.map_or_else(
-            || fix_of(state).to_owned(),
-            |path| fitting_values(set, path),
-        )
+    let kubepods = |node: &&str| {
+        let mut namespaces = snapshot.agents.iter();
+        namespaces.find_map(|it| it.kubepods.get(*node).map(String::as_str))
     };
-    let fixes: BTreeSet<String> = states.keys().map(fix).collect();
+    let fix = |((state, missing), nodes): (&(&str, Option<&str>), &Vec<&str>)| match missing {
+        None => fix_of(state).to_owned(),
+        Some(path) => layout::fitting_values(set, path, nodes.iter().find_map(kubepods)),
+    };
+    let fixes: BTreeSet<String> = states.iter().map(fix).collect();
     let fixes: Vec<String> = fixes.into_iter().collect();
     (described.join("; "), fixes.join("; "))
-}
-
-/// The cgroup directory of its layout that the pod's node lacks; if several, the outermost.
-fn missing_directory<'a>(snapshot: &'a Snapshot, pod: &AgentPod) -> Option<&'a str> {
-    let events = snapshot.agents.iter();
-    let events = events.flat_map(|it| items(&it.failed_mount));
-    let ours = events.filter(|it| it.involved_object.name.as_ref() == Some(&pod.name));
-    let paths = ours.filter_map(|it| {
-        let message = it.message.as_deref()?;
-        let (_, rest) = message.split_once("hostPath type check failed: ")?;
-        let (path, _) = rest.split_once(" is not a directory")?;
-        path.starts_with(CGROUPS).then_some(path)
-    });
-    paths.min_by_key(|path| path.len())
-}
-
-/// The values of `agent.layouts` that fit a node without this directory.
-fn fitting_values(set: &DaemonSet, directory: &str) -> String {
-    let layout = set.labels().get("plimsoll.dev/layout");
-    let entry = format!(
-        "in the entry {} of agent.layouts",
-        layout.map_or("?", String::as_str)
-    );
-    let inner = directory.strip_prefix(CGROUPS).unwrap_or(directory);
-    let hierarchy = inner.split('/').next().unwrap_or_default();
-    let page = "docs/install.md, \"Which layout\"";
-    match (V1_HIERARCHIES.contains(&hierarchy), hierarchy == inner) {
-        (true, true) => format!(
-            "{entry} set cgroup to v2 and kubepods to kubepods.slice: the node has no cgroup v1 hierarchy {hierarchy} ({page})"
-        ),
-        (true, false) => format!(
-            "{entry} set kubepods to match the node's kubelet: kubepods for the cgroupfs driver, kubepods.slice for systemd \
-             ({page})"
-        ),
-        (false, _) => format!(
-            "{entry} set cgroup to v1 if `stat -fc %T /sys/fs/cgroup` on the node prints tmpfs, else set kubepods to match its \
-             kubelet: kubepods.slice for the systemd driver, kubepods for cgroupfs ({page})"
-        ),
-    }
 }
 
 /// What to do about a pod in this state.

@@ -348,19 +348,28 @@ fn an_unfit_layout_is_reported_with_directory_and_value() {
         );
         json!({"involvedObject": {"kind": "Pod", "name": "agent-v2-y"}, "message": message})
     };
-    for (directories, missing, fix) in [
+    for (directories, kubepods, missing, fix) in [
         (
             &["/sys/fs/cgroup/kubepods.slice"][..],
+            None,
             "/sys/fs/cgroup/kubepods.slice",
             "kubepods for cgroupfs",
         ),
         (
+            &["/sys/fs/cgroup/kubepods.slice"],
+            Some("kubelet.slice/kubelet-kubepods.slice"),
+            "/sys/fs/cgroup/kubepods.slice",
+            "set kubepods to kubelet.slice/kubelet-kubepods.slice, as its kubelet is configured",
+        ),
+        (
             &["/sys/fs/cgroup/cpu/kubepods", "/sys/fs/cgroup/cpu"],
+            None,
             "/sys/fs/cgroup/cpu",
             "set cgroup to v2 and kubepods to kubepods.slice",
         ),
         (
             &["/sys/fs/cgroup/memory/kubepods"],
+            None,
             "/sys/fs/cgroup/memory/kubepods",
             "kubepods.slice for systemd",
         ),
@@ -374,6 +383,8 @@ fn an_unfit_layout_is_reported_with_directory_and_value() {
                 ["agent-v2-y", "0/1", "ContainerCreating", "b"],
             ]);
             it.agents[0].failed_mount = of(directories.iter().copied().map(failed).collect());
+            let kubepods = kubepods.map(|it| ("b".to_owned(), it.to_owned()));
+            it.agents[0].kubepods = kubepods.into_iter().collect();
         };
         let what =
             format!("1 of 2 agents are ready; ContainerCreating (no directory {missing}) on b\n");

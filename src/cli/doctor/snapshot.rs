@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::dry_runs::{self, DryRun};
+use super::layout;
 use super::permissions::{self, Review};
 use super::placement::Placement;
 use super::pods::AgentPod;
@@ -144,6 +145,8 @@ pub(super) struct AgentNamespace {
     pub failed_create: Read<Vec<Event>>,
     /// Events of pods whose volumes could not be mounted.
     pub failed_mount: Read<Vec<Event>>,
+    /// Where the kubelets have the cgroups of their pods, by node; only of nodes where such a mount failed.
+    pub kubepods: BTreeMap<String, String>,
 }
 
 /// A policy. Only its status is typed: an object that an older definition accepted must not hide the others.
@@ -251,8 +254,16 @@ impl Snapshot {
     ) -> anyhow::Result<Self> {
         let it = Scope { only_agents };
         let version = read(client.apiserver_version()).await;
-        if let Err(ReadError { code: None, why }) = &version {
-            anyhow::bail!("failed to reach the API server: {why}");
+        match &version {
+            // Without permission for it, other parts may be readable.
+            Ok(_)
+            | Err(ReadError {
+                code: Some(403), ..
+            }) => {}
+            Err(error) => anyhow::bail!(
+                "failed to read the version of the API server: {}",
+                error.why
+            ),
         }
         let daemon_sets: Read<Vec<DaemonSet>> = ours(client, "agent").await;
         let configured = arguments(&daemon_sets, LEASE_NAMESPACE).first().copied();
@@ -320,12 +331,15 @@ impl AgentNamespace {
         };
         let failed_mount = about("Pod", "FailedMount").limit(MAX_EVENTS);
         let failed_mount = read(events.list(&failed_mount)).await;
+        let failed_mount = failed_mount.map(|page| page.items);
         let failed_create = about("DaemonSet", "FailedCreate");
+        let pods = list(pods, labelled(&component("agent")), AgentPod::from).await;
         Self {
             object: read(namespaces.get(&name)).await,
-            pods: list(pods, labelled(&component("agent")), AgentPod::from).await,
             failed_create: list(events, failed_create, |it| it).await,
-            failed_mount: failed_mount.map(|page| page.items),
+            kubepods: layout::kubepods(client, items(&failed_mount), items(&pods)).await,
+            failed_mount,
+            pods,
             name,
         }
     }

@@ -5,6 +5,8 @@
     reason = "helpers make what was read"
 )]
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use serde::de::DeserializeOwned;
@@ -231,6 +233,7 @@ fn healthy_snapshot() -> Snapshot {
             ]),
             failed_create: of(Vec::new()),
             failed_mount: of(Vec::new()),
+            kubepods: BTreeMap::new(),
         }],
         nodes: nodes(&[("a", true), ("b", true)]),
         watermarks: watermarks(&[

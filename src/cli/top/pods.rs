@@ -9,7 +9,9 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use super::view::{Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since};
+use super::view::{
+    Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since, write_hidden, write_notes,
+};
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{MAX_PODS, PodUsage};
 use crate::crd::node_watermark::ThrottledStatus;
@@ -220,12 +222,8 @@ impl fmt::Display for Screen {
         }
         let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
         write!(f, "{table}")?;
-        if let Some(hidden) = hidden.filter(|titles| !titles.is_empty()) {
-            writeln!(f, "note: too narrow for {}", hidden.join(", "))?;
-        }
-        self.notes
-            .iter()
-            .try_for_each(|note| writeln!(f, "note: {note}"))
+        write_hidden(f, hidden)?;
+        write_notes(f, &self.notes)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::crd::summary::{Percent, Scheduling};
 use crate::crd::{NodeMetric, NodeMetricStatus, Summary};
 use crate::engine::policy::RuleId;
 use crate::metrics_api::table;
-use crate::preview::Table;
+use crate::preview::{Table, wrapped};
 use crate::reconcilers::lease::LeaseObject;
 
 /// Width of a bar in cells.
@@ -393,20 +393,36 @@ impl fmt::Display for Screen {
         }
         let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
         write!(f, "{table}")?;
-        if let Some(hidden) = hidden.filter(|titles| !titles.is_empty()) {
-            writeln!(f, "note: too narrow for {}", hidden.join(", "))?;
-        }
+        write_hidden(f, hidden)?;
         let unresponsive = self.of(Agent::Unresponsive);
         if !unresponsive.is_empty() {
             let of = self.nodes.len();
             let names = unresponsive.join(", ");
-            let number = unresponsive.len();
-            writeln!(f, "\n{number} of {of} agents do not respond: {names}")?;
+            let (number, verb) = match unresponsive.len() {
+                1 => (1, "does"),
+                number => (number, "do"),
+            };
+            let text = format!("{number} of {of} agents {verb} not respond: {names}");
+            writeln!(f, "\n{}", wrapped(&text, f.width()))?;
         }
-        self.notes
-            .iter()
-            .try_for_each(|note| writeln!(f, "note: {note}"))
+        write_notes(f, &self.notes)
     }
+}
+
+/// Says which columns are hidden.
+pub(super) fn write_hidden(f: &mut fmt::Formatter<'_>, hidden: Option<Vec<String>>) -> fmt::Result {
+    match hidden.filter(|titles| !titles.is_empty()) {
+        Some(titles) => write_notes(f, &[format!("too narrow for {}", titles.join(", "))]),
+        None => Ok(()),
+    }
+}
+
+/// Notes, within the width of the terminal.
+pub(super) fn write_notes(f: &mut fmt::Formatter<'_>, notes: &[String]) -> fmt::Result {
+    let width = f.width();
+    notes
+        .iter()
+        .try_for_each(|note| writeln!(f, "{}", wrapped(&format!("note: {note}"), width)))
 }
 
 #[cfg(test)]

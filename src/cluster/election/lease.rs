@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Decision, ElectionState, LEASE_DURATION, Leadership, ObservedLease, RENEW_DEADLINE};
 use crate::cluster::backoff::jittered;
-use crate::cluster::client::stored;
+use crate::cluster::client::{describe, stored};
 use crate::cluster::clock;
 
 /// Limit for each call of the election.
@@ -188,7 +188,9 @@ pub async fn run(
         };
         match timeout(deadline.max(Duration::from_millis(1)), elector.step()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "failed to read or write the Lease"),
+            Ok(Err(error)) => {
+                tracing::warn!(why = describe(&error), "failed to read or write the Lease");
+            }
             Err(_) => tracing::warn!("reading or writing the Lease timed out"),
         }
         publish(leadership, elector.leadership());

@@ -90,7 +90,7 @@ impl RuleContext<'_> {
             },
             active_during: active_during?,
         };
-        match check(&compiled, self.scope, path, findings) {
+        match check(&compiled, &metric_rule.value, self.scope, path, findings) {
             Outcome::On => Some(compiled),
             Outcome::Off => None,
         }
@@ -154,14 +154,13 @@ impl RuleContext<'_> {
         let action = self.scope.actions.get(rule.action_name.as_str());
         if action.is_none() {
             let name = quoted(&rule.action_name);
-            let message = if self
-                .scope
-                .objects
-                .is_rejected(Kind::AvoidanceAction, &rule.action_name)
-            {
-                format!(
+            let path = format!("{path}.actionName");
+            let rejected = self.scope.objects.rejected(Kind::AvoidanceAction);
+            if rejected.contains(rule.action_name.as_str()) {
+                let message = format!(
                     "the AvoidanceAction {name} is invalid, so the rule is off; correct the action"
-                )
+                );
+                findings.following(Reason::UnknownAction, path, message);
             } else {
                 let actions = self.scope.actions.keys();
                 let near = suggest::nearest(&rule.action_name, actions.clone().copied());
@@ -169,9 +168,9 @@ impl RuleContext<'_> {
                     || format!("write the name of one of {}", super::pods::list(actions)),
                     |near| format!("did you mean {near}?"),
                 );
-                format!("there is no AvoidanceAction named {name}; {fix}")
-            };
-            findings.error(Reason::UnknownAction, format!("{path}.actionName"), message);
+                let message = format!("there is no AvoidanceAction named {name}; {fix}");
+                findings.error(Reason::UnknownAction, path, message);
+            }
         }
         action.cloned()
     }
@@ -314,8 +313,16 @@ fn url(get: &HttpGet) -> Option<String> {
 fn nearest(name: &str, windows: &[CustomWindow]) -> String {
     let names = Metric::names();
     let windows = windows.iter().map(|window| &*window.metric.name);
-    match suggest::nearest(name, names.iter().map(String::as_str).chain(windows)) {
+    let near = suggest::nearest(name, names.iter().map(String::as_str).chain(windows));
+    match near.or_else(|| usage_of(name)) {
         Some(near) => format!("did you mean {near}?"),
         None => "write for example cpu_total_usage or memory_total_utilization.".to_owned(),
     }
+}
+
+/// The usage of a resource that is named only by its first letters.
+fn usage_of(name: &str) -> Option<&'static str> {
+    let name = name.to_lowercase();
+    let mut usages = ["cpu_total_usage", "memory_total_usage"].into_iter();
+    usages.find(|usage| name.len() >= 3 && usage.starts_with(&name))
 }

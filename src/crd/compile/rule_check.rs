@@ -1,16 +1,18 @@
 //! Checks whether a rule can have the effect it describes: on this node, with this metric, action and set of pods.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::super::finding::Reason;
 use super::super::objects::Kind;
+use super::super::suggest::{nearest, quoted};
 use super::pods::{list, selects};
 use super::{ObjectFindings, Scope};
 use crate::engine::metric::{
     ActionEffect, ActionKind, DiskRate, Metric, PressureKind, Protected, Resource,
 };
 use crate::engine::policy::{Action, Allowed, Rule};
+use crate::engine::quantity::RawQuantity;
 use crate::engine::window::Statistic;
 
 /// The result of the checks.
@@ -22,15 +24,17 @@ pub(super) enum Outcome {
     Off,
 }
 
-/// Checks a rule, and reports findings.
+/// Checks a rule with this `metricRule.value`, and reports findings.
 pub(super) fn check(
     rule: &Rule,
+    value: &RawQuantity,
     scope: &Scope<'_>,
     path: &str,
     findings: &mut ObjectFindings<'_>,
 ) -> Outcome {
     let mut check = RuleCheck {
         rule,
+        value,
         scope,
         path,
         findings,
@@ -52,6 +56,7 @@ pub(super) fn check(
 
 struct RuleCheck<'a, 'b> {
     rule: &'a Rule,
+    value: &'a RawQuantity,
     scope: &'a Scope<'a>,
     path: &'a str,
     findings: &'a mut ObjectFindings<'b>,
@@ -168,7 +173,8 @@ impl RuleCheck<'_, '_> {
                 format!("write for example {example}")
             });
             let message = format!(
-                "{threshold} {unit} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {fix}"
+                "{} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {fix}",
+                self.threshold_as_written()
             );
             self.error(Reason::WatermarkTooLow, "metricRule.value", message);
             return Outcome::Off;
@@ -197,11 +203,22 @@ impl RuleCheck<'_, '_> {
         }
         let fix = guess(metric, threshold, range);
         let message = format!(
-            "{threshold} {} is less than an idle node uses, so it is probably a mistake; {}",
-            metric.unit(),
+            "{} is less than an idle node uses, so it is probably a mistake; {}",
+            self.threshold_as_written(),
             fix.unwrap_or_else(|| format!("write for example {example}"))
         );
         self.warning(Reason::WatermarkTooLow, "metricRule.value", message);
+    }
+
+    /// `85 millicores`, or `6m (0.006 millicores)`.
+    fn threshold_as_written(&self) -> String {
+        let (threshold, unit) = (self.rule.threshold, self.rule.metric.unit());
+        match self.value {
+            RawQuantity::Text(text) if *text != threshold.to_string() => {
+                format!("{text} ({threshold} {unit})")
+            }
+            _ => format!("{threshold} {unit}"),
+        }
     }
 
     /// ` on a node with 4 CPUs`, where the capacity of the node decides.
@@ -249,17 +266,44 @@ impl RuleCheck<'_, '_> {
         if kinds.is_empty() || kinds.iter().any(allowed) {
             return;
         }
-        let rejected: Vec<&str> = self.scope.objects.rejected(Kind::PodQos).collect();
-        let fix = if rejected.is_empty() {
-            format!("add one with allowedActions: [{}]", action.name)
-        } else {
-            format!("or correct the invalid ones: {}", list(rejected.iter()))
-        };
-        let message = format!(
-            "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod; {fix}",
+        let path = format!("{}.actionName", self.path);
+        let nobody = format!(
+            "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod",
             action.name
         );
-        self.error(Reason::NobodyToActOn, "actionName", message);
+        let rejected = self.scope.objects.rejected(Kind::PodQos);
+        let rejected: Vec<&str> = rejected.into_iter().collect();
+        if !rejected.is_empty() {
+            let fix = format!("correct the invalid PodQOS {}", list(rejected.iter()));
+            let message = format!("{nobody}; {fix}");
+            self.findings
+                .following(Reason::NobodyToActOn, path, message);
+        } else if let Some(entry) = self.misspelt_entry() {
+            let message = format!("{nobody}; correct {} in allowedActions", quoted(entry));
+            self.findings
+                .following(Reason::NobodyToActOn, path, message);
+        } else {
+            let message = format!("{nobody}; add one with allowedActions: [{}]", action.name);
+            self.findings.error(Reason::NobodyToActOn, path, message);
+        }
+    }
+
+    /// An allowed action that does not exist, and probably means this rule's action.
+    fn misspelt_entry(&self) -> Option<&str> {
+        let scope = self.scope;
+        let mut entries = scope.pods.iter().flat_map(|policy| &policy.allowed);
+        let words = Allowed::WORDS.map(|(word, _)| word);
+        let known = || scope.actions.keys().copied().chain(words);
+        let kinds = kinds(&self.rule.action);
+        let means_it = |entry: &&String| {
+            !known().any(|known| known == entry.as_str())
+                && nearest(entry, known()).is_some_and(|meant| {
+                    let meant = Allowed::of(meant);
+                    let mut kinds = kinds.iter();
+                    kinds.any(|kind| meant.permits(&self.rule.action.name, *kind))
+                })
+        };
+        entries.find(means_it).map(String::as_str)
     }
 }
 
@@ -342,12 +386,27 @@ fn guess(metric: &Metric, threshold: f64, range: Range<f64>) -> Option<String> {
         _ => &[(100.0, "")],
     };
     let is_meant = |(factor, _): &&(f64, &str)| range.contains(&(threshold * factor));
-    let (factor, suffix) = factors.iter().find(is_meant)?;
-    let meant = (threshold * factor * 1e6).round() / 1e6;
-    Some(match *suffix {
-        "" => format!("did you mean {}?", written(meant)),
-        suffix => format!("did you mean {threshold}{suffix}?"),
-    })
+    let same_number = factors.iter().find(is_meant).map(|(factor, suffix)| {
+        let meant = (threshold * factor * 1e6).round() / 1e6;
+        match *suffix {
+            "" => written(meant),
+            suffix => format!("{threshold}{suffix}"),
+        }
+    });
+    let meant = Vec::from_iter(percentage(metric, threshold).into_iter().chain(same_number));
+    (!meant.is_empty()).then(|| format!("did you mean {}?", meant.join(", or ")))
+}
+
+/// A number that is more likely a percentage than a number of CPUs or bytes.
+fn percentage(metric: &Metric, threshold: f64) -> Option<String> {
+    const LIKELY: RangeInclusive<f64> = 10.0..=99.0;
+    let utilization = match metric {
+        Metric::CpuUsage => Metric::CpuUtilization,
+        Metric::MemoryUsage => Metric::MemoryUtilization,
+        _ => return None,
+    };
+    let percentage = format!("{threshold} % (name: {utilization})");
+    LIKELY.contains(&threshold).then_some(percentage)
 }
 
 /// A value of at most `max` as it is written in a manifest, with two significant digits.

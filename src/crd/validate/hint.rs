@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::super::suggest::{nearest, quoted};
+use crate::engine::metric::Metric;
 
 /// The last field name in a path: `stepCPURatio` of `spec.throttle.cpuThrottle.stepCPURatio`.
 pub(super) fn name_of(path: &str) -> &str {
@@ -37,7 +38,7 @@ fn is_whole(value: &Value) -> bool {
             .is_some_and(|number| number.fract() == 0.0 && number.abs() < WHOLE)
 }
 
-/// `coolDownSeconds is 0.5, and must be an integer; write 10`.
+/// `coolDownSeconds is 0.5, and must be an integer; write for example 10`.
 pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
     let name = name_of(path);
     if schema["x-kubernetes-int-or-string"] == true && value.is_number() {
@@ -53,7 +54,7 @@ pub(super) fn wrong_type(schema: &Value, value: &Value, path: &str) -> String {
         Value::String(text) if is_valid_unquoted(schema, text) => {
             format!("remove the quotes: {text}")
         }
-        _ => format!("write {}", example(schema)),
+        _ => format!("write for example {}", example(schema)),
     };
     format!(
         "{name} is {}, and must be {}; {fix}",
@@ -136,6 +137,19 @@ fn object_example(schema: &Value) -> String {
     format!("{{{}}}", fields.join(", "))
 }
 
+/// Whether an object has no field of that name.
+pub(super) fn is_unknown(known: Option<&Map<String, Value>>, name: &str) -> bool {
+    known.is_none_or(|known| !known.contains_key(name))
+}
+
+/// The field that a misspelt one probably means.
+pub(super) fn meant<'a>(known: Option<&'a Map<String, Value>>, name: &str) -> Option<&'a str> {
+    nearest(
+        name,
+        known.into_iter().flat_map(Map::keys).map(String::as_str),
+    )
+}
+
 /// `"cpuThrotle" is not a field of spec.throttle; did you mean cpuThrottle?`.
 pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str) -> String {
     let parent = if path.is_empty() { "the object" } else { path };
@@ -143,7 +157,7 @@ pub(super) fn unknown(known: Option<&Map<String, Value>>, name: &str, path: &str
         .into_iter()
         .flat_map(|known| known.keys().map(String::as_str))
         .collect();
-    let fix = match nearest(name, names.iter().copied()) {
+    let fix = match meant(known, name) {
         Some(near) => format!("did you mean {near}?"),
         None if names.is_empty() => "remove it".to_owned(),
         None => format!("remove it; the known fields are {}", names.join(", ")),
@@ -181,8 +195,8 @@ pub(super) fn not_among(known: &[&str], value: &Value, path: &str) -> String {
     )
 }
 
-/// The message of a CEL rule with the given value: `..., not "80%"`.
-pub(super) fn violated_rule(message: &str, value: Option<&Value>) -> String {
+/// The message of a CEL rule with the given value: `..., not "80%"`. `metric` is the name of the metric that the value is of.
+pub(super) fn violated_rule(message: &str, value: Option<&Value>, metric: Option<&str>) -> String {
     let texts: Vec<&str> = match value {
         Some(Value::String(text)) => vec![text],
         Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect(),
@@ -194,9 +208,8 @@ pub(super) fn violated_rule(message: &str, value: Option<&Value>) -> String {
         (Some(number @ Value::Number(_)), _) => number.to_string(),
         _ => return message.to_owned(),
     };
-    let is_percentage = texts.iter().any(|text| text.ends_with('%'));
-    let percentage =
-        "; for a percentage write only the number, and a metric that ends in _utilization";
+    let percentage = texts.iter().find_map(|text| text.strip_suffix('%'));
+    let percentage = percentage.map(|number| of_percentage(number.trim(), metric));
     // The message contains the valid values.
     let words = || message.split(|c: char| !c.is_alphanumeric() && c != '_');
     let mut meant = texts
@@ -205,11 +218,26 @@ pub(super) fn violated_rule(message: &str, value: Option<&Value>) -> String {
     let meant = meant.find_map(|text| nearest(text, words()));
     format!(
         "{message}, not {given}{}{}",
-        if is_percentage { percentage } else { "" },
+        percentage.unwrap_or_default(),
         did_you_mean(meant)
     )
 }
 
 fn did_you_mean(word: Option<&str>) -> String {
     word.map_or_else(String::new, |word| format!("; did you mean {word}?"))
+}
+
+/// How to write a percentage as the threshold of this metric.
+fn of_percentage(number: &str, metric: Option<&str>) -> String {
+    let metric = metric.unwrap_or_default();
+    let in_percent = Metric::parse(metric).is_some_and(|metric| metric.unit() == "percent");
+    match metric.strip_suffix("_usage") {
+        _ if in_percent => format!("; {metric} is in percent: write {number}"),
+        Some(resource) => {
+            format!("; for a percentage write name: {resource}_utilization and value: {number}")
+        }
+        None => format!(
+            "; for a percentage write only the number, {number}, and a metric that is in percent"
+        ),
+    }
 }

@@ -16,6 +16,8 @@ pub(super) struct Structure {
     pub(super) problems: Vec<Problem>,
     /// Whether there is a problem because of which an API server skips the CEL rules.
     pub(super) blocking: bool,
+    /// The paths of the objects with a misspelt field, without which CEL rules about them may be violated.
+    pub(super) misspelt: HashSet<String>,
 }
 
 pub(super) fn check(schema: &Value, object: &Value) -> Structure {
@@ -57,21 +59,33 @@ impl Structure {
     }
 
     fn object(&mut self, schema: &Value, fields: &Map<String, Value>, path: &str) {
+        let known = schema["properties"].as_object();
+        let others = schema.get("additionalProperties");
         for name in strings(&schema["required"]) {
-            if !fields.contains_key(name) {
+            if fields.contains_key(name) {
+                continue;
+            }
+            let mut unknown = fields.keys().filter(|name| hint::is_unknown(known, name));
+            if unknown.any(|unknown| hint::meant(known, unknown) == Some(name)) {
+                // The misspelt field is reported.
+                self.blocking = true;
+            } else {
                 let field = at_key(path, name);
                 self.blocking(&field, hint::missing(schema, name));
             }
         }
-        let known = schema["properties"].as_object();
-        let others = schema.get("additionalProperties");
         let preserves_unknown = schema["x-kubernetes-preserve-unknown-fields"] == true;
         for (name, value) in fields {
             let field = at_key(path, name);
             match known.and_then(|known| known.get(name)).or(others) {
                 Some(schema) => self.check(schema, value, &field),
                 None if preserves_unknown => {}
-                None => self.problem(&field, hint::unknown(known, name, path)),
+                None => {
+                    if hint::meant(known, name).is_some() {
+                        self.misspelt.insert(path.to_owned());
+                    }
+                    self.problem(&field, hint::unknown(known, name, path));
+                }
             }
         }
         if let Some(max) = schema["maxProperties"].as_u64()

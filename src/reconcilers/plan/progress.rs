@@ -38,13 +38,13 @@ pub fn message(rollout: &Rollout) -> String {
     let size = rollout.size();
     match rollout.phase() {
         Phase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
-            "the edit waits: of the {stuck} nodes that have to try it too, none is Ready with an agent that enforces its \
-             rules; check why agents do not run there, or, to send the edit to all {size} nodes without canaries, annotate \
-             the object with plimsoll.dev/rollout=immediate"
+            "the edit waits for a canary among {stuck} of its {size} nodes: none of these is Ready with an agent that \
+             enforces its rules; check why agents do not run there, or, to send the edit to all nodes without canaries, \
+             annotate the object with plimsoll.dev/rollout=immediate"
         ),
         Phase::Canaries { stuck: 1.., .. } => format!(
-            "the edit waits: of its {size} nodes none is Ready with an agent that enforces its rules, so that none can be a \
-             canary; check why agents do not run there, or, to send the edit to all nodes without canaries, annotate the \
+            "the edit waits for a canary: none of its {size} nodes is Ready with an agent that enforces its \
+             rules; check why agents do not run there, or, to send the edit to all nodes without canaries, annotate the \
              object with plimsoll.dev/rollout=immediate"
         ),
         Phase::Canaries { .. } | Phase::Watching { .. } => {
@@ -66,7 +66,7 @@ pub fn message(rollout: &Rollout) -> String {
                 acting.to_string()
             };
             format!(
-                "the edit stopped at {canaries}, because {acting} of these act since they enforce it; edit the object \
+                "the edit stopped at {canaries}: the policy has started to act on {acting} of them; edit the object \
                  again, or annotate it with plimsoll.dev/rollout=immediate to continue"
             )
         }

@@ -91,7 +91,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 		tryKubectl("", "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop-")
 	})
 	all := fmt.Sprintf("%[1]d of %[1]d nodes ", len(nodes))
-	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have released everything") || !strings.Contains(out, all+"have resumed") {
+	if out := stop.Run(t, "Emergency stop"); !strings.Contains(out, all+"have restored everything") || !strings.Contains(out, all+"have resumed") {
 		t.Errorf("unexpected output: %s", out)
 	}
 	stop.CheckAllRun()

@@ -631,7 +631,7 @@ fn an_edit_without_a_canary_among_new_nodes_says_how_many_it_waits_for() {
     );
     let message = rolled_out(&mut cluster);
     assert!(
-        message.contains("of the 50 nodes that have to try it too"),
+        message.contains("the edit waits for a canary among 50 of its"),
         "{message}"
     );
     cluster.start_agent(&new[7]);

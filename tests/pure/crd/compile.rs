@@ -354,6 +354,16 @@ fn a_tiny_threshold_is_a_warning_if_the_capacity_is_unknown() {
     for (metric, value, fix) in [
         ("cpu_total_usage", json!(6), Some("did you mean 6000?")),
         ("cpu_total_usage", json!("0.5"), Some("did you mean 500?")),
+        (
+            "cpu_total_usage",
+            json!("6m"),
+            Some("6m (0.006 millicores)"),
+        ),
+        (
+            "cpu_total_usage",
+            json!(85),
+            Some("did you mean 85 % (name: cpu_total_utilization), or 85000?"),
+        ),
         ("cpu_total_usage", json!(100), None),
         ("memory_total_usage", json!(6), Some("did you mean 6Gi?")),
         ("memory_total_usage", json!("100Mi"), None),
@@ -394,7 +404,7 @@ fn a_rule_without_pods_names_the_invalid_pod_qos() {
         .find(|finding| finding.reason == Reason::NobodyToActOn);
     let message = &finding.unwrap().message;
     assert!(
-        message.contains("or correct the invalid ones: "),
+        message.contains("correct the invalid PodQOS all-be-pods"),
         "{message}"
     );
 }

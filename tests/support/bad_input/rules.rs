@@ -320,7 +320,7 @@ pub fn quantities() -> Vec<Case> {
             "value as a percentage",
             value("80%"),
             VALUE,
-            "not \"80%\"; for a percentage write only the number",
+            "not \"80%\"; for a percentage write name: cpu_total_utilization and value: 80",
         ),
         rejected(
             "very long value",

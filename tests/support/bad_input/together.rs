@@ -66,7 +66,7 @@ pub fn texts() -> Vec<Case> {
             "---\napiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQos\nmetadata: {name: bad}\n"
                 .to_owned(),
             "kind",
-            "kind: one of AvoidanceAction, NodeQOS, PodQOS",
+            "did you mean NodeQOS?",
         ),
         (
             "unknown version",
@@ -206,7 +206,7 @@ pub fn pairs() -> Vec<Case> {
             "two objects with the same name",
             object("AvoidanceAction", "{}") + &object("AvoidanceAction", "{eviction: {}}"),
             "metadata.name",
-            "give each a unique metadata.name",
+            "rename one, or remove it",
         ),
         (
             "no pod to act on",
