@@ -15,13 +15,14 @@ use super::windows::AgentWindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
+use crate::engine::window::CustomWindow;
 use crate::evictions;
 use crate::metrics_api::{self, CertificateSource, ObjectNames, ReportEndpoint, TlsFiles, reports};
 use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::reconciler::Settings;
 use crate::reconcilers::run::{self, Options};
-use crate::scheduler_api;
+use crate::scheduler_api::{self, PolicyFile};
 
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction objects into one NodeWatermark per node, which the node's agent enforces, \
@@ -119,10 +120,17 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "plimsoll-agent")]
     report_account: String,
 
-    /// Address where schedulers and the descheduler read node loads, over plain HTTP: the page of load-watcher for Trimaran's
-    /// plugins, and queries in the format of Prometheus (docs/scheduling.md) [default: not served]
+    /// Address where schedulers and the descheduler ask for node loads, over plain HTTP: the extender of kube-scheduler below
+    /// /extender, the page of load-watcher for Trimaran's plugins, and queries in the format of Prometheus (docs/scheduling.md)
+    /// [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "report_listen")]
     scheduler_listen: Option<SocketAddr>,
+
+    /// Policy file of crane-scheduler (DynamicSchedulerPolicy), by which the extender of --scheduler-listen scores and filters; read
+    /// again when it changes [default: by load line]
+    #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
+    #[arg(long, value_name = "FILE", requires = "scheduler_listen")]
+    scheduler_policy: Option<PathBuf>,
 
     /// Address of this replica, to which others forward requests while it leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
@@ -217,6 +225,23 @@ impl Args {
         }
     }
 
+    fn scheduler_api(
+        &self,
+        windows: &[CustomWindow],
+        metrics: &Metrics,
+    ) -> anyhow::Result<Option<scheduler_api::Options>> {
+        let Some(listen) = self.scheduler_listen else {
+            return Ok(None);
+        };
+        let custom = windows.iter().map(|window| window.metric.name.clone());
+        let open = |path: &PathBuf| PolicyFile::open(path.clone(), custom.collect());
+        Ok(Some(scheduler_api::Options {
+            listen,
+            policy: self.scheduler_policy.as_ref().map(open).transpose()?,
+            metrics: metrics.scheduler_api.clone(),
+        }))
+    }
+
     fn address(&self) -> Option<SocketAddr> {
         let listen = self.metrics_api_listen.or(self.report_listen)?;
         let port = listen.port();
@@ -241,22 +266,20 @@ async fn control(args: &Args) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
     let server = Server::find(args.kubeconfig.as_deref()).await?;
     let identity = identity();
+    let windows = args.windows.read()?.unwrap_or_default();
     let options = Options {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable: args.max_unschedulable,
             silent_agent_after: args.silent_agent_after,
-            windows: Some(args.windows.read()?.unwrap_or_default()),
+            windows: Some(Arc::clone(&windows)),
         },
         namespace: args.namespace.clone(),
         lease: args.lease_name.clone(),
         agents: args.agents.clone(),
         listen: args.listen,
         metrics_api: args.metrics_api(&metrics),
-        scheduler_api: args.scheduler_listen.map(|listen| scheduler_api::Options {
-            listen,
-            metrics: metrics.scheduler_api.clone(),
-        }),
+        scheduler_api: args.scheduler_api(&windows, &metrics)?,
         identity,
         address: args.address(),
     };

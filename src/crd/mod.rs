@@ -24,6 +24,7 @@ mod path;
 pub mod pod_facts;
 pub mod pod_qos;
 pub mod report;
+pub mod scheduler_policy;
 mod schema;
 mod served;
 mod suggest;

@@ -1,14 +1,18 @@
-//! What schedulers and the descheduler ask the controller, over plain HTTP: the page of load-watcher for Trimaran's plugins,
-//! and three queries in the format of Prometheus.
+//! What schedulers and the descheduler ask the controller, over plain HTTP: the extender of kube-scheduler, the page of load-watcher
+//! for Trimaran's plugins, and three queries in the format of Prometheus.
 //!
 //! Every replica answers from the reports that it receives. A report that is too old counts as none; a node without one gets
 //! the median of the others, so that it is neither preferred nor starved.
 
+pub mod extender;
+mod extender_requests;
 mod load_watcher;
 mod metrics;
+mod policy_file;
 mod prometheus;
 mod server;
 mod values;
 
 pub use metrics::SchedulerApiMetrics;
+pub use policy_file::{PolicyFile, PolicyFileError};
 pub use server::{Options, StartError, start};

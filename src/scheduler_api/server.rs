@@ -19,10 +19,13 @@ use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::extender_requests::{ExtenderRequests, Verb};
 use super::load_watcher;
 use super::metrics::SchedulerApiMetrics;
+use super::policy_file::PolicyFile;
 use super::prometheus::{self, QueryError};
 use crate::cluster::clock;
+use crate::crd::scheduler_policy::SchedulerPolicy;
 use crate::metrics_api::loads::NodeLoads;
 use crate::serve::{self, ServeError};
 
@@ -31,20 +34,23 @@ const MAX_CONNECTIONS: usize = 64;
 /// Time limit for the headers of the next request on a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
 /// Time limit for the body of a request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size limit of a query.
 const MAX_QUERY_BYTES: usize = 16 << 10;
 
-const JSON: &str = "application/json";
-const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const JSON: &str = "application/json";
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 /// The paths, for those who ask for another.
-const PATHS: &str = "/watcher, /watcher/health, /api/v1/query\n";
+const PATHS: &str =
+    "/extender/prioritize, /extender/filter, /watcher, /watcher/health, /api/v1/query\n";
 
 /// Settings.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Listen address.
     pub listen: SocketAddr,
+    /// crane's policy file, with what it says; `None`: the extender goes by load line.
+    pub policy: Option<(PolicyFile, SchedulerPolicy)>,
     /// Prometheus metrics.
     pub metrics: SchedulerApiMetrics,
 }
@@ -60,11 +66,12 @@ pub enum StartError {
     Thread(#[from] std::io::Error),
 }
 
-type Answer = Response<Full<Bytes>>;
+pub(super) type Answer = Response<Full<Bytes>>;
 
 struct Server {
     loads: NodeLoads,
     metrics: SchedulerApiMetrics,
+    extender: Arc<ExtenderRequests>,
 }
 
 /// Starts to serve, until the process ends.
@@ -75,8 +82,18 @@ pub fn start(options: Options, loads: NodeLoads) -> Result<(), StartError> {
     let listener = serve::listen(options.listen)?.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let metrics = options.metrics;
-    let server = Arc::new(Server { loads, metrics });
+    let (file, policy) = options.policy.unzip();
+    let extender = ExtenderRequests::new(policy, loads.clone(), metrics.clone());
+    let extender = Arc::new(extender);
+    let server = Arc::new(Server {
+        loads,
+        metrics,
+        extender: Arc::clone(&extender),
+    });
     let serving = async move {
+        if let Some(file) = file {
+            tokio::spawn(async move { extender.follow(file).await });
+        }
         match TcpListener::from_std(listener) {
             Ok(listener) => accept_all(listener, &server).await,
             Err(error) => tracing::error!(%error, "failed to serve schedulers"),
@@ -120,6 +137,14 @@ impl Server {
                 text(StatusCode::OK, TEXT, "ok\n".to_owned()),
             ),
             "/api/v1/query" => ("query", self.query(request).await),
+            "/extender/prioritize" => {
+                let answer = self.extender.answer(Verb::Prioritize, request).await;
+                ("prioritize", answer)
+            }
+            "/extender/filter" => {
+                let answer = self.extender.answer(Verb::Filter, request).await;
+                ("filter", answer)
+            }
             _ => ("other", text(StatusCode::NOT_FOUND, TEXT, PATHS.to_owned())),
         };
         let took = clock::now().since(begin);
@@ -179,8 +204,8 @@ fn parameter(text: &str, name: &str) -> Option<String> {
     Some(value.into_owned())
 }
 
-fn text(status: StatusCode, kind: &'static str, body: String) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
+pub(super) fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     answer.headers_mut().insert(CONTENT_TYPE, kind);

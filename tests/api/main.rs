@@ -34,6 +34,7 @@ mod direct_report;
 mod doctor;
 mod evict;
 mod eviction;
+mod extender;
 mod faults;
 mod flow_control;
 mod heartbeat;

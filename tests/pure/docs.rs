@@ -230,6 +230,7 @@ fn every_metric_has_help_and_bounded_labels() {
         "namespace",
         "pod",
         "object",
+        "page",
         "phase",
     ];
     let document = plimsoll::cli::metrics::document();

@@ -1,0 +1,112 @@
+//! Points from 0 to 10 for each candidate. Pure.
+
+use super::in_flight::hash;
+
+/// Points of the emptiest nodes, but for the first.
+const MAX_POINTS: f64 = 9.0;
+
+/// Fills in the lower median of the known values: a node without data is neither preferred nor starved. 0 if none is known.
+pub fn neutral(values: &[Option<f64>]) -> Vec<f64> {
+    let mut known: Vec<f64> = values.iter().flatten().copied().collect();
+    let middle = known.len().saturating_sub(1) / 2;
+    let median = if known.is_empty() {
+        0.0
+    } else {
+        *known.select_nth_unstable_by(middle, f64::total_cmp).1
+    };
+    values.iter().map(|value| value.unwrap_or(median)).collect()
+}
+
+/// The known candidate with the most room, if any has some. Of several, by a hash of the pod's UID and the node's name: pods of a
+/// burst go to different ones, while the same pod gets the same answer from every replica and when it is asked for again.
+pub fn first(room: &[Option<f64>], uid: &str, names: &[&str]) -> Option<usize> {
+    let most = room.iter().flatten().copied().max_by(f64::total_cmp)?;
+    if most <= 0.0 {
+        return None;
+    }
+    let best = room.iter().enumerate();
+    let best = best.filter(|(_, room)| **room == Some(most));
+    let mut best = best.map(|(index, _)| index);
+    let one = best.next()?;
+    let Some(other) = best.next() else {
+        return Some(one);
+    };
+    [one, other]
+        .into_iter()
+        .chain(best)
+        .min_by_key(|index| hash(&[uid, names[*index]]))
+}
+
+/// Points for this room, from 0 (hot) to 1 (idle): 0 to 9, and 1 more for the first, so that the scheduler takes it among its
+/// equals, as the ledger of pods in flight assumes.
+///
+/// There are few points for many loads: each pod rounds up at another fraction, so that on average nodes get what they deserve. It
+/// is the same for all candidates, so that less room never gets more points.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is from 0 to 9"
+)]
+pub fn points(room: &[f64], uid: &str, first: Option<usize>) -> Vec<u8> {
+    let fraction = (hash(&[uid]) >> 11) as f64 / (1_u64 << 53) as f64;
+    let points = |(index, room): (usize, &f64)| {
+        let rounded = (room.clamp(0.0, 1.0) * MAX_POINTS + fraction).floor();
+        let points = if *room > 0.0 { rounded as u8 } else { 0 };
+        points.min(MAX_POINTS as u8) + u8::from(first == Some(index))
+    };
+    room.iter().enumerate().map(points).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_values_are_the_median() {
+        let values = [Some(0.5), None, Some(0.1), Some(0.9), None];
+        assert_eq!(neutral(&values), [0.5, 0.5, 0.1, 0.9, 0.5]);
+        assert_eq!(neutral(&[None, None]), [0.0, 0.0]);
+        assert!(neutral(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_first_has_the_most_room_and_ties_are_spread_by_pod() {
+        let names = ["a", "b", "c"];
+        assert_eq!(first(&[Some(0.1), None, Some(0.2)], "u", &names), Some(2));
+        assert_eq!(first(&[Some(0.0), None, Some(0.0)], "u", &names), None);
+        assert_eq!(first(&[None, None, None], "u", &names), None);
+        let mut chosen = [0; 3];
+        for pod in 0..300 {
+            let uid = pod.to_string();
+            let room = [Some(0.5); 3];
+            let index = first(&room, &uid, &names).unwrap();
+            assert_eq!(first(&room, &uid, &names), Some(index));
+            chosen[index] += 1;
+        }
+        assert!(
+            chosen.iter().all(|count| (70..130).contains(count)),
+            "{chosen:?}"
+        );
+    }
+
+    #[test]
+    fn points_keep_the_mean_and_the_order() {
+        let room = [-1.0, 0.0, 0.25, 0.26, 0.5, 1.0, 2.0];
+        let mut sum = [0_u32; 7];
+        for pod in 0..1000 {
+            let points = points(&room, &pod.to_string(), Some(2));
+            for (sum, points) in sum.iter_mut().zip(&points) {
+                *sum += u32::from(*points);
+            }
+            assert_eq!((points[0], points[1], points[5], points[6]), (0, 0, 9, 9));
+            assert!(
+                points[2] > points[3] || points[2] == points[3],
+                "{points:?}"
+            );
+            assert!(points[3] <= points[4]);
+        }
+        // 0.25 of 9 is 2.25, and 1 for the first.
+        assert!((3150..3350).contains(&sum[2]), "{sum:?}");
+        assert!((4400..4600).contains(&sum[4]), "{sum:?}");
+    }
+}
