@@ -64,3 +64,8 @@ profiles:
         preferredDuringSchedulingIgnoredDuringExecution:
         {{- include "plimsoll.placement.terms" .root | nindent 8 }}
 {{- end -}}
+
+{{/* crane-scheduler's policy for the extender. Empty without one. */}}
+{{- define "plimsoll.placement.policy" -}}
+{{- if .Values.placement.schedulerAPI.enabled }}{{ .Values.placement.schedulerAPI.policy }}{{ end }}
+{{- end -}}

@@ -75,6 +75,13 @@ func TestLoadsAreServedToSchedulersWhereEnabled(t *testing.T) {
 	if !served["service"] || !served["policy"] {
 		t.Errorf("schedulers do not reach port 8085: %v", served)
 	}
+	rendered, err = render(t, "--set", "placement.schedulerAPI.enabled=true,placement.schedulerAPI.policy=kind: DynamicSchedulerPolicy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(rendered, "--scheduler-policy=/etc/plimsoll/scheduler-policy/policy.yaml") || !strings.Contains(rendered, "    kind: DynamicSchedulerPolicy") {
+		t.Error("crane-scheduler's policy does not reach the controller")
+	}
 	rendered, err = render(t)
 	if err != nil {
 		t.Fatal(err)
