@@ -67,7 +67,7 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     let rules = rules
         .filter_map(|(rule, source)| Some(evaluation.rule(rule, source, reports.get(&rule.id)?)));
     let [cpu, memory] = load_lines(
-        input.policy.rules.iter(),
+        &input.policy.rules,
         MilliCpu(u64::from(size.cpus) * 1000),
         size.memory,
         input.now,

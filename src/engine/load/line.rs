@@ -175,17 +175,12 @@ pub(super) fn load(
 }
 
 /// The load lines of CPU and memory for a node of this size with these rules.
-pub fn load_lines<'a>(
-    rules: impl Iterator<Item = &'a Rule> + Clone,
-    cpu: MilliCpu,
-    memory: Bytes,
-    time: Timestamp,
-) -> [LoadLine; 2] {
+pub fn load_lines(rules: &[Rule], cpu: MilliCpu, memory: Bytes, time: Timestamp) -> [LoadLine; 2] {
     let capacity = Capacity {
         cpu: cpu.0 as f64,
         memory: memory.0 as f64,
     };
-    RESOURCES.map(|resource| load_line(rules.clone(), resource, capacity, Some(time)))
+    RESOURCES.map(|resource| load_line(rules.iter(), resource, capacity, Some(time)))
 }
 
 fn load_line<'a>(

@@ -150,6 +150,12 @@ func (p *Page) From(heading, begin string) {
 	p.scripts[heading] = begin + rest
 }
 
+// RunElsewhere counts the commands under a heading as run: another test runs them.
+func (p *Page) RunElsewhere(heading string) {
+	p.t.Helper()
+	p.script(heading)
+}
+
 // File writes a file into the folder of the commands.
 func (p *Page) File(name, content string) {
 	p.t.Helper()

@@ -62,6 +62,8 @@ func TestCommandsOfThePage(t *testing.T) {
 		strings.Contains(left, "plimsoll-scheduler") {
 		t.Errorf("still there: %s", left)
 	}
+	// They need the NodeMetrics of running agents: tests/api/top.rs.
+	p.RunElsewhere("Why this node")
 	p.CheckAllRun()
 }
 
