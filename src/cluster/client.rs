@@ -190,8 +190,11 @@ fn status_of<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Status> {
 }
 
 /// A call with a deadline.
-pub async fn call<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
-    call_within(CALL_TIMEOUT, call).await
+pub fn call<T>(
+    call: impl Future<Output = kube::Result<T>>,
+) -> impl Future<Output = Result<T, CallError>> {
+    // Boxed, because every future that waits for it would contain it several times.
+    call_within(CALL_TIMEOUT, Box::pin(call))
 }
 
 async fn call_within<T>(

@@ -183,7 +183,7 @@ async fn understood(response: Answer, address: &Arc<str>) -> Result<Answer, BoxE
         })),
         Some(content @ WEB_PAGE) => {
             let message = format!("{address} answered with {content}, as a proxy does");
-            let error = failure(status, message);
+            let error = failure(status, &message);
             Ok(with_status(response, &error))
         }
         _ if status == StatusCode::UNAUTHORIZED => unauthorized(response, address).await,
@@ -215,7 +215,7 @@ fn asks_to_wait(response: &Answer) -> Option<Value> {
     );
     let seconds = seconds.filter(|_| asks && !is_json)?;
     let message = format!("the API server asks to wait for {seconds} s");
-    let mut status = failure(status, message);
+    let mut status = failure(status, &message);
     status["details"] = json!({"retryAfterSeconds": seconds});
     Some(status)
 }
@@ -238,11 +238,11 @@ async fn unauthorized(response: Answer, address: &str) -> Result<Answer, BoxErro
         return Ok(response(body));
     }
     let message = format!("{address} does not accept the credentials");
-    let refusal = failure(head.status, message);
+    let refusal = failure(head.status, &message);
     Ok(response(refusal.to_string().into()))
 }
 
-fn failure(status: StatusCode, message: String) -> Value {
+fn failure(status: StatusCode, message: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": status.as_u16(),
         "reason": status.canonical_reason().unwrap_or_default(), "message": message,

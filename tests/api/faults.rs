@@ -215,15 +215,15 @@ fn the_probe_reports_refused_lists_and_an_unreachable_api_server() {
     plane.apply(&[close(), node_qos(4000)]);
     let proxy = Proxy::beside(&plane.kubeconfig);
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
-    for (code, text) in [
-        (401, "Unauthorized"),
-        (403, "forbidden: User \"x\" cannot list"),
+    for (code, text, reported) in [
+        (401, "Unauthorized", "does not accept the credentials"),
+        (403, "forbidden: User \"x\"", "forbidden: User \"x\" (403)"),
     ] {
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": text});
         proxy.respond_with(move |_, _| Some(Fault::Answer(code, None, body.to_string())));
         let controller = plane.controller_by(&kubeconfig, "refused", &[]);
         plane.until("the probe says why", TIMEOUT, |_| {
-            waits_for(&controller, text)
+            waits_for(&controller, reported)
         });
         assert_eq!(controller.http("/livez").unwrap().0, 200);
         assert!(!controller.leads());

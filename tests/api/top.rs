@@ -340,9 +340,12 @@ fn pods_need_node_metrics() {
     let stderr = text(&pods.stderr);
     let words = "metrics.plimsoll.dev/v1alpha1 is not served in this cluster; install plimsoll with metricsAPI.enabled";
     assert!(stderr.contains(words), "{stderr}");
-    let failed = top(&plane.kubeconfig, &["pods", "--sort", "breached"]);
-    assert_eq!(failed.status.code(), Some(2));
-    assert!(text(&failed.stderr).contains("--sort breached is for nodes"));
+    for sort in ["breached", "load"] {
+        let failed = top(&plane.kubeconfig, &["pods", "--sort", sort]);
+        assert_eq!(failed.status.code(), Some(2));
+        let expected = format!("--sort {sort} is for nodes");
+        assert!(text(&failed.stderr).contains(&expected), "{sort}");
+    }
 }
 
 /// Runs `plimsoll explain-score`.

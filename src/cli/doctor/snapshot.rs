@@ -253,18 +253,7 @@ impl Snapshot {
         lease_namespace: Option<&str>,
     ) -> anyhow::Result<Self> {
         let it = Scope { only_agents };
-        let version = read(client.apiserver_version()).await;
-        match &version {
-            // Without permission for it, other parts may be readable.
-            Ok(_)
-            | Err(ReadError {
-                code: Some(403), ..
-            }) => {}
-            Err(error) => anyhow::bail!(
-                "failed to read the version of the API server: {}",
-                error.why
-            ),
-        }
+        let version = version(client).await?;
         let daemon_sets: Read<Vec<DaemonSet>> = ours(client, "agent").await;
         let configured = arguments(&daemon_sets, LEASE_NAMESPACE).first().copied();
         let lease_namespace = lease_namespace.or(configured);
@@ -317,6 +306,20 @@ impl Snapshot {
             snapshot.dry_runs = dry_runs::run_all(client, &snapshot).await;
         }
         Ok(snapshot)
+    }
+}
+
+/// The version of the API server. Without permission for it, other parts may be readable.
+async fn version(client: &Client) -> anyhow::Result<Read<Info>> {
+    let version = read(client.apiserver_version()).await;
+    match version {
+        Err(error) if error.code != Some(403) => {
+            anyhow::bail!(
+                "failed to read the version of the API server: {}",
+                error.why
+            )
+        }
+        version => Ok(version),
     }
 }
 

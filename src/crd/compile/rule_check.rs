@@ -393,7 +393,8 @@ fn guess(metric: &Metric, threshold: f64, range: Range<f64>) -> Option<String> {
             suffix => format!("{threshold}{suffix}"),
         }
     });
-    let meant = Vec::from_iter(percentage(metric, threshold).into_iter().chain(same_number));
+    let percentage = percentage(metric, threshold).into_iter();
+    let meant: Vec<String> = percentage.chain(same_number).collect();
     (!meant.is_empty()).then(|| format!("did you mean {}?", meant.join(", or ")))
 }
 

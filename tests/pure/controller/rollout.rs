@@ -619,7 +619,7 @@ fn an_edit_without_a_canary_among_new_nodes_says_how_many_it_waits_for() {
     assert_eq!(reason(&mut cluster), "NoCanary");
     let message = rolled_out(&mut cluster);
     assert!(
-        message.contains("of its 50 nodes none is Ready"),
+        message.contains("none of its 50 nodes is Ready"),
         "{message}"
     );
     cluster.apply(Kind::NodeQos, "q", &in_pools(&["old", "new"], 3000));
