@@ -182,11 +182,11 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
-schedulers: tools-cluster ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, and Karpenter's simulation (builds them first; then four minutes)
+schedulers: tools-cluster build ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, and Karpenter's simulation (builds them first; then eight minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@go test -C tests/e2e/suite/karpenter -count=1 -timeout 10m .
 	@other=$$(scripts/api-server 1.36 kube-scheduler) && for bin in $(CURDIR)/target/e2e/bin $$other; do \
-		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -v ./placement || exit; \
+		PLIMSOLL_E2E_BIN=$$bin PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 15m -v ./placement || exit; \
 	done
 
 consumers: tools-cluster test-binary ## Tests the pages for schedulers with Trimaran's plugins and the descheduler (no root; builds both first, then four minutes)

@@ -521,9 +521,9 @@ impl Agent {
         machine.backend().set_busy(busy);
         self.builder.observe_load(percent);
         let regret = self.regret.update(now, percent, self.pods.bound());
-        regret
-            .into_iter()
-            .for_each(|it| self.metrics.regret.observe(it));
+        if let Some(regret) = regret {
+            self.metrics.regret.observe(regret);
+        }
         load
     }
 

@@ -36,6 +36,8 @@ type cluster struct {
 	second *plane.Process
 	// secondPort serves the second scheduler's probes.
 	secondPort int
+	// reportTo is the controller to which agents report the loads of scenes; none without the extender.
+	reportTo *controller
 }
 
 // open starts an API server with a namespace for the chart.

@@ -71,6 +71,10 @@ type scene struct {
 	nodes []node
 	// pods is the number of pods so far, placing how many of them the scheduler has to bind.
 	pods, placing int
+	// reported are the bindings that agents report, as of then.
+	reported     placed
+	reportedAt   time.Time
+	reportedLock sync.Mutex
 }
 
 var scenes = 0
@@ -87,6 +91,9 @@ func (c *cluster) scene(as way, test func(*scene), nodes ...[]node) {
 		s.create(each)
 	}
 	s.untilSeen()
+	if c.reportTo != nil {
+		defer c.reportTo.agents(s)()
+	}
 	test(s)
 	now := int64(0)
 	of := metav1.ListOptions{LabelSelector: "scene=" + s.id}
