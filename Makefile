@@ -19,6 +19,9 @@ ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|Te
 # Other versions of Kubernetes, and the tests that depend on the API server's behaviour.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
 ON_VERSIONS := $(addsuffix ::,certificates controller definitions doctor evict permissions stolen_token stop taint)
+# Where crane-scheduler is cloned from, and its last commit; not every Go module proxy serves it.
+CRANE_SCHEDULER := https://github.com/gocrane/crane-scheduler
+CRANE_SCHEDULER_COMMIT := c2c05338a5d75c0a6d92bd16a1cf257b48b30ef8
 # For `make fleet`: the number of agents, the length of a phase and the interval of reports.
 AGENTS := 5000
 FOR := 10m
@@ -29,7 +32,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
-.PHONY: mixes versions schedulers consumers ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke
+.PHONY: mixes versions schedulers consumers ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -182,9 +185,10 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
-schedulers: tools-cluster build ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, and Karpenter's simulation (builds them first; then eight minutes)
+schedulers: tools-cluster build crane-score ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, crane-scheduler, and Karpenter's simulation (builds them first; then nine minutes)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@go test -C tests/e2e/suite/karpenter -count=1 -timeout 10m .
+	@$(CARGO_TEST) --test api -- --ignored crane::crane_scheduler
 	@other=$$(scripts/api-server 1.36 kube-scheduler) && for bin in $(CURDIR)/target/e2e/bin $$other; do \
 		PLIMSOLL_E2E_BIN=$$bin PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 15m -v ./placement || exit; \
 	done
@@ -211,6 +215,13 @@ dashboard: tools-cluster build ## Tests the queries of dashboard and alerts with
 
 e2e: tools-cluster test-binary previous cluster-build ## Runs all cluster tests on a real Kubernetes with both nodes (needs root; an hour on 2 cores)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
+
+crane-score: # Builds crane-scheduler's own plugin, with the Kubernetes 1.23 libraries that it was written for, as a command.
+	@[ -d target/crane-scheduler ] || git clone -q $(CRANE_SCHEDULER) target/crane-scheduler
+	@git -C target/crane-scheduler checkout -q $(CRANE_SCHEDULER_COMMIT)
+	@cp tests/e2e/suite/crane-scheduler/upstream.mod target/crane-scheduler/go.mod
+	@mkdir -p target/e2e/bin
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/crane-scheduler -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/crane-score .
 
 cert-manager: # Builds cert-manager's controllers, which some tests use, from its Go module.
 	@mkdir -p target/e2e/bin

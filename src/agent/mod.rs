@@ -14,7 +14,7 @@ mod emergency_stop;
 pub mod eviction;
 mod feed;
 pub mod heartbeat;
-mod load_label;
+mod load_signs;
 mod metrics;
 mod node_lock;
 mod objects;
@@ -50,6 +50,7 @@ use self::reconcile::Agent;
 use self::telemetry::Telemetry;
 use crate::agent::backend::ApiServer;
 use crate::cluster::client::{self, ClientError, Server};
+use crate::crd::crane_annotations::Zone;
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
@@ -100,6 +101,8 @@ pub struct Options {
     pub lease_renew_interval: Duration,
     /// Write the node's load as a label of its Node; otherwise the label is removed.
     pub load_label: bool,
+    /// Write crane's annotations with times of this zone; absent: ours are removed.
+    pub crane_annotations: Option<Zone>,
     /// Set the soft taint while the node is busy.
     pub soft_taint: bool,
     /// The windows of the node's settings.

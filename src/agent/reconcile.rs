@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
 use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
-use super::load_label::{LoadLabelTask, WantedLabel};
+use super::load_signs::{LoadSignsTask, WantedCrane, WantedSigns, crane_values};
 use super::metrics::Metrics;
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
@@ -77,7 +77,7 @@ pub struct Agent {
     leader: Leader,
     /// Has what the leader asks for.
     links: Links,
-    label: LoadLabelTask,
+    signs: LoadSignsTask,
     soft_taint: SoftTaint,
     regret: Regret,
     telemetry: Telemetry,
@@ -118,11 +118,12 @@ impl Agent {
             links.clone(),
         );
         let taint_watch = watch::Sender::new(ObservedNode::default());
-        let label = LoadLabelTask::start(client.clone(), taint_watch.subscribe());
+        let zone = options.crane_annotations.clone();
+        let signs = LoadSignsTask::start(client.clone(), taint_watch.subscribe(), zone);
         Ok(Self {
             leader,
             links,
-            label,
+            signs,
             soft_taint: SoftTaint::default(),
             regret: Regret::default(),
             feed: feed(&client, &options.node, &options.lease_namespace),
@@ -511,9 +512,15 @@ impl Agent {
         let percent = load.as_ref().map(|load| load.percent);
         let stopped = self.stop.reason().is_some();
         let asks = self.links.requests();
-        self.label.want(WantedLabel {
+        let crane = if stopped || self.options.crane_annotations.is_none() {
+            WantedCrane::Removed
+        } else {
+            WantedCrane::Values(crane_values(machine.windows(), load.as_ref()))
+        };
+        self.signs.want(WantedSigns {
             load: percent,
             remove: stopped || !self.options.load_label,
+            crane,
             interval: asks.label_interval,
         });
         let permitted = self.options.soft_taint && asks.may_be_busy && !stopped;
@@ -608,7 +615,7 @@ impl Agent {
     async fn restore(self, why: &str, now: BootTime) -> Result<bool, AgentError> {
         let (client, node) = (&self.client, &*self.options.node);
         // It must not write the label again.
-        drop(self.label);
+        drop(self.signs);
         let restored = match self.machine {
             Some(machine) => restore_running(machine, self.reporter, client, node, why, now).await,
             None => {

@@ -10,7 +10,7 @@ use super::reporter::{Reporter, log};
 use super::{AgentError, Machine, Options};
 use crate::agent::report::final_status::{self, NotRestored};
 use crate::cluster::backoff::backoff;
-use crate::cluster::load_label;
+use crate::cluster::load_signs::{self, LoadSignsPatch};
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
@@ -109,12 +109,16 @@ async fn write_final_status(
     }
 }
 
-/// Removes our label, taints and condition; true if there are none any more.
+/// Removes our label, crane's annotations, taints and condition; true if there are none any more.
 async fn remove_taint(client: &Client, node: &str) -> bool {
     let removed = async {
         let seen = taint::read(client, node).await?;
-        if seen.load_label().is_some()
-            && let Err(error) = load_label::write(client, node, &seen.uid, None).await
+        let mut signs = LoadSignsPatch::default().without_crane(seen.crane());
+        if seen.load_label().is_some() {
+            signs = signs.label(None);
+        }
+        if !signs.is_empty()
+            && let Err(error) = load_signs::write(client, node, &seen.uid, &signs).await
         {
             tracing::warn!(%error, "failed to remove the load label; the controller does when the agent is gone");
         }

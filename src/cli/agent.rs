@@ -13,6 +13,7 @@ use super::windows::WindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::agent::{self, AgentError, Options, PodData, PodRef, Stop};
 use crate::agent::{direct_report, heartbeat};
+use crate::crd::crane_annotations::Zone;
 
 /// Where the chart mounts the credentials of direct reports.
 const CREDENTIALS: &str = "/var/run/secrets/plimsoll.dev/report";
@@ -162,6 +163,12 @@ struct Placement {
     #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
     load_label: bool,
 
+    /// Write the annotations that crane-scheduler reads, `cpu_usage_avg_5m` and others, instead of its controller; ZONE is the
+    /// time zone that crane-scheduler has in TZ, or it silently ignores them [default: they are removed; without ZONE:
+    /// Asia/Shanghai]
+    #[arg(long, value_name = "ZONE", num_args = 0..=1, require_equals = true, default_missing_value = "Asia/Shanghai")]
+    crane_annotations: Option<Zone>,
+
     /// Set the taint plimsoll.dev/busy (`PreferNoSchedule`) at a load of 95, until it is below 85; on at most 40 percent of a
     /// zone's nodes, so it needs --report-service
     #[arg(long, requires = "report_service")]
@@ -225,6 +232,7 @@ impl Args {
             windows: self.windows.read()?,
             reports: self.reports(),
             load_label: self.placement.load_label,
+            crane_annotations: self.placement.crane_annotations.clone(),
             soft_taint: self.placement.soft_taint,
         })
     }

@@ -8,7 +8,7 @@ pub mod events;
 pub mod eviction;
 mod kubeconfig;
 pub mod list;
-pub mod load_label;
+pub mod load_signs;
 pub mod mounted;
 pub mod nodes;
 pub mod requests;

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::backoff::backoff;
 use super::client::{CallError, call, stored};
 use super::clock;
+use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::load_label;
 use crate::engine::policy::TaintEffect;
 
@@ -79,7 +80,7 @@ impl<'a> From<DesiredTaint<'a>> for Desired<'a> {
     }
 }
 
-/// The taints of a Node, our label and our condition on it.
+/// The taints of a Node, our label, crane's annotations and our condition on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaintSnapshot {
     /// `metadata.name`
@@ -92,6 +93,7 @@ pub struct TaintSnapshot {
     taints: Option<Vec<Value>>,
     condition: Option<Value>,
     load_label: Option<String>,
+    crane: CraneAnnotations,
 }
 
 /// Why taint or condition could not be changed. The node is as before.
@@ -159,12 +161,18 @@ impl TaintSnapshot {
             taints: taints.as_array().cloned(),
             condition: conditions.find(|it| it["type"] == CONDITION).cloned(),
             load_label: labels.and_then(|labels| labels.get(load_label::KEY).cloned()),
+            crane: CraneAnnotations::of(meta.annotations.as_ref()),
         }
     }
 
     /// The text of the label `plimsoll.dev/load`, whoever wrote it.
     pub fn load_label(&self) -> Option<&str> {
         self.load_label.as_deref()
+    }
+
+    /// crane's annotations, whoever wrote them.
+    pub const fn crane(&self) -> &CraneAnnotations {
+        &self.crane
     }
 
     /// Whether it has the taint [`BUSY_KEY`].

@@ -8,6 +8,7 @@
 pub mod avoidance_action;
 mod common;
 pub mod compile;
+pub mod crane_annotations;
 pub mod emergency_stop;
 pub mod eviction;
 mod finding;

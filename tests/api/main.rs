@@ -29,6 +29,8 @@ mod aggregated_end;
 mod aggregated_watcher;
 mod certificates;
 mod controller;
+mod crane;
+mod crane_permissions;
 mod definitions;
 mod direct_report;
 mod doctor;

@@ -51,10 +51,24 @@ spec:
   message: the token is not bound to a node; an agent must use the token that the kubelet issued for its pod
 {{- end -}}
 
-{{/* Variables: the changed fields of a Node other than our label, our taints and our condition. Fields that only API servers write are
-ignored. */}}
+{{/* The keys of crane-scheduler's annotations, as a list in CEL. */}}
+{{- define "plimsoll.admission.craneKeys" -}}
+['plimsoll.dev/crane-annotations', 'node_hot_value', 'cpu_usage_avg_5m', 'cpu_usage_max_avg_1h', 'cpu_usage_max_avg_1d', 'mem_usage_avg_5m', 'mem_usage_max_avg_1h', 'mem_usage_max_avg_1d']
+{{- end -}}
+
+{{/* Whether an agent may change the annotation "key", in CEL. While the feature is off it may remove what an agent wrote, which has the
+time of plimsoll.dev/crane-annotations. */}}
+{{- define "plimsoll.admission.isCrane" -}}
+key in {{ include "plimsoll.admission.craneKeys" . }}
+{{- if not .root.Values.placement.craneAnnotations.enabled }} && !(key in variables.annotations) && (key == 'plimsoll.dev/crane-annotations'
+|| string(variables.annotationsBefore[key]).endsWith(',' + variables.annotationsBefore[?'plimsoll.dev/crane-annotations'].orValue(',')))
+{{- end }}
+{{- end -}}
+
+{{/* Variables: the changed fields of a Node other than our label, our taints and our condition, and for the agent crane-scheduler's
+annotations. Fields that only API servers write are ignored. */}}
 {{- define "plimsoll.admission.nodeChanges" -}}
-{{- $ours := dict "metadata" (list "managedFields" "resourceVersion" "generation" "labels") "spec" (list "taints") "status" (list "conditions") }}
+{{- $ours := dict "metadata" (list "managedFields" "resourceVersion" "generation" "labels" "annotations") "spec" (list "taints") "status" (list "conditions") }}
 {{- range $part, $_ := $ours }}
 - name: {{ $part }}
   expression: dyn(object).?{{ $part }}.orValue({})
@@ -83,6 +97,21 @@ ignored. */}}
   expression: >-
     variables.labels.filter(key, key != 'plimsoll.dev/load' && variables.labels[?key] != variables.labelsBefore[?key])
     + variables.labelsBefore.filter(key, key != 'plimsoll.dev/load' && !(key in variables.labels))
+- name: annotations
+  expression: variables.metadata.?annotations.orValue({})
+- name: annotationsBefore
+  expression: variables.metadataBefore.?annotations.orValue({})
+- name: changedAnnotations
+  expression: >-
+    variables.annotations.filter(key, variables.annotations[?key] != variables.annotationsBefore[?key])
+    + variables.annotationsBefore.filter(key, !(key in variables.annotations))
+- name: otherAnnotations
+  {{- if eq .component "agent" }}
+  expression: >-
+    variables.changedAnnotations.filter(key, !({{ include "plimsoll.admission.isCrane" . | nindent 4 }}))
+  {{- else }}
+  expression: variables.changedAnnotations
+  {{- end }}
 - name: otherConditions
   expression: variables.status.?conditions.orValue([]).filter(condition, condition.type != 'InterferenceIdentified')
 - name: otherConditionsBefore
@@ -97,6 +126,7 @@ ignored. */}}
     +
     {{- end }}
     (variables.otherLabels == [] ? [] : ['metadata.labels'])
+    + (variables.otherAnnotations == [] ? [] : ['metadata.annotations'])
     + (variables.otherTaints == variables.otherTaintsBefore ? [] : ['other taints'])
     + (variables.otherConditions == variables.otherConditionsBefore ? [] : ['other conditions'])
 {{- end -}}

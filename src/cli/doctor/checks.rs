@@ -61,6 +61,8 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(flow::flow_schemas), Problem, Off),
     (One(placement::soft_taint_with_karpenter), Problem, Off),
     (One(placement::unlabelled_nodes), Problem, Off),
+    (One(placement::other_crane_writers), Problem, Off),
+    (One(placement::stale_crane_annotations), Problem, Off),
     (One(installation::missing_watermarks), Problem, Off),
     (Each(nodes::reported_problems), Problem, Off),
     (Each(policies::unevaluated), Problem, Off),

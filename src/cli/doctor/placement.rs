@@ -1,5 +1,6 @@
 //! Checks of placement by load: the nodes' load labels, and what makes schedulers read them.
 
+use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DynamicObject, ListParams};
@@ -8,7 +9,10 @@ use kube::{Api, Client, ResourceExt as _};
 
 use super::finding::{Finding, finding, list as names};
 use super::pods::running;
-use super::snapshot::{OURS, Read, Snapshot, Workload as _, items, list, ours, read};
+use super::snapshot::{
+    NodeState, OURS, Read, Snapshot, Workload as _, arguments, items, list, ours, read,
+};
+use crate::crd::crane_annotations::Zone;
 use crate::crd::load_label::LoadLabel;
 
 /// The API group of Karpenter.
@@ -16,6 +20,10 @@ const KARPENTER: &str = "karpenter.sh";
 /// The label of namespaces whose pods the admission policy changes.
 const BY_LOAD: &str = "plimsoll.dev/placement=by-load";
 const DOCS: &str = "docs/scheduling.md";
+/// The agents' option for crane-scheduler's annotations.
+const CRANE: &str = "--crane-annotations=";
+/// Agents write these at least every 6 minutes, and on many thousand nodes every 12.
+const MAX_CRANE_AGE: SignedDuration = SignedDuration::from_mins(15);
 
 /// What makes schedulers read the load labels.
 #[derive(Debug)]
@@ -86,18 +94,23 @@ pub(super) fn soft_taint_with_karpenter(snapshot: &Snapshot) -> Option<Finding> 
     Some(finding("soft taint", what, fix))
 }
 
+/// The nodes with a running agent for which this holds.
+fn nodes_where(snapshot: &Snapshot, holds: impl Fn(&NodeState) -> bool) -> Vec<&str> {
+    let agents = running(snapshot);
+    let nodes = items(&snapshot.nodes).iter();
+    nodes
+        .filter(|node| node.ready && agents.contains(&*node.name) && holds(node))
+        .map(|node| node.name.as_str())
+        .collect()
+}
+
 /// Nodes with a running agent and no valid label.
 pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
     if !has_argument(snapshot, "--load-label=true") {
         return None;
     }
-    let agents = running(snapshot);
     let lacks = |label: &Option<String>| label.as_deref().and_then(LoadLabel::parse).is_none();
-    let nodes = items(&snapshot.nodes).iter();
-    let nodes: Vec<&str> = nodes
-        .filter(|node| node.ready && agents.contains(&*node.name) && lacks(&node.load_label))
-        .map(|node| node.name.as_str())
-        .collect();
+    let nodes = nodes_where(snapshot, |node| lacks(&node.load_label));
     if nodes.is_empty() {
         return None;
     }
@@ -107,6 +120,45 @@ pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
     );
     let fix = "wait a minute if the agents have just started; else see whether `kubectl get nodemetrics` shows their LOAD, and the agents' logs";
     Some(finding("load label", what, fix))
+}
+
+/// Nodes on which another writer sets crane's annotations beside the agent.
+pub(super) fn other_crane_writers(snapshot: &Snapshot) -> Option<Finding> {
+    if arguments(&snapshot.daemon_sets, CRANE).is_empty() {
+        return None;
+    }
+    let nodes = nodes_where(snapshot, |node| node.crane.others().next().is_some());
+    if nodes.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "another writer sets annotations for crane-scheduler that the agents write: {}",
+        names(nodes)
+    );
+    let fix = format!(
+        "kubectl delete deployment crane-scheduler-controller -n crane-system, if it is crane's own controller ({DOCS}#crane-scheduler)"
+    );
+    Some(finding("crane annotations", what, fix))
+}
+
+/// Nodes whose agent does not renew crane's annotations.
+pub(super) fn stale_crane_annotations(snapshot: &Snapshot) -> Option<Finding> {
+    let zones = arguments(&snapshot.daemon_sets, CRANE);
+    let zone: Zone = zones.first()?.parse().ok()?;
+    let is_stale = |node: &NodeState| {
+        let written = node.crane.written().and_then(|time| zone.parse(time));
+        written.is_none_or(|written| snapshot.now.duration_since(written) > MAX_CRANE_AGE)
+    };
+    let nodes = nodes_where(snapshot, is_stale);
+    if nodes.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "nodes without current annotations for crane-scheduler, which gives them a score of 0: {}",
+        names(nodes)
+    );
+    let fix = "wait some minutes if the agents have just started; else see the agents' logs";
+    Some(finding("crane annotations", what, fix))
 }
 
 /// The label alone changes nothing.
@@ -121,6 +173,7 @@ pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
     };
     if !has_argument(snapshot, "--load-label=true")
         || has_argument(snapshot, "--soft-taint")
+        || !arguments(&snapshot.daemon_sets, CRANE).is_empty()
         || !policies.is_empty()
         || !schedulers.is_empty()
     {
@@ -157,6 +210,9 @@ pub(super) fn in_effect(snapshot: &Snapshot) -> Option<String> {
     }
     if has_argument(snapshot, "--soft-taint") {
         ways.push("the soft taint".to_owned());
+    }
+    if let [zone, ..] = arguments(&snapshot.daemon_sets, CRANE).as_slice() {
+        ways.push(format!("annotations for a crane-scheduler with TZ={zone}"));
     }
     (!ways.is_empty()).then(|| {
         let ways = ways.join(", ");

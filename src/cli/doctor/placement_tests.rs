@@ -1,4 +1,7 @@
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::crd::crane_annotations::{HOT, KEYS, WRITTEN};
 
 /// Adds an argument to the agents.
 fn with(snapshot: &mut Snapshot, argument: &str) {
@@ -67,4 +70,44 @@ fn a_label_that_nothing_reads_is_a_note() {
         .map(ToString::to_string)
         .collect();
     assert!(!notes.contains("load"), "{notes}");
+}
+
+/// Annotations on both nodes that an agent wrote at this time, and another writer at that one.
+fn crane(snapshot: &mut Snapshot, ours: &str, others: Option<&str>) {
+    with(snapshot, "--crane-annotations=Asia/Shanghai");
+    let mut all: BTreeMap<_, _> = [(WRITTEN.to_owned(), ours.to_owned())].into();
+    let mut add = |key: &str, time: &str| all.insert(key.to_owned(), format!("0.1,{time}"));
+    add(HOT, ours);
+    if let Some(time) = others {
+        add(KEYS[0], time);
+    }
+    for node in snapshot.nodes.as_mut().expect("a list") {
+        node.crane = CraneAnnotations::of(Some(&all));
+    }
+}
+
+#[test]
+fn annotations_for_crane_scheduler_are_checked() {
+    // It is 08:01:00 in Shanghai.
+    let current = "2026-01-01T07:50:00Z";
+    let mut healthy = healthy_snapshot();
+    crane(&mut healthy, current, None);
+    assert_eq!(findings(&healthy), []);
+    let shown = summary(&healthy);
+    assert!(
+        shown.contains("a crane-scheduler with TZ=Asia/Shanghai"),
+        "{shown}"
+    );
+    let other = |it: &mut Snapshot| crane(it, current, Some("2026-01-01T07:59:00Z"));
+    assert_finding(
+        other,
+        &["another writer", "a, b", "crane-scheduler-controller"],
+    );
+    let stale = |it: &mut Snapshot| crane(it, "2026-01-01T07:40:00Z", None);
+    assert_finding(stale, &["without current annotations", "a, b"]);
+    let never = |it: &mut Snapshot| with(it, "--crane-annotations=UTC");
+    assert_finding(never, &["without current annotations"]);
+    let mut off = healthy_snapshot();
+    off.nodes = healthy.nodes;
+    assert_eq!(findings(&off), [], "the option is off");
 }

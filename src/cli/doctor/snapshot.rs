@@ -31,6 +31,7 @@ use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::list::all;
 use crate::cluster::nodes::MANAGED_SELECTOR;
+use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::emergency_stop::OBJECT;
 use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos, load_label};
 
@@ -115,6 +116,8 @@ pub(super) struct NodeState {
     pub foreign: bool,
     /// Its label `plimsoll.dev/load`.
     pub load_label: Option<String>,
+    /// Its annotations for crane-scheduler.
+    pub crane: CraneAnnotations,
 }
 
 impl From<Node> for NodeState {
@@ -130,6 +133,7 @@ impl From<Node> for NodeState {
                 .get(label)
                 .is_some_and(|it| it != architecture),
             load_label: node.labels().get(load_label::KEY).cloned(),
+            crane: CraneAnnotations::of(node.metadata.annotations.as_ref()),
             name: node.name_any(),
         }
     }

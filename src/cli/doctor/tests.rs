@@ -19,6 +19,7 @@ use super::super::pods::AgentPod;
 use super::super::snapshot::{AgentNamespace, NodeState, Read, ReadError};
 use super::super::table::Table;
 use super::*;
+use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::definitions;
 use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
 
@@ -96,6 +97,7 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
         deleted: false,
         foreign: false,
         load_label: Some("45".to_owned()),
+        crane: CraneAnnotations::default(),
     };
     Ok(rows.iter().map(node).collect())
 }

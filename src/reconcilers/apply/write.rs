@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::cluster::client::{CallError, call, found, stored};
-use crate::cluster::load_label;
+use crate::cluster::load_signs::{self, LoadSignsPatch};
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::crd::API_VERSION;
 use crate::reconcilers::compile::catalog::Key;
@@ -107,7 +107,8 @@ async fn delete(client: Client, node: &str, uid: String) -> Result<(), CallError
 
 /// Succeeds also if the node is gone or was replaced.
 async fn remove_label(client: &Client, node: &str, uid: &str) -> Result<(), CallError> {
-    match load_label::write(client, node, uid, None).await {
+    let removed = LoadSignsPatch::default().label(None);
+    match load_signs::write(client, node, uid, &removed).await {
         Err(error) if !matches!(error.code(), Some(404 | 409)) => Err(error),
         _ => Ok(()),
     }

@@ -17,9 +17,11 @@ const admission = "admissionregistration.k8s.io"
 
 func TestAgentsMarkTheirNodesAsConfigured(t *testing.T) {
 	for set, want := range map[string][]string{
-		"placement.label.enabled=true":     {"--load-label=true"},
-		"placement.label.enabled=false":    {"--load-label=false"},
-		"placement.softTaint.enabled=true": {"--load-label=true", "--soft-taint"},
+		"placement.label.enabled=true":                                                    {"--load-label=true"},
+		"placement.label.enabled=false":                                                   {"--load-label=false"},
+		"placement.softTaint.enabled=true":                                                {"--load-label=true", "--soft-taint"},
+		"placement.craneAnnotations.enabled=true":                                         {"--load-label=true", "--crane-annotations=Asia/Shanghai"},
+		"placement.craneAnnotations.enabled=true,placement.craneAnnotations.timeZone=UTC": {"--load-label=true", "--crane-annotations=UTC"},
 	} {
 		rendered, err := render(t, "--set", set)
 		if err != nil {
@@ -27,7 +29,7 @@ func TestAgentsMarkTheirNodesAsConfigured(t *testing.T) {
 		}
 		var found []string
 		for _, arg := range podsOf(t, rendered)["DaemonSet plimsoll-agent-v2"].Containers[0].Args {
-			if strings.HasPrefix(arg, "--load-label") || strings.HasPrefix(arg, "--soft-taint") {
+			if strings.HasPrefix(arg, "--load-label") || strings.HasPrefix(arg, "--crane-annotations") || strings.HasPrefix(arg, "--soft-taint") {
 				found = append(found, arg)
 			}
 		}

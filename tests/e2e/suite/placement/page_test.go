@@ -53,9 +53,12 @@ func TestCommandsOfThePage(t *testing.T) {
 	}
 	if service := p.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
 		t.Errorf("there is no Service for schedulers: %s", service)
+	p.Run(t, "crane-scheduler")
+	if agent := c.agentArgs(); !strings.Contains(agent, "--crane-annotations=Asia/Shanghai") {
+		t.Errorf("agents write no annotations: %s", agent)
 	}
 	p.Run(t, "Turn it off")
-	if agent := c.agentArgs(); !strings.Contains(agent, "--load-label=false") || strings.Contains(agent, "--soft-taint") {
+	if agent := c.agentArgs(); !strings.Contains(agent, "--load-label=false") || strings.Contains(agent, "--soft-taint") || strings.Contains(agent, "--crane-annotations") {
 		t.Errorf("agents still mark their nodes: %s", agent)
 	}
 	if left := c.Kubectl("get", "mutatingadmissionpolicies,mutatingadmissionpolicybindings,deployments", "-A", "-o", "name"); strings.Contains(left, "plimsoll-placement") ||

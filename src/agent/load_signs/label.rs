@@ -1,0 +1,56 @@
+//! What of the load counts for schedulers that read the label: loads up to 60 count alike. A rise of 10, a fall of 20, and a
+//! crossing of 95 either way are urgent. Pure.
+
+use super::WantedSigns;
+use super::schedule::Change;
+use crate::crd::load_label::{FULL, LoadLabel};
+
+/// In percent.
+const URGENT_RISE: u8 = 10;
+const URGENT_FALL: u8 = 20;
+
+/// The label on a Node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnNode {
+    Absent,
+    Label(LoadLabel),
+    /// Text that is no value of the label.
+    Invalid,
+}
+
+impl OnNode {
+    fn of(text: Option<&str>) -> Self {
+        let read = |text| LoadLabel::parse(text).map_or(Self::Invalid, Self::Label);
+        text.map_or(Self::Absent, read)
+    }
+}
+
+/// How much the label on the Node, as text, differs from what is wanted.
+pub(super) fn change(text: Option<&str>, wants: &WantedSigns) -> Change {
+    match difference(OnNode::of(text), wants.label()) {
+        Change::Small if wants.remove => Change::Fall,
+        change => change,
+    }
+}
+
+fn difference(current: OnNode, wanted: Option<LoadLabel>) -> Change {
+    let (current, wanted) = match (current, wanted) {
+        (OnNode::Absent, None) => return Change::None,
+        // A load that is unknown for a moment keeps its label.
+        (OnNode::Label(_), None) => return Change::Small,
+        (OnNode::Invalid, None) => return Change::Fall,
+        (OnNode::Absent | OnNode::Invalid, Some(_)) => return Change::Rise,
+        (OnNode::Label(current), Some(wanted)) => (current, wanted),
+    };
+    if current.headroom() == wanted.headroom() {
+        return Change::None;
+    }
+    if current < wanted {
+        let by = wanted.percent() - current.percent();
+        let urgent = by >= URGENT_RISE || wanted >= FULL && current < FULL;
+        return if urgent { Change::Rise } else { Change::Small };
+    }
+    let by = current.percent() - wanted.percent();
+    let urgent = by >= URGENT_FALL || current >= FULL && wanted < FULL;
+    if urgent { Change::Fall } else { Change::Small }
+}

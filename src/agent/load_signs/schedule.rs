@@ -1,0 +1,166 @@
+//! When the label and crane's annotations are written. Pure.
+//!
+//! At most three writes at a time, then one per interval. The last of the three is for a load that rises, so that a node that
+//! becomes hot is always avoided at once, and for annotations that would expire.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::crane::Crane;
+use super::{WantedCrane, WantedSigns, label};
+use crate::cluster::token_bucket::TokenBucket;
+use crate::crd::crane_annotations::CraneAnnotations;
+use crate::engine::time::BootTime;
+
+/// One write per this time, for long.
+pub(super) const INTERVAL: Duration = Duration::from_mins(1);
+/// Writes at a time.
+const BURST: u32 = 3;
+/// Small differences, and an unknown load, are written after this time.
+const SETTLE: Duration = Duration::from_mins(1);
+
+/// The next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Write these.
+    Write(Parts),
+    /// Wait until something changes, or for this long.
+    Wait(Option<Duration>),
+}
+
+/// What of a Node is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Parts {
+    pub(super) label: bool,
+    pub(super) crane: bool,
+}
+
+/// What is on a Node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SeenSigns<'a> {
+    /// The text of the label.
+    pub(super) label: Option<&'a str>,
+    pub(super) crane: &'a CraneAnnotations,
+}
+
+/// How much a difference between a Node and what is wanted matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// Written once it has lasted [`SETTLE`].
+    Small,
+    /// Written at once, unless only the last write is left.
+    Fall,
+    /// Written at once.
+    Rise,
+}
+
+/// Whether to write one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not before something changes.
+    Unchanged,
+    /// After this time.
+    Later(Duration),
+    /// As soon as the bucket holds a token more than this.
+    Due { reserve: u32 },
+}
+
+impl Verdict {
+    /// How long until it can be written; `None`: not before something changes.
+    fn wait(self, now: BootTime, bucket: &TokenBucket) -> Option<Duration> {
+        match self {
+            Self::Unchanged => None,
+            Self::Later(left) => Some(left),
+            Self::Due { reserve } => Some(bucket.time_until(now, 1 + reserve)),
+        }
+    }
+
+    const fn is_due(self) -> bool {
+        matches!(self, Self::Due { .. })
+    }
+}
+
+/// Since when a part differs.
+#[derive(Debug, Default)]
+pub(super) struct Settling(Option<BootTime>);
+
+impl Settling {
+    pub(super) fn verdict(&mut self, now: BootTime, change: Change) -> Verdict {
+        if change == Change::None {
+            self.0 = None;
+            return Verdict::Unchanged;
+        }
+        let lasted = now.since(*self.0.get_or_insert(now));
+        if change == Change::Small && lasted < SETTLE {
+            return Verdict::Later(SETTLE.saturating_sub(lasted));
+        }
+        let reserve = u32::from(change != Change::Rise);
+        Verdict::Due { reserve }
+    }
+}
+
+/// Decides the next step.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    bucket: TokenBucket,
+    /// The interval of the bucket.
+    interval: Duration,
+    label: Settling,
+    crane: Crane,
+}
+
+impl Schedule {
+    pub(super) fn new(rng: Rng) -> Self {
+        Self {
+            bucket: TokenBucket::new(BURST, INTERVAL),
+            interval: INTERVAL,
+            label: Settling::default(),
+            crane: Crane::new(rng),
+        }
+    }
+
+    /// The next step on a Node with these signs.
+    pub(super) fn step(&mut self, now: BootTime, wants: &WantedSigns, seen: SeenSigns) -> Step {
+        self.set_interval(wants.interval);
+        let label = label::change(seen.label, wants);
+        let label = self.label.verdict(now, label);
+        let [differs, expires] = self.crane.verdicts(now, wants.crane, seen.crane);
+        let left = [label, differs, expires].map(|it| it.wait(now, &self.bucket));
+        let wait = left.into_iter().flatten().min();
+        if wait != Some(Duration::ZERO) {
+            return Step::Wait(wait);
+        }
+        self.bucket.try_take(now);
+        Step::Write(Parts {
+            label: label.is_due(),
+            // With any write, so that they need fewer of their own.
+            crane: differs.is_due() || matches!(wants.crane, WantedCrane::Values(_)),
+        })
+    }
+
+    /// These parts were written.
+    pub(super) fn written(&mut self, now: BootTime, parts: Parts) {
+        if parts.crane {
+            self.crane.written(now);
+        }
+    }
+
+    /// Whether another writer changed crane's annotations since this agent wrote them.
+    pub(super) fn is_contested(&self, seen: SeenSigns) -> bool {
+        self.crane.is_contested(seen.crane)
+    }
+
+    fn set_interval(&mut self, interval: Duration) {
+        let interval = interval.max(INTERVAL);
+        if interval != self.interval {
+            self.interval = interval;
+            self.bucket.set_interval(interval);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "schedule_tests.rs"]
+mod tests;
