@@ -55,18 +55,18 @@ fn filtered(extender: &mut Extender, nodes: &ByNode, pod: &Value, names: &[&str]
 }
 
 /// A node whose load line is 80 % of its CPUs, with this load.
-fn loaded(load: f64) -> Option<NodeLoad> {
-    Some(node(load, load * 0.8, 10.0))
+fn loaded(load: f64) -> NodeLoad {
+    node(load, load * 0.8, 10.0)
 }
 
 #[test]
 fn hot_nodes_are_avoided_and_all_alike() {
     let nodes = cluster([
-        loaded(20.0),
-        loaded(96.0),
-        loaded(60.0),
-        loaded(120.0),
-        loaded(94.0),
+        Some(loaded(20.0)),
+        Some(loaded(96.0)),
+        Some(loaded(60.0)),
+        Some(loaded(120.0)),
+        Some(loaded(94.0)),
     ]);
     let names = ["a", "b", "c", "d", "e"];
     let found = points(&mut Extender::default(), &nodes, &small("u"), &names, at());
@@ -76,7 +76,7 @@ fn hot_nodes_are_avoided_and_all_alike() {
     );
     // With the pod the last one is over 95, too.
     assert_eq!((found[1], found[3], found[4]), (0, 0, 0), "{found:?}");
-    let hot = cluster([loaded(96.0), loaded(100.0), loaded(300.0)]);
+    let hot = cluster([Some(loaded(96.0)), Some(loaded(100.0)), Some(loaded(300.0))]);
     let found = points(
         &mut Extender::default(),
         &hot,
@@ -91,7 +91,7 @@ fn hot_nodes_are_avoided_and_all_alike() {
 fn the_pods_own_use_counts() {
     let mut large = node(40.0, 32.0, 10.0);
     large.cpu.0 *= 8;
-    let nodes = cluster([loaded(30.0), Some(large)]);
+    let nodes = cluster([Some(loaded(30.0)), Some(large)]);
     // 2 CPUs are half of the first node, and a sixteenth of the second.
     let found = points(
         &mut Extender::default(),
@@ -107,7 +107,13 @@ fn the_pods_own_use_counts() {
 fn unknown_nodes_are_neutral() {
     let mut old = node(10.0, 8.0, 10.0);
     old.at = BootTime::default();
-    let nodes = cluster([loaded(10.0), loaded(50.0), loaded(90.0), None, Some(old)]);
+    let nodes = cluster([
+        Some(loaded(10.0)),
+        Some(loaded(50.0)),
+        Some(loaded(90.0)),
+        None,
+        Some(old),
+    ]);
     let names = ["a", "b", "c", "d", "e", "nobody"];
     let found = points(&mut Extender::default(), &nodes, &small("u"), &names, at());
     assert_eq!([found[1]; 3], found[3..], "{found:?}");
@@ -124,7 +130,7 @@ fn unknown_nodes_are_neutral() {
 
 #[test]
 fn a_pod_in_flight_counts_for_two_seconds() {
-    let nodes = cluster([loaded(50.0), loaded(55.0)]);
+    let nodes = cluster([Some(loaded(50.0)), Some(loaded(55.0))]);
     let mut extender = Extender::default();
     let names = ["a", "b"];
     let best = |extender: &mut Extender, uid: &str, millis: u64| {
@@ -144,12 +150,12 @@ fn a_pod_in_flight_counts_for_two_seconds() {
 #[test]
 fn filter_rejects_nodes_at_their_load_line() {
     let nodes = cluster([
-        loaded(99.0),
-        loaded(50.0),
-        loaded(97.0),
-        loaded(50.0),
+        Some(loaded(99.0)),
+        Some(loaded(50.0)),
+        Some(loaded(97.0)),
+        Some(loaded(50.0)),
         None,
-        loaded(50.0),
+        Some(loaded(50.0)),
     ]);
     let names = ["a", "b", "c", "d", "e", "f", "x"];
     let found = filtered(&mut Extender::default(), &nodes, &small("u"), &names);
@@ -297,7 +303,7 @@ proptest! {
         unknown in vec("[a-z.]{2,20}", 0..4),
         with_policy in any::<bool>(),
     ) {
-        let nodes = cluster(loads.iter().map(|load| load.and_then(loaded)));
+        let nodes = cluster(loads.iter().map(|load| load.map(loaded)));
         let mut names: Vec<&str> = nodes.keys().map(|name| &**name).collect();
         names.extend(unknown.iter().map(String::as_str));
         let mut extender = if with_policy { policy() } else { Extender::default() };

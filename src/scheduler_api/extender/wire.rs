@@ -180,6 +180,7 @@ impl WirePod {
 
 /// A `HostPriorityList`: the points of each candidate, in the order of the request.
 pub fn priorities(candidates: &Candidates<'_>, points: &[u8]) -> Vec<u8> {
+    const DIGITS: [&str; 11] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10"];
     let names = candidates.names();
     let length: usize = names.iter().map(|name| name.len() + 25).sum();
     let mut body = Vec::with_capacity(length + 2);
@@ -192,7 +193,8 @@ pub fn priorities(candidates: &Candidates<'_>, points: &[u8]) -> Vec<u8> {
         // Writing to memory and strings don't fail.
         drop(serde_json::to_writer(&mut body, name));
         body.extend_from_slice(br#","Score":"#);
-        body.extend_from_slice(points.to_string().as_bytes());
+        let points = usize::from(*points).min(DIGITS.len() - 1);
+        body.extend_from_slice(DIGITS[points].as_bytes());
         body.push(b'}');
     }
     body.push(b']');
