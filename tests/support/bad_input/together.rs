@@ -226,8 +226,8 @@ pub fn pairs() -> Vec<Case> {
     cases.push(rejected(
         "invalid action",
         named_invalid,
-        "spec.rules[0].actionName",
-        "the AvoidanceAction \"bad\" is invalid",
+        "spec.coolDownSeconds",
+        "coolDownSeconds is 0",
     ));
     cases
 }
