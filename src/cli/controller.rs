@@ -51,7 +51,7 @@ Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 

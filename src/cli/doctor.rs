@@ -76,7 +76,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     lease_namespace: Option<String>,
 
-    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }

@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
     output: Output,
 
-    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }

@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
     lease_namespace: String,
 
-    /// How to reach the API server [default: the pod's service account, else $KUBECONFIG, else ~/.kube/config]
+    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }

@@ -251,6 +251,8 @@ fn the_time_left_of_a_roll_out_is_in_a_column_and_in_an_event() {
         p.list("nwm").len() == 3
     });
     plane.report_enforcing("node01", json!({}));
+    // The report and the policy come by different watches: without the report no node could be a canary.
+    std::thread::park_timeout(Duration::from_secs(2));
     plane.apply(&[node_qos("q", 4000)]);
     plane.until("kubectl get shows the time left", TIMEOUT, |p| {
         let table = p.kubectl(&["get", "nodeqos", "q"]);
