@@ -23,7 +23,6 @@ use tower::{BoxError, Layer, Service};
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum size of a refusal, in bytes.
 const MAX_REFUSAL: u64 = 64 * 1024;
-const WEB_PAGE: &str = "a web page";
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
@@ -129,10 +128,9 @@ struct AnswerTimeout {
 
 /// Another server answered.
 #[derive(Debug, Error)]
-#[error("{address} is not an API server: it answered with {content} ({code})")]
+#[error("{address} is not an API server: it answered with a web page ({code})")]
 struct NotAnApiServer {
     address: Arc<str>,
-    content: &'static str,
     code: u16,
 }
 
@@ -175,29 +173,27 @@ async fn understood(response: Answer, address: &Arc<str>) -> Result<Answer, BoxE
     if let Some(waiting) = asks_to_wait(&response) {
         return Ok(with_status(response, &waiting));
     }
-    match text(&response) {
-        Some(content) if !is_error => Err(BoxError::from(NotAnApiServer {
-            address: Arc::clone(address),
-            content,
-            code: status.as_u16(),
-        })),
-        Some(content @ WEB_PAGE) => {
-            let message = format!("{address} answered with {content}, as a proxy does");
-            let error = failure(status, &message);
-            Ok(with_status(response, &error))
+    if is_web_page(&response) {
+        if !is_error {
+            return Err(BoxError::from(NotAnApiServer {
+                address: Arc::clone(address),
+                code: status.as_u16(),
+            }));
         }
-        _ if status == StatusCode::UNAUTHORIZED => unauthorized(response, address).await,
-        _ => Ok(response),
+        let message = format!("{address} answered with a web page, as a proxy does");
+        let error = failure(status, &message);
+        return Ok(with_status(response, &error));
     }
+    if status == StatusCode::UNAUTHORIZED {
+        return unauthorized(response, address).await;
+    }
+    Ok(response)
 }
 
-/// What an API server never sends as the answer to a successful request.
-fn text(response: &Answer) -> Option<&'static str> {
-    let kind = response.headers().get(CONTENT_TYPE)?.as_bytes();
-    if kind.starts_with(b"text/html") {
-        return Some(WEB_PAGE);
-    }
-    kind.starts_with(b"text/plain").then_some("plain text")
+/// An API server sends none. (Plain text it does send: what it passes on from a kubelet may have that type.)
+fn is_web_page(response: &Answer) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"))
 }
 
 /// API priority and fairness answers with a header and plain text, which the client would treat as any other failure.

@@ -66,7 +66,7 @@ fn every_node_is_shown_once() {
         "{screen}"
     );
     assert!(
-        screen.ends_with("\n1 of 3 agents do not respond: stale\n"),
+        screen.ends_with("\n1 of 3 agents does not respond: stale\n"),
         "{screen}"
     );
     let json = top(&plane.kubeconfig, &["-o", "json"]);
@@ -173,7 +173,7 @@ fn watch_refreshes_and_survives_errors() {
     let screens = lines(top.stdout.take().unwrap());
     let errors = lines(top.stderr.take().unwrap());
     let _top = Process(top);
-    wait_for(&screens, "1 of 3 agents do not respond: stale");
+    wait_for(&screens, "1 of 3 agents does not respond: stale");
     plane.apply(&[lease("stale", Duration::ZERO, "cpu=33.3")]);
     wait_for(&screens, "33.3");
     proxy.respond_with(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
