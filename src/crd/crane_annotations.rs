@@ -14,13 +14,16 @@ use jiff::tz::TimeZone;
 
 /// The keys of the annotations: CPU, memory, and what averages do not show yet.
 pub const KEYS: [&str; 7] = [
+    USAGE[0], USAGE[1], USAGE[2], USAGE[3], USAGE[4], USAGE[5], HOT,
+];
+/// crane's metrics: CPU and then memory; the average of 5 minutes, and the highest such average of an hour and of a day.
+pub const USAGE: [&str; 6] = [
     "cpu_usage_avg_5m",
     "cpu_usage_max_avg_1h",
     "cpu_usage_max_avg_1d",
     "mem_usage_avg_5m",
     "mem_usage_max_avg_1h",
     "mem_usage_max_avg_1d",
-    HOT,
 ];
 /// The key of the hot value: each 0.1 takes one point off the node's score.
 pub const HOT: &str = "node_hot_value";

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::NodeMetricStatus;
+use super::crane_annotations::USAGE;
 use super::manifest::{self, Lines, ManifestError};
 use super::node_metric::ResourceWindows;
 use super::path::at_index;
@@ -142,16 +143,6 @@ const WINDOWS: [Window; 3] = [
     |windows| windows.max_avg1h?.value,
     |windows| windows.max_avg1d?.value,
 ];
-/// crane's metrics: CPU and then memory, in the order of the windows.
-const USAGE: [&str; 6] = [
-    "cpu_usage_avg_5m",
-    "cpu_usage_max_avg_1h",
-    "cpu_usage_max_avg_1d",
-    "mem_usage_avg_5m",
-    "mem_usage_max_avg_1h",
-    "mem_usage_max_avg_1d",
-];
-
 impl PolicyMetric {
     /// Its name in the file.
     pub fn name(&self) -> &str {

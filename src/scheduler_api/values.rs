@@ -50,7 +50,7 @@ pub fn values(
 }
 
 /// The lower median; 0 without values.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     if values.is_empty() {
         return 0.0;
     }

@@ -1,5 +1,6 @@
 //! Points from 0 to 10 for each candidate. Pure.
 
+use super::super::values::median;
 use super::in_flight::hash;
 
 /// Points of the emptiest nodes, but for the first.
@@ -7,13 +8,7 @@ const MAX_POINTS: f64 = 9.0;
 
 /// Fills in the lower median of the known values: a node without data is neither preferred nor starved. 0 if none is known.
 pub fn neutral(values: &[Option<f64>]) -> Vec<f64> {
-    let mut known: Vec<f64> = values.iter().flatten().copied().collect();
-    let middle = known.len().saturating_sub(1) / 2;
-    let median = if known.is_empty() {
-        0.0
-    } else {
-        *known.select_nth_unstable_by(middle, f64::total_cmp).1
-    };
+    let median = median(values.iter().flatten().copied().collect());
     values.iter().map(|value| value.unwrap_or(median)).collect()
 }
 
