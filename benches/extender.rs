@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use plimsoll::cluster::clock;
 use plimsoll::engine::units::{Bytes, MilliCpu};
 use plimsoll::metrics_api::loads::{ByNode, NodeLoad};
@@ -41,7 +40,6 @@ fn node(index: usize) -> NodeLoad {
     let resource = |load: f64| json!({"percent": load, "expected": load * 0.8, "newcomers": 0.0, "history": load * 0.7, "line": 80.0});
     let status = json!({"load": {"percent": load, "worst": "cpu", "cpu": resource(load), "memory": resource(load / 2.0)}});
     NodeLoad {
-        received: Timestamp::UNIX_EPOCH,
         at: clock::now(),
         interval: Duration::from_mins(5),
         cpu: MilliCpu(16_000),

@@ -295,6 +295,27 @@ mod tests {
     }
 
     #[test]
+    fn pods_that_are_bound_after_the_first_list_are_counted() {
+        let mut pods = Fixture::new().pods;
+        let list = |pods: &mut Pods, numbers: &[u8]| {
+            pods.apply(Event::Init);
+            for number in numbers {
+                pods.apply(Event::InitApply(pod("a", &uid(*number), "Pending")));
+            }
+            pods.apply(Event::InitDone);
+        };
+        list(&mut pods, &[1, 2]);
+        assert_eq!(pods.bound(), 0);
+        for phase in ["Pending", "Running"] {
+            pods.apply(Event::Apply(pod("b", &uid(3), phase)));
+            assert_eq!(pods.bound(), 1, "{phase}");
+        }
+        // After the watch was lost.
+        list(&mut pods, &[1, 3, 4]);
+        assert_eq!(pods.bound(), 2);
+    }
+
+    #[test]
     fn a_bound_pod_is_pending_until_its_cgroup_exists() {
         let mut fixture = Fixture::new();
         let pending = |fixture: &Fixture| -> Vec<String> {

@@ -126,7 +126,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS:PORT", requires = "report_listen")]
     scheduler_listen: Option<SocketAddr>,
 
-    /// Policy file of crane-scheduler (DynamicSchedulerPolicy), by which the extender of --scheduler-listen scores and filters; read
+    /// Policy file of crane-scheduler (DynamicSchedulerPolicy) for the extender of --scheduler-listen; read
     /// again when it changes [default: by load line]
     #[expect(clippy::doc_markdown, reason = "the help has no markdown")]
     #[arg(long, value_name = "FILE", requires = "scheduler_listen")]

@@ -1,6 +1,6 @@
 //! Writes what schedulers see of a node's load: the label `plimsoll.dev/load` of its Node, and crane's annotations.
 //!
-//! Labels and annotations are maps: a merge patch of some keys conflicts with nobody, unlike the list of taints. The UID in it
+//! Labels and annotations are maps: a merge patch of some keys conflicts with no other writer, unlike the list of taints. The UID in it
 //! makes sure that it is still the same node.
 
 use k8s_openapi::api::core::v1::Node;

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use jiff::Timestamp;
-
 use super::reports::is_fresh;
 use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::Load;
@@ -15,9 +13,7 @@ use crate::engine::units::{Bytes, MilliCpu};
 /// The last report of a node.
 #[derive(Clone, Debug)]
 pub struct NodeLoad {
-    /// When it was received, by this replica's clock.
-    pub received: Timestamp,
-    /// The same, by a clock that never jumps.
+    /// When it was received.
     pub at: BootTime,
     /// Time until the next report.
     pub interval: Duration,

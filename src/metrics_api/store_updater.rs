@@ -117,7 +117,6 @@ impl Entry {
         let (at, interval) = self.reported?;
         let facts = self.node.as_ref()?.facts();
         Some(NodeLoad {
-            received: self.known.reported?,
             at,
             interval,
             cpu: MilliCpu(u64::from(facts.cpus) * 1000),

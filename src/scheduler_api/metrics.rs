@@ -67,8 +67,8 @@ impl SchedulerApiMetrics {
         registry.register_with_unit("scheduler_answer", help, Unit::Seconds, durations);
         let help = "Nodes in the last request to the extender that had no recent report";
         registry.register("scheduler_unknown_nodes", help, self.unknown_nodes.clone());
-        let help =
-            "1 while the extender's Filter rejects no node, because too much is hot or unknown";
+        let help = "1 if Filter of the extender has rejected no node of a request, because too many are hot or unknown, until a minute passes \
+                    without such a request";
         let suspended = self.filter_suspended.clone();
         registry.register("scheduler_filter_suspended", help, suspended);
         let help = "1 if the extender goes by a file of --scheduler-policy";
@@ -101,7 +101,7 @@ impl SchedulerApiMetrics {
             .set(i64::try_from(nodes).unwrap_or(i64::MAX));
     }
 
-    /// Filter rejects nobody, or does again.
+    /// Filter rejects no node, or does again.
     pub(super) fn filter_suspended(&self, suspended: bool) {
         self.filter_suspended.set(suspended.into());
     }

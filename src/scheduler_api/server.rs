@@ -40,7 +40,7 @@ const MAX_QUERY_BYTES: usize = 16 << 10;
 
 pub(super) const JSON: &str = "application/json";
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
-/// The paths, for those who ask for another.
+/// The answer to any other path.
 const PATHS: &str =
     "/extender/prioritize, /extender/filter, /watcher, /watcher/health, /api/v1/query\n";
 
@@ -132,10 +132,7 @@ impl Server {
         let begin = clock::now();
         let (page, answer) = match request.uri().path() {
             "/watcher" => ("load_watcher", self.load_watcher(&request)),
-            "/watcher/health" => (
-                "load_watcher",
-                text(StatusCode::OK, TEXT, "ok\n".to_owned()),
-            ),
+            "/watcher/health" => ("load_watcher", text(StatusCode::OK, TEXT, "ok\n")),
             "/api/v1/query" => ("query", self.query(request).await),
             "/extender/prioritize" => {
                 let answer = self.extender.answer(Verb::Prioritize, request).await;
@@ -145,7 +142,7 @@ impl Server {
                 let answer = self.extender.answer(Verb::Filter, request).await;
                 ("filter", answer)
             }
-            _ => ("other", text(StatusCode::NOT_FOUND, TEXT, PATHS.to_owned())),
+            _ => ("other", text(StatusCode::NOT_FOUND, TEXT, PATHS)),
         };
         let took = clock::now().since(begin);
         self.metrics.answered(page, answer.status().as_u16(), took);
@@ -154,7 +151,7 @@ impl Server {
 
     fn load_watcher(&self, request: &Request<Incoming>) -> Answer {
         if *request.method() != Method::GET {
-            let message = "only GET is allowed\n".to_owned();
+            let message = "only GET is allowed\n";
             return text(StatusCode::METHOD_NOT_ALLOWED, TEXT, message);
         }
         let host = parameter(request.uri().query().unwrap_or_default(), "host");
@@ -171,7 +168,7 @@ impl Server {
         let query = match in_path {
             None if *request.method() == Method::POST => {
                 let Some(form) = form(request).await else {
-                    let message = "the request is too long or incomplete\n".to_owned();
+                    let message = "the request is too long or incomplete\n";
                     return text(StatusCode::BAD_REQUEST, TEXT, message);
                 };
                 parameter(&form, "query")

@@ -63,7 +63,6 @@ pub(super) mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
@@ -84,7 +83,6 @@ pub(super) mod tests {
             "windows": {"cpu": windows(cpu / 4.0), "memory": windows(memory / 8.0)},
         });
         NodeLoad {
-            received: Timestamp::UNIX_EPOCH,
             at: at(),
             interval: Duration::from_secs(10),
             cpu: MilliCpu(4000),

@@ -124,7 +124,7 @@ fn nodes_are_scored_and_filtered_by_their_reports() {
         return;
     };
     // Before any report, all are alike.
-    let before = points(ports[0], &["cool", "hot", "nobody"]);
+    let before = points(ports[0], &["cool", "hot", "unknown"]);
     assert_eq!([before[0]; 3], before[..]);
     report_loads(
         &plane,
@@ -132,7 +132,7 @@ fn nodes_are_scored_and_filtered_by_their_reports() {
         ports,
         &[("cool", 20.0), ("warm", 60.0), ("hot", 120.0)],
     );
-    let found = points(ports[0], &["cool", "warm", "hot", "bare", "nobody"]);
+    let found = points(ports[0], &["cool", "warm", "hot", "bare", "unknown"]);
     assert!(found[0] > found[1] && found[1] > found[2], "{found:?}");
     assert_eq!(
         (found[2], found[3], found[4]),
@@ -148,9 +148,9 @@ fn nodes_are_scored_and_filtered_by_their_reports() {
     );
     let reason = &answer["FailedAndUnresolvableNodes"]["hot"];
     assert_eq!(reason, "its load with the pod would reach its load line");
-    // Half of these are unknown: nobody is rejected, and the log says so once.
+    // Half of these are unknown: no node is rejected, and the log says so once.
     for _ in 0..3 {
-        let unknown = args(&["cool", "hot", "bare", "nobody"]);
+        let unknown = args(&["cool", "hot", "bare", "unknown"]);
         let (_, body) = post(ports[0], "filter", &unknown);
         let answer: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(answer["NodeNames"].as_array().unwrap().len(), 4);

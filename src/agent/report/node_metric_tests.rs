@@ -233,6 +233,7 @@ fn a_report_of_110_pods_fits_4_kib_with_any_names() {
     assert_eq!(metric.status.top_pods.len(), MAX_PODS);
     assert_eq!(metric.status.pods, Some(110));
     let window = metric.status.windows.cpu.clone().unwrap();
+    assert!(window.last5m.unwrap().stddev.is_some());
     assert!(window.last1h.unwrap().p99.is_some() && window.max_avg1d.unwrap().value.is_some());
     assert!(text.len() <= MAX_BYTES, "{} bytes", text.len());
 

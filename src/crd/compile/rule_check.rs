@@ -267,7 +267,7 @@ impl RuleCheck<'_, '_> {
             return;
         }
         let path = format!("{}.actionName", self.path);
-        let nobody = format!(
+        let problem = format!(
             "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod",
             action.name
         );
@@ -275,15 +275,15 @@ impl RuleCheck<'_, '_> {
         let rejected: Vec<&str> = rejected.into_iter().collect();
         if !rejected.is_empty() {
             let fix = format!("correct the invalid PodQOS {}", list(rejected.iter()));
-            let message = format!("{nobody}; {fix}");
+            let message = format!("{problem}; {fix}");
             self.findings
                 .following(Reason::NobodyToActOn, path, message);
         } else if let Some(entry) = self.misspelt_entry() {
-            let message = format!("{nobody}; correct {} in allowedActions", quoted(entry));
+            let message = format!("{problem}; correct {} in allowedActions", quoted(entry));
             self.findings
                 .following(Reason::NobodyToActOn, path, message);
         } else {
-            let message = format!("{nobody}; add one with allowedActions: [{}]", action.name);
+            let message = format!("{problem}; add one with allowedActions: [{}]", action.name);
             self.findings.error(Reason::NobodyToActOn, path, message);
         }
     }

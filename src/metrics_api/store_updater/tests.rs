@@ -123,6 +123,8 @@ fn a_node_has_an_object_from_creation_to_deletion() {
 fn deleted_nodes_leave_no_entries() {
     let mut replica = Replica::of_a_node();
     replica.updater.report(report(3, Duration::from_hours(1)));
+    let loads = replica.updater.loads();
+    assert!(loads.read()["n1"].is_some());
     replica.updater.node("n1", None);
     // Late updates leave no entry behind, in any order.
     replica.renew_lease("seq=1");
@@ -130,7 +132,7 @@ fn deleted_nodes_leave_no_entries() {
     replica.updater.heartbeat("n1", None);
     replica.updater.watermark("n1", None);
     replica.updater.set_agent_silent("n1", false);
-    assert!(replica.updater.nodes.is_empty());
+    assert!(replica.updater.nodes.is_empty() && loads.read().is_empty());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! When Filter rejects nobody: it must never stop scheduling because much is hot, or little is known. Pure.
+//! When Filter rejects no node: it must never stop scheduling because much is hot, or little is known. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const MIN_CANDIDATES: usize = 4;
 /// Filter is in force again after this long without a reason to suspend it.
 const RESUME_AFTER: Duration = Duration::from_mins(1);
 
-/// Why nobody is rejected.
+/// Why no node is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspension {
     /// Half of the candidates, or more, have no recent report.
@@ -37,7 +37,7 @@ impl fmt::Display for Suspension {
 /// A change of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nobody is rejected from now on.
+    /// No node is rejected from now on.
     Suspended(Suspension),
     /// Nodes are rejected again.
     Resumed,

@@ -37,7 +37,7 @@ pub struct Answer {
     pub body: Vec<u8>,
     /// Candidates without a recent report.
     pub unknown: usize,
-    /// Filter starts or ends to reject nobody.
+    /// Filter stops to reject nodes, or starts again.
     pub change: Option<Change>,
 }
 

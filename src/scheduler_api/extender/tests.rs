@@ -114,7 +114,7 @@ fn unknown_nodes_are_neutral() {
         None,
         Some(old),
     ]);
-    let names = ["a", "b", "c", "d", "e", "nobody"];
+    let names = ["a", "b", "c", "d", "e", "unknown"];
     let found = points(&mut Extender::default(), &nodes, &small("u"), &names, at());
     assert_eq!([found[1]; 3], found[3..], "{found:?}");
     let nothing = ByNode::default();

@@ -178,27 +178,24 @@ impl WirePod {
     }
 }
 
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct HostPriority<'a> {
+    host: &'a str,
+    score: u8,
+}
+
 /// A `HostPriorityList`: the points of each candidate, in the order of the request.
 pub fn priorities(candidates: &Candidates<'_>, points: &[u8]) -> Vec<u8> {
-    const DIGITS: [&str; 11] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10"];
-    let names = candidates.names();
-    let length: usize = names.iter().map(|name| name.len() + 25).sum();
-    let mut body = Vec::with_capacity(length + 2);
-    body.push(b'[');
-    for (index, (name, points)) in names.iter().zip(points).enumerate() {
-        if index > 0 {
-            body.push(b',');
-        }
-        body.extend_from_slice(br#"{"Host":"#);
-        // Writing to memory and strings don't fail.
-        drop(serde_json::to_writer(&mut body, name));
-        body.extend_from_slice(br#","Score":"#);
-        let points = usize::from(*points).min(DIGITS.len() - 1);
-        body.extend_from_slice(DIGITS[points].as_bytes());
-        body.push(b'}');
-    }
-    body.push(b']');
-    body
+    let names = candidates.names().into_iter().zip(points);
+    let list: Vec<_> = names
+        .map(|(host, score)| HostPriority {
+            host,
+            score: *score,
+        })
+        .collect();
+    // It consists of strings and numbers, which serialize.
+    serde_json::to_vec(&list).unwrap_or_default()
 }
 
 #[derive(Serialize)]
