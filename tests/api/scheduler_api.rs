@@ -65,6 +65,9 @@ fn every_replica_answers_from_the_reports_that_it_receives() {
                 code == 503 && body.starts_with("only 0 of 2 nodes have a recent report")
             })
         });
+        plane.until("it accepts reports", TIMEOUT, |_| {
+            Reporter::dial(&trust, reports).is_some()
+        });
         let agent = Reporter::new(&trust, reports);
         plane.until("the node is known", TIMEOUT, |_| {
             sequence.set(sequence.get() + 1);

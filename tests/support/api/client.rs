@@ -35,6 +35,19 @@ impl ApiClient {
         Self(client)
     }
 
+    /// A client of etcd's JSON API.
+    pub fn of_etcd(port: u16) -> Self {
+        let address = format!("http://127.0.0.1:{port}").parse().unwrap();
+        Self(wait(async {
+            Client::try_from(Config::new(address)).unwrap()
+        }))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
+        let request = Request::post(path).header("Content-Type", "application/json");
+        self.send(request.body(body.to_string().into_bytes()).unwrap())
+    }
+
     /// The body of this path.
     pub fn get(&self, path: &str) -> Result<String, kube::Error> {
         self.send(Request::get(path).body(Vec::new()).unwrap())

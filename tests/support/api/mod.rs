@@ -8,6 +8,7 @@ pub mod faults;
 pub mod leader;
 pub mod receiver;
 pub mod reporter;
+mod servers;
 
 use std::fs;
 use std::io::Write as _;
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use self::client::{ApiClient, path_of};
+use self::servers::Servers;
 
 /// Kills its process on drop.
 pub struct Process(pub Child);
@@ -34,18 +36,27 @@ impl Drop for Process {
     }
 }
 
-/// A control plane; stopped on drop.
+/// A control plane for one test. On drop it is restored to its first state, for the next test; one that was restarted or has
+/// flags of its own, and that of a failed test, is stopped.
 pub struct ControlPlane {
     pub kubeconfig: PathBuf,
     kubectl: PathBuf,
     client: ApiClient,
+    /// For the test's files.
     dir: TempDir,
-    etcd: Option<Process>,
-    apiserver: Option<Process>,
-    /// Folder of the binaries, and the ports of etcd and the API server.
-    own: (PathBuf, u16, u16),
-    /// Additional flags of the API server.
-    flags: &'static [&'static str],
+    /// None: the cluster of `PLIMSOLL_E2E_KUBECONFIG`.
+    servers: Option<Servers>,
+    bin: PathBuf,
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        if let Some(servers) = self.servers.take()
+            && !std::thread::panicking()
+        {
+            servers.put_back();
+        }
+    }
 }
 
 fn root() -> &'static Path {
@@ -133,10 +144,8 @@ impl ControlPlane {
                 kubeconfig,
                 kubectl,
                 dir,
-                etcd: None,
-                apiserver: None,
-                own: (bin, 0, 0),
-                flags,
+                servers: None,
+                bin,
             };
             plane.install_definitions();
             return Some(plane);
@@ -149,24 +158,26 @@ impl ControlPlane {
             ));
             return None;
         }
-        let (client, peer) = (free_port(), free_port());
-        let etcd = etcd(&bin, dir.path(), client, peer);
-        let port = free_port();
-        let apiserver = apiserver(&bin, dir.path(), client, port, flags);
+        let used = flags.is_empty().then(Servers::used).flatten();
+        let is_new = used.is_none();
+        let servers = used.unwrap_or_else(|| Servers::start(&bin, flags));
         let kubeconfig = dir.path().join("kubeconfig");
-        fs::write(&kubeconfig, kubeconfig_of(port).to_string()).unwrap();
-        let plane = Self {
+        fs::write(&kubeconfig, kubeconfig_of(servers.port).to_string()).unwrap();
+        let mut plane = Self {
             client: ApiClient::new(&kubeconfig),
             kubeconfig,
             kubectl,
             dir,
-            etcd: Some(etcd),
-            apiserver: Some(apiserver),
-            own: (bin, client, port),
-            flags,
+            servers: Some(servers),
+            bin,
         };
-        plane.until_ready();
-        plane.install_definitions();
+        if is_new {
+            plane.until_ready();
+            plane.install_definitions();
+            plane.servers.as_mut().unwrap().remember();
+        } else {
+            plane.until_definitions_are_served();
+        }
         Some(plane)
     }
 
@@ -180,6 +191,10 @@ impl ControlPlane {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": definitions});
         let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
         self.try_kubectl(&apply, &list.to_string()).unwrap();
+        self.until_definitions_are_served();
+    }
+
+    fn until_definitions_are_served(&self) {
         self.until(
             "the definitions are served",
             Duration::from_mins(5),
@@ -238,29 +253,32 @@ impl ControlPlane {
 
     /// The front-proxy CA, key and certificate of our own API server.
     pub fn front_proxy(&self) -> aggregation::FrontProxy {
-        aggregation::FrontProxy::of(self.dir.path())
+        aggregation::FrontProxy::of(self.servers.as_ref().unwrap().dir())
+    }
+
+    /// The private key by which our own API server signs tokens, as PEM.
+    pub fn token_key(&self) -> Vec<u8> {
+        fs::read(self.servers.as_ref().unwrap().dir().join("sa.key")).unwrap()
     }
 
     /// Path of Helm or kubectl.
     pub fn tool(&self, name: &str) -> PathBuf {
-        self.own.0.join(name)
+        self.bin.join(name)
     }
 
     /// Whether the API server is our own, and may be stopped.
     pub fn is_own(&self) -> bool {
-        self.etcd.is_some()
+        self.servers.is_some()
     }
 
     /// Kills the API server.
     pub fn stop(&mut self) {
-        self.apiserver = None;
+        self.servers.as_mut().unwrap().stop();
     }
 
     /// Restarts it.
     pub fn start_again(&mut self) {
-        let (bin, etcd, port) = &self.own;
-        let flags = self.flags;
-        self.apiserver = Some(apiserver(bin, self.dir.path(), *etcd, *port, flags));
+        self.servers.as_mut().unwrap().start_again(&self.bin);
         self.until_ready();
     }
 
@@ -385,9 +403,12 @@ impl ControlPlane {
     }
 
     fn logs(&self) -> String {
-        let files = fs::read_dir(self.dir.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
+        let servers = self.servers.iter().map(Servers::dir);
+        let folders = servers.chain([self.dir.path()]);
+        let files = folders.flat_map(|folder| {
+            let entries = fs::read_dir(folder).unwrap();
+            entries.map(|entry| entry.unwrap().path())
+        });
         let logs = files.filter(|path| path.extension().is_some_and(|e| e == "log"));
         let tail = |path: PathBuf| {
             let text = fs::read_to_string(&path).unwrap_or_default();
@@ -467,8 +488,7 @@ impl ControlPlane {
 
     /// The processes of our own etcd and API server.
     pub fn processes(&self) -> Vec<u32> {
-        let own = [&self.etcd, &self.apiserver].into_iter().flatten();
-        own.map(|process| process.0.id()).collect()
+        self.servers.iter().flat_map(Servers::processes).collect()
     }
 }
 
@@ -523,64 +543,6 @@ impl Controller {
 
 fn log(dir: &Path, name: &str) -> fs::File {
     fs::File::create(dir.join(format!("{name}.log"))).unwrap()
-}
-
-fn etcd(bin: &Path, dir: &Path, client: u16, peer: u16) -> Process {
-    let client = format!("http://127.0.0.1:{client}");
-    let peer = format!("http://127.0.0.1:{peer}");
-    let etcd = Command::new(bin.join("etcd"))
-        .args(["--name", "test", "--unsafe-no-fsync", "--data-dir"])
-        .arg(dir.join("etcd"))
-        .args([
-            "--listen-client-urls",
-            &client,
-            "--advertise-client-urls",
-            &client,
-        ])
-        .args([
-            "--listen-peer-urls",
-            &peer,
-            "--initial-advertise-peer-urls",
-            &peer,
-        ])
-        .args(["--initial-cluster", &format!("test={peer}")])
-        .stderr(log(dir, "etcd"))
-        .stdout(Stdio::null())
-        .spawn();
-    Process(etcd.unwrap())
-}
-
-fn apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16, flags: &[&str]) -> Process {
-    let pair = rcgen::KeyPair::generate().unwrap();
-    let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
-    fs::write(&key, pair.serialize_pem()).unwrap();
-    fs::write(&public, pair.public_key_pem()).unwrap();
-    let tokens = dir.join("tokens.csv");
-    fs::write(&tokens, "admin,admin,admin,system:masters\nann,ann,ann\n").unwrap();
-    let apiserver = Command::new(bin.join("kube-apiserver"))
-        // A fifth of its CPU time went into collecting garbage.
-        .env("GOGC", "400")
-        .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
-        .args(["--bind-address=127.0.0.1", "--authorization-mode=RBAC"])
-        .args([
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--disable-admission-plugins=ServiceAccount",
-        ])
-        .arg("--service-account-issuer=https://kubernetes.default.svc")
-        .arg(format!("--secure-port={port}"))
-        .arg(format!("--cert-dir={}", dir.join("certificates").display()))
-        .arg(format!("--token-auth-file={}", tokens.display()))
-        .arg(format!("--service-account-key-file={}", public.display()))
-        .arg(format!(
-            "--service-account-signing-key-file={}",
-            key.display()
-        ))
-        .args(aggregation::flags(dir))
-        .args(flags)
-        .stderr(log(dir, "kube-apiserver"))
-        .stdout(Stdio::null())
-        .spawn();
-    Process(apiserver.unwrap())
 }
 
 fn kubeconfig_of(port: u16) -> Value {

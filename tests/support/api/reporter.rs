@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fs;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -208,8 +207,7 @@ fn part(text: &str) -> Value {
 impl Forger {
     /// Based on an honest token.
     pub fn new(plane: &ControlPlane, valid_token: &str) -> Self {
-        let path = plane.kubeconfig.with_file_name("sa.key");
-        let key = PrivatePkcs8KeyDer::from_pem_slice(&fs::read(path).unwrap()).unwrap();
+        let key = PrivatePkcs8KeyDer::from_pem_slice(&plane.token_key()).unwrap();
         let (algorithm, random) = (&ECDSA_P256_SHA256_FIXED_SIGNING, SystemRandom::new());
         let pair = EcdsaKeyPair::from_pkcs8(algorithm, key.secret_pkcs8_der(), &random);
         let mut parts = valid_token.split('.').map(str::to_owned);
