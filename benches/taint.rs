@@ -25,7 +25,6 @@ use std::time::Duration;
 use agent_support::{HIGH, LOW, NODE, Node, closing};
 use k8s_openapi::api::core::v1;
 use kube::Api;
-use plimsoll::cluster::client::connect;
 use plimsoll::cluster::taint::KEY;
 use plimsoll::node::clock::boot_time;
 use run_support::{argument, since};
@@ -49,7 +48,7 @@ async fn main() -> ExitCode {
     node.set_rules(&spec);
     let agent = node.agent(&["--sample-interval", "1s"]);
     agent.until("it is ready", || agent.is_ready());
-    let client = connect(Some(&node.plane.kubeconfig)).await.unwrap();
+    let client = node.plane.connect().await;
     let nodes: Api<v1::Node> = Api::all(client);
 
     let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ u64::from(std::process::id());

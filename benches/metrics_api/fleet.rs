@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::clock;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::report::MAX_BYTES;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -90,7 +91,9 @@ impl<'a> Fleet<'a> {
         plane.until("it leads", TIMEOUT, |_| controller.leads());
         let proxy = plane.front_proxy();
         let certificate = (proxy.certificate, proxy.key);
-        let client = runtime.block_on(connect(Some(&plane.kubeconfig))).unwrap();
+        let client = runtime
+            .block_on(connect(&ClusterSource::file(&plane.kubeconfig)))
+            .unwrap();
         let reader = Reader {
             client: runtime.block_on(async { caller::client(metrics, Some(certificate)) }),
             user: Some(USER),

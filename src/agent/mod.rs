@@ -50,6 +50,7 @@ use self::reconcile::Agent;
 use self::telemetry::Telemetry;
 use crate::agent::backend::ApiServer;
 use crate::cluster::client::{self, ClientError, Server};
+use crate::cluster::kubeconfig::ClusterSource;
 use crate::crd::crane_annotations::Zone;
 use crate::engine::Demand;
 use crate::engine::sample::Sample;
@@ -69,8 +70,8 @@ type Machine = machine::Machine<ApiServer>;
 /// Options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How to reach the API server; absent: the pod's service account, else the user's kubeconfig.
-    pub kubeconfig: Option<PathBuf>,
+    /// How to reach the API server.
+    pub cluster: ClusterSource,
     /// Name of our Node.
     pub node: String,
     /// The directory of the files that outlive the process.
@@ -182,7 +183,7 @@ pub async fn run(
     let now = clock::boot_time();
     check_proc(&options, &hierarchy, now)?;
     let metrics = Arc::new(Metrics::new(now, options.pod_data, &options.windows));
-    let server = Server::find(options.kubeconfig.as_deref()).await?;
+    let server = Server::find(&options.cluster).await?;
     let client = server.client(metrics.clone())?;
     let heartbeat_client = server.client(metrics.clone())?;
     let listener = serve::listen(options.listen)?;
@@ -208,7 +209,7 @@ pub async fn run(
 /// If an agent still uses that state directory, or the journal is corrupt; nothing was changed then.
 pub async fn restore(options: &Options) -> Result<bool, AgentError> {
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
-    let client = match client::connect(options.kubeconfig.as_deref()).await {
+    let client = match client::connect(&options.cluster).await {
         Ok(client) => Some(client),
         Err(error) => {
             tracing::warn!("{error}: the node's taint, if there is one, stays");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::cluster_args::ClusterArgs;
 use super::run::StateDir;
 use super::windows::WindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
@@ -54,9 +55,8 @@ Exit status: 0 stopped as requested, 1 something could not be restored, or anoth
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 
     /// Name of this node's Node object
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -211,7 +211,7 @@ impl Args {
     fn options(&self) -> anyhow::Result<Options> {
         let own = self.namespace.clone().zip(self.pod_name.clone());
         Ok(Options {
-            kubeconfig: self.kubeconfig.clone(),
+            cluster: self.cluster.source(),
             node: self.node_name.clone(),
             state_dir: self.state_dir.state_dir.clone(),
             cgroup_root: self.cgroup_root.clone(),

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::ValueEnum;
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
+use super::output::Output;
 use super::windows::AgentWindowsFile;
 use super::{one_line, print, print_error};
 use crate::crd::API_VERSION;
@@ -42,8 +42,9 @@ pub struct Args {
     /// Manifests: files, directories (all .yaml, .yml and .json files, recursively), or - for standard input
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
-    /// Output format
-    #[arg(long, value_enum, default_value_t = Output::Text)]
+    /// Output format. Text has `file:line: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
+    /// [{file, line, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings}
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them
     #[arg(long, value_name = "N")]
@@ -65,16 +66,6 @@ pub struct Args {
     allow_warnings: bool,
 }
 
-/// Output formats.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// One line per finding: `file:line: severity: object: field: what is wrong; how to fix it`.
-    Text,
-    /// One JSON object: {findings: [{file, line, kind, name, path, severity, reason, message}], files, objects,
-    /// skipped, errors, warnings}.
-    Json,
-}
-
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
@@ -83,16 +74,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_error(format_args!("plimsoll: {}", one_line(error)));
     }
     let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
-    match args.output {
-        Output::Text => {
-            let lines = report.lines().map(|line| line + "\n");
-            print(lines.collect::<String>().as_bytes())?;
-            print_error(report.summary());
-        }
-        Output::Json => {
-            let json = serde_json::to_string_pretty(&report).context("failed to write JSON")?;
-            print((json + "\n").as_bytes())?;
-        }
+    if let Some(text) = args.output.of(&report)? {
+        print(text.as_bytes())?;
+    } else {
+        let lines = report.lines().map(|line| line + "\n");
+        print(lines.collect::<String>().as_bytes())?;
+        print_error(report.summary());
     }
     let nothing = report.has_no_policy();
     if nothing && sources.unreadable.is_empty() {

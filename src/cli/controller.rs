@@ -10,6 +10,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
 use super::windows::AgentWindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
@@ -51,9 +52,8 @@ Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 
     /// Namespace of the Lease used for leader election; it must exist
     #[arg(
@@ -264,7 +264,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         args.silent_agent_after
     );
     let metrics = Arc::new(Metrics::default());
-    let server = Server::find(args.kubeconfig.as_deref()).await?;
+    let server = Server::find(&args.cluster.source()).await?;
     let identity = identity();
     let windows = args.windows.read()?.unwrap_or_default();
     let options = Options {

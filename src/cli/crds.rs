@@ -9,8 +9,9 @@ use anyhow::{Context, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 
+use super::cluster_args::ClusterArgs;
 use super::{duration, runtime};
-use crate::cluster::client::{call, connect};
+use crate::cluster::client::call;
 use crate::cluster::clock;
 use crate::crd::{KubernetesVersion, definitions};
 
@@ -29,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
   Exit with 1 if the files there are out of date:
     plimsoll crds --check crds
   Wait until the cluster of your kubeconfig serves the definitions:
-    plimsoll crds --wait 1m")]
+    plimsoll crds --wait --timeout 1m")]
 pub struct Args {
     /// Write one file per kind into this directory, instead of printing them
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
@@ -40,15 +41,26 @@ pub struct Args {
     /// Kubernetes version of the cluster [default: the newest supported]. For 1.33, error messages about quantities are simpler
     #[arg(long, value_name = "VERSION", value_parser = supported)]
     kubernetes: Option<KubernetesVersion>,
-    /// Wait up to this long until the API server serves all definitions; exit with 2 if it does not
-    #[arg(long, value_name = "DURATION", value_parser = duration::positive, conflicts_with_all = ["output_dir", "check"])]
-    wait: Option<Duration>,
+    /// Wait until the API server serves all definitions, instead of printing them
+    #[arg(long, conflicts_with_all = ["output_dir", "check"])]
+    wait: bool,
+    /// How long to wait; after it the exit status is 2
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration::positive,
+        default_value = "60s",
+        requires = "wait"
+    )]
+    timeout: Duration,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if let Some(timeout) = args.wait {
-        return runtime::start()?.block_on(wait_until_served(timeout));
+    if args.wait {
+        return runtime::start()?.block_on(wait_until_served(args));
     }
     let files: Vec<(String, String)> = args
         .kubernetes
@@ -74,8 +86,9 @@ fn supported(text: &str) -> Result<KubernetesVersion, String> {
 }
 
 /// Waits until the API server serves all definitions.
-async fn wait_until_served(timeout: Duration) -> anyhow::Result<ExitCode> {
-    let client = connect(None).await?;
+async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
+    let client = args.cluster.connect().await?;
+    let timeout = args.timeout;
     let definitions = definitions();
     let started = clock::now();
     while let Some(missing) = missing(&client, &definitions).await {

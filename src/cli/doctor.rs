@@ -13,10 +13,10 @@ mod permissions;
 mod placement;
 mod pods;
 mod policies;
+mod role;
 mod snapshot;
 mod table;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,8 +27,9 @@ use self::checks::{findings, notes, summary};
 use self::finding::Finding;
 use self::snapshot::Snapshot;
 pub(super) use self::snapshot::lease_namespaces;
+use super::cluster_args::ClusterArgs;
+use super::output::Output;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
-use crate::cluster::client::connect;
 use crate::cluster::clock;
 
 /// How often `--wait` repeats the checks.
@@ -50,9 +51,11 @@ Examples:
   Check the installation:
     plimsoll doctor
   Wait until all agents are upgraded:
-    plimsoll doctor --only agents --wait 4m
+    plimsoll doctor --only agents --wait --timeout 4m
   List only what to do:
     plimsoll doctor -o json | jq -r '.findings[].do'
+  As an administrator, grant a user what doctor could not read as that user:
+    plimsoll doctor -o json | jq '.roles[]' | kubectl apply -f -
 
 Exit status: 0 no findings, 1 findings, 2 the API server could not be reached.";
 
@@ -60,34 +63,35 @@ Exit status: 0 no findings, 1 findings, 2 the API server could not be reached.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    /// Output format; JSON and YAML have {findings: [{about, what, do}], notes: [the same], roles: [...],
+    /// summary}
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
     /// Check only this part [default: all]
     #[arg(long, value_enum, value_name = "PART")]
     only: Option<Part>,
 
-    /// Repeat the checks for up to this long, until there are no findings
-    #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
-    wait: Option<Duration>,
+    /// Repeat the checks until there are no findings
+    #[arg(long)]
+    wait: bool,
+
+    /// How long --wait repeats them
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration::positive,
+        default_value = "60s",
+        requires = "wait"
+    )]
+    timeout: Duration,
 
     /// Namespace of the Leases that agents renew [default: as configured for the agents]
     #[arg(long, value_name = "NAME")]
     lease_namespace: Option<String>,
 
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-}
-
-/// Output formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A paragraph for each finding.
-    Text,
-    /// One JSON object: {findings: [{about, what, do}], notes: [the same], summary}.
-    Json,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Parts of an installation that can be checked alone.
@@ -100,29 +104,35 @@ enum Part {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let snapshot = runtime::start()?.block_on(async {
-        let client = connect(args.kubeconfig.as_deref()).await?;
+        let client = args.cluster.connect().await?;
         let only_agents = args.only == Some(Part::Agents);
-        let (started, wait) = (clock::now(), args.wait.unwrap_or_default());
+        let started = clock::now();
         loop {
             let namespace = args.lease_namespace.as_deref();
             let snapshot = Box::pin(Snapshot::read(&client, only_agents, namespace)).await;
             let is_healthy = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
-            if is_healthy || clock::now().since(started) >= wait {
+            if is_healthy || !args.wait || clock::now().since(started) >= args.timeout {
                 return snapshot;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     })?;
     let (found, notes) = (findings(&snapshot), notes(&snapshot));
-    let text = render(args.output, &found, &notes, &summary(&snapshot));
+    let text = render(args.output, &found, &notes, &summary(&snapshot))?;
     print(text.as_bytes())?;
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
-fn render(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -> String {
-    if output == Output::Json {
-        let json = json!({"findings": found, "notes": notes, "summary": summary});
-        return format!("{json}\n");
+fn render(
+    output: Output,
+    found: &[Finding],
+    notes: &[Finding],
+    summary: &str,
+) -> anyhow::Result<String> {
+    let roles = role::missing(found);
+    let object = json!({"findings": found, "notes": notes, "roles": roles, "summary": summary});
+    if let Some(text) = output.of(&object)? {
+        return Ok(text);
     }
     let findings = found.iter().map(|finding| format!("{finding}\n\n"));
     let notes = notes.iter().map(|note| format!("note: {note}\n\n"));
@@ -131,5 +141,15 @@ fn render(output: Output, found: &[Finding], notes: &[Finding], summary: &str) -
         1 => format!("1 finding: {summary}\n"),
         number => format!("{number} findings: {summary}\n"),
     };
-    findings.chain(notes).chain([all]).collect()
+    let mut missing = String::new();
+    if !roles.is_empty() {
+        missing
+            .push_str("An administrator can grant what could not be read, with kubectl apply:\n");
+    }
+    for role in roles {
+        missing.extend(Output::Yaml.of(&role)?);
+    }
+    missing.push_str(if missing.is_empty() { "" } else { "---\n\n" });
+    let parts = findings.chain(notes).chain([missing, all]);
+    Ok(parts.collect())
 }

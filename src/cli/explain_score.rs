@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow, bail};
-use clap::ValueEnum;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
@@ -15,9 +14,11 @@ use serde_json::Value;
 
 use self::pod::PodToPlace;
 use self::report::{Explanation, NodeInput};
+use super::cluster_args::ClusterArgs;
+use super::output::Output;
 use super::top::read;
 use super::{print, runtime};
-use crate::cluster::client::{call, connect};
+use crate::cluster::client::call;
 use crate::cluster::clock;
 use crate::cluster::list::all;
 use crate::crd::node_metric::API_VERSION;
@@ -52,30 +53,20 @@ pub struct Args {
     #[arg(value_name = "POD", conflicts_with = "file")]
     pod: Option<String>,
 
-    /// Namespace of the pod
-    #[arg(short = 'n', long, value_name = "NAME", default_value = "default")]
-    namespace: String,
+    /// Namespace of the pod [default: that of the context]
+    #[arg(short = 'n', long, value_name = "NAME")]
+    namespace: Option<String>,
 
     /// Manifest of a Pod, or of a workload with a pod template
     #[arg(short = 'f', long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    /// Output format; JSON and YAML have {pod, nodes: [{node, load, withPod, label, score, ageSeconds, cpu, memory, notes, ...}]}
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-}
-
-/// Output formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table.
-    Text,
-    /// One JSON object: {pod, nodes: [{node, load, withPod, label, score, ageSeconds, cpu, memory, notes, ...}]}.
-    Json,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Runs it.
@@ -86,16 +77,18 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn explain(args: &Args) -> anyhow::Result<String> {
     let manifest = args.file.as_deref().map(pod::read_manifest).transpose()?;
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = args.cluster.connect().await?;
     let pod = match (&args.pod, manifest) {
-        (Some(name), _) => Some(get_pod(&client, &args.namespace, name).await?),
+        (Some(name), _) => {
+            let namespace = args.namespace.as_deref();
+            let namespace = namespace.unwrap_or_else(|| client.default_namespace());
+            Some(get_pod(&client, namespace, name).await?)
+        }
         (None, manifest) => manifest,
     };
     let explanation = Explanation::new(pod.as_ref(), nodes(&client).await?, clock::wall());
-    Ok(match args.output {
-        Output::Text => explanation.to_string(),
-        Output::Json => format!("{}\n", serde_json::to_string(&explanation)?),
-    })
+    let structured = args.output.of(&explanation)?;
+    Ok(structured.unwrap_or_else(|| explanation.to_string()))
 }
 
 async fn get_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<PodToPlace> {

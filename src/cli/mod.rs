@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod check;
+mod cluster_args;
 pub mod controller;
 pub mod crds;
 pub mod demo;
@@ -10,7 +11,9 @@ mod duration;
 mod eviction_budgets;
 pub mod explain_score;
 mod logging;
+mod man;
 pub mod metrics;
+mod output;
 pub mod preview;
 pub mod replay;
 pub mod run;

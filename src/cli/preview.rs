@@ -7,17 +7,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
-use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::Value;
 
 use self::findings::{Findings, Found};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
+use super::cluster_args::ClusterArgs;
+use super::output::Output;
 use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
-use crate::cluster::{client, clock};
+use crate::cluster::clock;
 use crate::crd::{Compiled, Objects, compile};
 use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
 use crate::engine::policy::{NodeFacts, Rule};
@@ -78,22 +78,13 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     sample: Option<Duration>,
 
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, standing, pods, ...}]}], findings, notes,
+    /// summary}
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-}
-
-/// Output formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table, and the pods of each rule that is over its threshold.
-    Text,
-    /// One JSON object: {nodes: [{node, rules: [{rule, metric, value, standing, pods, ...}]}], findings, notes, summary}.
-    Json,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 fn value(text: &str) -> Result<(String, f64), String> {
@@ -118,7 +109,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn show(args: &Args, sources: &Sources, any_node: &NodeFacts) -> anyhow::Result<ExitCode> {
-    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let client = args.cluster.connect().await?;
     let cluster = Cluster::new(client);
     let others = other_policies(&cluster, sources).await?;
     let report = Report::new(sources, others.clone(), any_node, false);
@@ -319,7 +310,7 @@ fn notes(summaries: &BTreeMap<String, KubeletResult>) -> Vec<String> {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct Structured<'a> {
     #[serde(flatten)]
     preview: &'a Preview,
     summary: String,
@@ -333,22 +324,16 @@ fn print(
     findings: &Findings,
     preview: &Preview,
 ) -> anyhow::Result<()> {
-    let text = match args.output {
-        Output::Text => {
-            report.lines().for_each(print_error);
-            findings.0.iter().for_each(print_error);
-            preview.to_string()
-        }
-        Output::Json => {
-            let json = Json {
-                preview,
-                summary: preview.summary(),
-                files: report,
-                findings: &findings.0,
-            };
-            let text = serde_json::to_string_pretty(&json).context("failed to write JSON")?;
-            text + "\n"
-        }
-    };
+    let structured = args.output.of(&Structured {
+        preview,
+        summary: preview.summary(),
+        files: report,
+        findings: &findings.0,
+    })?;
+    let text = structured.unwrap_or_else(|| {
+        report.lines().for_each(print_error);
+        findings.0.iter().for_each(print_error);
+        preview.to_string()
+    });
     super::print(text.as_bytes()).map(drop)
 }

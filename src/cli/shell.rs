@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Cli, print};
+use super::{Cli, man, print};
 
 /// Arguments of `plimsoll completions`.
 #[derive(Debug, clap::Args)]
@@ -24,13 +24,13 @@ pub struct ManArgs {
 /// Prints the completion script.
 pub(super) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "plimsoll", &mut script);
+    clap_complete::generate(args.shell, &mut visible(), "plimsoll", &mut script);
     print(&script)
 }
 
 /// Prints the manual page.
 pub(super) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
-    let mut command = Cli::command();
+    let mut command = visible();
     command.build();
     let page = match &args.subcommand {
         None => command,
@@ -38,7 +38,34 @@ pub(super) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
             anyhow::anyhow!("there is no subcommand `{name}`: see `plimsoll --help`")
         })?,
     };
-    let mut text = Vec::new();
-    clap_mangen::Man::new(page).render(&mut text)?;
-    print(&text)
+    print(&man::page(&page)?)
+}
+
+/// The command without what is hidden.
+fn visible() -> Command {
+    let all = Cli::command();
+    let subcommands = all.get_subcommands().filter(|it| !it.is_hide_set());
+    let (subcommands, about) = (subcommands.cloned(), all.get_about().cloned());
+    let visible = Command::new("plimsoll")
+        .version(env!("CARGO_PKG_VERSION"))
+        .propagate_version(true)
+        .arg_required_else_help(true)
+        .subcommands(subcommands);
+    visible.about(about.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_commands_are_not_completed() {
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Bash, &mut visible(), "plimsoll", &mut script);
+        let script = String::from_utf8(script).expect("text");
+        assert!(script.contains("explain-score") && script.contains("--kubeconfig"));
+        for hidden in ["demo-worker", "demo-burner", "demo-stage"] {
+            assert!(!script.contains(hidden), "{hidden}");
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! `plimsoll stop` and `plimsoll resume`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,9 +10,10 @@ use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use super::cluster_args::ClusterArgs;
 use super::doctor::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
-use crate::cluster::client::{CallError, call, connect};
+use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::watch::resource;
 use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
@@ -87,9 +87,8 @@ struct Options {
     #[arg(long, value_name = "NAME")]
     lease_namespace: Option<String>,
 
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// The state that nodes should reach.
@@ -102,7 +101,7 @@ enum Goal {
 /// Runs `plimsoll stop`.
 pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
-        let client = connect(args.options.kubeconfig.as_deref()).await?;
+        let client = args.options.cluster.connect().await?;
         let user = user_name(&client).await;
         let value = value(args.reason.as_deref(), user.as_deref(), clock::wall());
         request_all(&client, &args.options, Some(&value)).await?;
@@ -114,7 +113,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
 /// Runs `plimsoll resume`.
 pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
-        let client = connect(args.options.kubeconfig.as_deref()).await?;
+        let client = args.options.cluster.connect().await?;
         request_all(&client, &args.options, None).await?;
         print_line("resume requested: every rule starts over")?;
         follow(&client, &args.options, Goal::Resumed).await

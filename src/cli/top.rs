@@ -7,7 +7,6 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _, stdout};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,8 +17,10 @@ use kube::{Client, ResourceExt as _};
 use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
+use super::cluster_args::ClusterArgs;
+use super::output::Output;
 use super::{LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width};
-use crate::cluster::client::{CallError, connect};
+use crate::cluster::client::CallError;
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{API_VERSION, GROUP, VERSION};
@@ -51,6 +52,8 @@ Examples:
     plimsoll top --sort cpu --watch
   See the pods under most pressure:
     plimsoll top pods --sort pressure
+  See those of one namespace:
+    plimsoll top pods -n shop
   List nodes without a responding agent:
     plimsoll top -o json | jq -r '.nodes[] | select(.agent != \"alive\") | .node'
   See the status of each rule on one node:
@@ -78,17 +81,25 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "5s")]
     interval: Duration,
 
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t = Output::Text)]
+    /// Only pods of this namespace [default: all]
+    #[arg(short = 'n', long, value_name = "NAME")]
+    namespace: Option<String>,
+
+    /// Pods of all namespaces, which is the default
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+
+    /// Output format; JSON and YAML have {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
+    /// {pods: [{namespace, name, node, cpuMillicores, memoryBytes, throttled, ...}], notes}
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
     /// Namespace of the agents' Leases; for nodes only
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
     lease_namespace: String,
 
-    /// How to reach the API server [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// The object to show.
@@ -98,16 +109,6 @@ enum What {
     Nodes,
     /// The busiest pods of each node
     Pods,
-}
-
-/// Output formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// A table.
-    Text,
-    /// One JSON object per line: {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
-    /// {pods: [{namespace, name, node, cpuMillicores, memoryBytes, throttled, ...}], notes}.
-    Json,
 }
 
 /// The text to print.
@@ -124,12 +125,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let sort = sort.as_ref().map_or("", |it| it.get_name());
         bail!("--sort {sort} is for nodes; sort pods by name, cpu, memory, pressure or age");
     }
+    if args.what == What::Nodes && (args.namespace.is_some() || args.all_namespaces) {
+        bail!("nodes have no namespace: -n and -A are for top pods");
+    }
     runtime::start()?.block_on(show(args))?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn show(args: &Args) -> anyhow::Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = args.cluster.connect().await?;
     print(args, &screen(args, &client).await?)?;
     if !args.watch {
         return Ok(());
@@ -187,6 +191,7 @@ async fn pods(
     let throttled = read::throttled(client).await;
     let (throttled, note) = or_note(throttled, "throttled pods are unknown");
     let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall());
+    let screen = screen.of_namespace(args.namespace.as_deref());
     Ok(screen.with_note(note))
 }
 
@@ -273,13 +278,11 @@ fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestam
 }
 
 fn write(args: &Args, screen: &(impl Display + Serialize)) -> anyhow::Result<String> {
-    Ok(match args.output {
-        Output::Json => serde_json::to_string(screen).context("failed to write JSON")? + "\n",
-        Output::Text => match terminal_width() {
-            Some(width) => format!("{screen:width$}"),
-            None => screen.to_string(),
-        },
-    })
+    let structured = args.output.of(screen)?;
+    Ok(structured.unwrap_or_else(|| match terminal_width() {
+        Some(width) => format!("{screen:width$}"),
+        None => screen.to_string(),
+    }))
 }
 
 fn print(args: &Args, Rendered { screen, warning }: &Rendered) -> anyhow::Result<()> {
@@ -287,7 +290,7 @@ fn print(args: &Args, Rendered { screen, warning }: &Rendered) -> anyhow::Result
     let screen = match args.output {
         Output::Text if args.watch && out.is_terminal() => format!("{CLEAR}{screen}"),
         Output::Text if args.watch => format!("{screen}\n"),
-        Output::Text | Output::Json => screen.clone(),
+        _ => screen.clone(),
     };
     out.write_all(screen.as_bytes())
         .and_then(|()| out.flush())

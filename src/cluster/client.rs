@@ -2,7 +2,6 @@
 
 use std::error::Error as StdError;
 use std::iter;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +18,8 @@ use kube::{Client, Config, Resource};
 use thiserror::Error;
 use tower::{BoxError, ServiceBuilder};
 
-use super::kubeconfig;
 pub use super::kubeconfig::ClientError;
+use super::kubeconfig::{self, ClusterSource};
 use super::requests::{self, Observer, Requests};
 use super::unreachable::Unreachable;
 
@@ -40,9 +39,9 @@ const AGENT: &str = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
 
 const NOT_STORED: &str = "the response is not an object of an API server";
 
-/// A client for this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    Server::find(kubeconfig).await?.client(Arc::new(()))
+/// A client for this cluster.
+pub async fn connect(source: &ClusterSource) -> Result<Client, ClientError> {
+    Server::find(source).await?.client(Arc::new(()))
 }
 
 /// An API server and the credentials for it.
@@ -50,9 +49,9 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
 pub struct Server(Config);
 
 impl Server {
-    /// From this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
-    pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
-        Ok(Self(kubeconfig::find(kubeconfig).await?))
+    /// Reads the kubeconfig or the service account's files.
+    pub async fn find(source: &ClusterSource) -> Result<Self, ClientError> {
+        Ok(Self(kubeconfig::find(source).await?))
     }
 
     /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default

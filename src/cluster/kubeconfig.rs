@@ -11,6 +11,25 @@ use thiserror::Error;
 
 use super::client::describe;
 
+/// Which cluster to talk to, and as whom.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterSource {
+    /// The file; `None`: `KUBECONFIG` or `~/.kube/config`, else the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// A context of the kubeconfig; `None`: its current one.
+    pub context: Option<String>,
+}
+
+impl ClusterSource {
+    /// The current context of this kubeconfig.
+    pub fn file(path: impl AsRef<Path>) -> Self {
+        Self {
+            kubeconfig: Some(path.as_ref().to_owned()),
+            context: None,
+        }
+    }
+}
+
 /// Why no client could be made.
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -76,11 +95,12 @@ impl ClientError {
     }
 }
 
-/// From this kubeconfig; `None`: `KUBECONFIG` or `~/.kube/config`, else the pod's service account.
-pub(super) async fn find(path: Option<&Path>) -> Result<Config, ClientError> {
+pub(super) async fn find(source: &ClusterSource) -> Result<Config, ClientError> {
+    let path = source.kubeconfig.as_deref();
+    let context = source.context.as_deref();
     let config = match path {
-        Some(path) => from_file(path).await?,
-        None => infer().await?,
+        Some(path) => from_file(path, context).await?,
+        None => infer(context).await?,
     };
     match address_error(config.cluster_url.to_string().trim_end_matches('/')) {
         None => Ok(config),
@@ -94,29 +114,41 @@ pub(super) async fn find(path: Option<&Path>) -> Result<Config, ClientError> {
     }
 }
 
-async fn from_file(path: &Path) -> Result<Config, ClientError> {
+async fn from_file(path: &Path, context: Option<&str>) -> Result<Config, ClientError> {
     let failed = |why| ClientError::Kubeconfig {
         path: path.to_owned(),
         why,
     };
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| failed(explain(&error, None)))?;
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
-    config.map_err(|error| failed(explain(&error, Some(&kubeconfig))))
+    let config = config_of(&kubeconfig, context).await;
+    config.map_err(|error| failed(explain(&error, Some((&kubeconfig, context)))))
 }
 
-async fn infer() -> Result<Config, ClientError> {
+async fn config_of(
+    kubeconfig: &Kubeconfig,
+    context: Option<&str>,
+) -> Result<Config, KubeconfigError> {
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await
+}
+
+/// A context is one of a kubeconfig, so with one the pod's service account is not used.
+async fn infer(context: Option<&str>) -> Result<Config, ClientError> {
     let kubeconfig = Kubeconfig::read();
     let config = match kubeconfig.as_ref() {
         Err(error) => Err(missing_or_invalid(error)),
         Ok(kubeconfig) => {
-            let options = KubeConfigOptions::default();
-            let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &options).await;
-            let invalid = |error| ClientError::DefaultKubeconfig(explain(&error, Some(kubeconfig)));
-            config.map_err(invalid)
+            let config = config_of(kubeconfig, context).await;
+            config.map_err(|error| {
+                ClientError::DefaultKubeconfig(explain(&error, Some((kubeconfig, context))))
+            })
         }
     };
     let mut config = config.or_else(|why| match Config::incluster() {
+        _ if context.is_some() => Err(why),
         Ok(config) => Ok(config),
         Err(InClusterError::ReadEnvironmentVariable(_)) => Err(why),
         Err(error) => Err(ClientError::InCluster(error)),
@@ -139,21 +171,27 @@ fn missing_or_invalid(error: &KubeconfigError) -> ClientError {
 }
 
 /// What is wrong in a kubeconfig, and what to do, in a line.
-fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
+fn explain(error: &KubeconfigError, read: Option<(&Kubeconfig, Option<&str>)>) -> String {
     match error {
         KubeconfigError::ReadConfig(why, _) => why.to_string(),
         KubeconfigError::CurrentContextNotSet => {
-            "it has no current-context; set it with kubectl config use-context, or name another file with --kubeconfig"
+            "it has no current-context; name one with --context, or another file with --kubeconfig"
                 .to_owned()
         }
-        KubeconfigError::LoadContext(name) => {
-            format!("its current-context is {name}, and there is no such context in it")
-        }
+        KubeconfigError::LoadContext(name) => match read {
+            Some((kubeconfig, Some(_))) => {
+                let contexts = kubeconfig.contexts.iter();
+                let names: Vec<&str> = contexts.map(|it| it.name.as_str()).collect();
+                format!("it has no context {name}, but {}", names.join(", "))
+            }
+            _ => format!("its current-context is {name}, and there is no such context in it"),
+        },
         KubeconfigError::LoadClusterOfContext(name) => {
-            format!("its current context is of the cluster {name}, which is not in it")
+            format!("the context is of the cluster {name}, which is not in it")
         }
         KubeconfigError::ParseClusterUrl(_) => {
-            let server = kubeconfig.and_then(server).unwrap_or_default();
+            let server = read.and_then(|(kubeconfig, context)| server(kubeconfig, context));
+            let server = server.unwrap_or_default();
             address_error(server).unwrap_or_else(|| format!("server {server:?} is not a URL"))
         }
         KubeconfigError::LoadCertificateAuthority(LoadDataError::ReadFile(why, file))
@@ -164,17 +202,20 @@ fn explain(error: &KubeconfigError, kubeconfig: Option<&Kubeconfig>) -> String {
         KubeconfigError::Parse(error) => {
             let error = error.to_string();
             let first = error.lines().next().unwrap_or_default();
-            format!("it is not valid YAML: {}", first.trim_start_matches("error: "))
+            format!(
+                "it is not valid YAML: {}",
+                first.trim_start_matches("error: ")
+            )
         }
         other => describe(other),
     }
 }
 
 /// `server` of the cluster in use.
-fn server(kubeconfig: &Kubeconfig) -> Option<&str> {
-    let current = kubeconfig.current_context.as_ref()?;
+fn server<'a>(kubeconfig: &'a Kubeconfig, context: Option<&'a str>) -> Option<&'a str> {
+    let current = context.or(kubeconfig.current_context.as_deref())?;
     let mut contexts = kubeconfig.contexts.iter();
-    let context = contexts.find(|it| it.name == *current)?.context.as_ref()?;
+    let context = contexts.find(|it| it.name == current)?.context.as_ref()?;
     let mut clusters = kubeconfig.clusters.iter();
     let cluster = clusters.find(|it| it.name == context.cluster)?;
     cluster.cluster.as_ref()?.server.as_deref()
@@ -209,7 +250,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("config");
         fs::write(&path, text).expect("written");
-        let error = find(Some(&path)).await.err();
+        let error = find(&ClusterSource::file(&path)).await.err();
         let error = describe(&error.expect("an error"));
         let prefix = format!("failed to read the kubeconfig {}: ", path.display());
         let why = error.strip_prefix(&prefix);
@@ -244,8 +285,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_wrong_in_a_kubeconfig_is_said_once() {
-        let without_context = "it has no current-context; set it with kubectl config use-context, or name another file \
-                               with --kubeconfig";
+        let without_context =
+            "it has no current-context; name one with --context, or another file with --kubeconfig";
         assert_eq!(error_with("").await, without_context);
         let broken = error_with("clusters: [").await;
         assert!(
@@ -259,10 +300,38 @@ mod tests {
         let expected =
             "failed to read /missing, which it names: No such file or directory (os error 2)";
         assert_eq!(error_with(&kubeconfig(authority)).await, expected);
-        let missing = find(Some(Path::new("/missing"))).await;
+        let missing = find(&ClusterSource::file("/missing")).await;
         assert_eq!(
             describe(&missing.expect_err("an error")),
             "failed to read the kubeconfig /missing: No such file or directory (os error 2)"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_context_can_be_chosen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("config");
+        let text = "{current-context: a, users: [{name: u, user: {}}], contexts: [{name: a, context: {cluster: a, user: u}}, \
+                    {name: b, context: {cluster: b, user: u, namespace: shop}}], clusters: [{name: a, cluster: {server: \
+                    \"https://a:6443\"}}, {name: b, cluster: {server: \"https://b:6443\"}}]}";
+        fs::write(&path, text).expect("written");
+        let find_context = async |name: Option<&str>| {
+            let target = ClusterSource {
+                context: name.map(str::to_owned),
+                ..ClusterSource::file(&path)
+            };
+            find(&target).await
+        };
+        let current = find_context(None).await.expect("valid");
+        assert_eq!(current.cluster_url.host(), Some("a"));
+        let chosen = find_context(Some("b")).await.expect("valid");
+        assert_eq!(chosen.cluster_url.host(), Some("b"));
+        assert_eq!(chosen.default_namespace, "shop");
+        let error = find_context(Some("c")).await.expect_err("an error");
+        let error = describe(&error);
+        assert!(
+            error.ends_with(": it has no context c, but a, b"),
+            "{error}"
         );
     }
 

@@ -6,7 +6,7 @@ pub mod clock;
 pub mod election;
 pub mod events;
 pub mod eviction;
-mod kubeconfig;
+pub mod kubeconfig;
 pub mod list;
 pub mod load_signs;
 pub mod mounted;

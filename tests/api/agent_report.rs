@@ -17,7 +17,6 @@ use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use plimsoll::agent::direct_report::metrics::Reports;
 use plimsoll::agent::direct_report::{DirectReports, Links, Options};
-use plimsoll::cluster::client::connect;
 use plimsoll::cluster::watch::resource;
 use plimsoll::crd::NodeMetric;
 use plimsoll::crd::node_metric::ReportingAgent;
@@ -406,7 +405,7 @@ async fn reports_reach_healthy_replicas_despite_failing_ones() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
-    let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+    let client = plane.connect().await;
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
         Box::pin(every_ready_replica_gets_all_reports_over_one_connection(

@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use plimsoll::cluster::client::Server;
 use plimsoll::cluster::clock;
 use plimsoll::cluster::election::Leadership;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::metrics_api::{self, CertificateSource, ObjectNames, Observer, Options};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -241,7 +242,9 @@ async fn discovery_answers_while_the_controller_is_busy() {
     let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
         return;
     };
-    let server = Server::find(Some(&plane.kubeconfig)).await.unwrap();
+    let server = Server::find(&ClusterSource::file(&plane.kubeconfig))
+        .await
+        .unwrap();
     let port = free_port();
     let options = Options {
         listen: Some(format!("127.0.0.1:{port}").parse().unwrap()),

@@ -12,6 +12,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, ResourceExt};
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::NodeMetric;
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
@@ -69,7 +70,7 @@ fn follow(kubeconfig: PathBuf, config: Config) -> Arc<Mutex<Observed>> {
     let observed = Arc::new(Mutex::new(Observed::default()));
     let sink = Arc::clone(&observed);
     let following = async move {
-        let client = connect(Some(&kubeconfig)).await.unwrap();
+        let client = connect(&ClusterSource::file(&kubeconfig)).await.unwrap();
         let mut events = watcher(Api::<NodeMetric>::all(client), config)
             .default_backoff()
             .boxed();

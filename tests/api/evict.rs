@@ -11,6 +11,7 @@ use hyper::Request;
 use kube::Client;
 use nix::sys::signal::Signal;
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::eviction::{Answer, Delay, api_path};
 use serde_json::{Value, json};
 
@@ -421,7 +422,9 @@ fn through_api_server(
         None => scene.plane.kubeconfig.clone(),
     };
     let ask = async {
-        let client: Client = connect(Some(Path::new(&kubeconfig))).await.unwrap();
+        let client: Client = connect(&ClusterSource::file(Path::new(&kubeconfig)))
+            .await
+            .unwrap();
         let request = Request::post(path).body(body.to_string().into_bytes());
         client.request::<Answer>(request.unwrap()).await
     };

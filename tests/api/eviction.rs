@@ -14,7 +14,6 @@ use plimsoll::agent::eviction::{
     EvictionResult, Evictions, Evictor, InForce, Outcome, Refusal, Request, Requester,
 };
 use plimsoll::agent::taint::{self, ObservedNode, TaintState, WantedTaint};
-use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
 use plimsoll::crd::eviction::{Answer, Target};
 use plimsoll::engine::metric::Metric;
@@ -117,7 +116,7 @@ impl Scene {
     async fn start() -> Option<Self> {
         let plane = ControlPlane::start()?;
         plane.nodes(&[NODE.to_owned()]);
-        let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+        let client = plane.connect().await;
         let proxy = Proxy::start(client.clone()).await;
         let (in_force, _) = watch::channel(in_force(policy()));
         let (taint_state, _) = watch::channel(TaintState::default());

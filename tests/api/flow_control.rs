@@ -18,6 +18,7 @@ use hyper::Request;
 use kube::Client;
 use kube::client::Body;
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use serde_json::{Value, json};
 use tokio::sync::oneshot::{Sender, channel};
 
@@ -103,7 +104,7 @@ fn flood(kubeconfig: PathBuf) -> (Sender<()>, JoinHandle<()>) {
     let (end, ended) = channel();
     let asking = thread::spawn(move || {
         runtime().block_on(async {
-            let client = connect(Some(&kubeconfig)).await.unwrap();
+            let client = connect(&ClusterSource::file(&kubeconfig)).await.unwrap();
             let asking = (0..LISTS).map(|_| request_lists(&client));
             tokio::select! {
                 _ = join_all(asking) => {}

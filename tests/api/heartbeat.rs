@@ -12,6 +12,7 @@ use kube::{Api, Client};
 use plimsoll::agent::heartbeat::metrics::Heartbeats;
 use plimsoll::agent::heartbeat::{Heartbeat, HeartbeatInput, INTERVAL, Options};
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::Summary;
 use plimsoll::crd::summary::{ANNOTATION, Percent};
 use plimsoll::node::clock::boot_time;
@@ -40,7 +41,7 @@ impl Agent {
         let proxy = Proxy::start(client.clone()).await;
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, proxy.kubeconfig().to_string()).unwrap();
-        let own = connect(Some(file.path())).await.unwrap();
+        let own = connect(&ClusterSource::file(file.path())).await.unwrap();
         let (input, received) = watch::channel(HeartbeatInput::default());
         let (turns, turning) = watch::channel(true);
         let (threshold, threshold_changes) = watch::channel(None);
@@ -284,7 +285,7 @@ async fn a_lease_is_renewed_despite_failing_calls() {
         return;
     };
     plane.apply(&[lease_namespace()]);
-    let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+    let client = plane.connect().await;
     let it = || client.clone();
     let stories: Vec<futures::future::BoxFuture<'_, ()>> = vec![
         Box::pin(is_created_and_renewed_by_put_alone(it())),

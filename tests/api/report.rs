@@ -8,7 +8,6 @@ use crate::api_support::{ControlPlane, now};
 use plimsoll::agent::report::events::{NewEvent, Regarding};
 use plimsoll::agent::report::publish::Publisher;
 use plimsoll::agent::report::write::{Report, Writes, run};
-use plimsoll::cluster::client::connect;
 use plimsoll::crd::NodeWatermarkStatus;
 use plimsoll::crd::node_watermark::{Counts, RuleStatus, SchedulingStatus};
 use plimsoll::engine::pod::PodUid;
@@ -64,7 +63,7 @@ async fn describe_shows_events_on_node_watermark_and_pod() {
         name: "a".to_owned(),
         uid: PodUid::from(uid(&plane.get("pod", "a")).as_str()),
     };
-    let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+    let client = plane.connect().await;
     let mut publisher = Publisher::start(client, NODE);
     for (regarding, message) in [
         (Regarding::Node, "q/cpu: 7200m is above its threshold 4000m"),
@@ -119,7 +118,7 @@ async fn events_during_an_outage_are_published_afterwards() {
         return;
     };
     plane.nodes(&[NODE.to_owned()]);
-    let proxy = Proxy::start(connect(Some(&plane.kubeconfig)).await.unwrap()).await;
+    let proxy = Proxy::start(plane.connect().await).await;
     let mut publisher = Publisher::start(proxy.client(), NODE);
     // A refused event is not retried.
     let denied = |_: &str, _: &str| Some(Fault::Answer(403, None, "forbidden".to_owned()));
@@ -230,7 +229,7 @@ async fn a_status_is_written_on_a_change_of_state_not_of_a_value() {
         return;
     };
     let uid = watermark(&plane);
-    let proxy = Proxy::start(connect(Some(&plane.kubeconfig)).await.unwrap()).await;
+    let proxy = Proxy::start(plane.connect().await).await;
     let mut task = Task::start(&proxy);
     task.submit(&uid, status("Normal", 1.0));
     task.until("the first is written at once", |it| it.done == 1)
@@ -261,7 +260,7 @@ async fn a_status_is_retried_and_follows_its_object() {
         return;
     };
     let first = watermark(&plane);
-    let proxy = Proxy::start(connect(Some(&plane.kubeconfig)).await.unwrap()).await;
+    let proxy = Proxy::start(plane.connect().await).await;
     proxy.respond_with(|_, _| Some(Fault::Answer(500, None, "boom".to_owned())));
     let mut task = Task::start(&proxy);
     task.submit(&first, status("Normal", 1.0));

@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use plimsoll::agent::taint::{ObservedNode, TaintState, WantedTaint, run};
-use plimsoll::cluster::client::connect;
 use plimsoll::cluster::taint::{self, CONDITION, DesiredTaint, KEY, NodeTaint, TaintSnapshot};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
@@ -21,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 async fn start() -> Option<(ControlPlane, Client, Api<Node>)> {
     let plane = ControlPlane::start()?;
     plane.nodes(&[NODE.to_owned()]);
-    let client = connect(Some(&plane.kubeconfig)).await.unwrap();
+    let client = plane.connect().await;
     let nodes = Api::all(client.clone());
     Some((plane, client, nodes))
 }

@@ -48,7 +48,8 @@ pub(super) fn finding(
 /// A finding about something that could not be read.
 pub(super) fn unreadable(about: impl Into<String>, what: &str, error: &ReadError) -> Finding {
     let fix = match error.code {
-        Some(401 | 403) => "run it as a user who may read that",
+        Some(401) => "run it as a user who may read that",
+        Some(403) => "run it as a user who may read that, or grant the roles that it prints",
         _ => "try again; if it persists, check the API server",
     };
     finding(about, format!("{what}: {}", error.why), fix)

@@ -127,6 +127,16 @@ impl Screen {
         Self { pods, notes }
     }
 
+    /// Only the pods of this namespace.
+    pub(super) fn of_namespace(mut self, namespace: Option<&str>) -> Self {
+        if let Some(namespace) = namespace {
+            self.pods.retain(|pod| pod.namespace == namespace);
+            let note = format!("of them in namespace {namespace}: {}", self.pods.len());
+            self.notes.insert(1, note);
+        }
+        self
+    }
+
     /// Adds a note.
     pub(super) fn with_note(mut self, note: Option<String>) -> Self {
         self.notes.extend(note);

@@ -64,6 +64,27 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
+fn a_namespace_leaves_its_pods_and_says_how_many() {
+    let all = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now());
+    let namespace = all.pods.last().expect("a pod").namespace.clone();
+    let (count, total) = (
+        all.pods
+            .iter()
+            .filter(|pod| pod.namespace == namespace)
+            .count(),
+        all.pods.len(),
+    );
+    assert!(count < total);
+    let one = all.of_namespace(Some(&namespace));
+    assert_eq!(one.pods.len(), count);
+    assert!(one.pods.iter().all(|pod| pod.namespace == namespace));
+    assert!(
+        one.to_string()
+            .contains(&format!("of them in namespace {namespace}: {count}"))
+    );
+}
+
+#[test]
 fn the_screen_shows_the_busiest_pods_and_notes_what_is_missing() {
     let screen = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now()).to_string();
     let lines: Vec<&str> = screen.lines().collect();

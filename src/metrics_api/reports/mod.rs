@@ -215,6 +215,7 @@ mod tests {
 
     use super::token::tests::a_token;
     use super::*;
+    use crate::cluster::kubeconfig::ClusterSource;
 
     fn runtime() -> tokio::runtime::Runtime {
         Builder::new_current_thread().enable_all().build().unwrap()
@@ -242,7 +243,9 @@ mod tests {
         // The controller's runtime, which does nothing during this test.
         let controller = runtime();
         let (reports, _taking) = controller.block_on(async {
-            let server = Server::find(Some(kubeconfig.path())).await.unwrap();
+            let server = Server::find(&ClusterSource::file(kubeconfig.path()))
+                .await
+                .unwrap();
             start(
                 &server,
                 Arc::new(()),

@@ -15,6 +15,7 @@ use hyper::Request;
 use hyper::header::CONTENT_TYPE;
 use kube::Client;
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use serde_json::{Value, json};
 
 use crate::api_support::ControlPlane;
@@ -122,7 +123,7 @@ impl Actor {
 
     /// The user of this kubeconfig.
     pub async fn with_kubeconfig(kubeconfig: &Path) -> Self {
-        let client = connect(Some(kubeconfig)).await;
+        let client = connect(&ClusterSource::file(kubeconfig)).await;
         Self {
             client: client.unwrap(),
         }

@@ -16,6 +16,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -156,7 +157,7 @@ impl Proxy {
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let client = connect(Some(&kubeconfig)).await.unwrap();
+                let client = connect(&ClusterSource::file(&kubeconfig)).await.unwrap();
                 sender.send(Self::start(client).await).unwrap();
                 std::future::pending::<()>().await;
             });

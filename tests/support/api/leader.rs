@@ -13,6 +13,7 @@ use hyper::{Method, Request, Response};
 use kube::{Api, Client};
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::NodeWatermark;
 use plimsoll::crd::eviction::{Answer, EvictionRequest, Key, PATH, permit};
 use plimsoll::crd::pod_facts::PodObject;
@@ -96,7 +97,9 @@ impl Evicting {
         if let Some((_, answer)) = answers.into_iter().find(|(key, _)| *key == request.key) {
             return answer;
         }
-        let client = connect(Some(&self.kubeconfig)).await.unwrap();
+        let client = connect(&ClusterSource::file(&self.kubeconfig))
+            .await
+            .unwrap();
         let answer = self.evict(&client, request).await;
         let mut answers = self.answers.lock().unwrap();
         answers.push((request.key.clone(), answer.clone()));

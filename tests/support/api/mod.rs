@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use plimsoll::cluster::client::connect;
+use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::KubernetesVersion;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -254,6 +256,13 @@ impl ControlPlane {
     /// The front-proxy CA, key and certificate of our own API server.
     pub fn front_proxy(&self) -> aggregation::FrontProxy {
         aggregation::FrontProxy::of(self.servers.as_ref().unwrap().dir())
+    }
+
+    /// A client of the product.
+    pub async fn connect(&self) -> kube::Client {
+        connect(&ClusterSource::file(&self.kubeconfig))
+            .await
+            .unwrap()
     }
 
     /// The private key by which our own API server signs tokens, as PEM.
