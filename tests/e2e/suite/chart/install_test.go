@@ -34,6 +34,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.requestsHaveTheirPriorityLevels(t)
 	c.objectsOfOtherWritersAreKept(t)
 	c.presetChangesPolicies(t)
+	c.valuesChangeInUpgrades(t)
 	c.upgradeChangesCRDsAndKeepsPolicies(t)
 	c.uninstallKeepsCRDsAndPolicies(t)
 	c.uninstallRemovesPoliciesOfFirstRevision(t)
@@ -145,7 +146,7 @@ func (c cluster) everyCombinationIsValid(t *testing.T) {
 	for name, file := range combinations(t) {
 		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects. MutatingAdmissionPolicies are not served
 		// before Kubernetes 1.36: package placement installs one.
-		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false,placement.admissionPolicy.enabled=false")
+		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=false,monitoring.alerts.enabled=false,placement.admissionPolicy.enabled=false")
 		if err != nil {
 			t.Fatal(err)
 		}
