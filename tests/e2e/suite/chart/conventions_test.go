@@ -321,6 +321,13 @@ func TestControllersInTheNetworkOfTheirNodes(t *testing.T) {
 	}
 }
 
+func TestOpenShiftControllersStayInTheNetworkOfPods(t *testing.T) {
+	_, err := render(t, "--set", "controller.hostNetwork=true", "--api-versions", "security.openshift.io/v1")
+	if err == nil || !strings.Contains(err.Error(), "controller.hostNetwork: on OpenShift API servers reach pods") {
+		t.Errorf("not rejected as expected: %v", err)
+	}
+}
+
 // TestOtherChartsMayContainThisOne: their global values are not ours to refuse.
 func TestOtherChartsMayContainThisOne(t *testing.T) {
 	if _, err := render(t, "--set", "global.storageClass=fast,global.imagePullSecrets[0]=mirror,global.imagePullSecrets[1].name=other"); err != nil {

@@ -16,7 +16,9 @@ import (
 // A cluster is an API server without nodes, and initially without our objects.
 type cluster struct{ *plane.Plane }
 
+// TestTheChartOnAnAPIServer waits for most of its time: the other slow tests run beside it.
 func TestTheChartOnAnAPIServer(t *testing.T) {
+	t.Parallel()
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
 	others := plane.CertManagerCRDFiles(t)
@@ -34,13 +36,13 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 	c.requestsHaveTheirPriorityLevels(t)
 	c.objectsOfOtherWritersAreKept(t)
 	c.presetChangesPolicies(t)
-	c.valuesChangeInUpgrades(t)
 	c.upgradeChangesCRDsAndKeepsPolicies(t)
 	c.uninstallKeepsCRDsAndPolicies(t)
 	c.uninstallRemovesPoliciesOfFirstRevision(t)
 }
 
 func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
+	t.Parallel()
 	off := "admissionregistration.k8s.io/v1/validatingadmissionpolicies=false,admissionregistration.k8s.io/v1/validatingadmissionpolicybindings=false"
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")

@@ -156,6 +156,7 @@ var refused = []struct{ set, says string }{
 const v2 = "agent.layouts[0].name=v2,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=kubepods.slice"
 
 func TestUnknownValuesAreRejectedWithSuggestions(t *testing.T) {
+	t.Parallel()
 	for _, value := range refused {
 		_, err := render(t, "--set", value.set)
 		if err == nil {
@@ -287,6 +288,7 @@ func TestOlderClustersGetACompatibleCRD(t *testing.T) {
 }
 
 func TestEveryCombinationIsValidAndFollowsGoodPractice(t *testing.T) {
+	t.Parallel()
 	for name, file := range combinations(t) {
 		t.Run(name, func(t *testing.T) {
 			if out, err := run(t, "", plane.Helm(), "lint", "--strict", "--quiet", plane.Absolute(t, chart), "--values", file); err != nil {
