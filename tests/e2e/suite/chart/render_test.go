@@ -122,6 +122,7 @@ var refused = []struct{ set, says string }{
 	{"agent.serviceAccount.create=false", "agent.serviceAccount.create=false: set agent.serviceAccount.name to the name of an existing ServiceAccount"},
 	{"agent.serviceAccount.name=default", "agent.serviceAccount.name: every pod of the namespace that names no ServiceAccount has the account default"},
 	{"agent.serviceAccount.name=a,controller.serviceAccount.name=a", "agent.serviceAccount.name and controller.serviceAccount.name are the same"},
+	{"agent.updateStrategy.type=OnDelete", "agent.updateStrategy: with type OnDelete an upgrade replaces no agent"},
 	{"monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "monitoring.podMonitor.enabled and monitoring.serviceMonitor.enabled are both true; everything would be scraped twice"},
 	{"image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"},
 	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'preview', 'conservative'"},

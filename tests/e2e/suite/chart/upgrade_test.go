@@ -20,6 +20,7 @@ func TestValuesChangeOnAnAPIServer(t *testing.T) {
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
+	c.kustomizeBaseIsValid(t)
 	c.completeJobs()
 	// This API server serves neither kinds of other projects, nor, before 1.36, MutatingAdmissionPolicies; no controller removes a namespace.
 	const here = elsewhere + ",metricsAPI.certManager.enabled=false,monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=false," +
@@ -112,4 +113,18 @@ func differs(written, stored any) string {
 		}
 	}
 	return ""
+}
+
+// kustomizeBaseIsValid applies the kustomize base in a dry run. It is for Kubernetes 1.34 or later.
+func (c cluster) kustomizeBaseIsValid(t *testing.T) {
+	t.Helper()
+	if strings.HasPrefix(c.Version(), "v1.33.") {
+		return
+	}
+	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plimsoll-node-lease}}")
+	out, err := c.TryKubectl("", "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-k", plane.Absolute(t, "deploy/kustomize/example"))
+	if taken := strings.Count(out, "serverside-applied"); err != nil || taken < 50 {
+		t.Errorf("of the kustomize base %d objects were accepted: %s (%v)", taken, out, err)
+	}
+	c.Kubectl("delete", "namespace", "plimsoll-node-lease", "--wait=false")
 }
