@@ -8,6 +8,8 @@ TEST_BINARY := target/$(TARGET)/debug/plimsoll
 PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
 CHART := charts/plimsoll
+# All but those of busybox (tests/guest/init).
+SCRIPTS = $(shell grep -lE '^\#!/(usr/bin/env bash|bin/sh)' scripts/* tests/guest/run.sh)
 # The node for quick cluster tests: v1 uses this machine's kernel, without emulation. Without cgroup v1 here, it is the guest.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # A machine with only cgroup v2 can't be node v1.
@@ -32,7 +34,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
-.PHONY: mixes versions schedulers consumers ip-families chart try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: mixes versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,22 +84,34 @@ fuzz: tools ## Fuzzes the parsers of external input: each target FOR=10s; ONLY="
 fuzz-keep: tools ## Adds inputs that reach new code to fuzz/corpus
 	@scripts/fuzz --keep
 
-generate: ## Updates the generated files: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values
+generate: ## Updates the generated files: crds/*.yaml and the chart's copies, docs/metrics.md, docs/permissions.md, the chart's schema and table of values, the kustomize base
 	cargo run -q --target $(TARGET) -- crds --output-dir crds
 	@cargo run -q --target $(TARGET) -- metrics >docs/metrics.md
 	@cp crds/*.yaml $(CHART)/files/crds/
 	@cargo run -q --target $(TARGET) -- crds --kubernetes 1.33 --output-dir target/crds-before-1.34
 	@cp target/crds-before-1.34/ensurance.crane.io_nodeqoss.yaml $(CHART)/files/crds-before-1.34/
 	@go run -C tests/chart .
+	@[ ! -x target/e2e/bin/helm ] || scripts/kustomize-base
 	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
 
-chart: EXTRAS = checkers
-chart: cluster-build ## Checks the Helm chart: rendering, rejected values, installation, alert rules
+chart lint: EXTRAS = checkers
+chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, rejected values, installation, upgrades, alert rules, Argo CD's health scripts, kustomize
+	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
+	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./gitops ./pages ./plugin ./stamp
+
+lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts
+	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'EveryCombination' ./chart
+
+lint-files: tools
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's CustomResourceDefinitions differ from crds/: run make generate" >&2; false; }
 	@go run -C tests/chart . -check
+	@scripts/kustomize-base --check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
-	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
-	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./pages ./stamp
+	@shellcheck --severity=warning $(SCRIPTS)
+	@badly=$$(gofmt -l tests) && [ -z "$$badly" ] || { echo "not formatted, or not Go: $$badly" >&2; false; }
+
+kustomize: cluster-build ## Renders the chart as a kustomize base: deploy/kustomize/base
+	@scripts/kustomize-base
 
 helm4: EXTRAS = kwok,checkers
 helm4: cluster-build ## Runs the checks of the chart, and install to uninstall of a release, with Helm 4 (ten minutes)

@@ -92,10 +92,10 @@ func resolve(schema, definitions object) object {
 	return definitions[strings.TrimPrefix(name, "#/definitions/")].(object)
 }
 
-// seal forbids unknown names in an object and those in it.
+// seal forbids unknown names in an object and those in it, unless it explicitly allows them, as the global values of all charts do.
 func seal(schema object, path string, elsewhere map[string][]string) {
 	inner := properties(schema)
-	if len(inner) > 0 {
+	if schema["additionalProperties"] != true && len(inner) > 0 {
 		schema["additionalProperties"] = false
 		schema["propertyNames"] = suggest(slices.Sorted(maps.Keys(inner)), path, elsewhere)
 	}

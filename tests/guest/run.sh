@@ -99,8 +99,7 @@ pack() { # FOLDER TEST...
 }
 
 boot() { # KERNEL INITRD CONSOLE
-    local attempt
-    for attempt in 1 2 3 4 5; do
+    for _ in 1 2 3 4 5; do
         boot_once "$@"
         grep -q '^guest: the clock is off' "$3" || break
     done

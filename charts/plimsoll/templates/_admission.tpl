@@ -2,13 +2,13 @@
 groups, resources, operations (default: all), and the name of the template with variables and validations. With an expression "about"
 the policy applies to requests that match it, from any user. Errors fail closed. */}}
 {{- define "plimsoll.admissionPolicy" -}}
-{{- $account := include "plimsoll.name" . }}
+{{- $account := include "plimsoll.account" . }}
 {{- $name := printf "%s-%s" $account .name }}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata:
   name: {{ $name }}
-  labels: {{- include "plimsoll.labels" . | nindent 4 }}
+  {{- include "plimsoll.metadata" . | nindent 2 }}
 spec:
   failurePolicy: Fail
   matchConstraints:
@@ -27,7 +27,7 @@ apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 metadata:
   name: {{ $name }}
-  labels: {{- include "plimsoll.labels" . | nindent 4 }}
+  {{- include "plimsoll.metadata" . | nindent 2 }}
 spec:
   policyName: {{ $name }}
   # Audit: refusals are also in the API server's audit log, because only a compromised or faulty agent causes one.

@@ -1,12 +1,37 @@
 {{/* The name of a component's objects; the dict has root and component. A long release name is cut, not the component's, so that names
 stay unique. */}}
 {{- define "plimsoll.name" -}}
-{{- $release := ternary .root.Release.Name (printf "%s-plimsoll" .root.Release.Name) (contains "plimsoll" .root.Release.Name) -}}
+{{- $chart := .root.Values.nameOverride | default "plimsoll" -}}
+{{- $release := ternary .root.Release.Name (printf "%s-%s" .root.Release.Name $chart) (contains $chart .root.Release.Name) -}}
 {{- $room := sub 62 (len .component) | int -}}
-{{- printf "%s-%s" ($release | trunc $room | trimAll "-.") .component -}}
+{{- printf "%s-%s" (.root.Values.fullnameOverride | default $release | trunc $room | trimAll "-.") .component -}}
 {{- end -}}
 
-{{/* Labels that select a component's pods. */}}
+{{/* The name of a component's ServiceAccount. Admission policies and flow schemas are named for the account that they are about, as
+`plimsoll doctor` expects. */}}
+{{- define "plimsoll.account" -}}
+{{- $values := get (pick .root.Values "agent" "controller") .component | default dict -}}
+{{- dig "serviceAccount" "name" "" $values | default (include "plimsoll.name" .) -}}
+{{- end -}}
+
+{{/* The ServiceAccount of agents or controller, with a separator. */}}
+{{- define "plimsoll.serviceAccount" -}}
+{{- $account := (get .root.Values .component).serviceAccount }}
+{{- if $account.create }}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "plimsoll.account" . }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- include "plimsoll.metadata" (merge (dict "annotations" $account.annotations) .) | nindent 2 }}
+# Only its own pods mount the token.
+automountServiceAccountToken: false
+---
+{{- end }}
+{{- end -}}
+
+{{/* Labels that select a component's pods. They don't depend on names, because they can't be changed in an upgrade, and `plimsoll doctor`
+finds the objects by them. */}}
 {{- define "plimsoll.selectorLabels" -}}
 app.kubernetes.io/name: plimsoll
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -21,10 +46,49 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Labels and annotations of an object; the dict has root and component, and may have labels and annotations of that object, which are
+stronger than those for all objects. None replaces a label of ours. */}}
+{{- define "plimsoll.metadata" -}}
+labels: {{- merge (dict) (include "plimsoll.labels" . | fromYaml) (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The same for pods; labels and annotations are ours, podLabels and podAnnotations the user's. */}}
+{{- define "plimsoll.podMetadata" -}}
+labels: {{- merge (dict) (include "plimsoll.labels" . | fromYaml) (.labels | default dict) (.podLabels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
+# A PodQOS may match everything, but none of our pods may be throttled or evicted.
+annotations: {{- merge (dict "plimsoll.dev/protected" "true") (.annotations | default dict) (.podAnnotations | default dict) | toYaml | nindent 2 }}
+{{- end -}}
+
+{{/* The reference of an image; the dict has root, image and tag, the default tag. Another registry takes the place of the one in the
+repository. */}}
+{{- define "plimsoll.imageReference" -}}
+{{- $repository := .image.repository }}
+{{- with .root.Values.global.imageRegistry | default .image.registry }}
+{{- $parts := splitList "/" $repository }}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) }}
+{{- $parts = rest $parts }}
+{{- end }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (join "/" $parts) }}
+{{- end }}
+{{- empty .image.digest | ternary (printf "%s:%s" $repository (.image.tag | default .tag)) (printf "%s@%s" $repository .image.digest) }}
+{{- end -}}
+
 {{- define "plimsoll.image" -}}
-{{- $tagged := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
-image: {{ empty .Values.image.digest | ternary $tagged (printf "%s@%s" .Values.image.repository .Values.image.digest) | quote }}
+image: {{ include "plimsoll.imageReference" (dict "root" . "image" .Values.image "tag" .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{- define "plimsoll.pullSecrets" -}}
+{{- $secrets := list }}
+{{- range concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets }}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) }}
+{{- end }}
+{{- with uniq $secrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Security context of both containers. */}}
@@ -92,11 +156,15 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
-{{/* The file of windows, for agents and controllers: the annotation restarts their pods when it changes, because they read it once. */}}
-{{- define "plimsoll.windowsAnnotation" -}}
-{{- with .Values.windows }}
-plimsoll.dev/windows: {{ toJson . | sha256sum | trunc 16 | quote }}
+{{/* Labels and annotations of the pods of agents and controller; the dict may have labels. The annotation for the file of windows restarts
+the pods when it changes, because they read it once. */}}
+{{- define "plimsoll.workloadMetadata" -}}
+{{- $values := get .root.Values .component }}
+{{- $annotations := dict }}
+{{- with .root.Values.windows }}
+{{- $_ := set $annotations "plimsoll.dev/windows" (toJson . | sha256sum | trunc 16) }}
 {{- end }}
+{{- include "plimsoll.podMetadata" (merge (dict "annotations" $annotations "podLabels" $values.podLabels "podAnnotations" $values.podAnnotations) .) }}
 {{- end -}}
 
 {{- define "plimsoll.windowsArgument" -}}
@@ -145,17 +213,13 @@ nodeSelector: {{- include "plimsoll.nodeLabels" . | nindent 2 }}
 
 {{/* The pod of a Helm hook's Job; the dict has root, component, account and args. */}}
 {{- define "plimsoll.jobPod" -}}
-metadata:
-  labels: {{- include "plimsoll.labels" . | nindent 4 }}
-  annotations: {plimsoll.dev/protected: "true"}
+metadata: {{- include "plimsoll.podMetadata" . | nindent 2 }}
 spec:
   restartPolicy: Never
   serviceAccountName: {{ .account }}
   automountServiceAccountToken: true
   enableServiceLinks: false
-  {{- with .root.Values.imagePullSecrets }}
-  imagePullSecrets: {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "plimsoll.pullSecrets" .root | nindent 2 }}
   {{- with .root.Values.controller.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
@@ -192,15 +256,21 @@ spec:
 {{- if and (include "plimsoll.asksCluster" .) (not (.Capabilities.APIVersions.Has "ensurance.crane.io/v1alpha1/NodeQOS")) }}true{{ end -}}
 {{- end -}}
 
-{{/* Replicas spread over zones first; within a zone the affinity below prefers different nodes. A replica always runs rather than wait. */}}
+{{/* Replicas spread over zones first; within a zone the affinity below prefers different nodes. A replica always runs rather than wait.
+Constraints of the user, in the dict, are instead of that; without a labelSelector they get that of the replicas. */}}
 {{- define "plimsoll.spreadConstraints" -}}
+{{- $selector := dict "matchLabels" (include "plimsoll.selectorLabels" . | fromYaml) -}}
 topologySpreadConstraints:
+{{- range .constraints }}
+- {{- hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" $selector) .) | toYaml | nindent 2 }}
+{{- else }}
 - topologyKey: topology.kubernetes.io/zone
   maxSkew: 1
   whenUnsatisfiable: ScheduleAnyway
   labelSelector:
     matchLabels: {{- include "plimsoll.selectorLabels" . | nindent 6 }}
   matchLabelKeys: [pod-template-hash]
+{{- end }}
 {{- end -}}
 
 {{- define "plimsoll.spreadAffinity" -}}
@@ -221,9 +291,9 @@ kind: PodDisruptionBudget
 metadata:
   name: {{ include "plimsoll.name" . }}
   namespace: {{ .root.Release.Namespace }}
-  labels: {{- include "plimsoll.labels" . | nindent 4 }}
+  {{- include "plimsoll.metadata" . | nindent 2 }}
 spec:
-  maxUnavailable: 1
+  maxUnavailable: {{ .maxUnavailable | default 1 }}
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "plimsoll.selectorLabels" . | nindent 6 }}

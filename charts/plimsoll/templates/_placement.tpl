@@ -43,10 +43,8 @@ the version of Kubernetes. */}}
 {{/* The image of the second scheduler. Its version is the cluster's, without a suffix of a provider such as -gke.100 or +k3s1. */}}
 {{- define "plimsoll.placement.schedulerImage" -}}
 {{- $version := semver .Capabilities.KubeVersion.Version }}
-{{- with .Values.placement.scheduler.image }}
-{{- $tagged := printf "%s:%s" .repository (.tag | default (printf "v%d.%d.%d" $version.Major $version.Minor $version.Patch)) -}}
-image: {{ empty .digest | ternary $tagged (printf "%s@%s" .repository .digest) | quote }}
-{{- end }}
+{{- $tag := printf "v%d.%d.%d" $version.Major $version.Minor $version.Patch -}}
+image: {{ include "plimsoll.imageReference" (dict "root" . "image" .Values.placement.scheduler.image "tag" $tag) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 

@@ -32,14 +32,18 @@ func TestOnlyTheControllerMayEvict(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if found := roles(t, rendered, "pods/eviction"); fmt.Sprint(found) != "[ClusterRole plimsoll-controller]" {
+		full, account := "plimsoll", "plimsoll-controller"
+		if name == "names" {
+			full, account = "qos", "qos-leader"
+		}
+		if found := roles(t, rendered, "pods/eviction"); fmt.Sprint(found) != "[ClusterRole "+full+"-controller]" {
 			t.Errorf("%s: pods/eviction is allowed to %v", name, found)
 		}
-		if found := roles(t, rendered, "nodemetrics/evictions"); fmt.Sprint(found) != "[ClusterRole plimsoll-agent]" {
+		if found := roles(t, rendered, "nodemetrics/evictions"); fmt.Sprint(found) != "[ClusterRole "+full+"-agent]" {
 			t.Errorf("%s: nodemetrics/evictions is allowed to %v", name, found)
 		}
-		one(t, rendered, "ValidatingAdmissionPolicy", "plimsoll-controller-eviction")
-		one(t, rendered, "ValidatingAdmissionPolicyBinding", "plimsoll-controller-eviction")
+		one(t, rendered, "ValidatingAdmissionPolicy", account+"-eviction")
+		one(t, rendered, "ValidatingAdmissionPolicyBinding", account+"-eviction")
 		if strings.Contains(rendered, "WebhookConfiguration") {
 			t.Errorf("%s: the chart renders a webhook configuration", name)
 		}

@@ -16,7 +16,9 @@ import (
 // A cluster is an API server without nodes, and initially without our objects.
 type cluster struct{ *plane.Plane }
 
+// TestTheChartOnAnAPIServer waits for most of its time: the other slow tests run beside it.
 func TestTheChartOnAnAPIServer(t *testing.T) {
+	t.Parallel()
 	c := cluster{plane.Start(t, nil)}
 	c.namespace("plimsoll", "privileged")
 	others := plane.CertManagerCRDFiles(t)
@@ -40,6 +42,7 @@ func TestTheChartOnAnAPIServer(t *testing.T) {
 }
 
 func TestClusterWithoutAdmissionPoliciesIsRejected(t *testing.T) {
+	t.Parallel()
 	off := "admissionregistration.k8s.io/v1/validatingadmissionpolicies=false,admissionregistration.k8s.io/v1/validatingadmissionpolicybindings=false"
 	c := cluster{plane.Start(t, []string{"--runtime-config=" + off, "--disable-admission-plugins=ValidatingAdmissionPolicy"})}
 	c.namespace("plimsoll", "privileged")
@@ -145,7 +148,7 @@ func (c cluster) everyCombinationIsValid(t *testing.T) {
 	for name, file := range combinations(t) {
 		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects. MutatingAdmissionPolicies are not served
 		// before Kubernetes 1.36: package placement installs one.
-		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.alerts.enabled=false,placement.admissionPolicy.enabled=false")
+		rendered, err := render(t, "--kube-version", c.Version(), "--values", file, "--set", "leases.namespace=heartbeats,monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=false,monitoring.alerts.enabled=false,placement.admissionPolicy.enabled=false")
 		if err != nil {
 			t.Fatal(err)
 		}

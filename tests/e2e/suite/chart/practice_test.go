@@ -37,6 +37,8 @@ func checkMonitoring(t *testing.T, object unstructured.Unstructured) {
 	switch object.GetKind() {
 	case monitoring.PodMonitorsKind:
 		into = &monitoring.PodMonitor{}
+	case monitoring.ServiceMonitorsKind:
+		into = &monitoring.ServiceMonitor{}
 	case monitoring.PrometheusRuleKind:
 		into = &monitoring.PrometheusRule{}
 	default:

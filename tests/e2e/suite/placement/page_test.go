@@ -53,6 +53,7 @@ func TestCommandsOfThePage(t *testing.T) {
 	}
 	if service := p.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
 		t.Errorf("there is no Service for schedulers: %s", service)
+	}
 	p.Run(t, "crane-scheduler")
 	if agent := c.agentArgs(); !strings.Contains(agent, "--crane-annotations=Asia/Shanghai") {
 		t.Errorf("agents write no annotations: %s", agent)
