@@ -56,6 +56,11 @@ use serde::{Deserialize, Serialize};
         description = "The NodeQOS objects that use the action"
     ),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
         name = "Description",
         type_ = "string",
         json_path = ".spec.description",
@@ -189,7 +194,8 @@ pub struct AvoidanceActionStatus {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub used_by: Vec<String>,
-    /// The conditions of the object. `Ready` is True when all of its fields can take effect.
+    /// The conditions of the object. `Ready` is True when all of its fields can take effect;
+    /// if not, `Stalled` is True.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),

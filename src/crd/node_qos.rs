@@ -331,7 +331,8 @@ pub struct NodeQosStatus {
     #[schemars(length(max = 64))]
     pub rollout: Option<String>,
     /// The conditions of the object. `Ready` is True when all of it is in force; `Accepted`, `ActionsResolved` and
-    /// `FieldsNotEnforced` show what is not; `RolledOut` is the progress of the last edit.
+    /// `FieldsNotEnforced` show what is not; `RolledOut` is the progress of the last edit; `Reconciling` and `Stalled` are
+    /// those of kstatus.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),

@@ -107,7 +107,8 @@ pub struct PodQosStatus {
     #[schemars(length(max = 64))]
     pub rollout: Option<String>,
     /// The conditions of the object. `Ready` is True when all of it is in force; `FieldsNotEnforced` lists fields that are
-    /// accepted but have no effect; `RolledOut` is the progress of the last edit.
+    /// accepted but have no effect; `RolledOut` is the progress of the last edit; `Reconciling` and `Stalled` are those of
+    /// kstatus.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),

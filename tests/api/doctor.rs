@@ -167,7 +167,10 @@ fn definitions_are_waited_for(plane: &ControlPlane) {
     let wait = |plane: &ControlPlane, timeout: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.env("KUBECONFIG", &plane.kubeconfig);
-        command.args(["crds", "--wait", "--timeout", timeout]).output().unwrap()
+        command
+            .args(["crds", "--wait", "--timeout", timeout])
+            .output()
+            .unwrap()
     };
     let output = wait(plane, "4m");
     assert!(

@@ -12,6 +12,10 @@ use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
 use crate::node::machine::messages::unknown_reason;
 
+/// kstatus, by which tools wait: nothing goes on before someone acts. Absent otherwise.
+const STALLED: &str = "Stalled";
+/// It goes on by itself.
+const RECONCILING: &str = "Reconciling";
 /// Longest message of a condition, in bytes. The API server allows 32 KiB.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
@@ -162,9 +166,16 @@ pub fn conditions(
         let (reason, message) = stopped.condition();
         make(STOPPED, true, reason, message)
     });
+    let progress = match (&health.unready, ready.reason.as_str()) {
+        (_, NONE_EVALUATED | "LastRulesHeld") => Some(STALLED),
+        (Some(Unready::Starting), _) => Some(RECONCILING),
+        _ => None,
+    };
+    let progress = progress.map(|kind| make(kind, true, &ready.reason, ready.message.clone()));
     [ready, ineffective, degraded]
         .into_iter()
         .chain(stopped)
+        .chain(progress)
         .collect()
 }
 
@@ -202,6 +213,41 @@ mod tests {
         assert_eq!(second[2].observed_generation, Some(2));
         let third = conditions(&held, Some(2), &second, at(300));
         assert_eq!(third, second);
+    }
+
+    #[test]
+    fn what_goes_on_by_itself_is_reconciling_and_what_does_not_is_stalled() {
+        let shown = |health: &Health| {
+            let all = conditions(health, None, &[], Timestamp::UNIX_EPOCH);
+            let progress = all
+                .iter()
+                .filter(|it| [STALLED, RECONCILING].contains(&&*it.type_));
+            let progress: Vec<String> = progress
+                .map(|it| format!("{} {} {}", it.type_, it.status, it.reason))
+                .collect();
+            progress.join(", ")
+        };
+        let unready = |why: Unready| Health {
+            unready: Some(why),
+            ..Health::default()
+        };
+        assert_eq!(shown(&Health::default()), "");
+        assert_eq!(
+            shown(&unready(Unready::Starting)),
+            "Reconciling True Starting"
+        );
+        let held = unready(Unready::LastRulesHeld("why".to_owned()));
+        assert_eq!(shown(&held), "Stalled True LastRulesHeld");
+        assert_eq!(shown(&unready(Unready::Stopped)), "");
+        let none = Health {
+            rules: Evaluated {
+                rules: 1,
+                unknown: vec!["r (no sample)".to_owned()],
+                transient: false,
+            },
+            ..Health::default()
+        };
+        assert_eq!(shown(&none), "Stalled True NoneJudged");
     }
 
     #[test]

@@ -77,9 +77,13 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// The conditions: `Ready`, `ActionIneffective`, `Degraded`, and `Stopped` during an emergency stop.
+    /// The conditions: `Ready`, `ActionIneffective`, `Degraded`, and `Stopped` during an emergency stop;
+    /// `Reconciling` and `Stalled` are those of kstatus.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
     pub conditions: Vec<Condition>,
 }
 

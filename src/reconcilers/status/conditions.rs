@@ -6,6 +6,10 @@ use serde_json::{Value, json};
 
 use crate::crd::{Finding, Kind, Reason, Severity};
 
+/// kstatus, by which Flux and Argo CD wait: nothing goes on before someone acts. Absent otherwise.
+const STALLED: &str = "Stalled";
+/// It goes on by itself.
+const RECONCILING: &str = "Reconciling";
 /// Characters of a message.
 const MAX_MESSAGE: usize = 1024;
 
@@ -43,8 +47,27 @@ pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
         let warnings = claim("Ready", findings, |f| f.reason != Reason::FieldsNotEnforced);
         ready.message = warnings.message;
     }
+    if !ready.holds {
+        claims.push(Claim {
+            kind: STALLED,
+            holds: true,
+            ..ready.clone()
+        });
+    }
     claims.push(ready);
     claims
+}
+
+/// The condition of kstatus for a roll-out with this claim: it goes on by itself, or not before someone acts. `None`: the policy
+/// is stalled for another reason.
+pub fn progress(claims: &[Claim], rollout: &Claim, stopped: bool) -> Option<Claim> {
+    let kind = if stopped { STALLED } else { RECONCILING };
+    let is_stalled = claims.iter().any(|claim| claim.kind == STALLED);
+    (!is_stalled).then(|| Claim {
+        kind,
+        holds: true,
+        ..rollout.clone()
+    })
 }
 
 /// True unless a finding matches.

@@ -16,7 +16,7 @@ use crate::reconcilers::compile::index::{Index, Node};
 use crate::reconcilers::compile::watermark::KnownWatermark;
 use crate::reconcilers::plan::operations::StatusWrite;
 use crate::reconcilers::plan::progress;
-use crate::reconcilers::plan::rollout::Rollout;
+use crate::reconcilers::plan::rollout::{Phase, Rollout};
 use crate::reconcilers::plan::rollouts::Rollouts;
 use crate::reconcilers::plan::tightening::source;
 
@@ -180,7 +180,10 @@ fn status_of(
     let generation = index.catalog.generation(key);
     let none = BTreeSet::new();
     let mut claims = conditions::claims(key.0, findings.unwrap_or(&none));
-    claims.extend(rollout.and_then(rollout_claim));
+    if let Some((rollout, is_stopped)) = rollout.and_then(rollout_claim) {
+        claims.extend(conditions::progress(&claims, &rollout, is_stopped));
+        claims.push(rollout);
+    }
     let conditions = conditions::conditions(&before["conditions"], claims, generation, timestamp);
     let mut status = json!({"observedGeneration": generation, "conditions": conditions});
     if let Some(column) = rollout.and_then(progress::column) {
@@ -347,11 +350,14 @@ fn without_counts(mut status: Value) -> Value {
     status
 }
 
-fn rollout_claim(rollout: &Rollout) -> Option<Claim> {
-    Some(Claim {
+/// The condition about the roll-out, and whether it has stopped.
+fn rollout_claim(rollout: &Rollout) -> Option<(Claim, bool)> {
+    let claim = Claim {
         kind: progress::ROLLED_OUT,
         holds: false,
         reason: progress::reason(rollout)?.to_owned(),
         message: progress::message(rollout),
-    })
+    };
+    let is_stopped = matches!(rollout.phase(), Phase::Stopped { .. });
+    Some((claim, is_stopped))
 }

@@ -365,6 +365,9 @@ fn rules_beyond_the_limit_of_a_node_are_reported_and_block_no_other_edit() {
     assert_eq!(cluster.rules("node000"), 256);
     let ready = cluster.condition(Kind::NodeQos, "q4", "Ready").unwrap();
     assert_eq!(ready, ("False".into(), "TooMany".into()));
+    let stalled = cluster.condition(Kind::NodeQos, "q4", "Stalled");
+    assert_eq!(stalled, Some(("True".into(), "TooMany".into())));
+    assert_eq!(cluster.condition(Kind::NodeQos, "q3", "Stalled"), None);
     let ready = cluster.condition(Kind::NodeQos, "q3", "Ready").unwrap();
     assert_eq!(ready.0, "True");
     cluster.delete(Kind::NodeQos, "q0");

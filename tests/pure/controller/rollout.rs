@@ -25,7 +25,9 @@ fn a_stricter_edit_goes_to_canaries_then_to_the_others_at_the_given_rate() {
     cluster.pass(Duration::from_secs(5));
     cluster.settle(0);
     assert_eq!(cluster.with_rules(), 300);
-    assert_eq!(cluster.condition(Kind::NodeQos, "q", "RolledOut"), None);
+    for kind in ["RolledOut", "Reconciling", "Stalled"] {
+        assert_eq!(cluster.condition(Kind::NodeQos, "q", kind), None, "{kind}");
+    }
 }
 
 /// The column of `kubectl get`; `None`: the status has not changed.
@@ -109,6 +111,8 @@ fn an_edit_whose_canaries_act_stops_until_it_is_edited_again() {
     );
     let stopped = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
     assert_eq!(stopped, ("False".into(), "CanariesAct".into()));
+    let stalled = cluster.condition(Kind::NodeQos, "q", "Stalled");
+    assert_eq!(stalled, Some(("True".into(), "CanariesAct".into())));
     // A looser edit goes to all nodes at once; so does a deletion.
     cluster.apply(
         Kind::NodeQos,
@@ -294,6 +298,8 @@ fn an_unresponsive_canary_is_joined_by_only_a_few_others() {
     }
     assert_eq!(cluster.with_rules(), 4);
     assert_eq!(reason(&mut cluster), "NoCanary");
+    let reconciling = cluster.condition(Kind::NodeQos, "q", "Reconciling");
+    assert_eq!(reconciling, Some(("True".into(), "NoCanary".into())));
     let canary = cluster.with("id", "q/cpu").remove(2);
     cluster.start_agent(&canary);
     cluster.settle(0);
