@@ -12,9 +12,11 @@ pub mod explain_score;
 mod logging;
 pub mod metrics;
 pub mod preview;
+pub mod query;
 pub mod replay;
 pub mod run;
 mod runtime;
+mod settings_file;
 pub mod shell;
 pub mod state;
 pub mod stop;
@@ -78,6 +80,8 @@ enum Command {
     Top(top::Args),
     /// Show how loaded each node of a Kubernetes cluster is for a pod, and what schedulers see of it.
     ExplainScore(explain_score::Args),
+    /// Show a figure of a node's load, as the controller knows it now or knew it some minutes ago.
+    Query(query::Args),
     /// Emergency stop: make every agent restore what it changed, and do nothing more.
     Stop(stop::StopArgs),
     /// Let every agent act again after `plimsoll stop`.
@@ -123,6 +127,7 @@ impl Cli {
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
             Command::ExplainScore(args) => explain_score::run(&args),
+            Command::Query(args) => query::run(&args),
             Command::Stop(args) => stop::stop(&args),
             Command::Resume(args) => stop::resume(&args),
             Command::Doctor(args) => doctor::run(&args),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use hyper::Uri;
 use hyper::header::{HeaderValue, USER_AGENT};
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -53,6 +54,11 @@ impl Server {
     /// From this kubeconfig; `None`: the pod's service account, else `KUBECONFIG` or `~/.kube/config`.
     pub async fn find(kubeconfig: Option<&Path>) -> Result<Self, ClientError> {
         Ok(Self(kubeconfig::find(kubeconfig).await?))
+    }
+
+    /// Another server, without credentials.
+    pub fn at(address: Uri) -> Self {
+        Self(Config::new(address))
     }
 
     /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default
