@@ -171,8 +171,9 @@ e2e-quick: test-binary ## Runs the cluster tests that need only one node with th
 	@grep -E '^ *--- ' target/e2e/quick.log
 
 scale fleet compare: EXTRAS = kwok
-scale: tools-cluster build ## Tests with simulated nodes: the cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 and 15 000 reporting agents (no root; 1.5 hours)
+scale: tools-cluster build ## Tests with simulated nodes: the cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 polled endpoints, 5000 and 15 000 reporting agents (no root; 1.5 hours)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@$(CARGO_TEST) --lib -- --ignored --exact polling::tests::five_thousand_endpoints_in_fifteen_seconds --nocapture
 	@$(SCALE) -skip Fleet
 	@$(MAKE) -s fleet
 	@$(MAKE) -s fleet AGENTS=15000 FOR=2m EVERY=20s

@@ -45,6 +45,7 @@ fn node(index: usize) -> NodeLoad {
         cpu: MilliCpu(16_000),
         memory: Bytes(64 << 30),
         status: Arc::new(serde_json::from_value(status).unwrap()),
+        polled: false,
     }
 }
 

@@ -14,6 +14,7 @@ pub mod evictions;
 pub mod fuzz;
 pub mod metrics_api;
 pub mod node;
+pub mod polling;
 pub mod preview;
 pub mod reconcilers;
 pub mod scene;

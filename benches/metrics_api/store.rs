@@ -30,6 +30,7 @@ fn known(index: usize) -> NodeKnown {
         uid: report::node(index),
         created: None,
         boot_id: String::new(),
+        addresses: Vec::new(),
         facts: NodeFacts {
             labels: serde_json::from_value(report::labels(index)).unwrap(),
             cpus: 32,

@@ -13,12 +13,14 @@ use tokio::sync::watch;
 use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
 use super::windows::AgentWindowsFile;
-use super::{LEASE_NAMESPACE, duration, logging, runtime};
+use super::{LEASE_NAMESPACE, duration, logging, runtime, settings_file};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
+use crate::crd;
 use crate::engine::window::CustomWindow;
 use crate::evictions;
 use crate::metrics_api::{self, CertificateSource, ObjectNames, ReportEndpoint, TlsFiles, reports};
+use crate::polling;
 use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::reconciler::Settings;
@@ -132,6 +134,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "scheduler_listen")]
     scheduler_policy: Option<PathBuf>,
 
+    /// YAML file of exporters that are polled for the load of nodes from which no agent reports (docs/scheduling.md), such as
+    /// `services: [{namespace: plimsoll, name: plimsoll-agent}]`; read once [default: none are polled]
+    #[arg(long, value_name = "FILE", requires = "report_listen")]
+    poll: Option<PathBuf>,
+
     /// Address of this replica, to which others forward requests while it leads
     #[arg(long, value_name = "ADDRESS", env = "POD_IP")]
     pod_ip: Option<IpAddr>,
@@ -242,6 +249,15 @@ impl Args {
         }))
     }
 
+    fn polling(&self, metrics: &Metrics) -> anyhow::Result<Option<polling::Options>> {
+        let read = |path: &PathBuf| settings_file::read(path, crd::polling::read);
+        let settings = self.poll.as_ref().map(read).transpose()?;
+        Ok(settings.map(|settings| polling::Options {
+            settings,
+            metrics: metrics.polling.clone(),
+        }))
+    }
+
     fn address(&self) -> Option<SocketAddr> {
         let listen = self.metrics_api_listen.or(self.report_listen)?;
         let port = listen.port();
@@ -280,6 +296,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         listen: args.listen,
         metrics_api: args.metrics_api(&metrics),
         scheduler_api: args.scheduler_api(&windows, &metrics)?,
+        polling: args.polling(&metrics)?,
         identity,
         address: args.address(),
     };

@@ -15,9 +15,11 @@ mod man;
 pub mod metrics;
 mod output;
 pub mod preview;
+pub mod query;
 pub mod replay;
 pub mod run;
 mod runtime;
+mod settings_file;
 pub mod shell;
 pub mod state;
 pub mod stop;
@@ -81,6 +83,8 @@ enum Command {
     Top(top::Args),
     /// Show how loaded each node of a Kubernetes cluster is for a pod, and what schedulers see of it.
     ExplainScore(explain_score::Args),
+    /// Show a figure of a node's load, as the controller knows it now or knew it some minutes ago.
+    Query(query::Args),
     /// Emergency stop: make every agent restore what it changed, and do nothing more.
     Stop(stop::StopArgs),
     /// Let every agent act again after `plimsoll stop`.
@@ -126,6 +130,7 @@ impl Cli {
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
             Command::ExplainScore(args) => explain_score::run(&args),
+            Command::Query(args) => query::run(&args),
             Command::Stop(args) => stop::stop(&args),
             Command::Resume(args) => stop::resume(&args),
             Command::Doctor(args) => doctor::run(&args),

@@ -1,11 +1,9 @@
 //! `--windows`: the windows of the node's settings.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
-
+use super::settings_file;
 use crate::crd::windows;
 use crate::engine::window::CustomWindow;
 
@@ -42,17 +40,5 @@ impl AgentWindowsFile {
 }
 
 fn read(path: &Path) -> anyhow::Result<Arc<[CustomWindow]>> {
-    let file = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("failed to read {file}"))?;
-    match windows::read(&text) {
-        Ok(windows) => Ok(windows.into()),
-        Err(errors) => {
-            let problems = errors.iter().map(|error| match error.path.as_str() {
-                "" => format!("line {}: {}", error.line, error.message),
-                path => format!("line {}: {path}: {}", error.line, error.message),
-            });
-            let problems: Vec<String> = problems.collect();
-            bail!("failed to use {file}: {}", problems.join("; "))
-        }
-    }
+    Ok(settings_file::read(path, windows::read)?.into())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use hyper::Uri;
 use hyper::header::{HeaderValue, USER_AGENT};
 use hyper_util::client::legacy::Builder;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -52,6 +53,11 @@ impl Server {
     /// Reads the kubeconfig or the service account's files.
     pub async fn find(source: &ClusterSource) -> Result<Self, ClientError> {
         Ok(Self(kubeconfig::find(source).await?))
+    }
+
+    /// Another server, without credentials.
+    pub fn at(address: Uri) -> Self {
+        Self(Config::new(address))
     }
 
     /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default

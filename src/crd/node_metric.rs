@@ -48,6 +48,8 @@ pub mod condition {
         pub const SILENT: &str = "AgentSilent";
         /// Unknown: the agent has not reported since the controller started; there are no values.
         pub const NO_REPORT: &str = "NoReport";
+        /// Unknown: the agent has not reported since the controller started; the values are polled from an exporter.
+        pub const POLLED: &str = "Polled";
     }
 }
 
@@ -117,8 +119,8 @@ pub struct NodeMetricStatus {
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub breached: Vec<String>,
     /// The conditions. `Healthy` is True while the agent reports, False (`AgentSilent`) if it has not reported within the grace
-    /// period, and Unknown (`NoReport`) if it has not reported since the controller started. The values of an unresponsive
-    /// agent are the last that it reported.
+    /// period, and Unknown (`NoReport`) if it has not reported since the controller started, or (`Polled`) if the values then are
+    /// those of an exporter that the controller polls. The values of an unresponsive agent are the last that it reported, or polled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 8),

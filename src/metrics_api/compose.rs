@@ -1,6 +1,7 @@
 //! Builds the `NodeMetric` of a node from all sources. Pure.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -26,6 +27,8 @@ pub struct NodeKnown {
     pub created: Option<Time>,
     /// `status.nodeInfo.bootID`, set by the kubelet; may be empty.
     pub boot_id: String,
+    /// The internal addresses of `status.addresses`.
+    pub addresses: Vec<IpAddr>,
     /// Labels and capacity.
     pub facts: NodeFacts,
 }
@@ -152,6 +155,8 @@ pub struct Known {
     pub report: Option<Arc<NodeMetricStatus>>,
     /// When the report was received, by this replica's clock.
     pub reported: Option<Timestamp>,
+    /// What was polled, and when, by this replica's clock. Only without a recent report.
+    pub polled: Option<(Arc<NodeMetricStatus>, Timestamp)>,
     /// Health of the agent.
     pub health: Health,
     /// Since when the agent has this health, as far as this replica knows.
@@ -163,9 +168,10 @@ pub struct Known {
 /// # Errors
 /// It can't be encoded as JSON.
 pub fn content(name: &str, node: &StaticFields, known: &Known) -> serde_json::Result<Content> {
-    let (mut status, received_at) = match &known.report {
-        Some(report) => (NodeMetricStatus::clone(report), known.reported),
-        None => (by_heartbeat(node, known), known.heartbeat_at),
+    let (mut status, received_at) = match (&known.polled, &known.report) {
+        (Some((polled, at)), _) => (by_poll(node, polled, *at), Some(*at)),
+        (None, Some(report)) => (NodeMetricStatus::clone(report), known.reported),
+        (None, None) => (by_heartbeat(node, known), known.heartbeat_at),
     };
     status.conditions = vec![healthy(node, known)];
     Ok(Content {
@@ -174,6 +180,15 @@ pub fn content(name: &str, node: &StaticFields, known: &Known) -> serde_json::Re
         status: serde_json::to_string(&status)?.into(),
         cells: table::row(name, node.created.as_ref(), received_at, &status),
     })
+}
+
+/// Status from the page of an exporter.
+fn by_poll(node: &StaticFields, polled: &NodeMetricStatus, at: Timestamp) -> NodeMetricStatus {
+    NodeMetricStatus {
+        timestamp: Some(Time(at)),
+        capacity: capacity(&node.facts),
+        ..polled.clone()
+    }
 }
 
 /// Status from the Lease and the `NodeWatermark`, for an agent that does not report.
@@ -228,6 +243,21 @@ fn agent(known: &Known) -> Option<ReportingAgent> {
 
 fn healthy(node: &StaticFields, known: &Known) -> Condition {
     let (status, reason, message) = match known.health {
+        Health::Unknown if known.polled.is_some() => (
+            "Unknown",
+            reason::POLLED,
+            "no agent renews its Lease or reports; the figures are from an exporter that the controller polls",
+        ),
+        Health::Reporting if known.polled.is_some() => (
+            "True",
+            reason::REPORTING,
+            "the agent renews its Lease but does not report to the controller; the figures are from an exporter that the controller polls",
+        ),
+        Health::Silent if known.polled.is_some() => (
+            "False",
+            reason::SILENT,
+            "the agent has neither reported nor renewed its Lease for too long; the figures are from an exporter that the controller polls",
+        ),
         Health::Unknown => (
             "Unknown",
             reason::NO_REPORT,

@@ -9,12 +9,13 @@ use jiff::Timestamp;
 use crate::cluster::clock;
 use crate::cluster::nodes::zone;
 use crate::crd::NodeWatermarkStatus;
+use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
 use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, StaticFields, content};
 use super::data::Data;
-use super::loads::{NodeLoad, NodeLoads};
+use super::loads::{NodeLoad, NodeLoads, Polled, PolledLoad};
 use super::reports::warm_up::{Progress, WarmUp};
 use super::reports::{ReceivedReport, Reports, is_fresh};
 
@@ -46,6 +47,8 @@ struct Entry {
     silent: bool,
     /// When its agent last reported, and the interval to its next report.
     reported: Option<(BootTime, Duration)>,
+    /// What was polled. Only without a fresh report.
+    polled: Option<PolledLoad>,
 }
 
 /// Both clocks of this replica.
@@ -69,6 +72,10 @@ fn set<T: PartialEq>(known: &mut T, now: T) -> bool {
     let is_new = *known != now;
     *known = now;
     is_new
+}
+
+fn cpu(facts: &NodeFacts) -> MilliCpu {
+    MilliCpu(u64::from(facts.cpus) * 1000)
 }
 
 impl Entry {
@@ -112,17 +119,38 @@ impl Entry {
         is_new
     }
 
-    /// The last report; `None` if there is none.
+    /// What was polled, or the last report; `None` if there is neither.
     fn load(&self) -> Option<NodeLoad> {
-        let (at, interval) = self.reported?;
         let facts = self.node.as_ref()?.facts();
+        let polled = self.polled.as_ref();
+        let (at, interval, status) = if let Some(polled) = polled {
+            (polled.at, polled.interval, &polled.status)
+        } else {
+            let (at, interval) = self.reported?;
+            (at, interval, self.known.report.as_ref()?)
+        };
         Some(NodeLoad {
             at,
             interval,
-            cpu: MilliCpu(u64::from(facts.cpus) * 1000),
+            cpu: cpu(facts),
             memory: facts.memory,
-            status: Arc::clone(self.known.report.as_ref()?),
+            status: Arc::clone(status),
+            polled: polled.is_some(),
         })
+    }
+
+    /// What was polled, or (`None`) that it is too old. A fresh report has more, and is kept. Returns whether anything changed.
+    fn poll(&mut self, load: Option<PolledLoad>, now: Now) -> bool {
+        let reports = self.reported;
+        let reports = reports.is_some_and(|(at, interval)| is_fresh(at, interval, now.boot));
+        let load = load.filter(|_| !reports);
+        self.known.polled = load.as_ref().map(|load| {
+            let age = now.boot.since(load.at);
+            (Arc::clone(&load.status), now.wall - age)
+        });
+        let is_new = load.is_some() || self.polled.is_some();
+        self.polled = load;
+        is_new
     }
 
     /// Returns whether there was a report.
@@ -186,6 +214,11 @@ impl StoreUpdater {
                 reports.zone(name, &zone(&node.facts.labels).into());
             }
         }
+        if let Some(node) = &node {
+            let facts = &node.facts;
+            self.loads
+                .set_node(name, &node.addresses, cpu(facts), facts.memory);
+        }
         match node.map(|node| StaticFields::of(name, node)).transpose() {
             Ok(node) => self.change(name, |entry| set(&mut entry.node, node)),
             Err(error) => log_encode_error(name, &error),
@@ -224,11 +257,22 @@ impl StoreUpdater {
         } = report;
         let received_at = clock::wall() - clock::now().since(at);
         self.change(&node, |entry| {
+            (entry.polled, entry.known.polled) = (None, None);
             entry.reported = Some((at, interval));
             entry.known.report = Some(status);
             entry.known.reported = Some(received_at);
             true
         });
+    }
+
+    /// A node was polled, or what was polled is to be forgotten.
+    pub fn polled(&mut self, polled: Polled) {
+        let Polled { node, load } = polled;
+        let now = Now::read();
+        // A deleted Node may still have an endpoint.
+        if self.nodes.contains_key(&*node) {
+            self.change(&node, |entry| entry.poll(load, now));
+        }
     }
 
     /// An agent became unresponsive, or responsive again.
@@ -252,6 +296,7 @@ impl StoreUpdater {
         let health_changed = entry.update_health(clock::wall());
         let Some(node) = &entry.node else {
             entry.forget_report();
+            (entry.polled, entry.known.polled) = (None, None);
             if entry.known.rules.is_none() && entry.known.heartbeat.is_none() {
                 self.nodes.remove(name);
             }

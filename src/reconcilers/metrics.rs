@@ -21,6 +21,7 @@ use crate::engine::time::BootTime;
 use crate::evictions::EvictionMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
+use crate::polling::PollMetrics;
 use crate::scheduler_api::SchedulerApiMetrics;
 use crate::serve::{KindLabels, ReasonLabels, RequestLabels, Source, with_one_series};
 
@@ -95,6 +96,8 @@ pub struct Metrics {
     pub evictions: EvictionMetrics,
     /// Requests of schedulers.
     pub scheduler_api: SchedulerApiMetrics,
+    /// Exporters that are polled.
+    pub polling: PollMetrics,
     health: Mutex<Health>,
 }
 
@@ -140,6 +143,7 @@ impl Default for Metrics {
             reports: ReportMetrics::default(),
             evictions: EvictionMetrics::default(),
             scheduler_api: SchedulerApiMetrics::default(),
+            polling: PollMetrics::default(),
             health: Mutex::default(),
         };
         metrics.register_work();
@@ -150,6 +154,7 @@ impl Default for Metrics {
         metrics.reports.register(&mut metrics.registry);
         metrics.evictions.register(&mut metrics.registry);
         metrics.scheduler_api.register(&mut metrics.registry);
+        metrics.polling.register(&mut metrics.registry);
         metrics
     }
 }
@@ -270,6 +275,7 @@ impl Metrics {
         metrics.reports.example();
         metrics.evictions.example();
         metrics.scheduler_api.example();
+        metrics.polling.example();
         metrics.text()
     }
 

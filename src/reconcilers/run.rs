@@ -35,8 +35,10 @@ use crate::cluster::election::{self, Elector, Leadership};
 use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::cluster::watch::Change;
 use crate::evictions::{Denial, RuleQuery};
+use crate::metrics_api::loads::Polled;
 use crate::metrics_api::reports::Reports;
 use crate::metrics_api::{self, Serving, StartError, StoreUpdater};
+use crate::polling;
 use crate::scheduler_api;
 use crate::serve::ServeError;
 use feed::Watch;
@@ -69,6 +71,8 @@ pub struct Options {
     pub metrics_api: Option<metrics_api::Options>,
     /// Options of the listener for schedulers; `None`, or without reports: not served.
     pub scheduler_api: Option<scheduler_api::Options>,
+    /// Exporters to poll; `None`, or without reports: none.
+    pub polling: Option<polling::Options>,
     /// Address at which other replicas reach this one for `NodeMetrics`.
     pub address: Option<SocketAddr>,
 }
@@ -91,6 +95,9 @@ pub enum RunError {
     /// Schedulers can't be served.
     #[error(transparent)]
     SchedulerApi(#[from] scheduler_api::StartError),
+    /// Exporters can't be polled.
+    #[error(transparent)]
+    Polling(#[from] polling::StartError),
 }
 
 /// Runs until `stop` is true.
@@ -129,7 +136,7 @@ pub async fn run(
         election::follow(&mut elector, &leadership).await
     };
     let mut controller = Controller::new(client.clone(), &options, Arc::clone(&metrics));
-    let mut api = controller.serve(server, options, elected.clone())?;
+    let mut api = controller.serve(&server, options, elected.clone())?;
     let definitions = definitions::check(client, metrics);
     // If any part ends, the process ends.
     tokio::pin!(election, probes, definitions);
@@ -219,6 +226,8 @@ struct Controller {
     updater: Option<StoreUpdater>,
     /// Direct reports of agents.
     reports: Option<Reports>,
+    /// What is polled from exporters.
+    polled: Option<mpsc::Receiver<Polled>>,
     /// Evictions requested by agents, to be checked against the rules of their nodes. The sender keeps the channel open.
     rule_queries: (mpsc::Sender<RuleQuery>, mpsc::Receiver<RuleQuery>),
     /// When reports were last taken.
@@ -251,15 +260,16 @@ impl Controller {
             metrics,
             updater: None,
             reports: None,
+            polled: None,
             rule_queries: mpsc::channel(MAX_QUERIES),
             reports_taken: Instant::now(),
         }
     }
 
-    /// Starts to serve the `NodeMetrics`, reports and schedulers, as far as the options say.
+    /// Starts to serve the `NodeMetrics`, reports and schedulers, and to poll exporters, as far as the options say.
     fn serve(
         &mut self,
-        server: Server,
+        server: &Server,
         options: Options,
         leadership: watch::Receiver<Leadership>,
     ) -> Result<Option<Serving>, RunError> {
@@ -271,11 +281,21 @@ impl Controller {
             Arc::clone(&self.metrics) as _,
         );
         let rules = self.rule_queries.0.clone();
-        let (updater, serving) =
-            metrics_api::start(server, requests, metrics_api, rules, leadership, observer)?;
+        let (updater, serving) = metrics_api::start(
+            server.clone(),
+            requests,
+            metrics_api,
+            rules,
+            leadership,
+            observer,
+        )?;
         self.reports = updater.reports();
         if let Some(options) = options.scheduler_api {
             scheduler_api::start(options, updater.loads())?;
+        }
+        if let Some(options) = options.polling {
+            let requests = Arc::clone(&self.metrics) as _;
+            self.polled = Some(polling::start(server, requests, options, updater.loads())?);
         }
         self.updater = Some(updater);
         Ok(Some(serving))
@@ -304,6 +324,7 @@ impl Controller {
                 _ = tick.tick() => {}
             }
             self.take_reports();
+            self.take_polled();
             let term = elected.borrow().term(clock::now());
             let term = term.filter(|_| self.watches.iter().all(Watch::is_known));
             if term.is_some() != leading {
@@ -355,6 +376,16 @@ impl Controller {
             self.reconciler
                 .reported(&report.node, report.interval, report.at);
             updater.report(report);
+        }
+    }
+
+    /// Takes what was polled. It waits for the next turn of the loop, a tick at most.
+    fn take_polled(&mut self) {
+        let (Some(polled), Some(updater)) = (&mut self.polled, &mut self.updater) else {
+            return;
+        };
+        while let Ok(polled) = polled.try_recv() {
+            updater.polled(polled);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::serve::with_one_series;
 /// Labels of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct PageLabels {
-    /// `prioritize`, `filter`, `load_watcher`, `query`, or `other`.
+    /// `prioritize`, `filter`, `load_watcher`, `query`, `value`, or `other`.
     pub page: &'static str,
     /// The HTTP code.
     pub code: u16,

@@ -13,6 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
@@ -24,6 +25,7 @@ use super::load_watcher;
 use super::metrics::SchedulerApiMetrics;
 use super::policy_file::PolicyFile;
 use super::prometheus::{self, QueryError};
+use super::query;
 use crate::cluster::clock;
 use crate::crd::scheduler_policy::SchedulerPolicy;
 use crate::metrics_api::loads::NodeLoads;
@@ -42,7 +44,7 @@ pub(super) const JSON: &str = "application/json";
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 /// The answer to any other path.
 const PATHS: &str =
-    "/extender/prioritize, /extender/filter, /watcher, /watcher/health, /api/v1/query\n";
+    "/extender/prioritize, /extender/filter, /watcher, /watcher/health, /api/v1/query, /value\n";
 
 /// Settings.
 #[derive(Clone, Debug)]
@@ -134,6 +136,7 @@ impl Server {
             "/watcher" => ("load_watcher", self.load_watcher(&request)),
             "/watcher/health" => ("load_watcher", text(StatusCode::OK, TEXT, "ok\n")),
             "/api/v1/query" => ("query", self.query(request).await),
+            "/value" => ("value", self.value(&request)),
             "/extender/prioritize" => {
                 let answer = self.extender.answer(Verb::Prioritize, request).await;
                 ("prioritize", answer)
@@ -160,6 +163,31 @@ impl Server {
         match page {
             Ok(page) => text(StatusCode::OK, JSON, page),
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+        }
+    }
+
+    /// `GET /value?node=NAME-OR-ADDRESS&metric=NAME&offset=SECONDS`: a [`query::NodeValue`], or a `Status`.
+    fn value(&self, request: &Request<Incoming>) -> Answer {
+        let form = request.uri().query().unwrap_or_default();
+        let text_of = |name| parameter(form, name).unwrap_or_default();
+        let offset =
+            parameter(form, "offset").map(|offset| offset.parse().map(Duration::from_secs));
+        let Ok(offset) = offset.transpose() else {
+            let message = "offset is not a whole number of seconds";
+            return status(400, "BadRequest", message);
+        };
+        let (node, metric, now) = (text_of("node"), text_of("metric"), clock::now());
+        match query::any(&self.loads, &node, &metric, offset, now) {
+            // It consists of numbers and strings, which serialize.
+            Ok(value) => text(
+                StatusCode::OK,
+                JSON,
+                serde_json::to_string(&value).unwrap_or_default(),
+            ),
+            Err(error) => {
+                let (code, reason) = error.code();
+                status(code, reason, &error.to_string())
+            }
         }
     }
 
@@ -199,6 +227,15 @@ fn parameter(text: &str, name: &str) -> Option<String> {
     let mut pairs = form_urlencoded::parse(text.as_bytes());
     let (_, value) = pairs.find(|(key, _)| key == name)?;
     Some(value.into_owned())
+}
+
+/// An error as API servers write it, which clients of Kubernetes read.
+fn status(code: u16, reason: &str, message: &str) -> Answer {
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason, "code": code,
+    });
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    text(code, JSON, body.to_string())
 }
 
 pub(super) fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {

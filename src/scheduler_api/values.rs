@@ -88,6 +88,7 @@ pub(super) mod tests {
             cpu: MilliCpu(4000),
             memory: Bytes(8 << 30),
             status: Arc::new(serde_json::from_value(status).unwrap()),
+            polled: false,
         }
     }
 

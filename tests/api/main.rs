@@ -44,6 +44,7 @@ mod load_label;
 mod node_metric;
 mod permissions;
 mod placement;
+mod polling;
 mod preview;
 mod report;
 mod scheduler_api;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("engine", &[]),
     ("crd", &["engine"]),
     ("cluster", &["engine", "crd"]),
@@ -23,6 +23,10 @@ const LAYERS: [(&str, &[&str]); 17] = [
         &["engine", "crd", "cluster", "serve", "metrics_api"],
     ),
     (
+        "polling",
+        &["engine", "crd", "cluster", "serve", "node", "metrics_api"],
+    ),
+    (
         "reconcilers",
         &[
             "engine",
@@ -32,6 +36,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
             "evictions",
             "metrics_api",
             "scheduler_api",
+            "polling",
         ],
     ),
     ("preview", &["engine", "crd", "cluster", "node"]),
@@ -54,6 +59,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
             "evictions",
             "metrics_api",
             "scheduler_api",
+            "polling",
             "reconcilers",
             "trace",
             "standalone",

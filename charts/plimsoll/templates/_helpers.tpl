@@ -164,6 +164,11 @@ the pods when it changes, because they read it once. */}}
 {{- with .root.Values.windows }}
 {{- $_ := set $annotations "plimsoll.dev/windows" (toJson . | sha256sum | trunc 16) }}
 {{- end }}
+{{- if eq .component "controller" }}
+{{- with include "plimsoll.placement.polling" .root }}
+{{- $_ := set $annotations "plimsoll.dev/polling" (sha256sum . | trunc 16) }}
+{{- end }}
+{{- end }}
 {{- include "plimsoll.podMetadata" (merge (dict "annotations" $annotations "podLabels" $values.podLabels "podAnnotations" $values.podAnnotations) .) }}
 {{- end -}}
 

@@ -67,3 +67,13 @@ profiles:
 {{- define "plimsoll.placement.policy" -}}
 {{- if .Values.placement.schedulerAPI.enabled }}{{ .Values.placement.schedulerAPI.policy }}{{ end }}
 {{- end -}}
+
+{{/* The file of --poll. Empty if nothing is polled. Without services it is the agents of the release. */}}
+{{- define "plimsoll.placement.polling" -}}
+{{- with .Values.placement.polling }}
+{{- if .enabled }}
+{{- $agents := list (dict "namespace" $.Release.Namespace "name" (include "plimsoll.name" (dict "root" $ "component" "agent")) "port" "http") }}
+{{- dict "interval" .interval "timeout" .timeout "services" (.services | default $agents) | toYaml }}
+{{- end }}
+{{- end }}
+{{- end -}}

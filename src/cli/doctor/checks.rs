@@ -75,6 +75,7 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(admission::not_permitted_to_test), Note, Off),
     (One(flow::no_flow_control), Note, Off),
     (One(placement::unread_label), Note, Off),
+    (One(placement::unread_polling), Note, Off),
     (One(placement::policy_without_namespaces), Note, Off),
 ];
 

@@ -22,6 +22,9 @@ const BY_LOAD: &str = "plimsoll.dev/placement=by-load";
 const DOCS: &str = "docs/scheduling.md";
 /// The agents' option for crane-scheduler's annotations.
 const CRANE: &str = "--crane-annotations=";
+/// The controller's options for exporters, and for requests of schedulers.
+const POLL: &str = "--poll=";
+const SCHEDULER_LISTEN: &str = "--scheduler-listen=";
 /// Agents write these at least every 6 minutes, and on many thousand nodes every 12.
 const MAX_CRANE_AGE: SignedDuration = SignedDuration::from_mins(15);
 
@@ -184,6 +187,17 @@ pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
         "nothing, if the cluster's own scheduler is configured to; otherwise turn on what fits: {DOCS}#what-to-turn-on"
     );
     Some(finding("load label", what, fix))
+}
+
+/// Polled loads that schedulers cannot ask for.
+pub(super) fn unread_polling(snapshot: &Snapshot) -> Option<Finding> {
+    let has = |argument| !arguments(&snapshot.deployments, argument).is_empty();
+    if !has(POLL) || has(SCHEDULER_LISTEN) {
+        return None;
+    }
+    let what = "the controller polls the load of nodes, and schedulers cannot ask it: the figures are in NodeMetrics only";
+    let fix = format!("helm upgrade with placement.schedulerAPI.enabled=true ({DOCS}#polling)");
+    Some(finding("polling", what, fix))
 }
 
 /// An admission policy that concerns no namespace.

@@ -111,3 +111,22 @@ fn annotations_for_crane_scheduler_are_checked() {
     off.nodes = healthy.nodes;
     assert_eq!(findings(&off), [], "the option is off");
 }
+
+#[test]
+fn polled_loads_that_no_scheduler_can_ask_for_are_noted() {
+    let with = |snapshot: &mut Snapshot, argument: &str| {
+        let all = snapshot.deployments.as_mut().expect("a list");
+        let spec = all[0].spec.as_mut().expect("a spec");
+        let pod = spec.template.spec.as_mut().expect("a pod");
+        let arguments = pod.containers[0].args.as_mut().expect("arguments");
+        arguments.push(argument.to_owned());
+    };
+    let polls = "--poll=/etc/plimsoll/polling/polling.yaml";
+    let noted = notes_of(|it| with(it, polls));
+    assert!(noted.contains("schedulers cannot ask"), "{noted}");
+    let served = notes_of(|it| {
+        with(it, polls);
+        with(it, "--scheduler-listen=[::]:8085");
+    });
+    assert!(!served.contains("schedulers cannot ask"), "{served}");
+}

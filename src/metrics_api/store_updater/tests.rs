@@ -5,6 +5,7 @@ use tokio::sync::watch;
 
 use crate::cluster::election::{Leadership, Term};
 use crate::crd::Summary;
+use crate::crd::load_values::{self, LoadValues};
 use crate::engine::policy::NodeFacts;
 use crate::engine::units::Bytes;
 use crate::metrics_api::encode::Writer;
@@ -85,6 +86,7 @@ fn node(cpus: u32) -> NodeKnown {
         uid: "u".to_owned(),
         created: Some(Time("2026-01-01T00:00:00Z".parse().unwrap())),
         boot_id: "boot".to_owned(),
+        addresses: vec![[10, 0, 0, 1].into()],
         facts: NodeFacts {
             cpus,
             memory: Bytes(16 << 30),
@@ -345,4 +347,77 @@ fn an_agent_that_fails_during_the_warm_up_is_shown_as_silent() {
     assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));
     replica.lead(3);
     assert_eq!(replica.healthy("n").0, json!("True"), "live again");
+}
+
+/// What was polled of `n1`: this use of CPU, this long ago.
+fn polled(cpu: f64, age: Duration) -> Polled {
+    let mut values = LoadValues::default();
+    values.0[load_values::index("cpu_usage_avg_5m").unwrap()] = Some(cpu);
+    values.0[load_values::index("mem_expected").unwrap()] = Some(9.0);
+    let load = PolledLoad {
+        at: clock::now().before(age),
+        interval: Duration::from_secs(15),
+        status: Arc::new(values.status().unwrap()),
+    };
+    Polled {
+        node: "n1".into(),
+        load: Some(load),
+    }
+}
+
+#[test]
+fn a_polled_node_has_a_load_until_it_is_forgotten() {
+    let mut replica = Replica::of_a_node();
+    let loads = replica.updater.loads();
+    replica.updater.polled(polled(45.0, Duration::from_secs(5)));
+    assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("Polled")));
+    let status = &replica.get("n1")["status"];
+    assert_eq!(status["load"]["percent"], 50.0, "of a line of 90");
+    assert_eq!(status["capacity"]["cpu"], "8");
+    let load = loads.read()["n1"].clone().unwrap();
+    let now = clock::now();
+    assert!(load.polled && load.cpu == MilliCpu(8000) && load.fresh(now).is_some());
+    assert!(
+        load.fresh(now + Duration::from_secs(41)).is_none(),
+        "5 s old already"
+    );
+    assert_eq!(loads.node_at([10, 0, 0, 1].into()).as_deref(), Some("n1"));
+    replica.updater.polled(Polled {
+        node: "n1".into(),
+        load: None,
+    });
+    assert_eq!(replica.healthy("n1"), (json!("Unknown"), json!("NoReport")));
+    assert!(replica.get("n1")["status"]["load"].is_null());
+    assert!(loads.read()["n1"].is_none());
+}
+
+#[test]
+fn a_fresh_report_wins_over_a_newer_poll_and_a_stale_one_does_not() {
+    let mut replica = Replica::of_a_node();
+    let loads = replica.updater.loads();
+    let is_polled = || loads.read()["n1"].as_ref().unwrap().polled;
+    replica.updater.polled(polled(45.0, Duration::ZERO));
+    replica.updater.report(report(3, Duration::from_hours(1)));
+    assert!(!is_polled());
+    replica.updater.polled(polled(45.0, Duration::ZERO));
+    assert!(!is_polled());
+    assert_eq!(replica.healthy("n1").1, json!("AgentReporting"));
+    replica.updater.report(report(4, Duration::ZERO));
+    replica.updater.polled(polled(45.0, Duration::ZERO));
+    assert!(is_polled());
+    assert_eq!(replica.get("n1")["status"]["load"]["percent"], 50.0);
+}
+
+#[test]
+fn a_deleted_node_leaves_nothing_of_what_was_polled() {
+    let mut replica = Replica::of_a_node();
+    let loads = replica.updater.loads();
+    replica.updater.polled(polled(45.0, Duration::ZERO));
+    assert!(loads.past("n1", clock::now()).is_some());
+    replica.updater.node("n1", None);
+    replica.updater.polled(polled(45.0, Duration::ZERO));
+    assert!(replica.get("n1").is_null() && loads.read().is_empty());
+    assert_eq!(loads.node_at([10, 0, 0, 1].into()), None);
+    replica.updater.node("n1", Some(node(8)));
+    assert!(loads.read()["n1"].is_none() && loads.past("n1", clock::now()).is_none());
 }

@@ -250,7 +250,8 @@ fn with_host(url: &Arc<str>, node: IpAddr) -> Arc<str> {
     }
 }
 
-type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+/// Asks exporters, over HTTP or HTTPS. Its requests belong to the runtime that they are made on.
+pub type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
 
 /// The thread that the requests run on.
 #[derive(Debug)]
@@ -295,7 +296,11 @@ impl Drop for Worker {
     }
 }
 
-fn client() -> io::Result<HttpClient> {
+/// A client for exporters.
+///
+/// # Errors
+/// TLS is not available.
+pub fn client() -> io::Result<HttpClient> {
     let connector = HttpsConnectorBuilder::new()
         .with_tls_config(insecure_tls::config().map_err(io::Error::other)?)
         .https_or_http()
@@ -344,20 +349,37 @@ fn store(slot: &Mutex<Option<ProbeSample>>, answer: ProbeSample) {
 }
 
 async fn series(target: &Target, client: &HttpClient) -> Result<Arc<[Series]>, ProbeError> {
-    let answer = client.request(request(target)?).await?;
-    match answer.status() {
-        status if status.is_success() => {}
-        status if status.is_redirection() => return Err(ProbeError::Redirected(status)),
-        status => return Err(ProbeError::Status(status)),
-    }
-    let body = body(answer).await?;
+    let headers = target.probe.headers.iter();
+    let headers = headers.map(|(name, value)| (name.as_ref(), value.as_ref()));
+    let body = page(client, &target.url, headers).await?;
     let text = std::str::from_utf8(&body).map_err(|_| ProbeError::NotText)?;
     let wanted = |name: &str| target.names.contains(name);
     Ok(prometheus::parse(text, wanted, MAX_SERIES)?.into())
 }
 
-fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
-    let mut request = Request::get(&*target.url).body(Empty::new())?;
+/// Gets a page of at most [`MAX_RESPONSE_SIZE`], without a time limit.
+///
+/// # Errors
+/// There is no such page.
+pub async fn page<'a>(
+    client: &HttpClient,
+    url: &str,
+    headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Bytes, ProbeError> {
+    let answer = client.request(request(url, headers)?).await?;
+    match answer.status() {
+        status if status.is_success() => {}
+        status if status.is_redirection() => return Err(ProbeError::Redirected(status)),
+        status => return Err(ProbeError::Status(status)),
+    }
+    body(answer).await
+}
+
+fn request<'a>(
+    url: &str,
+    more: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Request<Empty<Bytes>>, ProbeError> {
+    let mut request = Request::get(url).body(Empty::new())?;
     let headers = request.headers_mut();
     let agent = concat!("plimsoll/", env!("CARGO_PKG_VERSION"));
     headers.insert(USER_AGENT, HeaderValue::from_static(agent));
@@ -365,7 +387,7 @@ fn request(target: &Target) -> Result<Request<Empty<Bytes>>, ProbeError> {
         ACCEPT,
         HeaderValue::from_static("text/plain;version=0.0.4,*/*;q=0.1"),
     );
-    for (name, value) in &target.probe.headers {
+    for (name, value) in more {
         let name = HeaderName::try_from(name).map_err(hyper::http::Error::from)?;
         let value = HeaderValue::try_from(value).map_err(hyper::http::Error::from)?;
         headers.insert(name, value);

@@ -23,6 +23,15 @@ pub enum TextError {
     TooMany(usize),
 }
 
+/// A series as it is on the page.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PageSeries {
+    /// The series.
+    pub series: Series,
+    /// When the exporter measured it, in milliseconds since 1970; `None`: now.
+    pub timestamp: Option<i64>,
+}
+
 /// The series whose name is `wanted`, at most `max`, each with its labels sorted by name. Timestamps are
 /// validated and dropped: a sample's age counts from its arrival.
 ///
@@ -33,6 +42,19 @@ pub fn parse(
     wanted: impl Fn(&str) -> bool,
     max: usize,
 ) -> Result<Vec<Series>, TextError> {
+    let found = parse_page(text, wanted, max)?;
+    Ok(found.into_iter().map(|found| found.series).collect())
+}
+
+/// As [`parse`], with the timestamps. Series that are there twice are in the result twice.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_page(
+    text: &str,
+    wanted: impl Fn(&str) -> bool,
+    max: usize,
+) -> Result<Vec<PageSeries>, TextError> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim_matches([' ', '\t']);
@@ -56,6 +78,7 @@ struct Sample<'t> {
     name: &'t str,
     labels: Vec<(&'t str, Cow<'t, str>)>,
     value: f64,
+    timestamp: Option<i64>,
 }
 
 impl<'t> Sample<'t> {
@@ -68,28 +91,33 @@ impl<'t> Sample<'t> {
         };
         let mut fields = rest.split(BLANKS).filter(|field| !field.is_empty());
         let value = number(fields.next()?)?;
-        if let Some(timestamp) = fields.next() {
-            timestamp.parse::<i64>().ok()?;
-        }
+        let timestamp = match fields.next() {
+            Some(timestamp) => Some(timestamp.parse::<i64>().ok()?),
+            None => None,
+        };
         let complete = fields.next().is_none();
         complete.then_some(Self {
             name,
             labels,
             value,
+            timestamp,
         })
     }
 
-    fn into_series(self) -> Series {
+    fn into_series(self) -> PageSeries {
         let mut labels: Vec<(Arc<str>, Arc<str>)> = self
             .labels
             .iter()
             .map(|(name, value)| (Arc::from(*name), Arc::from(value.as_ref())))
             .collect();
         labels.sort();
-        Series {
-            name: Arc::from(self.name),
-            labels,
-            value: self.value,
+        PageSeries {
+            series: Series {
+                name: Arc::from(self.name),
+                labels,
+                value: self.value,
+            },
+            timestamp: self.timestamp,
         }
     }
 }
@@ -198,6 +226,18 @@ mod tests {
         assert!(one("m NaN").2.is_nan());
         assert!(one("m +Inf").2 > f64::MAX);
         assert!(one("m -Inf").2 < f64::MIN);
+    }
+
+    #[test]
+    fn timestamps_and_duplicates_are_in_the_page_and_exemplars_are_no_text_format() {
+        let page = parse_page("m 1 1395066363000\nm 2\n", |_| true, 9).unwrap();
+        let found: Vec<_> = page
+            .iter()
+            .map(|it| (it.series.value, it.timestamp))
+            .collect();
+        assert_eq!(found, [(1.0, Some(1_395_066_363_000)), (2.0, None)]);
+        let exemplar = "m_bucket{le=\"1\"} 3 # {trace_id=\"a\"} 0.5\n";
+        assert_eq!(all(exemplar), Err(TextError::Line(1)));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::core::object::Object;
@@ -59,6 +60,15 @@ pub struct NodeStatus {
     conditions: Vec<NodeCondition>,
     #[serde(default, rename = "nodeInfo")]
     node_info: NodeInfo,
+    #[serde(default)]
+    addresses: Vec<NodeAddress>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct NodeAddress {
+    #[serde(rename = "type")]
+    kind: String,
+    address: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -71,6 +81,12 @@ impl NodeStatus {
     /// `status.nodeInfo.bootID`; empty if absent.
     pub fn boot_id(&self) -> &str {
         &self.node_info.boot_id
+    }
+
+    /// The internal addresses in `status.addresses`.
+    pub fn internal_addresses(&self) -> Vec<IpAddr> {
+        let internal = self.addresses.iter().filter(|it| it.kind == "InternalIP");
+        internal.filter_map(|it| it.address.parse().ok()).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::observe::watches::{Item, Source};
-use super::super::observe::wire::{ObservedNode, Watermark};
+use super::super::observe::wire::{NodeStatus, ObservedNode, Watermark};
 use super::super::reconciler::Reconciler;
 use crate::cluster::watch::Change;
 use crate::crd;
@@ -121,10 +121,9 @@ fn apply(
         }
         Item::Node(node) => {
             let created = node.metadata.creation_timestamp.clone();
-            let boot_id = node
-                .status
-                .as_ref()
-                .map(|status| status.boot_id().to_owned());
+            let status = node.status.as_ref();
+            let boot_id = status.map(|status| status.boot_id().to_owned());
+            let addresses = status.map(NodeStatus::internal_addresses);
             let seen = ObservedNode::of(*node);
             if let Some(updater) = updater {
                 let (uid, facts) = (seen.uid.clone(), seen.facts.clone());
@@ -132,6 +131,7 @@ fn apply(
                     uid,
                     created,
                     boot_id: boot_id.unwrap_or_default(),
+                    addresses: addresses.unwrap_or_default(),
                     facts,
                 };
                 updater.node(name, Some(known));

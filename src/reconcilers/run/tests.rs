@@ -21,6 +21,7 @@ fn controller() -> (Controller, Reports) {
         listen: ([127, 0, 0, 1], 0).into(),
         metrics_api: None,
         scheduler_api: None,
+        polling: None,
         address: None,
     };
     let reports = Reports::unconnected(client.clone());

@@ -41,7 +41,7 @@ Anything else is denied: `tests/api/permissions.rs` verifies that on a real API 
 appear in the audit log of its cluster.
 `plimsoll-test` and `plimsoll-uninstall` exist only during `helm test` and `helm uninstall`; `plimsoll-test` also while Helm waits for the agents (`waitForAgents`), for which it
 reads nodes, pods, events, DaemonSets and the namespace. With `placement.scheduler.enabled`, `plimsoll-scheduler` has Kubernetes' own roles `system:kube-scheduler`,
-`system:volume-scheduler` and `extension-apiserver-authentication-reader`, and may get and update the Lease of its election.
+`system:volume-scheduler` and `extension-apiserver-authentication-reader`, and may get and update the Lease of its election. With `placement.polling.enabled`, `plimsoll-controller` may list and watch the EndpointSlices in the namespaces of the polled Services.
 [security.md](security.md) explains the consequences.
 ";
 

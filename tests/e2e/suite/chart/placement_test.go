@@ -93,6 +93,49 @@ func TestLoadsAreServedToSchedulersWhereEnabled(t *testing.T) {
 	}
 }
 
+// TestPolledNamespacesAreReadableOnlyWhereEnabled: the controller's file, and its rights, are those of the values.
+func TestPolledNamespacesAreReadableOnlyWhereEnabled(t *testing.T) {
+	const polling = "placement.polling.enabled=true,networkPolicies.enabled=true,networkPolicies.metricsFrom[0].podSelector.matchLabels.app=prometheus"
+	for set, want := range map[string]string{
+		"placement.polling.enabled=false": "",
+		polling:                           "Role plimsoll/plimsoll-polling, Service plimsoll/plimsoll-agent",
+		polling + ",placement.polling.services[0].namespace=monitoring,placement.polling.services[0].name=exporter": "Role monitoring/plimsoll-polling",
+	} {
+		rendered, err := render(t, "--set", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, object := range objects(t, rendered) {
+			switch object.GetKind() + " " + object.GetName() {
+			case "Role plimsoll-polling", "Service plimsoll-agent":
+				found = append(found, object.GetKind()+" "+object.GetNamespace()+"/"+object.GetName())
+			case "NetworkPolicy plimsoll-agent":
+				if ingress, _, _ := unstructured.NestedSlice(object.Object, "spec", "ingress"); len(ingress) != 2 {
+					t.Errorf("%s: the controllers do not reach the agents: %v", set, ingress)
+				}
+			}
+		}
+		slices.Sort(found)
+		if strings.Join(found, ", ") != want {
+			t.Errorf("%s: %v", set, found)
+		}
+		controller := podsOf(t, rendered)["Deployment plimsoll-controller"].Containers[0]
+		if slices.Contains(controller.Args, "--poll=/etc/plimsoll/polling/polling.yaml") != (want != "") {
+			t.Errorf("%s: the controller runs with %v", set, controller.Args)
+		}
+	}
+	for set, message := range map[string]string{
+		"placement.polling.services[0].name=exporter":                                   "namespace",
+		"placement.polling.interval=soon":                                               "interval",
+		"placement.polling.services[0].namespace=a,placement.polling.services[0].nam=b": "name",
+	} {
+		if _, err := render(t, "--set", set); err == nil || !strings.Contains(err.Error(), message) {
+			t.Errorf("%s is not rejected as expected: %v", set, err)
+		}
+	}
+}
+
 // TestSoftTaintIsRejectedWhereKarpenterRuns: package karpenter shows why.
 func TestSoftTaintIsRejectedWhereKarpenterRuns(t *testing.T) {
 	const taint, message = "placement.softTaint.enabled=true", "this cluster serves karpenter.sh. Karpenter takes a node with a PreferNoSchedule taint for closed"

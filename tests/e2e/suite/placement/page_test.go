@@ -54,6 +54,10 @@ func TestCommandsOfThePage(t *testing.T) {
 	if service := p.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
 		t.Errorf("there is no Service for schedulers: %s", service)
 	}
+	p.Run(t, "Polling")
+	if controller := c.Kubectl("get", "deployment", "plimsoll-controller", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(controller, "--poll=") {
+		t.Errorf("the controller polls nothing: %s", controller)
+	}
 	p.Run(t, "crane-scheduler")
 	if agent := c.agentArgs(); !strings.Contains(agent, "--crane-annotations=Asia/Shanghai") {
 		t.Errorf("agents write no annotations: %s", agent)
@@ -68,6 +72,8 @@ func TestCommandsOfThePage(t *testing.T) {
 	}
 	// They need the NodeMetrics of running agents: tests/api/top.rs.
 	p.RunElsewhere("Why this node")
+	// These need a node with a load: tests/api/polling.rs.
+	p.RunElsewhere("One value of a node")
 	p.CheckAllRun()
 }
 
