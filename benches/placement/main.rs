@@ -22,7 +22,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Instant;
+
+use plimsoll::cluster::clock;
 
 use crate::placement::Way;
 use crate::placement::cluster::Cluster;
@@ -106,7 +107,7 @@ fn run_all(scenes: &[Scene], nodes: usize, seeds: u64) -> Vec<SceneTable> {
 }
 
 fn run(scene: Scene, way: Way, seed: u64, nodes: usize) -> Outcome {
-    let started = Instant::now();
+    let started = clock::now();
     let nodes = scene.nodes(nodes);
     let outcome = Cluster::new(scene.workload(nodes, seed), way, seed).run();
     println!(
@@ -116,7 +117,7 @@ fn run(scene: Scene, way: Way, seed: u64, nodes: usize) -> Outcome {
         outcome.hot_minutes,
         outcome.balance(),
         outcome.evictions,
-        started.elapsed().as_secs_f64()
+        clock::now().since(started).as_secs_f64()
     );
     outcome
 }
