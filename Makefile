@@ -33,7 +33,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo demo-picture test watch bench protect protect-v2 fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
 .PHONY: mixes versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
@@ -59,7 +59,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make image-check (builds the image twice and compares)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make simulate (schedulers compared); make image-check (builds the image twice and compares)"
 	@echo; echo "phase  seconds"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
@@ -76,6 +76,10 @@ protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that o
 	cargo bench --target $(TARGET) --bench protect --no-run
 	GUEST_TIMEOUT=7200 GUEST_ARGS="--rounds 2 --only burst,wake-ups,chain --program /bin/plimsoll" \
 		tests/guest/run.sh "$$(ls -t target/$(TARGET)/release/deps/protect-* | grep -v '\.d$$' | head -1)" $(BINARY)
+
+# Without the release's link-time optimisation, which would take longer than the simulation; the result is the same.
+simulate: tools-build ## Compares schedulers by simulation and renews docs/scheduling-comparison.md (some minutes)
+	cargo bench --target $(TARGET) --profile dev --config 'profile.dev.package.plimsoll.opt-level=3' --bench placement -- --write
 
 fuzz: FOR := 10s
 fuzz: tools ## Fuzzes the parsers of external input: each target FOR=10s; ONLY="token report" selects targets; AGAIN=FILE runs one input

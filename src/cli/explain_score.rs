@@ -1,5 +1,6 @@
 //! `plimsoll explain-score`.
 
+mod outlets;
 mod pod;
 mod report;
 
@@ -28,7 +29,10 @@ LOAD is how near a node is to where its own rules act, which is at 100. It is th
 and memory it is what is expected to be used (or was, in lasting peaks) divided by the load line: the lowest threshold of an \
 enforced rule, in percent of the node, or 90. With a pod, WITH POD is the load after its start, and NOTES say why the node is \
 not a candidate. LABEL is what the node's agent wrote to plimsoll.dev/load; SCORE is what the terms of the label add up to \
-for a scheduler that uses them, from 8 (60 and less) to 0 (100), and 4 for a node without the label.
+for a scheduler that uses them, from 8 (60 and less) to 0 (100), and 4 for a node without the label. EXTENDER is what the \
+controller's extender gives to it, from 9 to 0, as a mean over pods; the best node of a pod gets one more. CRANE is there if \
+agents write the annotations of crane-scheduler: use of CPU and memory in percent, and the hot value, of which each 0.1 takes \
+one of crane's 100 points. NOTES also name the soft taint.
 
 This is not a scheduler: the resources that other pods request, volumes, topology spread, affinity to other pods and other \
 scores are not considered. Events of the pod say why a scheduler could not place it.
@@ -61,7 +65,8 @@ pub struct Args {
     #[arg(short = 'f', long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Output format; JSON and YAML have {pod, nodes: [{node, load, withPod, label, score, ageSeconds, cpu, memory, notes, ...}]}
+    /// Output format; JSON and YAML have {pod, nodes: [{node, load, withPod, label, score, extender, softTaint,
+    /// crane, ageSeconds, cpu, memory, notes, ...}]}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 

@@ -13,6 +13,8 @@ mod chart_support;
 mod collect_support;
 #[path = "../support/engine/mod.rs"]
 mod engine_support;
+#[path = "../support/placement/mod.rs"]
+mod placement;
 #[path = "../support/reconciler/mod.rs"]
 mod reconciler_support;
 #[path = "../support/simulation/mod.rs"]
@@ -45,6 +47,7 @@ mod engine {
     mod invariants;
     mod load;
     mod placement;
+    mod placement_comparison;
     mod preview;
     mod purity;
     mod release;

@@ -3,7 +3,7 @@
 
 mod crane;
 mod label;
-mod schedule;
+pub mod schedule;
 
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ const SETTLE: Duration = Duration::from_mins(1);
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
     /// Write these.
     Write(Parts),
     /// Wait until something changes, or for this long.
@@ -31,17 +31,20 @@ pub(super) enum Step {
 
 /// What of a Node is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Parts {
-    pub(super) label: bool,
-    pub(super) crane: bool,
+pub struct Parts {
+    /// The label.
+    pub label: bool,
+    /// crane's annotations.
+    pub crane: bool,
 }
 
 /// What is on a Node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SeenSigns<'a> {
+pub struct SeenSigns<'a> {
     /// The text of the label.
-    pub(super) label: Option<&'a str>,
-    pub(super) crane: &'a CraneAnnotations,
+    pub label: Option<&'a str>,
+    /// crane's annotations.
+    pub crane: &'a CraneAnnotations,
 }
 
 /// How much a difference between a Node and what is wanted matters.
@@ -103,7 +106,7 @@ impl Settling {
 
 /// Decides the next step.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub struct Schedule {
     bucket: TokenBucket,
     /// The interval of the bucket.
     interval: Duration,
@@ -112,7 +115,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(rng: Rng) -> Self {
+    /// With all writes left; `rng` spreads those of crane's annotations.
+    pub fn new(rng: Rng) -> Self {
         Self {
             bucket: TokenBucket::new(BURST, INTERVAL),
             interval: INTERVAL,
@@ -122,7 +126,7 @@ impl Schedule {
     }
 
     /// The next step on a Node with these signs.
-    pub(super) fn step(&mut self, now: BootTime, wants: &WantedSigns, seen: SeenSigns) -> Step {
+    pub fn step(&mut self, now: BootTime, wants: &WantedSigns, seen: SeenSigns) -> Step {
         self.set_interval(wants.interval);
         let label = label::change(seen.label, wants);
         let label = self.label.verdict(now, label);
@@ -141,14 +145,14 @@ impl Schedule {
     }
 
     /// These parts were written.
-    pub(super) fn written(&mut self, now: BootTime, parts: Parts) {
+    pub fn written(&mut self, now: BootTime, parts: Parts) {
         if parts.crane {
             self.crane.written(now);
         }
     }
 
     /// Whether another writer changed crane's annotations since this agent wrote them.
-    pub(super) fn is_contested(&self, seen: SeenSigns) -> bool {
+    pub fn is_contested(&self, seen: SeenSigns) -> bool {
         self.crane.is_contested(seen.crane)
     }
 

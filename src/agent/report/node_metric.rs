@@ -426,7 +426,8 @@ fn headroom(percent: Option<f64>) -> Option<u8> {
     percent.and_then(LoadLabel::of).map(LoadLabel::headroom)
 }
 
-fn load(load: &NodeLoad) -> Load {
+/// The load as it is reported.
+pub fn load(load: &NodeLoad) -> Load {
     Load {
         percent: tenth(load.percent),
         worst: load.worst.name().to_owned(),

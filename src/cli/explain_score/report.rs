@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 use serde::Serialize;
 
+use super::outlets::{CraneLine, Outlets};
 use super::pod::PodToPlace;
-use crate::cluster::taint;
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
 use crate::crd::node_metric::condition::HEALTHY;
@@ -51,6 +51,8 @@ struct NodeLine {
     label: Option<String>,
     /// What the terms of the label add up to.
     score: u8,
+    #[serde(flatten)]
+    outlets: Outlets,
     age_seconds: Option<i64>,
     #[serde(flatten)]
     terms: Terms,
@@ -101,14 +103,18 @@ impl NodeLine {
         let load = status.load.as_ref().filter(|_| healthy);
         let passed_over = pod.map_or_else(Vec::new, |pod| passed_over(pod, node, &name));
         let mut notes = passed_over.clone();
-        notes.extend(signs(node, label.as_deref(), load, healthy));
+        let with_pod = load
+            .zip(pod)
+            .and_then(|(load, pod)| with_pod(load, pod, status, &name));
+        let percent = load.map(|load| load.percent);
+        let outlets = Outlets::of(node, with_pod.or(percent));
+        notes.extend(signs(&outlets, label.as_deref(), load, healthy));
         let age = status.timestamp.as_ref();
         let age = age.map(|time| (now.as_second() - time.0.as_second()).max(0));
         Self {
-            load: load.map(|load| load.percent),
-            with_pod: load
-                .zip(pod)
-                .and_then(|(load, pod)| with_pod(load, pod, status, &name)),
+            load: percent,
+            with_pod,
+            outlets,
             score: read.map_or(DEFAULT_HEADROOM, LoadLabel::headroom),
             label,
             age_seconds: age,
@@ -123,7 +129,7 @@ impl NodeLine {
         }
     }
 
-    fn cells(&self, pod: bool) -> Vec<String> {
+    fn cells(&self, pod: bool, crane: bool) -> Vec<String> {
         let percent = |percent: Option<f64>| or_unknown(percent.map(|it| format!("{it:.0}")));
         let resource = |of: Option<&ResourceLoad>| {
             or_unknown(of.map(|of| {
@@ -139,6 +145,13 @@ impl NodeLine {
         cells.extend([
             self.label.clone().unwrap_or_else(|| "-".to_owned()),
             self.score.to_string(),
+            or_unknown(self.outlets.extender.map(|it| format!("{it:.1}"))),
+        ]);
+        if crane {
+            let cell = self.outlets.crane.as_ref().map(CraneLine::cell);
+            cells.push(cell.unwrap_or_else(|| "-".to_owned()));
+        }
+        cells.extend([
             resource(self.terms.cpu.as_ref()),
             resource(self.terms.memory.as_ref()),
             or_unknown(self.age_seconds.map(age)),
@@ -163,22 +176,20 @@ impl fmt::Display for Explanation {
         if self.pod.is_some() {
             header.push("WITH POD");
         }
-        header.extend([
-            "LABEL",
-            "SCORE",
-            "CPU% OF LINE",
-            "MEM% OF LINE",
-            "MEASURED",
-            "NOTES",
-        ]);
+        header.extend(["LABEL", "SCORE", "EXTENDER"]);
         let right: &[usize] = if self.pod.is_some() {
-            &[1, 2, 3, 4]
+            &[1, 2, 3, 4, 5]
         } else {
-            &[1, 2, 3]
+            &[1, 2, 3, 4]
         };
+        let crane = self.nodes.iter().any(|node| node.outlets.crane.is_some());
+        if crane {
+            header.push("CRANE");
+        }
+        header.extend(["CPU% OF LINE", "MEM% OF LINE", "MEASURED", "NOTES"]);
         let mut table = Table::new(&header, right);
         for node in &self.nodes {
-            table.push(node.cells(self.pod.is_some()));
+            table.push(node.cells(self.pod.is_some(), crane));
         }
         write!(f, "{table}")
     }
@@ -248,15 +259,21 @@ fn tolerates(toleration: &k8s::Toleration, taint: &k8s::Taint) -> bool {
 }
 
 /// What schedulers see of the node's load, and what is wrong with it.
-fn signs(node: &k8s::Node, label: Option<&str>, load: Option<&Load>, healthy: bool) -> Vec<String> {
+fn signs(
+    outlets: &Outlets,
+    label: Option<&str>,
+    load: Option<&Load>,
+    healthy: bool,
+) -> Vec<String> {
     let mut notes = Vec::new();
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    let mut taints = taints.into_iter().flatten();
-    if taints.any(|it| it.key == taint::BUSY_KEY) {
+    if outlets.soft_taint {
         notes.push("busy: avoided if another node is free".to_owned());
     }
     if !healthy {
         notes.push("its agent does not report".to_owned());
+    }
+    if !outlets.crane_of_others.is_empty() {
+        notes.push("another writer sets crane's annotations".to_owned());
     }
     let read = label.and_then(LoadLabel::parse);
     match (label, read, load) {
@@ -356,6 +373,36 @@ mod tests {
         }
         let without = Explanation::new(None, cluster(), now()).to_string();
         assert!(!without.contains("WITH POD"), "{without}");
+        assert!(!text.contains("CRANE"), "no agent writes them: {text}");
+    }
+
+    #[test]
+    fn each_outlet_has_its_column() {
+        let mut nodes = cluster();
+        let time = "2026-01-01T12:00:00Z";
+        let annotations = [
+            ("plimsoll.dev/crane-annotations", time.to_owned()),
+            ("cpu_usage_avg_5m", format!("0.50000,{time}")),
+            ("node_hot_value", format!("1.2,{time}")),
+        ];
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value));
+        nodes[1].node.metadata.annotations = Some(annotations.into_iter().collect());
+        let shown = Explanation::new(None, nodes, now());
+        let text = shown.to_string();
+        let calm = text.lines().find(|line| line.starts_with("calm"));
+        let words: Vec<&str> = calm.expect("its line").split_whitespace().collect();
+        // (95 - 50) / 95 of 9 points.
+        assert_eq!(
+            words[..7],
+            ["calm", "50", "50", "8", "4.3", "50/?", "hot"],
+            "{text}"
+        );
+        let json = serde_json::to_value(&shown).expect("JSON");
+        assert_eq!(json["nodes"][1]["crane"]["hot"], 1.2);
+        assert_eq!(json["nodes"][1]["extender"], 4.3);
+        let hot = json["nodes"].as_array().expect("nodes").iter();
+        let busy: Vec<bool> = hot.map(|node| node["softTaint"] == true).collect();
+        assert_eq!(busy.iter().filter(|it| **it).count(), 1, "{text}");
     }
 
     #[test]

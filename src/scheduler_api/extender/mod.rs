@@ -187,6 +187,12 @@ impl Extender {
     }
 }
 
+/// The points of a node with this load in percent of its load line: 0 to 9, as a mean over pods. The best node of a pod gets one
+/// more.
+pub fn mean_points(percent: f64) -> f64 {
+    score::mean_points(line::room(percent))
+}
+
 /// The load of a node with the pod, in percent of its load line; `None` if it is unknown.
 fn with_pod(pod: &PodToPlace, node: Known<'_>) -> Option<f64> {
     line::with_pod(node.load, line::share(pod, node.node)?, node.floor)

@@ -32,6 +32,11 @@ pub fn first(room: &[Option<f64>], uid: &str, names: &[&str]) -> Option<usize> {
         .min_by_key(|index| hash(&[uid, names[*index]]))
 }
 
+/// The mean over pods of [`points`] for this room, but for the first.
+pub fn mean_points(room: f64) -> f64 {
+    room.clamp(0.0, 1.0) * MAX_POINTS
+}
+
 /// Points for this room, from 0 (hot) to 1 (idle): 0 to 9, and 1 more for the first, so that the scheduler takes it among its
 /// equals, as the ledger of pods in flight assumes.
 ///

@@ -1,14 +1,15 @@
 //! A simulated node on which the engine's actions have effects: quotas, the idle class, reclaim and evictions change what
 //! pods use, which changes busy time, pressure and load averages like a kernel would. The engine only sees these.
 //!
-//! One tick is a second. `tests/kernel/closed_loop.rs` compares it with real kernels.
+//! A tick is a second, or as many as [`Simulation::tick_seconds`] says: that saves time where pods change slowly.
+//! `tests/kernel/closed_loop.rs` compares it with real kernels.
 #![allow(
     dead_code,
     clippy::unwrap_used,
     reason = "every test file is its own crate and uses only part of this; a model may fail its test"
 )]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use plimsoll::engine::Engine;
@@ -26,6 +27,8 @@ use plimsoll::engine::units::{Bytes, Quota};
 
 const TICK: Duration = Duration::from_secs(1);
 const NANOS: f64 = 1e9;
+/// The pod's own cgroup.
+static POD_CGROUP: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(""));
 /// Seconds between updates of the kernel's averages.
 const LOAD_STEP: u64 = 5;
 const PRESSURE_STEP: u64 = 2;
@@ -40,6 +43,8 @@ pub struct Worker {
     pub weight: f64,
     /// A limit of its own, in CPUs.
     pub limit: Option<f64>,
+    /// A number of the caller's choice.
+    pub tag: usize,
     /// Anonymous memory in bytes.
     pub memory: u64,
     /// Page cache in bytes, and how many bytes it reads per second.
@@ -69,6 +74,7 @@ impl Worker {
             demand,
             weight: 1.0,
             limit: None,
+            tag: 0,
             memory: 0,
             cache: 0,
             reads: 0,
@@ -97,7 +103,7 @@ impl Worker {
         self.cap().map_or(self.demand, |cap| self.demand.min(cap))
     }
 
-    fn advance(&mut self) {
+    fn advance(&mut self, seconds: f64) {
         // Its work takes `demand / allocated` as long and is stalled for the rest. If threads for a full CPU or more do not run,
         // one always waits.
         self.stalls = if self.demand > 0.0 {
@@ -106,11 +112,11 @@ impl Worker {
         } else {
             0.0
         };
-        self.used += self.allocated * NANOS;
-        self.stalled += self.stalls * NANOS;
+        self.used += self.allocated * NANOS * seconds;
+        self.stalled += self.stalls * NANOS * seconds;
         if self.cap().is_some() {
-            self.periods += 10.0;
-            self.throttled += 10.0 * self.throttled_share();
+            self.periods += 10.0 * seconds;
+            self.throttled += 10.0 * seconds * self.throttled_share();
         }
     }
 
@@ -125,6 +131,9 @@ impl Worker {
 
 /// Divides `cpus` in proportion to the weights, but gives no one more than it wants.
 pub fn share(cpus: f64, demands: &[f64], weights: &[f64]) -> Vec<f64> {
+    if demands.iter().sum::<f64>() <= cpus {
+        return demands.to_vec();
+    }
     let mut allocated = vec![0.0; demands.len()];
     let mut left = cpus;
     let mut open: Vec<usize> = (0..demands.len()).collect();
@@ -159,11 +168,12 @@ struct Stalled {
 }
 
 impl Stalled {
-    fn average(&mut self) {
-        let stalled = (self.total - self.before) / (PRESSURE_STEP as f64 * NANOS);
+    fn average(&mut self, steps: u64) {
+        let elapsed = (steps * PRESSURE_STEP) as f64;
+        let stalled = (self.total - self.before) / (elapsed * NANOS);
         self.before = self.total;
         for (average, seconds) in self.averages.iter_mut().zip([10.0, 60.0, 300.0]) {
-            let decay = (-(PRESSURE_STEP as f64) / seconds).exp();
+            let decay = (-elapsed / seconds).exp();
             *average = *average * decay + stalled * 100.0 * (1.0 - decay);
         }
     }
@@ -179,6 +189,8 @@ pub struct Simulation {
     pub plan: Plan,
     /// Seconds since the start.
     pub now: u64,
+    /// Seconds of a tick.
+    pub tick_seconds: u64,
     /// Pressure by cgroup, as cgroup v2 has it.
     pub v2: bool,
     /// The kind of action that has no effect.
@@ -211,6 +223,7 @@ impl Simulation {
             engine,
             plan: Plan::default(),
             now: 1000,
+            tick_seconds: 1,
             v2: true,
             ineffective: None,
             evicted: Vec::new(),
@@ -270,9 +283,9 @@ impl Simulation {
         self.engine.set_pods(pods.collect());
     }
 
-    /// Advances by one second: samples, evaluates and acts.
+    /// Advances by one tick: samples, evaluates and acts.
     pub fn tick(&mut self) {
-        self.now += 1;
+        self.now += self.tick_seconds;
         let before = self.workers.len();
         let now = self.now;
         self.workers
@@ -293,9 +306,9 @@ impl Simulation {
         (0..seconds).for_each(|_| self.tick());
     }
 
-    /// Divides the CPUs for this second and updates the kernel's counters.
+    /// Divides the CPUs for this tick and updates the kernel's counters.
     fn run(&mut self) {
-        let cpus = f64::from(self.cpus);
+        let (cpus, seconds) = (f64::from(self.cpus), self.tick_seconds as f64);
         let class = |idle: bool| {
             move |it: &Worker| {
                 if it.idle == idle {
@@ -313,16 +326,16 @@ impl Simulation {
         let second = share(rest, &second, &weights);
         for (worker, (a, b)) in self.workers.iter_mut().zip(first.iter().zip(&second)) {
             worker.allocated = a + b;
-            worker.advance();
+            worker.advance(seconds);
         }
         self.shares = self.workers.iter().map(|it| it.allocated).collect();
-        self.busy += self.uses() * NANOS;
-        self.idle += (cpus - self.uses()) * NANOS;
+        self.busy += self.uses() * NANOS * seconds;
+        self.idle += (cpus - self.uses()) * NANOS * seconds;
         // A task of the node is stalled if one of any pod is.
         let free: f64 = self.workers.iter().map(|it| 1.0 - it.stalls).product();
-        self.stalled[0].total += (1.0 - free) * NANOS;
+        self.stalled[0].total += (1.0 - free) * NANOS * seconds;
         self.read_files();
-        self.task_seconds += self.tasks();
+        self.task_seconds += self.tasks() * seconds;
         self.average();
     }
 
@@ -336,30 +349,38 @@ impl Simulation {
     }
 
     fn average(&mut self) {
-        if self.now.is_multiple_of(LOAD_STEP) {
-            let tasks = self.tasks();
+        // Steps of so many seconds in this tick.
+        let steps = |seconds: u64| self.now / seconds - (self.now - self.tick_seconds) / seconds;
+        let (load_steps, pressure_steps) = (steps(LOAD_STEP), steps(PRESSURE_STEP));
+        if load_steps > 0 {
+            let (tasks, elapsed) = (self.tasks(), (load_steps * LOAD_STEP) as f64);
             for (load, minutes) in self.load.iter_mut().zip([1.0, 5.0, 15.0]) {
-                let decay = (-(LOAD_STEP as f64) / (minutes * 60.0)).exp();
+                let decay = (-elapsed / (minutes * 60.0)).exp();
                 *load = *load * decay + tasks * (1.0 - decay);
             }
         }
-        if self.now.is_multiple_of(PRESSURE_STEP) {
-            self.stalled.iter_mut().for_each(Stalled::average);
+        if pressure_steps > 0 {
+            for stalled in &mut self.stalled {
+                stalled.average(pressure_steps);
+            }
         }
     }
 
     /// Once memory is full, reads evict page cache, and readers wait for that half of the time.
     fn read_files(&mut self) {
-        let reads: u64 = self.workers.iter().map(|it| it.reads).sum();
+        let read = |worker: &Worker| worker.reads * self.tick_seconds;
+        let reads: u64 = self.workers.iter().map(read).sum();
         let used: u64 = self.workers.iter().map(|it| it.memory + it.cache).sum();
         let excess = (used + reads).saturating_sub(self.memory);
-        let cache: u64 = self.workers.iter().map(|it| it.cache + it.reads).sum();
+        let cache: u64 = self.workers.iter().map(|it| it.cache + read(it)).sum();
+        let seconds = self.tick_seconds;
         for worker in &mut self.workers {
-            worker.cache += worker.reads;
+            worker.cache += worker.reads * seconds;
             let pushed = excess as f64 * worker.cache as f64 / cache.max(1) as f64;
             worker.cache -= whole(pushed).min(worker.cache);
         }
-        self.stalled[1].total += 0.5 * excess as f64 / reads.max(1) as f64 * NANOS;
+        let share = excess as f64 / reads.max(1) as f64;
+        self.stalled[1].total += 0.5 * share * NANOS * seconds as f64;
     }
 
     fn sample(&self) -> Sample {
@@ -411,7 +432,7 @@ impl Simulation {
                 throttled_periods: Some(whole(worker.throttled)),
             },
             target_cgroups: vec![TargetCgroupSample {
-                cgroup: Arc::from(""),
+                cgroup: Arc::clone(&POD_CGROUP),
                 cpu_nanos: Some(whole(worker.used)),
                 quota: Some(quota),
             }],
