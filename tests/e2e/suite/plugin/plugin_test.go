@@ -31,7 +31,7 @@ func TestKubectlCompletesThePlugin(t *testing.T) {
 	for words, want := range map[string][]string{
 		"do":                  {"doctor", noFiles},
 		"doctor --on":         {"--only", noFiles},
-		"check --output ":     {"text", "json", noFiles},
+		"check --output ":     {"text", "json", "yaml", noFiles},
 		"check manifests/som": {files},
 		"stop --nothing":      {files},
 	} {
