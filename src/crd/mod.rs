@@ -30,6 +30,7 @@ pub mod report;
 pub mod scheduler_policy;
 mod schema;
 mod served;
+mod settings_file;
 mod suggest;
 pub mod summary;
 mod unenforced;

@@ -9,9 +9,10 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use super::load_values::{self, NAMES};
-use super::manifest::{self, Lines, ManifestError};
+use super::manifest::ManifestError;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
+use super::settings_file::{self, Errors};
 use super::suggest::{self, quoted};
 use super::validate::Definition;
 
@@ -204,60 +205,19 @@ static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// # Errors
 /// All that is wrong, by line.
 pub fn read(text: &str) -> Result<PollSettings, Vec<ManifestError>> {
-    let manifest = manifest::read(text);
-    if !manifest.parse_errors.is_empty() {
-        return Err(manifest.parse_errors);
-    }
-    let [object] = &manifest.objects[..] else {
-        let second = manifest.objects.get(1);
-        let message = second.map_or(
-            "the file is empty; name at least one Service to poll",
-            |_| "is a second document; write all services into the list of the first",
-        );
-        return Err(vec![ManifestError {
-            line: second.map_or(1, |second| second.lines.line("")),
-            path: String::new(),
-            message: message.to_owned(),
-        }]);
-    };
-    let mut reading = Reading {
-        lines: &object.lines,
-        errors: Vec::new(),
-    };
-    let validation = DEFINITION.validate(object.value.clone());
-    if validation.problems.is_empty() {
-        match serde_json::from_value(validation.object) {
-            Err(error) => reading.refuse(String::new(), error.to_string()),
-            Ok(file) => {
-                let settings = reading.compile(&file);
-                if reading.errors.is_empty() {
-                    return Ok(settings);
-                }
-            }
-        }
-    }
-    for problem in validation.problems {
-        reading.refuse(problem.path, problem.message);
-    }
-    reading.errors.sort_by_key(|error| error.line);
-    Err(reading.errors)
+    let second = "write all services into the list of the first";
+    let compile = |file: &PollFile, errors: &mut Errors| Reading { errors }.compile(file);
+    let settings = settings_file::read(text, &DEFINITION, second, compile)?;
+    let empty = "the file is empty; name at least one Service to poll";
+    settings.ok_or_else(|| settings_file::error(1, empty))
 }
 
 /// A file while it is read.
 struct Reading<'a> {
-    lines: &'a Lines,
-    errors: Vec<ManifestError>,
+    errors: &'a mut Errors,
 }
 
 impl Reading<'_> {
-    fn refuse(&mut self, path: String, message: String) {
-        self.errors.push(ManifestError {
-            line: self.lines.line(&path),
-            path,
-            message,
-        });
-    }
-
     fn compile(&mut self, file: &PollFile) -> PollSettings {
         let interval = self.duration(
             "interval",
@@ -302,7 +262,7 @@ impl Reading<'_> {
                     "{name} is {}; write a time from {min:?} to {max:?}, such as {default:?}",
                     quoted(text)
                 );
-                self.refuse(name.to_owned(), message);
+                self.errors.push(name.to_owned(), message);
                 default
             })
     }
@@ -312,7 +272,7 @@ impl Reading<'_> {
         let is_path = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '<' | '>' | '#');
         if !page.starts_with('/') || !page.chars().all(is_path) {
             let message = format!("{} is not a path; write for example /metrics", quoted(page));
-            self.refuse(format!("{path}.path"), message);
+            self.errors.push(format!("{path}.path"), message);
         }
         let metrics = self.metrics(path, &entry.metrics);
         PolledService {
@@ -335,7 +295,7 @@ impl Reading<'_> {
             let path = at_index(&path, index);
             if !names.insert(entry.name.as_str()) {
                 let message = format!("{} is there already", quoted(&entry.name));
-                self.refuse(format!("{path}.name"), message);
+                self.errors.push(format!("{path}.name"), message);
             }
             metrics.extend(self.metric(&path, entry));
         }
@@ -349,7 +309,7 @@ impl Reading<'_> {
                     "has neither {} nor {}; without both CPU and memory the load of a node is unknown",
                     uses[0], uses[1]
                 );
-                self.refuse(path.clone(), message);
+                self.errors.push(path.clone(), message);
             }
         }
         metrics
@@ -363,7 +323,7 @@ impl Reading<'_> {
                 |near| format!("did you mean {near}?"),
             );
             let message = format!("{} is not a known metric; {fix}", quoted(&entry.name));
-            self.refuse(format!("{path}.name"), message);
+            self.errors.push(format!("{path}.name"), message);
         }
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         let digit = entry.series.starts_with(|c: char| c.is_ascii_digit());
@@ -372,12 +332,12 @@ impl Reading<'_> {
                 "{} is not the name of a series; write labels into labels",
                 quoted(&entry.series)
             );
-            self.refuse(format!("{path}.series"), message);
+            self.errors.push(format!("{path}.series"), message);
         }
         let scale = entry.scale.unwrap_or(1.0);
         if !scale.is_normal() || scale < 0.0 {
             let message = format!("scale is {scale}; write a number above 0, such as 0.001");
-            self.refuse(format!("{path}.scale"), message);
+            self.errors.push(format!("{path}.scale"), message);
         }
         let unit = self.unit(path, entry)?;
         Some(PolledMetric {
@@ -394,7 +354,7 @@ impl Reading<'_> {
         let Some((_, unit)) = UNITS.iter().find(|(name, _)| *name == text) else {
             let names = UNITS.map(|(name, _)| name).join(", ");
             let message = format!("unit is {}; write one of {names}", quoted(text));
-            self.refuse(format!("{path}.unit"), message);
+            self.errors.push(format!("{path}.unit"), message);
             return None;
         };
         let wanted = match unit {
@@ -405,7 +365,7 @@ impl Reading<'_> {
         if !entry.name.starts_with(wanted) {
             let name = quoted(&entry.name);
             let message = format!("{name} is not measured in {text}; write percent or ratio");
-            self.refuse(format!("{path}.unit"), message);
+            self.errors.push(format!("{path}.unit"), message);
         }
         Some(*unit)
     }

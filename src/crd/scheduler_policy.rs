@@ -9,14 +9,14 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::NodeMetricStatus;
 use super::crane_annotations::USAGE;
-use super::manifest::{self, Lines, ManifestError};
+use super::manifest::ManifestError;
 use super::node_metric::ResourceWindows;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
+use super::settings_file::{self, Errors};
 use super::suggest::{self, quoted};
 use super::validate::Definition;
 
@@ -180,69 +180,21 @@ pub fn read<'a>(
     text: &str,
     custom: impl IntoIterator<Item = &'a str>,
 ) -> Result<SchedulerPolicy, Vec<ManifestError>> {
-    let manifest = manifest::read(text);
-    if !manifest.parse_errors.is_empty() {
-        return Err(manifest.parse_errors);
-    }
-    let [object] = &manifest.objects[..] else {
-        let second = manifest.objects.get(1);
-        let message = second.map_or(
-            "the file is empty",
-            |_| "is a second document; write one policy",
-        );
-        return Err(vec![ManifestError {
-            line: second.map_or(1, |second| second.lines.line("")),
-            path: String::new(),
-            message: message.to_owned(),
-        }]);
+    let compile = |file: &PolicyFile, errors: &mut Errors| {
+        let custom = custom.into_iter().collect();
+        Reading { custom, errors }.compile(file)
     };
-    let mut reading = Reading {
-        lines: &object.lines,
-        custom: custom.into_iter().collect(),
-        errors: Vec::new(),
-    };
-    let file = reading.validated(&object.value);
-    let policy = file.map(|file| reading.compile(&file));
-    match policy {
-        Some(policy) if reading.errors.is_empty() => Ok(policy),
-        _ => {
-            reading.errors.sort_by_key(|error| error.line);
-            Err(reading.errors)
-        }
-    }
+    let policy = settings_file::read(text, &DEFINITION, "write one policy", compile)?;
+    policy.ok_or_else(|| settings_file::error(1, "the file is empty"))
 }
 
 /// A file while it is read.
 struct Reading<'a> {
-    lines: &'a Lines,
     custom: Vec<&'a str>,
-    errors: Vec<ManifestError>,
+    errors: &'a mut Errors,
 }
 
 impl Reading<'_> {
-    fn refuse(&mut self, path: String, message: String) {
-        self.errors.push(ManifestError {
-            line: self.lines.line(&path),
-            path,
-            message,
-        });
-    }
-
-    /// The file; `None` if it does not have the form of the schema.
-    fn validated(&mut self, value: &Value) -> Option<PolicyFile> {
-        let validation = DEFINITION.validate(value.clone());
-        if validation.problems.is_empty() {
-            let file = serde_json::from_value(validation.object);
-            return file
-                .map_err(|error| self.refuse(String::new(), error.to_string()))
-                .ok();
-        }
-        for problem in validation.problems {
-            self.refuse(problem.path, problem.message);
-        }
-        None
-    }
-
     fn compile(&mut self, file: &PolicyFile) -> SchedulerPolicy {
         for (path, found, wanted) in [
             ("apiVersion", &file.api_version, API_VERSION),
@@ -250,7 +202,7 @@ impl Reading<'_> {
         ] {
             if found != wanted {
                 let message = format!("{path} is {}; write {wanted}", quoted(found));
-                self.refuse(path.to_owned(), message);
+                self.errors.push(path.to_owned(), message);
             }
         }
         let spec = &file.spec;
@@ -268,7 +220,8 @@ impl Reading<'_> {
         let sum: f64 = spec.priority.iter().map(|entry| entry.weight).sum();
         if sum == 0.0 {
             let message = "the weights add up to 0; give at least one metric a weight above 0";
-            self.refuse("spec.priority".to_owned(), message.to_owned());
+            self.errors
+                .push("spec.priority".to_owned(), message.to_owned());
         }
         SchedulerPolicy {
             thresholds,
@@ -288,7 +241,7 @@ impl Reading<'_> {
             self.check_duration(format!("{path}.timeRange"), &entry.time_range);
             if entry.count < 1 {
                 let message = format!("count is {}; write a number of pods from 1", entry.count);
-                self.refuse(format!("{path}.count"), message);
+                self.errors.push(format!("{path}.count"), message);
             }
         }
     }
@@ -298,7 +251,7 @@ impl Reading<'_> {
         let duration = parsed.and_then(|it| Duration::try_from(it).ok());
         if duration.is_none_or(|duration| duration.is_zero()) {
             let message = format!("{} is not a time above 0, such as 3m", quoted(text));
-            self.refuse(path, message);
+            self.errors.push(path, message);
         }
     }
 
@@ -310,13 +263,13 @@ impl Reading<'_> {
             (None, Some(limit)) => ("maxLimitPercent", limit),
             (pecent, _) => {
                 let problem = pecent.map_or("has no", |_| "has both spellings of");
-                self.refuse(path, format!("{problem} maxLimitPecent"));
+                self.errors.push(path, format!("{problem} maxLimitPecent"));
                 return None;
             }
         };
         if !(0.0..=1.0).contains(&limit) {
             let message = format!("{name} is {limit}; write a fraction from 0 to 1, such as 0.65");
-            self.refuse(format!("{path}.{name}"), message);
+            self.errors.push(format!("{path}.{name}"), message);
             return None;
         }
         // As in crane: 0 turns it off.
@@ -330,7 +283,7 @@ impl Reading<'_> {
         let weight = entry.weight;
         if !(0.0..=1e6).contains(&weight) {
             let message = format!("weight is {weight}; write a number from 0, such as 0.2");
-            self.refuse(format!("{path}.weight"), message);
+            self.errors.push(format!("{path}.weight"), message);
             return None;
         }
         Some(Weight {
@@ -352,7 +305,7 @@ impl Reading<'_> {
             |near| format!("did you mean {near}?"),
         );
         let message = format!("{} is not a known metric; {fix}", quoted(name));
-        self.refuse(format!("{path}.name"), message);
+        self.errors.push(format!("{path}.name"), message);
         None
     }
 }

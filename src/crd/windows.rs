@@ -7,14 +7,14 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::common::LabelSelector;
 use super::compile::rule::http_probe;
-use super::manifest::{self, Lines, ManifestError};
+use super::manifest::ManifestError;
 use super::node_qos::HttpGet;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
+use super::settings_file::{self, Errors};
 use super::suggest::{self, quoted};
 use super::validate::Definition;
 use crate::engine::metric::{CustomMetric, Metric};
@@ -79,68 +79,12 @@ static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
 /// # Errors
 /// All that is wrong, by line.
 pub fn read(text: &str) -> Result<Vec<CustomWindow>, Vec<ManifestError>> {
-    let manifest = manifest::read(text);
-    if !manifest.parse_errors.is_empty() {
-        return Err(manifest.parse_errors);
-    }
-    let [object] = &manifest.objects[..] else {
-        return match manifest.objects.get(1) {
-            None => Ok(Vec::new()),
-            Some(second) => Err(vec![ManifestError {
-                line: second.lines.line(""),
-                path: String::new(),
-                message: "is a second document; write all windows into the list of the first"
-                    .to_owned(),
-            }]),
-        };
-    };
-    let mut errors = Errors {
-        lines: &object.lines,
-        found: Vec::new(),
-    };
-    let settings = validated(&object.value, &mut errors);
-    let windows = settings.map(|settings| compile(&settings, &mut errors));
-    match windows {
-        Some(windows) if errors.found.is_empty() => Ok(windows),
-        _ => {
-            errors.found.sort_by_key(|error| error.line);
-            Err(errors.found)
-        }
-    }
+    let second = "write all windows into the list of the first";
+    let windows = settings_file::read(text, &DEFINITION, second, compile)?;
+    Ok(windows.unwrap_or_default())
 }
 
-/// What is wrong, by line.
-struct Errors<'a> {
-    lines: &'a Lines,
-    found: Vec<ManifestError>,
-}
-
-impl Errors<'_> {
-    fn push(&mut self, path: String, message: String) {
-        self.found.push(ManifestError {
-            line: self.lines.line(&path),
-            path,
-            message,
-        });
-    }
-}
-
-/// The settings; `None` if they do not have the form of the schema.
-fn validated(value: &Value, errors: &mut Errors<'_>) -> Option<WindowSettings> {
-    let validation = DEFINITION.validate(value.clone());
-    if validation.problems.is_empty() {
-        let settings = serde_json::from_value(validation.object);
-        return settings
-            .map_err(|error| errors.push(String::new(), error.to_string()))
-            .ok();
-    }
-    for problem in validation.problems {
-        errors.push(problem.path, problem.message);
-    }
-    None
-}
-
-fn compile(settings: &WindowSettings, errors: &mut Errors<'_>) -> Vec<CustomWindow> {
+fn compile(settings: &WindowSettings, errors: &mut Errors) -> Vec<CustomWindow> {
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     let mut windows = Vec::new();
     for (index, entry) in settings.metrics.iter().enumerate() {
