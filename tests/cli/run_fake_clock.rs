@@ -181,8 +181,8 @@ fn a_throttle_lasts_until_the_next_evaluation() {
     tree.write("cgroup/batch/cpu.max", "max 100000\n");
     let mut machine = tree.open(false);
     machine.tick(at(10));
-    // One CPU for the whole hour.
-    tree.write("cgroup/batch/cpu.stat", "usage_usec 3600000001\n");
+    // One CPU for the whole hour, and for the second that a busy machine may take to read it.
+    tree.write("cgroup/batch/cpu.stat", "usage_usec 3601500000\n");
     machine.tick(at(3610));
     for minute in 0..59 {
         machine.tick(at(3611 + minute * 60));
