@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::ValueEnum;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
+use super::output::Output;
 use super::{print, print_error, terminal_width};
 use crate::demo::leftovers;
 use crate::demo::live::{self, Options};
@@ -59,8 +59,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(10..=3600))]
     seconds: u32,
 
-    /// Format of the summary; with json nothing else goes to standard output
-    #[arg(long, value_enum, default_value_t)]
+    /// Format of the summary; with json and yaml nothing else goes to standard output
+    #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
     /// Where the cgroup trees are mounted [default: found among the mounts]
@@ -80,16 +80,6 @@ pub struct Args {
     /// Record the run, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-}
-
-/// Format of the summary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// For people.
-    #[default]
-    Text,
-    /// One object.
-    Json,
 }
 
 /// Arguments of the processes that `plimsoll demo` starts.
@@ -179,7 +169,7 @@ impl Args {
     /// Called once the demo is ready to begin: errors before that go to a plain terminal.
     fn open_renderer(&self) -> io::Result<Box<dyn Renderer>> {
         Ok(match self.output {
-            Output::Json => Box::new(TextRenderer::new(stderr())),
+            Output::Json | Output::Yaml => Box::new(TextRenderer::new(stderr())),
             Output::Text if self.plain || !stdout().is_terminal() => {
                 Box::new(TextRenderer::new(stdout()))
             }
@@ -188,13 +178,11 @@ impl Args {
     }
 
     fn print_report(&self, report: &Report) -> anyhow::Result<ExitCode> {
-        let text = match self.output {
-            Output::Text => match terminal_width() {
-                Some(width) => format!("\n{report:width$}"),
-                None => format!("\n{report}"),
-            },
-            Output::Json => serde_json::to_string(report)? + "\n",
-        };
+        let structured = self.output.of(report)?;
+        let text = structured.unwrap_or_else(|| match terminal_width() {
+            Some(width) => format!("\n{report:width$}"),
+            None => format!("\n{report}"),
+        });
         print(text.as_bytes())?;
         Ok(ExitCode::from(u8::from(!report.is_clean())))
     }

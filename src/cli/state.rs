@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 
+use super::output::Output;
 use super::print;
 use super::run::StateDir;
 use crate::node::clock;
 use crate::node::machine::state_dir;
-use crate::standalone::output::Format;
 use crate::standalone::report;
 use crate::standalone::scheduling::{self, SchedulingState};
 use crate::standalone::status::{self, Status};
@@ -42,8 +42,8 @@ pub struct Args {
     schedulable: bool,
 
     /// Output format
-    #[arg(long, value_enum, default_value_t)]
-    output: Format,
+    #[arg(short = 'o', long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Runs it.
@@ -54,10 +54,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(u8::from(!state.schedulable)));
     }
     let status: Status = read(&dir.join(status::FILE))?;
-    let text = match args.output {
-        Format::Text => report::Report::new(&status, clock::wall_time()).to_string(),
-        Format::Json => serde_json::to_string(&status)? + "\n",
-    };
+    let structured = args.output.of(&status)?;
+    let text = structured.unwrap_or_else(|| {
+        let report = report::Report::new(&status, clock::wall_time());
+        report.to_string()
+    });
     print(text.as_bytes())
 }
 

@@ -3,6 +3,7 @@
 use super::node_metric::{
     Load, NodeMetricStatus, PeakStats, ResourceLoad, ResourceWindows, WindowStats, Windows,
 };
+use crate::engine::load::{DAY_WEIGHT, DEFAULT_LINE, HOUR_WEIGHT};
 
 /// The names, in the order of [`LoadValues`]. All are in percent: of the node, or for `load` of the load line.
 pub const NAMES: [&str; 13] = [
@@ -25,11 +26,6 @@ pub const LOAD: &str = "load";
 
 /// Names for each resource.
 const PER_RESOURCE: usize = 6;
-/// The load line of a node whose rules are not known, in percent.
-const DEFAULT_LINE: f64 = 90.0;
-/// Part of the highest 5-minute average of the last hour, and of the last day, that counts as used (docs/scheduling.md).
-const PEAK_1H: f64 = 0.9;
-const PEAK_1D: f64 = 0.8;
 /// Highest load, and expected use, that is believed: both may be above 100.
 const MAX_OVER: f64 = 10_000.0;
 /// What rounding may add to 100 percent.
@@ -121,7 +117,7 @@ fn resource_load(values: &[Option<f64>], peaks: bool) -> Option<ResourceLoad> {
     let expected = values[4].or(values[0])?;
     let line = values[5].filter(|line| *line > 0.0).unwrap_or(DEFAULT_LINE);
     let peak = |index: usize, part: f64| values[index].filter(|_| peaks).map(|it| it * part);
-    let history = [peak(1, PEAK_1H), peak(2, PEAK_1D)];
+    let history = [peak(1, HOUR_WEIGHT), peak(2, DAY_WEIGHT)];
     let history = history.into_iter().flatten().reduce(f64::max);
     Some(ResourceLoad {
         percent: expected.max(history.unwrap_or_default()) / line * 100.0,

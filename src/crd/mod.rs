@@ -12,6 +12,7 @@ pub mod crane_annotations;
 pub mod emergency_stop;
 pub mod eviction;
 mod finding;
+pub mod kstatus;
 mod kubernetes;
 pub mod load_label;
 pub mod load_values;

@@ -3,7 +3,7 @@
 
 mod history;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -144,6 +144,16 @@ impl NodeLoads {
         let mut all = records.iter();
         let found = all.find(|(_, record)| record.addresses.contains(&address));
         found.map(|(node, _)| Arc::clone(node))
+    }
+
+    /// All nodes by internal address.
+    pub fn by_address(&self) -> HashMap<IpAddr, Arc<str>> {
+        let records = self.records();
+        let all = records.iter().flat_map(|(node, record)| {
+            let addresses = record.addresses.iter();
+            addresses.map(|address| (*address, Arc::clone(node)))
+        });
+        all.collect()
     }
 
     /// CPUs and memory of a node; 0 if unknown.

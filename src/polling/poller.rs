@@ -23,6 +23,7 @@ use crate::crd::NodeMetricStatus;
 use crate::crd::polling::PollSettings;
 use crate::engine::time::BootTime;
 use crate::metrics_api::loads::{NodeLoads, Polled, PolledLoad};
+use crate::metrics_api::reports::lifetime;
 use crate::node::collect::probe::{self, HttpClient, ProbeError};
 
 /// Requests in progress at a time. Each may hold a page of 1 MiB.
@@ -171,7 +172,10 @@ impl Poller {
         let lag = planned.map_or(Duration::ZERO, |planned| now.since(planned));
         self.metrics.began(lag);
         self.began = Some(now);
-        let (targets, mut unknown) = self.targets.by_node(|address| self.loads.node_at(address));
+        let by_address = self.loads.by_address();
+        let (targets, mut unknown) = self
+            .targets
+            .by_node(|address| by_address.get(&address).cloned());
         let round = {
             let nodes = self.loads.read();
             let count = targets.len();
@@ -267,7 +271,7 @@ impl Poller {
         let metrics = service.map_or(&[][..], |service| &service.metrics);
         let clock = Clock {
             wall: clock::wall(),
-            max_age: self.settings.interval * 3,
+            max_age: lifetime(self.settings.interval),
         };
         let (cpu, memory) = self.loads.capacity(node);
         Ok(page::read(page, metrics, Capacity { cpu, memory }, clock)?)

@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::crd::load_values::{self, LoadValues, NAMES};
 use crate::engine::time::BootTime;
 use crate::metrics_api::loads::{HISTORY, NodeLoads};
+use crate::metrics_api::reports::is_fresh;
 
 /// A value of the past counts for this long: the history has one each half minute, and reports may come each minute.
 const PAST_LIFETIME: Duration = Duration::from_secs(90);
@@ -112,7 +113,7 @@ pub fn by_node_name(
         },
     };
     let age = now.since(load.at);
-    if age >= load.interval * 3 {
+    if !is_fresh(load.at, load.interval, now) {
         return Err(QueryError::Stale(Arc::clone(&node), age, polled()));
     }
     let value = value.ok_or_else(|| QueryError::NoValue(metric.to_owned(), Arc::clone(&node)))?;

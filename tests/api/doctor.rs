@@ -17,6 +17,15 @@ fn doctor(kubeconfig: &Path) -> (Option<i32>, Vec<(String, String)>) {
 }
 
 fn run(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
+    let (code, json) = printed(kubeconfig);
+    let word = |it: &Value, field: &str| it[field].as_str().unwrap().to_owned();
+    let found = json[which].as_array().unwrap().iter();
+    let found = found.map(|it| (word(it, "about"), word(it, "what")));
+    (code, found.collect())
+}
+
+/// Exit code, and what is printed.
+fn printed(kubeconfig: &Path) -> (Option<i32>, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let output = command
         .args(["doctor", "-o", "json", "--kubeconfig"])
@@ -27,10 +36,7 @@ fn run(kubeconfig: &Path, which: &str) -> (Option<i32>, Vec<(String, String)>) {
         + &String::from_utf8_lossy(&output.stderr);
     let json: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let word = |it: &Value, field: &str| it[field].as_str().unwrap().to_owned();
-    let found = json[which].as_array().unwrap().iter();
-    let found = found.map(|it| (word(it, "about"), word(it, "what")));
-    (output.status.code(), found.collect())
+    (output.status.code(), json)
 }
 
 fn has(found: &[(String, String)], about: &str, what: &str) -> bool {
@@ -404,6 +410,7 @@ fn by_other_users(plane: &ControlPlane) {
     let (code, found) = doctor(&ann);
     assert_eq!(code, Some(1));
     finds(&found, "plimsoll doctor", "nodes could not be read");
+    what_it_prints_is_enough(plane, &ann);
     // A user who may read everything, and nothing else.
     let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]);
     let kind = |kind: &str| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": "reader"}});
@@ -424,4 +431,24 @@ fn by_other_users(plane: &ControlPlane) {
         };
         found.iter().any(untested)
     });
+}
+
+/// An administrator applies the roles that it prints, until it prints none.
+fn what_it_prints_is_enough(plane: &ControlPlane, kubeconfig: &Path) {
+    let roles = || printed(kubeconfig).1["roles"].as_array().unwrap().clone();
+    let mut missing = roles();
+    assert!(!missing.is_empty());
+    for _ in 0..4 {
+        plane.apply(&missing);
+        let before = missing;
+        plane.until("the roles take effect", TIMEOUT, |_| roles() != before);
+        missing = roles();
+        if missing.is_empty() {
+            let (_, found) = doctor(kubeconfig);
+            let is_refused = |(_, what): &(String, String)| what.contains("User \"ann\" cannot");
+            assert!(!found.iter().any(is_refused), "{found:?}");
+            return;
+        }
+    }
+    panic!("still missing: {missing:?}");
 }

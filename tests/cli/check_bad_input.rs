@@ -32,6 +32,18 @@ fn findings(text: &str) -> (Option<i32>, Vec<Value>) {
     (output.status.code(), findings)
 }
 
+#[test]
+fn yaml_has_what_json_has() {
+    let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: a}\nspec: {rules: [{name: yes}]}\n";
+    let json = check(text, &["-o", "json"]);
+    let yaml = check(text, &["-o", "yaml"]);
+    assert_eq!(json.status.code(), yaml.status.code());
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert!(!json["findings"].as_array().unwrap().is_empty());
+    let yaml = String::from_utf8(yaml.stdout).unwrap();
+    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
+}
+
 fn is(finding: &Value, path: &str, part: &str) -> bool {
     finding["path"] == path && finding["message"].as_str().unwrap().contains(part)
 }

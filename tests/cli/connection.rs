@@ -60,6 +60,18 @@ fn server(status: &'static str, content_type: &'static str, body: &'static str) 
 }
 
 #[test]
+fn a_context_that_is_not_there_is_named_with_those_that_are() {
+    for command in COMMANDS {
+        let command = [command, &["--context", "staging"]].concat();
+        let line = error_line(&command, "https://127.0.0.1:1");
+        assert!(
+            line.ends_with(": it has no context staging, but c"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
 fn a_server_without_a_scheme_is_one_line_without_a_panic() {
     for command in COMMANDS {
         let line = error_line(command, "127.0.0.1:6443");

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::crd::emergency_stop;
+use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::node_watermark::condition::{
     ACTION_INEFFECTIVE, DEGRADED, NONE_EVALUATED, READY, STOPPED,
 };
@@ -12,10 +13,6 @@ use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
 use crate::node::machine::messages::unknown_reason;
 
-/// kstatus, by which tools wait: nothing goes on before someone acts. Absent otherwise.
-const STALLED: &str = "Stalled";
-/// It goes on by itself.
-const RECONCILING: &str = "Reconciling";
 /// Longest message of a condition, in bytes. The API server allows 32 KiB.
 const MAX_MESSAGE_BYTES: usize = 1024;
 

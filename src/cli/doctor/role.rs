@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::finding::Finding;
 
-/// Name of the roles and bindings.
+/// What the names of roles and bindings begin with. The rest depends on user and rules: what was granted before must not be replaced,
+/// since some permissions are only missed once others are there.
 const NAME: &str = "plimsoll-doctor";
 
 /// What API servers say of a refused request: `User "ann" cannot list resource "nodes" in API group "" at the cluster scope`,
@@ -37,12 +38,15 @@ pub(super) fn missing(findings: &[Finding]) -> Vec<Value> {
         verbs.or_default().insert(refusal.verb);
     }
     let objects = by_place.iter().flat_map(|((user, namespace), rules)| {
-        let kind = if namespace.is_empty() {
-            "ClusterRole"
-        } else {
-            "Role"
+        let (kind, metadata) = match *namespace {
+            "" => ("ClusterRole", json!({})),
+            namespace => ("Role", json!({"namespace": namespace})),
         };
-        [role(kind, namespace, rules), binding(kind, namespace, user)]
+        let mut role = role(kind, &metadata, rules);
+        let digest = crc32fast::hash(format!("{user} {}", role["rules"]).as_bytes());
+        role["metadata"]["name"] = format!("{NAME}-{digest:08x}").into();
+        let binding = binding(&role, user);
+        [role, binding]
     });
     objects.collect()
 }
@@ -77,24 +81,18 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
     text.strip_prefix('"')?.split_once('"')
 }
 
-fn metadata(namespace: &str) -> Value {
-    match namespace {
-        "" => json!({"name": NAME}),
-        namespace => json!({"name": NAME, "namespace": namespace}),
-    }
-}
-
-fn role(kind: &str, namespace: &str, rules: &Rules<'_>) -> Value {
+fn role(kind: &str, metadata: &Value, rules: &Rules<'_>) -> Value {
     let rule = |((group, resource), verbs): (&(&str, &str), &BTreeSet<&str>)| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": kind,
-        "metadata": metadata(namespace),
+        "metadata": metadata,
         "rules": rules.iter().map(rule).collect::<Vec<_>>(),
     })
 }
 
-fn binding(kind: &str, namespace: &str, user: &str) -> Value {
+/// The binding of a role, with its name.
+fn binding(role: &Value, user: &str) -> Value {
     let account = user.strip_prefix("system:serviceaccount:");
     let subject = match account.and_then(|account| account.split_once(':')) {
         Some((namespace, name)) => {
@@ -102,11 +100,12 @@ fn binding(kind: &str, namespace: &str, user: &str) -> Value {
         }
         None => json!({"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}),
     };
+    let (kind, metadata) = (role["kind"].as_str().unwrap_or_default(), &role["metadata"]);
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": format!("{kind}Binding"),
-        "metadata": metadata(namespace),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": NAME},
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": metadata["name"]},
         "subjects": [subject],
     })
 }
@@ -157,7 +156,20 @@ mod tests {
         );
         assert_eq!(objects[1]["subjects"][0]["name"], "ann");
         assert_eq!(objects[3]["metadata"]["namespace"], "plimsoll");
+        assert_eq!(
+            objects[1]["roleRef"]["name"],
+            objects[0]["metadata"]["name"]
+        );
         assert_eq!(missing(&found[4..]), [Value::Null; 0]);
+    }
+
+    #[test]
+    fn what_was_granted_before_is_not_replaced() {
+        let name = |finding: Finding| missing(&[finding])[0]["metadata"]["name"].clone();
+        let cluster = "at the cluster scope";
+        let nodes = name(refused("list", "nodes", "", cluster));
+        assert_eq!(nodes, name(refused("list", "nodes", "", cluster)));
+        assert_ne!(nodes, name(refused("list", "pods", "", cluster)));
     }
 
     #[test]

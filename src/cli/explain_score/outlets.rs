@@ -1,4 +1,4 @@
-//! What schedulers are told of a node beside the label. Pure.
+//! What schedulers see of a node beside the label. Pure.
 
 use k8s_openapi::api::core::v1 as k8s;
 use serde::Serialize;

@@ -23,10 +23,14 @@ const UNITS_PER_PERCENT: f64 = 500.0;
 /// No average is known.
 const MISSING: u16 = u16::MAX;
 
+/// Part of the highest 5-minute average of the last hour that counts as used.
+pub const HOUR_WEIGHT: f64 = 0.9;
+/// The same of the last day.
+pub const DAY_WEIGHT: f64 = 0.8;
 /// Each window: its span, the length of its buckets, and its weight.
 const SPANS: [(PeakSpan, Duration, f64); 2] = [
-    (PeakSpan::Hour, Duration::from_mins(5), 0.9),
-    (PeakSpan::Day, Duration::from_hours(2), 0.8),
+    (PeakSpan::Hour, Duration::from_mins(5), HOUR_WEIGHT),
+    (PeakSpan::Day, Duration::from_hours(2), DAY_WEIGHT),
 ];
 pub(super) const RESOURCES: [Resource; 2] = [Resource::Cpu, Resource::Memory];
 

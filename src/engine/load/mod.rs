@@ -40,6 +40,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use self::expected::{PodUse, Step, cpu_prior, memory_prior, usual};
+pub use self::history::{DAY_WEIGHT, HOUR_WEIGHT};
 use self::history::{Parts, Peaks};
 use self::line::{Capacity, ResourceUse};
 pub use self::line::{

@@ -374,9 +374,14 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// How long a report counts that is sent at this interval.
+pub fn lifetime(interval: Duration) -> Duration {
+    interval * 3
+}
+
 /// Whether a report is younger than three of its intervals.
 pub fn is_fresh(at: BootTime, interval: Duration, now: BootTime) -> bool {
-    now.since(at) < interval * 3
+    now.since(at) < lifetime(interval)
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ use identity::Identity;
 
 pub(super) use connections::NewConnections;
 pub use identity::NODE_NAME;
-pub use latest::{ReceivedReport, is_fresh};
+pub use latest::{ReceivedReport, is_fresh, lifetime};
 pub use metrics::ReportMetrics;
 
 /// Settings of the report listener.

@@ -4,12 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::{Finding, Kind, Reason, Severity};
 
-/// kstatus, by which Flux and Argo CD wait: nothing goes on before someone acts. Absent otherwise.
-const STALLED: &str = "Stalled";
-/// It goes on by itself.
-const RECONCILING: &str = "Reconciling";
 /// Characters of a message.
 const MAX_MESSAGE: usize = 1024;
 

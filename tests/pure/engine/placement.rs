@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::engine_support::{action, eviction_action, pod, rule};
+use crate::engine_support::{evicting_only, pod, rule};
 use crate::simulation::{Simulation, Worker};
 use fastrand::Rng;
 use plimsoll::engine::pod::Pod;
-use plimsoll::engine::policy::Action;
 use plimsoll::engine::units::MilliCpu;
 
 const CPUS: u32 = 16;
@@ -84,19 +83,13 @@ struct Cluster {
     outcome: Outcome,
 }
 
-/// Evicts, and leaves scheduling enabled: the taint would hide what the label does.
-fn evicting() -> Action {
-    Action {
-        scheduling: None,
-        ..Action {
-            name: action("away").name,
-            ..eviction_action(1)
-        }
-    }
-}
-
 fn node(threshold: f64) -> Simulation {
-    let mut rule = rule("node/cpu", "cpu_total_utilization", threshold, evicting());
+    let mut rule = rule(
+        "node/cpu",
+        "cpu_total_utilization",
+        threshold,
+        evicting_only(),
+    );
     rule.avoidance_threshold = 2;
     Simulation::new(CPUS, vec![rule], Vec::new())
 }

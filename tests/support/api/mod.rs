@@ -265,7 +265,7 @@ impl ControlPlane {
             .unwrap()
     }
 
-    /// The private key by which our own API server signs tokens, as PEM.
+    /// The private key with which our own API server signs tokens, as PEM.
     pub fn token_key(&self) -> Vec<u8> {
         fs::read(self.servers.as_ref().unwrap().dir().join("sa.key")).unwrap()
     }

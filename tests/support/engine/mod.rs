@@ -100,6 +100,15 @@ pub fn eviction_action(max_pods_per_round: u32) -> Action {
     }
 }
 
+/// Evicts one pod of the namespace `batch` at a time, and leaves scheduling enabled: the taint would hide what schedulers do.
+pub fn evicting_only() -> Action {
+    Action {
+        scheduling: None,
+        name: action("away").name,
+        ..eviction_action(1)
+    }
+}
+
 /// Allows every action on every pod.
 pub fn allow_all() -> PodPolicy {
     PodPolicy {

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use plimsoll::agent::regret::Regret;
 use plimsoll::engine::load::NodeLoad;
 use plimsoll::engine::pod::Pod;
-use plimsoll::engine::policy::Action;
 
 use super::history::History;
 use super::{Amounts, TICK, boot_time};
-use crate::engine_support::{action, eviction_action, rule};
+use crate::engine_support::{evicting_only, rule};
 use crate::simulation::{Simulation, Worker};
 
 pub const CPUS: u32 = 16;
@@ -42,20 +41,14 @@ pub struct Node {
     seen: usize,
 }
 
-/// Evicts one pod of the namespace `batch` at a time, and leaves scheduling enabled: the taint would hide what schedulers do.
-fn evicting() -> Action {
-    Action {
-        scheduling: None,
-        ..Action {
-            name: action("away").name,
-            ..eviction_action(1)
-        }
-    }
-}
-
 impl Node {
     pub fn new(index: usize) -> Self {
-        let mut rule = rule("node/cpu", "cpu_total_utilization", THRESHOLD, evicting());
+        let mut rule = rule(
+            "node/cpu",
+            "cpu_total_utilization",
+            THRESHOLD,
+            evicting_only(),
+        );
         rule.avoidance_threshold = 3;
         let mut sim = Simulation::new(CPUS, vec![rule], Vec::new());
         sim.tick_seconds = TICK;
