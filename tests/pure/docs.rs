@@ -152,6 +152,7 @@ fn every_condition_and_its_reasons_are_documented() {
     let kinds = "src/crd/node_watermark/status.rs";
     let watermark = [
         source("src/agent/report/conditions.rs"),
+        source("src/crd/kstatus.rs"),
         degraded,
         body(kinds, "pub mod condition"),
         body(kinds, "pub mod stopped"),
@@ -164,6 +165,7 @@ fn every_condition_and_its_reasons_are_documented() {
     let variants = variants.filter(|line| !line.starts_with("//"));
     let policies = [
         source("src/reconcilers/status/conditions.rs"),
+        source("src/crd/kstatus.rs"),
         source("src/reconcilers/status/policies.rs"),
         source("src/reconcilers/plan/progress.rs"),
         variants.flat_map(|name| ["\"", name, "\""]).collect(),

@@ -92,6 +92,16 @@ fn sums(seconds: u64, used: impl Fn(u64) -> u64) -> Sums {
     sums
 }
 
+impl Life {
+    /// The counter of its CPU time at this second, in millicore seconds. At the second of a reset it is read before it.
+    fn counter(&self, sums: &Sums, at: u64) -> u64 {
+        let resets = self.resets.iter().copied().filter(|it| *it < at);
+        let reset = resets.max().unwrap_or_default();
+        let sum = |second: u64| sums[usize::try_from(second).unwrap()];
+        sum(at) - sum(reset)
+    }
+}
+
 impl<'a> Reference<'a> {
     fn of(history: &'a History) -> Self {
         let end = history.samples.last().unwrap() + 1;
@@ -203,6 +213,7 @@ impl<'a> Reference<'a> {
                         Self::mean(sums, began, end) * (end - began) as f64 / length.max(1) as f64;
                 }
             }
+            unseen += self.mistaken(life, sums, from, at);
         }
         let ran = self
             .history
@@ -212,6 +223,24 @@ impl<'a> Reference<'a> {
         let peaks: u64 = ran.map(|life| life.shape.peak.max(life.shape.base)).sum();
         let system = self.history.system.peak.max(self.history.system.base);
         unseen + 0.04 * (peaks + system) as f64 + 5.0
+    }
+
+    /// Mean millicores of a pod whose counter, when it was read after a restart, had passed what it showed before: only the difference
+    /// can be taken for its use, so that what it showed before is missed.
+    fn mistaken(&self, life: &Life, sums: &Sums, from: u64, at: u64) -> f64 {
+        let samples = self.history.samples.iter().filter(|it| **it <= at);
+        let samples: Vec<u64> = samples
+            .copied()
+            .filter(|it| *it > life.runs.start)
+            .collect();
+        let pairs = samples.windows(2).filter(|pair| pair[1] > from);
+        let missed = pairs.filter_map(|pair| {
+            let restarted = life.resets.iter().any(|it| (pair[0]..pair[1]).contains(it));
+            let [before, after] = [life.counter(sums, pair[0]), life.counter(sums, pair[1])];
+            (restarted && after >= before).then_some(before)
+        });
+        let length = at.saturating_sub(from.max(life.runs.start));
+        missed.sum::<u64>() as f64 / length.max(1) as f64
     }
 
     /// The mean of the 5 minutes before `at`, without the pods that have ended by `now`.
@@ -272,15 +301,9 @@ impl<'a> Node<'a> {
     }
 
     fn read(&self, life: usize, at: u64) -> PodSample {
-        let sum = |second: u64| self.reference.lives[life][usize::try_from(second).unwrap()];
-        let resets = self.history.lives[life].resets.iter();
-        let reset = resets
-            .copied()
-            .filter(|it| *it <= at)
-            .max()
-            .unwrap_or_default();
+        let counter = self.history.lives[life].counter(&self.reference.lives[life], at);
         PodSample {
-            cpu_nanos: Some((sum(at) - sum(reset)) * 1_000_000),
+            cpu_nanos: Some(counter * 1_000_000),
             memory_parts: Some(MemoryParts::default()),
             ..PodSample::new(self.pod(life).uid.clone(), time(at))
         }
