@@ -10,7 +10,7 @@ pub enum Output {
     /// For people
     #[default]
     Text,
-    /// One object; with --watch one per line
+    /// One object on one line
     Json,
     /// The same as YAML
     Yaml,
