@@ -14,6 +14,7 @@ mod placement;
 mod pods;
 mod policies;
 mod role;
+mod scheduler_api;
 mod snapshot;
 mod table;
 

@@ -1,9 +1,13 @@
 //! `plimsoll doctor` against a real API server with what the chart installs.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
+use crate::api_support::aggregation::address;
 use crate::api_support::{ControlPlane, free_port};
 use crate::chart_support::{NAMESPACE, objects, rendered};
 use serde_json::{Value, json};
@@ -56,6 +60,7 @@ fn problems_of_an_installation_are_found() {
     pods_could_not_be_created(&plane);
     an_agent_reports_problems(&plane);
     agents_cannot_request_evictions(&plane);
+    no_scheduler_has_asked(&plane);
     admission_policies_are_not_in_force(&plane);
     the_agents_role_is_gone(&plane);
     stopped_and_without_rights(&plane);
@@ -344,6 +349,69 @@ fn agents_cannot_request_evictions(plane: &ControlPlane) {
     }
     let (_, found) = doctor(&plane.kubeconfig);
     assert!(!has(&found, "evictions", ""), "{found:?}");
+}
+
+/// Serves these metrics on all addresses of this machine.
+fn metrics(text: &'static str) -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            drop(stream.read(&mut [0; 4096]));
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", text.len());
+            drop(stream.write_all((head + text).as_bytes()));
+        }
+    });
+    port
+}
+
+fn no_scheduler_has_asked(plane: &ControlPlane) {
+    let Some(address) = address().filter(|_| plane.is_own()) else {
+        return;
+    };
+    let workload = "deployment/plimsoll-controller";
+    let path = "jsonpath={.spec.template.spec.containers[0].args}";
+    let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", path]);
+    let before: Value = serde_json::from_str(&before).unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "replica", "namespace": NAMESPACE, "labels": {
+            "app.kubernetes.io/name": "plimsoll", "app.kubernetes.io/component": "controller",
+        }},
+        "spec": {"nodeName": "a", "containers": [{"name": "main", "image": "none"}]},
+    });
+    plane.apply(&[pod]);
+    let status =
+        json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}})
+            .to_string();
+    let patch = [
+        "patch",
+        "pod",
+        "replica",
+        "--subresource=status",
+        "-p",
+        &status,
+    ];
+    plane.kubectl(&[&patch[..], &["-n", NAMESPACE]].concat());
+    let notes = |metrics_of_replica: &'static str| {
+        let port = metrics(metrics_of_replica);
+        let of_others = |it: &&Value| !it.as_str().unwrap().starts_with("--listen=");
+        let all = before.as_array().unwrap().iter().filter(of_others).cloned();
+        let own = [
+            format!("--listen=[::]:{port}"),
+            "--scheduler-listen=[::]:8094".to_owned(),
+        ];
+        let arguments: Vec<Value> = all.chain(own.map(Value::from)).collect();
+        replace_arguments(plane, workload, &arguments.into());
+        run(&plane.kubeconfig, "notes").1
+    };
+    let quiet = notes("plimsoll_controller_scheduler_filter_suspended 0\n");
+    finds(&quiet, "scheduler API", "none has asked");
+    let asked =
+        notes("plimsoll_controller_scheduler_answers_total{page=\"prioritize\",code=\"200\"} 3\n");
+    assert!(!has(&asked, "scheduler API", ""), "{asked:?}");
+    replace_arguments(plane, workload, &before);
+    plane.kubectl(&["delete", "pod", "replica", "-n", NAMESPACE, "--force"]);
 }
 
 fn admission_policies_are_not_in_force(plane: &ControlPlane) {

@@ -3,7 +3,7 @@
 use super::finding::Finding;
 use super::pods::running;
 use super::snapshot::{Snapshot, items};
-use super::{admission, agents, flow, installation, nodes, placement, policies};
+use super::{admission, agents, flow, installation, nodes, placement, policies, scheduler_api};
 
 /// How a check's results are reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,7 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(placement::unlabelled_nodes), Problem, Off),
     (One(placement::other_crane_writers), Problem, Off),
     (One(placement::stale_crane_annotations), Problem, Off),
+    (One(scheduler_api::invalid_policy), Problem, Off),
     (One(installation::missing_watermarks), Problem, Off),
     (Each(nodes::reported_problems), Problem, Off),
     (Each(policies::unevaluated), Problem, Off),
@@ -76,6 +77,8 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(flow::no_flow_control), Note, Off),
     (One(placement::unread_label), Note, Off),
     (One(placement::unread_polling), Note, Off),
+    (One(scheduler_api::no_requests), Note, Off),
+    (One(scheduler_api::suspended_filter), Note, Off),
     (One(placement::policy_without_namespaces), Note, Off),
 ];
 

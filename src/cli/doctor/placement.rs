@@ -9,6 +9,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 use super::finding::{Finding, finding, list as names};
 use super::pods::running;
+use super::scheduler_api::{self, Replica};
 use super::snapshot::{
     NodeState, OURS, Read, Snapshot, Workload as _, arguments, items, list, ours, read,
 };
@@ -22,9 +23,8 @@ const BY_LOAD: &str = "plimsoll.dev/placement=by-load";
 const DOCS: &str = "docs/scheduling.md";
 /// The agents' option for crane-scheduler's annotations.
 const CRANE: &str = "--crane-annotations=";
-/// The controller's options for exporters, and for requests of schedulers.
+/// The controller's option for exporters.
 const POLL: &str = "--poll=";
-const SCHEDULER_LISTEN: &str = "--scheduler-listen=";
 /// Agents write these at least every 6 minutes, and on many thousand nodes every 12.
 const MAX_CRANE_AGE: SignedDuration = SignedDuration::from_mins(15);
 
@@ -39,10 +39,12 @@ pub(super) struct Placement {
     pub schedulers: Read<Vec<Deployment>>,
     /// All API groups.
     pub groups: Read<Vec<String>>,
+    /// The controller's replicas that serve schedulers, as far as they can be asked.
+    pub replicas: Vec<Replica>,
 }
 
 impl Placement {
-    pub(super) async fn read(client: &Client) -> Self {
+    pub(super) async fn read(client: &Client, controllers: &Read<Vec<Deployment>>) -> Self {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let by_load = ListParams::default().labels(BY_LOAD);
         let groups = read(client.list_api_groups()).await;
@@ -51,6 +53,7 @@ impl Placement {
             namespaces: list(namespaces, by_load, |it| it.name_any()).await,
             schedulers: ours(client, "scheduler").await,
             groups: groups.map(|all| all.groups.into_iter().map(|it| it.name).collect()),
+            replicas: scheduler_api::replicas(client, controllers).await,
         }
     }
 }
@@ -179,6 +182,7 @@ pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
         || !arguments(&snapshot.daemon_sets, CRANE).is_empty()
         || !policies.is_empty()
         || !schedulers.is_empty()
+        || scheduler_api::is_on(snapshot)
     {
         return None;
     }
@@ -192,7 +196,7 @@ pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
 /// Polled loads that schedulers cannot ask for.
 pub(super) fn unread_polling(snapshot: &Snapshot) -> Option<Finding> {
     let has = |argument| !arguments(&snapshot.deployments, argument).is_empty();
-    if !has(POLL) || has(SCHEDULER_LISTEN) {
+    if !has(POLL) || scheduler_api::is_on(snapshot) {
         return None;
     }
     let what = "the controller polls the load of nodes, and schedulers cannot ask it: the figures are in NodeMetrics only";
@@ -227,6 +231,9 @@ pub(super) fn in_effect(snapshot: &Snapshot) -> Option<String> {
     }
     if let [zone, ..] = arguments(&snapshot.daemon_sets, CRANE).as_slice() {
         ways.push(format!("annotations for a crane-scheduler with TZ={zone}"));
+    }
+    if scheduler_api::is_on(snapshot) {
+        ways.push("requests of schedulers to the controller".to_owned());
     }
     (!ways.is_empty()).then(|| {
         let ways = ways.join(", ");

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::cli::doctor::scheduler_api::Replica;
 use crate::crd::crane_annotations::{HOT, KEYS, WRITTEN};
 
 /// Adds an argument to the agents.
@@ -112,21 +113,64 @@ fn annotations_for_crane_scheduler_are_checked() {
     assert_eq!(findings(&off), [], "the option is off");
 }
 
+/// Adds an argument to the controller.
+fn with_controller(snapshot: &mut Snapshot, argument: &str) {
+    let all = snapshot.deployments.as_mut().expect("a list");
+    let spec = all[0].spec.as_mut().expect("a spec");
+    let pod = spec.template.spec.as_mut().expect("a pod");
+    let arguments = pod.containers[0].args.as_mut().expect("arguments");
+    arguments.push(argument.to_owned());
+}
+
+#[test]
+fn what_schedulers_ask_of_the_controller_is_checked() {
+    let quiet = Replica {
+        answers: 0.0,
+        filter_suspended: false,
+        policy_invalid: false,
+    };
+    let asked = Replica {
+        answers: 7.0,
+        ..quiet
+    };
+    let serving = |replicas: &[Replica]| {
+        let mut snapshot = healthy_snapshot();
+        with(&mut snapshot, "--load-label=true");
+        with_controller(&mut snapshot, "--scheduler-listen=[::]:8094");
+        snapshot.placement.replicas = replicas.to_vec();
+        snapshot
+    };
+    let noted = |replicas: &[Replica]| {
+        let notes = notes(&serving(replicas)).into_iter();
+        notes.map(|it| it.to_string()).collect::<String>()
+    };
+    assert!(noted(&[quiet, quiet]).contains("none has asked since it started"));
+    // A scheduler asks one replica only. Without permission to ask replicas nothing is said.
+    assert_eq!(noted(&[quiet, asked]), "");
+    assert_eq!(noted(&[]), "");
+    let suspended = Replica {
+        filter_suspended: true,
+        ..asked
+    };
+    assert!(noted(&[suspended]).contains("rejects no node at the moment"));
+    let shown = summary(&serving(&[asked]));
+    assert!(shown.contains("requests of schedulers"), "{shown}");
+    let invalid = Replica {
+        policy_invalid: true,
+        ..asked
+    };
+    let broken = |it: &mut Snapshot| it.placement.replicas = vec![invalid];
+    assert_finding(broken, &["scheduler policy is invalid"]);
+}
+
 #[test]
 fn polled_loads_that_no_scheduler_can_ask_for_are_noted() {
-    let with = |snapshot: &mut Snapshot, argument: &str| {
-        let all = snapshot.deployments.as_mut().expect("a list");
-        let spec = all[0].spec.as_mut().expect("a spec");
-        let pod = spec.template.spec.as_mut().expect("a pod");
-        let arguments = pod.containers[0].args.as_mut().expect("arguments");
-        arguments.push(argument.to_owned());
-    };
     let polls = "--poll=/etc/plimsoll/polling/polling.yaml";
-    let noted = notes_of(|it| with(it, polls));
+    let noted = notes_of(|it| with_controller(it, polls));
     assert!(noted.contains("schedulers cannot ask"), "{noted}");
     let served = notes_of(|it| {
-        with(it, polls);
-        with(it, "--scheduler-listen=[::]:8085");
+        with_controller(it, polls);
+        with_controller(it, "--scheduler-listen=[::]:8085");
     });
     assert!(!served.contains("schedulers cannot ask"), "{served}");
 }

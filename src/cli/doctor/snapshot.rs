@@ -297,7 +297,7 @@ impl Snapshot {
             node_qos: it.full(policies::<NodeQos>(client)).await,
             pod_qos: it.full(policies::<PodQos>(client)).await,
             actions: it.full(policies::<AvoidanceAction>(client)).await,
-            placement: Placement::read(client).await,
+            placement: Placement::read(client, &deployments).await,
             reviews: Vec::new(),
             dry_runs: Vec::new(),
             version,
@@ -365,7 +365,7 @@ fn labelled(labels: &str) -> ListParams {
     ListParams::default().labels(labels)
 }
 
-fn component(name: &str) -> String {
+pub(super) fn component(name: &str) -> String {
     format!("{OURS},app.kubernetes.io/component={name}")
 }
 

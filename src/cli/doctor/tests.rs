@@ -260,6 +260,7 @@ fn healthy_snapshot() -> Snapshot {
             namespaces: Ok(Vec::new()),
             schedulers: of(Vec::new()),
             groups: Ok(vec!["apps".to_owned()]),
+            replicas: Vec::new(),
         },
         reviews: ["get", "list", "patch"].map(review).to_vec(),
         dry_runs: ADMISSION.map(dry_run).to_vec(),

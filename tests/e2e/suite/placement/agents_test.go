@@ -30,6 +30,8 @@ type controller struct {
 	*plane.Process
 	probes, reports, extender int
 	signer                    *report.Signer
+	// interval is the time between two reports of an agent.
+	interval time.Duration
 }
 
 // controller starts the project's controller.
@@ -41,7 +43,7 @@ func (c *cluster) controller(args ...string) *controller {
 	if err != nil {
 		c.T.Fatal(err)
 	}
-	it := &controller{probes: plane.FreePort(c.T), reports: plane.FreePort(c.T), extender: plane.FreePort(c.T), signer: signer}
+	it := &controller{probes: plane.FreePort(c.T), reports: plane.FreePort(c.T), extender: plane.FreePort(c.T), signer: signer, interval: reportInterval}
 	local := func(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 	it.Process = c.Controller("controller", append([]string{"--listen", local(it.probes), "--pod-ip", "127.0.0.1",
 		"--report-listen", local(it.reports), "--scheduler-listen", local(it.extender)}, args...)...)
@@ -112,7 +114,7 @@ func (it *controller) agent(running context.Context, s *scene, index int) {
 		to.Post(running, token, reportBody(name, sequence, percent)) // the next one may succeed
 		select {
 		case <-running.Done():
-		case <-time.After(reportInterval):
+		case <-time.After(it.interval):
 		}
 	}
 }
@@ -134,11 +136,11 @@ func reportBody(name string, sequence int, percent float64) []byte {
 	return body
 }
 
-// boundTo is the number of the scene's pods on a node, as of the last half second.
+// boundTo is the number of the scene's pods on a node, as of the last interval of reports.
 func (s *scene) boundTo(short string) int {
 	s.reportedLock.Lock()
 	defer s.reportedLock.Unlock()
-	if time.Since(s.reportedAt) > reportInterval {
+	if time.Since(s.reportedAt) > s.reportTo.interval {
 		if found, err := s.bindings(); err == nil {
 			s.reported, s.reportedAt = found, time.Now()
 		}

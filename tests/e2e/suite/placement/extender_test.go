@@ -75,9 +75,16 @@ func (c *cluster) gate(to *controller) *gate {
 	return g
 }
 
-// asking runs a scheduler with the configuration on the page that asks an extender at this port, until the test ends. It sends names or whole Nodes, and may ask
-// for Filter, too.
+// asking runs a scheduler that asks an extender at this port, until the test ends.
 func (c *cluster) asking(port int, names, filter bool, flags ...string) *plane.Process {
+	c.T.Helper()
+	// By default it binds 50 pods a second: of a burst most would be bound, and reported, only after they are no longer in flight.
+	config := strings.Replace(c.configWithExtender(port, names, filter), "kubeconfig: "+c.Kubeconfig, "kubeconfig: "+c.Kubeconfig+", qps: 1000, burst: 1000", 1)
+	return c.scheduler(c.Kubeconfig, plane.FreePort(c.T), append(flags, "--config="+c.Write("extender.yaml", config))...)
+}
+
+// configWithExtender is the configuration on the page with an extender at this port. The scheduler sends names or whole Nodes, and may ask for Filter, too.
+func (c *cluster) configWithExtender(port int, names, filter bool) string {
 	c.T.Helper()
 	config := extenderConfig(c.T)
 	change := func(old, new string) {
@@ -86,16 +93,14 @@ func (c *cluster) asking(port int, names, filter bool, flags ...string) *plane.P
 		}
 		config = strings.Replace(config, old, new, 1)
 	}
-	// By default it binds 50 pods a second: of a burst most would be bound, and reported, only after they are no longer in flight.
-	change("/etc/kubernetes/scheduler.conf", c.Kubeconfig+", qps: 1000, burst: 1000")
-	change("10.96.0.80:8094", fmt.Sprintf("127.0.0.1:%d", port))
+	change("/etc/kubernetes/scheduler.conf", c.Kubeconfig)
+	change("10.96.0.80/", fmt.Sprintf("127.0.0.1:%d/", port))
 	change("nodeCacheCapable: true", fmt.Sprintf("nodeCacheCapable: %t", names))
 	if filter {
 		config += "  filterVerb: filter\n"
 	}
 	// Only one replica.
-	config += "leaderElection: {leaderElect: false}\n"
-	return c.scheduler(c.Kubeconfig, plane.FreePort(c.T), append(flags, "--config="+c.Write("extender.yaml", config))...)
+	return config + "leaderElection: {leaderElect: false}\n"
 }
 
 // TestExtender: a real scheduler asks a real controller, to which simulated agents report.

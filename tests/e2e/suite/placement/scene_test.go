@@ -262,6 +262,12 @@ func (p placed) most(prefix string) (most int) {
 // burst creates pods at once, waits until all are bound, and returns where all pods of the scene are.
 func (s *scene) burst(count int, shapes ...shape) placed {
 	s.T.Helper()
+	s.createPods(count, shapes...)
+	return s.untilBound()
+}
+
+// createPods creates pods at once.
+func (s *scene) createPods(count int, shapes ...shape) {
 	var all sync.WaitGroup
 	queue := make(chan *corev1.Pod)
 	for range 16 {
@@ -276,7 +282,6 @@ func (s *scene) burst(count int, shapes ...shape) placed {
 	}
 	close(queue)
 	all.Wait()
-	return s.untilBound()
 }
 
 // bindings are the scene's pods that the scheduler has bound.

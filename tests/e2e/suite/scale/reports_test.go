@@ -55,8 +55,8 @@ type fleet struct {
 // A replica is a controller on its own address.
 type replica struct {
 	*shared.Process
-	address               string
-	metrics, api, reports int
+	address                           string
+	metrics, api, reports, schedulers int
 }
 
 func (r *replica) leads() bool {
@@ -180,10 +180,10 @@ func (f *fleet) nodes() {
 }
 
 func (f *fleet) begin(index int) {
-	r := &replica{address: fmt.Sprintf("127.0.0.%d", 11+index), metrics: shared.FreePort(f.T), api: shared.FreePort(f.T), reports: shared.FreePort(f.T)}
+	r := &replica{address: fmt.Sprintf("127.0.0.%d", 11+index), metrics: shared.FreePort(f.T), api: shared.FreePort(f.T), reports: shared.FreePort(f.T), schedulers: shared.FreePort(f.T)}
 	r.Process = f.Controller("admin", "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--pod-ip", r.address,
 		"--metrics-api-listen", fmt.Sprintf("%s:%d", r.address, r.api), "--report-listen", fmt.Sprintf("%s:%d", r.address, r.reports),
-		"--report-service", shared.ReportService, "--eviction-budget-fleet=1000/1s", "--eviction-budget-zone=1000/1s",
+		"--scheduler-listen", fmt.Sprintf("%s:%d", r.address, r.schedulers), "--report-service", shared.ReportService, "--eviction-budget-fleet=1000/1s", "--eviction-budget-zone=1000/1s",
 		"--eviction-budget-node=1000/1s", "--eviction-budget-namespace=1000/1s", "--eviction-budget-owner=1000/1s")
 	f.lock.Lock()
 	defer f.lock.Unlock()

@@ -101,6 +101,9 @@ func (a *agent) body(at time.Time) []byte {
 	}
 	averages := map[string]any{"avg10": 12.5, "avg60": 9.25, "avg300": 4.75}
 	stalled := map[string]any{"some": averages, "full": averages}
+	load := func(expected float64) map[string]any {
+		return map[string]any{"percent": expected / 0.8, "expected": expected, "newcomers": 0.0, "history": expected, "line": 80.0}
+	}
 	status := map[string]any{
 		"timestamp": at.UTC().Format(time.RFC3339), "window": "10s",
 		"agent":    map[string]any{"version": "0.1.0", "bootID": a.boot, "sequence": a.sequence},
@@ -112,6 +115,7 @@ func (a *agent) body(at time.Time) []byte {
 		},
 		"pressure": map[string]any{"cpu": stalled, "memory": stalled, "io": stalled},
 		"windows":  map[string]any{"cpu": windows, "memory": windows},
+		"load":     map[string]any{"percent": float64(cpu) / 64, "worst": "cpu", "cpu": load(float64(cpu) / 80), "memory": load(40)},
 		"pods":     110, "topPods": pods,
 		"rules": map[string]any{"total": 3, "breached": 1, "cooling": 0, "unknown": 0}, "breached": []string{"protect/cpu"},
 	}
