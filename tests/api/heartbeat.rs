@@ -407,7 +407,7 @@ fn the_sample_audit_policy_logs_no_heartbeats_but_other_writers() {
     plane
         .try_kubectl(&["replace", "-f=-"], &lease.to_string())
         .unwrap();
-    plane.apply(&[crate::api_support::policy(
+    plane.create(&[crate::api_support::policy(
         "PodQOS",
         "batch",
         &json!({"labelSelector": {}, "allowedActions": ["throttle"]}),

@@ -1,12 +1,16 @@
 //! Requests that the tests make most often, by a client in this process: a kubectl for each costs 0.1 s of CPU.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{LazyLock, mpsc};
+use std::sync::{LazyLock, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use hyper::Request;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::core::{ApiResource, GroupVersionKind, TypeMeta};
+use kube::discovery::{Scope, pinned_kind};
+use kube::{Api, Client, Config};
 use serde_json::Value;
 use tokio::runtime::Handle;
 
@@ -60,21 +64,83 @@ impl ApiClient {
         self.send(request.unwrap())
     }
 
-    fn send(&self, request: Request<Vec<u8>>) -> Result<String, kube::Error> {
-        let client = self.0.clone();
-        wait(async move {
-            // As kubectl does: an API server that has just started asks to wait.
-            for _ in 0..10 {
-                match client.request_text(request.clone()).await {
-                    Err(kube::Error::Api(status)) if status.code == 429 => {
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
-                    answer => return answer,
-                }
-            }
-            client.request_text(request).await
+    /// Server-side apply of an object, in namespace default unless it names another.
+    pub fn apply(&self, object: &Value) -> Result<(), kube::Error> {
+        let mut object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+        object.metadata.managed_fields = None;
+        let params = PatchParams {
+            field_validation: Some(ValidationDirective::Strict),
+            ..PatchParams::apply("kubectl").force()
+        };
+        retried(|| {
+            let (client, object, params) = (self.0.clone(), object.clone(), params.clone());
+            wait(async move {
+                let name = object.metadata.name.clone().unwrap();
+                let api = api_of(client, &object).await?;
+                api.patch(&name, &params, &Patch::Apply(&object)).await?;
+                Ok(())
+            })
         })
     }
+
+    /// Creates an object, in namespace default unless it names another.
+    pub fn create(&self, object: &Value) -> Result<(), kube::Error> {
+        let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+        retried(|| {
+            let (client, object) = (self.0.clone(), object.clone());
+            wait(async move {
+                let api = api_of(client, &object).await?;
+                api.create(&PostParams::default(), &object).await?;
+                Ok(())
+            })
+        })
+    }
+
+    fn send(&self, request: Request<Vec<u8>>) -> Result<String, kube::Error> {
+        retried(|| {
+            let (client, request) = (self.0.clone(), request.clone());
+            wait(async move { client.request_text(request).await })
+        })
+    }
+}
+
+/// As kubectl does: an API server that has just started asks to wait.
+fn retried<T>(request: impl Fn() -> Result<T, kube::Error>) -> Result<T, kube::Error> {
+    for _ in 0..10 {
+        match request() {
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                std::thread::park_timeout(Duration::from_secs(1));
+            }
+            answer => return answer,
+        }
+    }
+    request()
+}
+
+/// The resources of the kinds so far: the same in all API servers of a run.
+static RESOURCES: Mutex<Option<HashMap<TypeMeta, (ApiResource, Scope)>>> = Mutex::new(None);
+
+async fn api_of(client: Client, object: &DynamicObject) -> Result<Api<DynamicObject>, kube::Error> {
+    let kind = object.types.clone().unwrap();
+    let known = || RESOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = known().get_or_insert_default().get(&kind).cloned();
+    let (resource, scope) = match found {
+        Some(found) => found,
+        None => {
+            let full = GroupVersionKind::try_from(&kind).unwrap();
+            let (resource, capabilities) = pinned_kind(&client, &full).await?;
+            let found = (resource, capabilities.scope);
+            known().get_or_insert_default().insert(kind, found.clone());
+            found
+        }
+    };
+    Ok(match scope {
+        Scope::Cluster => Api::all_with(client, &resource),
+        Scope::Namespaced => {
+            let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
+            Api::namespaced_with(client, namespace, &resource)
+        }
+    })
 }
 
 fn wait<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {

@@ -329,18 +329,18 @@ impl ControlPlane {
         self.try_kubectl(args, "").unwrap()
     }
 
-    /// `kubectl apply` of objects.
+    /// Server-side apply of objects.
     pub fn apply(&self, objects: &[Value]) {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        self.try_kubectl(&["apply", "-f", "-"], &list.to_string())
-            .unwrap();
+        for object in objects {
+            self.client.apply(object).unwrap();
+        }
     }
 
-    /// `kubectl create` of many objects: a single request each.
+    /// Creates objects.
     pub fn create(&self, objects: &[Value]) {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        self.try_kubectl(&["create", "-f", "-"], &list.to_string())
-            .unwrap();
+        for object in objects {
+            self.client.create(object).unwrap();
+        }
     }
 
     /// The object, or null.
