@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"path"
 	"strings"
 )
@@ -23,7 +24,7 @@ func preprocess(in io.Reader, out io.Writer) error {
 	if !found {
 		return fmt.Errorf("book.toml has no output.html.git-repository-url")
 	}
-	leave(input[1], repository+"/blob/main/")
+	leave(input[1], repository)
 	return json.NewEncoder(out).Encode(input[1])
 }
 
@@ -55,7 +56,7 @@ func leave(value any, repository string) {
 	}
 }
 
-// leaving changes the links of a page of docs/ that lead out of docs/.
+// leaving changes the links of a page of docs/ that lead out of docs/. mdBook runs it in the folder of the repository.
 func leaving(content, file, repository string) string {
 	lines := strings.Split(content, "\n")
 	for i, line := range prose(content) {
@@ -68,7 +69,11 @@ func leaving(content, file, repository string) string {
 			if strings.Contains(link, "://") || strings.HasPrefix(link, "#") || strings.HasPrefix(target, "docs/") {
 				return match
 			}
-			return strings.Replace(match, link, repository+target, 1)
+			kind := "/blob/main/"
+			if file, err := os.Stat(target); err == nil && file.IsDir() {
+				kind = "/tree/main/"
+			}
+			return strings.Replace(match, link, repository+kind+target, 1)
 		})
 	}
 	return strings.Join(lines, "\n")
