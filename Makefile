@@ -110,6 +110,7 @@ lint-files: tools
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's CustomResourceDefinitions differ from crds/: run make generate" >&2; false; }
 	@go run -C tests/chart . -check
 	@scripts/kustomize-base --check
+	@go test -C tests/book .
 	@go run -C tests/book . check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@shellcheck --severity=warning $(SCRIPTS)
