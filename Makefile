@@ -34,7 +34,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
-.PHONY: mixes versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -103,16 +103,21 @@ chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, reje
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./gitops ./pages ./plugin ./stamp
 
-lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts
+lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, links of the documentation
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'EveryCombination' ./chart
 
 lint-files: tools
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's CustomResourceDefinitions differ from crds/: run make generate" >&2; false; }
 	@go run -C tests/chart . -check
 	@scripts/kustomize-base --check
+	@go test -C tests/book .
+	@go run -C tests/book . check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@shellcheck --severity=warning $(SCRIPTS)
 	@badly=$$(gofmt -l tests) && [ -z "$$badly" ] || { echo "not formatted, or not Go: $$badly" >&2; false; }
+
+book: ## Builds the site of docs/ with mdBook, and checks every link: target/book (installs mdBook once, which takes minutes)
+	@scripts/book
 
 kustomize: cluster-build ## Renders the chart as a kustomize base: deploy/kustomize/base
 	@scripts/kustomize-base

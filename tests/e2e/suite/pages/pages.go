@@ -56,8 +56,8 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 	return p
 }
 
-// externalTools are the tools of commands that can't be run here (```console): they build, or need a registry or OpenShift.
-var externalTools = []string{"make", "skopeo", "oc"}
+// externalTools are the tools of commands that can't be run here (```console): they build, or need a registry, OpenShift, kind or k3s.
+var externalTools = []string{"make", "skopeo", "oc", "kind", "sudo", "export"}
 
 // commands are the commands of a page by heading. Commands in a fence that would not be run are rejected.
 func commands(text string) (map[string]string, error) {
@@ -66,8 +66,8 @@ func commands(text string) (map[string]string, error) {
 		refuse := func(why string) error { return fmt.Errorf("line %d: %s: %s", number+1, line, why) }
 		switch kind, fenced := strings.CutPrefix(line, "```"); {
 		case fenced && fence == "":
-			if !slices.Contains([]string{"sh", "console", "text", "yaml"}, kind) {
-				return nil, refuse("a fence is sh, which is run, console, which can't be run here, text or yaml")
+			if !slices.Contains([]string{"sh", "console", "text", "yaml", "mermaid"}, kind) {
+				return nil, refuse("a fence is sh, which is run, console, which can't be run here, text, yaml or mermaid")
 			}
 			fence = kind
 		case fenced:

@@ -1,0 +1,3 @@
+module plimsoll.dev/book
+
+go 1.26.0
