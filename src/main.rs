@@ -7,10 +7,7 @@ use clap::Parser;
 fn main() -> ExitCode {
     let cli = plimsoll::cli::Cli::parse();
     cli.run().unwrap_or_else(|error| {
-        plimsoll::cli::print_error(format_args!(
-            "plimsoll: {}",
-            plimsoll::cli::one_line(&error)
-        ));
+        plimsoll::cli::print_failure(&error);
         ExitCode::from(2)
     })
 }

@@ -13,7 +13,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use self::report::Report;
 use super::output::Output;
 use super::windows::AgentWindowsFile;
-use super::{one_line, print, print_error};
+use super::{color, print, print_error, print_failure, print_text};
 use crate::crd::API_VERSION;
 use crate::engine::policy::NodeFacts;
 use crate::engine::quantity::Quantity;
@@ -42,8 +42,8 @@ pub struct Args {
     /// Manifests: files, directories (all .yaml, .yml and .json files, recursively), or - for standard input
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
-    /// Output format. Text has `file:line: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
-    /// [{file, line, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings}
+    /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
+    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them
@@ -71,20 +71,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
     let sources = sources::read_all(&args.paths);
     for error in &sources.unreadable {
-        print_error(format_args!("plimsoll: {}", one_line(error)));
+        print_failure(error);
     }
     let report = Report::new(&sources, Vec::new(), &node, args.node_labels.is_some());
     if let Some(text) = args.output.of(&report)? {
         print(text.as_bytes())?;
     } else {
-        let lines = report.lines().map(|line| line + "\n");
-        print(lines.collect::<String>().as_bytes())?;
+        let lines = report.lines().map(|line| color::message(&line) + "\n");
+        print_text(&lines.collect::<String>())?;
         print_error(report.summary());
     }
     let nothing = report.has_no_policy();
     if nothing && sources.unreadable.is_empty() {
         print_error(format_args!(
-            "plimsoll: no policy found; a policy starts with apiVersion: {API_VERSION}, and in directories only files named *.yaml, \
+            "plimsoll: error: no policy found; a policy starts with apiVersion: {API_VERSION}, and in directories only files named *.yaml, \
              *.yml and *.json are read"
         ));
     }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
 use super::windows::AgentWindowsFile;
-use super::{LEASE_NAMESPACE, duration, logging, runtime, settings_file};
+use super::{FileErrors, LEASE_NAMESPACE, duration, logging, runtime, settings_file};
 use crate::cluster::client::Server;
 use crate::cluster::clock;
 use crate::crd;
@@ -25,7 +25,7 @@ use crate::reconcilers::cap::Cap;
 use crate::reconcilers::metrics::Metrics;
 use crate::reconcilers::reconciler::Settings;
 use crate::reconcilers::run::{self, Options};
-use crate::scheduler_api::{self, PolicyFile};
+use crate::scheduler_api::{self, PolicyFile, PolicyFileError};
 
 const HELP: &str = "\
 Compiles NodeQOS, PodQOS and AvoidanceAction objects into one NodeWatermark per node, which the node's agent enforces, \
@@ -241,7 +241,13 @@ impl Args {
             return Ok(None);
         };
         let custom = windows.iter().map(|window| window.metric.name.clone());
-        let open = |path: &PathBuf| PolicyFile::open(path.clone(), custom.collect());
+        let open = |path: &PathBuf| {
+            let opened = PolicyFile::open(path.clone(), custom.collect());
+            opened.map_err(|error| match error {
+                PolicyFileError::Invalid(errors) => anyhow::Error::from(FileErrors(errors)),
+                error @ PolicyFileError::Read(..) => error.into(),
+            })
+        };
         Ok(Some(scheduler_api::Options {
             listen,
             policy: self.scheduler_policy.as_ref().map(open).transpose()?,

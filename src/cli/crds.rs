@@ -10,6 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 
 use super::cluster_args::ClusterArgs;
+use super::progress::Progress;
 use super::{duration, runtime};
 use crate::cluster::client::call;
 use crate::cluster::clock;
@@ -91,7 +92,8 @@ async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
     let timeout = args.timeout;
     let definitions = definitions();
     let started = clock::now();
-    while let Some(missing) = missing(&client, &definitions).await {
+    let progress = Progress::new("waiting for definitions", Some(definitions.len()));
+    while let Err(missing) = are_served(&client, &definitions, &progress).await {
         if clock::now().since(started) >= timeout {
             let version = call(client.apiserver_version()).await.ok();
             let version = version.and_then(|it| KubernetesVersion::of(&it));
@@ -103,20 +105,25 @@ async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The first definition that is not served, with the API server's error if any.
-async fn missing(client: &Client, definitions: &[CustomResourceDefinition]) -> Option<String> {
-    for definition in definitions {
+/// Whether all definitions are served; else the first that is not, with the API server's error if any.
+async fn are_served(
+    client: &Client,
+    definitions: &[CustomResourceDefinition],
+    progress: &Progress,
+) -> Result<(), String> {
+    for (served, definition) in definitions.iter().enumerate() {
+        progress.set(served);
         let spec = &definition.spec;
         let name = format!("{}.{}", spec.names.plural, spec.group);
         let version = spec.versions.first().map_or("", |it| &it.name);
         let version = format!("{}/{version}", spec.group);
         match call(client.list_api_group_resources(&version)).await {
             Ok(list) if list.resources.iter().any(|it| it.name == spec.names.plural) => {}
-            Ok(_) => return Some(name),
-            Err(error) => return Some(format!("{name} ({})", error.message())),
+            Ok(_) => return Err(name),
+            Err(error) => return Err(format!("{name} ({})", error.message())),
         }
     }
-    None
+    Ok(())
 }
 
 /// As controller-gen names them: `<group>_<plural>.yaml`.

@@ -30,7 +30,8 @@ use self::snapshot::Snapshot;
 pub(super) use self::snapshot::lease_namespaces;
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
-use super::{LEASE_NAMESPACE, duration, print, runtime};
+use super::progress::Progress;
+use super::{LEASE_NAMESPACE, color, duration, print, print_text, runtime};
 use crate::cluster::clock;
 
 /// How often `--wait` repeats the checks.
@@ -108,19 +109,26 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let client = args.cluster.connect().await?;
         let only_agents = args.only == Some(Part::Agents);
         let started = clock::now();
+        let progress = Progress::new("reading the cluster", None);
         loop {
             let namespace = args.lease_namespace.as_deref();
-            let snapshot = Box::pin(Snapshot::read(&client, only_agents, namespace)).await;
-            let is_healthy = snapshot.as_ref().is_ok_and(|it| findings(it).is_empty());
-            if is_healthy || !args.wait || clock::now().since(started) >= args.timeout {
+            let snapshot = Snapshot::read(&client, only_agents, namespace, &progress);
+            let snapshot = Box::pin(snapshot).await;
+            let left = snapshot.as_ref().map_or(1, |it| findings(it).len());
+            if left == 0 || !args.wait || clock::now().since(started) >= args.timeout {
                 return snapshot;
             }
+            progress.next("waiting; findings left", None);
+            progress.set(left);
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     })?;
     let (found, notes) = (findings(&snapshot), notes(&snapshot));
     let text = render(args.output, &found, &notes, &summary(&snapshot))?;
-    print(text.as_bytes())?;
+    match args.output {
+        Output::Text => print_text(&text)?,
+        Output::Json | Output::Yaml => print(text.as_bytes())?,
+    };
     Ok(ExitCode::from(u8::from(!found.is_empty())))
 }
 
@@ -136,12 +144,15 @@ fn render(
         return Ok(text);
     }
     let findings = found.iter().map(|finding| format!("{finding}\n\n"));
-    let notes = notes.iter().map(|note| format!("note: {note}\n\n"));
+    let notes = notes
+        .iter()
+        .map(|note| color::message(&format!("note: {note}\n\n")));
     let all = match found.len() {
-        0 => format!("nothing is wrong: {summary}\n"),
-        1 => format!("1 finding: {summary}\n"),
-        number => format!("{number} findings: {summary}\n"),
+        0 => color::paint("nothing is wrong:", color::GOOD),
+        1 => color::paint("1 finding:", color::ERROR),
+        number => color::paint(&format!("{number} findings:"), color::ERROR),
     };
+    let all = format!("{all} {summary}\n");
     let mut missing = String::new();
     if !roles.is_empty() {
         missing

@@ -1,12 +1,14 @@
 //! Logs go to standard error; `RUST_LOG` sets the level.
 
 use std::env;
-use std::io::{self, IsTerminal as _};
+use std::io;
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+use super::color;
 
 const VARIABLE: &str = "RUST_LOG";
 const DEFAULT: LevelFilter = LevelFilter::INFO;
@@ -22,7 +24,7 @@ pub(super) fn init() {
     let error = read.as_ref().err().map(ToString::to_string);
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(is_coloured());
+        .with_ansi(color::is_on_stderr());
     let result = tracing_subscriber::registry()
         .with(read.unwrap_or_else(|_| Targets::new().with_default(DEFAULT)))
         .with(stderr)
@@ -35,12 +37,6 @@ pub(super) fn init() {
             "invalid {VARIABLE}=`{wanted}`: use a value such as `warn` or `info,plimsoll=debug`; using `{DEFAULT}` now"
         );
     }
-}
-
-/// Whether standard error is a terminal, and `NO_COLOR` (no-color.org) is not set.
-fn is_coloured() -> bool {
-    let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    io::stderr().is_terminal() && !no_color
 }
 
 /// Parses levels by target (`warn`, `plimsoll=debug`, separated by commas); other targets log at `info`.

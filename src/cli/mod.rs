@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod check;
 mod cluster_args;
+mod color;
 pub mod controller;
 pub mod crds;
 pub mod demo;
@@ -15,6 +16,7 @@ mod man;
 pub mod metrics;
 mod output;
 pub mod preview;
+mod progress;
 pub mod query;
 pub mod replay;
 pub mod run;
@@ -27,7 +29,7 @@ pub mod top;
 mod windows;
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, IsTerminal as _, Write, stderr, stdout};
+use std::io::{self, ErrorKind, IsTerminal as _, Write, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
@@ -37,6 +39,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::terminal;
 
 use crate::cluster::client::describe;
+use crate::crd::Severity;
+use crate::crd::manifest::{Location, Position};
 
 /// Namespace of the Leases that agents renew.
 const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
@@ -50,6 +54,10 @@ const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
     arg_required_else_help = true
 )]
 pub struct Cli {
+    /// Colour what is printed for people
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
+    color: color::Color,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -110,6 +118,7 @@ impl Cli {
     /// # Errors
     /// Any failure of the subcommand, except that the reader closed standard output. `main` prints it and exits with 2.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        self.color.apply();
         match self.run_command() {
             Err(error) if is_closed_pipe(&error) => Ok(ExitCode::SUCCESS),
             result => result,
@@ -143,8 +152,29 @@ impl Cli {
     }
 }
 
+/// All that is wrong in a file, each as `file:line:column: error: message`.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+struct FileErrors(Vec<String>);
+
+impl FileErrors {
+    /// One error.
+    fn one(file: &str, position: Position, message: impl Display) -> Self {
+        let location = Location { file, position };
+        Self(vec![format!("{location}: {}: {message}", Severity::Error)])
+    }
+}
+
+/// Prints why a command failed: what is wrong in a file as it is, one a line, and all else with the program's name before it.
+pub fn print_failure(error: &anyhow::Error) {
+    match error.downcast_ref() {
+        Some(FileErrors(errors)) => errors.iter().for_each(print_error),
+        None => print_error(format_args!("plimsoll: error: {}", one_line(error))),
+    }
+}
+
 /// An error with its causes on one line, without causes that a message already includes.
-pub fn one_line(error: &anyhow::Error) -> String {
+fn one_line(error: &anyhow::Error) -> String {
     describe(error.as_ref())
 }
 
@@ -170,14 +200,29 @@ fn terminal_width() -> Option<usize> {
     (columns > 0).then_some(columns.into())
 }
 
-/// Prints a line to standard error. `eprintln` would panic if the pipe is closed.
+/// Prints a message to standard error, its severity in colour. `eprintln` would panic if the pipe is closed.
 pub fn print_error(line: impl Display) {
-    let _unread = writeln!(stderr(), "{line}");
+    let line = color::message(&line.to_string());
+    let _unread = writeln!(anstream::stderr(), "{line}");
+}
+
+/// Prints a text for people, with colours. A closed pipe, as by `head`, is no error.
+fn print_text(text: &str) -> anyhow::Result<ExitCode> {
+    finish(write_text(text))
+}
+
+/// Writes a text to standard output, with its colours if there are any there.
+fn write_text(text: &str) -> io::Result<()> {
+    anstream::stdout().lock().write_all(text.as_bytes())
 }
 
 /// Prints to standard output. A closed pipe, as by `head`, is no error.
 fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
-    match stdout().lock().write_all(text) {
+    finish(stdout().lock().write_all(text))
+}
+
+fn finish(written: io::Result<()>) -> anyhow::Result<ExitCode> {
+    match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("failed to write to standard output")
         }

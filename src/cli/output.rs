@@ -33,6 +33,30 @@ impl Output {
     }
 }
 
+/// Output formats of commands with tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TableOutput {
+    /// For people
+    #[default]
+    Text,
+    /// The same with more columns, even if they do not fit the terminal
+    Wide,
+    /// One object on one line
+    Json,
+    /// The same as YAML
+    Yaml,
+}
+
+impl From<TableOutput> for Output {
+    fn from(output: TableOutput) -> Self {
+        match output {
+            TableOutput::Text | TableOutput::Wide => Self::Text,
+            TableOutput::Json => Self::Json,
+            TableOutput::Yaml => Self::Yaml,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

@@ -15,6 +15,7 @@ use super::check::report::Report;
 use super::check::sources::{self, Sources};
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
+use super::progress::Progress;
 use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
 use crate::cluster::clock;
@@ -203,6 +204,7 @@ async fn preview_nodes(
         all: rules().any(needs_full_summary),
         sample: args.sample,
     };
+    let progress = Progress::new("listing pods and agents", None);
     let pods = cluster.pods(&names).await?;
     let agent_statuses = cluster.agent_statuses().await.unwrap_or_else(|error| {
         preview
@@ -210,7 +212,11 @@ async fn preview_nodes(
             .push(format!("the status of agents is unknown: {error}"));
         BTreeMap::new()
     });
-    let summaries = cluster.kubelet_summaries(&names, options).await;
+    let requests = names.len() * if args.sample.is_some() { 2 } else { 1 };
+    progress.next("asking kubelets", Some(requests));
+    let asked = cluster.kubelet_summaries(&names, options, || progress.advance());
+    let summaries = asked.await;
+    drop(progress);
     preview.notes.extend(notes(&summaries));
     for (node, compiled) in with_rules {
         let pods = pods.get(&node.name).map_or(&[][..], Vec::as_slice);

@@ -1,7 +1,7 @@
 //! `plimsoll replay`.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::io::{BufRead, BufReader, IsTerminal as _, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::print_error;
+use super::progress::Progress;
 use super::run::period;
 use super::windows::WindowsFile;
+use super::{FileErrors, print_error};
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::event::{Decision, Event, PolicyProblem};
 use crate::node::machine::metric;
 use crate::standalone::output::{Format, Output};
 use crate::standalone::policies::{self, Overrides};
 use crate::standalone::replay_summary::ReplaySummary;
+use crate::trace::read::TraceError;
 use crate::trace::replay::Replay;
 
 const EXAMPLES: &str = "\
@@ -73,7 +75,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
-    let trace = || format!("failed to replay {}", args.trace.display());
+    let trace = args.trace.display().to_string();
+    let failed = |error: TraceError| FileErrors::one(&trace, error.position(), &error);
     let mut problems = Vec::new();
     let windows = args.windows.read()?;
     let opened = Replay::open(input, Arc::clone(&windows), |header| {
@@ -89,20 +92,28 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
         problems = loaded.problems;
         loaded.policy
     });
-    let (header, mut replay) = opened.with_context(trace)?;
+    let (header, mut replay) = opened.map_err(failed)?;
     for problem in &problems {
-        print_error(format_args!("plimsoll: {problem}"));
+        print_error(problem);
     }
     if replay.policy().rules.is_empty() {
         bail!("{}", no_rule(&args.policies));
     }
     let mut output = Output::new(args.output, stdout().lock());
-    while replay.step().with_context(trace)? {
+    // On a terminal, the events themselves show the progress.
+    let progress = if stdout().is_terminal() {
+        Progress::hidden()
+    } else {
+        Progress::new("replaying samples", None)
+    };
+    while replay.step().map_err(failed)? {
+        progress.advance();
         let tick = replay.tick();
         let (now, time) = (tick.now, tick.sample.time);
         let time = time.unwrap_or_else(|| header.wall_time(now));
         output.write(&events(&replay), now, time)?;
     }
+    drop(progress);
     let summary = ReplaySummary::new(&replay);
     match args.output {
         Format::Text => write!(stdout(), "{summary}")?,

@@ -3,26 +3,21 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
+use super::FileErrors;
 use crate::crd::manifest::ManifestError;
 
-/// Reads a file with `parse`. The error has all that is wrong, by line.
+/// Reads a file with `parse`. The error has all that is wrong in it, as [`FileErrors`].
 pub(super) fn read<T>(
     path: &Path,
     parse: impl Fn(&str) -> Result<T, Vec<ManifestError>>,
 ) -> anyhow::Result<T> {
     let file = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("failed to read {file}"))?;
-    match parse(&text) {
-        Ok(settings) => Ok(settings),
-        Err(errors) => {
-            let problems = errors.iter().map(|error| match error.path.as_str() {
-                "" => format!("line {}: {}", error.line, error.message),
-                path => format!("line {}: {path}: {}", error.line, error.message),
-            });
-            let problems: Vec<String> = problems.collect();
-            bail!("failed to use {file}: {}", problems.join("; "))
-        }
-    }
+    let settings = parse(&text);
+    Ok(settings.map_err(|errors| {
+        let file = file.to_string();
+        FileErrors(errors.iter().map(|error| error.in_file(&file)).collect())
+    })?)
 }

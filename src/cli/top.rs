@@ -18,8 +18,10 @@ use serde::Serialize;
 
 use self::view::{Row, Screen, Sort, Source};
 use super::cluster_args::ClusterArgs;
-use super::output::Output;
-use super::{LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width};
+use super::output::{Output, TableOutput};
+use super::{
+    LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width, write_text,
+};
 use crate::cluster::client::CallError;
 use crate::cluster::clock;
 use crate::crd::NodeMetric;
@@ -89,10 +91,10 @@ pub struct Args {
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
 
-    /// Output format; JSON and YAML have {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
+    /// Output format; wide has more columns. JSON and YAML have {source, nodes: [{node, agent, ageSeconds, cpu, memory, breachedRules, ...}], notes}, or
     /// {pods: [{namespace, name, node, cpuMillicores, memoryBytes, throttled, ...}], notes}
     #[arg(short = 'o', long, value_enum, default_value_t)]
-    output: Output,
+    output: TableOutput,
 
     /// Namespace of the agents' Leases; for nodes only
     #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
@@ -100,6 +102,12 @@ pub struct Args {
 
     #[command(flatten)]
     cluster: ClusterArgs,
+}
+
+impl Args {
+    fn is_wide(&self) -> bool {
+        self.output == TableOutput::Wide
+    }
 }
 
 /// The object to show.
@@ -143,7 +151,10 @@ async fn show(args: &Args) -> anyhow::Result<()> {
         match screen(args, &client).await {
             Ok(shown) => print(args, &shown)?,
             // Keep the last screen.
-            Err(error) => print_error(format_args!("{}; trying again", one_line(&error))),
+            Err(error) => print_error(format_args!(
+                "plimsoll: warning: {}; trying again",
+                one_line(&error)
+            )),
         }
     }
 }
@@ -192,7 +203,7 @@ async fn pods(
     let (throttled, note) = or_note(throttled, "throttled pods are unknown");
     let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall());
     let screen = screen.of_namespace(args.namespace.as_deref());
-    Ok(screen.with_note(note))
+    Ok(screen.with_note(note).wide(args.is_wide()))
 }
 
 /// The nodes, from `NodeMetric`s.
@@ -220,7 +231,7 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
         Row::measured(metric, leases.remove(&name), in_force, now)
     };
     let rows = metrics.iter().map(row).collect();
-    Screen::new(Source::NodeMetrics, rows, args.sort, notes)
+    Screen::new(Source::NodeMetrics, rows, args.sort, notes).wide(args.is_wide())
 }
 
 /// The value, or a note that begins with the consequence.
@@ -263,7 +274,7 @@ async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
         ));
     });
     let rows = rows(leases, known.ok(), clock::wall());
-    Ok(Screen::new(Source::Leases, rows, args.sort, notes))
+    Ok(Screen::new(Source::Leases, rows, args.sort, notes).wide(args.is_wide()))
 }
 
 /// One row per node; if nodes are unknown, one per Lease.
@@ -278,26 +289,30 @@ fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestam
 }
 
 fn write(args: &Args, screen: &(impl Display + Serialize)) -> anyhow::Result<String> {
-    let structured = args.output.of(screen)?;
-    Ok(structured.unwrap_or_else(|| match terminal_width() {
-        Some(width) => format!("{screen:width$}"),
-        None => screen.to_string(),
+    let structured = Output::from(args.output).of(screen)?;
+    let width = terminal_width().filter(|_| !args.is_wide());
+    Ok(structured.unwrap_or_else(|| match width {
+        Some(width) => format!("{screen:#width$}"),
+        None => format!("{screen:#}"),
     }))
 }
 
 fn print(args: &Args, Rendered { screen, warning }: &Rendered) -> anyhow::Result<()> {
     let mut out = stdout().lock();
-    let screen = match args.output {
-        Output::Text if args.watch && out.is_terminal() => format!("{CLEAR}{screen}"),
-        Output::Text if args.watch => format!("{screen}\n"),
-        _ => screen.clone(),
+    let written = match args.output.into() {
+        Output::Text if args.watch && out.is_terminal() => out
+            .write_all(CLEAR.as_bytes())
+            .and_then(|()| write_text(screen)),
+        Output::Text if args.watch => write_text(&format!("{screen}\n")),
+        Output::Text => write_text(screen),
+        Output::Json | Output::Yaml => out.write_all(screen.as_bytes()),
     };
-    out.write_all(screen.as_bytes())
+    written
         .and_then(|()| out.flush())
         .context("failed to write to standard output")?;
     // After the screen, which clears the terminal.
     if let Some(warning) = warning {
-        print_error(format_args!("warning: {warning}"));
+        print_error(format_args!("plimsoll: warning: {warning}"));
     }
     Ok(())
 }

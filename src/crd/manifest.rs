@@ -1,14 +1,19 @@
-//! Reads manifests: parses YAML or JSON into the objects that an API server would get, with the line of each value.
+//! Reads manifests: parses YAML or JSON into the objects that an API server would get, with the position of each value.
 //!
 //! Scalars are resolved as by `kubectl` (YAML 1.1: `yes` is true, `010` is 8). A document that cannot be read is reported as
 //! a [`ManifestError`], and does not affect the others.
 
+mod position;
 mod scalar;
 mod tree;
 
+use std::fmt;
+
 use serde_json::{Map, Value};
 
+pub use self::position::{Location, Position};
 use self::tree::{Content, Node};
+use super::finding::Severity;
 use super::path::{at_index, at_key};
 
 /// The maximum size of an object in an API server.
@@ -30,25 +35,45 @@ pub struct Manifest {
 pub struct Object {
     /// The object as an API server would get it.
     pub value: Value,
-    /// The lines of its fields.
-    pub lines: Lines,
+    /// The positions of its fields.
+    pub positions: Positions,
 }
 
 /// An error in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestError {
-    /// Line in the file, from 1.
-    pub line: usize,
+    /// Where it is in the file.
+    pub position: Position,
     /// The path of the field, if known; else empty.
     pub path: String,
     /// What is wrong, and how to fix it.
     pub message: String,
 }
 
-/// The lines of a value and of all values in it.
+impl ManifestError {
+    /// The message, with the name of the file.
+    pub fn in_file(&self, file: &str) -> String {
+        let location = Location {
+            file,
+            position: self.position,
+        };
+        format!("{location}: {}: {self}", Severity::Error)
+    }
+}
+
+impl fmt::Display for ManifestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// The positions of a value and of all values in it: those of their keys, or in a list those of the values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lines {
-    line: usize,
+pub struct Positions {
+    position: Position,
     children: Vec<(Segment, Self)>,
 }
 
@@ -58,19 +83,19 @@ enum Segment {
     Index(usize),
 }
 
-impl Lines {
-    /// The line of the field at `path` (such as `spec.rules[0].name`), or of the closest existing parent.
-    pub fn line(&self, path: &str) -> usize {
-        let step = |(segment, lines): &(Segment, Self)| {
+impl Positions {
+    /// The position of the field at `path` (such as `spec.rules[0].name`), or of the closest existing parent.
+    pub fn of(&self, path: &str) -> Position {
+        let step = |(segment, positions): &(Segment, Self)| {
             let rest = segment.strip(path)?;
-            Some((path.len() - rest.len(), lines.line(rest)))
+            Some((path.len() - rest.len(), positions.of(rest)))
         };
         let deepest = self
             .children
             .iter()
             .filter_map(step)
             .max_by_key(|(length, _)| *length);
-        deepest.map_or(self.line, |(_, line)| line)
+        deepest.map_or(self.position, |(_, position)| position)
     }
 }
 
@@ -94,7 +119,7 @@ pub fn read(text: &str) -> Manifest {
     if text.len() > MAX_FILE_BYTES {
         let size = text.len() / 1024 / 1024;
         manifest.add_error(
-            1,
+            Position::line(1),
             format!(
                 "the file is {size} MiB long, and at most {} MiB are allowed; split it",
                 MAX_FILE_BYTES / 1024 / 1024
@@ -127,9 +152,9 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 }
 
 impl Manifest {
-    fn add_error(&mut self, line: usize, message: impl Into<String>) {
+    fn add_error(&mut self, position: Position, message: impl Into<String>) {
         self.parse_errors.push(ManifestError {
-            line,
+            position,
             path: String::new(),
             message: message.into(),
         });
@@ -140,19 +165,19 @@ impl Manifest {
         if text.len() > MAX_DOCUMENT_BYTES {
             let size = text.len() / 1024;
             self.add_error(
-                base + 1,
+                Position::line(base + 1),
                 format!("the document is {size} KiB long, and an API server accepts at most 1536 KiB; split it"),
             );
             return;
         }
         let nodes = match tree::parse(text) {
             Ok(nodes) => nodes,
-            Err(error) => return self.add_error(base + error.line, explain(&error, text)),
+            Err(error) => return self.add_error(error.position.after(base), explain(&error, text)),
         };
         let size: usize = nodes.iter().map(|node| node.size).sum();
         let Some(left) = budget.checked_sub(size.saturating_sub(text.len())) else {
             let message = "the file is too large when its aliases are expanded; split it";
-            return self.add_error(base + 1, message);
+            return self.add_error(Position::line(base + 1), message);
         };
         *budget = left;
         for node in nodes {
@@ -168,41 +193,44 @@ impl Manifest {
             base,
             parse_errors: Vec::new(),
         };
-        let (value, lines) = reader.value("", node);
+        let (value, positions) = reader.value("", node);
         if !reader.parse_errors.is_empty() {
             self.parse_errors.extend(reader.parse_errors);
             return;
         }
         if value.is_object() {
-            self.add_object(value, lines);
+            self.add_object(value, positions);
         } else {
             self.add_error(
-                lines.line,
+                positions.position,
                 "this is not an object; an object has apiVersion, kind, metadata and spec",
             );
         }
     }
 
     /// Adds an object, or the items of a list of objects.
-    fn add_object(&mut self, mut value: Value, lines: Lines) {
+    fn add_object(&mut self, mut value: Value, positions: Positions) {
         let is_list = value["kind"] == "List" && value["apiVersion"] == "v1";
         let items = match value.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) if is_list => items,
             Some(other) => {
                 value["items"] = other;
-                return self.objects.push(Object { value, lines });
+                return self.objects.push(Object { value, positions });
             }
-            None => return self.objects.push(Object { value, lines }),
+            None => return self.objects.push(Object { value, positions }),
         };
-        let mut lines = lines.children.into_iter().find_map(|(segment, lines)| {
-            (segment == Segment::Key("items".to_owned())).then_some(lines.children)
-        });
-        for (value, (_, lines)) in items.into_iter().zip(lines.take().unwrap_or_default()) {
+        let positions = positions
+            .children
+            .into_iter()
+            .find_map(|(segment, positions)| {
+                (segment == Segment::Key("items".to_owned())).then_some(positions.children)
+            });
+        for (value, (_, positions)) in items.into_iter().zip(positions.unwrap_or_default()) {
             if value.is_object() {
-                self.objects.push(Object { value, lines });
+                self.objects.push(Object { value, positions });
             } else {
                 self.add_error(
-                    lines.line,
+                    positions.position,
                     "an item of the list is not an object; remove it",
                 );
             }
@@ -212,7 +240,8 @@ impl Manifest {
 
 /// The message of a syntax error, with a fix for the most common one.
 fn explain(error: &tree::ParseError, text: &str) -> String {
-    let line = text.lines().nth(error.line.saturating_sub(1)).unwrap_or("");
+    let line = text.lines().nth(error.position.line.saturating_sub(1));
+    let line = line.unwrap_or("");
     let indentation = line.len() - line.trim_start().len();
     if line[..indentation].contains('\t') {
         return "the indentation contains a tab, and YAML allows only spaces; replace it with spaces".to_owned();
@@ -220,16 +249,16 @@ fn explain(error: &tree::ParseError, text: &str) -> String {
     error.message.clone()
 }
 
-/// Converts nodes to values and lines.
+/// Converts nodes to values and positions.
 struct Reader {
     base: usize,
     parse_errors: Vec<ManifestError>,
 }
 
 impl Reader {
-    fn value(&mut self, path: &str, node: &Node) -> (Value, Lines) {
-        let mut lines = Lines {
-            line: self.base + node.line,
+    fn value(&mut self, path: &str, node: &Node) -> (Value, Positions) {
+        let mut positions = Positions {
+            position: node.position.after(self.base),
             children: Vec::new(),
         };
         let value = match &node.content {
@@ -239,7 +268,7 @@ impl Reader {
             Content::Text(text) => Value::String(text.clone()),
             Content::NotFinite(text) => {
                 self.parse_errors.push(ManifestError {
-                    line: lines.line,
+                    position: positions.position,
                     path: path.to_owned(),
                     message: format!(
                         "{text} is not a finite number; write a number, for example 4000"
@@ -247,29 +276,34 @@ impl Reader {
                 });
                 Value::Null
             }
-            Content::List(items) => self.list(path, items, &mut lines),
-            Content::Map(entries) => self.map(path, entries, &mut lines),
+            Content::List(items) => self.list(path, items, &mut positions),
+            Content::Map(entries) => self.map(path, entries, &mut positions),
         };
-        (value, lines)
+        (value, positions)
     }
 
-    fn list(&mut self, path: &str, items: &[std::rc::Rc<Node>], lines: &mut Lines) -> Value {
+    fn list(
+        &mut self,
+        path: &str,
+        items: &[std::rc::Rc<Node>],
+        positions: &mut Positions,
+    ) -> Value {
         let mut values = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
             let (value, child) = self.value(&at_index(path, index), item);
             values.push(value);
-            lines.children.push((Segment::Index(index), child));
+            positions.children.push((Segment::Index(index), child));
         }
         Value::Array(values)
     }
 
-    fn map(&mut self, path: &str, entries: &[tree::Entry], lines: &mut Lines) -> Value {
+    fn map(&mut self, path: &str, entries: &[tree::Entry], positions: &mut Positions) -> Value {
         let mut fields = Map::new();
         for entry in entries {
             let (value, mut child) = self.value(&at_key(path, &entry.key), &entry.value);
-            child.line = self.base + entry.line;
+            child.position = entry.position.after(self.base);
             fields.insert(entry.key.clone(), value);
-            lines
+            positions
                 .children
                 .push((Segment::Key(entry.key.clone()), child));
         }

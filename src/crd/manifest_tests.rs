@@ -15,7 +15,7 @@ fn parse_error(text: &str) -> (usize, String) {
     let manifest = read(text);
     assert_eq!(manifest.parse_errors.len(), 1, "{text}: {manifest:?}");
     (
-        manifest.parse_errors[0].line,
+        manifest.parse_errors[0].position.line,
         manifest.parse_errors[0].message.clone(),
     )
 }
@@ -35,22 +35,23 @@ fn scalars_are_resolved_as_by_kubectl() {
 }
 
 #[test]
-fn every_value_has_its_line() {
+fn every_value_has_its_position() {
     let text =
         "# one\nkind: A\nspec:\n  rules:\n  - name: x\n    labels: {a.b/c: d}\n  -\n    name: y\n";
     let manifest = read(text);
-    let lines = &manifest.objects[0].lines;
-    for (path, line) in [
-        ("kind", 2),
-        ("spec", 3),
-        ("spec.rules", 4),
-        ("spec.rules[0].name", 5),
-        ("spec.rules[0].labels[a.b/c]", 6),
-        ("spec.rules[0].missing", 5),
-        ("spec.rules[1].name", 8),
-        ("nowhere", 2),
+    let positions = &manifest.objects[0].positions;
+    for (path, line, column) in [
+        ("kind", 2, 1),
+        ("spec", 3, 1),
+        ("spec.rules", 4, 3),
+        ("spec.rules[0].name", 5, 5),
+        ("spec.rules[0].labels", 6, 5),
+        ("spec.rules[0].labels[a.b/c]", 6, 14),
+        ("spec.rules[0].missing", 5, 5),
+        ("spec.rules[1].name", 8, 5),
+        ("nowhere", 2, 1),
     ] {
-        assert_eq!(lines.line(path), line, "{path}");
+        assert_eq!(positions.of(path), Position { line, column }, "{path}");
     }
 }
 
@@ -69,12 +70,12 @@ fn documents_are_separate_and_lines_count_from_the_file_start() {
     );
     assert_eq!(manifest.parse_errors.len(), 1);
     assert!(
-        (4..=5).contains(&manifest.parse_errors[0].line),
+        (4..=5).contains(&manifest.parse_errors[0].position.line),
         "{:?}",
         manifest.parse_errors
     );
-    assert_eq!(manifest.objects[1].lines.line("c"), 8);
-    assert_eq!(manifest.objects[2].lines.line("d"), 11);
+    assert_eq!(manifest.objects[1].positions.of("c").line, 8);
+    assert_eq!(manifest.objects[2].positions.of("d").line, 11);
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn items_of_a_list_are_separate_objects() {
         .map(|object| &object.value)
         .collect();
     assert_eq!(values, [&json!({"kind": "A"}), &json!({"kind": "B"})]);
-    assert_eq!(manifest.objects[1].lines.line("kind"), 5);
+    assert_eq!(manifest.objects[1].positions.of("kind").line, 5);
 }
 
 #[test]
@@ -180,6 +181,20 @@ fn a_tab_in_the_indentation_is_reported() {
 }
 
 #[test]
+fn errors_have_the_column_in_characters() {
+    for (text, column) in [
+        ("a: [1, 2", 4),
+        ("äöü: {b: 1, b: 2}\n", 13),
+        ("a: b: c\n", 5),
+        ("a: &x {b: [.nan]}\n", 12),
+        ("\u{feff}a: 1\na: 2\n", 1),
+    ] {
+        let found = &read(text).parse_errors[0];
+        assert_eq!(found.position.column, column, "{text}: {found:?}");
+    }
+}
+
+#[test]
 fn a_duplicate_key_is_reported_with_both_lines() {
     let (line, message) = parse_error("a: 1\nb: 2\nc: 3\na: 4\n");
     assert_eq!(line, 4);
@@ -193,7 +208,7 @@ fn a_duplicate_key_is_reported_with_both_lines() {
 fn a_number_that_is_not_finite_is_reported_with_its_field() {
     let manifest = read("spec:\n  rules:\n  - value: .nan\n");
     assert_eq!(manifest.parse_errors[0].path, "spec.rules[0].value");
-    assert_eq!(manifest.parse_errors[0].line, 3);
+    assert_eq!(manifest.parse_errors[0].position.line, 3);
     assert!(manifest.parse_errors[0].message.contains("write a number"));
 }
 
@@ -231,7 +246,7 @@ proptest::proptest! {
         let manifest = read(&text);
         for object in &manifest.objects {
             let lines = text.lines().count().max(1);
-            proptest::prop_assert!(object.lines.line("a.b[0]") <= lines);
+            proptest::prop_assert!(object.positions.of("a.b[0]").line <= lines);
         }
     }
 }

@@ -180,9 +180,18 @@ pub struct WatermarkRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub series: Option<Vec<WatermarkRequirement>>,
-    /// The threshold in the unit of the metric: an evaluation above it is a breach.
-    pub watermark: f64,
-    /// The value at or below which an evaluation counts towards `restoreThreshold`. Defaults to `watermark`.
+    /// The threshold, a quantity in the unit of the metric: an evaluation above it is a breach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub value: Option<String>,
+    /// The quantity at or below which an evaluation counts towards `restoreThreshold`. Defaults to `value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub restore_value: Option<String>,
+    /// Deprecated: `value` as a floating-point number, for agents that do not read `value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watermark: Option<f64>,
+    /// Deprecated: `restoreValue` as a floating-point number, for agents that do not read `restoreValue`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore: Option<f64>,
     /// The number of consecutive breaches after which the action starts.

@@ -9,7 +9,7 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use super::load_values::{self, NAMES};
-use super::manifest::ManifestError;
+use super::manifest::{ManifestError, Position};
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
 use super::settings_file::{self, Errors};
@@ -209,7 +209,7 @@ pub fn read(text: &str) -> Result<PollSettings, Vec<ManifestError>> {
     let compile = |file: &PollFile, errors: &mut Errors| Reading { errors }.compile(file);
     let settings = settings_file::read(text, &DEFINITION, second, compile)?;
     let empty = "the file is empty; name at least one Service to poll";
-    settings.ok_or_else(|| settings_file::error(1, empty))
+    settings.ok_or_else(|| settings_file::error(Position::line(1), empty))
 }
 
 /// A file while it is read.
@@ -389,7 +389,7 @@ services:
         let errors = read(text).unwrap_err();
         errors
             .iter()
-            .map(|error| format!("{}: {}: {}", error.line, error.path, error.message))
+            .map(|error| format!("{}: {}: {}", error.position.line, error.path, error.message))
             .collect()
     }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NodeMetricStatus;
 use super::crane_annotations::USAGE;
-use super::manifest::ManifestError;
+use super::manifest::{ManifestError, Position};
 use super::node_metric::ResourceWindows;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
@@ -185,7 +185,7 @@ pub fn read<'a>(
         Reading { custom, errors }.compile(file)
     };
     let policy = settings_file::read(text, &DEFINITION, "write one policy", compile)?;
-    policy.ok_or_else(|| settings_file::error(1, "the file is empty"))
+    policy.ok_or_else(|| settings_file::error(Position::line(1), "the file is empty"))
 }
 
 /// A file while it is read.

@@ -60,7 +60,9 @@ spec:
 fn errors(spec: &str) -> Vec<String> {
     let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\nspec:\n{spec}");
     let errors = read(&text, ["gpu_usage_avg_5m"]).expect_err("an invalid policy");
-    let text = |error: &ManifestError| format!("{}: {}: {}", error.line, error.path, error.message);
+    let text = |error: &ManifestError| {
+        format!("{}: {}: {}", error.position.line, error.path, error.message)
+    };
     errors.iter().map(text).collect()
 }
 

@@ -73,14 +73,17 @@ pub(super) fn edit(definition: &mut CustomResourceDefinition, edit: impl Fn(&mut
 }
 
 /// - `nullable`: without it an API server drops a `null` before it validates.
-/// - `format`: the ranges are sufficient, and API servers do not know `uint32`.
+/// - `format`: API servers know `int32`, `int64` and `date-time`, and neither `uint32` nor that an integer fits 32 bits.
 /// - line breaks within paragraphs of descriptions: `kubectl explain` wraps the lines itself.
 pub(super) fn tidy(schema: &mut Value) {
     let Value::Object(fields) = schema else {
         return;
     };
     fields.remove("nullable");
-    fields.remove("format");
+    match format(fields) {
+        Some(format) => drop(fields.insert("format".to_owned(), json!(format))),
+        None => drop(fields.remove("format")),
+    }
     if let Some(Value::String(text)) = fields.get_mut("description") {
         *text = one_line(text);
     }
@@ -91,6 +94,17 @@ pub(super) fn tidy(schema: &mut Value) {
         if let Some(child) = fields.get_mut(key) {
             tidy(child);
         }
+    }
+}
+
+/// The format of a field, if there is one by the API conventions.
+fn format(fields: &Map<String, Value>) -> Option<&'static str> {
+    let maximum = fields.get("maximum").and_then(Value::as_f64);
+    match fields.get("type")?.as_str()? {
+        "integer" if maximum.is_some_and(|maximum| maximum <= f64::from(i32::MAX)) => Some("int32"),
+        "integer" => Some("int64"),
+        "string" if fields.get("format")? == "date-time" => Some("date-time"),
+        _ => None,
     }
 }
 

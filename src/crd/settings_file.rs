@@ -2,12 +2,12 @@
 
 use serde::de::DeserializeOwned;
 
-use super::manifest::{self, Lines, ManifestError};
+use super::manifest::{self, ManifestError, Position, Positions};
 use super::validate::Definition;
 
-/// What is wrong in a file, by line.
+/// What is wrong in a file, by position.
 pub(super) struct Errors {
-    lines: Lines,
+    positions: Positions,
     found: Vec<ManifestError>,
 }
 
@@ -15,7 +15,7 @@ impl Errors {
     /// The field at this path is wrong.
     pub(super) fn push(&mut self, path: String, message: String) {
         self.found.push(ManifestError {
-            line: self.lines.line(&path),
+            position: self.positions.of(&path),
             path,
             message,
         });
@@ -26,7 +26,7 @@ impl Errors {
 /// what to do about a second document. `None`: there is no document.
 ///
 /// # Errors
-/// All that is wrong, by line.
+/// All that is wrong, by position.
 pub(super) fn read<File: DeserializeOwned, T>(
     text: &str,
     definition: &Definition,
@@ -42,12 +42,12 @@ pub(super) fn read<File: DeserializeOwned, T>(
         return Ok(None);
     };
     if let Some(other) = objects.next() {
-        let line = other.lines.line("");
+        let position = other.positions.of("");
         let message = format!("is a second document; {second}");
-        return Err(error(line, &message));
+        return Err(error(position, &message));
     }
     let mut errors = Errors {
-        lines: object.lines,
+        positions: object.positions,
         found: Vec::new(),
     };
     let validation = definition.validate(object.value);
@@ -61,7 +61,7 @@ pub(super) fn read<File: DeserializeOwned, T>(
     for problem in validation.problems {
         errors.push(problem.path, problem.message);
     }
-    errors.found.sort_by_key(|error| error.line);
+    errors.found.sort_by_key(|error| error.position);
     match result {
         Some(result) if errors.found.is_empty() => Ok(Some(result)),
         _ => Err(errors.found),
@@ -69,9 +69,9 @@ pub(super) fn read<File: DeserializeOwned, T>(
 }
 
 /// One error about a whole document.
-pub(super) fn error(line: usize, message: &str) -> Vec<ManifestError> {
+pub(super) fn error(position: Position, message: &str) -> Vec<ManifestError> {
     vec![ManifestError {
-        line,
+        position,
         path: String::new(),
         message: message.to_owned(),
     }]

@@ -19,10 +19,22 @@ fn string() -> Value {
 }
 
 fn list(item: &Value) -> Value {
-    json!({"type": "array", "maxItems": 256, "items": item})
+    json!({"type": "array", "maxItems": 256, "items": item, "x-kubernetes-list-type": "atomic"})
+}
+
+/// Gives every field in it a description, as the API conventions want.
+fn describe_fields(schema: &mut Value) {
+    for (_, field) in schema["properties"].as_object_mut().into_iter().flatten() {
+        field["description"] = json!("Accepted, but not enforced.");
+        describe_fields(field);
+    }
+    if let Some(items) = schema.get_mut("items") {
+        describe_fields(items);
+    }
 }
 
 fn described(mut schema: Value, description: &str) -> Schema {
+    describe_fields(&mut schema);
     schema["description"] = json!(format!(
         "{description} Accepted for compatibility with crane, but not enforced: see the condition FieldsNotEnforced."
     ));

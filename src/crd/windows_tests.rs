@@ -6,7 +6,7 @@ fn errors(entries: &str) -> Vec<String> {
     let errors = read(&format!("metrics:\n{entries}")).unwrap_err();
     errors
         .iter()
-        .map(|error| format!("{}: {}: {}", error.line, error.path, error.message))
+        .map(|error| format!("{}: {}: {}", error.position.line, error.path, error.message))
         .collect()
 }
 

@@ -31,11 +31,11 @@ pub fn manifest(bytes: &[u8]) {
     assert!(
         read.parse_errors
             .iter()
-            .all(|parse_error| parse_error.line <= lines + 1)
+            .all(|parse_error| parse_error.position.line <= lines + 1)
     );
     for object in &read.objects {
-        assert!((1..=lines).contains(&object.lines.line("")));
-        assert!((1..=lines).contains(&object.lines.line("spec.rules[0].name")));
+        assert!((1..=lines).contains(&object.positions.of("").line));
+        assert!((1..=lines).contains(&object.positions.of("spec.rules[0].name").line));
         same_as_json(object);
     }
     let values = read.objects.into_iter().map(|object| object.value);

@@ -195,18 +195,19 @@ impl Cluster {
             .collect::<BTreeMap<_, _>>())
     }
 
-    /// The summaries of these nodes' kubelets.
+    /// The summaries of these nodes' kubelets. `on_answer` is called for each of their answers.
     pub async fn kubelet_summaries(
         &self,
         nodes: &[&str],
         options: Options,
+        on_answer: impl Fn(),
     ) -> BTreeMap<String, KubeletResult> {
         let mut earlier = BTreeMap::new();
         if let Some(sample) = options.sample {
-            earlier = self.summaries(nodes, options.all).await;
+            earlier = self.summaries(nodes, options.all, &on_answer).await;
             tokio::time::sleep(sample).await;
         }
-        let now = self.summaries(nodes, options.all).await;
+        let now = self.summaries(nodes, options.all, &on_answer).await;
         let pair = |(name, summary): (String, Result<Summary, KubeletError>)| {
             let before = earlier.remove(&name).and_then(Result::ok);
             (name, summary.map(|summary| (summary, before)))
@@ -218,6 +219,7 @@ impl Cluster {
         &self,
         nodes: &[&str],
         all: bool,
+        on_answer: impl Fn(),
     ) -> BTreeMap<String, Result<Summary, KubeletError>> {
         let request = |node: &str| {
             let (cluster, node) = (self.clone(), node.to_owned());
@@ -229,6 +231,7 @@ impl Cluster {
         let requests: Vec<_> = nodes.iter().map(|node| request(node)).collect();
         stream::iter(requests)
             .buffer_unordered(MAX_CONCURRENT)
+            .inspect(|_| on_answer())
             .collect()
             .await
     }

@@ -1,11 +1,16 @@
 //! Text tables.
 
+use std::collections::BTreeMap;
 use std::fmt;
+
+use anstyle::Style;
 
 /// Rows of equal length; the first is the header.
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
+    /// Of cells, by row and column.
+    styles: BTreeMap<(usize, usize), Style>,
     /// Right-aligned columns.
     right: &'static [usize],
     /// Hidden columns.
@@ -25,6 +30,7 @@ impl Table {
         let header = header.iter().map(|&title| title.to_owned());
         Self {
             rows: vec![header.collect()],
+            styles: BTreeMap::new(),
             right,
             hidden: Vec::new(),
             max_cell: None,
@@ -34,6 +40,11 @@ impl Table {
     /// Adds a row, as long as the header.
     pub fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
+    }
+
+    /// Gives the cell of the last row in this column a style.
+    pub fn style(&mut self, column: usize, style: Style) {
+        self.styles.insert((self.rows.len() - 1, column), style);
     }
 
     /// Hides columns, in the order of `hide_first`, until no line is wider than `width`, and returns their titles. If that is
@@ -105,11 +116,12 @@ pub fn wrapped(text: &str, width: Option<usize>) -> String {
     lines.join("\n")
 }
 
+/// The alternate form (`{:#}`) has the styles.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.first().map_or(0, Vec::len);
         let widths: Vec<usize> = (0..columns).map(|column| self.width(column)).collect();
-        for row in &self.rows {
+        for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
                 if self.hidden.contains(&column) {
@@ -117,12 +129,15 @@ impl fmt::Display for Table {
                 }
                 let width = widths.get(column).copied().unwrap_or(0);
                 let cell = shortened(cell, width);
-                let cell = if self.right.contains(&column) {
-                    format!("{cell:>width$}{:GAP$}", "")
+                let space = " ".repeat(width - cell.chars().count());
+                let style = self.styles.get(&(number, column)).filter(|_| f.alternate());
+                let cell =
+                    style.map_or_else(|| cell.clone(), |style| format!("{style}{cell}{style:#}"));
+                line += &if self.right.contains(&column) {
+                    format!("{space}{cell}{:GAP$}", "")
                 } else {
-                    format!("{cell:width$}{:GAP$}", "")
+                    format!("{cell}{space}{:GAP$}", "")
                 };
-                line += &cell;
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -165,6 +180,16 @@ mod tests {
         assert_eq!(narrow.to_string(), "NODE      VALUE\nworker-1  1890m\n");
         assert_eq!(narrow.fit(5, &[1]), ["WOULD", "VALUE"]);
         assert_eq!(narrow.to_string(), "NODE\nwo…-1\n");
+    }
+
+    #[test]
+    fn a_style_is_only_in_the_alternate_form_and_takes_no_width() {
+        let mut table = Table::new(&["NODE", "VALUE", "WOULD"], &[1]);
+        table.push(["a", "12 %", "-"].map(str::to_owned).to_vec());
+        table.style(1, Style::new().bold());
+        assert_eq!(table.to_string(), "NODE  VALUE  WOULD\na      12 %  -\n");
+        let styled = "NODE  VALUE  WOULD\na      \u{1b}[1m12 %\u{1b}[0m  -\n";
+        assert_eq!(format!("{table:#}"), styled);
     }
 
     #[test]

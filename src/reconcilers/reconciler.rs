@@ -352,6 +352,11 @@ impl Reconciler {
             node_uid: known.uid.clone(),
             content,
             soften: self.cap.is_beyond(name),
+            for_old_agent: self
+                .index
+                .watermarks
+                .get(name)
+                .is_some_and(|current| current.status.has_old_agent),
             sources: Arc::clone(&known.class.sources),
         };
         let current = self.index.watermarks.get(name);

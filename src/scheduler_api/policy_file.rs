@@ -18,9 +18,9 @@ pub enum PolicyFileError {
     /// It can't be read.
     #[error("failed to read {0}: {1}")]
     Read(String, String),
-    /// All that is wrong with it.
-    #[error("failed to use {0}: {1}")]
-    Invalid(String, String),
+    /// All that is wrong in it, each as `file:line:column: error: message`.
+    #[error("{}", .0.join("; "))]
+    Invalid(Vec<String>),
 }
 
 /// The file.
@@ -70,12 +70,8 @@ impl PolicyFile {
     fn compile(&self, text: &str) -> Result<SchedulerPolicy, PolicyFileError> {
         let custom = self.custom.iter().map(|name| &**name);
         scheduler_policy::read(text, custom).map_err(|errors| {
-            let problems = errors.iter().map(|error| match error.path.as_str() {
-                "" => format!("line {}: {}", error.line, error.message),
-                path => format!("line {}: {path}: {}", error.line, error.message),
-            });
-            let problems: Vec<String> = problems.collect();
-            PolicyFileError::Invalid(self.name(), problems.join("; "))
+            let file = self.name();
+            PolicyFileError::Invalid(errors.iter().map(|error| error.in_file(&file)).collect())
         })
     }
 
@@ -108,7 +104,8 @@ mod tests {
         assert_eq!(file.poll(), None);
         fs::write(&path, policy("50")).unwrap();
         let error = file.poll().unwrap().unwrap_err().to_string();
-        let wanted = "policy.yaml: line 1: spec.predicate[0].maxLimitPecent: maxLimitPecent is 50";
+        let wanted =
+            "policy.yaml:1:124: error: spec.predicate[0].maxLimitPecent: maxLimitPecent is 50";
         assert!(error.contains(wanted), "{error}");
         assert_eq!(file.poll(), None);
         fs::remove_file(&path).unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::crd::manifest::{self, ManifestError, Object};
+use crate::crd::manifest::{self, ManifestError, Object, Position};
 
 type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, ManifestError>);
 
@@ -49,10 +49,10 @@ fn read_file(file: &Path, visit: Visit<'_>) {
     }
 }
 
-/// Line 0: the file as a whole.
+/// About the file as a whole.
 fn unreadable(error: &io::Error) -> ManifestError {
     ManifestError {
-        line: 0,
+        position: Position::default(),
         path: String::new(),
         message: format!("failed to read: {error}"),
     }

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::manifest;
 use super::sources::{Source, absolute, merge};
-use crate::crd::manifest::{Lines, Object};
-use crate::crd::{Finding, GROUP, Kind, ObjectRef};
+use crate::crd::manifest::{Object, Position, Positions};
+use crate::crd::{Finding, GROUP, Kind, ObjectRef, Severity};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
 
@@ -80,14 +80,14 @@ pub fn load(
             parse_errors.extend(unknown_kind(file, &object));
             locations
                 .entry(key(&object.value))
-                .or_insert_with(|| (file.to_owned(), object.lines));
+                .or_insert_with(|| (file.to_owned(), object.positions));
             objects.push(Source::new(file, object.value));
         }
         Err(parse_error) => parse_errors.push(problem(
             file,
-            parse_error.line,
-            "error",
-            parse_error.message,
+            parse_error.position,
+            Severity::Error,
+            parse_error.to_string(),
         )),
     });
     let unparsed = parse_errors
@@ -149,7 +149,7 @@ fn stays_in_force(problem: PolicyProblem, what: &str) -> PolicyProblem {
 }
 
 /// The location of the first object of each kind and name.
-type Locations = BTreeMap<(String, String), (PathBuf, Lines)>;
+type Locations = BTreeMap<(String, String), (PathBuf, Positions)>;
 
 fn key(object: &Value) -> (String, String) {
     let text = |pointer: &str| {
@@ -172,28 +172,39 @@ fn unknown_kind(file: &Path, object: &Object) -> Option<PolicyProblem> {
     } else {
         format!("{kind}/{name}: {unknown}")
     };
-    Some(problem(file, object.lines.line("kind"), "error", message))
+    Some(problem(
+        file,
+        object.positions.of("kind"),
+        Severity::Error,
+        message,
+    ))
 }
 
 fn locate(finding: &Finding, locations: &Locations) -> PolicyProblem {
     let object = &finding.object;
     let field = match finding.path.as_str() {
         "" => String::new(),
-        path => format!(" {path}"),
+        path => format!("{path}: "),
     };
-    let message = format!("{object}{field}: {}", finding.message);
-    let severity = finding.severity.to_string();
+    let message = format!("{object}: {field}{}", finding.message);
     match locations.get(&(object.kind.clone(), object.name.clone())) {
-        Some((file, lines)) => problem(file, lines.line(&finding.path), &severity, message),
-        None => problem(Path::new(""), 0, &severity, message),
+        Some((file, positions)) => {
+            problem(file, positions.of(&finding.path), finding.severity, message)
+        }
+        None => problem(
+            Path::new(""),
+            Position::default(),
+            finding.severity,
+            message,
+        ),
     }
 }
 
-fn problem(file: &Path, line: usize, severity: &str, message: String) -> PolicyProblem {
+fn problem(file: &Path, position: Position, severity: Severity, message: String) -> PolicyProblem {
     PolicyProblem {
         file: file.display().to_string(),
-        line,
-        severity: severity.to_owned(),
+        position,
+        severity: severity.to_string(),
         message,
     }
 }

@@ -3,12 +3,13 @@
 use std::io::{self, BufRead, Read};
 
 use super::{Header, Line, VERSION};
+use crate::crd::manifest::Position;
 use crate::engine::time::BootTime;
 
 /// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
-/// The trace cannot be read (further). Lines count from 1.
+/// The trace cannot be read (further); [`TraceError::position`] says where.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file is empty.
@@ -16,7 +17,7 @@ pub enum TraceError {
     Empty,
     /// It does not start with a header.
     #[error(
-        "line 1 is not the header of a trace, as written by `plimsoll run --record FILE` ({reason})"
+        "this is not the header of a trace, as written by `plimsoll run --record FILE`: {reason}"
     )]
     NoHeader {
         /// The parser's error.
@@ -29,42 +30,70 @@ pub enum TraceError {
         found: u32,
     },
     /// A line is invalid.
-    #[error("line {line} is not a line of a trace: {reason}")]
+    #[error("this is not a line of a trace: {reason}")]
     Invalid {
-        /// The line.
-        line: u64,
+        /// Where it is.
+        position: Position,
         /// The parser's error.
         reason: String,
     },
     /// The last line is incomplete.
     #[error(
-        "line {line} is cut off: the recording was interrupted there; remove that line to replay the others"
+        "this line is cut off: the recording was interrupted here; remove it to replay the others"
     )]
     Truncated {
         /// The line.
-        line: u64,
+        line: usize,
     },
     /// Time goes backwards.
-    #[error("line {line} is earlier than the line before: the trace is not from one recording")]
+    #[error("this line is earlier than the line before: the trace is not from one recording")]
     Backwards {
         /// The line.
-        line: u64,
+        line: usize,
     },
     /// It cannot be read.
-    #[error("failed to read line {line}: {source}")]
+    #[error("failed to read this line: {source}")]
     Io {
         /// The line.
-        line: u64,
+        line: usize,
         /// The cause.
         source: io::Error,
     },
+}
+
+impl TraceError {
+    /// Where it is in the trace.
+    pub const fn position(&self) -> Position {
+        match self {
+            Self::Empty => Position::line(0),
+            Self::NoHeader { .. } | Self::Version { .. } => Position::line(1),
+            Self::Invalid { position, .. } => *position,
+            Self::Truncated { line } | Self::Backwards { line } | Self::Io { line, .. } => {
+                Position::line(*line)
+            }
+        }
+    }
+}
+
+/// The error of a line that is no JSON, or other JSON.
+fn invalid(line: usize, error: &serde_json::Error) -> TraceError {
+    // The parser counts the lines of what it was given: this one.
+    let reason = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    TraceError::Invalid {
+        position: Position {
+            line,
+            column: error.column(),
+        },
+        reason: reason.strip_suffix(&place).unwrap_or(&reason).to_owned(),
+    }
 }
 
 /// The lines of a trace after its header.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,
-    line: u64,
+    line: usize,
     buffer: Vec<u8>,
     last: BootTime,
 }
@@ -106,7 +135,7 @@ impl<R: BufRead> Reader<R> {
         let line = self.parse()?;
         match &line {
             Some(Line::Header(_)) => Err(TraceError::Invalid {
-                line: self.line,
+                position: Position::line(self.line),
                 reason: "a second header".to_owned(),
             }),
             Some(Line::Tick(tick)) if tick.now < self.last => {
@@ -135,10 +164,7 @@ impl<R: BufRead> Reader<R> {
         match serde_json::from_slice(&self.buffer) {
             Ok(parsed) => Ok(Some(parsed)),
             Err(error) if !whole && error.is_eof() => Err(TraceError::Truncated { line }),
-            Err(error) => Err(TraceError::Invalid {
-                line,
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(invalid(line, &error)),
         }
     }
 }

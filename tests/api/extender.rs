@@ -268,6 +268,6 @@ fn an_invalid_policy_file_is_an_error_at_the_start() {
         .unwrap();
     assert!(!output.status.success());
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    let wanted = "policy.yaml: line 7: spec.priority: the weights add up to 0";
+    let wanted = "policy.yaml:7:3: error: spec.priority: the weights add up to 0";
     assert!(stderr.contains(wanted), "{stderr}");
 }

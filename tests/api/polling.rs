@@ -431,7 +431,9 @@ fn a_file_that_is_not_valid_is_an_error_at_the_start() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(
-        stderr.contains("line 2: services[0].metrics[0].name: \"cpu\" is not a known metric"),
+        stderr.contains(
+            "polling.yaml:2:38: error: services[0].metrics[0].name: \"cpu\" is not a known metric"
+        ),
         "{stderr}"
     );
 }

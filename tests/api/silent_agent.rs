@@ -71,7 +71,7 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     });
     let status = |spoken: u32| {
         json!({
-            "agent": {"version": "1", "bootID": spoken.to_string()},
+            "agent": {"version": "1", "bootID": spoken.to_string(), "readsQuantities": true},
             "counts": {"throttled": 2},
             "scheduling": {"state": "NoSchedule"},
         })

@@ -249,6 +249,7 @@ fn a_field_that_is_not_enforced_is_a_warning() {
     assert_eq!(findings[0]["reason"], "FieldsNotEnforced");
     assert_eq!(findings[0]["severity"], "warning");
     assert_eq!(findings[0]["line"], 8);
+    assert_eq!(findings[0]["column"], 3);
 }
 
 #[test]
@@ -257,12 +258,38 @@ fn text_output_has_one_line_per_finding() {
     let output = check(text, &[]);
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
-        "<stdin>:7: error: AvoidanceAction/a: spec.throttle.cpuThrottle.stepCPURatio: stepCPURatio is 0, and must be \
+        "<stdin>:7:7: error: AvoidanceAction/a: spec.throttle.cpuThrottle.stepCPURatio: stepCPURatio is 0, and must be \
          from 1 to 100; write for example 10\n"
     );
     let summary = String::from_utf8(output.stderr).unwrap();
     assert_eq!(summary, "1 error and 0 warnings in 1 policy object\n");
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn severities_are_coloured_where_wanted_and_never_in_json() {
+    let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: Nonsense\n";
+    let escape = |output: &[u8]| output.contains(&0x1b);
+    for (arguments, coloured) in [
+        (&[][..], false),
+        (&["--color", "always"], true),
+        (&["--color=always", "-o", "json"], false),
+        (&["--color=always", "-o", "yaml"], false),
+        (&["--color", "never"], false),
+    ] {
+        let output = check(text, arguments);
+        assert_eq!(escape(&output.stdout), coloured, "{arguments:?}");
+    }
+    let output = check(text, &["--color", "always"]);
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        found.starts_with("<stdin>:2:1: \u{1b}[1m\u{1b}[31merror:\u{1b}[0m Nonsense/: kind: "),
+        "{found:?}"
+    );
+    let output = check("a: [", &["--color", "always", "no/such/file"]);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let wanted = "plimsoll: \u{1b}[1m\u{1b}[31merror:\u{1b}[0m failed to read no/such/file";
+    assert!(errors.contains(wanted), "{errors:?}");
 }
 
 #[test]
@@ -304,7 +331,7 @@ fn folders_are_read_recursively_and_other_kinds_are_skipped() {
         .unwrap();
     let found = String::from_utf8(output.stdout).unwrap();
     assert!(
-        found.contains("latin1.yaml:2: error: is not UTF-8 text"),
+        found.contains("latin1.yaml:2:4: error: is not UTF-8 text"),
         "{found}"
     );
     assert_eq!(found.lines().count(), 1, "{found}");

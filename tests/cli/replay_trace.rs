@@ -99,7 +99,11 @@ fn a_replay_gives_the_recorded_states_and_the_throttled_pods() {
     let why = String::from_utf8(broken.stderr).unwrap();
     assert_eq!(broken.status.code(), Some(2));
     assert!(
-        why.contains(&format!("line {} is cut off", cut.lines().count())),
+        why.contains(&format!(
+            "{}:{}: error: this line is cut off",
+            trace.display(),
+            cut.lines().count()
+        )),
         "{why}"
     );
 }
@@ -140,32 +144,38 @@ fn an_invalid_trace_is_refused_with_the_line() {
     let tick =
         |now: u64| format!(r#"{{"tick":{{"now":{now},"sample":{{"at":{now},"node":{{}}}}}}}}"#);
     let table = [
-        (String::new(), "the trace is empty"),
-        ("garbage\n".to_owned(), "line 1 is not the header"),
-        (format!("{}\n", tick(1)), "line 1 is not the header"),
+        (String::new(), "trace: error: the trace is empty"),
+        (
+            "garbage\n".to_owned(),
+            "trace:1: error: this is not the header",
+        ),
+        (
+            format!("{}\n", tick(1)),
+            "trace:1: error: this is not the header",
+        ),
         (
             header.replace("\"version\":1", "\"version\":9"),
-            "format version 9",
+            "trace:1: error: the trace has format version 9",
         ),
         (
             format!("{header}\n{}\n{{\"tick\":3}}\n", tick(1)),
-            "line 3 is not a line of a trace",
+            "trace:3:9: error: this is not a line of a trace",
         ),
         (
             format!("{header}\n\u{0}\u{0}\n"),
-            "line 2 is not a line of a trace",
+            "trace:2:1: error: this is not a line of a trace",
         ),
         (
             format!("{header}\n{header}\n"),
-            "line 2 is not a line of a trace: a second header",
+            "trace:2: error: this is not a line of a trace: a second header",
         ),
         (
             format!("{header}\n{}\n{}\n", tick(5), tick(4)),
-            "line 3 is earlier",
+            "trace:3: error: this line is earlier",
         ),
         (
             format!("{header}\n{}\n{{\"tick\":{{\"no", tick(5)),
-            "line 3 is cut off",
+            "trace:3: error: this line is cut off",
         ),
     ];
     let trace = dir.path().join("trace");

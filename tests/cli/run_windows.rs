@@ -173,8 +173,8 @@ fn windows_that_cannot_be_used_are_refused_with_every_line() {
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
     for expected in [
-        "windows.yaml: line 2: metrics[0].source: \"disk_utilisation\" is not a known metric; did you mean disk_utilization?",
-        "; line 3: metrics[1].window: window is \"avg_2m\"",
+        "windows.yaml:2:13: error: metrics[0].source: \"disk_utilisation\" is not a known metric; did you mean disk_utilization?",
+        "windows.yaml:3:37: error: metrics[1].window: window is \"avg_2m\"",
     ] {
         assert!(error.contains(expected), "{expected} is missing in {error}");
     }

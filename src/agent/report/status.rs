@@ -115,6 +115,7 @@ pub fn this_agent(boot_id: &str) -> AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id.to_owned(),
         report_time: None,
+        reads_quantities: true,
     }
 }
 

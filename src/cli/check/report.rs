@@ -1,4 +1,4 @@
-//! The report of `plimsoll check`: findings with file and line.
+//! The report of `plimsoll check`: findings with their position.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::sources::{Source, Sources};
-use crate::crd::manifest::{Lines, Object};
+use crate::crd::manifest::{Location, Object, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
 use crate::engine::policy::NodeFacts;
 
@@ -29,12 +29,13 @@ pub(in crate::cli) struct Report<'a> {
     locations: BTreeSet<ObjectRef>,
 }
 
-/// A finding with its file and line.
+/// A finding with its position.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Located<'a> {
     file: &'a str,
-    line: usize,
+    #[serde(flatten)]
+    position: Position,
     #[serde(flatten)]
     object: ObjectRef,
     path: String,
@@ -43,8 +44,8 @@ struct Located<'a> {
     message: String,
 }
 
-/// Files and lines of the objects of each name.
-type Locations<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Lines)>>;
+/// Files and positions of the objects of each name.
+type Locations<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Positions)>>;
 
 impl<'a> Report<'a> {
     /// Reports on the objects in `sources`, checked together with those in `others`.
@@ -114,7 +115,7 @@ impl<'a> Report<'a> {
         for parse_error in &source.manifest.parse_errors {
             self.findings.push(Located {
                 file: &source.name,
-                line: parse_error.line,
+                position: parse_error.position,
                 object: ObjectRef::default(),
                 path: parse_error.path.clone(),
                 severity: Severity::Error,
@@ -139,7 +140,7 @@ impl<'a> Report<'a> {
             kind: kind.name().to_owned(),
             name: text(object, "/metadata/name").to_owned(),
         };
-        let location = (source.name.as_str(), &object.lines);
+        let location = (source.name.as_str(), &object.positions);
         locations.entry(reference).or_default().push(location);
         for finding in Objects::from_values([object.value.clone()]).findings() {
             self.add(finding, location);
@@ -172,7 +173,7 @@ impl<'a> Report<'a> {
             follows: false,
         };
         self.misread = true;
-        self.add(&finding, (&source.name, &object.lines));
+        self.add(&finding, (&source.name, &object.positions));
     }
 
     /// Findings of objects together, but none that follows from another one, which may only be a warning by itself.
@@ -215,10 +216,10 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn add(&mut self, finding: &Finding, (file, lines): (&'a str, &Lines)) {
+    fn add(&mut self, finding: &Finding, (file, positions): (&'a str, &Positions)) {
         self.findings.push(Located {
             file,
-            line: lines.line(&finding.path),
+            position: positions.of(&finding.path),
             object: finding.object.clone(),
             path: finding.path.clone(),
             severity: finding.severity,
@@ -227,7 +228,7 @@ impl<'a> Report<'a> {
         });
     }
 
-    /// Sorts the findings by file and line, and counts them.
+    /// Sorts the findings by position, and counts them.
     fn finish(&mut self, sources: &Sources) {
         let order: BTreeMap<&str, usize> = sources
             .files
@@ -235,8 +236,10 @@ impl<'a> Report<'a> {
             .enumerate()
             .map(|(index, source)| (source.name.as_str(), index))
             .collect();
-        let location =
-            |found: &Located<'_>| (order.get(found.file).copied(), found.line, found.severity);
+        let location = |found: &Located<'_>| {
+            let file = order.get(found.file).copied();
+            (file, found.position, found.severity)
+        };
         self.findings.sort_by_key(location);
         let count = |severity| {
             let found = self.findings.iter();
@@ -264,7 +267,11 @@ impl<'a> Report<'a> {
 
 impl std::fmt::Display for Located<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}: ", self.file, self.line, self.severity)?;
+        let location = Location {
+            file: self.file,
+            position: self.position,
+        };
+        write!(f, "{location}: {}: ", self.severity)?;
         if !self.object.kind.is_empty() {
             write!(f, "{}: ", self.object)?;
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::crd::manifest::{self, Manifest, ManifestError};
+use crate::crd::manifest::{self, Manifest, ManifestError, Position};
 
 /// Stops at directories that contain themselves.
 const MAX_DEPTH: usize = 16;
@@ -96,11 +96,16 @@ fn is_wanted(path: &Path) -> bool {
 }
 
 fn not_text(bytes: &[u8], valid: usize) -> Manifest {
-    let line = bytes[..valid].split(|byte| *byte == b'\n').count();
+    let valid = String::from_utf8_lossy(&bytes[..valid]);
+    let last = valid.rsplit('\n').next().unwrap_or_default();
+    let position = Position {
+        line: valid.split('\n').count(),
+        column: last.chars().count() + 1,
+    };
     Manifest {
         objects: Vec::new(),
         parse_errors: vec![ManifestError {
-            line,
+            position,
             path: String::new(),
             message: "is not UTF-8 text; save the file as UTF-8".to_owned(),
         }],

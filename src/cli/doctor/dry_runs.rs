@@ -12,6 +12,7 @@ use kube::{Client, Resource};
 use serde_json::{Value, json};
 
 use super::snapshot::{API_SERVICE, Read, ReadError, Snapshot, accounts, arguments, items, user};
+use crate::cli::progress::Progress;
 use crate::cluster::client::call;
 use crate::crd::NodeWatermark;
 
@@ -59,11 +60,16 @@ impl DryRun {
 type Attempt = (&'static str, Result<Request<Vec<u8>>, Error>);
 
 /// Runs all dry runs for which there are objects.
-pub(super) async fn run_all(client: &Client, snapshot: &Snapshot) -> Vec<DryRun> {
+pub(super) async fn run_all(
+    client: &Client,
+    snapshot: &Snapshot,
+    progress: &Progress,
+) -> Vec<DryRun> {
     let agents = accounts(&snapshot.daemon_sets).into_keys();
     let agents = agents.map(|it| (it, by_agent(snapshot)));
     let controllers = accounts(&snapshot.deployments).into_keys();
     let controllers = controllers.map(|it| (it, by_controller(snapshot)));
+    progress.next("testing admission policies", None);
     let mut runs = Vec::new();
     for ((namespace, account), attempts) in agents.chain(controllers) {
         let user = user(&namespace, &account);
@@ -72,6 +78,7 @@ pub(super) async fn run_all(client: &Client, snapshot: &Snapshot) -> Vec<DryRun>
                 policy: format!("{account}-{kind}"),
                 result: run(client, &user, request).await,
             });
+            progress.advance();
         }
     }
     runs

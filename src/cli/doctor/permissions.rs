@@ -9,6 +9,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 
 use super::snapshot::{Read, Snapshot, Workload, accounts, user};
+use crate::cli::progress::Progress;
 use crate::cluster::client::call;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +40,19 @@ pub(super) struct Review {
 }
 
 /// Reviews the permissions of all agents and controllers.
-pub(super) async fn review_all(client: &Client, snapshot: &Snapshot) -> Vec<Review> {
+pub(super) async fn review_all(
+    client: &Client,
+    snapshot: &Snapshot,
+    progress: &Progress,
+) -> Vec<Review> {
     let leases = &snapshot.lease_namespace;
     let agents = needs(Actor::Agent, &snapshot.daemon_sets, leases);
     let controllers = needs(Actor::Controller, &snapshot.deployments, leases);
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let needs = [agents, controllers].concat();
+    progress.next("reviewing permissions", Some(needs.len()));
     let mut found = Vec::new();
-    for (actor, namespace, user, permission) in [agents, controllers].concat() {
+    for (actor, namespace, user, permission) in needs {
         let groups = [
             "system:serviceaccounts",
             &format!("system:serviceaccounts:{namespace}"),
@@ -60,6 +67,7 @@ pub(super) async fn review_all(client: &Client, snapshot: &Snapshot) -> Vec<Revi
             ..SubjectAccessReview::default()
         };
         let answer = call(reviews.create(&PostParams::default(), &review)).await;
+        progress.advance();
         found.push(Review {
             actor,
             user,

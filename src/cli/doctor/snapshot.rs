@@ -27,6 +27,7 @@ use super::permissions::{self, Review};
 use super::placement::Placement;
 use super::pods::AgentPod;
 use super::table::Table;
+use crate::cli::progress::Progress;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::clock;
 use crate::cluster::list::all;
@@ -39,6 +40,8 @@ use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos, load_label};
 pub(super) const OURS: &str = "app.kubernetes.io/name=plimsoll";
 /// Label of nodes that the image is for.
 const ARCHITECTURE: (&str, &str) = ("kubernetes.io/arch", "amd64");
+/// What `Snapshot::read` reads besides the agents: the calls of `Scope::full`.
+const PARTS: usize = 15;
 /// There may be many events about mounts, and the first ones say what is missing.
 const MAX_EVENTS: u32 = 500;
 /// The argument with the namespace of the agents' Leases.
@@ -232,17 +235,20 @@ pub(super) fn user(namespace: &str, account: &str) -> String {
     format!("system:serviceaccount:{namespace}:{account}")
 }
 
-struct Scope {
+struct Scope<'a> {
     only_agents: bool,
+    progress: &'a Progress,
 }
 
-impl Scope {
+impl Scope<'_> {
     /// Reads something that is not needed for `--only agents`.
     async fn full<T>(&self, read: impl Future<Output = Read<T>>) -> Read<T> {
         if self.only_agents {
             return Err(ReadError::default());
         }
-        read.await
+        let read = read.await;
+        self.progress.advance();
+        read
     }
 }
 
@@ -255,8 +261,13 @@ impl Snapshot {
         client: &Client,
         only_agents: bool,
         lease_namespace: Option<&str>,
+        progress: &Progress,
     ) -> anyhow::Result<Self> {
-        let it = Scope { only_agents };
+        progress.next("reading the cluster", (!only_agents).then_some(PARTS));
+        let it = Scope {
+            only_agents,
+            progress,
+        };
         let version = version(client).await?;
         let daemon_sets: Read<Vec<DaemonSet>> = ours(client, "agent").await;
         let configured = arguments(&daemon_sets, LEASE_NAMESPACE).first().copied();
@@ -306,8 +317,8 @@ impl Snapshot {
             lease_namespace,
         };
         if !only_agents {
-            snapshot.reviews = permissions::review_all(client, &snapshot).await;
-            snapshot.dry_runs = dry_runs::run_all(client, &snapshot).await;
+            snapshot.reviews = permissions::review_all(client, &snapshot, progress).await;
+            snapshot.dry_runs = dry_runs::run_all(client, &snapshot, progress).await;
         }
         Ok(snapshot)
     }

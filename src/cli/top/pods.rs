@@ -11,7 +11,9 @@ use serde::Serialize;
 
 use super::view::{
     Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since, write_hidden, write_notes,
+    write_table,
 };
+use crate::cli::color;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{MAX_PODS, PodUsage};
 use crate::crd::node_watermark::ThrottledStatus;
@@ -85,6 +87,17 @@ impl Row {
         ]
     }
 
+    /// The cells that are only in wide output.
+    fn more_cells(&self) -> [String; 2] {
+        let Some(throttle) = &self.throttle else {
+            let unknown = if self.throttled.is_some() { "-" } else { "?" };
+            return [unknown, unknown].map(str::to_owned);
+        };
+        let before = throttle.from_millicores.map(|quota| format!("{quota}m"));
+        let before = before.unwrap_or_else(|| "unlimited".to_owned());
+        [before, throttle.rule.clone()]
+    }
+
     fn throttling(&self) -> String {
         match (&self.throttle, self.throttled) {
             (Some(throttle), _) => match throttle.to_millicores {
@@ -97,12 +110,17 @@ impl Row {
     }
 }
 
+/// The columns with the throttle and the age.
+const THROTTLED: usize = 6;
+const AGE: usize = 7;
 /// Columns to hide on a narrow terminal, in this order.
 const HIDE_FIRST: [usize; 6] = [7, 5, 0, 4, 6, 2];
 
 /// The busiest pods of all nodes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
+    #[serde(skip)]
+    is_wide: bool,
     pods: Vec<Row>,
     /// What is not shown or unknown.
     notes: Vec<String>,
@@ -124,7 +142,17 @@ impl Screen {
         let mut notes = vec![busiest_only(metrics, pods.len())];
         notes.extend(not_reported(metrics));
         notes.extend(throttled_elsewhere(&pods, throttled));
-        Self { pods, notes }
+        Self {
+            is_wide: false,
+            pods,
+            notes,
+        }
+    }
+
+    /// With more columns.
+    pub(super) fn wide(mut self, is_wide: bool) -> Self {
+        self.is_wide = is_wide;
+        self
     }
 
     /// Only the pods of this namespace.
@@ -213,10 +241,10 @@ fn named(names: &[String]) -> String {
     }
 }
 
-/// The formatter's width is the width of the terminal, if any.
+/// The formatter's width is the width of the terminal, if any. The alternate form has colours.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let header = [
+        let mut header = vec![
             "NAMESPACE",
             "POD",
             "NODE",
@@ -226,12 +254,24 @@ impl fmt::Display for Screen {
             "THROTTLED",
             "MEASURED",
         ];
+        if self.is_wide {
+            header.extend(["QUOTA BEFORE", "RULE"]);
+        }
         let mut table = Table::new(&header, &[3, 4]);
         for row in &self.pods {
-            table.push(row.cells());
+            let mut cells = row.cells();
+            if self.is_wide {
+                cells.extend(row.more_cells());
+            }
+            table.push(cells);
+            match (row.agent, &row.throttle) {
+                (Agent::Unresponsive, _) => table.style(AGE, color::ERROR),
+                (_, Some(_)) => table.style(THROTTLED, color::WARNING),
+                _ => {}
+            }
         }
         let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
-        write!(f, "{table}")?;
+        write_table(f, &table)?;
         write_hidden(f, hidden)?;
         write_notes(f, &self.notes)
     }

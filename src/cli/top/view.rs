@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use serde::{Serialize, Serializer};
 
+use crate::cli::color;
 use crate::crd::node_metric::Pressures;
 use crate::crd::node_metric::condition::HEALTHY;
 use crate::crd::summary::{Percent, Scheduling};
@@ -199,6 +200,14 @@ impl Row {
         ]
     }
 
+    /// The cells that are only in wide output.
+    fn more_cells(&self) -> [String; 2] {
+        let Summary { rules, version, .. } = &self.summary;
+        let unknown = || "?".to_owned();
+        let rules = rules.map_or_else(unknown, |rules| rules.to_string());
+        [rules, version.clone().unwrap_or_else(unknown)]
+    }
+
     fn breached(&self) -> String {
         let named = &self.summary.breached_rules;
         let words: Vec<String> = named.iter().map(ToString::to_string).collect();
@@ -341,12 +350,17 @@ fn cells(percent: f64) -> usize {
         .count()
 }
 
+/// The columns with the breached rules and the age.
+const BREACHED: usize = 6;
+const AGE: usize = 8;
 /// Columns to hide on a narrow terminal, in this order.
 const HIDE_FIRST: [usize; 6] = [5, 8, 3, 1, 4, 7];
 
 /// The rows, with their source and notes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Screen {
+    #[serde(skip)]
+    is_wide: bool,
     source: Source,
     nodes: Vec<Row>,
     /// What is unknown.
@@ -358,10 +372,17 @@ impl Screen {
     pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
         rows.sort_by(|a, b| a.compare(b, sort));
         Self {
+            is_wide: false,
             source,
             nodes: rows,
             notes,
         }
+    }
+
+    /// With more columns.
+    pub(super) fn wide(mut self, is_wide: bool) -> Self {
+        self.is_wide = is_wide;
+        self
     }
 
     fn of(&self, agent: Agent) -> Vec<&str> {
@@ -370,29 +391,12 @@ impl Screen {
     }
 }
 
-/// The formatter's width is the width of the terminal, if any.
+/// The formatter's width is the width of the terminal, if any. The alternate form has colours.
 impl fmt::Display for Screen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let header = [
-            "NODE",
-            "CPU (| THRESHOLD)",
-            "CPU%",
-            "MEM%",
-            "LOAD",
-            "PSI CPU/MEM/IO",
-            "BREACHED",
-            "IN FORCE",
-            match self.source {
-                Source::NodeMetrics => "MEASURED",
-                Source::Leases => "HEARTBEAT",
-            },
-        ];
-        let mut table = Table::new(&header, &[2, 3, 4]);
-        for row in &self.nodes {
-            table.push(row.cells());
-        }
+        let mut table = self.table();
         let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
-        write!(f, "{table}")?;
+        write_table(f, &table)?;
         write_hidden(f, hidden)?;
         let unresponsive = self.of(Agent::Unresponsive);
         if !unresponsive.is_empty() {
@@ -406,6 +410,53 @@ impl fmt::Display for Screen {
             writeln!(f, "\n{}", wrapped(&text, f.width()))?;
         }
         write_notes(f, &self.notes)
+    }
+}
+
+impl Screen {
+    fn table(&self) -> Table {
+        let mut header = vec![
+            "NODE",
+            "CPU (| THRESHOLD)",
+            "CPU%",
+            "MEM%",
+            "LOAD",
+            "PSI CPU/MEM/IO",
+            "BREACHED",
+            "IN FORCE",
+            match self.source {
+                Source::NodeMetrics => "MEASURED",
+                Source::Leases => "HEARTBEAT",
+            },
+        ];
+        if self.is_wide {
+            header.extend(["RULES", "VERSION"]);
+        }
+        let mut table = Table::new(&header, &[2, 3, 4]);
+        for row in &self.nodes {
+            let mut cells = row.cells();
+            if self.is_wide {
+                cells.extend(row.more_cells());
+            }
+            table.push(cells);
+            match row.agent {
+                Agent::Alive if row.summary.breached > Some(0) => {
+                    table.style(BREACHED, color::WARNING);
+                }
+                Agent::Unresponsive => table.style(AGE, color::ERROR),
+                Agent::Alive | Agent::Left | Agent::None => {}
+            }
+        }
+        table
+    }
+}
+
+/// The table, with colours if the formatter has the alternate form.
+pub(super) fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
+    if f.alternate() {
+        write!(f, "{table:#}")
+    } else {
+        write!(f, "{table}")
     }
 }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
 use serde_json::Number;
 
+use super::position::Position;
 use super::scalar;
 
 /// The maximum number of values with aliases and merges expanded. Far more than any policy has.
@@ -16,10 +17,10 @@ const BYTES_PER_VALUE: usize = 64;
 /// The maximum depth. Far more than any policy has.
 const MAX_DEPTH: usize = 64;
 
-/// A value with its line in the text, from 1.
+/// A value with its position in the text.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) line: usize,
+    pub(super) position: Position,
     pub(super) content: Content,
     /// The number of values in it with aliases expanded; at least 1.
     pub(super) size: usize,
@@ -43,23 +44,23 @@ pub(super) enum Content {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
-    /// The line of the key.
-    pub(super) line: usize,
+    /// Where the key is.
+    pub(super) position: Position,
     pub(super) value: Rc<Node>,
 }
 
 /// A syntax error.
 #[derive(Debug)]
 pub(super) struct ParseError {
-    /// The line in the text, from 1.
-    pub(super) line: usize,
+    /// Where it is in the text.
+    pub(super) position: Position,
     pub(super) message: String,
 }
 
 impl ParseError {
-    fn new(line: usize, message: impl Into<String>) -> Self {
+    fn new(position: Position, message: impl Into<String>) -> Self {
         Self {
-            line: line.max(1),
+            position,
             message: message.into(),
         }
     }
@@ -68,7 +69,7 @@ impl ParseError {
 impl From<ScanError> for ParseError {
     fn from(error: ScanError) -> Self {
         Self::new(
-            error.marker().line(),
+            Position::from(*error.marker()),
             format!("is not valid YAML: {}", error.info()),
         )
     }
@@ -79,7 +80,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Rc<Node>>, ParseError> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event?;
-        builder.event(event, span.start.line())?;
+        builder.event(event, span.start.into())?;
     }
     Ok(builder.documents)
 }
@@ -95,7 +96,7 @@ struct Builder {
 
 /// An open list or map.
 struct Frame {
-    line: usize,
+    position: Position,
     anchor: usize,
     collection: Collection,
 }
@@ -108,41 +109,41 @@ enum Collection {
 #[derive(Default)]
 struct Fields {
     entries: Vec<Entry>,
-    seen: HashMap<String, usize>,
+    seen: HashMap<String, Position>,
     merged: Vec<Rc<Node>>,
     key: Option<Key>,
 }
 
 /// A key without its value yet.
 enum Key {
-    Field(String, usize),
+    Field(String, Position),
     Merge,
 }
 
 impl Builder {
-    fn event(&mut self, event: Event<'_>, line: usize) -> Result<(), ParseError> {
+    fn event(&mut self, event: Event<'_>, position: Position) -> Result<(), ParseError> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let is_merge = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
                 if is_merge && self.expects_key() {
-                    return self.merge_key(line);
+                    return self.merge_key(position);
                 }
-                let content = scalar(&text, style, tag.as_deref(), line)?;
-                self.node(line, anchor, content)
+                let content = scalar(&text, style, tag.as_deref(), position)?;
+                self.node(position, anchor, content)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                refuse_tag(tag.as_deref(), "seq", line)?;
-                self.open(line, anchor, Collection::List(Vec::new()))
+                refuse_tag(tag.as_deref(), "seq", position)?;
+                self.open(position, anchor, Collection::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
-                refuse_tag(tag.as_deref(), "map", line)?;
-                self.open(line, anchor, Collection::Map(Fields::default()))
+                refuse_tag(tag.as_deref(), "map", position)?;
+                self.open(position, anchor, Collection::Map(Fields::default()))
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => match self.anchors.get(&id).cloned() {
-                Some(node) => self.attach(node, line),
+                Some(node) => self.attach(node, position),
                 None => Err(ParseError::new(
-                    line,
+                    position,
                     "an alias is inside of the value that it refers to; write the value out",
                 )),
             },
@@ -154,33 +155,33 @@ impl Builder {
         matches!(self.open.last().map(|frame| &frame.collection), Some(Collection::Map(fields)) if fields.key.is_none())
     }
 
-    fn merge_key(&mut self, line: usize) -> Result<(), ParseError> {
+    fn merge_key(&mut self, position: Position) -> Result<(), ParseError> {
         match self.open.last_mut().map(|frame| &mut frame.collection) {
             Some(Collection::Map(fields)) => {
                 fields.key = Some(Key::Merge);
                 Ok(())
             }
-            _ => Err(ParseError::new(line, "\"<<\" is not a key here")),
+            _ => Err(ParseError::new(position, "\"<<\" is not a key here")),
         }
     }
 
     fn open(
         &mut self,
-        line: usize,
+        position: Position,
         anchor: usize,
         collection: Collection,
     ) -> Result<(), ParseError> {
         if self.expects_key() {
             return Err(ParseError::new(
-                line,
+                position,
                 "a key must be a string, not a list or map; quote it if it begins with [ or {",
             ));
         }
         if self.open.len() >= MAX_DEPTH {
-            return Err(too_deep(line));
+            return Err(too_deep(position));
         }
         self.open.push(Frame {
-            line,
+            position,
             anchor,
             collection,
         });
@@ -193,42 +194,49 @@ impl Builder {
         };
         let content = match frame.collection {
             Collection::List(items) => Content::List(items),
-            Collection::Map(fields) => Content::Map(fields.finish(frame.line, &mut self.merged)?),
+            Collection::Map(fields) => {
+                Content::Map(fields.finish(frame.position, &mut self.merged)?)
+            }
         };
-        self.node(frame.line, frame.anchor, content)
+        self.node(frame.position, frame.anchor, content)
     }
 
-    fn node(&mut self, line: usize, anchor: usize, content: Content) -> Result<(), ParseError> {
-        let node = Node::new(line, content)?;
+    fn node(
+        &mut self,
+        position: Position,
+        anchor: usize,
+        content: Content,
+    ) -> Result<(), ParseError> {
+        let node = Node::new(position, content)?;
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
         }
-        self.attach(node, line)
+        self.attach(node, position)
     }
 
     /// Adds a finished node to the innermost open list, map or document.
-    fn attach(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+    fn attach(&mut self, node: Rc<Node>, position: Position) -> Result<(), ParseError> {
         match self.open.last_mut().map(|frame| &mut frame.collection) {
             None => self.documents.push(node),
             Some(Collection::List(items)) => items.push(node),
-            Some(Collection::Map(fields)) => fields.attach(node, line)?,
+            Some(Collection::Map(fields)) => fields.attach(node, position)?,
         }
         Ok(())
     }
 }
 
 impl Fields {
-    fn attach(&mut self, node: Rc<Node>, line: usize) -> Result<(), ParseError> {
+    fn attach(&mut self, node: Rc<Node>, position: Position) -> Result<(), ParseError> {
         match self.key.take() {
-            None => self.set_key(&node, line),
+            None => self.set_key(&node, position),
             Some(Key::Merge) => {
                 self.merged.push(node);
                 Ok(())
             }
-            Some(Key::Field(key, line)) => {
+            Some(Key::Field(key, position)) => {
                 self.entries.push(Entry {
                     key,
-                    line,
+                    position,
                     value: node,
                 });
                 Ok(())
@@ -236,31 +244,31 @@ impl Fields {
         }
     }
 
-    fn set_key(&mut self, node: &Node, line: usize) -> Result<(), ParseError> {
+    fn set_key(&mut self, node: &Node, position: Position) -> Result<(), ParseError> {
         let key = match &node.content {
             Content::Text(text) | Content::NotFinite(text) => text.clone(),
             Content::Bool(value) => value.to_string(),
             Content::Number(number) => number.to_string(),
             Content::Null | Content::List(_) | Content::Map(_) => {
-                return Err(ParseError::new(line, "a key is not a string; quote it"));
+                return Err(ParseError::new(position, "a key is not a string; quote it"));
             }
         };
-        if let Some(first) = self.seen.insert(key.clone(), line) {
+        if let Some(first) = self.seen.insert(key.clone(), position) {
             return Err(ParseError::new(
-                line,
+                position,
                 format!(
                     "key \"{key}\" is given twice (first {}); remove one of them",
-                    lines_before(line, first)
+                    lines_before(position, first)
                 ),
             ));
         }
-        self.key = Some(Key::Field(key, line));
+        self.key = Some(Key::Field(key, position));
         Ok(())
     }
 
     /// The fields, and those of merged maps that they do not override. `visited` counts over the whole text, because each
     /// merge costs time and memory before the size of the tree is checked.
-    fn finish(mut self, line: usize, visited: &mut usize) -> Result<Vec<Entry>, ParseError> {
+    fn finish(mut self, position: Position, visited: &mut usize) -> Result<Vec<Entry>, ParseError> {
         for merged in std::mem::take(&mut self.merged) {
             let maps = match &merged.content {
                 Content::List(maps) => maps.as_slice(),
@@ -268,11 +276,11 @@ impl Fields {
             };
             for map in maps {
                 let Content::Map(entries) = &map.content else {
-                    return Err(no_map(line));
+                    return Err(no_map(position));
                 };
                 *visited += 1 + entries.len();
                 if *visited > MAX_NODES {
-                    return Err(too_large(line));
+                    return Err(too_large(position));
                 }
                 self.merge(entries);
             }
@@ -283,7 +291,7 @@ impl Fields {
     fn merge(&mut self, entries: &[Entry]) {
         for entry in entries {
             if !self.seen.contains_key(&entry.key) {
-                self.seen.insert(entry.key.clone(), entry.line);
+                self.seen.insert(entry.key.clone(), entry.position);
                 self.entries.push(entry.clone());
             }
         }
@@ -291,7 +299,7 @@ impl Fields {
 }
 
 impl Node {
-    fn new(line: usize, content: Content) -> Result<Rc<Self>, ParseError> {
+    fn new(position: Position, content: Content) -> Result<Rc<Self>, ParseError> {
         let (mut size, mut depth) = (1usize, 1);
         let mut add = |child: &Self, key: &str| {
             size = size.saturating_add(child.size + key.len() / BYTES_PER_VALUE);
@@ -312,13 +320,13 @@ impl Node {
             Content::Null | Content::Bool(_) | Content::Number(_) | Content::NotFinite(_) => {}
         }
         if size > MAX_NODES {
-            return Err(too_large(line));
+            return Err(too_large(position));
         }
         if depth > MAX_DEPTH {
-            return Err(too_deep(line));
+            return Err(too_deep(position));
         }
         Ok(Rc::new(Self {
-            line,
+            position,
             content,
             size,
             depth,
@@ -326,29 +334,29 @@ impl Node {
     }
 }
 
-fn too_large(line: usize) -> ParseError {
+fn too_large(position: Position) -> ParseError {
     ParseError::new(
-        line,
+        position,
         format!("has more than {MAX_NODES} values when its aliases are expanded; split it"),
     )
 }
 
-fn too_deep(line: usize) -> ParseError {
+fn too_deep(position: Position) -> ParseError {
     ParseError::new(
-        line,
+        position,
         format!("is nested more than {MAX_DEPTH} levels deep; no policy is nested that deep"),
     )
 }
 
-fn no_map(line: usize) -> ParseError {
+fn no_map(position: Position) -> ParseError {
     ParseError::new(
-        line,
+        position,
         "\"<<\" merges a value that is not a map; write an alias of a map",
     )
 }
 
-fn lines_before(line: usize, first: usize) -> String {
-    match line.saturating_sub(first) {
+fn lines_before(position: Position, first: Position) -> String {
+    match position.line.saturating_sub(first.line) {
         0 => "on the same line".to_owned(),
         1 => "on the line before".to_owned(),
         lines => format!("{lines} lines before"),
@@ -359,7 +367,7 @@ fn scalar(
     text: &str,
     style: ScalarStyle,
     tag: Option<&Tag>,
-    line: usize,
+    position: Position,
 ) -> Result<Content, ParseError> {
     let Some(tag) = tag else {
         return Ok(if style == ScalarStyle::Plain {
@@ -377,7 +385,7 @@ fn scalar(
             Ok(content)
         }
         _ => Err(ParseError::new(
-            line,
+            position,
             format!(
                 "tag {} does not match this value; remove it",
                 tag.original()
@@ -386,10 +394,10 @@ fn scalar(
     }
 }
 
-fn refuse_tag(tag: Option<&Tag>, expected: &str, line: usize) -> Result<(), ParseError> {
+fn refuse_tag(tag: Option<&Tag>, expected: &str, position: Position) -> Result<(), ParseError> {
     match tag {
         Some(tag) if tag.core_suffix() != Some(expected) => Err(ParseError::new(
-            line,
+            position,
             format!("tag {} is not known; remove it", tag.original()),
         )),
         _ => Ok(()),

@@ -21,6 +21,7 @@ use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
     Scope, Strategy, TaintEffect,
 };
+use crate::engine::quantity::Quantity;
 use crate::engine::selector::{Requirement, Selector};
 use crate::engine::window::Statistic;
 
@@ -220,18 +221,12 @@ fn seconds(field: &'static str, value: i64) -> Result<Duration, SpecError> {
 }
 
 fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
-    let restore = rule.restore.unwrap_or(rule.watermark);
-    if !(rule.watermark.is_finite() && rule.watermark > 0.0) {
-        return Err(out_of_range("watermark", rule.watermark));
-    }
-    if !(restore.is_finite() && (0.0..=rule.watermark).contains(&restore)) {
-        return Err(out_of_range("restore", restore));
-    }
+    let (threshold, restore) = to_threshold(rule)?;
     Ok(Rule {
         id: RuleId::from(rule.id.as_str()),
         metric: to_metric(rule)?,
         series: rule.series.as_deref().map(to_selector).transpose()?,
-        threshold: rule.watermark,
+        threshold,
         restore_value: restore,
         avoidance_threshold: number("avoidanceThreshold", rule.avoidance_threshold, 1)?,
         restore_threshold: number("restoreThreshold", rule.restore_threshold, 1)?,
@@ -250,6 +245,34 @@ fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
             .map(|hours| hours.parse().map_err(|_| unknown("activeDuring", hours)))
             .collect::<Result<_, _>>()?,
     })
+}
+
+/// The threshold and the value to restore at: the quantities, else the floating-point numbers of an older controller.
+fn to_threshold(rule: &WatermarkRule) -> Result<(f64, f64), SpecError> {
+    let (field, threshold) = match (&rule.value, rule.watermark) {
+        (Some(value), _) => ("value", quantity("value", value)?),
+        (None, Some(watermark)) => ("watermark", watermark),
+        (None, None) => return Err(SpecError::Shape("missing field `value`".to_owned())),
+    };
+    let restore = match &rule.restore_value {
+        Some(value) => quantity("restoreValue", value)?,
+        None if rule.value.is_some() => threshold,
+        None => rule.restore.unwrap_or(threshold),
+    };
+    if !(threshold.is_finite() && threshold > 0.0) {
+        return Err(out_of_range(field, threshold));
+    }
+    if !(restore.is_finite() && (0.0..=threshold).contains(&restore)) {
+        return Err(out_of_range("restoreValue", restore));
+    }
+    Ok((threshold, restore))
+}
+
+/// Decimal numbers, as this version writes them, are exact; any other quantity to 1 nano.
+fn quantity(field: &'static str, text: &str) -> Result<f64, SpecError> {
+    let decimal = text.parse::<f64>().ok();
+    let number = decimal.or_else(|| Some(text.parse::<Quantity>().ok()?.as_f64()));
+    number.ok_or_else(|| out_of_range(field, text))
 }
 
 fn find_action(name: &str, actions: &Actions) -> Result<Arc<Action>, SpecError> {

@@ -102,6 +102,9 @@ pub struct AgentStatus {
     /// minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report_time: Option<Time>,
+    /// Whether the agent reads `value` and `restoreValue` of rules. The spec for an older agent does not have them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_quantities: bool,
 }
 
 /// The counts for the printer columns.

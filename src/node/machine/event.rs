@@ -5,6 +5,8 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::crd::Severity;
+use crate::crd::manifest::{Location, Position};
 use crate::engine::plan::Transition;
 use crate::engine::time::BootTime;
 
@@ -160,8 +162,9 @@ pub struct PodRefusal {
     /// The file, or the parent cgroup.
     #[serde(rename = "place")]
     pub location: String,
-    /// The first line of its document, from 1; 0 for the whole file.
-    pub line: usize,
+    /// The start of its document, or of what is wrong.
+    #[serde(flatten)]
+    pub position: Position,
     /// `namespace/name`, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
@@ -171,14 +174,15 @@ pub struct PodRefusal {
 
 impl fmt::Display for PodRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.location)?;
-        if self.line > 0 {
-            write!(f, ":{}", self.line)?;
-        }
+        let location = Location {
+            file: &self.location,
+            position: self.position,
+        };
+        write!(f, "{location}: {}: ", Severity::Error)?;
         if let Some(pod) = &self.pod {
-            write!(f, ": pod {pod}")?;
+            write!(f, "pod {pod}: ")?;
         }
-        write!(f, ": {}", self.reason)
+        f.write_str(&self.reason)
     }
 }
 
@@ -188,8 +192,9 @@ impl fmt::Display for PodRefusal {
 pub struct PolicyProblem {
     /// The file; empty if unknown.
     pub file: String,
-    /// The line, from 1; 0 if unknown.
-    pub line: usize,
+    /// Where it is in the file.
+    #[serde(flatten)]
+    pub position: Position,
     /// `error`: the policy or rule is ignored. `warning`: it is in force.
     pub severity: String,
     /// Object and field, what is wrong and what to write instead.
@@ -200,6 +205,19 @@ impl PolicyProblem {
     /// Whether the policy or rule is ignored.
     pub fn is_error(&self) -> bool {
         self.severity == "error"
+    }
+}
+
+impl fmt::Display for PolicyProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.file.is_empty() {
+            let location = Location {
+                file: &self.file,
+                position: self.position,
+            };
+            write!(f, "{location}: ")?;
+        }
+        write!(f, "{}: {}", self.severity, self.message)
     }
 }
 

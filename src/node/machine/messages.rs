@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-use super::event::{Decision, Event, NoticeKind, PolicyProblem};
+use super::event::{Decision, Event, NoticeKind};
 use crate::engine::metric::Metric;
 use crate::engine::plan::{Change, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
@@ -265,8 +265,8 @@ impl NoticeKind {
                     .iter()
                     .try_for_each(|finding| write!(f, " {finding};"))
             }
-            Self::PolicyProblem(problem) => write!(f, "policy {problem}"),
-            Self::PodRefused(refusal) => write!(f, "refused: {refusal}"),
+            Self::PolicyProblem(problem) => write!(f, "{problem}"),
+            Self::PodRefused(refusal) => write!(f, "{refusal}"),
             Self::PodsTaken { pods } => write!(f, "managing {}", count(*pods, "pod")),
             Self::FileSet {
                 pod_name,
@@ -292,18 +292,6 @@ fn named(f: &mut fmt::Formatter<'_>, name: Option<&str>, what: &str) -> fmt::Res
     match name {
         Some(name) => write!(f, "{name}: {what}"),
         None => f.write_str(what),
-    }
-}
-
-impl fmt::Display for PolicyProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.severity)?;
-        match (self.file.as_str(), self.line) {
-            ("", _) => f.write_str(": ")?,
-            (file, 0) => write!(f, ": {file}: ")?,
-            (file, line) => write!(f, ": {file}:{line}: ")?,
-        }
-        f.write_str(&self.message)
     }
 }
 

@@ -19,6 +19,14 @@ const SWEEP_AFTER: usize = 64;
 pub struct Content {
     /// The policies.
     pub policy: PolicySet,
+    form: Form,
+    /// For agents that do not read quantities.
+    old_form: Form,
+}
+
+/// What is written of a content.
+#[derive(Debug, Default)]
+struct Form {
     parts: Parts,
     encoded: OnceLock<Encoded>,
 }
@@ -47,29 +55,33 @@ impl Parts {
 }
 
 impl Content {
-    fn new(policy: PolicySet, parts: Parts) -> Self {
-        Self {
-            policy,
-            parts,
-            encoded: OnceLock::new(),
+    const fn form(&self, for_old_agent: bool) -> &Form {
+        if for_old_agent {
+            &self.old_form
+        } else {
+            &self.form
         }
     }
 
-    /// The hash of a node's spec with this content.
-    pub fn hash(&self, node_uid: &str, soften: bool) -> Hash {
-        self.parts.hash(node_uid, soften)
-    }
-
     /// The JSON blocks of a spec with this content.
-    pub fn encoded(&self) -> &Encoded {
-        self.encoded.get_or_init(|| {
-            let spec = NodeWatermarkSpec::new("", &self.policy, false, Vec::new());
+    fn encoded(&self, for_old_agent: bool) -> &Encoded {
+        self.form(for_old_agent).encoded.get_or_init(|| {
+            let spec = spec(&self.policy, for_old_agent);
             [
                 block(&spec.rules),
                 block(&spec.actions),
                 block(&spec.pod_policies),
             ]
         })
+    }
+}
+
+fn spec(policy: &PolicySet, for_old_agent: bool) -> NodeWatermarkSpec {
+    let spec = NodeWatermarkSpec::new("", policy, false, Vec::new());
+    if for_old_agent {
+        spec.for_old_agent()
+    } else {
+        spec
     }
 }
 
@@ -105,17 +117,21 @@ pub struct Contents {
 impl Contents {
     /// The shared content with this policy.
     pub fn of(&mut self, policy: PolicySet) -> Arc<Content> {
-        let spec = NodeWatermarkSpec::new("", &policy, false, Vec::new());
-        self.share(policy, Parts::of(&spec))
-    }
-
-    fn share(&mut self, policy: PolicySet, parts: Parts) -> Arc<Content> {
         self.sweep();
-        let hash = parts.hash("", false);
+        let form = |for_old_agent| Form {
+            parts: Parts::of(&spec(&policy, for_old_agent)),
+            encoded: OnceLock::new(),
+        };
+        let current = form(false);
+        let hash = current.parts.hash("", false);
         if let Some(known) = self.all.get(&hash).and_then(Weak::upgrade) {
             return known;
         }
-        let content = Arc::new(Content::new(policy, parts));
+        let content = Arc::new(Content {
+            form: current,
+            old_form: form(true),
+            policy,
+        });
         self.all.insert(hash, Arc::downgrade(&content));
         content
     }
@@ -171,6 +187,8 @@ pub struct DesiredSpec {
     pub content: Arc<Content>,
     /// `spec.softenScheduling`.
     pub soften: bool,
+    /// Without what the node's agent does not read.
+    pub for_old_agent: bool,
     /// `spec.sources`.
     pub sources: Arc<[String]>,
 }
@@ -178,7 +196,8 @@ pub struct DesiredSpec {
 impl DesiredSpec {
     /// `spec.hash`.
     pub fn hash(&self) -> Hash {
-        self.content.hash(&self.node_uid, self.soften)
+        let parts = &self.content.form(self.for_old_agent).parts;
+        parts.hash(&self.node_uid, self.soften)
     }
 }
 
@@ -189,7 +208,7 @@ impl Serialize for DesiredSpec {
         let mut spec = serializer.serialize_struct("NodeWatermarkSpec", 7)?;
         spec.serialize_field("nodeUID", &self.node_uid)?;
         spec.serialize_field("hash", &self.hash().to_string())?;
-        let [rules, actions, pods] = self.content.encoded();
+        let [rules, actions, pods] = self.content.encoded(self.for_old_agent);
         for (name, block) in [
             ("rules", rules),
             ("actions", actions),

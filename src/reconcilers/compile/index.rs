@@ -56,7 +56,7 @@ pub enum NodeChange {
 /// What changed about a `NodeWatermark`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatermarkChange {
-    /// The spec, or the whole object.
+    /// The spec, the whole object, or whether the agent reads quantities.
     pub spec: bool,
     /// The status.
     pub status: bool,
@@ -160,7 +160,7 @@ impl Index {
         let before = self.watermarks.get(name);
         let known = KnownWatermark::of(seen, self.catalog.contents(), before);
         let change = WatermarkChange {
-            spec: before.is_none_or(|before| before.hash != known.hash || before.uid != known.uid),
+            spec: before.is_none_or(|before| before.needs_other_spec_than(&known)),
             status: before.is_none_or(|before| !before.has_same_status(&known)),
             edited: before.is_some_and(|before| before.was_edited(&known)),
         };

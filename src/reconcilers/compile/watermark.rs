@@ -37,6 +37,8 @@ pub struct KnownWatermark {
 pub struct Status {
     /// The hash of the spec that the agent enforces; `None` if there is no agent or it is not Ready.
     observed: Option<Box<str>>,
+    /// The agent does not read the quantities of rules.
+    pub has_old_agent: bool,
     /// The node has our taint with effect `NoSchedule`.
     pub no_schedule: bool,
     /// The node has our taint, with any effect.
@@ -108,6 +110,13 @@ impl KnownWatermark {
     /// Whether the agent has not written since.
     pub const fn has_same_status(&self, now: &Self) -> bool {
         self.status_fingerprint == now.status_fingerprint
+    }
+
+    /// Whether the spec may have to be written again.
+    pub fn needs_other_spec_than(&self, now: &Self) -> bool {
+        self.hash != now.hash
+            || self.uid != now.uid
+            || self.status.has_old_agent != now.status.has_old_agent
     }
 
     /// Whether another writer has changed the spec since.
@@ -185,10 +194,12 @@ impl Status {
                 && it.reason != condition::NONE_EVALUATED
         };
         let observed = status.observed_hash.as_deref();
+        let agent = status.agent.as_ref();
         Self {
             observed: observed
                 .filter(|_| !status.conditions.iter().any(not_ready))
                 .map(Box::from),
+            has_old_agent: agent.is_some_and(|agent| !agent.reads_quantities),
             no_schedule: scheduling.is_some_and(|it| it.state == scheduling::NO_SCHEDULE),
             scheduling_disabled: scheduling.is_some_and(SchedulingStatus::is_disabled),
             throttled: throttled.max(status.throttled.len()),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Declared, Found, overlap};
+use crate::crd::manifest::Position;
 use crate::crd::pod_facts::{PodObject, annotation, pod_facts};
 use crate::engine::pod::{Pod, PodUid};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -37,18 +38,18 @@ struct Draft {
     inode: Option<u64>,
 }
 
-/// The file and line of an object.
+/// Where an object is.
 #[derive(Clone, Debug, PartialEq)]
 struct Location {
     file: PathBuf,
-    line: usize,
+    position: Position,
 }
 
 impl Location {
-    fn new(file: &Path, line: usize) -> Self {
+    fn new(file: &Path, position: Position) -> Self {
         Self {
             file: file.to_owned(),
-            line,
+            position,
         }
     }
 }
@@ -59,13 +60,13 @@ impl Manifests {
         let mut manifests = Self::default();
         manifest::read(paths, |file, object| match object {
             Ok(object) => {
-                let location = Location::new(file, object.lines.line(""));
+                let location = Location::new(file, object.positions.of(""));
                 manifests.add(&location, object.value);
             }
             Err(parse_error) => manifests.refuse(
-                &Location::new(file, parse_error.line),
+                &Location::new(file, parse_error.position),
                 None,
-                parse_error.message,
+                parse_error.to_string(),
             ),
         });
         manifests
@@ -149,7 +150,7 @@ impl Manifests {
 impl Draft {
     fn of_former(file: &Path, workload: &Workload) -> Self {
         Self {
-            location: Location::new(file, 0),
+            location: Location::new(file, Position::default()),
             pod: (*workload.pod).clone(),
             has_uid: true,
             cgroup: workload.cgroup.clone(),
@@ -234,7 +235,7 @@ fn check_overlap(workload: Workload, known: &[Workload]) -> Result<Workload, Str
 fn refusal(location: &Location, pod: Option<String>, reason: String) -> PodRefusal {
     PodRefusal {
         location: location.file.display().to_string(),
-        line: location.line,
+        position: location.position,
         pod,
         reason,
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Found, overlap};
+use crate::crd::manifest::Position;
 use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, Resources, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
@@ -68,7 +69,7 @@ fn children(parent: &CgroupPath, hierarchy: &Hierarchy) -> Result<Vec<DirEntry>,
 fn refusal(parent: &CgroupPath, reason: String) -> PodRefusal {
     PodRefusal {
         location: parent.to_string(),
-        line: 0,
+        position: Position::default(),
         pod: None,
         reason,
     }

@@ -513,7 +513,7 @@ fn status_writes_alone_keep_an_agent_responsive() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     for update in 0..20 {
         fleet.pass(SECOND * 30, &["a1"]);
-        let status = json!({"agent": {"version": "1", "bootID": update.to_string()}, "scheduling": {"state": "NoSchedule"}});
+        let status = json!({"agent": {"version": "1", "bootID": update.to_string(), "readsQuantities": true}, "scheduling": {"state": "NoSchedule"}});
         let object =
             json!({"metadata": {"uid": "w", "generation": 1}, "spec": {}, "status": status});
         let watermark = Watermark::of_value(&object).unwrap();

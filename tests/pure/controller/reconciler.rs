@@ -588,3 +588,27 @@ fn rules_of_a_deleted_node_permit_nothing_on_its_replacement() {
         "its NodeWatermark is not written yet"
     );
 }
+
+/// An agent refuses rules with fields that it does not know.
+#[test]
+fn an_agent_that_reads_no_quantities_gets_none_until_it_is_upgraded() {
+    let mut cluster = evicting();
+    assert_eq!(cluster.with("value", "4000").len(), cluster.names().len());
+    let status =
+        |reads: Value| json!({"agent": {"version": "1", "bootID": "b", "readsQuantities": reads}});
+    cluster.report("node000", json!({"agent": {"version": "1", "bootID": "b"}}));
+    assert_eq!(cluster.settle(0), 1, "only the node of the old agent");
+    assert_eq!(cluster.with("value", Value::Null), ["node000"]);
+    let all = cluster.names().len();
+    assert_eq!(cluster.with("watermark", 4000.0).len(), all);
+    cluster.report("node000", status(json!(false)));
+    assert_eq!(cluster.settle(0), 0, "a write changes nothing more");
+
+    // Its controller is replaced: nothing is written again.
+    cluster.fail_over();
+    assert_eq!(cluster.settle(0), 0);
+
+    cluster.report("node000", status(json!(true)));
+    assert_eq!(cluster.settle(0), 1);
+    assert_eq!(cluster.with("value", "4000").len(), all);
+}

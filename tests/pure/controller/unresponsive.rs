@@ -45,7 +45,8 @@ impl Fleet {
     /// The agent writes its status.
     fn write_status(&mut self, name: &str, mut status: Value) {
         self.updates += 1;
-        status["agent"] = json!({"version": "1", "bootID": self.updates.to_string()});
+        status["agent"] =
+            json!({"version": "1", "bootID": self.updates.to_string(), "readsQuantities": true});
         let object =
             json!({"metadata": {"uid": "w", "generation": 1}, "spec": {}, "status": status});
         self.reconciler

@@ -150,11 +150,8 @@ fn every_field_of_the_spec_has_a_description() {
             &schema(&definition)["properties"]["spec"],
             "spec",
             &mut |path, schema| {
-                let inner = ["Limit", "Compression", "Limits"].iter().any(|part| {
-                    path.contains(&format!("{part}.")) || path.contains(&format!("{part}["))
-                });
                 let named = !path.ends_with(']') && !path.ends_with('}');
-                if named && !inner {
+                if named {
                     let text = schema["description"].as_str().unwrap_or_default();
                     assert!(
                         text.len() > 8 && text.ends_with(['.', '`', ')', 'i']),
@@ -164,6 +161,65 @@ fn every_field_of_the_spec_has_a_description() {
                 }
             },
         );
+    }
+}
+
+/// Floating-point numbers: in the spec only those that are deprecated, in the status what was measured.
+const FLOATS: [&str; 4] = [
+    ".spec.rules[].restore",
+    ".spec.rules[].watermark",
+    ".status.rules[].mark",
+    ".status.rules[].value",
+];
+
+#[test]
+fn every_field_follows_the_api_conventions() {
+    for definition in all() {
+        let group = &definition["spec"]["group"];
+        walk(schema(&definition), "", &mut |path, schema| {
+            let named = !path.is_empty() && !path.ends_with([']', '}']);
+            let text = schema["description"].as_str().unwrap_or_default();
+            assert!(!named || text.len() > 8, "{path}: {text:?}");
+            let format = schema["format"].as_str();
+            match schema["type"].as_str() {
+                Some("integer") => {
+                    assert!(matches!(format, Some("int32" | "int64")), "{path}");
+                }
+                Some("array") => {
+                    let list_type = schema["x-kubernetes-list-type"].as_str();
+                    assert!(matches!(list_type, Some("atomic" | "map")), "{path}");
+                    let keys = &schema["x-kubernetes-list-map-keys"];
+                    assert_eq!(keys.is_array(), list_type == Some("map"), "{path}");
+                }
+                Some("number") => {
+                    assert!(group == "plimsoll.dev" && FLOATS.contains(&path), "{path}");
+                    let deprecated = text.starts_with("Deprecated: ");
+                    assert_eq!(deprecated, path.starts_with(".spec"), "{path}");
+                }
+                Some("string") => {
+                    let is_time = ["Time", ".time", ".since"];
+                    let is_time = is_time.iter().any(|end| path.ends_with(end));
+                    assert_eq!(format, is_time.then_some("date-time"), "{path}");
+                }
+                _ => {}
+            }
+        });
+    }
+}
+
+#[test]
+fn every_kind_has_a_ready_condition_as_a_column() {
+    for definition in all() {
+        let version = &definition["spec"]["versions"][0];
+        let columns = version["additionalPrinterColumns"].as_array().unwrap();
+        let ready = columns.iter().find(|column| column["name"] == "Ready");
+        let path = ready.unwrap()["jsonPath"].as_str().unwrap();
+        assert!(
+            path.starts_with(".status.conditions[?(@.type==\"Ready\")]"),
+            "{path}"
+        );
+        let conditions = &schema(&definition)["properties"]["status"]["properties"]["conditions"];
+        assert_eq!(conditions["x-kubernetes-list-map-keys"], json!(["type"]));
     }
 }
 
@@ -197,6 +253,7 @@ fn definitions_use_only_keywords_that_our_validation_supports() {
         "description",
         "default",
         "enum",
+        "format",
         "minimum",
         "maximum",
         "minLength",

@@ -41,6 +41,17 @@ impl NodeWatermarkSpec {
         spec.hash = spec.content_hash().to_string();
         spec
     }
+
+    /// The same for an agent that does not read the quantities of rules, and refuses rules that have them.
+    pub fn for_old_agent(mut self) -> Self {
+        for rule in &mut self.rules {
+            if let Part::Known(rule) = rule {
+                (rule.value, rule.restore_value) = (None, None);
+            }
+        }
+        self.hash = self.content_hash().to_string();
+        self
+    }
 }
 
 /// The distinct actions of a set of rules by name; usually one per name.
@@ -92,6 +103,7 @@ fn seconds(duration: Duration) -> i64 {
 
 impl From<&Rule> for WatermarkRule {
     fn from(rule: &Rule) -> Self {
+        let restore = (rule.restore_value < rule.threshold).then_some(rule.restore_value);
         Self {
             id: rule.id.to_string(),
             metric: rule.metric.to_string(),
@@ -101,8 +113,10 @@ impl From<&Rule> for WatermarkRule {
                 _ => None,
             },
             series: rule.series.as_ref().map(selector),
-            watermark: rule.threshold,
-            restore: (rule.restore_value < rule.threshold).then_some(rule.restore_value),
+            value: Some(rule.threshold.to_string()),
+            restore_value: restore.map(|restore| restore.to_string()),
+            watermark: Some(rule.threshold),
+            restore,
             avoidance_threshold: i64::from(rule.avoidance_threshold),
             restore_threshold: i64::from(rule.restore_threshold),
             period_seconds: seconds(rule.period),

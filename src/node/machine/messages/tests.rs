@@ -110,15 +110,15 @@ fn table() -> Vec<(Value, &'static str)> {
         ),
         (
             notice(
-                &json!({"change": "policiesKept", "findings": [{"file": "p.yaml", "line": 7, "severity": "error", "message": "wrong"}]}),
+                &json!({"change": "policiesKept", "findings": [{"file": "p.yaml", "line": 7, "column": 5, "severity": "error", "message": "wrong"}]}),
             ),
-            "the policies are invalid, the last valid ones stay in force: error: p.yaml:7: wrong;",
+            "the policies are invalid, the last valid ones stay in force: p.yaml:7:5: error: wrong;",
         ),
         (
             notice(
                 &json!({"change": "policyProblem", "file": "p.yaml", "line": 0, "severity": "warning", "message": "odd"}),
             ),
-            "policy warning: p.yaml: odd",
+            "p.yaml: warning: odd",
         ),
         (
             notice(&json!({"change": "podsTaken", "pods": 0})),
@@ -128,7 +128,7 @@ fn table() -> Vec<(Value, &'static str)> {
             notice(
                 &json!({"change": "podRefused", "place": "p.yaml", "line": 3, "pod": "shop/web", "reason": "no cgroup"}),
             ),
-            "refused: p.yaml:3: pod shop/web: no cgroup",
+            "p.yaml:3: error: pod shop/web: no cgroup",
         ),
         (
             notice(&json!({"change": "probe", "url": "http://x", "failure": "refused"})),

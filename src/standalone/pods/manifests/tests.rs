@@ -144,7 +144,7 @@ fn a_broken_pod_is_reported_with_its_line_and_affects_no_other() {
     for (i, ((document, reason), refusal)) in bad.iter().zip(&found.refused).enumerate() {
         assert!(refusal.reason.contains(reason), "{document}\n{refusal}");
         assert!(
-            (starts[i]..=starts[i + 1]).contains(&refusal.line),
+            (starts[i]..=starts[i + 1]).contains(&refusal.position.line),
             "{document}\n{refusal}"
         );
     }
@@ -179,11 +179,11 @@ fn a_missing_file_and_a_missing_parent_are_reported() {
     assert_eq!(names(&found), ["default/a"]);
     let refused: Vec<String> = found.refused.iter().map(PodRefusal::to_string).collect();
     assert!(
-        refused[0].starts_with("/no/such/file.yaml: failed to read: No such file"),
+        refused[0].starts_with("/no/such/file.yaml: error: failed to read: No such file"),
         "{refused:?}"
     );
     assert!(
-        refused[1].starts_with("nowhere: the cgroup `nowhere` does not exist (yet)"),
+        refused[1].starts_with("nowhere: error: the cgroup `nowhere` does not exist (yet)"),
         "{refused:?}"
     );
 }

@@ -146,7 +146,7 @@ func (a *agents) last() int64 {
 // report writes the status of all agents: their identity, and one of two rules Breached.
 func (a *agents) report() {
 	status, _ := json.Marshal(map[string]any{"status": map[string]any{
-		"agent": map[string]any{"version": "0.1.0", "bootID": "b"},
+		"agent": map[string]any{"version": "0.1.0", "bootID": "b", "readsQuantities": true},
 		"rules": []any{map[string]any{"id": "all/cpu", "state": "Breached", "mark": 80.0}, map[string]any{"id": "all/memory", "state": "Normal", "mark": 80.0}},
 	}})
 	for _, node := range a.nodes {
