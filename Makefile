@@ -9,7 +9,7 @@ PHASE := scripts/phase
 CLUSTER := target/e2e/bin/cluster
 CHART := charts/plimsoll
 # All but those of busybox (tests/guest/init).
-SCRIPTS = $(shell grep -lE '^\#!/(usr/bin/env bash|bin/sh)' scripts/* tests/guest/run.sh)
+SCRIPTS = $(shell grep -lE '^\#!/(usr/bin/env bash|bin/sh)' scripts/* deploy/packages/* tests/guest/run.sh)
 # The node for quick cluster tests: v1 uses this machine's kernel, without emulation. Without cgroup v1 here, it is the guest.
 NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # A machine with only cgroup v2 can't be node v1.
@@ -33,7 +33,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
 .PHONY: mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
@@ -59,7 +59,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make simulate (schedulers compared); make image-check (builds the image twice and compares)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
@@ -103,7 +103,7 @@ chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, reje
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./gitops ./pages ./plugin ./stamp
 
-lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, links of the documentation
+lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, workflows, links of the documentation
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'EveryCombination' ./chart
 
 lint-files: tools
@@ -114,6 +114,7 @@ lint-files: tools
 	@go run -C tests/book . check
 	@target/e2e/bin/promtool check rules --lint=all $(CHART)/files/alerts.yaml
 	@shellcheck --severity=warning $(SCRIPTS)
+	@target/e2e/bin/actionlint
 	@badly=$$(gofmt -l tests) && [ -z "$$badly" ] || { echo "not formatted, or not Go: $$badly" >&2; false; }
 
 book: ## Builds the site of docs/ with mdBook, and checks every link: target/book (installs mdBook once, which takes minutes)
@@ -134,11 +135,35 @@ build: tools-build ## Builds the release binary and checks that it is static and
 previous: tools-build ## Builds the previous release, from which cluster tests upgrade: target/previous (once)
 	@scripts/previous
 
-image: tools-build ## Builds a reproducible image with an SBOM: target/image (needs root; installs buildah)
-	@scripts/image target/image
+image: tools-image ## Builds a reproducible image with an SBOM: target/image (needs root; installs buildah; ARCHITECTURES="amd64 arm64" for both)
+	@scripts/image target/image $(ARCHITECTURES)
 
-image-check: tools-build ## Builds the image twice, in different folders, and compares the results (needs root; two full builds)
-	@scripts/image-check
+image-check: tools-image ## Builds the image twice, in different folders, and compares the results (needs root; two full builds; ARCHITECTURES="amd64 arm64" for both)
+	@scripts/image-check $(ARCHITECTURES)
+
+arm64: tools-image ## Runs the pure tests on arm64, emulated by qemu
+	cargo test --target aarch64-unknown-linux-musl --lib --test pure
+
+release: ## Builds all that a release publishes: target/release-VERSION (needs root; make release VERSION=1.2.3; two full builds)
+	@scripts/release $(VERSION)
+
+release-check: export NODES = v1
+release-check: ## Publishes target/release-VERSION to a registry on this machine, verifies, and installs it on a cluster (needs root and cgroup v1; VERSION=1.2.3)
+	@[ -f target/release-$(VERSION)/SHA256SUMS ] || { echo "target/release-$(VERSION) is no release: make release VERSION=x.y.z" >&2; false; }
+	@$(MAKE) -s release-tools cluster-build
+	@$(CLUSTER) up
+	@$(CLUSTER) on v1 $(CURDIR)/scripts/release-check $(CURDIR)/target/release-$(VERSION); status=$$?; $(CLUSTER) down; exit $$status
+
+release-publish: release-tools ## Publishes and signs target/release-VERSION (VERSION=1.2.3; COSIGN_KEY=FILE, or keyless)
+	@scripts/publish target/release-$(VERSION)
+
+# From Go modules: cosign, crane, nfpm, krew's validator, and Helm unless the test cluster's is there.
+release-tools:
+	@mkdir -p target/e2e/bin
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/release -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/ \
+		github.com/sigstore/cosign/v3/cmd/cosign github.com/google/go-containerregistry/cmd/crane github.com/goreleaser/nfpm/v2/cmd/nfpm
+	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/krew -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/ sigs.k8s.io/krew/cmd/validate-krew-manifest
+	@[ -x target/e2e/bin/helm ] || CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/cluster/helm -mod=readonly -trimpath -ldflags "-s -w" -o $(CURDIR)/target/e2e/bin/ helm.sh/helm/v3/cmd/helm
 
 tools: tools-test ## Installs the tools that a new Debian machine needs
 

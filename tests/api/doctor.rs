@@ -140,7 +140,7 @@ fn disabled_aggregation_is_reported_and_the_controller_works() {
 /// Installs the chart's objects, without running pods, and a node of every kind.
 fn installed(plane: &ControlPlane) {
     let labelled = [
-        ("arm", "kubernetes.io/arch=arm64"),
+        ("mainframe", "kubernetes.io/arch=s390x"),
         ("windows", "kubernetes.io/os=windows"),
         ("virtual", "type=virtual-kubelet"),
         ("fargate", "eks.amazonaws.com/compute-type=fargate"),
@@ -240,7 +240,7 @@ fn no_pod_has_started(plane: &ControlPlane) {
     finds(&found, agents, "selects no node");
     finds(&found, "agents", "none runs on 1 node: a");
     assert!(
-        !has(&found, "agents", "arm"),
+        !has(&found, "agents", "mainframe"),
         "the image does not fit: {found:?}"
     );
     finds(&found, "namespace plimsoll", "is baseline");

@@ -206,10 +206,10 @@ one would be valid for a year. */}}
     - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}
 
-{{/* Labels of the nodes that a pod may run on; the dict has those from the values. The image is for Linux on amd64, and a pod that
+{{/* Labels of the nodes that a pod may run on; the dict has those from the values. The image is for Linux, and a pod that
 tolerates everything would also be created on other nodes. */}}
 {{- define "plimsoll.nodeLabels" -}}
-{{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux" "kubernetes.io/arch" "amd64") | toYaml }}
+{{- merge (dict) (.wanted | default dict) (dict "kubernetes.io/os" "linux") | toYaml }}
 {{- end -}}
 
 {{- define "plimsoll.nodeSelector" -}}

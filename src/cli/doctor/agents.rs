@@ -331,11 +331,11 @@ pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
         return None;
     }
     let what = format!(
-        "none runs on {} of another architecture than amd64: {}",
+        "none runs on {} of another architecture than amd64 and arm64: {}",
         count(nodes.len(), "node"),
         list(nodes)
     );
-    let fix = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository";
+    let fix = "nothing, if no policy is meant for them; otherwise build an image for their architecture, and set image.repository and agent.affinity";
     Some(finding("agents", what, fix))
 }
 

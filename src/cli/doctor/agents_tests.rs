@@ -65,7 +65,8 @@ fn a_node_of_another_architecture_is_noted() {
     let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
     assert!(
         texts.len() == 1
-            && texts[0].contains("none runs on 1 node of another architecture than amd64: b"),
+            && texts[0]
+                .contains("none runs on 1 node of another architecture than amd64 and arm64: b"),
         "{texts:?}"
     );
     let mut snapshot = healthy_snapshot();

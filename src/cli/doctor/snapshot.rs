@@ -38,8 +38,10 @@ use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos, load_label};
 
 /// Labels of everything in the chart.
 pub(super) const OURS: &str = "app.kubernetes.io/name=plimsoll";
-/// Label of nodes that the image is for.
-const ARCHITECTURE: (&str, &str) = ("kubernetes.io/arch", "amd64");
+/// Label of a node's architecture.
+const ARCHITECTURE: &str = "kubernetes.io/arch";
+/// Architectures that the published image is for.
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 /// What `Snapshot::read` reads besides the agents: the calls of `Scope::full`.
 const PARTS: usize = 15;
 /// There may be many events about mounts, and the first ones say what is missing.
@@ -125,7 +127,6 @@ pub(super) struct NodeState {
 
 impl From<Node> for NodeState {
     fn from(node: Node) -> Self {
-        let (label, architecture) = ARCHITECTURE;
         let conditions = node.status.iter().flat_map(|it| &it.conditions).flatten();
         let mut ready = conditions.filter(|it| it.type_ == "Ready");
         Self {
@@ -133,8 +134,8 @@ impl From<Node> for NodeState {
             deleted: node.metadata.deletion_timestamp.is_some(),
             foreign: node
                 .labels()
-                .get(label)
-                .is_some_and(|it| it != architecture),
+                .get(ARCHITECTURE)
+                .is_some_and(|it| !ARCHITECTURES.contains(&it.as_str())),
             load_label: node.labels().get(load_label::KEY).cloned(),
             crane: CraneAnnotations::of(node.metadata.annotations.as_ref()),
             name: node.name_any(),

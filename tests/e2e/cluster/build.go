@@ -77,7 +77,7 @@ func build(here layout, nodes []string) error {
 }
 
 // buildPrograms builds Kubernetes, Helm and podtool from Go modules, takes promtool from Debian, and builds the extras that EXTRAS names:
-// kwok, checkers (kubeconform and kube-score).
+// kwok, checkers (kubeconform, kube-score and actionlint).
 func buildPrograms(here layout) error {
 	extras := strings.Split(os.Getenv("EXTRAS"), ",")
 	sources, err := filepath.Glob(filepath.Join(source, "podtool", "*.go"))
@@ -95,7 +95,7 @@ func buildPrograms(here layout) error {
 		{"helm", []string{filepath.Join(source, "helm", "go.sum")}, "helm", buildHelm, false},
 		{"podtool", sources, "podtool", buildPodtool, false},
 		{"kwok", []string{filepath.Join(source, "kwok", "go.sum")}, "kwok", buildKwok, true},
-		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, "kubeconform kube-score", buildCheckers, true},
+		{"checkers", []string{filepath.Join(source, "checkers", "go.sum")}, "kubeconform kube-score actionlint", buildCheckers, true},
 		{"promtool", nil, "promtool", unpackPromtool, false},
 	} {
 		if program.extra && !slices.Contains(extras, program.name) {
@@ -200,10 +200,10 @@ func buildHelm(here layout) error {
 	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
 }
 
-// buildCheckers builds the manifest checkers, in their own module.
+// buildCheckers builds the checkers of manifests and workflows, in their own module.
 func buildCheckers(here layout) error {
 	return goBuild(filepath.Join(source, "checkers"), "-s -w", here.bin("")+"/",
-		"github.com/yannh/kubeconform/cmd/kubeconform", "github.com/zegl/kube-score/cmd/kube-score")
+		"github.com/yannh/kubeconform/cmd/kubeconform", "github.com/zegl/kube-score/cmd/kube-score", "github.com/rhysd/actionlint/cmd/actionlint")
 }
 
 // unpackPromtool extracts promtool from Debian's Prometheus package without installing it, which would start a server. Building it from its Go

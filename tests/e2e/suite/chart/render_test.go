@@ -318,7 +318,7 @@ func TestPodsSelectLinuxNodesOfTheValues(t *testing.T) {
 		}
 		pods++
 		labels := field[map[string]any](t, spec, "nodeSelector")
-		if len(labels) != 3 || labels["kubernetes.io/os"] != "linux" || labels["kubernetes.io/arch"] != "amd64" {
+		if len(labels) != 2 || labels["kubernetes.io/os"] != "linux" {
 			t.Errorf("%s %s has the node selector %v", object.GetKind(), object.GetName(), labels)
 		}
 	}
@@ -372,10 +372,11 @@ func TestLongReleaseNamesStayUnique(t *testing.T) {
 	}
 }
 
-func TestLayoutCanTargetAnotherArchitecture(t *testing.T) {
+func TestLayoutsCanTargetArchitectures(t *testing.T) {
+	const amd = "agent.layouts[0].nodeSelector.kubernetes\\.io/arch=amd64"
 	const arm = "agent.layouts[1].name=arm,agent.layouts[1].cgroup=v2,agent.layouts[1].kubepods=kubepods.slice,agent.layouts[1].nodeSelector.kubernetes\\.io/arch=arm64"
 	var found []any
-	for _, spec := range specs(t, "DaemonSet", "--set", v2+","+arm) {
+	for _, spec := range specs(t, "DaemonSet", "--set", v2+","+amd+","+arm) {
 		found = append(found, field[map[string]any](t, spec, "nodeSelector")["kubernetes.io/arch"])
 	}
 	if fmt.Sprint(found) != "[amd64 arm64]" {
@@ -416,7 +417,8 @@ func TestAgentsAreNotScheduledWhereTheyCannotRun(t *testing.T) {
 		{"type", "virtual-kubelet", byDefault, false},
 		{"eks.amazonaws.com/compute-type", "ec2", byDefault, true},
 		{"eks.amazonaws.com/compute-type", "fargate", byDefault, false},
-		{"kubernetes.io/arch", "arm64", byDefault, false},
+		{"kubernetes.io/arch", "arm64", byDefault, true},
+		{"kubernetes.io/arch", "s390x", byDefault, false},
 		{"kubernetes.io/os", "windows", byDefault, false},
 		{"pool", "batch", batch, true},
 		{"pool", "web", batch, false},
