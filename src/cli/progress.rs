@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn what_is_quick_shows_nothing() {
         let (sender, receiver) = channel();
-        drop(Progress::on(Screen(sender), Duration::from_secs(60)));
+        drop(Progress::on(Screen(sender), Duration::from_mins(1)));
         assert_eq!(receiver.try_iter().count(), 0);
     }
 

@@ -50,6 +50,7 @@ fn visible() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .propagate_version(true)
         .arg_required_else_help(true)
+        .args(all.get_arguments().cloned())
         .subcommands(subcommands);
     visible.about(about.unwrap_or_default())
 }
@@ -64,6 +65,7 @@ mod tests {
         clap_complete::generate(Shell::Bash, &mut visible(), "plimsoll", &mut script);
         let script = String::from_utf8(script).expect("text");
         assert!(script.contains("explain-score") && script.contains("--kubeconfig"));
+        assert!(script.contains("--color"), "flags of every command");
         for hidden in ["demo-worker", "demo-burner", "demo-stage"] {
             assert!(!script.contains(hidden), "{hidden}");
         }

@@ -133,11 +133,12 @@ impl fmt::Display for Table {
                 let style = self.styles.get(&(number, column)).filter(|_| f.alternate());
                 let cell =
                     style.map_or_else(|| cell.clone(), |style| format!("{style}{cell}{style:#}"));
-                line += &if self.right.contains(&column) {
-                    format!("{space}{cell}{:GAP$}", "")
+                let (before, after) = if self.right.contains(&column) {
+                    (&*space, "")
                 } else {
-                    format!("{cell}{space}{:GAP$}", "")
+                    ("", &*space)
                 };
+                line.extend([before, &cell, after, &" ".repeat(GAP)]);
             }
             writeln!(f, "{}", line.trim_end())?;
         }

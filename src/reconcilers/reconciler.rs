@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::compile::catalog::{Affected, Key};
-use super::compile::content::DesiredSpec;
+use super::compile::content::{DesiredSpec, SpecFields};
 use super::compile::index::{Index, NodeChange, WatermarkChange};
 use super::observe::lease::LeaseState;
 use super::observe::wire::{ObservedNode, Watermark};
@@ -348,18 +348,14 @@ impl Reconciler {
             return Some(Operation::Delete { node, uid });
         };
         let known = self.index.nodes.get(name)?;
+        let current = self.index.watermarks.get(name);
         let spec = DesiredSpec {
             node_uid: known.uid.clone(),
             content,
             soften: self.cap.is_beyond(name),
-            for_old_agent: self
-                .index
-                .watermarks
-                .get(name)
-                .is_some_and(|current| current.status.has_old_agent),
+            fields: current.map_or_else(SpecFields::default, |current| current.status.reads),
             sources: Arc::clone(&known.class.sources),
         };
-        let current = self.index.watermarks.get(name);
         let is_current = current.is_some_and(|current| current.hash == Some(spec.hash()));
         (!is_current).then_some(Operation::Apply { node, spec })
     }

@@ -30,6 +30,7 @@ impl Position {
     }
 
     /// The same position after this many more lines.
+    #[must_use]
     pub const fn after(self, lines: usize) -> Self {
         Self {
             line: self.line + lines,

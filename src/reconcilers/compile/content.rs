@@ -24,6 +24,16 @@ pub struct Content {
     old_form: Form,
 }
 
+/// Which fields the rules of a spec have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecFields {
+    /// Those of this version.
+    #[default]
+    All,
+    /// Those without quantities, for an agent that does not read them.
+    WithoutQuantities,
+}
+
 /// What is written of a content.
 #[derive(Debug, Default)]
 struct Form {
@@ -55,18 +65,17 @@ impl Parts {
 }
 
 impl Content {
-    const fn form(&self, for_old_agent: bool) -> &Form {
-        if for_old_agent {
-            &self.old_form
-        } else {
-            &self.form
+    const fn form(&self, fields: SpecFields) -> &Form {
+        match fields {
+            SpecFields::All => &self.form,
+            SpecFields::WithoutQuantities => &self.old_form,
         }
     }
 
     /// The JSON blocks of a spec with this content.
-    fn encoded(&self, for_old_agent: bool) -> &Encoded {
-        self.form(for_old_agent).encoded.get_or_init(|| {
-            let spec = spec(&self.policy, for_old_agent);
+    fn encoded(&self, fields: SpecFields) -> &Encoded {
+        self.form(fields).encoded.get_or_init(|| {
+            let spec = spec(&self.policy, fields);
             [
                 block(&spec.rules),
                 block(&spec.actions),
@@ -76,12 +85,11 @@ impl Content {
     }
 }
 
-fn spec(policy: &PolicySet, for_old_agent: bool) -> NodeWatermarkSpec {
+fn spec(policy: &PolicySet, fields: SpecFields) -> NodeWatermarkSpec {
     let spec = NodeWatermarkSpec::new("", policy, false, Vec::new());
-    if for_old_agent {
-        spec.for_old_agent()
-    } else {
-        spec
+    match fields {
+        SpecFields::All => spec,
+        SpecFields::WithoutQuantities => spec.for_old_agent(),
     }
 }
 
@@ -118,18 +126,18 @@ impl Contents {
     /// The shared content with this policy.
     pub fn of(&mut self, policy: PolicySet) -> Arc<Content> {
         self.sweep();
-        let form = |for_old_agent| Form {
-            parts: Parts::of(&spec(&policy, for_old_agent)),
+        let form = |fields| Form {
+            parts: Parts::of(&spec(&policy, fields)),
             encoded: OnceLock::new(),
         };
-        let current = form(false);
+        let current = form(SpecFields::All);
         let hash = current.parts.hash("", false);
         if let Some(known) = self.all.get(&hash).and_then(Weak::upgrade) {
             return known;
         }
         let content = Arc::new(Content {
             form: current,
-            old_form: form(true),
+            old_form: form(SpecFields::WithoutQuantities),
             policy,
         });
         self.all.insert(hash, Arc::downgrade(&content));
@@ -187,8 +195,8 @@ pub struct DesiredSpec {
     pub content: Arc<Content>,
     /// `spec.softenScheduling`.
     pub soften: bool,
-    /// Without what the node's agent does not read.
-    pub for_old_agent: bool,
+    /// What the node's agent reads.
+    pub fields: SpecFields,
     /// `spec.sources`.
     pub sources: Arc<[String]>,
 }
@@ -196,7 +204,7 @@ pub struct DesiredSpec {
 impl DesiredSpec {
     /// `spec.hash`.
     pub fn hash(&self) -> Hash {
-        let parts = &self.content.form(self.for_old_agent).parts;
+        let parts = &self.content.form(self.fields).parts;
         parts.hash(&self.node_uid, self.soften)
     }
 }
@@ -208,7 +216,7 @@ impl Serialize for DesiredSpec {
         let mut spec = serializer.serialize_struct("NodeWatermarkSpec", 7)?;
         spec.serialize_field("nodeUID", &self.node_uid)?;
         spec.serialize_field("hash", &self.hash().to_string())?;
-        let [rules, actions, pods] = self.content.encoded(self.for_old_agent);
+        let [rules, actions, pods] = self.content.encoded(self.fields);
         for (name, block) in [
             ("rules", rules),
             ("actions", actions),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::catalog::Key;
-use super::content::{Content, Contents};
+use super::content::{Content, Contents, SpecFields};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
@@ -37,8 +37,8 @@ pub struct KnownWatermark {
 pub struct Status {
     /// The hash of the spec that the agent enforces; `None` if there is no agent or it is not Ready.
     observed: Option<Box<str>>,
-    /// The agent does not read the quantities of rules.
-    pub has_old_agent: bool,
+    /// What the agent reads.
+    pub reads: SpecFields,
     /// The node has our taint with effect `NoSchedule`.
     pub no_schedule: bool,
     /// The node has our taint, with any effect.
@@ -114,9 +114,7 @@ impl KnownWatermark {
 
     /// Whether the spec may have to be written again.
     pub fn needs_other_spec_than(&self, now: &Self) -> bool {
-        self.hash != now.hash
-            || self.uid != now.uid
-            || self.status.has_old_agent != now.status.has_old_agent
+        self.hash != now.hash || self.uid != now.uid || self.status.reads != now.status.reads
     }
 
     /// Whether another writer has changed the spec since.
@@ -199,7 +197,10 @@ impl Status {
             observed: observed
                 .filter(|_| !status.conditions.iter().any(not_ready))
                 .map(Box::from),
-            has_old_agent: agent.is_some_and(|agent| !agent.reads_quantities),
+            reads: match agent {
+                Some(agent) if !agent.reads_quantities => SpecFields::WithoutQuantities,
+                _ => SpecFields::All,
+            },
             no_schedule: scheduling.is_some_and(|it| it.state == scheduling::NO_SCHEDULE),
             scheduling_disabled: scheduling.is_some_and(SchedulingStatus::is_disabled),
             throttled: throttled.max(status.throttled.len()),

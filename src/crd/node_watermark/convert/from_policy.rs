@@ -43,6 +43,7 @@ impl NodeWatermarkSpec {
     }
 
     /// The same for an agent that does not read the quantities of rules, and refuses rules that have them.
+    #[must_use]
     pub fn for_old_agent(mut self) -> Self {
         for rule in &mut self.rules {
             if let Part::Known(rule) = rule {
