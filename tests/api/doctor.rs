@@ -371,8 +371,8 @@ fn no_scheduler_has_asked(plane: &ControlPlane) {
         return;
     };
     let workload = "deployment/plimsoll-controller";
-    let path = "jsonpath={.spec.template.spec.containers[0].args}";
-    let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", path]);
+    let args_of = "jsonpath={.spec.template.spec.containers[0].args}";
+    let before = plane.kubectl(&["get", "-n", NAMESPACE, workload, "-o", args_of]);
     let before: Value = serde_json::from_str(&before).unwrap();
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "replica", "namespace": NAMESPACE, "labels": {

@@ -49,19 +49,19 @@ impl ApiClient {
 
     pub fn post(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
         let request = Request::post(path).header("Content-Type", "application/json");
-        self.send(request.body(body.to_string().into_bytes()).unwrap())
+        self.send(&request.body(body.to_string().into_bytes()).unwrap())
     }
 
     /// The body of this path.
     pub fn get(&self, path: &str) -> Result<String, kube::Error> {
-        self.send(Request::get(path).body(Vec::new()).unwrap())
+        self.send(&Request::get(path).body(Vec::new()).unwrap())
     }
 
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
         let request = Request::patch(path)
             .header("Content-Type", "application/merge-patch+json")
             .body(body.to_string().into_bytes());
-        self.send(request.unwrap())
+        self.send(&request.unwrap())
     }
 
     /// Server-side apply of an object, in namespace default unless it names another.
@@ -96,7 +96,7 @@ impl ApiClient {
         })
     }
 
-    fn send(&self, request: Request<Vec<u8>>) -> Result<String, kube::Error> {
+    fn send(&self, request: &Request<Vec<u8>>) -> Result<String, kube::Error> {
         retried(|| {
             let (client, request) = (self.0.clone(), request.clone());
             wait(async move { client.request_text(request).await })
@@ -124,15 +124,14 @@ async fn api_of(client: Client, object: &DynamicObject) -> Result<Api<DynamicObj
     let kind = object.types.clone().unwrap();
     let known = || RESOURCES.lock().unwrap_or_else(PoisonError::into_inner);
     let found = known().get_or_insert_default().get(&kind).cloned();
-    let (resource, scope) = match found {
-        Some(found) => found,
-        None => {
-            let full = GroupVersionKind::try_from(&kind).unwrap();
-            let (resource, capabilities) = pinned_kind(&client, &full).await?;
-            let found = (resource, capabilities.scope);
-            known().get_or_insert_default().insert(kind, found.clone());
-            found
-        }
+    let (resource, scope) = if let Some(found) = found {
+        found
+    } else {
+        let full = GroupVersionKind::try_from(&kind).unwrap();
+        let (resource, capabilities) = pinned_kind(&client, &full).await?;
+        let found = (resource, capabilities.scope);
+        known().get_or_insert_default().insert(kind, found.clone());
+        found
     };
     Ok(match scope {
         Scope::Cluster => Api::all_with(client, &resource),
