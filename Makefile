@@ -55,7 +55,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) pure $(CARGO_TEST) --lib --test pure
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
-	@$(PHASE) api $(CARGO_TEST) --test api -- --test-threads=10
+	@$(PHASE) api $(CARGO_TEST) --test api -- --test-threads=8
 	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@$(PHASE) cluster $(MAKE) -s e2e-quick
@@ -186,7 +186,7 @@ compile: clippy ## Lints, then builds the tests and the program that they run
 
 unit: ## Runs the tests on this machine's kernel
 	$(CARGO_TEST) --lib --test pure --test kernel --test steady --test cli
-	$(CARGO_TEST) --test api -- --test-threads=10
+	$(CARGO_TEST) --test api -- --test-threads=8
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
@@ -234,7 +234,7 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 	@$(CARGO_TEST) --test api -- --ignored --exact definitions::an_api_server_1_33_validates_with_its_definitions
 	@for version in $(VERSIONS); do \
 		echo "== Kubernetes $$version"; bin=$$(scripts/api-server $$version) || exit; \
-		PLIMSOLL_E2E_BIN=$$bin $(CARGO_TEST) --test api -- --test-threads=10 $(ON_VERSIONS) || exit; \
+		PLIMSOLL_E2E_BIN=$$bin $(CARGO_TEST) --test api -- --test-threads=8 $(ON_VERSIONS) || exit; \
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
