@@ -16,7 +16,7 @@ import (
 
 // TestSchedulersOfAThousandNodes: everything that schedulers read is served while 1000 agents report, within 0.1 core and 100 MB of a replica.
 func TestSchedulersOfAThousandNodes(t *testing.T) {
-	const agents, length = 1000, 2 * time.Minute
+	const agents, length = 1000, time.Minute
 	f, reach := newFleet(t, agents, 10*time.Second)
 	within, settled := f.settled()
 	load := exec.Command(f.program, append(reach, "--kubeconfig", f.account(), "--nodes", strconv.Itoa(agents), "--begin", within.String())...)
