@@ -58,7 +58,7 @@ impl Progress {
         let shared = Arc::<Shared>::default();
         let shown = Arc::clone(&shared);
         let thread = thread::Builder::new().name("progress".to_owned());
-        // Without a thread nothing is shown, which harms nobody.
+        // Without a thread no progress is shown; the command works all the same.
         let thread = thread.spawn(move || drop(shown.show(output, delay))).ok();
         Self { shared, thread }
     }
