@@ -66,8 +66,8 @@ pub struct Polled {
     pub load: Option<PolledLoad>,
 }
 
-/// All nodes of the cluster by name; `None`: the node has no report.
-pub type ByNode = BTreeMap<Arc<str>, Option<NodeLoad>>;
+/// All nodes of the cluster by name; `None`: the node has no report. Hashed, for the extender looks up hundreds of names for each pod.
+pub type ByNode = HashMap<Arc<str>, Option<NodeLoad>>;
 
 /// What is known of a Node besides its load.
 #[derive(Debug, Default)]

@@ -25,7 +25,7 @@ use crate::engine::units::Bytes;
 use crate::metrics_api::StoreUpdater;
 use crate::metrics_api::compose::NodeKnown;
 use crate::metrics_api::data::Data;
-use crate::metrics_api::loads::NodeLoads;
+use crate::metrics_api::loads::{ByNode, NodeLoad, NodeLoads};
 use crate::metrics_api::store::Limits;
 
 /// What an endpoint does.
@@ -208,13 +208,18 @@ fn options(interval: Duration, limit: Duration) -> Options {
     }
 }
 
+fn sorted(loads: &ByNode) -> BTreeMap<&str, Option<&NodeLoad>> {
+    let loads = loads.iter();
+    loads.map(|(name, load)| (&**name, load.as_ref())).collect()
+}
+
 /// The ages of the values of the good nodes, sorted, and how many of them have none.
 fn ages(loads: &NodeLoads, kind: fn(usize) -> Kind) -> (Vec<Duration>, usize) {
     let now = clock::now();
     let all = loads.read();
-    let good = all.iter().enumerate();
+    let good = sorted(&all).into_iter().enumerate();
     let good = good.filter(|(index, _)| kind(*index) == Kind::Good);
-    let ages = good.map(|(_, (_, load))| load.as_ref().map(|load| now.since(load.at)));
+    let ages = good.map(|(_, (_, load))| load.map(|load| now.since(load.at)));
     let (known, unknown): (Vec<_>, Vec<_>) = ages.partition(Option::is_some);
     let mut known: Vec<Duration> = known.into_iter().flatten().collect();
     known.sort();
@@ -311,7 +316,7 @@ fn poll(nodes: usize, kind: fn(usize) -> Kind, options: Options, rounds: u32) ->
     }
     (tasks[1], resident[2]) = (tasks_now.num_alive_tasks(), resident_kib());
     let cpu = polling.join().unwrap().as_secs_f64() / (interval * rounds).as_secs_f64();
-    for (index, load) in loads.read().values().enumerate() {
+    for (index, load) in sorted(&loads.read()).values().enumerate() {
         assert_eq!(load.is_some(), kind(index) == Kind::Good, "{index}");
     }
     all.sort();

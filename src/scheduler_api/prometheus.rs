@@ -109,7 +109,7 @@ pub fn query(
     check(nodes, now)?;
     let values = values(nodes, now, |_, load| Some(of(load)));
     let time = wall.as_second();
-    let samples = nodes.keys().zip(values).map(|(name, percent)| {
+    let sample = |(name, percent): (&Arc<str>, f64)| {
         let ratio = (percent / 100.0 + ROUNDING).clamp(0.0, 1.0);
         Sample {
             metric: Labels {
@@ -117,12 +117,14 @@ pub fn query(
             },
             value: (time, format!("{ratio:.6}")),
         }
-    });
+    };
+    let mut result: Vec<Sample> = nodes.keys().zip(values).map(sample).collect();
+    result.sort_by(|one, other| one.metric.instance.cmp(&other.metric.instance));
     let answer = Answer {
         status: "success",
         data: Vector {
             result_type: "vector",
-            result: samples.collect(),
+            result,
         },
     };
     // It consists of numbers and strings, which serialize.

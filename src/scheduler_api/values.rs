@@ -31,7 +31,7 @@ pub fn check(nodes: &ByNode, now: BootTime) -> Result<(), TooFewKnown> {
     Ok(())
 }
 
-/// A value of each node, in the order of their names: the median of the others where it is unknown, 0 if none is known.
+/// A value of each node, in the order of the map: the median of the others where it is unknown, 0 if none is known.
 pub fn values(
     nodes: &ByNode,
     now: BootTime,
@@ -110,7 +110,16 @@ pub(super) mod tests {
             Some(old),
         ]);
         let loads = values(&nodes, at(), |_, load| Some(load.percent));
-        assert_eq!(loads, [50.0, 50.0, 70.0, 10.0, 50.0]);
+        let mut loads: Vec<_> = nodes.keys().map(|name| &**name).zip(loads).collect();
+        loads.sort_by_key(|(name, _)| *name);
+        let wanted = [
+            ("a", 50.0),
+            ("b", 50.0),
+            ("c", 70.0),
+            ("d", 10.0),
+            ("e", 50.0),
+        ];
+        assert_eq!(loads, wanted);
         assert_eq!(values(&nodes, at(), |_, _| None), [0.0; 5]);
     }
 
