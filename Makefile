@@ -238,7 +238,7 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
 
-schedulers: tools-cluster build crane-score ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, crane-scheduler, and Karpenter's simulation (builds them first; then nine minutes)
+schedulers: tools-cluster build crane-score ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, crane-scheduler, and Karpenter's simulation (builds them first; then half an hour)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@go test -C tests/e2e/suite/karpenter -count=1 -timeout 10m .
 	@$(CARGO_TEST) --test api -- --ignored crane::crane_scheduler
