@@ -56,11 +56,11 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) pure $(CARGO_TEST) --lib --test pure
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
 	@$(PHASE) api $(CARGO_TEST) --test api -- --test-threads=8
-	@$(PHASE) chart $(MAKE) -s chart NODES=$(NODE)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
-	@$(PHASE) cluster $(MAKE) -s e2e-quick
+	@# The tests on the cluster wait most of their time.
+	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
 	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
-	@echo; echo "phase  seconds"; cat target/phases
+	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
 	@command -v entr >/dev/null || apt-get install -y -qq entr
