@@ -69,7 +69,7 @@ func TestThroughput(t *testing.T) {
 	for _, limit := range []struct {
 		name, of string
 		least    float64
-	}{{byLabel, bare, 0.8}, {byExtender, prepared, 0.9}, {byExtender, bare, 0.5}} {
+	}{{byLabel, bare, 0.7}, {byExtender, prepared, 0.9}, {byExtender, bare, 0.5}} {
 		share := mean(rates[limit.name]) / mean(rates[limit.of])
 		t.Logf("%s: %.1f %% of %s", limit.name, 100*share, limit.of)
 		if share < limit.least {
