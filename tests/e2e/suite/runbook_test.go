@@ -108,11 +108,11 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
 func runReadmeCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
-	page.From(heading, "plimsoll doctor")
+	page.From(heading, "plimsoll doctor --wait")
 	page.File("policy.yaml", readmePolicy)
 	t.Cleanup(func() { kubectl(t, "delete", "nodeqos/readme", "avoidanceaction/readme", "--ignore-not-found") })
 	// Leftovers of earlier scenes may take a moment to settle.
-	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor", "plimsoll doctor --wait --timeout=2m")
+	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor --wait", "plimsoll doctor --wait --timeout=2m")
 	for _, wanted := range []string{"nothing is wrong: ", "0 errors and 0 warnings", "nodeqos.ensurance.crane.io/readme created"} {
 		if !strings.Contains(out, wanted) {
 			t.Errorf("%q is not in the output of its commands:\n%s", wanted, out)
