@@ -141,7 +141,6 @@ image: tools-image ## Builds a reproducible image with an SBOM: target/image (ne
 image-check: tools-image ## Builds the image twice, in different folders, and compares the results (needs root; two full builds; ARCHITECTURES="amd64 arm64" for both)
 	@scripts/image-check $(ARCHITECTURES)
 
-# Two tests are of speed, which says nothing under emulation.
 # Emulated, tests of speed miss their deadlines, and tests can't run the program (make release-check does).
 SKIP_ON_ARM64 := preview:: crd::definitions crd::examples a_timeout_shorter_than_the_agents
 arm64: tools-image ## Runs the pure tests on arm64, emulated by qemu (half an hour)
