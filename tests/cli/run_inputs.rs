@@ -222,7 +222,9 @@ fn without_permission_run_is_refused_and_a_preview_works() {
     let as_nobody = |more: &[&str]| {
         let run = machine.run_command(more);
         let binary = machine.path("plimsoll");
-        let _exists = fs::copy(run.get_program(), &binary);
+        // By cp: a file open for writing in this process stays so in what other tests fork meanwhile, and cannot be executed.
+        let copied = Command::new("cp").arg(run.get_program()).arg(&binary).status().unwrap();
+        assert!(copied.success());
         let mut command = Command::new("setpriv");
         command
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
