@@ -305,6 +305,42 @@ func TestLoadLabelFollowsPodsThatStartAndEnd(t *testing.T) {
 	})
 }
 
+// TestEmptiedNodeIsChosenAgain at the latest 10 s after its pods ended, over a node of which more is requested.
+func TestEmptiedNodeIsChosenAgain(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := alone(t, node)
+		l := s.timeline()
+		s.schedulerByLoad()
+		cool := s.standIn("cool", "60", 90)
+		l.waitRoom(3)
+		chosen := func(name string) string {
+			s.startChanged(work{name: name, args: []string{"pause"}, requests: "1m"}, s.placedByLoad(node, cool))
+			return l.waitBound(10*time.Second, name).node
+		}
+		pods := filling(s.cpu())
+		begin := time.Now()
+		s.start(pods...)
+		l.waitLoad(20*time.Second, begin, "the label shows the pods that start", isFull)
+		if on := chosen("full"); on != cool {
+			t.Errorf("a pod was placed on %s while %s is full", on, node)
+		}
+		deleted := time.Now()
+		s.deleteNow(pods...)
+		for i := 0; ; i++ {
+			on := chosen(fmt.Sprintf("emptied-%d", i))
+			took := time.Since(deleted)
+			if on == node {
+				t.Logf("%s: chosen again %.2f s after its pods were deleted", node, took.Seconds())
+				return
+			}
+			if took > 10*time.Second {
+				t.Fatalf("%s: pods are still placed elsewhere %s after its own were deleted; labels since then: %v", node, took, l.since(deleted))
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+	})
+}
+
 // standIn is a Node without a kubelet: pods are bound to it, and never run. The label of its load and the CPU that is requested of it, in percent,
 // are all that schedulers know of it.
 func (s *scene) standIn(suffix, load string, requested int64) (name string) {
@@ -491,6 +527,27 @@ func TestEvictedPodGoesToNodeUnderItsLoadLine(t *testing.T) {
 		cool, hotNode := s.standIn("cool", "60", 90), s.standIn("hot", "100", 0)
 		s.evictAbove()
 		if on := s.evicted(l, "web", node, cool, hotNode).node; on != cool {
+			t.Errorf("the evicted pod was replaced on %s", on)
+		}
+	})
+}
+
+// TestEvictedPodGoesToTheOtherRealNode although nothing is requested of a third, which is above its threshold.
+func TestEvictedPodGoesToTheOtherRealNode(t *testing.T) {
+	onEachNode(t, func(t *testing.T, node string) {
+		s := aloneWithSpareNode(t, node)
+		l := s.timeline()
+		s.schedulerByLoad()
+		hotNode := s.standIn("hot", "100", 0)
+		s.evictAbove()
+		object, err := kube.CoreV1().Nodes().Get(background, other(node), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if load := labelOf(object); load > 90 {
+			t.Skipf("the label of %s is %d without the scene's pods: the machine is too busy", other(node), load)
+		}
+		if on := s.evicted(l, "web", node, other(node), hotNode).node; on != other(node) {
 			t.Errorf("the evicted pod was replaced on %s", on)
 		}
 	})
