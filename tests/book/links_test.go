@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestAnchorsAreThoseOfGitHub(t *testing.T) {
+func TestAnchorsMatchGitHub(t *testing.T) {
 	found := anchors("# A page\n## `run --output json`: one line\n## Part\n```sh\n# no heading\n```\n## Part\n## [A link](x.md), too\n<a id=\"own\"></a>\n")
 	for _, wanted := range []string{"a-page", "run---output-json-one-line", "part", "part-1", "a-link-too", "own"} {
 		if !found[wanted] {
@@ -27,7 +27,7 @@ func TestBrokenLinksAreFound(t *testing.T) {
 	page := "# Page\n"
 	for link, wanted := range map[string]string{
 		"other.md": "", "other.md#here": "", "#page": "", "https://example.com/x": "",
-		"gone.md": "there is no such file", "other.md#there": "that page has no such heading", "#other": "that page has no such heading",
+		"gone.md": "no such file", "other.md#there": "the page has no such heading", "#other": "the page has no such heading",
 	} {
 		if why := checkLink(root, "page.md", page, link); why != wanted {
 			t.Errorf("%s: %q instead of %q", link, why, wanted)
@@ -35,7 +35,7 @@ func TestBrokenLinksAreFound(t *testing.T) {
 	}
 }
 
-func TestLinksThatLeaveTheDocsLeadToTheRepository(t *testing.T) {
+func TestLinksThatLeaveTheDocsPointToTheRepository(t *testing.T) {
 	book := `[{"config": {"output": {"html": {"git-repository-url": "https://host/repo"}}}},
 		{"items": [{"Chapter": {"number": [1], "source_path": "decisions/one.md", "sub_items": [],
 		"content": "[a](../../README.md#limits) [b](../install.md) [c](#here) [d](https://x/y)\n` + "```\\n[e](../../x)\\n```" + `"}}]}]`

@@ -3,7 +3,7 @@
 // usage: links check            every link in Markdown files of the repository, and that docs/SUMMARY.md has each page once
 //
 //	links site FOLDER      every link of a built site that leads to the site
-//	links preprocess       mdBook's preprocessor: links that leave docs/ lead to the repository
+//	links preprocess       mdBook's preprocessor: points links that leave docs/ to the repository
 package main
 
 import (

@@ -18,7 +18,7 @@ var (
 	linkText   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// prose returns the lines of a page, with those in fences empty.
+// prose returns the lines of a page; those of fenced code blocks are empty.
 func prose(text string) []string {
 	lines, fence := strings.Split(text, "\n"), ""
 	for i, line := range lines {
@@ -36,7 +36,7 @@ func prose(text string) []string {
 	return lines
 }
 
-// slug is the anchor that GitHub gives a heading.
+// slug is the anchor that GitHub makes for a heading.
 func slug(heading string) string {
 	heading = linkText.ReplaceAllString(heading, "$1")
 	var out strings.Builder
@@ -51,7 +51,7 @@ func slug(heading string) string {
 	return out.String()
 }
 
-// anchors are the places in a page that a link can name.
+// anchors are the fragments that a link to a page can have.
 func anchors(text string) map[string]bool {
 	found, times := map[string]bool{}, map[string]int{}
 	for _, line := range prose(text) {
@@ -93,11 +93,11 @@ func checkRepository(root string) ([]string, error) {
 			}
 		}
 	}
-	inOrder, err := checkSummary(root)
-	return append(problems, inOrder...), err
+	inSummary, err := checkSummary(root)
+	return append(problems, inSummary...), err
 }
 
-// checkLink says what is wrong with a link in a file; nothing for links to other sites.
+// checkLink returns what is wrong with a link in a file, and nothing for links to other sites.
 func checkLink(root, file, text, link string) string {
 	if strings.Contains(link, "://") || strings.HasPrefix(link, "mailto:") {
 		return ""
@@ -107,7 +107,7 @@ func checkLink(root, file, text, link string) string {
 	if path != "" {
 		target = filepath.Join(root, filepath.Dir(file), path)
 		if _, err := os.Stat(target); err != nil {
-			return "there is no such file"
+			return "no such file"
 		}
 		if anchor == "" {
 			return ""
@@ -119,7 +119,7 @@ func checkLink(root, file, text, link string) string {
 		text = string(other)
 	}
 	if strings.HasSuffix(target, ".md") && !anchors(text)[anchor] {
-		return "that page has no such heading"
+		return "the page has no such heading"
 	}
 	return ""
 }

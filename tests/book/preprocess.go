@@ -20,16 +20,16 @@ func preprocess(in io.Reader, out io.Writer) error {
 	if len(input) != 2 {
 		return fmt.Errorf("mdBook's input has %d parts instead of a context and a book", len(input))
 	}
-	repository, found := at(input[0], "config", "output", "html", "git-repository-url").(string)
+	repository, found := lookup(input[0], "config", "output", "html", "git-repository-url").(string)
 	if !found {
 		return fmt.Errorf("book.toml has no output.html.git-repository-url")
 	}
-	leave(input[1], repository)
+	rewriteChapters(input[1], repository)
 	return json.NewEncoder(out).Encode(input[1])
 }
 
-// at is the value at these keys; nil if there is none.
-func at(value any, keys ...string) any {
+// lookup returns the value at these keys, nil if there is none.
+func lookup(value any, keys ...string) any {
 	for _, key := range keys {
 		object, _ := value.(map[string]any)
 		value = object[key]
@@ -37,27 +37,28 @@ func at(value any, keys ...string) any {
 	return value
 }
 
-// leave changes the chapters in a value. mdBook's lists of chapters have had several names, so it looks at all of them.
-func leave(value any, repository string) {
+// rewriteChapters rewrites the links of the chapters in a value. The list of chapters has another name in some versions of mdBook, so it
+// searches everything.
+func rewriteChapters(value any, repository string) {
 	switch value := value.(type) {
 	case []any:
 		for _, each := range value {
-			leave(each, repository)
+			rewriteChapters(each, repository)
 		}
 	case map[string]any:
 		content, isChapter := value["content"].(string)
 		file, hasFile := value["source_path"].(string)
 		if isChapter && hasFile {
-			value["content"] = leaving(content, file, repository)
+			value["content"] = rewriteLinks(content, file, repository)
 		}
 		for _, each := range value {
-			leave(each, repository)
+			rewriteChapters(each, repository)
 		}
 	}
 }
 
-// leaving changes the links of a page of docs/ that lead out of docs/. mdBook runs it in the folder of the repository.
-func leaving(content, file, repository string) string {
+// rewriteLinks points those links of a page that leave docs/ to the repository. mdBook runs this program in the repository's root.
+func rewriteLinks(content, file, repository string) string {
 	lines := strings.Split(content, "\n")
 	for i, line := range prose(content) {
 		if line == "" {

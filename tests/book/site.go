@@ -15,7 +15,7 @@ var (
 	ids   = regexp.MustCompile(`\sid="([^"]*)"`)
 )
 
-// checkSite checks the links of a built site that lead to the site.
+// checkSite checks the internal links of a built site.
 func checkSite(root string) ([]string, error) {
 	pages := map[string]string{}
 	err := filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
@@ -41,7 +41,7 @@ func checkSite(root string) ([]string, error) {
 	}
 	var problems []string
 	for path, text := range pages {
-		// Their links are relative to another page.
+		// The links in these two are relative to other pages.
 		if name := filepath.Base(path); name == "404.html" || name == "toc.html" {
 			continue
 		}
@@ -57,7 +57,7 @@ func checkSite(root string) ([]string, error) {
 			_, missing := os.Stat(target)
 			known, isPage := anchors[target]
 			if missing != nil || isPage && !known[link.Fragment] {
-				problems = append(problems, fmt.Sprintf("%s: %s leads nowhere", path, match[1]))
+				problems = append(problems, fmt.Sprintf("%s: broken link %s", path, match[1]))
 			}
 		}
 	}

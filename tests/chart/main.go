@@ -12,7 +12,7 @@ import (
 
 func main() {
 	folder := flag.String("chart", "../../charts/plimsoll", "folder of the chart")
-	check := flag.Bool("check", false, "write nothing; fail where a file is not as it would be written")
+	check := flag.Bool("check", false, "write nothing; fail if a file is out of date")
 	flag.Parse()
 	if err := run(*folder, *check); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -45,7 +45,7 @@ func run(folder string, check bool) error {
 			continue
 		}
 		if check {
-			return fmt.Errorf("%s is not as it would be generated: make generate", path)
+			return fmt.Errorf("%s is out of date; run `make generate`", path)
 		}
 		if err := os.WriteFile(path, made, 0o644); err != nil {
 			return err

@@ -27,7 +27,7 @@ func completeSchema(old []byte, values *value) ([]byte, error) {
 	for _, name := range slices.Sorted(maps.Keys(definitions)) {
 		seal(definitions[name].(object), "", nil)
 	}
-	seal(schema, "", places(schema, definitions))
+	seal(schema, "", nestedPaths(schema, definitions))
 	var made bytes.Buffer
 	encoder := json.NewEncoder(&made)
 	encoder.SetEscapeHTML(false)
@@ -36,8 +36,8 @@ func completeSchema(old []byte, values *value) ([]byte, error) {
 	return made.Bytes(), err
 }
 
-// describe writes the comments of values as descriptions, and requires the values. Schemas without a value, such as items of an empty list, must
-// have their own description.
+// describe copies the comments of values into the schema as descriptions, and makes the values required. Schemas without a value, such as
+// those of the items of an empty list, must have their own description.
 func describe(schema, definitions object, values *value, at string) error {
 	for name, property := range properties(schema) {
 		path, child := at+"."+name, values.find(name)
@@ -60,7 +60,7 @@ func describe(schema, definitions object, values *value, at string) error {
 	return nil
 }
 
-// require requires values that have a default: Helm removes the default if a user sets null. (The items of an array have
+// require makes values with a default required: Helm removes the default if a user sets null. (The items of an array have
 // no defaults.)
 func require(schema object, values *value) {
 	if values == nil || values.isArray || len(values.children) == 0 {
@@ -92,7 +92,7 @@ func resolve(schema, definitions object) object {
 	return definitions[strings.TrimPrefix(name, "#/definitions/")].(object)
 }
 
-// seal forbids unknown names in an object and those in it, unless it explicitly allows them, as the global values of all charts do.
+// seal forbids unknown names in an object and in the objects below it, unless its schema allows them, as that of the global values does.
 func seal(schema object, path string, elsewhere map[string][]string) {
 	inner := properties(schema)
 	if schema["additionalProperties"] != true && len(inner) > 0 {
@@ -107,8 +107,8 @@ func seal(schema object, path string, elsewhere map[string][]string) {
 	}
 }
 
-// suggest is a schema of names whose error suggests a name with the same beginning, or the place of the same name in the values, or
-// else all names. (A schema's error only says what would have been right.)
+// suggest is a schema of names whose error suggests a name with the same prefix, or the path of the same name elsewhere in the values,
+// or else all names. (A validation error only says what would have been valid.)
 func suggest(names []string, path string, elsewhere map[string][]string) object {
 	all := make([]string, len(names))
 	for i, name := range names {
@@ -148,8 +148,8 @@ func anyCase(word string) string {
 	return pattern.String()
 }
 
-// places maps names below the first level to their paths.
-func places(schema, definitions object) map[string][]string {
+// nestedPaths maps names of the second level to their paths.
+func nestedPaths(schema, definitions object) map[string][]string {
 	found := map[string][]string{}
 	top := properties(schema)
 	for _, outer := range slices.Sorted(maps.Keys(top)) {

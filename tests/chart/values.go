@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A value is one of values.yaml, with the comment above it.
+// A value is an entry of values.yaml, with the comment above it.
 type value struct {
 	name, comment string
 	node          *yaml.Node
@@ -32,6 +32,7 @@ func readValues(path string) (*value, error) {
 	return root, nil
 }
 
+// read reads the children of a map, or of the first item of an array; values in flow style have none.
 func (v *value) read() {
 	object := v.node
 	if object.Kind == yaml.SequenceNode && object.Style&yaml.FlowStyle == 0 && len(object.Content) > 0 {
@@ -58,7 +59,7 @@ func (v *value) read() {
 
 func (v *value) isExplained() bool { return v.comment != "" || len(v.children) > 0 }
 
-// plain is the last paragraph of a comment as one line; earlier ones belong to the file.
+// plain is the last paragraph of a comment as one line; earlier ones are about the file.
 func plain(comment string) string {
 	paragraphs := strings.Split(comment, "\n\n")
 	var words []string
@@ -81,7 +82,7 @@ func (v *value) find(name string) *value {
 	return nil
 }
 
-// path is how `--set` names a child.
+// path is the path of a child as `--set` takes it.
 func (v *value) path(prefix, child string) string {
 	if v.isArray {
 		prefix += "[]"
@@ -89,7 +90,7 @@ func (v *value) path(prefix, child string) string {
 	return strings.TrimPrefix(prefix+"."+child, ".")
 }
 
-// written is the value as YAML in a line.
+// written is the value as one line of YAML.
 func (v *value) written() string {
 	flow(v.node)
 	text, err := yaml.Marshal(v.node)
@@ -99,6 +100,7 @@ func (v *value) written() string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
+// flow removes comments and sets the flow style, so that the YAML fits into one line.
 func flow(node *yaml.Node) {
 	node.HeadComment, node.LineComment, node.FootComment = "", "", ""
 	if len(node.Content) > 0 {

@@ -31,6 +31,7 @@ var debianPackages = map[string]string{
 	"util-linux":                  "/usr/bin/nsenter",
 }
 
+// guestPackages are those that building and running the guest needs in addition.
 var guestPackages = map[string]string{
 	"qemu-system-x86": "/usr/bin/qemu-system-x86_64",
 	"mmdebstrap":      "/usr/bin/mmdebstrap",
@@ -193,9 +194,9 @@ func buildKubernetes(here layout) error {
 func buildHelm(here layout) error {
 	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
 	flags := "-s -w"
-	for _, place := range []string{"chartutil", "lint/rules"} {
+	for _, pkg := range []string{"chartutil", "lint/rules"} {
 		flags += fmt.Sprintf(" -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMajor=%[2]s -X helm.sh/helm/v3/pkg/%[1]s.k8sVersionMinor=%[3]s",
-			place, numbers[0], numbers[1])
+			pkg, numbers[0], numbers[1])
 	}
 	return goBuild(filepath.Join(source, "helm"), flags, here.bin("helm"), "helm.sh/helm/v3/cmd/helm")
 }
@@ -255,6 +256,7 @@ func installPackages(packages map[string]string) error {
 		"install", "-y", "-qq", "--no-install-recommends"}, missing...)...)
 }
 
+// fingerprint is a hash of the content of files.
 func fingerprint(paths ...string) (string, error) {
 	sum := sha256.New()
 	for _, path := range paths {

@@ -86,6 +86,7 @@ func removeCgroup(name string) error {
 	return nil
 }
 
+// removeTree removes a cgroup and those below it. The kernel removes the files of a cgroup with its folder.
 func removeTree(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

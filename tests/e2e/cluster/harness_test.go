@@ -34,6 +34,7 @@ func cluster(t *testing.T, stdin string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
+// must runs the command and fails the test if the command fails.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := cluster(t, "", args...)

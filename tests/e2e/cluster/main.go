@@ -12,8 +12,8 @@ const usage = `usage: cluster COMMAND
 
   build                  builds what is missing: Kubernetes, the pod images, the guest (see NODES)
   up                     starts the cluster and waits until its nodes are Ready
-  down                   ends it and removes what it left, also after a crash
-  status                 checks whether it runs
+  down                   stops it and removes what it left behind, also after a crash
+  status                 checks whether it is running
   kubectl ARGS...        runs kubectl against it
   helm ARGS...           runs helm against it
   on NODE CMD ARGS...    runs a command on a node (v1 or v2) as root
@@ -22,8 +22,8 @@ const usage = `usage: cluster COMMAND
   image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
   load ARCHIVE...        imports image archives into every node
 
-NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. EXTRAS=kwok,checkers has build make these too. IP_FAMILY=ipv6 or dual, with NODES=v1, has up give nodes, pods and
-services IPv6 addresses alone, or both.
+NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. With EXTRAS=kwok,checkers build also builds these. With IP_FAMILY=ipv6 or dual, and NODES=v1, up gives nodes, pods and
+services only IPv6 addresses, or both.
 `
 
 func main() {
@@ -87,7 +87,7 @@ func chosenNodes() ([]string, error) {
 	slices.Sort(nodes)
 	for _, node := range nodes {
 		if node != "v1" && node != "v2" {
-			return nil, fmt.Errorf("NODES=%s: a node is v1 or v2", value)
+			return nil, fmt.Errorf("NODES=%s: each node must be v1 or v2", value)
 		}
 	}
 	return nodes, nil

@@ -35,12 +35,12 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 			})
 		}
 	}
-	t.Run("explain teaches the rules", func(t *testing.T) {
+	t.Run("explain describes the rules", func(t *testing.T) {
 		if text := must(t, "kubectl", "explain", "nodeqos.spec.rules"); !strings.Contains(text, "avoidanceThreshold") {
 			t.Fatal(text)
 		}
 	})
-	t.Run("an action that says nothing of how to throttle is rejected", func(t *testing.T) {
+	t.Run("an action with an empty throttle is rejected", func(t *testing.T) {
 		_, err := cluster(t, `
 apiVersion: ensurance.crane.io/v1alpha1
 kind: AvoidanceAction

@@ -14,7 +14,8 @@ import (
 // borrowed are mount points on this machine for the sandbox's folders; `down` removes those that did not exist.
 var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/plimsoll", "/var/log/pods", "/var/log/containers"}
 
-// kernelSettings are machine-wide settings of the kubelet. The sandbox shows them as set, so that the kubelet does not change the machine's.
+// kernelSettings are machine-wide settings that a kubelet changes. In the sandbox they appear as already set, so that the kubelet leaves the
+// machine's alone.
 var kernelSettings = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -41,7 +42,7 @@ func coverKernelSettings() error {
 	return nil
 }
 
-// mountSandbox gives the sandbox its own /proc, /run and node folders, unseen outside.
+// mountSandbox gives the sandbox its own /proc, /run and node folders, which are not visible outside.
 func mountSandbox(here layout) error {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("failed to make the mounts private: %w", err)
@@ -91,13 +92,13 @@ func borrowFolders(here layout) error {
 	return os.MkdirAll(filepath.Join(here.dir, "logs"), 0o755)
 }
 
-// returnFolders removes the mount points that borrowFolders created, unless they are not empty.
+// returnFolders removes the mount points that borrowFolders created, if they are empty.
 func returnFolders(here layout) error {
-	noted, err := os.ReadFile(here.run("borrowed"))
+	recorded, err := os.ReadFile(here.run("borrowed"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, folder := range strings.Fields(string(noted)) {
+	for _, folder := range strings.Fields(string(recorded)) {
 		if err := unix.Rmdir(folder); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
 		}

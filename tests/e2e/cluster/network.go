@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// The sandbox's network: one bridge on which the nodes sit, a pod range for each node, all routed, no NAT between pods. Each has an address
-// of every family that the cluster has.
+// The sandbox's network: one bridge that connects the nodes, a pod range for each node, all routed, no NAT between pods. Nodes and pods
+// have an address of each family of the cluster.
 type family struct {
 	controlPlane  string // also the address of node v1
 	guest         string // of node v2, which has only IPv4
@@ -23,19 +23,19 @@ type family struct {
 	serviceRange  string
 	podRange      string
 	nodePodRanges map[string]string
-	everywhere    string
+	defaultRoute  string
 }
 
 var families = map[string]family{
 	"ipv4": {
 		controlPlane: "10.89.0.1", guest: "10.89.0.2", bridge: "10.89.0.1/24", serviceIP: "10.96.0.1", serviceRange: "10.96.0.0/16",
 		podRange: "10.244.0.0/16", nodePodRanges: map[string]string{"v1": "10.244.1.0/24", "v2": "10.244.2.0/24"},
-		everywhere: "0.0.0.0/0",
+		defaultRoute: "0.0.0.0/0",
 	},
 	"ipv6": {
 		controlPlane: "fd00:89::1", bridge: "fd00:89::1/64 nodad", serviceIP: "fd00:96::1", serviceRange: "fd00:96::/112",
 		podRange: "fd00:244::/48", nodePodRanges: map[string]string{"v1": "fd00:244:0:1::/64"},
-		everywhere: "::/0",
+		defaultRoute: "::/0",
 	},
 }
 
@@ -50,7 +50,7 @@ func chosenNetwork(nodes []string) (network, error) {
 	name := cmp.Or(os.Getenv("IP_FAMILY"), "ipv4")
 	names := map[string][]string{"ipv4": {"ipv4"}, "ipv6": {"ipv6"}, "dual": {"ipv4", "ipv6"}}[name]
 	if names == nil {
-		return nil, fmt.Errorf("IP_FAMILY=%s: it is ipv4, ipv6 or dual", name)
+		return nil, fmt.Errorf("IP_FAMILY=%s: it must be ipv4, ipv6 or dual", name)
 	}
 	if name != "ipv4" && !slices.Equal(nodes, []string{"v1"}) {
 		return nil, fmt.Errorf("IP_FAMILY=%s needs NODES=v1: the guest has only IPv4", name)
@@ -62,7 +62,7 @@ func chosenNetwork(nodes []string) (network, error) {
 	return chosen, nil
 }
 
-// all joins a value of every family.
+// all collects a value of every family.
 func (n network) all(of func(family) string) []string {
 	var all []string
 	for _, family := range n {
@@ -85,19 +85,19 @@ func (n network) nodeAddresses(node string) []string {
 	})
 }
 
-// String lists the service IP ranges, which identify it.
+// String lists the service IP ranges, which identify the network.
 func (n network) String() string { return n.joined(func(f family) string { return f.serviceRange }) }
 
 // cni is the data for a node's CNI configuration.
 func (n network) cni(node string) map[string]any {
 	return map[string]any{
 		"PodRanges": n.all(func(f family) string { return f.nodePodRanges[node] }),
-		"Routes":    n.all(func(f family) string { return f.everywhere }),
+		"Routes":    n.all(func(f family) string { return f.defaultRoute }),
 	}
 }
 
 // make sets up the sandbox's own network. The tap device is the guest's network card.
-// The service range of the guest needs no proxy of its own: its traffic passes node v1, whose kube-proxy translates it.
+// The guest needs no kube-proxy: its traffic to services passes node v1, whose kube-proxy translates it.
 func (n network) make(nodes []string) error {
 	commands := `
 link set lo up
@@ -110,7 +110,7 @@ addr add ` + family.bridge + ` dev nodes`
 link set nodes up`
 	for _, family := range n {
 		commands += `
-route add ` + family.everywhere + ` dev nodes`
+route add ` + family.defaultRoute + ` dev nodes`
 	}
 	for _, node := range nodes {
 		if node == "v2" {

@@ -17,7 +17,7 @@ func runningNodes(here layout) ([]string, error) {
 		return nil, err
 	}
 	if pid == 0 {
-		return nil, errors.New("no cluster runs; `cluster up` starts one")
+		return nil, errors.New("no cluster is running; `cluster up` starts one")
 	}
 	var nodes []string
 	for _, node := range []string{"v1", "v2"} {
@@ -69,7 +69,7 @@ func nodeCommand(here layout, node string, command []string) ([]string, error) {
 	case "v2":
 		return append(append(prefix, guestShell(here)...), quote(command)), nil
 	}
-	return nil, fmt.Errorf("node %s: there are v1 and v2", node)
+	return nil, fmt.Errorf("unknown node %s: it must be v1 or v2", node)
 }
 
 // quote quotes a command for a shell.

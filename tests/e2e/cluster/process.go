@@ -40,7 +40,7 @@ func (s *supervisor) start(name string, command []string, env ...string) {
 				fmt.Printf("%s %s exited (%v), restarting it\n", time.Now().Format(time.TimeOnly), name, err)
 				time.Sleep(time.Second)
 			default:
-				s.failed <- fmt.Errorf("%s ended: %v\n%s", name, err, s.tail(name))
+				s.failed <- fmt.Errorf("%s exited: %v\n%s", name, err, s.tail(name))
 				return
 			}
 		}
@@ -59,7 +59,7 @@ func runLogged(path string, command, env []string) error {
 	return process.Run()
 }
 
-// wait polls a condition until it is met. It fails with the end of the component's log at the deadline, and at once if any component ends.
+// wait polls a condition until it is met. It fails with the end of the component's log at the deadline, and at once if any component exits.
 func (s *supervisor) wait(component string, limit time.Duration, condition func() error) error {
 	deadline := time.After(limit)
 	for {

@@ -22,7 +22,7 @@ import (
 // File descriptors that `up` hands to the sandbox.
 const (
 	progressFd = 3 // a pipe: one line per stage, then "ready"
-	listenerFd = 4 // a socket of the host's network, at which the host reaches the API server
+	listenerFd = 4 // a socket of the host's network, through which the host reaches the API server
 )
 
 // oneAtATime serializes the commands build, up and down.
@@ -38,7 +38,7 @@ func oneAtATime(here layout, nodes []string, command func(layout, []string) erro
 	return command(here, nodes)
 }
 
-// up starts the cluster and returns when it is ready. The sandbox lives on.
+// up starts the cluster and returns when it is ready. The sandbox keeps running.
 func up(here layout, nodes []string) error {
 	start := time.Now()
 	if _, err := chosenNetwork(nodes); err != nil {
@@ -74,7 +74,7 @@ func checkRunning(here layout, wanted []string) error {
 		return err
 	}
 	if !slices.Equal(nodes, wanted) {
-		return fmt.Errorf("a cluster with the nodes %v runs already; `cluster down` ends it", nodes)
+		return fmt.Errorf("a cluster with the nodes %v is already running; `cluster down` stops it", nodes)
 	}
 	network, err := chosenNetwork(wanted)
 	if err != nil {
@@ -85,12 +85,13 @@ func checkRunning(here layout, wanted []string) error {
 		return err
 	}
 	if string(running) != network.String() {
-		return fmt.Errorf("a cluster with the services %s runs already; `cluster down` ends it", running)
+		return fmt.Errorf("a cluster with the service range %s is already running; `cluster down` stops it", running)
 	}
-	fmt.Printf("it runs already\n\nexport KUBECONFIG=%s\n", here.kubeconfig())
+	fmt.Printf("the cluster is already running\n\nexport KUBECONFIG=%s\n", here.kubeconfig())
 	return nil
 }
 
+// startSandbox starts the sandbox's process 1 in its own namespaces, prints its progress, and returns when the cluster is ready.
 func startSandbox(here layout, nodes []string) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -135,10 +136,10 @@ func startSandbox(here layout, nodes []string) error {
 	}
 	init.Wait()
 	reason, err := os.ReadFile(log.Name())
-	return errors.Join(fmt.Errorf("it did not come up; logs are in %s\n%s", filepath.Dir(log.Name()), reason), err)
+	return errors.Join(fmt.Errorf("the cluster did not come up; logs are in %s\n%s", filepath.Dir(log.Name()), reason), err)
 }
 
-// sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. When it exits, everything ends.
+// sandboxInit is process 1 of the sandbox: it makes the mounts, starts the supervisor and reaps orphans. When it exits, the kernel kills everything in the sandbox.
 func sandboxInit(here layout) error {
 	if err := takeLock(here); err != nil {
 		return err
@@ -167,12 +168,12 @@ func sandboxInit(here layout) error {
 			return err
 		}
 		if pid == supervisor.Pid {
-			return fmt.Errorf("the supervisor ended with status %d", status.ExitStatus())
+			return fmt.Errorf("the supervisor exited with status %d", status.ExitStatus())
 		}
 	}
 }
 
-// takeLock takes the lock, by which the other commands find the process of the sandbox. The kernel releases it when the process exits.
+// takeLock takes the lock by which the other commands find the sandbox's process. The kernel releases it when the process exits.
 func takeLock(here layout) error {
 	lock, err := unix.Open(here.lock(), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -181,7 +182,7 @@ func takeLock(here layout) error {
 	return unix.FcntlFlock(uintptr(lock), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
 }
 
-// sandboxPid is the sandbox's first process as this machine numbers it, 0 where none runs.
+// sandboxPid is the host's PID of the sandbox's process 1, and 0 if no sandbox is running.
 func sandboxPid(here layout) (int, error) {
 	lock, err := os.OpenFile(here.lock(), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +201,7 @@ func sandboxPid(here layout) (int, error) {
 	return int(query.Pid), nil
 }
 
-// down ends the sandbox, whatever state it is in, and removes what it leaves on this machine. Logs stay.
+// down stops the sandbox, whatever state it is in, and removes what it leaves on this machine. Logs stay.
 func down(here layout, _ []string) error {
 	pid, err := sandboxPid(here)
 	if err != nil {
@@ -234,12 +235,13 @@ func killAndWait(pid int) error {
 			return err
 		}
 		if n == 0 {
-			return fmt.Errorf("process %d was killed but did not end within 20 s", pid)
+			return fmt.Errorf("process %d was killed but did not exit within 20 s", pid)
 		}
 		return nil
 	}
 }
 
+// removeLeftovers removes what a stopped or crashed sandbox left on the host.
 func removeLeftovers(here layout) error {
 	if err := removeCgroup(here.cgroupName()); err != nil {
 		return err
@@ -261,20 +263,20 @@ func status(here layout) error {
 		return err
 	}
 	if pid == 0 {
-		return errors.New("no cluster runs; `cluster up` starts one")
+		return errors.New("no cluster is running; `cluster up` starts one")
 	}
 	fmt.Printf("process %d, KUBECONFIG=%s\n", pid, here.kubeconfig())
 	return replaceBy(append(here.kubectl(), "get", "nodes", "-o", "wide"))
 }
 
-// inSandbox is the start of a command line that runs the rest in the sandbox's namespaces.
+// inSandbox is the prefix of a command line that runs the rest in the sandbox's namespaces.
 func inSandbox(here layout) ([]string, error) {
 	pid, err := sandboxPid(here)
 	if err != nil {
 		return nil, err
 	}
 	if pid == 0 {
-		return nil, errors.New("no cluster runs; `cluster up` starts one")
+		return nil, errors.New("no cluster is running; `cluster up` starts one")
 	}
 	return []string{"nsenter", "--target", strconv.Itoa(pid), "--mount", "--net", "--pid",
 		"env", "KUBECONFIG=" + filepath.Join(here.run("pki"), "admin.kubeconfig")}, nil

@@ -70,7 +70,7 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 	started := time.Now()
 	t.Log(must(t, "up"))
 	if took := time.Since(started); took > 30*time.Second {
-		t.Errorf("it took %s until it was up", took)
+		t.Errorf("it took %s until the cluster was up", took)
 	}
 	t.Cleanup(func() { cluster(t, "", "down") })
 
@@ -122,7 +122,7 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 			})
 		}
 	}
-	t.Run("a pod of a Deployment is replaced, on another node where its own takes none", func(t *testing.T) { checkRescheduled(t, nodes) })
+	t.Run("a deleted pod of a Deployment is replaced, on another node if its own is cordoned", func(t *testing.T) { checkRescheduled(t, nodes) })
 	t.Run("an image packed here is on every node", func(t *testing.T) {
 		must(t, "load", must(t, "image", "smoke", testLayout(t).bin("podtool")))
 		for _, node := range nodes {
@@ -131,18 +131,18 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a component that ends is started again", func(t *testing.T) {
+	t.Run("a component that exits is restarted", func(t *testing.T) {
 		old := must(t, "on", "v1", "pgrep", "-x", "kube-scheduler")
 		must(t, "on", "v1", "pkill", "-x", "kube-scheduler")
 		eventually(t, 10*time.Second, func() error {
 			now, err := cluster(t, "", "on", "v1", "pgrep", "-x", "kube-scheduler")
 			if err == nil && now == old {
-				err = fmt.Errorf("process %s goes on", old)
+				err = fmt.Errorf("process %s is still running", old)
 			}
 			return err
 		})
 	})
-	t.Run("killed without warning, it leaves nothing after down", func(t *testing.T) {
+	t.Run("after SIGKILL, down leaves nothing behind", func(t *testing.T) {
 		pid, err := sandboxPid(testLayout(t))
 		if err != nil || pid == 0 {
 			t.Fatal(pid, err)
@@ -154,7 +154,7 @@ func TestClusterWorksAndLeavesNothing(t *testing.T) {
 		must(t, "down")
 		checkNothingLeft(t, network)
 		if now := machineSettings(t); !maps.Equal(now, settings) {
-			t.Errorf("settings of the kernel were %v, are %v", settings, now)
+			t.Errorf("kernel settings were %v, now they are %v", settings, now)
 		}
 	})
 }
@@ -189,20 +189,20 @@ func checkCgroup(t *testing.T, node string) {
 	}
 	folder := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
 	if got := must(t, "cgroup", "default/"+node); got != folder {
-		t.Fatalf("cluster cgroup says %s, not %s", got, folder)
+		t.Fatalf("cluster cgroup prints %s, not %s", got, folder)
 	}
 	if limit := must(t, "cgroup", "default/"+node, "cpu.max"); limit != "20000 100000" {
 		t.Fatalf("cpu.max is %q", limit)
 	}
 	scopes := must(t, "on", "v2", "sh", "-c", "cd /sys/fs/cgroup/"+folder+" && ls -d cri-containerd-*.scope | wc -l")
 	if scopes != "2" {
-		t.Fatalf("%s scopes, not the sandbox's and the container's", scopes)
+		t.Fatalf("%s scopes instead of 2, the sandbox's and the container's", scopes)
 	}
 }
 
 func checkRescheduled(t *testing.T, nodes []string) {
 	apply(t, deployment)
-	place := func() (name, node string) {
+	runningPod := func() (name, node string) {
 		must(t, "kubectl", "rollout", "status", "deployment/wanderer", "--timeout=60s")
 		fields := strings.Fields(must(t, "kubectl", "get", "pods", "-l", "app=wanderer", "--field-selector=status.phase=Running",
 			"-o", "go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{.spec.nodeName}} {{end}}{{end}}"))
@@ -211,18 +211,19 @@ func checkRescheduled(t *testing.T, nodes []string) {
 		}
 		return fields[0], fields[1]
 	}
-	name, node := place()
+	name, node := runningPod()
 	if len(nodes) > 1 {
 		must(t, "kubectl", "cordon", node)
 		defer must(t, "kubectl", "uncordon", node)
 	}
 	must(t, "kubectl", "delete", "pod", name)
-	nextName, nextNode := place()
+	nextName, nextNode := runningPod()
 	if nextName == name || (len(nodes) > 1 && nextNode == node) {
-		t.Fatalf("%s on %s was followed by %s on %s", name, node, nextName, nextNode)
+		t.Fatalf("%s on %s was replaced by %s on %s", name, node, nextName, nextNode)
 	}
 }
 
+// networkOf is the network namespace of a process.
 func networkOf(t *testing.T, pid string) string {
 	t.Helper()
 	network, err := os.Readlink("/proc/" + pid + "/ns/net")
@@ -232,6 +233,7 @@ func networkOf(t *testing.T, pid string) string {
 	return network
 }
 
+// checkNothingLeft fails the test if cgroups, processes, mounts or files of the cluster with this network namespace are left.
 func checkNothingLeft(t *testing.T, network string) {
 	here := testLayout(t)
 	points, err := hierarchies()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supervise runs the cluster inside the sandbox: it starts it in stages, reports each to `up`, and stays.
+// supervise runs the cluster inside the sandbox: it starts it in stages, reports each to `up`, and keeps running.
 func supervise(here layout) error {
 	nodes, err := chosenNodes()
 	if err != nil {
@@ -40,6 +40,7 @@ func supervise(here layout) error {
 	select {}
 }
 
+// bringUp starts the cluster in stages, and returns when all nodes are Ready.
 func (s *supervisor) bringUp() error {
 	socket := os.NewFile(listenerFd, "listener")
 	listener, err := net.FileListener(socket)
@@ -140,7 +141,7 @@ func (s *supervisor) startControlPlane() error {
 // startNode starts containerd and the kubelet of node v1, on this machine's cgroups.
 func (s *supervisor) startNode() error {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
-		return errors.New("this machine has cgroup v2 only, which node v1 cannot use; NODES=v2 leaves it out")
+		return errors.New("this machine has cgroup v2 only, which node v1 cannot use; use NODES=v2")
 	}
 	cgroup := s.here.cgroupName()
 	if err := makeCgroup(cgroup); err != nil {

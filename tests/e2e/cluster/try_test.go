@@ -20,7 +20,7 @@ import (
 // and presses Ctrl-C.
 func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 	if len(testNodes(t)) < 2 {
-		t.Skip("shows it on node v2")
+		t.Skip("`make try` needs node v2")
 	}
 	root, err := filepath.Abs("../../..")
 	if err != nil {
@@ -28,12 +28,12 @@ func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 	}
 	binary := filepath.Join(root, "target/x86_64-unknown-linux-musl/release/plimsoll")
 	if _, err := os.Stat(binary); err != nil {
-		t.Skip("make build comes first: ", err)
+		t.Skip("run `make build` first: ", err)
 	}
 	must(t, "down")
 	command := exec.Command("scripts/try", binary)
 	command.Dir = root
-	// Like in a terminal, Ctrl-C goes to the whole process group.
+	// As in a terminal, Ctrl-C goes to the whole process group.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Stderr = os.Stderr
 	out, err := command.StdoutPipe()
@@ -57,7 +57,7 @@ func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 		}
 	}
 	if err := command.Wait(); err == nil && network == "" {
-		t.Error("it ended by itself")
+		t.Error("it exited by itself")
 	}
 	t.Log(text)
 	for _, stage := range []string{"pod batch is throttled", "node v2 takes no new pods"} {
@@ -71,13 +71,13 @@ func TestTryThrottlesAndClosesWithinTwoMinutes(t *testing.T) {
 	checkNothingLeft(t, network)
 }
 
-// secondsUntil is the time of the line of `try` for a stage, -1 if there is none.
+// secondsUntil is the number of seconds that `try` printed with a stage, -1 if it did not print the stage.
 func secondsUntil(text, stage string) int {
-	said := regexp.MustCompile(`(?m)^ *(\d+) s  .*` + regexp.QuoteMeta(stage)).FindStringSubmatch(text)
-	if said == nil {
+	match := regexp.MustCompile(`(?m)^ *(\d+) s  .*` + regexp.QuoteMeta(stage)).FindStringSubmatch(text)
+	if match == nil {
 		return -1
 	}
-	seconds, err := strconv.Atoi(said[1])
+	seconds, err := strconv.Atoi(match[1])
 	if err != nil {
 		return -1
 	}
@@ -89,7 +89,7 @@ func followInstructions(t *testing.T) string {
 	t.Helper()
 	examples := "cpu-pressure disk memory temperature watermark1 watermark2 watermark3"
 	if applied := must(t, "kubectl", "get", "nodeqos", "-o", "jsonpath={.items[*].metadata.name}"); applied != examples {
-		t.Errorf("the examples that are applied: %s", applied)
+		t.Errorf("unexpected NodeQOS objects are applied: %s", applied)
 	}
 	if output := must(t, "kubectl", "describe", "nodewatermark", "v2"); !strings.Contains(output, "batch") {
 		t.Errorf("the NodeWatermark does not name the pod:\n%s", output)

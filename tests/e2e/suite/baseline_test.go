@@ -19,6 +19,7 @@ import (
 // record is a line of the agent's journal: a cgroup file that it changed.
 type record struct{ UID, Cgroup, Lever, File, Original, Ours string }
 
+// journal reads the journal of a node's agent.
 func journal(node string) ([]record, error) {
 	text, err := tryOnNode(node, "cat /var/lib/plimsoll/journal")
 	if err != nil {
@@ -27,6 +28,7 @@ func journal(node string) ([]record, error) {
 	return records(text)
 }
 
+// records parses a journal. Other lines than records are skipped.
 func records(text string) (records []record, err error) {
 	for _, line := range strings.Split(text, "\n") {
 		if !strings.HasPrefix(line, "{") {
@@ -41,8 +43,8 @@ func records(text string) (records []record, err error) {
 	return records, nil
 }
 
-// leastMillicores is the CPU of the smallest quota that the kernel accepts, 1 ms of 100 ms.
-const leastMillicores = 10
+// minMillicores is the smallest quota that the kernel accepts, 1 ms of 100 ms.
+const minMillicores = 10
 
 // baseline is the state of a scene's pods before the test, to compare with.
 type baseline struct {
@@ -54,13 +56,14 @@ type baseline struct {
 	bystanderUID string
 }
 
+// baseline reads the current state of pods that are not throttled yet.
 func (s *scene) baseline(pods ...string) *baseline {
 	s.Helper()
 	o := &baseline{scene: s, before: map[string]*victim{}, floors: map[string]int{}}
 	for _, name := range pods {
 		pod := s.pod(name)
 		uid := string(pod.UID)
-		o.before[uid], o.floors[uid] = s.victim(name), max(leastMillicores, requested(pod))
+		o.before[uid], o.floors[uid] = s.victim(name), max(minMillicores, requested(pod))
 	}
 	return o
 }
@@ -87,7 +90,7 @@ func (o *baseline) checkBystander() error {
 	return nil
 }
 
-// inForce checks that the pod is still throttled to its cap, the node closed and the bystander untouched.
+// inForce checks that the pod still has the throttle's quota, that the node is closed, and that the bystander is unchanged.
 func (o *baseline) inForce(v *victim) error {
 	o.scene.Helper()
 	if err := o.scene.inForce(v); err != nil {
@@ -96,7 +99,7 @@ func (o *baseline) inForce(v *victim) error {
 	return o.checkBystander()
 }
 
-// requested are the millicores that a pod requests.
+// requested is the sum of a pod's CPU requests in millicores.
 func requested(pod *corev1.Pod) (millicores int) {
 	for _, container := range pod.Spec.Containers {
 		millicores += int(container.Resources.Requests.Cpu().MilliValue())
@@ -105,12 +108,13 @@ func requested(pod *corev1.Pod) (millicores int) {
 }
 
 // waitAccounted waits until each changed file has exactly one journal entry and each entry a changed file
-// (I1), and every cap is between the floor and the original (I2).
+// (I1), and every quota is between the floor and the original (I2).
 func (o *baseline) waitAccounted(limit time.Duration) {
 	o.scene.Helper()
 	eventually(o.scene, limit, "cgroup files and journal agree", o.checkJournal)
 }
 
+// checkJournal returns an error unless journal and changed files correspond, and all quotas are in bounds.
 func (o *baseline) checkJournal() error {
 	out, err := tryOnNode(o.scene.node, "set -e; "+o.snapshotScript())
 	if err != nil {
@@ -136,7 +140,7 @@ func (o *baseline) checkJournal() error {
 	return o.bounded()
 }
 
-// bounded checks whether every cap is between the floor and the original.
+// bounded checks whether every quota is between the floor and the original.
 func (o *baseline) bounded() error {
 	for uid, v := range o.before {
 		now, err := readSettings(o.scene.node, v.folder)
@@ -157,7 +161,7 @@ type snapshot struct {
 	files   map[string]string
 }
 
-// snapshotScript is a script that prints both.
+// snapshotScript is a script that prints the journal and the files.
 func (o *baseline) snapshotScript() string {
 	script := "cat /var/lib/plimsoll/journal; "
 	files := settingFiles + " */" + strings.ReplaceAll(settingFiles, " ", " */")
@@ -200,7 +204,7 @@ func (o *baseline) unjournalled(now *snapshot) (left []string) {
 	for key, value := range now.files {
 		uid, file, _ := strings.Cut(key, " ")
 		if _, journalled := now.entries[key]; !journalled && !o.before[uid].hadValue(file, value) {
-			left = append(left, fmt.Sprintf("%s of %s, which holds %q", file, o.before[uid].name, value))
+			left = append(left, fmt.Sprintf("%s of %s, which has %q", file, o.before[uid].name, value))
 		}
 	}
 	return left
@@ -213,8 +217,8 @@ func (o *baseline) changesLeftByKilling(pid string) ([]string, error) {
 	return left, err
 }
 
-// changesLeftBy does so with a script that ends the agent, and also returns its output. It reads everything at once, before another agent
-// starts.
+// changesLeftBy does the same with a script that stops the agent, and also returns its output. It reads everything in one command, before
+// another agent starts.
 func (o *baseline) changesLeftBy(script string) (left []string, out string, err error) {
 	out, err = tryOnNode(o.scene.node, script+o.snapshotScript())
 	if err != nil {
@@ -248,7 +252,7 @@ func (o *baseline) originals() map[string]string {
 	return all
 }
 
-// hadValue checks whether a file of the pod, or of one of its containers, had this value before.
+// hadValue checks whether a file of the pod, or of one of its containers, had this value before the test.
 func (v *victim) hadValue(file, value string) bool {
 	if folder, name := path.Split(file); folder != "" {
 		return slices.Contains(strings.Split(v.before["containers/"+name], ", "), value)
@@ -256,7 +260,7 @@ func (v *victim) hadValue(file, value string) bool {
 	return v.before["pod/"+file] == value
 }
 
-// waitAllRestored waits until files, journal, taint and status are as before (I6, I7).
+// waitAllRestored waits until files, journal, taint and status are as they were before the test (I6, I7).
 func (o *baseline) waitAllRestored(limit time.Duration) {
 	o.scene.Helper()
 	deadline := time.Now().Add(limit)
@@ -269,6 +273,7 @@ func (o *baseline) waitAllRestored(limit time.Duration) {
 	eventually(o.scene, max(15*time.Second, time.Until(deadline)), "the status says that nothing is in force", o.statusEmpty)
 }
 
+// statusEmpty returns an error if the status shows a throttled pod of the scene, or a closed node.
 func (o *baseline) statusEmpty() error {
 	now, err := watermarkOf(o.scene.node)
 	if err != nil {
@@ -285,7 +290,7 @@ func (o *baseline) statusEmpty() error {
 	return nil
 }
 
-// waitAgent waits until the agent of a node is ready in a container other than this one.
+// waitAgent waits until the agent of a node is ready in a container other than `not`.
 func waitAgent(s *scene, not string) {
 	s.Helper()
 	eventually(s, 90*time.Second, "the agent is ready", func() error { return s.agentReady(not) })

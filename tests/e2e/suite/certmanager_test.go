@@ -40,7 +40,7 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 		t.Fatalf("helm test: %v\n%s", err, out)
 	}
 
-	before, lives, changes := issued(t), restartsOf(t), leaderChanges(t)
+	before, restarts, changes := issued(t), restartsOf(t), leaderChanges(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(kubectl(t, "logs", "-n", namespace, "-l", "app.kubernetes.io/component=controller", "--prefix", "--tail=40"))
@@ -61,12 +61,12 @@ func TestCertManagerRenewsCertificateWithoutFailedRequest(t *testing.T) {
 	if leaderChanged := leaderChanges(t) > changes; (broken != nil || events == 0) && !leaderChanged {
 		t.Errorf("the watch received %d events and then failed: %v", events, broken)
 	}
-	if now := restartsOf(t); now != lives {
-		t.Errorf("replicas restarted: restarts are %s, were %s", now, lives)
+	if now := restartsOf(t); now != restarts {
+		t.Errorf("replicas restarted: restarts are %s, were %s", now, restarts)
 	}
 }
 
-// withCertManager follows the page with cert-manager running; the test's cleanup reverts it.
+// withCertManager follows that page with cert-manager running; the test's cleanup reverts it.
 func withCertManager(t *testing.T) {
 	t.Helper()
 	definitions := plane.CertManagerCRDFiles(t)
@@ -84,7 +84,7 @@ func withCertManager(t *testing.T) {
 		kubectl(t, "apply", "--server-side", "-f", file)
 	}
 	for _, file := range definitions {
-		// kubectl does not wait for what has no status yet.
+		// kubectl does not wait for an object that has no status yet.
 		eventually(t, time.Minute, file+" is served", func() error {
 			_, err := tryKubectl("", "wait", "--for=condition=Established", "-f", file, "--timeout=30s")
 			return err
@@ -110,7 +110,7 @@ func withCertManager(t *testing.T) {
 	}
 }
 
-// issued is the Secret that cert-manager wrote last.
+// issued is the data of the Secret that cert-manager wrote.
 func issued(t *testing.T) map[string][]byte {
 	t.Helper()
 	found, err := kube.CoreV1().Secrets(namespace).Get(background, issuedSecret, metav1.GetOptions{})
@@ -120,11 +120,11 @@ func issued(t *testing.T) map[string][]byte {
 	return found.Data
 }
 
-// waitServed waits until both replicas serve that certificate.
+// waitServed waits until both replicas serve that certificate, and returns how long it took.
 func waitServed(t *testing.T, limit time.Duration) time.Duration {
 	t.Helper()
 	started := time.Now()
-	eventually(t, limit, "both replicas serve what cert-manager made last", func() error {
+	eventually(t, limit, "both replicas serve the certificate that cert-manager issued last", func() error {
 		block, _ := pem.Decode(issued(t)["tls.crt"])
 		wanted := fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
 		pods := componentPods(t, "controller")
@@ -149,12 +149,12 @@ func waitServed(t *testing.T, limit time.Duration) time.Duration {
 // renew has cert-manager renew a Certificate.
 func renew(t *testing.T, name string) {
 	t.Helper()
-	var made func() error
-	eventually(t, time.Minute, name+" is to be renewed", func() (err error) {
-		made, err = plane.Renew(objects.Resource(plane.Certificates).Namespace(namespace), name)
+	var renewed func() error
+	eventually(t, time.Minute, "renewal of "+name+" is requested", func() (err error) {
+		renewed, err = plane.Renew(objects.Resource(plane.Certificates).Namespace(namespace), name)
 		return err
 	})
-	eventually(t, 2*time.Minute, name+" is renewed", made)
+	eventually(t, 2*time.Minute, name+" is renewed", renewed)
 }
 
 // waitEvictionsAnswered requests, as a node's agent through the API server, the eviction of a deleted pod until the leader answers.
@@ -164,7 +164,7 @@ func waitEvictionsAnswered(t *testing.T, node string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "an agent has an answer", func() error {
+	eventually(t, time.Minute, "the leader answers an eviction request", func() error {
 		verdict, err := plane.Evict(background, agent, node, gone())
 		if err == nil && verdict.Result != "gone" {
 			err = fmt.Errorf("unexpected response: %+v", verdict)
@@ -188,9 +188,9 @@ func leaderChanges(t *testing.T) int {
 // restartsOf lists the UID and restart count of each replica.
 func restartsOf(t *testing.T) string {
 	t.Helper()
-	var lives []string
+	var restarts []string
 	for _, pod := range componentPods(t, "controller") {
-		lives = append(lives, fmt.Sprintf("%s %d", pod.UID, pod.Status.ContainerStatuses[0].RestartCount))
+		restarts = append(restarts, fmt.Sprintf("%s %d", pod.UID, pod.Status.ContainerStatuses[0].RestartCount))
 	}
-	return strings.Join(lives, ", ")
+	return strings.Join(restarts, ", ")
 }

@@ -105,13 +105,13 @@ func eventually(t testing.TB, limit time.Duration, what string, condition func()
 			return
 		}
 		if time.Since(start) > limit {
-			t.Fatalf("%s: still not the case after %s: %v", what, limit, err)
+			t.Fatalf("%s: not within %s: %v", what, limit, err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// always fails as soon as a condition does not hold, for that long.
+// always checks a condition for this long, and fails the test as soon as it is not met.
 func always(t testing.TB, length time.Duration, what string, condition func() error) {
 	t.Helper()
 	for start := time.Now(); time.Since(start) < length; time.Sleep(200 * time.Millisecond) {
@@ -121,7 +121,7 @@ func always(t testing.TB, length time.Duration, what string, condition func() er
 	}
 }
 
-// repeatedly calls look several times a second in the background, until stop is called or the test ends.
+// repeatedly calls poll several times a second in the background, until stop is called or the test ends.
 func repeatedly(t testing.TB, poll func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -35,7 +35,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestControllerPodsMoveWhileActionsStayInForce drains the nodes of one replica after the other, the leader's first. Every node
+// TestControllerPodsMoveWhileActionsStayInForce evicts the leader from its node, twice. Every node
 // has our taint meanwhile, and the new replicas must still be scheduled.
 func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	t.Parallel()
@@ -50,10 +50,10 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 			t.Cleanup(func() { kubectl(t, "uncordon", old.Spec.NodeName) })
 		}
 		eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: old.Name, Namespace: namespace}}
-		eventually(t, time.Minute, "the disruption budget lets it go", func() error {
+		eventually(t, time.Minute, "the disruption budget allows the eviction", func() error {
 			return kube.PolicyV1().Evictions(namespace).Evict(background, eviction)
 		})
-		eventually(t, 3*time.Minute, "two others are ready", func() error {
+		eventually(t, 3*time.Minute, "two other replicas are ready", func() error {
 			pods := componentPods(t, "controller")
 			for _, pod := range pods {
 				if !plane.IsReady(&pod) || pod.UID == old.UID {
@@ -68,7 +68,7 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 		if len(nodes) > 1 {
 			kubectl(t, "uncordon", old.Spec.NodeName)
 		}
-		eventually(t, 20*time.Second, "another leads", func() error {
+		eventually(t, 20*time.Second, "another replica leads", func() error {
 			if now := holder(t); now == "" || strings.HasPrefix(now, old.Name) {
 				return fmt.Errorf("the lease is held by %q", now)
 			}
@@ -89,7 +89,8 @@ func TestControllerPodsMoveWhileActionsStayInForce(t *testing.T) {
 	}
 }
 
-// pollLoad lists NodeMetrics continuously; the returned function stops it and returns the number of failures and the longest gap.
+// pollLoad lists NodeMetrics continuously; the returned function stops it and returns the numbers of requests and failures, and the longest
+// time without a complete list.
 func pollLoad(t *testing.T) (end func() (requests, failed int, gap time.Duration)) {
 	t.Helper()
 	requests, failed, gap, last := 0, 0, time.Duration(0), time.Now()
@@ -108,8 +109,8 @@ func pollLoad(t *testing.T) (end func() (requests, failed int, gap time.Duration
 	return func() (int, int, time.Duration) { stop(); return requests, failed, gap }
 }
 
-// TestCertificatesRotateWithoutFailedRequest gives the release a second authority as the leader does after eight
-// months, but one that nearly all clients know already, so that it signs after minutes instead of a day.
+// TestCertificatesRotateWithoutFailedRequest gives the release a second CA as the leader does after eight
+// months. It is created almost a day in the past, so that it signs after minutes: replicas give clients a day to learn of a new CA.
 func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
@@ -142,7 +143,7 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	if _, err := kube.CoreV1().Secrets(namespace).Update(background, object, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, known+5*time.Minute, "both replicas serve with a certificate of the other authority", func() error {
+	eventually(t, known+5*time.Minute, "both replicas serve with a certificate of the other CA", func() error {
 		now := signers()
 		for _, signer := range now {
 			if !strings.Contains(signer, name) {
@@ -159,8 +160,8 @@ func TestCertificatesRotateWithoutFailedRequest(t *testing.T) {
 	}
 }
 
-// generateTraffic lists and watches NodeMetrics while agents report. The returned function waits until all have reconnected, stops, and fails the test
-// if requests or reports failed. It returns the number of watch events and the watch's error.
+// generateTraffic lists and watches NodeMetrics while agents report. The returned function waits until all clients have reconnected, stops
+// them, and fails the test if requests or reports failed. It returns the number of watch events and the watch's error.
 func generateTraffic(t *testing.T) (check func() (events int, broken error)) {
 	t.Helper()
 	answered, watched, reports := pollLoad(t), watchLoad(t), failedReports(t)
@@ -170,7 +171,7 @@ func generateTraffic(t *testing.T) (check func() (events int, broken error)) {
 		time.Sleep(30 * time.Second)
 		requests, failed, gap := answered()
 		events, broken := watched()
-		t.Logf("%d lists, %d failed, %.1f s without an answer at most; %d events of the watch", requests, failed, gap.Seconds(), events)
+		t.Logf("%d lists, %d failed, %.1f s without a list at most; %d events of the watch", requests, failed, gap.Seconds(), events)
 		if failed > 0 {
 			t.Errorf("%d of %d requests failed", failed, requests)
 		}
@@ -225,23 +226,23 @@ func metricsOf(pod corev1.Pod) (string, error) {
 	return string(text), err
 }
 
-// failedReports returns the failed reports since both replicas accepted those of every agent: the kubelet gives an agent
-// the controller's authority within a minute or two.
+// failedReports waits until both replicas accept the reports of every agent: the kubelet gives an agent
+// the controller's CA within a minute or two. The returned function returns the reports that have failed since.
 func failedReports(t *testing.T) func() string {
 	t.Helper()
-	// A certificate that changed just before is known to all by then, too.
+	// By then, all agents also know a CA that changed just before.
 	var from reports
-	eventually(t, 4*time.Minute, "leader and standby take reports of all agents", func() error {
+	eventually(t, 4*time.Minute, "leader and standby accept reports of all agents", func() error {
 		now, err := countReports(t)
 		if err != nil {
 			return err
 		}
-		if from.taken == nil || now.failedSince(from) != "" {
+		if from.accepted == nil || now.failedSince(from) != "" {
 			from = now
 		}
-		for series, count := range now.taken {
-			if count < from.taken[series]+2 {
-				return fmt.Errorf("%s was %d and is %d, and what failed is %v", series, from.taken[series], count, now.failed)
+		for series, count := range now.accepted {
+			if count < from.accepted[series]+2 {
+				return fmt.Errorf("%s was %d and is %d; failed reports: %v", series, from.accepted[series], count, now.failed)
 			}
 		}
 		return nil
@@ -255,9 +256,10 @@ func failedReports(t *testing.T) func() string {
 	}
 }
 
-// reports counts those of each agent by their result.
-type reports struct{ taken, failed map[string]int }
+// reports has the number of reports by agent and result.
+type reports struct{ accepted, failed map[string]int }
 
+// countReports reads the counts from the agents' metrics.
 func countReports(t *testing.T) (reports, error) {
 	counts := reports{map[string]int{}, map[string]int{}}
 	for _, pod := range componentPods(t, "agent") {
@@ -266,7 +268,7 @@ func countReports(t *testing.T) (reports, error) {
 			return counts, err
 		}
 		for _, result := range []string{"acknowledged", "standby"} {
-			counts.taken[pod.Name+" "+result] = 0
+			counts.accepted[pod.Name+" "+result] = 0
 		}
 		for _, line := range strings.Split(text, "\n") {
 			labels, isCount := strings.CutPrefix(line, `plimsoll_agent_reports_total{result="`)
@@ -278,8 +280,8 @@ func countReports(t *testing.T) (reports, error) {
 			if err != nil {
 				return counts, err
 			}
-			if _, isTaken := counts.taken[pod.Name+" "+result]; isTaken {
-				counts.taken[pod.Name+" "+result] = count
+			if _, isAccepted := counts.accepted[pod.Name+" "+result]; isAccepted {
+				counts.accepted[pod.Name+" "+result] = count
 			} else {
 				counts.failed[pod.Name+" "+result] = count
 			}
@@ -288,6 +290,7 @@ func countReports(t *testing.T) (reports, error) {
 	return counts, nil
 }
 
+// failedSince lists the results whose count of failures has changed.
 func (r reports) failedSince(before reports) (failed string) {
 	for series, count := range r.failed {
 		if was := before.failed[series]; count != was {
@@ -310,7 +313,7 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 	// The next eviction recreates the last one.
 	kubectl(t, append([]string{"delete", "-n", namespace, "configmap/plimsoll-evictions"}, persisted...)...)
 	for _, object := range persisted {
-		eventually(t, 2*time.Minute, object+" is there again", func() error {
+		eventually(t, 2*time.Minute, object+" exists again", func() error {
 			now, err := tryKubectl("", "get", "-n", namespace, object, "-o", "jsonpath={.metadata.uid} {.data}")
 			if uid, data, _ := strings.Cut(now, " "); err != nil || uid == before[object] || data == "" {
 				return fmt.Errorf("%s (%v)", now, err)
@@ -318,7 +321,7 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 			return nil
 		})
 	}
-	// The replicas have no earlier connections, and kubelets and API servers have to pick up the new CA.
+	// New replicas have no earlier connections, so that kubelets and API servers have to use the new CA.
 	kubectl(t, "rollout", "restart", "-n", namespace, "deployment/plimsoll-controller")
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	renewed := time.Now()
@@ -331,23 +334,23 @@ func TestDeletedControllerObjectsAreRecreated(t *testing.T) {
 			return cmp.Or(err, reported(node))
 		})
 	}
-	const passing = "e2e-comes-and-goes"
-	apply(t, "{apiVersion: v1, kind: Node, metadata: {name: "+passing+", labels: {kubernetes.io/os: linux}}, spec: {unschedulable: true}}")
-	t.Cleanup(func() { tryKubectl("", "delete", "node", passing, "--ignore-not-found") })
-	eventually(t, 20*time.Second, "it has a NodeWatermark", func() error {
-		_, err := watermarkOf(passing)
+	const temporary = "e2e-temporary"
+	apply(t, "{apiVersion: v1, kind: Node, metadata: {name: "+temporary+", labels: {kubernetes.io/os: linux}}, spec: {unschedulable: true}}")
+	t.Cleanup(func() { tryKubectl("", "delete", "node", temporary, "--ignore-not-found") })
+	eventually(t, 20*time.Second, "a new node has a NodeWatermark", func() error {
+		_, err := watermarkOf(temporary)
 		return err
 	})
-	kubectl(t, "delete", "node", passing)
-	eventually(t, 20*time.Second, "that goes with it", func() error {
-		if _, err := watermarkOf(passing); !apierrors.IsNotFound(err) {
+	kubectl(t, "delete", "node", temporary)
+	eventually(t, 20*time.Second, "the NodeWatermark of a deleted node is deleted", func() error {
+		if _, err := watermarkOf(temporary); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it still exists: %v", err)
 		}
 		return nil
 	})
 }
 
-// TestReplicaAskedDirectlyAuthenticatesAndAuthorizes asks each replica without the API server in between.
+// TestReplicaAskedDirectlyAuthenticatesAndAuthorizes sends requests to each replica without the API server in between.
 func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 	needShell(t)
 	if nodes[0] != "v1" {
@@ -371,8 +374,8 @@ func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 			return nil
 		}
 	}
-	for _, nobodys := range []string{"", "made-up", token + "x"} {
-		if err := all("401", nobodys)(); err != nil {
+	for _, invalid := range []string{"", "made-up", token + "x"} {
+		if err := all("401", invalid)(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -381,13 +384,13 @@ func TestReplicaAskedDirectlyAuthenticatesAndAuthorizes(t *testing.T) {
 	}
 	kubectl(t, "create", "clusterrolebinding", s.name, "--clusterrole=view", "--serviceaccount="+s.name+":reader")
 	t.Cleanup(func() { tryKubectl("", "delete", "clusterrolebinding", s.name) })
-	eventually(t, 30*time.Second, "who has the role view may read", all("200", token))
+	eventually(t, 30*time.Second, "an account with the role view may read", all("200", token))
 }
 
-// authority is a CA in the form of the release's Secret, created at this time, and its name.
-func authority(t *testing.T, made time.Time) (entry json.RawMessage, name string) {
+// authority is a CA in the format of the release's Secret, created at this time, and its name.
+func authority(t *testing.T, created time.Time) (entry json.RawMessage, name string) {
 	t.Helper()
-	name = fmt.Sprintf("plimsoll-metrics-%d", made.Unix())
+	name = fmt.Sprintf("plimsoll-metrics-%d", created.Unix())
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -398,7 +401,7 @@ func authority(t *testing.T, made time.Time) (entry json.RawMessage, name string
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(made.UnixNano()), RawSubject: subject, NotBefore: made.Add(-time.Hour), NotAfter: made.Add(365 * 24 * time.Hour),
+		SerialNumber: big.NewInt(created.UnixNano()), RawSubject: subject, NotBefore: created.Add(-time.Hour), NotAfter: created.Add(365 * 24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -412,7 +415,7 @@ func authority(t *testing.T, made time.Time) (entry json.RawMessage, name string
 	text := func(kind string, bytes []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}))
 	}
-	entry, err = json.Marshal(map[string]string{"made": made.Format(time.RFC3339), "certificate": text("CERTIFICATE", certificate), "key": text("PRIVATE KEY", private)})
+	entry, err = json.Marshal(map[string]string{"made": created.Format(time.RFC3339), "certificate": text("CERTIFICATE", certificate), "key": text("PRIVATE KEY", private)})
 	if err != nil {
 		t.Fatal(err)
 	}

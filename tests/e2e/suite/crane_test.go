@@ -14,8 +14,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// craneChart imitates crane's chart: CRDs in the folder that Helm never upgrades, without status and with little validation,
-// and an agent that does nothing. Maps file names to contents.
+// craneChart imitates crane's chart: CRDs in the folder that Helm never upgrades, without status subresource and with little validation,
+// and an agent that does nothing. It maps file names to contents.
 func craneChart() map[string]string {
 	files := map[string]string{
 		"Chart.yaml": "{apiVersion: v2, name: crane, version: 0.11.0}",
@@ -67,10 +67,10 @@ const cranePolicies = `
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[3]s, port: 80, path: /metrics}},
   rules: [{name: cpu-usage, avoidanceThreshold: 2, restoreThreshold: 2, actionName: throttle, strategy: "None", metricRule: {name: %[4]s, value: %[5]d}}]}}
 ---
-{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: crane-took-it}, spec: {rules: [{name: nothing, actionName: throttle}]}}
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: accepted-by-crane}, spec: {rules: [{name: nothing, actionName: throttle}]}}
 `
 
-// TestMigrationFromCraneFollowsTheDocs has the cluster alone, and starts without Plimsoll.
+// TestMigrationFromCraneFollowsTheDocs has the cluster to itself, and starts without Plimsoll.
 func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	needShell(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -82,7 +82,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	}
 	(&release{values: file}).setValues(t, repository, tag, generousBudgets)
 	t.Cleanup(func() {
-		if t.Failed() { // whatever the state is
+		if t.Failed() { // in whatever state
 			tryKubectl("", "delete", "crd", "nodeqoss.ensurance.crane.io", "podqoss.ensurance.crane.io", "avoidanceactions.ensurance.crane.io", "--ignore-not-found")
 			if err := install(); err != nil {
 				t.Error(err)
@@ -103,7 +103,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	installCrane(t)
 	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), threshold))
 	t.Cleanup(func() {
-		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/crane-took-it", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
+		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/accepted-by-crane", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
 		s.waitRestored(time.Minute, limited.folder, limited.before)
 	})
 	kubectl(t, "taint", "node", s.node, taintKey+":PreferNoSchedule")
@@ -120,7 +120,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 		t.Errorf("the policies changed from %s to %s", before, now)
 	}
 	s.waitNoTaint(30 * time.Second)
-	eventually(t, time.Minute, "it says what it would do", func() error {
+	eventually(t, time.Minute, "the agent reports what it would do", func() error {
 		now, err := watermarkOf(s.node)
 		if err == nil && len(now.Status.Would) == 0 {
 			err = fmt.Errorf("its rules are %+v", now.Status.Rules)
@@ -128,7 +128,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 		return err
 	})
 	// The invalid policy is found and has no effect.
-	if out, err := page.Try("Check what they would do"); err == nil || !strings.Contains(out, "crane-took-it") {
+	if out, err := page.Try("Check what they would do"); err == nil || !strings.Contains(out, "accepted-by-crane") {
 		t.Errorf("plimsoll doctor does not report the rule without a metric: %s (%v)", out, err)
 	}
 	if err := checkRestored(limited.before, s.settings(limited.folder)); err != nil {

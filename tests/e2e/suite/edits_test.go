@@ -27,23 +27,23 @@ func TestEndOfOneRuleKeepsActionsOfAnother(t *testing.T) {
 		s.waitRulesEnforced(mild)
 		s.waitRulesEnforced(hard)
 
-		// The stricter rule ends: the cap rises to that of the milder rule, and the taint, which only the stricter rule needs, goes.
+		// The stricter rule ends: the quota rises to that of the milder rule, and the taint, which only the stricter rule needs, is removed.
 		s.set(hot)
 		s.setMetric(second, hot)
 		s.waitRatio(30*time.Second, limited, 40)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
 		s.setMetric(second, cold)
-		cap := s.waitRatio(30*time.Second, limited, 80)
+		quota := s.waitRatio(30*time.Second, limited, 80)
 		s.waitNoTaint(10 * time.Second)
 		always(t, 3*time.Second, "only the actions of the milder rule stay in force", func() error {
 			if found, err := taint(node); err != nil || found != nil {
 				return fmt.Errorf("taint is %v (%v)", found, err)
 			}
-			return s.checkCap(limited, cap)
+			return s.checkQuota(limited, quota)
 		})
 		// The milder rule ends, which changes nothing for the stricter one.
 		s.setMetric(second, hot)
-		limited.cap = s.waitRatio(30*time.Second, limited, 40)
+		limited.quota = s.waitRatio(30*time.Second, limited, 40)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
 		s.set(cold)
 		eventually(t, 30*time.Second, "the milder rule is over", func() error {
@@ -65,7 +65,7 @@ func TestEndOfOneRuleKeepsActionsOfAnother(t *testing.T) {
 	})
 }
 
-// throttledScene is a scene with a pod that is throttled to half.
+// throttledScene adds a pod to a scene and throttles it to 50 %.
 func throttledScene(t *testing.T, s *scene) *victim {
 	t.Helper()
 	s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
@@ -92,25 +92,25 @@ func TestEditTakesEffectWhileActionIsInForce(t *testing.T) {
 	})
 }
 
-// label is a label of the scene's own for nodes.
+// label is the key of the scene's own label for nodes.
 func (s *scene) label() string { return "e2e.plimsoll.dev/" + s.name }
 
-func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
+func TestActionsThatNoPolicyAsksForAreRestored(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		s.running(work{name: "limited", args: []string{"burn"}, limits: "100m", requests: "10m"})
 		limited := s.victim("limited")
 		t.Cleanup(func() { tryKubectl("", "label", "node", node, s.label()+"-") })
-		for _, way := range []struct {
+		for _, change := range []struct {
 			what  string
-			opens bool // whether the taint goes, too: a PodQOS does not affect it
-			end   func()
+			opens bool // whether the taint is removed, too: a PodQOS does not affect it
+			make  func()
 		}{
 			{"the NodeQOS is deleted", true, func() { kubectl(t, "delete", "nodeqos", s.name) }},
 			{"the PodQOS is deleted", false, func() { kubectl(t, "delete", "podqos", s.name) }},
 			{"the AvoidanceAction is deleted", true, func() { kubectl(t, "delete", "avoidanceaction", s.name) }},
 			{"the NodeQOS no longer selects the node", true, func() { kubectl(t, "label", "node", node, s.label()+"-") }},
-			{"the NodeQOS is edited to select others", true, func() { s.rule(s.name, rule{action: s.name, labels: s.label() + ": other"}) }},
+			{"the NodeQOS is edited to select other nodes", true, func() { s.rule(s.name, rule{action: s.name, labels: s.label() + ": other"}) }},
 			{"the PodQOS no longer selects the pod", false, func() { kubectl(t, "label", "pod", "-n", s.name, "limited", "app=other", "--overwrite") }},
 			{"the pod is protected", false, func() { kubectl(t, "annotate", "pod", "-n", s.name, "limited", "plimsoll.dev/protected=true") }},
 		} {
@@ -122,14 +122,14 @@ func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 				return nil
 			})
 			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule) // again, after the first case
-			way.end()
-			eventually(t, 30*time.Second, "restored, as "+way.what, func() error {
+			change.make()
+			eventually(t, 30*time.Second, "the quota is restored, because "+change.what, func() error {
 				return checkRestored(limited.before, s.settings(limited.folder))
 			})
-			if way.opens {
+			if change.opens {
 				s.waitNoTaint(30 * time.Second)
 			} else {
-				always(t, 2*time.Second, "the node stays closed, though "+way.what, s.closed)
+				always(t, 2*time.Second, "the node stays closed, although "+change.what, s.closed)
 			}
 		}
 		s.set(cold)
@@ -137,7 +137,7 @@ func TestActionsThatNoPolicyWantsAreRestored(t *testing.T) {
 	})
 }
 
-// wanted (re)applies the policies that throttle pod limited and close the node.
+// applyPolicies applies, also after changes, the policies that throttle pod limited and close the node.
 func (s *scene) applyPolicies() {
 	s.Helper()
 	kubectl(s, "label", "node", s.node, s.label()+"=batch", "--overwrite")

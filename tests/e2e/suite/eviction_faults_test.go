@@ -18,19 +18,19 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The chart's default eviction budget of a node.
+// The chart's default eviction budget for a node.
 const (
 	nodeBudget       = 2
 	nodeBudgetWindow = time.Minute
 )
 
-// TestEvictionsStayWithinBudgetsDuringFaults uses the chart's default budgets and a node that is above its threshold for minutes. Two of its pods
-// are evicted in a minute, one after the other; no further one while the previous one terminates, even if the agent is killed; none while
+// TestEvictionsStayWithinBudgetsDuringFaults uses the chart's default budgets and a node that is above its threshold for minutes. Two of its
+// pods are evicted in a minute, one after the other; none while the previous one terminates, even if the agent is killed; and none while
 // the metric is unknown or no controller is reachable. Other clients may still evict.
 func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	needShell(t)
 	t.Parallel()
-	lockAllNodes(t) // the budgets are the whole cluster's
+	lockAllNodes(t) // the budgets are for the whole cluster
 	t.Cleanup(func() { setBudgets(t, generousBudgets) })
 	s := newScene(t, nodes[0])
 	pause := []string{"pause"}
@@ -45,16 +45,16 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 	first, second, third, fourth, fifth := pods[0], pods[1], pods[2], pods[3], pods[4]
 	e := s.watchTerminations(pods)
 	setBudgets(t, "")
-	eventually(t, 3*time.Minute, "no eviction of an earlier scene counts any more", checkNoRecordedEvictions)
-	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}") // each pod has its own grace
+	eventually(t, 3*time.Minute, "evictions of earlier scenes no longer count", checkNoRecordedEvictions)
+	s.action(s.name, "{coolDownSeconds: 2, eviction: {maxPodsPerRound: 1}}") // each pod has its own grace period
 	s.allow(s.name, "", "eviction")
 	s.rule(s.name, rule{action: s.name})
 	s.waitRulesEnforced(s.name)
 
 	spent := fmt.Sprintf("the node's budget of evictions, %d in 1m, is spent", nodeBudget)
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that the budget is spent", func() error { return s.checkEvictionRefused(spent) })
-	eventually(t, 10*time.Second, "an event of its NodeWatermark says so", func() error {
+	eventually(t, 45*time.Second, "the status reports that the budget is spent", func() error { return s.checkEvictionRefused(spent) })
+	eventually(t, 10*time.Second, "an event of its NodeWatermark reports it", func() error {
 		reported := eventCounts(t, "NodeWatermark", "", s.node)
 		for event := range reported {
 			if strings.HasPrefix(event, "EvictionRefused: "+s.name+"/") && strings.HasSuffix(event, ": no pod is evicted: "+spent) {
@@ -71,15 +71,15 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 		old := agentContainer(s)
 		onNode(t, s.node, "kill -KILL "+processOf(t, s.node, "agent"))
 		waitAgent(s, old)
-		always(t, 3*time.Second, "one pod ends at a time, also for an agent that has just started", e.only(first, second, third))
+		always(t, 3*time.Second, "one pod terminates at a time, also with an agent that has just started", e.only(first, second, third))
 	}
 	if phase := s.pod(third).Status.Phase; phase != corev1.PodRunning {
 		t.Errorf("the third pod should still run, but its phase is %s", phase)
 	}
 
-	// The round is over, too, but it is unknown whether the node is above its threshold.
+	// The round ends, too, but whether the node is above its threshold is unknown.
 	s.set(0)
-	eventually(t, 30*time.Second, "the status says that the metric is unknown", s.unknown)
+	eventually(t, 30*time.Second, "the status reports that the metric is unknown", s.unknown)
 	onNode(t, s.node, "pkill -KILL -f '[l]inger .*"+s.name+"'") // the brackets keep pkill from matching its own shell
 	s.waitGone(60*time.Second, third)
 	always(t, 5*time.Second, "no pod is evicted while the metric is unknown", e.only(first, second, third))
@@ -97,20 +97,20 @@ func TestEvictionsStayWithinBudgetsDuringFaults(t *testing.T) {
 		return err
 	})
 	s.set(hot)
-	eventually(t, 45*time.Second, "the status says that no controller could be asked", func() error { return s.checkEvictionRefused("the controller cannot be reached") })
+	eventually(t, 45*time.Second, "the status reports that no controller is reachable", func() error { return s.checkEvictionRefused("the controller cannot be reached") })
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: fifth, Namespace: s.name}}
 	if err := kube.PolicyV1().Evictions(s.name).Evict(background, eviction); err != nil {
 		t.Errorf("an administrator cannot evict: %v", err)
 	}
 	s.waitGone(60*time.Second, fifth)
-	always(t, 6*time.Second, "no pod is evicted for an agent", e.only(first, second, third, fifth))
+	always(t, 6*time.Second, "no pod is evicted on an agent's request", e.only(first, second, third, fifth))
 	scale(2)
 	s.waitTerminating(2*time.Minute, fourth)
 	s.set(cold)
 	e.checkBudget(fifth)
 }
 
-// setBudgets sets the release's eviction budgets and waits until a replica with them leads; empty: the chart's defaults.
+// setBudgets sets the release's eviction budgets, or the chart's defaults if empty, and waits until a replica with them leads.
 func setBudgets(t *testing.T, budgets string) {
 	t.Helper()
 	if err := installWith(budgets); err != nil {
@@ -167,39 +167,40 @@ type terminations struct {
 	concurrent []string
 }
 
-// watchTerminations looks at pods several times a second until the test ends.
+// watchTerminations polls pods several times a second until the test ends.
 func (s *scene) watchTerminations(pods []string) *terminations {
 	e := &terminations{scene: s, pods: pods, started: map[string]time.Time{}}
 	repeatedly(s, func() { _ = e.poll() }) // a failed poll is covered by the next one
 	return e
 }
 
+// poll records the pods that have started to terminate, and whether more than one of them is still running.
 func (e *terminations) poll() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
-	there := map[string]corev1.Pod{}
+	existing := map[string]corev1.Pod{}
 	for _, pod := range list.Items {
-		there[pod.Name] = pod
+		existing[pod.Name] = pod
 	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	var running []string
 	for _, name := range e.pods {
-		pod, is := there[name]
-		if is && pod.DeletionTimestamp == nil {
+		pod, exists := existing[name]
+		if exists && pod.DeletionTimestamp == nil {
 			continue
 		}
 		started := time.Now()
-		if is {
+		if exists {
 			// The deletion timestamp includes the grace period.
 			started = pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		}
 		if _, known := e.started[name]; !known {
 			e.started[name] = started
 		}
-		if is && pod.Status.Phase == corev1.PodRunning {
+		if exists && pod.Status.Phase == corev1.PodRunning {
 			running = append(running, name)
 		}
 	}
@@ -218,14 +219,14 @@ func (e *terminations) only(pods ...string) func() error {
 		e.lock.Lock()
 		defer e.lock.Unlock()
 		if now := slices.Sorted(maps.Keys(e.started)); !slices.Equal(now, slices.Sorted(slices.Values(pods))) {
-			return fmt.Errorf("ending: %v", now)
+			return fmt.Errorf("terminating or gone: %v", now)
 		}
 		return nil
 	}
 }
 
-// checkBudget fails the test where more pods started to terminate within the budget's window than it allows, or two terminated at the same time. Pods in others
-// were evicted by other clients.
+// checkBudget fails the test if more pods started to terminate within the budget's window than it allows, or two terminated at the same time.
+// Pods in others were evicted by other clients.
 func (e *terminations) checkBudget(others ...string) {
 	e.scene.Helper()
 	e.lock.Lock()
@@ -242,9 +243,9 @@ func (e *terminations) checkBudget(others ...string) {
 	}
 	slices.SortFunc(started, time.Time.Compare)
 	for i := range max(0, len(started)-nodeBudget) {
-		// An upper bound: both times are truncated to seconds.
-		if most := started[i+nodeBudget].Sub(started[i]) + time.Second; most <= nodeBudgetWindow {
-			e.scene.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", i+1, i+1+nodeBudget, most, nodeBudget, nodeBudgetWindow)
+		// An upper bound, because both times are truncated to seconds.
+		if within := started[i+nodeBudget].Sub(started[i]) + time.Second; within <= nodeBudgetWindow {
+			e.scene.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", i+1, i+1+nodeBudget, within, nodeBudget, nodeBudgetWindow)
 		}
 	}
 }

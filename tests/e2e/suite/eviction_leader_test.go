@@ -32,14 +32,14 @@ func (s *scene) evictOnePodPerRound() {
 	s.waitRulesEnforced(s.name)
 }
 
-// TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked: what the agent sends to port 8444 is dropped silently.
+// TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked: a packet filter drops what the agent sends to port 8444.
 func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t) // others may not restart the agent
 	node := nodes[0]
 	tables := packetFilter(t)
 	if out, err := tryOnNode(node, "command -v nsenter "+tables); err != nil {
-		t.Skipf("%s has not all that this needs: %s", node, out)
+		t.Skipf("%s lacks a program that the test needs: %s", node, out)
 	}
 	s := newScene(t, node)
 	pods := s.owned(s.lingers("first", 30), work{name: "second", args: []string{"pause"}, requests: "10m", intolerant: true})
@@ -51,10 +51,10 @@ func TestPodIsEvictedThroughTheAPIServerIfControllerPortIsBlocked(t *testing.T) 
 	t.Cleanup(func() { tryOnNode(node, inside+tables+" --delete "+drop) })
 	cut := time.Now()
 	s.set(hot)
-	// The agent first waits 8 s for an answer on the port.
+	// The agent first waits 8 s for a response on the port.
 	s.waitTerminating(45*time.Second, pods[0])
-	t.Logf("it was evicted after %s", time.Since(cut).Round(time.Second))
-	always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
+	t.Logf("the pod was evicted after %s", time.Since(cut).Round(time.Second))
+	always(t, 5*time.Second, "only one pod is evicted", e.only(pods[0]))
 	s.set(cold)
 	if given == "" && !evictionRequestedThroughAPIServer(t, node, cut) {
 		t.Error("the agent did not request the eviction through the API server")
@@ -77,7 +77,7 @@ func evictionRequestedThroughAPIServer(t *testing.T, node string, since time.Tim
 	})
 }
 
-// TestKilledLeaderNeitherLosesNorRepeatsEvictions kills the leader twice for each pod: somewhere between the
+// TestKilledLeaderNeitherLosesNorRepeatsEvictions kills the leader twice for each pod: at a random time around the
 // decision, the record and the Eviction, and again right after the pod started to terminate.
 func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	onlyLong(t)
@@ -94,21 +94,21 @@ func TestKilledLeaderNeitherLosesNorRepeatsEvictions(t *testing.T) {
 	e := s.watchTerminations(pods)
 	s.evictOnePodPerRound()
 	s.set(hot)
-	free := time.Now() // since when no pod is terminating
+	settled := time.Now() // since then no pod is terminating
 	for round := range pods {
 		// An agent notices within seconds that an eviction is still needed.
 		time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 		killLeader(t)
 		eventually(t, time.Minute, "another pod is evicted", func() error { return e.count(round + 1) })
-		took := time.Since(free)
+		took := time.Since(settled)
 		t.Logf("round %d: a pod was evicted after %s", round+1, took.Round(time.Second))
 		// A lost request times out after 30 s, and the agent retries within seconds.
 		if took > 40*time.Second {
 			t.Errorf("round %d: a pod was evicted only after %s", round+1, took)
 		}
 		killLeader(t)
-		eventually(t, time.Minute, "it is gone", e.allGone)
-		free = time.Now()
+		eventually(t, time.Minute, "the evicted pod is gone", e.allGone)
+		settled = time.Now()
 	}
 	s.set(cold)
 	e.onePerRound()
@@ -134,7 +134,7 @@ func killLeader(t *testing.T) {
 	})
 }
 
-// count fails unless at least this many pods are terminating or gone.
+// count returns an error unless at least this many pods are terminating or gone.
 func (e *terminations) count(wanted int) error {
 	if err := e.poll(); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (e *terminations) count(wanted int) error {
 	return nil
 }
 
-// allGone fails while any pod is terminating.
+// allGone returns an error while any pod is terminating.
 func (e *terminations) allGone() error {
 	list, err := kube.CoreV1().Pods(e.scene.name).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -183,7 +183,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 		edits := 0
 		edit := func() {
 			edits++
-			// This rule never acts, so the breach counter of the scene's own rule is kept.
+			// This rule never acts; editing it leaves the breach counter of the scene's own rule as it is.
 			s.rule(s.name+"-other", rule{action: s.name, strategy: "Preview", threshold: 1000 + edits})
 		}
 		edit()
@@ -198,7 +198,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 		}
 		t.Logf("%d edits; evicted meanwhile: %t", edits, s.alive(pods[0]) != nil)
 		s.waitTerminating(45*time.Second, pods[0])
-		always(t, 5*time.Second, "one pod is evicted, and once", e.only(pods[0]))
+		always(t, 5*time.Second, "only one pod is evicted", e.only(pods[0]))
 		s.set(cold)
 		now, err := watermarkOf(node)
 		if err != nil || now.Spec.Hash == before.Spec.Hash {
@@ -210,7 +210,7 @@ func TestRuleChangesDuringEvictionEvictOnce(t *testing.T) {
 	})
 }
 
-// checkEvictedOnce fails if the agent's events show that a pod was evicted more than once.
+// checkEvictedOnce returns an error if the agent's events show that a pod was evicted more than once.
 func (s *scene) checkEvictedOnce(pod string) error {
 	published := 0
 	for event, times := range eventCounts(s, "Pod", s.name, pod) {
@@ -219,7 +219,7 @@ func (s *scene) checkEvictedOnce(pod string) error {
 		}
 	}
 	if published > 1 {
-		return fmt.Errorf("%d events say that %s was evicted", published, pod)
+		return fmt.Errorf("%d events report that %s was evicted", published, pod)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// owned starts pods, each in its own ReplicaSet so that it may be evicted, and returns their names.
+// owned starts pods, each in its own ReplicaSet so that it may be evicted, and returns the pods' names.
 func (s *scene) owned(works ...work) (names []string) {
 	s.Helper()
 	for _, w := range works {
@@ -43,7 +43,7 @@ func (s *scene) owned(works ...work) (names []string) {
 	return names
 }
 
-// podOf waits for a ready pod of an app, other than one, and returns its name.
+// podOf waits for a ready pod of an app, other than `not`, and returns its name.
 func (s *scene) podOf(app, not string) (name string) {
 	s.Helper()
 	eventually(s, 90*time.Second, "a pod of "+app+" runs", func() error {
@@ -97,15 +97,15 @@ func (s *scene) waitGone(limit time.Duration, name string) {
 	})
 }
 
-// lifetimeOf is when a lingering pod was first and last seen.
+// lifetimeOf returns when a lingering pod was first and last seen.
 func lifetimeOf(t *testing.T, who string) (first, last time.Time) {
 	t.Helper()
-	answer, err := queryGauge("/notes", "", "")
+	response, err := queryGauge("/notes", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var notes map[string]struct{ First, Last time.Time }
-	if err := json.Unmarshal(answer, &notes); err != nil {
+	if err := json.Unmarshal(response, &notes); err != nil {
 		t.Fatal(err)
 	}
 	return notes[who].First, notes[who].Last
@@ -131,7 +131,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		s.set(hot)
 
 		// While the first pod terminates, no second one is evicted.
-		ending := func() (names []string) {
+		terminating := func() (names []string) {
 			for name := range pods {
 				if s.alive(name) != nil {
 					names = append(names, name)
@@ -140,16 +140,16 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 			return names
 		}
 		eventually(t, 15*time.Second, "a pod is evicted", func() error {
-			if len(ending()) == 0 {
+			if len(terminating()) == 0 {
 				return fmt.Errorf("both pods still run")
 			}
 			return nil
 		})
-		first := ending()[0]
+		first := terminating()[0]
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
-		always(t, grace-2*time.Second, "one pod a round", func() error {
-			if now := ending(); len(now) != 1 {
-				return fmt.Errorf("ending: %v", now)
+		always(t, grace-2*time.Second, "one pod per round", func() error {
+			if now := terminating(); len(now) != 1 {
+				return fmt.Errorf("terminating or gone: %v", now)
 			}
 			return nil
 		})
@@ -157,8 +157,8 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		s.waitGone(30*time.Second, first)
 		app := strings.Split(first, "-")[0]
 		begin, end := lifetimeOf(t, s.name+"-"+app)
-		if reported := end.Sub(begin); reported < grace-time.Second || reported > grace+2*time.Second {
-			t.Errorf("the pod ended %s after SIGTERM, its grace period is %s", reported, grace)
+		if lived := end.Sub(begin); lived < grace-time.Second || lived > grace+2*time.Second {
+			t.Errorf("the pod was killed %s after SIGTERM, but its grace period is %s", lived, grace)
 		}
 		// The replacement runs on the other node.
 		replacement := s.podOf(app, first)
@@ -173,7 +173,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 		if reported := strings.Join(events(t, "Pod", s.name, first), "\n"); !strings.Contains(reported, s.name+"/hot") {
 			t.Errorf("no event of the pod names the rule:\n%s", reported)
 		}
-		// A status is written every 10 s at most.
+		// The status is written at most every 10 s.
 		eventually(t, 15*time.Second, "the status shows the eviction", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
@@ -192,7 +192,7 @@ func TestEvictionTakesOnePodPerRoundWithFullGracePeriod(t *testing.T) {
 	})
 }
 
-// closeOther cordons the other node, so that pods without a node selector start on the scene's; the returned function uncordons it.
+// closeOther cordons the other node, so that pods without a node selector start on the scene's node; the returned function uncordons it.
 func (s *scene) closeOther() (open func()) {
 	s.Helper()
 	kubectl(s, "cordon", other(s.node))
@@ -219,8 +219,8 @@ func TestDisruptionBudgetIsRespectedAndNextCandidateEvicted(t *testing.T) {
 		crossed := time.Now()
 		s.set(hot)
 		s.waitTerminating(30*time.Second, next)
-		// A status is written every 10 s at most.
-		eventually(t, 30*time.Second, "table and status show both meanwhile", func() error {
+		// The status is written at most every 10 s.
+		eventually(t, 30*time.Second, "table and status show the refused and the evicted pod", func() error {
 			if err := s.checkRefused("evict", guarded, s.name, "keep"); err != nil {
 				return err
 			}
@@ -284,11 +284,11 @@ func TestProtectedPodsMustNotBeEvicted(t *testing.T) {
 		// Several more rounds: only the victim's replacements are evicted.
 		always(t, 6*time.Second, "no other pod is evicted", noOtherPod)
 		// Pods before the victim in order are skipped in each round.
-		whyNot := map[string]string{
+		reasons := map[string]string{
 			"unowned": "it has no controller", names[1]: "it is protected", names[2]: "annotated to stay", names[3]: "annotated to stay",
 		}
 		eventually(t, 30*time.Second, "the status gives the reasons", func() error {
-			for pod, words := range whyNot {
+			for pod, words := range reasons {
 				if err := s.checkRefused("act", pod, s.name, words); err != nil {
 					return err
 				}
@@ -341,7 +341,7 @@ func (s *scene) unselected() string {
 	return s.name
 }
 
-// static lets the kubelet itself run a pod: the API server shows its mirror.
+// static has the kubelet itself run a static pod, which the API server shows as a mirror pod.
 func (s *scene) static(name string) {
 	s.Helper()
 	const folder = "/run/kubernetes/manifests"

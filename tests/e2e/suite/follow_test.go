@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// change is a new CPU cap of a pod, by the node's clock.
+// change is a new CPU quota of a pod, by the node's clock.
 type change struct {
 	at         float64 // seconds since boot
 	millicores int     // -1: unlimited
 }
 
-// follow polls a pod's CPU cap on its node without pauses, since a change may last less than a second: seen returns
-// every change so far, end ends it.
+// follow polls a pod's CPU quota on its node without pauses, since a change may last less than a second: seen returns
+// every change so far, end stops it.
 func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	s.Helper()
 	file := fmt.Sprintf("/tmp/follow-%s-%d", s.name, time.Now().UnixNano())
 	onNode(s, s.node, ": > "+file)
-	look := `read -r now <%[2]s/cpu.max`
+	poll := `read -r now <%[2]s/cpu.max`
 	if s.node == "v1" { // of the pod, and of its containers
-		look = `now=; for quota in %[2]s/cpu.cfs_quota_us %[2]s/*/cpu.cfs_quota_us; do read -r one <$quota && now="$now $one"; done; [ "$now" ]`
+		poll = `now=; for quota in %[2]s/cpu.cfs_quota_us %[2]s/*/cpu.cfs_quota_us; do read -r one <$quota && now="$now $one"; done; [ "$now" ]`
 	}
-	// Nothing in the loop starts a process.
-	loop := `last=; while [ -e %[1]s ] && { ` + look + `; }; do [ "$now" = "$last" ] || { read -r up rest </proc/uptime; echo "$up" $now; last=$now; }; done >>%[1]s 2>/dev/null`
+	// The loop starts no processes, which would be slow.
+	loop := `last=; while [ -e %[1]s ] && { ` + poll + `; }; do [ "$now" = "$last" ] || { read -r up rest </proc/uptime; echo "$up" $now; last=$now; }; done >>%[1]s 2>/dev/null`
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -41,7 +41,7 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 		s.Helper()
 		return s.changes(onNode(s, s.node, "cat "+file))
 	}
-	eventually(s, 10*time.Second, "the cap is followed", func() error {
+	eventually(s, 10*time.Second, "the quota is followed", func() error {
 		if len(seen()) == 0 {
 			return fmt.Errorf("no value was read yet")
 		}
@@ -50,7 +50,7 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	return seen, end
 }
 
-// changes reads lines of the time and of v2's quota and period, or of v1's quota of the pod and those of its containers.
+// changes parses lines with the time, and with the quota and period on v2, or the quotas of the pod and of its containers on v1.
 func (s *scene) changes(lines string) (seen []change) {
 	for _, line := range strings.Split(lines, "\n") {
 		words := strings.Fields(line)
@@ -70,24 +70,24 @@ func (s *scene) changes(lines string) (seen []change) {
 	return seen
 }
 
-func (c change) is(cap int) bool { return c.millicores >= cap-1 && c.millicores <= cap+1 }
+func (c change) is(quota int) bool { return c.millicores >= quota-1 && c.millicores <= quota+1 }
 
-// capRestored checks that the cap was overwritten and is back.
-func capRestored(seen []change, cap int) error {
-	if len(resets(seen, cap)) == 0 || !seen[len(seen)-1].is(cap) {
-		return fmt.Errorf("the cap of %dm was not overwritten and restored: %v", cap, seen)
+// quotaRestored checks that the quota was overwritten and is in force again.
+func quotaRestored(seen []change, quota int) error {
+	if len(resets(seen, quota)) == 0 || !seen[len(seen)-1].is(quota) {
+		return fmt.Errorf("the quota of %dm was not overwritten and set again: %v", quota, seen)
 	}
 	return nil
 }
 
-// resets are the durations in seconds for which the cap was overwritten.
-func resets(seen []change, cap int) (away []float64) {
+// resets are the durations in seconds for which the quota was overwritten.
+func resets(seen []change, quota int) (away []float64) {
 	gone := -1.0
 	for _, change := range seen {
 		switch {
-		case !change.is(cap) && gone < 0:
+		case !change.is(quota) && gone < 0:
 			gone = change.at
-		case change.is(cap) && gone >= 0:
+		case change.is(quota) && gone >= 0:
 			away = append(away, change.at-gone)
 			gone = -1
 		}
@@ -95,21 +95,21 @@ func resets(seen []change, cap int) (away []float64) {
 	return away
 }
 
-// checkCapRestored fails the test if the cap was overwritten for longer than a tick takes.
-func (s *scene) checkCapRestored(what string, seen []change, cap int) {
+// checkQuotaRestored fails the test if the quota was overwritten for longer than a tick may take.
+func (s *scene) checkQuotaRestored(what string, seen []change, quota int) {
 	s.Helper()
-	for _, away := range resets(seen, cap) {
-		s.Logf("%s: the cap was away for %.2f s", what, away)
+	for _, away := range resets(seen, quota) {
+		s.Logf("%s: the quota was overwritten for %.2f s", what, away)
 		// A tick is 1 s and may be up to 1 s late on a busy node.
 		if away > 2 {
-			s.Errorf("after %s it took %.2f s until the cap was in force again", what, away)
+			s.Errorf("after %s it took %.2f s until the quota was in force again", what, away)
 		}
 	}
 }
 
-// checkCapped fails the test unless the kubelet raised the cap above `most`, for at most two ticks each time: one finds the new limit,
+// checkQuotaRaised fails the test unless the kubelet raised the quota above `most`, for at most two ticks each time: one finds the new limit,
 // the next throttles by it.
-func (s *scene) checkCapped(what string, seen []change, most int) {
+func (s *scene) checkQuotaRaised(what string, seen []change, most int) {
 	s.Helper()
 	free, longest := -1.0, -1.0
 	for _, change := range seen {
@@ -121,13 +121,13 @@ func (s *scene) checkCapped(what string, seen []change, most int) {
 			free = -1
 		}
 	}
-	s.Logf("%s: the pod was uncapped for %.2f s", what, longest)
+	s.Logf("%s: the quota was raised for %.2f s", what, longest)
 	if free >= 0 || longest < 0 || longest > 3 {
-		s.Errorf("%s: usage did not fall to at most %dm again within 3 s: %v", what, most, seen)
+		s.Errorf("%s: the quota did not fall to at most %dm again within 3 s: %v", what, most, seen)
 	}
 }
 
-// restart restarts containerd or the kubelet of the scene's node, and waits until another process does its work.
+// restart restarts containerd or the kubelet of the scene's node, and waits until the new process works.
 func (s *scene) restart(daemon string) {
 	s.Helper()
 	find, command := "pgrep -o -x "+daemon, "pkill -x "+daemon

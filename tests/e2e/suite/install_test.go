@@ -14,16 +14,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those that restart it
+func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // first, before tests restart the controller
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=30s")
 	pods := componentPods(t, "controller")
 	if len(pods) != 2 || (len(nodes) > 1 && pods[0].Spec.NodeName == pods[1].Spec.NodeName) {
 		t.Errorf("two replicas on different nodes are expected: %v", podNames(pods))
 	}
 	for _, pod := range pods {
-		// Other scenes kill it, or have its liveness probe kill it.
+		// Other scenes kill replicas, or make their liveness probes fail.
 		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 {
-			t.Errorf("%s ended by itself: %+v", pod.Name, last)
+			t.Errorf("%s exited by itself: %+v", pod.Name, last)
 		}
 	}
 	leader := holder(t)
@@ -37,14 +37,14 @@ func TestInstalledControllerLeadsAndIsLockedDown(t *testing.T) { // before those
 
 func TestInstalledAgentIsLockedDown(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		shared(t, node) // the agent runs: scenes that remove it have the node alone
+		shared(t, node) // the agent runs: scenes that remove it have the node to themselves
 		pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(node), metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Other scenes kill it.
+		// Other scenes kill the agent.
 		if last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; last != nil && last.ExitCode != 137 {
-			t.Errorf("%s ended by itself: %+v", pod.Name, last)
+			t.Errorf("%s exited by itself: %+v", pod.Name, last)
 		}
 		checkLocked(t, *pod, "0", "agent")
 		mounts := onNode(t, node, "cat /proc/"+processOf(t, node, "agent")+"/mountinfo")
@@ -73,19 +73,19 @@ func checkLocked(t *testing.T, pod corev1.Pod, user, command string) {
 		t.Errorf("%s uses the network, PID or IPC namespace of the node", pod.Name)
 	}
 	if pod.Annotations["plimsoll.dev/protected"] != "true" {
-		t.Errorf("%s may be throttled by a PodQOS that matches everything", pod.Name)
+		t.Errorf("%s is not protected: a PodQOS that matches everything could have it throttled", pod.Name)
 	}
 	for _, pid := range processesOfPod(t, &pod, command) {
 		status := onNode(t, pod.Spec.NodeName, "cat /proc/"+pid+"/status")
 		for _, want := range []string{"Uid:\t" + user + "\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 			if !strings.Contains(status, want) {
-				t.Errorf("%s is not %q:\n%s", pod.Name, want, status)
+				t.Errorf("%s: %q is not in its status:\n%s", pod.Name, want, status)
 			}
 		}
 	}
 }
 
-// processOf is the process id, on a node, of `plimsoll COMMAND` in a pod.
+// processOf is the PID, on the node, of the only process that runs `plimsoll COMMAND` in a pod.
 func processOf(t *testing.T, node, command string) string {
 	t.Helper()
 	needShell(t)
@@ -96,7 +96,7 @@ func processOf(t *testing.T, node, command string) string {
 	return pid
 }
 
-// processOfPod is the only one in a certain pod.
+// processOfPod is the PID of the only one in a certain pod.
 func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	t.Helper()
 	pids := processesOfPod(t, pod, command)
@@ -106,7 +106,7 @@ func processOfPod(t *testing.T, pod *corev1.Pod, command string) string {
 	return pids[0]
 }
 
-// processesOfPod are all such processes in a pod, at least one.
+// processesOfPod are the PIDs of all such processes in a pod, at least one.
 func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	t.Helper()
 	needShell(t)
@@ -117,7 +117,7 @@ func processesOfPod(t *testing.T, pod *corev1.Pod, command string) []string {
 	return pids
 }
 
-// findProcess is the only such process on a node.
+// findProcess is the PID of the only such process on a node.
 func findProcess(node, command string) (string, error) {
 	pids, err := findProcesses(node, command, "")
 	if err == nil && len(pids) != 1 {
@@ -126,7 +126,7 @@ func findProcess(node, command string) (string, error) {
 	return strings.Join(pids, " "), err
 }
 
-// findProcesses searches the processes of a pod; uid empty: of any pod.
+// findProcesses finds the processes in the pod with this UID, or in all pods if it is empty.
 func findProcesses(node, command, uid string) ([]string, error) {
 	slice := strings.ReplaceAll(uid, "-", "_") // as the systemd driver names it
 	out, err := tryOnNode(node, `for p in /proc/[0-9]*; do case "$(tr '\0' ' ' <$p/cmdline 2>/dev/null)" in "/bin/plimsoll"*" `+command+` "*) grep -q -e '`+uid+`' -e '`+slice+`' $p/cgroup && echo ${p#/proc/};; esac; done; true`)
@@ -165,7 +165,7 @@ func manifests(t *testing.T, folder string) []string {
 	return files
 }
 
-// applyGuide applies the guide's three policies, each manifest changed by a function, on nodes that are ours alone.
+// applyGuide applies the guide's three policies, each manifest changed by a function, with all nodes locked.
 func applyGuide(t *testing.T, change func(string) string) {
 	t.Helper()
 	lockAllNodes(t) // its PodQOS would match the pods of other scenes
@@ -175,7 +175,7 @@ func applyGuide(t *testing.T, change func(string) string) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { tryKubectl("", "delete", "-f", file, "--ignore-not-found") })
-		if _, err := tryKubectl(change(string(text)), "apply", "--validate=strict", "-f", "-"); err != nil { // two of them bring the same PodQOS
+		if _, err := tryKubectl(change(string(text)), "apply", "--validate=strict", "-f", "-"); err != nil { // two of them contain the same PodQOS
 			t.Fatal(err)
 		}
 	}
@@ -241,14 +241,14 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 			}
 			return nil
 		})
-		// It has no limit of its own, and uses 150m or so.
-		if cap := s.settings(s.folder("besteffort")).millicores(); cap < 0 || cap > 400 {
-			t.Errorf("the quota of the BestEffort pod is %dm", cap)
+		// It has no limit of its own, and uses about 150m.
+		if quota := s.settings(s.folder("besteffort")).millicores(); quota < 0 || quota > 400 {
+			t.Errorf("the quota of the BestEffort pod is %dm", quota)
 		}
 		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
-			t.Errorf("the Burstable pod was touched: %v", err)
+			t.Errorf("the Burstable pod was changed: %v", err)
 		}
-		eventually(t, 45*time.Second, "the third policy, a Preview, says whom it would evict", func() error {
+		eventually(t, 45*time.Second, "the third policy, a Preview, reports the pod that it would evict", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
@@ -290,7 +290,7 @@ func TestExamplesAreEnforcedTogether(t *testing.T) {
 	t.Cleanup(func() {
 		tryKubectl("", "delete", "-f", folder, "--ignore-not-found")
 		for _, node := range nodes {
-			eventually(t, time.Minute, "nothing of them is left on node "+node, func() error { return checkNoRules(node) })
+			eventually(t, time.Minute, "node "+node+" has no rules left", func() error { return checkNoRules(node) })
 		}
 	})
 	kubectl(t, "apply", "--validate=strict", "-f", folder)
@@ -300,7 +300,7 @@ func TestExamplesAreEnforcedTogether(t *testing.T) {
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
 	}
 	for _, node := range nodes {
-		eventually(t, 30*time.Second, "node "+node+" keeps those of them that select it", func() error {
+		eventually(t, 30*time.Second, "node "+node+" enforces the rules that select it", func() error {
 			return checkRulesEnforced(node, "watermark1/cpu-usage", "watermark2/cpu-usage", "watermark3/cpu-usage")
 		})
 	}
@@ -336,11 +336,11 @@ func checkNoRules(node string) error {
 	return nil
 }
 
-// invalid manifests, each with the field and the fix that the error must name.
-var invalid = []struct{ name, kind, spec, field, cure string }{
+// invalid are manifests, each with the field and the fix that the error must name.
+var invalid = []struct{ name, kind, spec, field, fix string }{
 	{"a step of 0", "AvoidanceAction", "{throttle: {cpuThrottle: {stepCPURatio: 0}}}", "spec.throttle.cpuThrottle.stepCPURatio", "greater than or equal to 1"},
 	{"a floor above 100", "AvoidanceAction", "{throttle: {cpuThrottle: {minCPURatio: 101}}}", "spec.throttle.cpuThrottle.minCPURatio", "less than or equal to 100"},
-	{"a throttle that says nothing", "AvoidanceAction", "{throttle: {}}", "spec.throttle", "write cpuThrottle"},
+	{"an empty throttle", "AvoidanceAction", "{throttle: {}}", "spec.throttle", "write cpuThrottle"},
 	{"a negative grace period", "AvoidanceAction", "{eviction: {terminationGracePeriodSeconds: -1}}", "spec.eviction.terminationGracePeriodSeconds", "greater than or equal to 0"},
 	{"a cool-down of 0", "AvoidanceAction", "{coolDownSeconds: 0}", "spec.coolDownSeconds", "greater than or equal to 1"},
 	{"an effect that is not ours", "AvoidanceAction", "{disableScheduling: {effect: NoExecute}}", "spec.disableScheduling.effect", `"NoSchedule", "PreferNoSchedule"`},
@@ -348,7 +348,7 @@ var invalid = []struct{ name, kind, spec, field, cure string }{
 	{"a rule without a metric", "NodeQOS", "{rules: [{name: a, actionName: b}]}", "spec.rules[0].metricRule", "Required"},
 	{"a value of 0", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 0}}]}", "spec.rules[0].metricRule.value", "write for example 4000"},
 	{"a fraction that is no text", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 0.5}}]}", "spec.rules[0].metricRule.value", "integer,string"},
-	{"two rules of one name", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}, {name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[1]", "Duplicate"},
+	{"two rules with one name", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}, {name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[1]", "Duplicate"},
 	{"two restore thresholds that differ", "NodeQOS", "{rules: [{name: a, actionName: b, restoreThreshold: 1, restoredThreshold: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoredThreshold"},
 	{"a low threshold above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
 	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"None", "Preview"`},
@@ -369,14 +369,14 @@ func TestInvalidManifestsAreRejectedWithFieldAndFix(t *testing.T) {
 				kubectl(t, "delete", strings.ToLower(c.kind), "bad")
 				t.Fatal("the invalid policy was accepted")
 			}
-			if !strings.Contains(err.Error(), c.field) || !strings.Contains(err.Error(), c.cure) {
-				t.Errorf("the error does not name both %q and %q: %v", c.field, c.cure, err)
+			if !strings.Contains(err.Error(), c.field) || !strings.Contains(err.Error(), c.fix) {
+				t.Errorf("the error does not name both %q and %q: %v", c.field, c.fix, err)
 			}
 		})
 	}
 }
 
-func TestKubectlShowsTheColumnsAnOperatorNeeds(t *testing.T) {
+func TestKubectlShowsTheColumnsOfNodeWatermarks(t *testing.T) {
 	t.Parallel()
 	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
 	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) STOPPED AGENT AGE"

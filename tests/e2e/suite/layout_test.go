@@ -13,7 +13,7 @@ import (
 // cgroupfs driver's on a node with the systemd driver.
 var wrongKubepods = map[string]string{"v1": "kubepods.slice", "v2": "kubepods"}
 
-// TestWrongLayoutIsReportedAndCreatesNoCgroup has the cluster alone: its nodes are without agents meanwhile.
+// TestWrongLayoutIsReportedAndCreatesNoCgroup has the cluster to itself: the nodes have no agents meanwhile.
 func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	needShell(t)
 	repository, _, err := image()
@@ -50,7 +50,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 
 	for _, node := range nodes {
 		missing := "/sys/fs/cgroup/" + wrongKubepods[node] + " is not a directory"
-		eventually(t, 90*time.Second, "the agent's pod on "+node+" waits, and its events say why", func() error {
+		eventually(t, 90*time.Second, "the agent's pod on "+node+" waits, and its events give the reason", func() error {
 			pod := agentPod(node)
 			shown, err := tryKubectl("", "get", "pod", "-n", namespace, pod, "--no-headers")
 			if err != nil {
@@ -63,7 +63,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 			return err
 		})
 	}
-	eventually(t, time.Minute, "plimsoll doctor says so, and what to do", func() error {
+	eventually(t, time.Minute, "plimsoll doctor reports it with a fix", func() error {
 		output, err := run("", binary(), "doctor", "--kubeconfig", absolute("target/e2e/kubeconfig"))
 		if err == nil {
 			return fmt.Errorf("plimsoll doctor found nothing: %s", output)

@@ -33,7 +33,7 @@ const (
 	loadLabel = "plimsoll.dev/load"
 	// unlabelled is the load of a node without the label.
 	unlabelled = -1
-	// fullLoad is the load from which on no pod should go to a node while it can go elsewhere.
+	// fullLoad is the load from which no pod should be placed on a node as long as others have room.
 	fullLoad = 95
 	// defaultLine is the load line of CPU without rules, as a share of the node.
 	defaultLine = 0.9
@@ -41,7 +41,7 @@ const (
 	usualShare, usualCPU = 0.85, 250
 )
 
-// labelOf is a node's load by its label.
+// labelOf is the load in a node's label.
 func labelOf(object *corev1.Node) int {
 	if load, err := strconv.Atoi(object.Labels[loadLabel]); err == nil {
 		return load
@@ -49,7 +49,7 @@ func labelOf(object *corev1.Node) int {
 	return unlabelled
 }
 
-// timeline has what watches showed of the scene's node and pods, and when.
+// timeline has the loads of the scene's node and the bindings of its pods, as watches showed them, with the time of each.
 type timeline struct {
 	*scene
 	lock  sync.Mutex
@@ -151,7 +151,7 @@ func (l *timeline) since(from time.Time) (loads []seenLoad) {
 	return loads
 }
 
-// waitLoad waits until a load is shown, and returns when it was.
+// waitLoad waits for a load that is wanted, and returns when it was shown.
 func (l *timeline) waitLoad(limit time.Duration, from time.Time, what string, wanted func(load int) bool) (at time.Time) {
 	l.Helper()
 	eventually(l, limit, what, func() error {
@@ -185,8 +185,8 @@ func (l *timeline) waitBound(limit time.Duration, pod string) (seen binding) {
 func isFull(load int) bool  { return load >= fullLoad }
 func hasRoom(load int) bool { return load != unlabelled && load < fullLoad }
 
-// waitRoom waits until the node has room for the scene, and its agent may write so many labels at once: it has written none for as many minutes.
-// Other work on this machine counts as use of its node, so there may be no room.
+// waitRoom waits until the node has room for the scene, and until its agent may write this many labels in a row: it has written none for as
+// many minutes. Other work on this machine counts as usage of its node, so there may be no room.
 func (l *timeline) waitRoom(writes int) {
 	l.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Second) {
@@ -217,7 +217,7 @@ func labelWritten(object *corev1.Node) (last time.Time) {
 	return last
 }
 
-// logLoad logs the labels that were shown, and what the agent says now.
+// logLoad logs the labels that were shown, and what the agent reports now.
 func (l *timeline) logLoad() {
 	l.Helper()
 	for _, each := range l.since(time.Time{}) {
@@ -227,7 +227,7 @@ func (l *timeline) logLoad() {
 	l.Logf("%s %v", text, err)
 }
 
-// cpu is the CPU of the scene's node and what of it no pod requests, in millicores.
+// cpu is the CPU of the scene's node, and how much of it no pod requests, in millicores.
 func (s *scene) cpu() (all, left int64) {
 	s.Helper()
 	object, err := kube.CoreV1().Nodes().Get(background, s.node, metav1.GetOptions{})
@@ -247,8 +247,8 @@ func (s *scene) cpu() (all, left int64) {
 	return object.Status.Capacity.Cpu().MilliValue(), left
 }
 
-// filling are pods that are expected to use more CPU than the node's load line: one that requests so many millicores of all, and others
-// without a request, each of which counts as much as is usual.
+// filling are pods whose expected usage is above the node's load line: one that requests this many of all millicores, and others
+// without a request, each of which is expected to use usualCPU.
 func filling(all, requested int64) (pods []work) {
 	missing := 1.02 * defaultLine * float64(all)
 	if requested > 0 {
@@ -271,7 +271,7 @@ func (s *scene) deleteNow(pods ...work) {
 	}
 }
 
-// checkDelay logs a delay. On an otherwise idle machine it is below 1.5 s; the limit also holds on a busy one.
+// checkDelay logs a delay, and fails the test if it is too long. On an otherwise idle machine it is below 1.5 s; the limit allows for a busy one.
 func (l *timeline) checkDelay(what string, delay time.Duration) {
 	l.Helper()
 	l.Logf("%s: %s: %.2f s", l.node, what, delay.Seconds())
@@ -305,7 +305,7 @@ func TestLoadLabelFollowsPodsThatStartAndEnd(t *testing.T) {
 	})
 }
 
-// TestEmptiedNodeIsChosenAgain at the latest 10 s after its pods ended, over a node of which more is requested.
+// TestEmptiedNodeIsChosenAgain at the latest 10 s after its pods were deleted, rather than a node of which more is requested.
 func TestEmptiedNodeIsChosenAgain(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
@@ -341,7 +341,7 @@ func TestEmptiedNodeIsChosenAgain(t *testing.T) {
 	})
 }
 
-// standIn is a Node without a kubelet: pods are bound to it, and never run. The label of its load and the CPU that is requested of it, in percent,
+// standIn creates a Node without a kubelet: pods are bound to it, but never run. Its load label and how much of its CPU is requested, in percent,
 // are all that schedulers know of it.
 func (s *scene) standIn(suffix, load string, requested int64) (name string) {
 	s.Helper()
@@ -372,7 +372,7 @@ func (s *scene) standIn(suffix, load string, requested int64) (name string) {
 	return name
 }
 
-// removeStandIn deletes the Node, and its pods, which no kubelet would end.
+// removeStandIn deletes the Node, and its pods, which no kubelet would delete.
 func (s *scene) removeStandIn(name string) {
 	s.Helper()
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
@@ -403,7 +403,7 @@ func (s *scene) keepReady(name string) (stop func()) {
 	})
 }
 
-// schedulerByLoad runs a kube-scheduler with the configuration that the chart has for a second scheduler, under the scene's name.
+// schedulerByLoad runs a kube-scheduler with the chart's configuration for a second scheduler, under the scene's name.
 func (s *scene) schedulerByLoad() {
 	s.Helper()
 	needShell(s)
@@ -434,7 +434,7 @@ func (s *scene) schedulerByLoad() {
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
 }
 
-// placedByLoad lets the scene's scheduler choose among nodes.
+// placedByLoad has the scene's scheduler choose among nodes.
 func (s *scene) placedByLoad(nodes ...string) func(*corev1.PodSpec) {
 	return func(spec *corev1.PodSpec) {
 		spec.SchedulerName = s.name
@@ -453,7 +453,7 @@ func TestDeadAgentLeavesNoLoadLabel(t *testing.T) {
 		l.waitLoad(time.Minute, begin, "the node is labelled", func(load int) bool { return load != unlabelled })
 		leave, back := s.stopAgent()
 		t.Cleanup(back)
-		// It cannot clean up when its pod is terminated: the kubelet kills it in the end.
+		// A stopped agent cannot clean up when its pod is terminated: the kubelet kills it after the grace period.
 		onNode(t, node, "kill -STOP "+processOf(t, node, "agent"))
 		died := time.Now()
 		last, _ := l.last()
@@ -509,7 +509,7 @@ func (s *scene) evicted(l *timeline, app string, candidates ...string) (replacem
 	return replacement
 }
 
-// evictAbove is a rule that evicts the scene's pods while its metric is hot.
+// evictAbove applies a rule that evicts the scene's pods while the metric is above the threshold.
 func (s *scene) evictAbove() {
 	s.Helper()
 	s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
@@ -518,7 +518,7 @@ func (s *scene) evictAbove() {
 	s.waitRulesEnforced(s.name)
 }
 
-// TestEvictedPodGoesToNodeUnderItsLoadLine although more of it is requested: neither back, nor to another node above its threshold.
+// TestEvictedPodGoesToNodeUnderItsLoadLine although more of that node is requested: neither back, nor to another node above its threshold.
 func TestEvictedPodGoesToNodeUnderItsLoadLine(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
@@ -532,7 +532,7 @@ func TestEvictedPodGoesToNodeUnderItsLoadLine(t *testing.T) {
 	})
 }
 
-// TestEvictedPodGoesToTheOtherRealNode although nothing is requested of a third, which is above its threshold.
+// TestEvictedPodGoesToTheOtherRealNode although nothing is requested of a third node, which is above its threshold.
 func TestEvictedPodGoesToTheOtherRealNode(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := aloneWithSpareNode(t, node)

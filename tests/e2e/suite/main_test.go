@@ -22,7 +22,7 @@ import (
 const namespace = "plimsoll"
 
 // long runs the tests that take minutes too.
-var long = flag.Bool("long", false, "run what takes minutes as well: many kills, a long outage, a reboot")
+var long = flag.Bool("long", false, "also run the tests that take minutes: many kills, a long outage, a reboot")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		os.Exit(2)
 	}
 	code := m.Run()
-	if *allUsed {
+	if *checkUnused {
 		if err := checkPermissions(start); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
@@ -102,12 +102,12 @@ func needShell(t testing.TB) {
 	}
 }
 
-// binary is the plimsoll under test.
+// binary is the path of the program under test.
 func binary() string {
 	return cmp.Or(os.Getenv("PLIMSOLL_E2E_BINARY"), absolute("target/x86_64-unknown-linux-musl/release/plimsoll"))
 }
 
-// image is the reference under which the nodes have our image.
+// image is the reference of our image on the nodes, where it is imported if it is missing.
 func image() (repository, tag string, err error) {
 	if given != "" {
 		name := os.Getenv("PLIMSOLL_E2E_IMAGE")
@@ -125,11 +125,11 @@ func image() (repository, tag string, err error) {
 	return repository, "latest", err
 }
 
-// named is a name with this prefix for a file's content, and whether all nodes of our own cluster have an image of that name.
+// named returns a name with this prefix that is unique for a file's content, and whether all nodes of our own cluster have an image of that name.
 func named(prefix, file string) (name string, loaded bool, err error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
-		return "", false, fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one, PLIMSOLL_E2E_ARCHIVE what `make image` made", err)
+		return "", false, fmt.Errorf("%w: `make build` builds it, PLIMSOLL_E2E_BINARY names another one, PLIMSOLL_E2E_ARCHIVE an archive of `make image`", err)
 	}
 	name = fmt.Sprintf("%s-%x", prefix, sha256.Sum256(content))[:len(prefix)+16]
 	loaded = true
@@ -183,7 +183,7 @@ func loadArchive(file string) (repository string, err error) {
 	return repository, nil
 }
 
-// packed is the archive of an image whose one file is /bin/plimsoll, whatever the binary's name is.
+// packed packs the archive of an image whose only file is /bin/plimsoll, whatever the binary's name is.
 func packed(name, binary string) (archive string, err error) {
 	folder, err := os.MkdirTemp("", "plimsoll-image")
 	if err != nil {
@@ -197,20 +197,20 @@ func packed(name, binary string) (archive string, err error) {
 	return run("", clusterTool, "image", name, link)
 }
 
-// values are those of a release of this image on our own cluster.
+// values are the values for a release with this image on our own cluster.
 func values(repository, tag string) (string, error) {
 	layouts, err := run("", clusterTool, "layouts")
 	// Tests close both nodes; the cap on unschedulable nodes has its own test.
 	return fmt.Sprintf("%s\nimage: {repository: %s, tag: %s}\ncontroller: {maxUnschedulable: 100%%}\n", layouts, repository, tag), err
 }
 
-// generousBudgets never limits parallel tests; the budgets have their own tests.
+// generousBudgets never limit parallel tests; the budgets have their own tests.
 const generousBudgets = "evictionBudget: {fleet: 1000/1m, zone: 1000/1m, node: 1000/1m, namespace: 1000/1m, owner: 1000/1m}\n"
 
 // install installs the chart, as its README says, with the values of the cluster under test.
 func install() error { return installWith(generousBudgets) }
 
-// installWith installs with other eviction budgets; empty: the chart's defaults.
+// installWith installs the chart with these eviction budgets, or the chart's defaults if empty.
 func installWith(budgets string) error {
 	repository, tag, err := image()
 	if err != nil {
@@ -221,7 +221,7 @@ func installWith(budgets string) error {
 		return err
 	}
 	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "240s", "--values", "-",
-		"--set", "agent.podMetrics=true,waitForAgents.timeoutSeconds=120"} // panels of the dashboard show single pods
+		"--set", "agent.podMetrics=true,waitForAgents.timeoutSeconds=120"} // panels of the dashboard show individual pods
 	if given == "" {
 		ours, err := values(repository, tag)
 		if err == nil {

@@ -55,6 +55,7 @@ type throttled struct {
 
 var nodeWatermarks = schema.GroupVersionResource{Group: "plimsoll.dev", Version: "v1alpha1", Resource: "nodewatermarks"}
 
+// watermarkOf reads a node's NodeWatermark.
 func watermarkOf(node string) (watermark, error) {
 	var read watermark
 	object, err := objects.Resource(nodeWatermarks).Get(background, node, metav1.GetOptions{})
@@ -88,7 +89,7 @@ func row(node string) (shown map[string]string, err error) {
 }
 
 // checkRow checks that kubectl shows this scheduling state and at least these counts.
-func checkRow(node, scheduling string, least map[string]int) error {
+func checkRow(node, scheduling string, minimums map[string]int) error {
 	shown, err := row(node)
 	if err != nil {
 		return err
@@ -96,9 +97,9 @@ func checkRow(node, scheduling string, least map[string]int) error {
 	if shown["SCHEDULING"] != scheduling {
 		return fmt.Errorf("scheduling is shown as %q, not %s: %v", shown["SCHEDULING"], scheduling, shown)
 	}
-	for column, least := range least {
-		if count, err := strconv.Atoi(shown[column]); err != nil || count < least {
-			return fmt.Errorf("%s is %q, not %d or more: %v", column, shown[column], least, shown)
+	for column, minimum := range minimums {
+		if count, err := strconv.Atoi(shown[column]); err != nil || count < minimum {
+			return fmt.Errorf("%s is %q, not %d or more: %v", column, shown[column], minimum, shown)
 		}
 	}
 	return nil
@@ -126,18 +127,18 @@ func (s *scene) checkBreached(nodeQOS string, about time.Time) error {
 	return fmt.Errorf("no rule of %s among %v", nodeQOS, now.Status.Rules)
 }
 
-// checkRefused checks that the status gives this reason why a rule skipped a pod of the scene; pod empty: all pods.
+// checkRefused checks that the status gives this reason why a rule skipped a pod of the scene, or all pods if pod is empty.
 func (s *scene) checkRefused(what, pod, nodeQOS, words string) error {
 	now, err := watermarkOf(s.node)
 	if err != nil {
 		return err
 	}
-	whole := pod
+	full := pod
 	if pod != "" {
-		whole = s.name + "/" + pod
+		full = s.name + "/" + pod
 	}
 	for _, entry := range now.Status.Refused {
-		if entry.What == what && entry.Pod == whole && entry.Rule == nodeQOS+"/hot" && strings.Contains(entry.Reason, words) {
+		if entry.What == what && entry.Pod == full && entry.Rule == nodeQOS+"/hot" && strings.Contains(entry.Reason, words) {
 			return nil
 		}
 	}
@@ -164,7 +165,7 @@ func (s *scene) waitRulesEnforced(nodeQOS string) {
 	})
 }
 
-// agentPod is the name of the agent's pod on a node, empty where there is none.
+// agentPod is the name of the agent's pod on a node, empty if there is none.
 func agentPod(node string) string {
 	list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/component=agent", FieldSelector: "spec.nodeName=" + node})
@@ -218,13 +219,13 @@ func (s *scene) waitNoTaint(limit time.Duration) {
 	})
 }
 
-// folder is the pod's cgroup on its node: in the cpu hierarchy where there are several.
+// folder is the pod's cgroup on its node: on cgroup v1 in the cpu hierarchy.
 func (s *scene) folder(pod string) string {
 	s.Helper()
 	return s.folderOf(s.name, pod, "cpu")
 }
 
-// folderOf is the cgroup of any pod of the scene's node: in this controller's hierarchy where there are several.
+// folderOf is the cgroup of any pod of the scene's node: on cgroup v1 in this controller's hierarchy.
 func (s *scene) folderOf(namespace, pod, controller string) string {
 	s.Helper()
 	needShell(s)
@@ -238,8 +239,8 @@ func (s *scene) folderOf(namespace, pod, controller string) string {
 	return "/sys/fs/cgroup/" + below
 }
 
-// settings are the CPU settings in force in a cgroup folder and those below it, as `pod/FILE` and `containers/FILE`,
-// the latter sorted: a restarted container has a new name.
+// settings are the CPU settings of a pod's cgroup and of its containers' cgroups, as `pod/FILE` and `containers/FILE`,
+// the values of the latter sorted: a restarted container has a new name.
 type settings map[string]string
 
 const settingFiles = "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
@@ -253,6 +254,7 @@ func (s *scene) settings(folder string) settings {
 	return read
 }
 
+// readSettings reads the settings of a pod's cgroup folder on a node.
 func readSettings(node, folder string) (settings, error) {
 	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", folder, settingFiles))
 	if err != nil {
@@ -277,19 +279,19 @@ func readSettings(node, folder string) (settings, error) {
 	return read, nil
 }
 
-// millicores is the resulting CPU cap: the lesser of the pod's quota and the sum of its containers';
-// -1 without any. On v1 the sandbox is a container too; when throttled it has the smallest quota.
+// millicores is the resulting CPU quota: the lower of the pod's quota and the sum of its containers' quotas,
+// -1 if there is none. On v1 the sandbox is a container too; when throttled it has the smallest quota.
 func (s settings) millicores() int {
-	cap := -1
+	lowest := -1
 	for _, level := range []string{"pod/", "containers/"} {
 		sum := -1
 		add := func(quota, period string) {
 			if micros, err := strconv.Atoi(quota); err == nil && micros > 0 {
-				whole, _ := strconv.Atoi(period)
-				if least := 1000; level == "containers/" && micros == least {
+				length, _ := strconv.Atoi(period)
+				if smallest := 1000; level == "containers/" && micros == smallest {
 					return
 				}
-				sum = max(0, sum) + micros*1000/max(1, whole)
+				sum = max(0, sum) + micros*1000/max(1, length)
 			}
 		}
 		for _, value := range strings.Split(s[level+"cpu.max"], ", ") { // v2
@@ -299,14 +301,14 @@ func (s settings) millicores() int {
 		for _, value := range strings.Split(s[level+"cpu.cfs_quota_us"], ", ") { // v1; kubelets leave the period at 100 ms
 			add(value, "100000")
 		}
-		if sum >= 0 && (cap < 0 || sum < cap) {
-			cap = sum
+		if sum >= 0 && (lowest < 0 || sum < lowest) {
+			lowest = sum
 		}
 	}
-	return cap
+	return lowest
 }
 
-// checkRestored returns an error that lists what differs from before.
+// checkRestored returns an error that lists the settings that differ from before.
 func checkRestored(before, now settings) error {
 	if maps.Equal(before, now) {
 		return nil
@@ -320,7 +322,7 @@ func checkRestored(before, now settings) error {
 	return fmt.Errorf("not restored: %s", strings.Join(changed, "; "))
 }
 
-// waitRestored waits until a pod's settings are what they were.
+// waitRestored waits until a pod's settings are as before.
 func (s *scene) waitRestored(limit time.Duration, folder string, before settings) {
 	s.Helper()
 	eventually(s, limit, folder+" is restored", func() error {

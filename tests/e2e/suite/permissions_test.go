@@ -18,34 +18,34 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// allUsed makes the run fail if a permission of the chart was not used.
-var allUsed = flag.Bool("permissions", false, "fail where were not used a permission that the chart gives; all scenes, with -long, use each")
+// checkUnused makes the run fail if a permission of the chart was not used.
+var checkUnused = flag.Bool("permissions", false, "fail if a permission that the chart grants was not used; all scenes together, with -long, use every one")
 
 // A permission is one verb on one resource or path for one of our accounts.
 type permission struct {
-	account, namespace    string // no namespace: in all of them
-	group, resource, name string // no name: of any; resource: with its subresource, or a non-resource path
+	account, namespace    string // an empty namespace means all
+	group, resource, name string // resource includes the subresource, or is a non-resource path; an empty name means all
 	verb                  string
 }
 
 func (p permission) String() string {
-	place := "the cluster"
+	scope := "the cluster"
 	if p.namespace != "" {
-		place = p.namespace
+		scope = p.namespace
 	}
-	return strings.TrimSpace(fmt.Sprintf("%s may %s %s in %s %s", p.account, p.verb, strings.Trim(p.resource+"."+p.group, "."), place, p.name))
+	return strings.TrimSpace(fmt.Sprintf("%s may %s %s in %s %s", p.account, p.verb, strings.Trim(p.resource+"."+p.group, "."), scope, p.name))
 }
 
 // covers reports whether this permission allows the requested one.
-func (p permission) covers(asked permission) bool {
+func (p permission) covers(requested permission) bool {
 	prefix, any := strings.CutSuffix(p.resource, "*")
-	return p.account == asked.account && p.verb == asked.verb && p.group == asked.group &&
-		(p.resource == asked.resource || any && strings.HasPrefix(asked.resource, prefix)) &&
-		(p.namespace == "" || p.namespace == asked.namespace) && (p.name == "" || p.name == asked.name)
+	return p.account == requested.account && p.verb == requested.verb && p.group == requested.group &&
+		(p.resource == requested.resource || any && strings.HasPrefix(requested.resource, prefix)) &&
+		(p.namespace == "" || p.namespace == requested.namespace) && (p.name == "" || p.name == requested.name)
 }
 
-// permissionsGiven are those of the release, including its hooks.
-func permissionsGiven() (all []permission, err error) {
+// permissionsGranted are the permissions of the release, including its hooks.
+func permissionsGranted() (all []permission, err error) {
 	type role struct{ kind, namespace, name string }
 	rules := map[role][]rbacv1.PolicyRule{}
 	var bindings []rbacv1.RoleBinding
@@ -109,7 +109,7 @@ func expand(rule rbacv1.PolicyRule, account, namespace string) (all []permission
 	return all
 }
 
-// permissionsUsed are the permissions that Plimsoll's accounts have used since then, by the API server's audit log.
+// permissionsUsed are the permissions that Plimsoll's accounts have used since then, according to the API server's audit log.
 func permissionsUsed(since time.Time) ([]permission, error) {
 	events, err := plane.AuditLog(absolute("target/e2e/logs/audit.log"))
 	if err != nil {
@@ -122,15 +122,15 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 			continue // tests use these accounts' tokens, too; older releases set no user agent
 		}
 		path, _, _ := strings.Cut(event.RequestURI, "?")
-		asked := permission{account: account, resource: path, verb: event.Verb}
+		requested := permission{account: account, resource: path, verb: event.Verb}
 		if object := event.ObjectRef; object.Resource != "" {
-			asked.namespace, asked.group, asked.name = object.Namespace, object.APIGroup, object.Name
-			asked.resource = strings.Trim(object.Resource+"/"+object.Subresource, "/")
+			requested.namespace, requested.group, requested.name = object.Namespace, object.APIGroup, object.Name
+			requested.resource = strings.Trim(object.Resource+"/"+object.Subresource, "/")
 		}
-		used[asked] = true
+		used[requested] = true
 		if event.Verb == "patch" && event.ResponseStatus.Code == http.StatusCreated { // server-side apply needs create, too
-			asked.verb = "create"
-			used[asked] = true
+			requested.verb = "create"
+			used[requested] = true
 		}
 	}
 	return slices.Collect(maps.Keys(used)), nil
@@ -139,29 +139,29 @@ func permissionsUsed(since time.Time) ([]permission, error) {
 // checkPermissions returns an error that lists the unused permissions.
 func checkPermissions(since time.Time) error {
 	if given != "" {
-		fmt.Println("skipped: which permissions were used, for which the audit log of our own cluster is needed")
+		fmt.Println("skipped: the check for unused permissions needs the audit log of our own cluster")
 		return nil
 	}
-	chart, err := permissionsGiven()
+	granted, err := permissionsGranted()
 	if err != nil {
 		return err
 	}
-	if len(chart) == 0 {
-		return errors.New("the release gives no permissions")
+	if len(granted) == 0 {
+		return errors.New("the release grants no permissions")
 	}
 	used, err := permissionsUsed(since)
 	if err != nil {
 		return err
 	}
-	var idle []string
-	for _, permission := range chart {
+	var unused []string
+	for _, permission := range granted {
 		if !slices.ContainsFunc(used, permission.covers) {
-			idle = append(idle, permission.String())
+			unused = append(unused, permission.String())
 		}
 	}
-	fmt.Printf("%d of %d permissions were used\n", len(chart)-len(idle), len(chart))
-	if len(idle) > 0 {
-		return fmt.Errorf("these permissions were not used:\n  %s", strings.Join(idle, "\n  "))
+	fmt.Printf("%d of %d permissions were used\n", len(granted)-len(unused), len(granted))
+	if len(unused) > 0 {
+		return fmt.Errorf("these permissions were not used:\n  %s", strings.Join(unused, "\n  "))
 	}
 	return nil
 }

@@ -55,9 +55,9 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 		s.waitRulesEnforced(evict)
 		s.set(hot)
 
-		asked := agentMetrics(t, node)
+		earlier := agentMetrics(t, node)
 		would, how := map[string]string{}, map[string]string{}
-		eventually(t, 20*time.Second, "the status says what each rule would do", func() error {
+		eventually(t, 20*time.Second, "the status reports what each rule would do", func() error {
 			now, err := watermarkOf(node)
 			if err != nil {
 				return err
@@ -73,7 +73,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 				}
 			}
 			if _, ok := would[evict+"/hot disableScheduling"]; !ok || how["disableScheduling"] != string(corev1.TaintEffectNoSchedule) {
-				return fmt.Errorf("the status does not report that scheduling would be disabled, and how: %v", now.Status.Would)
+				return fmt.Errorf("the status does not report that scheduling would be disabled, or not how: %v", now.Status.Would)
 			}
 			return nil
 		})
@@ -99,9 +99,9 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			s.waitRuleEvent(wanted.kind, wanted.ns, wanted.name, wanted.reason, wanted.rule)
 		}
 		// The counters of writes may lag behind the requests.
-		eventually(t, 15*time.Second, "all that was written are events and the status", func() error {
+		eventually(t, 15*time.Second, "only events and the status were written", func() error {
 			now := agentMetrics(t, node)
-			grew := func(name string) float64 { return now[name] - asked[name] }
+			grew := func(name string) float64 { return now[name] - earlier[name] }
 			creates, patches := grew(`api_requests_total{verb="create",code="201"}`), grew(`api_requests_total{verb="patch",code="200"}`)
 			if events, writes := grew(`events_total{result="written"}`), grew(`status_writes_total{result="done"}`); creates > events || patches > writes {
 				return fmt.Errorf("%v creates for %v events, %v patches for %v status writes", creates, events, patches, writes)
@@ -112,24 +112,24 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			return nil
 		})
 
-		// The same rules, acting.
+		// The same rules, enforced.
 		s.rule(throttle, rule{action: throttle})
 		s.rule(evict, rule{action: evict})
 		s.waitTerminating(20*time.Second, moved)
 		s.waitTaint(5*time.Second, corev1.TaintEffectNoSchedule)
 		s.waitRuleEvent("Pod", s.name, moved, "PodEvicted", evict)
 		s.waitRuleEvent("Node", "", node, "SchedulingDisabled", evict)
-		eventually(t, 20*time.Second, "the pod that would be throttled is", func() error {
+		eventually(t, 20*time.Second, "the pod is throttled as the preview said", func() error {
 			reported := s.throttled("slowed")
 			if reported == nil || reported.Rule != throttle+"/hot" || reported.ToMillicores == nil {
 				return fmt.Errorf("the status reports %+v", reported)
 			}
 			// Predicted as `to 90 %, 123m`, from the pod's usage at that time.
-			var ratio, previewPolicies int
-			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &previewPolicies); err != nil {
+			var ratio, millicores int
+			if _, err := fmt.Sscanf(how["throttle"], "to %d %%, %dm", &ratio, &millicores); err != nil {
 				t.Fatalf("the preview was %q: %v", how["throttle"], err)
 			}
-			if reported.Ratio != ratio || *reported.ToMillicores < previewPolicies*8/10 || *reported.ToMillicores > previewPolicies*12/10 {
+			if reported.Ratio != ratio || *reported.ToMillicores < millicores*8/10 || *reported.ToMillicores > millicores*12/10 {
 				t.Fatalf("the preview was %q, but it became %d %%, %dm", how["throttle"], reported.Ratio, *reported.ToMillicores)
 			}
 			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
@@ -154,7 +154,7 @@ func (s *scene) waitRuleEvent(kind, ns, name, reason, nodeQOS string) {
 	})
 }
 
-// agentMetrics reads the metrics of a node's agent, by name without its prefix and with labels.
+// agentMetrics reads the metrics of a node's agent, by name without the prefix plimsoll_agent_, and with labels.
 func agentMetrics(t *testing.T, node string) map[string]float64 {
 	t.Helper()
 	path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/metrics"
@@ -212,7 +212,7 @@ func (s *scene) preview(file string, args ...string) (rules map[string]previewRu
 	return rules, nil
 }
 
-// victims are the pods that this change would affect, in order.
+// victims are the pods that would get this change, in order.
 func (r previewRule) victims(change string) (names []string) {
 	for _, pod := range r.Pods {
 		for _, would := range pod.Would {
@@ -231,7 +231,7 @@ func (r previewRule) reason(s *scene, name string) string {
 			return strings.Join(pod.Reasons, "; ")
 		}
 	}
-	return "it is not there"
+	return "the preview does not list it"
 }
 
 // victims are the pods that the rule would affect according to the agent, in order.
@@ -278,15 +278,15 @@ spec:
   - {name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-evict, strategy: Preview, metricRule: {name: %[4]s, value: %[5]d}}
 `
 
-// TestPreviewCommandMatchesTheAgent previews policies that are not applied yet: pod usage comes from the kubelet.
+// TestPreviewCommandMatchesTheAgent previews policies before they are applied, with pod usage from the kubelet, and afterwards, with the agent's data.
 func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 	needShell(t) // the command uses our own cluster's kubeconfig
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
 		batch := map[string]string{"job": "batch"}
-		// BestEffort goes before Burstable, whatever they use.
+		// BestEffort pods come before Burstable ones, whatever they use.
 		s.running(
-			work{name: "kept", args: []string{"burn", "30"}, labels: batch, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
+			work{name: "protected", args: []string{"burn", "30"}, labels: batch, annotations: map[string]string{"plimsoll.dev/protected": "true"}},
 			work{name: "first", args: []string{"burn", "60"}, labels: batch},
 			work{name: "second", args: []string{"burn", "90"}, requests: "10m", labels: batch},
 		)
@@ -294,7 +294,7 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 		wanted := expectedPreview{
 			throttled: []string{s.name + "/first", s.name + "/second"}, evicted: []string{s.name + "/" + moved},
 			spared: []spared{
-				{"busy", "kept", "it is protected"},
+				{"busy", "protected", "it is protected"},
 				{"busy", moved, "no PodQOS allows this action on it"},
 				{"hot", "first", "no PodQOS allows this action on it"},
 			},
@@ -313,8 +313,8 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 			}
 			return wanted.checkCommand(s, rules, "kubelet", "given")
 		})
-		if made := kubectl(t, "get", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "-o", "name"); made != "" {
-			t.Fatalf("the preview applied policies: %s", made)
+		if applied := kubectl(t, "get", "nodeqos,podqos,avoidanceaction", "-l", "e2e="+s.name, "-o", "name"); applied != "" {
+			t.Fatalf("the preview applied policies: %s", applied)
 		}
 
 		s.set(hot)
@@ -334,8 +334,8 @@ func TestPreviewCommandMatchesTheAgent(t *testing.T) {
 	})
 }
 
-// expectedPreview is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and why some
-// are skipped.
+// expectedPreview is what the scene's rules would do: busy throttles these pods in this order, hot evicts these and closes the node, and
+// spared pods are skipped for a reason.
 type expectedPreview struct {
 	throttled, evicted []string
 	spared             []spared
@@ -357,7 +357,7 @@ func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, bu
 	}
 	for _, it := range o.spared {
 		if reason := rules[s.name+"/"+it.rule].reason(s, it.pod); reason != it.reason {
-			return fmt.Errorf("%s spares %s: %q, not %q", it.rule, it.pod, reason, it.reason)
+			return fmt.Errorf("%s skips %s: %q, not %q", it.rule, it.pod, reason, it.reason)
 		}
 	}
 	return nil

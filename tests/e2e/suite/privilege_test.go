@@ -30,52 +30,52 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// escape is a shell script that runs in the agent's place: it reports for each attempt whether it left its container, and whether it can still
-// do the agent's job. $TREES are the cgroup trees that it may read, $PODS the parts that it may write. There is
-// a pod on the node that is root without capabilities, as it is itself: the kernel keeps such processes apart only where they can't see each other.
+// escape is a shell script that runs in the agent's place: it reports each attempt that left its container, and whether it can still
+// do the agent's job. $TREES are the cgroup trees that it may read, $PODS the parts that it may write. Another pod on the node is also root
+// without capabilities: the kernel separates the two only because neither sees the other's processes.
 // It only counts the blocked attempts: a termination message is limited to 4096 bytes.
 const escape = `
 b=/bin/busybox
-held=0
-try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "left: $what"; else held=$((held + 1)); fi; }
+blocked=0
+try() { what=$1; shift; if "$@" >/dev/null 2>&1; then echo "left: $what"; else blocked=$((blocked + 1)); fi; }
 write() { echo "$1" >"$2"; }
 again() { write "$(cat "$1")" "$1"; }
 own() { : >/var/lib/plimsoll/left; "$@" /var/lib/plimsoll/left; code=$?; $b rm -f /var/lib/plimsoll/left; return $code; }
 procs=$($b awk '/ - proc /{print $5}' /proc/self/mountinfo)
 environment() { for proc in $procs; do [ -z "$($b grep -l PLIMSOLL_E2E_VICTIM $proc/[0-9]*/environ)" ] || return 0; done; return 1; }
 files() { for proc in $procs; do [ -z "$(ls $proc/[0-9]*/root/tmp/victim)" ] || return 0; done; return 1; }
-another() { process=$1; shift; ! [ $process/root -ef / ] && "$@"; } # such a thing of itself is no escape
+another() { process=$1; shift; ! [ $process/root -ef / ] && "$@"; } # the same for its own process is no escape
 see() { ls $1/root/; }
 sees() { for proc in $procs; do for process in $proc/[0-9]*; do ! another $process see $process || return 0; done; done; return 1; }
 opens() { (: <$1); }
 reads() { [ -n "$(head -c 1 $1)" ]; }
-reclaim() { for file in $1/*/*pod*/memory.reclaim; do ! write 0 $file || return 0; done; return 1; } # of a pod that is not gone by then
+reclaim() { for file in $1/*/*pod*/memory.reclaim; do ! write 0 $file || return 0; done; return 1; } # of any pod, since some may be gone by then
 device() { $b mknod /var/lib/plimsoll/left c 1 3 || return 1; $b rm -f /var/lib/plimsoll/left; }
 try "write to the image" write x /bin/left
 for tree in $TREES; do
   try "make a cgroup in $tree" mkdir $tree/left
   try "join the node's own cgroup in $tree" write 0 $tree/cgroup.procs
-  try "have the kernel run a program by $tree" write /bin/true $tree/release_agent
+  try "have the kernel run a program through $tree" write /bin/true $tree/release_agent
   try "mount $tree to write" $b mount -o remount,bind,rw $tree
 done
 for sys in /proc/sys /host/proc/sys; do
-  try "set a parameter of the kernel in $sys" again $sys/vm/swappiness
-  try "say which program takes core dumps in $sys" again $sys/kernel/core_pattern
+  try "set a kernel parameter in $sys" again $sys/vm/swappiness
+  try "set the handler of core dumps in $sys" again $sys/kernel/core_pattern
 done
 for point in $($b awk '$5 ~ "^/host/" && $6 ~ "^rw" {print $5}' /proc/self/mountinfo); do # as binfmt_misc is, below a /proc
   case " $PODS " in *" $point "*) ;; *) echo "left: write to $point";; esac
 done
 try "read the environment of another pod that is root" environment
 try "read the files of another pod that is root" files
-try "see the files of any process of another" sees
+try "see the files of any other process" sees
 try "mount a file system" $b mount -t tmpfs none /tmp
 try "mount the root to write" $b mount -o remount,rw /
-try "take a mount away" $b umount -l /host/proc/1/net/dev
+try "unmount" $b umount -l /host/proc/1/net/dev
 try "be root of a user namespace" $b unshare -U true
 try "get a mount namespace" $b unshare -m true
 try "get a network namespace" $b unshare -n true
-for proc in /proc /host/proc; do # as a pod with the node's processes would see them, and as a mount of the node's shows them
-  try "ask the kernel for help by $proc" write h $proc/sysrq-trigger
+for proc in /proc /host/proc; do # where a pod with hostPID would see the node's processes, and where a mount of the node's /proc would show them
+  try "trigger sysrq by $proc" write h $proc/sysrq-trigger
   try "enter the mounts of the node's first process by $proc" $b nsenter --mount=$proc/1/ns/mnt true
   try "enter the network of the node's first process by $proc" $b nsenter --net=$proc/1/ns/net true
   try "see the files of the node's first process by $proc" another $proc/1 see $proc/1
@@ -86,8 +86,8 @@ for proc in /proc /host/proc; do # as a pod with the node's processes would see 
 done
 try "change its root" $b chroot / /bin/true
 try "make a device" device
-try "give a file away" own $b chown 1000
-try "name the node" $b hostname left
+try "change the owner of a file" own $b chown 1000
+try "set the node's host name" $b hostname left
 try "load a module" $b insmod /bin/busybox
 for socket in /run/containerd /run/crio /run/docker.sock /var/run/docker.sock; do
   try "find a runtime's socket at $socket" ls $socket
@@ -98,7 +98,7 @@ for pods in $PODS; do
   done
   [ ! -e $pods/memory.reclaim ] || if reclaim $pods; then echo "able: reclaim in $pods"; else echo "unable: reclaim in $pods"; fi
 done
-echo "$held attempts were held"
+echo "$blocked attempts were blocked"
 echo end
 `
 
@@ -112,7 +112,7 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "taken-over-" + node, Namespace: namespace, Annotations: map[string]string{"plimsoll.dev/protected": "true"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "compromised-" + node, Namespace: namespace, Annotations: map[string]string{"plimsoll.dev/protected": "true"}},
 			Spec:       compromisedAgent(agent.Spec),
 		}
 		if _, err := kube.CoreV1().Pods(namespace).Create(background, pod, metav1.CreateOptions{}); err != nil {
@@ -147,15 +147,14 @@ func TestCompromisedAgentCannotLeaveItsContainer(t *testing.T) {
 	})
 }
 
-// TestLockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
 // TestAgentDoesNotExposePodsToRemoteClients: the API server's proxy connects from outside, like any pod of the cluster. That the
 // chart's agents omit per-pod series is tested in package chart.
 func TestAgentDoesNotExposePodsToRemoteClients(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		path := "/api/v1/namespaces/" + namespace + "/pods/" + agentPod(node) + ":8080/proxy/v1/node-metric"
-		answer, err := kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(background)
-		if !apierrors.IsForbidden(err) || !strings.Contains(string(answer), "connect over loopback (kubectl port-forward)") {
-			t.Errorf("a remote client got %s (%v)", answer, err)
+		response, err := kube.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(background)
+		if !apierrors.IsForbidden(err) || !strings.Contains(string(response), "connect over loopback (kubectl port-forward)") {
+			t.Errorf("a remote client got %s (%v)", response, err)
 		}
 		if _, measured := agentMetrics(t, node)[`node_cpu_usage_cores{part="node"}`]; !measured {
 			t.Error("the agent does not report the CPU usage of its node")
@@ -163,6 +162,7 @@ func TestAgentDoesNotExposePodsToRemoteClients(t *testing.T) {
 	})
 }
 
+// TestLockedAgentReclaimsPageCache is for cgroup v2: v1 has no memory.reclaim.
 func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	t.Parallel()
 	const node, mib = "v2", 1 << 20
@@ -172,7 +172,7 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	s := shared(t, node)
 	s.running(work{name: "cache", args: []string{"pause"}})
 	folder := s.folder("cache")
-	// What is not on the disk yet can't be reclaimed.
+	// Dirty pages cannot be reclaimed.
 	kubectl(t, "exec", "-n", s.name, "cache", "--", "/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/file", "bs=1M", "count=24", "conv=fsync")
 	cached := func() int {
 		t.Helper()
@@ -207,8 +207,8 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	s.set(cold)
 }
 
-// TestLockedAgentSetsPodIdleClass ends it both ways: the rule ends, and its policies are deleted. A Guaranteed pod, whose cgroup is
-// beside those of the other classes, keeps its quota: its request is its limit.
+// TestLockedAgentSetsPodIdleClass has the idle class restored in two ways: the rule ends, and its policies are deleted. A Guaranteed pod, whose
+// cgroup is beside those of the other classes, keeps its quota: its request is its limit.
 func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := shared(t, node)
@@ -228,7 +228,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 			t.Fatalf("its cpu.idle is %s while nothing is in force", class)
 		}
 		s.action(s.name, "{coolDownSeconds: 2, throttle: {cpuThrottle: {idle: true, stepCPURatio: 25, minCPURatio: 50}}}")
-		classAlone := s.name + "-class" // and no quota
+		classAlone := s.name + "-class" // the idle class without a quota
 		s.action(classAlone, "{coolDownSeconds: 2, throttle: {cpuThrottle: {idle: true, minCPURatio: 100}}}")
 		for action, app := range map[string]string{s.name: "free", classAlone: "guaranteed"} {
 			s.allow(action, app, action)
@@ -239,11 +239,11 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 		s.set(hot)
 		s.waitIdleClass(free)
 		s.waitIdleClass(guaranteed)
-		if original, held := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); held != original {
-			t.Errorf("the quota of the Guaranteed pod is %dm, not %dm", held, original)
+		if original, now := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); now != original {
+			t.Errorf("the quota of the Guaranteed pod is %dm, not %dm", now, original)
 		}
 		eventually(t, 20*time.Second, "the status shows that it is throttled", func() error {
-			// How far its quota goes down after that depends on what others leave it.
+			// How far its quota is lowered after that depends on the CPU that other pods leave it.
 			reported := s.throttled(free.name)
 			if reported == nil || reported.Rule != s.name+"/hot" || reported.Ratio < 50 || reported.FromMillicores != nil {
 				return fmt.Errorf("the status reports %+v", reported)
@@ -273,10 +273,10 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 	})
 }
 
-// waitIdleClass waits until the kernel has a pod in the idle class.
+// waitIdleClass waits until a pod's cgroup is in the kernel's idle class.
 func (s *scene) waitIdleClass(v *victim) {
 	s.Helper()
-	eventually(s, 30*time.Second, v.name+" is idle class", func() error {
+	eventually(s, 30*time.Second, v.name+" is in the idle class", func() error {
 		read, err := readSettings(s.node, v.folder)
 		if err != nil {
 			return err
@@ -288,7 +288,7 @@ func (s *scene) waitIdleClass(v *victim) {
 	})
 }
 
-// startUnprivileged runs a pod that is root without capabilities, with something of its own in its environment and its files.
+// startUnprivileged runs a pod that is root without capabilities, with a variable and a file that another pod must not see.
 func (s *scene) startUnprivileged(name string) {
 	s.Helper()
 	template := s.template(work{name: name})
@@ -359,7 +359,7 @@ func TestLockedAgentMeasuresNodeNotContainer(t *testing.T) {
 			r.action, r.strategy = action, "Preview"
 			s.rule(s.name+"-"+what, r)
 		}
-		eventually(t, time.Minute, "what can be measured has a value, and what can't is unknown", func() error {
+		eventually(t, time.Minute, "metrics that can be measured have a value, and the other is unknown", func() error {
 			values := agentMetrics(t, node)
 			for what, r := range rules {
 				series := fmt.Sprintf(`rule_value{rule="%s-%s/hot",metric="%s"}`, s.name, what, r.metric)
@@ -386,7 +386,7 @@ type stolenToken struct {
 	*scene
 	kube    kubernetes.Interface
 	objects dynamic.Interface
-	// marker is in everything that it tries to write: as value and as field manager.
+	// marker is in everything that the attacker tries to write, as value and as field manager.
 	marker         string
 	reports, trust string
 }
@@ -412,7 +412,8 @@ func stealToken(s *scene) *stolenToken {
 	return stolen
 }
 
-// refused retries until the attempt is refused with this message: a Lease may be renewed meanwhile, and the controller may be slow.
+// refused retries until the attempt is refused with this message: a Lease may be renewed meanwhile, and the controller may be slow. It fails the
+// test if the attempt succeeds.
 func (th *stolenToken) refused(what, words string, try func() error) {
 	th.Helper()
 	eventually(th, time.Minute, "it is forbidden to "+what, func() error {
@@ -459,8 +460,8 @@ func TestStolenAgentTokenIsLimitedToItsNode(t *testing.T) {
 			th.refused("cordon another node", only, th.patches(allNodes, their, cordon))
 			th.refused("label another node", only, th.patches(allNodes, their, label))
 			status := th.patches(nodeWatermarks, their, `{"status":{"observedHash":"$MARK"}}`, "status")
-			th.refused("speak for another agent", "only the status of its own NodeWatermark; the request is UPDATE of "+their, status)
-			th.refused("renew the Lease of another", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
+			th.refused("write the status of another agent", "only the status of its own NodeWatermark; the request is UPDATE of "+their, status)
+			th.refused("renew the Lease of another agent", "not plimsoll-node-lease/"+their, func() error { return th.renew(their) })
 			th.cannotEvictOn(their)
 			th.cannotReportFor(their)
 		}
@@ -514,7 +515,7 @@ func (th *stolenToken) renew(node string) error {
 	return err
 }
 
-// cannotEvictDirectly tries to evict a pod of its own node, and to request the eviction of one that no rule selects.
+// cannotEvictDirectly tries to evict a pod of its own node, and to request an eviction for a rule that does not exist.
 func (th *stolenToken) cannotEvictDirectly(node string) {
 	th.Helper()
 	th.running(work{name: "own-" + node, args: []string{"pause"}})
@@ -533,7 +534,7 @@ func (th *stolenToken) cannotEvictOn(node string) {
 	there.running(work{name: "elsewhere", args: []string{"pause"}})
 	pod := there.pod("elsewhere")
 	th.evictionRefused(pod, "it is not on this node any more")
-	th.refused("ask in the name of another agent", fmt.Sprintf("only the agent of node %q may request evictions of its pods", node), func() error {
+	th.refused("request an eviction as another agent", fmt.Sprintf("only the agent of node %q may request evictions of its pods", node), func() error {
 		_, err := plane.Evict(background, th.kube, node, th.evictionRequest(pod, ""))
 		return err
 	})
@@ -571,11 +572,11 @@ func (th *stolenToken) evictionRefused(pod *corev1.Pod, words string) {
 	}
 }
 
-// cannotReportFor tries to report for another node. Node v1, which is this machine, reaches controllers.
+// cannotReportFor tries to send a report for another node, from node v1, which reaches the controllers.
 func (th *stolenToken) cannotReportFor(node string) {
 	th.Helper()
 	if _, err := tryOnNode("v1", "command -v curl"); err != nil {
-		th.Log("no report was forged: there is no curl")
+		th.Log("NOT TESTED: forged reports need curl on node v1")
 		return
 	}
 	trust := filepath.Join(th.TempDir(), "ca.crt")
@@ -588,12 +589,12 @@ func (th *stolenToken) cannotReportFor(node string) {
 		options := fmt.Sprintf("url=%q\nresolve=%q\ncacert=%q\nheader=%q\nheader=%q\ndata=%q\nwrite-out=%q\nhttp2\nnoproxy=\"*\"\nsilent\nshow-error\nmax-time=10\n",
 			"https://"+service+"/v1/report", service+":"+componentPods(th.T, "controller")[0].Status.PodIP, trust,
 			"Authorization: Bearer "+th.reports, "Content-Type: application/json", report, " %{http_code}")
-		answer, err := run(options, clusterTool, "on", "v1", "curl", "--config", "-")
-		if strings.HasSuffix(answer, " 200") {
-			th.Fatalf("a holder of the agent's token can report for another node: %s", answer)
+		response, err := run(options, clusterTool, "on", "v1", "curl", "--config", "-")
+		if strings.HasSuffix(response, " 200") {
+			th.Fatalf("a holder of the agent's token can report for another node: %s", response)
 		}
-		if output := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(answer, " 403") || !strings.Contains(answer, output) {
-			return fmt.Errorf("unexpected response: %q (%v)", answer, err)
+		if refusal := fmt.Sprintf(`the agent of node \"%s\" cannot report for node \"%s\"`, th.node, node); !strings.HasSuffix(response, " 403") || !strings.Contains(response, refusal) {
+			return fmt.Errorf("unexpected response: %q (%v)", response, err)
 		}
 		return nil
 	})

@@ -29,12 +29,12 @@ import (
 	"plimsoll.dev/suite/dashboard"
 )
 
-// picture is where the dashboard is drawn.
-var picture = flag.String("picture", absolute("target/e2e/dashboard.svg"), "where the dashboard's picture goes")
+// picture is the file that the dashboard is drawn to.
+var picture = flag.String("picture", absolute("target/e2e/dashboard.svg"), "file for the dashboard's picture")
 
 const (
 	scrapeInterval = 2 * time.Second
-	// rateInterval is Grafana's $__rate_interval for that, and some more: the picture is of minutes.
+	// rateInterval is longer than Grafana's $__rate_interval would be: the picture shows only some minutes.
 	rateInterval = 10 * scrapeInterval
 )
 
@@ -42,11 +42,11 @@ const (
 type prometheus struct {
 	*testing.T
 	promv1.API
-	// alerts are the chart's.
+	// alerts are the chart's alerts.
 	alerts []monitoring.RuleGroup
 }
 
-// monitoringObjects are the chart's PodMonitor and PrometheusRule, as release plimsoll has them.
+// monitoringObjects are the chart's PodMonitor and PrometheusRule, rendered for release plimsoll.
 func monitoringObjects(t *testing.T) (monitor monitoring.PodMonitor, rules monitoring.PrometheusRule) {
 	t.Helper()
 	rendered, err := helm("", "template", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--show-only", "templates/monitoring.yaml",
@@ -75,12 +75,12 @@ type relabelling struct {
 	Action       string   `json:"action,omitempty"`
 }
 
-// ofPod is the label that Prometheus's discovery gives a label of a pod.
+// ofPod is the name that Prometheus's discovery gives a label of a pod.
 func ofPod(kind, label string) string {
 	return "__meta_kubernetes_pod_" + kind + "_" + regexp.MustCompile(`\W`).ReplaceAllString(label, "_")
 }
 
-// selecting keeps the pods that a label selector matches.
+// selecting are the relabellings that keep only pods that a label selector matches.
 func selecting(t *testing.T, selector metav1.LabelSelector) (all []relabelling) {
 	t.Helper()
 	keep := func(label string, values ...string) {
@@ -91,7 +91,7 @@ func selecting(t *testing.T, selector metav1.LabelSelector) (all []relabelling) 
 	}
 	for _, expression := range selector.MatchExpressions {
 		if expression.Operator != metav1.LabelSelectorOpIn {
-			t.Fatalf("%v: only In is rendered here", expression)
+			t.Fatalf("%v: this test supports only In", expression)
 		}
 		keep(expression.Key, expression.Values...)
 	}
@@ -141,13 +141,13 @@ func jobs(t *testing.T, monitor monitoring.PodMonitor, kubeconfig string) (jobs 
 	return jobs
 }
 
-// startPrometheus starts a Prometheus that ends with the test or with this process.
+// startPrometheus starts a Prometheus that stops with the test or with this process.
 func startPrometheus(t *testing.T, node string) prometheus {
 	t.Helper()
 	monitor, rules := monitoringObjects(t)
 	folder := t.TempDir()
 	write := func(name string, content any) string {
-		text, err := json.Marshal(content) // which is YAML too
+		text, err := json.Marshal(content) // JSON is YAML too
 		if err == nil {
 			err = os.WriteFile(filepath.Join(folder, name), text, 0o644)
 		}
@@ -183,7 +183,7 @@ func startPrometheus(t *testing.T, node string) prometheus {
 		}
 	})
 	p := prometheus{t, promv1.NewAPI(proxied(t, node, port)), rules.Spec.Groups}
-	eventually(t, 60*time.Second, "Prometheus answers", func() error {
+	eventually(t, 60*time.Second, "Prometheus responds", func() error {
 		_, err := p.Buildinfo(background)
 		return err
 	})
@@ -206,7 +206,7 @@ func addressOf(t *testing.T, node string) string {
 	return ""
 }
 
-// proxied reaches a port of a node through the API server, as the cluster has a network of its own.
+// proxied is a client for a port of a node through the API server, because the cluster has its own network.
 func proxied(t *testing.T, node, port string) api.Client {
 	t.Helper()
 	transport, err := rest.TransportFor(access)
@@ -220,7 +220,7 @@ func proxied(t *testing.T, node, port string) api.Client {
 	return client
 }
 
-// waitTargets waits until controller and agents are scraped, and nothing else: each with its node.
+// waitTargets waits until exactly the controllers and agents are scraped, each with its node as a label.
 func (p prometheus) waitTargets() {
 	p.Helper()
 	eventually(p, 3*time.Minute, "controller and agents are scraped", func() error {
@@ -277,34 +277,34 @@ func (p prometheus) waitRules() {
 	})
 }
 
-// waitFor waits until a query, which compares, has an answer.
+// waitFor waits until a query, which may compare, has a result.
 func (p prometheus) waitFor(limit time.Duration, query string) {
 	p.Helper()
 	eventually(p, limit, query, func() error {
-		answer, _, err := p.Query(background, query, time.Now())
+		result, _, err := p.Query(background, query, time.Now())
 		if err != nil {
 			return err
 		}
-		if vector, ok := answer.(model.Vector); !ok || len(vector) == 0 {
-			return fmt.Errorf("unexpected response: %v", answer)
+		if vector, ok := result.(model.Vector); !ok || len(vector) == 0 {
+			return fmt.Errorf("unexpected result: %v", result)
 		}
 		return nil
 	})
 }
 
-// waitNoAlerts waits until no alert is firing, or would be if it stayed as it is.
+// waitNoAlerts waits until no alert is firing or pending.
 func (p prometheus) waitNoAlerts(limit time.Duration) {
 	p.Helper()
 	eventually(p, limit, "there is no alert", func() error {
-		answer, err := p.Alerts(background)
-		if err == nil && len(answer.Alerts) > 0 {
-			err = fmt.Errorf("alerts are %v", answer.Alerts)
+		result, err := p.Alerts(background)
+		if err == nil && len(result.Alerts) > 0 {
+			err = fmt.Errorf("alerts are %v", result.Alerts)
 		}
 		return err
 	})
 }
 
-// waitSeries waits until there is each series that alerts and dashboard read.
+// waitSeries waits until every series exists that alerts and dashboard read.
 func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 	p.Helper()
 	read := map[string]bool{}
@@ -343,11 +343,11 @@ func onlyOnV2(what string) bool {
 
 func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	needShell(t)
-	const node = "v1" // where Prometheus is too
+	const node = "v1" // where Prometheus runs, too
 	if !slices.Contains(nodes, node) {
 		t.Skip("needs node v1")
 	}
-	for _, each := range nodes { // always in this order: a healthy cluster raises no alert
+	for _, each := range nodes { // always in this order. No alert may fire in a healthy cluster, so no other test may act.
 		busy[each].Lock()
 		t.Cleanup(busy[each].Unlock)
 	}
@@ -363,10 +363,10 @@ func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	s.exerciseAll(p)
 	p.waitSeries(shown)
 	var answers dashboard.Answers
-	eventually(t, time.Minute, "each query of the dashboard has an answer", func() error {
+	eventually(t, time.Minute, "each query of the dashboard has a result", func() error {
 		answers, err = shown.Ask(p.API, from, time.Now(), rateInterval)
 		if missing := slices.DeleteFunc(shown.Missing(answers), onlyOnV2); err == nil && len(missing) > 0 {
-			err = fmt.Errorf("none to\n%s", strings.Join(missing, "\n"))
+			err = fmt.Errorf("no result for\n%s", strings.Join(missing, "\n"))
 		}
 		return err
 	})
@@ -378,45 +378,45 @@ func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
 	p.waitNoAlerts(2 * time.Minute)
 }
 
-// exerciseAll has a pod throttled, one skipped and one evicted, the node closed, and a Preview rule for the same; then nothing in
-// force; then all of it again. Each step waits for Prometheus to show it.
+// exerciseAll has one pod throttled, one skipped and one evicted, the node closed, and a Preview rule on the same metric; then nothing in
+// force; then the throttle again. Each step waits until Prometheus shows it.
 func (s *scene) exerciseAll(p prometheus) {
 	s.Helper()
-	hold, shut, move, watchOnly := s.name+"-hold", s.name+"-shut", s.name+"-move", s.name+"-look"
+	throttle, closeNode, evict, preview := s.name+"-throttle", s.name+"-close", s.name+"-evict", s.name+"-preview"
 	s.running(
 		work{name: "batch", args: []string{"burn", "150"}, limits: "200m", requests: "10m"},
 		work{name: "spared", args: []string{"burn", "20"}, requests: "10m", annotations: map[string]string{"plimsoll.dev/protected": "true"}},
 	)
 	s.owned(work{name: "moved", args: []string{"burn", "30"}, requests: "10m"})
-	s.action(hold, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 30}}}")
-	s.action(shut, "{coolDownSeconds: 2}")
-	s.action(move, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 1}}")
-	s.allow(hold+"-batch", "batch", hold)
-	s.allow(hold+"-spared", "spared", hold)
-	s.allow(move, "moved", move)
-	evicts := s.metric() + "_move"
-	s.Cleanup(func() { s.setMetric(evicts, 0) })
-	s.setMetric(evicts, cold)
-	s.rule(hold, rule{action: hold})
-	s.rule(shut, rule{action: shut})
-	s.rule(watchOnly, rule{action: hold, strategy: "Preview"})
-	s.rule(move, rule{action: move, metric: evicts})
-	for _, name := range []string{hold, shut, watchOnly, move} {
+	s.action(throttle, "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 30}}}")
+	s.action(closeNode, "{coolDownSeconds: 2}")
+	s.action(evict, "{coolDownSeconds: 2, eviction: {terminationGracePeriodSeconds: 1}}")
+	s.allow(throttle+"-batch", "batch", throttle)
+	s.allow(throttle+"-spared", "spared", throttle)
+	s.allow(evict, "moved", evict)
+	evictMetric := s.metric() + "_evict"
+	s.Cleanup(func() { s.setMetric(evictMetric, 0) })
+	s.setMetric(evictMetric, cold)
+	s.rule(throttle, rule{action: throttle})
+	s.rule(closeNode, rule{action: closeNode})
+	s.rule(preview, rule{action: throttle, strategy: "Preview"})
+	s.rule(evict, rule{action: evict, metric: evictMetric})
+	for _, name := range []string{throttle, closeNode, preview, evict} {
 		s.waitRulesEnforced(name)
 	}
 	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_mark) == 4`, s.name))
 
-	held := fmt.Sprintf(`plimsoll_agent_throttled_pod_cpu_percent{node="v1",namespace="%s",pod="batch"} == 30`, s.name)
+	throttled := fmt.Sprintf(`plimsoll_agent_throttled_pod_cpu_percent{node="v1",namespace="%s",pod="batch"} == 30`, s.name)
 	s.set(hot)
-	p.waitFor(2*time.Minute, held)
+	p.waitFor(2*time.Minute, throttled)
 	p.waitFor(time.Minute, `plimsoll_agent_scheduling_disabled{node="v1",effect="NoSchedule"} == 1`)
 	p.waitFor(time.Minute, `plimsoll_agent_would{node="v1"} > 0`)
-	s.setMetric(evicts, hot)
+	s.setMetric(evictMetric, hot)
 	p.waitFor(2*time.Minute, `plimsoll_agent_evictions_total{node="v1",outcome="accepted"} > 0`)
-	s.setMetric(evicts, cold)
+	s.setMetric(evictMetric, cold)
 	s.set(cold)
 	p.waitFor(2*time.Minute, `plimsoll_agent_throttled_pods{node="v1"} == 0`)
 	p.waitFor(time.Minute, `plimsoll_agent_scheduling_disabled{node="v1",effect="NoSchedule"} == 0`)
 	s.set(hot)
-	p.waitFor(2*time.Minute, held)
+	p.waitFor(2*time.Minute, throttled)
 }

@@ -33,8 +33,8 @@ type release struct {
 	values string // values file that each Helm command of the page gets in addition
 }
 
-// TestReleaseFromInstallToUninstall does what docs/install.md says, all of it, while pods are throttled and nodes closed. It
-// has the cluster alone, since it uninstalls everything at times.
+// TestReleaseFromInstallToUninstall runs all commands of docs/install.md while pods are throttled and nodes closed. It
+// has the cluster to itself, since it uninstalls everything at times.
 func TestReleaseFromInstallToUninstall(t *testing.T) {
 	needShell(t)
 	r := &release{values: filepath.Join(t.TempDir(), "values.yaml")}
@@ -54,13 +54,13 @@ func TestReleaseFromInstallToUninstall(t *testing.T) {
 		name string
 		test func(*testing.T, *release)
 	}{
-		{"uninstalled while it acts it leaves every node as it was", uninstallWhileActing},
-		{"installed with nothing to edit it says that all is well", freshInstall},
-		{"the policies of a preset came with it, are changed, and go", anotherPreset},
-		{"a new chart and the old one again keep what is in force", upgradeAndRollBack},
-		{"a new chart and the old one again in the middle of a round evict no pod twice", upgradeDuringRound},
-		{"where a node is away it stays and names the node", uninstallWithNodeAway},
-		{"without Helm it comes, acts and goes as well", withoutHelm},
+		{"uninstalling while actions are in force restores every node", uninstallWhileActing},
+		{"a fresh installation passes its checks", freshInstall},
+		{"the preset of an installation is changed, and removed", anotherPreset},
+		{"actions stay in force during upgrade and rollback", upgradeAndRollBack},
+		{"upgrade and rollback during a round evict no pod twice", upgradeDuringRound},
+		{"uninstalling is refused while a node is unreachable", uninstallWithNodeAway},
+		{"it is installed and removed without Helm", withoutHelm},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.test(t, r) }) {
 			return
@@ -92,6 +92,7 @@ func pressureOnAllNodes(t *testing.T) (all []*baseline) {
 	return all
 }
 
+// uninstallWhileActing runs the page's commands for removal while pods are throttled and nodes closed.
 func uninstallWhileActing(t *testing.T, r *release) {
 	all := pressureOnAllNodes(t)
 	t.Cleanup(func() { // so that the scenes can clean up
@@ -109,12 +110,12 @@ func uninstallWhileActing(t *testing.T, r *release) {
 		}
 	}
 	noFinalizers(t)
-	// Definitions bring an APIService each. Pods and a namespace take a moment to go.
+	// API servers create an APIService for each group of the CRDs. Pods and a namespace take a moment to terminate.
 	stays := []string{"avoidanceaction", "nodeqos", "podqos", "nodewatermark", "customresourcedefinition",
 		"apiservice.apiregistration.k8s.io/v1alpha1.ensurance.crane.io", "apiservice.apiregistration.k8s.io/v1alpha1.plimsoll.dev",
 		"namespace/" + namespace, "lease.coordination.k8s.io/plimsoll-controller",
 		"secret/plimsoll-metrics-ca", "configmap/plimsoll-report-ca", "configmap/plimsoll-evictions"}
-	eventually(t, 2*time.Minute, "what is left is what the page says stays", func() error {
+	eventually(t, 2*time.Minute, "only the objects that the page lists are left", func() error {
 		left, err := ownObjects()
 		if err != nil {
 			return err
@@ -177,12 +178,13 @@ func (o *baseline) checkUnchanged() error {
 	return o.checkBystander()
 }
 
+// noFinalizers fails the test if one of our objects has a finalizer, which nothing would remove after an uninstallation.
 func noFinalizers(t *testing.T) {
 	t.Helper()
 	found := kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions,nodewatermarks,crds", "-o",
 		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {.metadata.finalizers}{"\n"}{end}`)
 	for _, line := range strings.Split(found, "\n") {
-		// A finalizer of the API server while it deletes a CRD.
+		// The API server adds this finalizer while it deletes a CRD.
 		if line != "" && !strings.Contains(line, "customresourcecleanup.apiextensions.k8s.io") {
 			t.Errorf("a finalizer still exists: %s", line)
 		}
@@ -214,7 +216,7 @@ func ownObjects() ([]string, error) {
 	return slices.Compact(ours), nil
 }
 
-// installWith installs the chart with a preset on a cluster without it and without its CRDs.
+// installWith installs the chart with a preset on a cluster that has neither a release nor the CRDs.
 func (r *release) installWith(t *testing.T, preset string) {
 	t.Helper()
 	repository, tag, err := image()
@@ -232,6 +234,7 @@ func (r *release) installWith(t *testing.T, preset string) {
 	r.setValues(t, repository, tag, generousBudgets)
 }
 
+// freshInstall checks an installation with preset preview, and the page's own checks of it.
 func freshInstall(t *testing.T, r *release) {
 	// Policies can be created only after a hook has seen their CRDs served.
 	waitPreset(t, "preview")
@@ -256,7 +259,7 @@ func freshInstall(t *testing.T, r *release) {
 			t.Errorf("the kubelet of %s reports %s", node, out)
 		}
 	}
-	// Make sure that the check can fail.
+	// Make sure that the checks can fail.
 	kubectl(t, "scale", "-n", namespace, "deployment/plimsoll-controller", "--replicas=0")
 	out, err := r.page.Try("See that it works")
 	if err == nil || !strings.Contains(out, "0 of 0 replicas are ready") {
@@ -280,7 +283,7 @@ func waitPreset(t *testing.T, preset string) {
 	}
 	for _, policy := range strings.Fields(kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", "name")) {
 		if !strings.Contains(policy, "/plimsoll-"+preset) {
-			t.Errorf("with preset %s there is %s", preset, policy)
+			t.Errorf("with preset %s: unexpected policy %s", preset, policy)
 		}
 	}
 }
@@ -291,15 +294,15 @@ func evaluatesPreset(node, preset string) error {
 	if err != nil {
 		return err
 	}
-	var judged []string
+	var evaluated []string
 	for _, rule := range now.Status.Rules {
 		if rule.Value != nil && (rule.Strategy == "Preview") == (preset == "preview") {
-			judged = append(judged, strings.TrimPrefix(rule.ID, "plimsoll-"+preset+"/"))
+			evaluated = append(evaluated, strings.TrimPrefix(rule.ID, "plimsoll-"+preset+"/"))
 		}
 	}
-	slices.Sort(judged)
-	if !slices.Equal(judged, presets[preset]) || len(judged) != len(now.Status.Rules) {
-		return fmt.Errorf("the agent has evaluated %v: %+v", judged, now.Status.Rules)
+	slices.Sort(evaluated)
+	if !slices.Equal(evaluated, presets[preset]) || len(evaluated) != len(now.Status.Rules) {
+		return fmt.Errorf("the agent has evaluated %v: %+v", evaluated, now.Status.Rules)
 	}
 	return nil
 }
@@ -319,13 +322,14 @@ func anotherPreset(t *testing.T, _ *release) {
 	waitPreset(t, "conservative")
 	choose("none")
 	if left := kubectl(t, "get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); left != "" {
-		t.Errorf("without a preset there is %s", left)
+		t.Errorf("policies without a preset: %s", left)
 	}
 	for _, node := range nodes {
 		eventually(t, time.Minute, "node "+node+" has no rules", func() error { return checkNoRules(node) })
 	}
 }
 
+// upgradeAndRollBack upgrades from the previous release, rolls back and upgrades again, while actions are in force.
 func upgradeAndRollBack(t *testing.T, r *release) {
 	chart, older, missing := olderRelease(t)
 	if missing != nil {
@@ -340,7 +344,7 @@ func upgradeAndRollBack(t *testing.T, r *release) {
 		t.Fatal(err)
 	}
 
-	// Like an older CRD, which has none.
+	// As in an older CRD, which has no columns.
 	kubectl(t, "patch", "crd", "nodewatermarks.plimsoll.dev", "--type=json", "-p", `[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns"}]`)
 	r.setValues(t, now, tag, generousBudgets)
 	r.page.Run(t, "Upgrade")
@@ -352,7 +356,7 @@ func upgradeAndRollBack(t *testing.T, r *release) {
 
 	r.page.Run(t, "Roll back")
 	waitAgentsRun(t, before)
-	checkInForce("a roll-back")
+	checkInForce("a rollback")
 
 	r.page.Run(t, "Upgrade")
 	checkInForce("another upgrade")
@@ -364,12 +368,12 @@ func upgradeAndRollBack(t *testing.T, r *release) {
 		o.waitAllRestored(60 * time.Second)
 	}
 	if missing != nil {
-		t.Skipf("NOT TESTED: nothing was upgraded but the name of an image, as chart and binary of revision %s are not available here (make previous): %v",
+		t.Skipf("NOT TESTED: only the name of an image was upgraded, because chart and binary of revision %s are not available here (make previous): %v",
 			previousRelease, missing)
 	}
 }
 
-// installPrevious replaces what is installed by an older chart with its binary, and returns the repository of its image.
+// installPrevious replaces the installation with one of an older chart and its binary, and returns the repository of its image.
 func (r *release) installPrevious(t *testing.T, chart, older string) (before string) {
 	t.Helper()
 	before, err := load("previous", older)
@@ -380,7 +384,7 @@ func (r *release) installPrevious(t *testing.T, chart, older string) (before str
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Objects that controllers created outlive the release, and that chart has objects of the same names.
+	// Objects that controllers created outlive the release, and the older chart has objects of the same names.
 	r.page.Run(t, "Uninstall")
 	if _, err := helm(old+generousBudgets, "install", "plimsoll", chart, "--namespace", namespace, "--wait", "--timeout", "180s", "--values", "-", "--take-ownership"); err != nil {
 		t.Fatal(err)
@@ -427,7 +431,8 @@ func upgradeDuringRound(t *testing.T, r *release) {
 	e.onePerRound()
 }
 
-// olderRelease is the folder of the older chart and its binary, or why they are not available. A binary named by the environment must exist.
+// olderRelease returns the folder of the older chart and its binary, and an error if they are not available. A binary that the environment names
+// must exist.
 func olderRelease(t *testing.T) (chart, older string, missing error) {
 	t.Helper()
 	named := os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY")
@@ -460,17 +465,17 @@ func waitAgentsRun(t *testing.T, image string) {
 	})
 }
 
-// watchInForce polls whether caps and taints stay in force. The returned function fails the test if any did not since the last call.
+// watchInForce polls whether quotas and taints stay in force. The returned function fails the test if any did not since the last call.
 func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	t.Helper()
-	caps := map[*victim]int{}
+	quotas := map[*victim]int{}
 	for _, o := range all {
 		for _, v := range o.before {
-			caps[v] = o.scene.settings(v.folder).millicores()
+			quotas[v] = o.scene.settings(v.folder).millicores()
 		}
 	}
 	var lock sync.Mutex
-	looked, lost := 0, []string{}
+	polls, lost := 0, []string{}
 	poll := func() {
 		for _, o := range all {
 			found, err := taint(o.scene.node)
@@ -479,11 +484,11 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 			}
 			for _, v := range o.before {
 				if err == nil {
-					err = o.scene.checkCap(v, caps[v])
+					err = o.scene.checkQuota(v, quotas[v])
 				}
 			}
 			lock.Lock()
-			if looked++; err != nil {
+			if polls++; err != nil {
 				lost = append(lost, time.Now().Format("15:04:05.0 ")+err.Error())
 			}
 			lock.Unlock()
@@ -494,14 +499,16 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 		t.Helper()
 		lock.Lock()
 		defer lock.Unlock()
-		t.Logf("%s: checked %d times what is in force", during, looked)
-		if looked == 0 || len(lost) > 0 {
-			t.Fatalf("during %s something was restored, in %d of %d checks:\n%s", during, len(lost), looked, strings.Join(lost[:min(len(lost), 5)], "\n"))
+		t.Logf("%s: checked %d times that actions are in force", during, polls)
+		if polls == 0 || len(lost) > 0 {
+			t.Fatalf("during %s actions were not in force in %d of %d checks:\n%s", during, len(lost), polls, strings.Join(lost[:min(len(lost), 5)], "\n"))
 		}
-		looked = 0
+		polls = 0
 	}
 }
 
+// uninstallWithNodeAway uninstalls while the agent of one node is stopped, in the three ways of the page: the release stays, the node comes
+// back, or it never does.
 func uninstallWithNodeAway(t *testing.T, r *release) {
 	repository, tag, err := image()
 	if err != nil {
@@ -510,19 +517,19 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 	r.setValues(t, repository, tag, generousBudgets+"uninstall: {timeoutSeconds: 30}\n")
 	r.page.Run(t, "Upgrade")
 	all := pressureOnAllNodes(t)
-	gone := all[len(all)-1]
-	leave, back := gone.scene.stopAgent()
+	away := all[len(all)-1]
+	leave, back := away.scene.stopAgent()
 	refused := func() {
 		t.Helper()
 		out, err := r.page.Try("Uninstall")
-		if err == nil || !strings.Contains(out, "not yet: "+gone.scene.node+";") {
+		if err == nil || !strings.Contains(out, "not yet: "+away.scene.node+";") {
 			t.Fatalf("helm uninstall was not refused as expected: %s (%v)", out, err)
 		}
-		t.Logf("helm uninstall says %s", out)
+		t.Logf("helm uninstall prints %s", out)
 	}
 
 	leave()
-	checkInForce := watchInForce(t, []*baseline{gone})
+	checkInForce := watchInForce(t, []*baseline{away})
 	refused()
 	checkInForce("an uninstallation that was refused")
 	for _, o := range all[:len(all)-1] {
@@ -537,9 +544,9 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		t.Error("Helm upgraded a release that it has started to remove, although docs/install.md says that it cannot")
 	}
 	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
-	waitAgent(gone.scene, "")
+	waitAgent(away.scene, "")
 	for _, o := range all {
-		eventually(t, time.Minute, "all is in force again", func() error {
+		eventually(t, time.Minute, "all actions are in force again", func() error {
 			for _, v := range o.before {
 				if o.scene.throttled(v.name) == nil {
 					return fmt.Errorf("%s is not throttled", v.name)
@@ -563,7 +570,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		o.checkNoTrace(t)
 	}
 
-	// It never does.
+	// The node never comes back.
 	r.page.Run(t, "It comes back after that")
 	for _, o := range all {
 		for _, v := range o.before {
@@ -582,10 +589,10 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 	for _, o := range all[:len(all)-1] {
 		o.checkNoTrace(t)
 	}
-	if err := gone.checkUnchanged(); err == nil {
-		t.Error("the disconnected node is already restored, so this proves nothing")
+	if err := away.checkUnchanged(); err == nil {
+		t.Error("the node without an agent is already restored, so this proves nothing")
 	}
-	// It comes back to a new installation.
+	// The node comes back to a new installation.
 	r.page.Run(t, "It comes back after that")
 	for _, o := range all {
 		o.scene.set(cold)
@@ -606,7 +613,7 @@ func (s *scene) stopAgent() (leave, back func()) {
 		}
 		return set
 	}
-	right := get().Spec.Template.Spec.Containers[0].Image
+	original := get().Spec.Template.Spec.Containers[0].Image
 	setImage := func(image string) {
 		s.Helper()
 		const editor = "away"
@@ -622,7 +629,7 @@ func (s *scene) stopAgent() (leave, back func()) {
 	leave = func() {
 		s.Helper()
 		setImage("plimsoll.dev/e2e/nowhere:latest")
-		eventually(s, 2*time.Minute, "its agent is away", func() error {
+		eventually(s, 2*time.Minute, "the agent is stopped", func() error {
 			pod, err := kube.CoreV1().Pods(namespace).Get(background, agentPod(s.node), metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -635,7 +642,7 @@ func (s *scene) stopAgent() (leave, back func()) {
 	}
 	back = func() {
 		s.Helper()
-		setImage(right)
+		setImage(original)
 		waitAgent(s, "")
 	}
 	return leave, back
@@ -655,7 +662,7 @@ func revisionOf(t *testing.T) int {
 	return history[len(history)-1].Revision
 }
 
-// withoutHelm installs and removes it with kubectl alone.
+// withoutHelm installs and removes Plimsoll with kubectl alone.
 func withoutHelm(t *testing.T, r *release) {
 	r.page.Run(t, "Uninstall")
 	r.page.Run(t, "Remove the rest")
@@ -680,9 +687,9 @@ func withoutHelm(t *testing.T, r *release) {
 		t.Errorf("definitions still exist: %s", found)
 	}
 
-	// The state that an agent leaves if its account was deleted first.
-	forgotten := all[0]
-	node := forgotten.scene.node
+	// What an agent leaves behind if its account was deleted first.
+	leftBehind := all[0]
+	node := leftBehind.scene.node
 	kubectl(t, "taint", "nodes", node, "interference.crane.io=:NoSchedule")
 	kubectl(t, "patch", "node", node, "--subresource=status", "-p",
 		`{"status":{"conditions":[{"type":"InterferenceIdentified","status":"True","reason":"x","message":"x"}]}}`)
@@ -690,5 +697,5 @@ func withoutHelm(t *testing.T, r *release) {
 		t.Fatal("the node does not have the condition")
 	}
 	r.page.Run(t, "Where the agents were not stopped first", "NODE", node)
-	forgotten.checkNoTrace(t)
+	leftBehind.checkNoTrace(t)
 }

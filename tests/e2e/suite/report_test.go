@@ -15,14 +15,14 @@ import (
 
 var nodeMetrics = schema.GroupVersionResource{Group: "metrics.plimsoll.dev", Version: "v1alpha1", Resource: "nodemetrics"}
 
-// TestAgentsReportDirectlyAndRenewLeasesRarely shows that the load of a node reaches the API by reports alone. It has no pods of
-// its own and locks no node: other scenes may restart agents meanwhile.
+// TestAgentsReportDirectlyAndRenewLeasesRarely shows that the load of a node reaches the API by reports alone. It starts no pods
+// and locks no node: other scenes may restart agents meanwhile.
 func TestAgentsReportDirectlyAndRenewLeasesRarely(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
-		eventually(t, 5*time.Minute, "NodeMetric has data that only a report has", func() error { return reported(node) })
+		eventually(t, 5*time.Minute, "the NodeMetric has data that only reports contain", func() error { return reported(node) })
 		// Within the minute between two renewals.
 		before := seen{}
-		eventually(t, 5*time.Minute, "measured again while the Lease is unchanged and valid for long", func() error {
+		eventually(t, 5*time.Minute, "there is a new measurement while the Lease is unchanged, and valid for 4 minutes", func() error {
 			now, err := readNode(node)
 			if err != nil {
 				return err
@@ -38,7 +38,7 @@ func TestAgentsReportDirectlyAndRenewLeasesRarely(t *testing.T) {
 	})
 }
 
-// seen has what the Lease and the NodeMetric of a node show.
+// seen has the validity and renewal of a node's Lease, and the time of its NodeMetric.
 type seen struct {
 	seconds           int32
 	renewed, measured time.Time
@@ -62,7 +62,7 @@ func nodeMetric(node string) (*unstructured.Unstructured, error) {
 	return objects.Resource(nodeMetrics).Get(background, node, metav1.GetOptions{})
 }
 
-// reported fails unless a NodeMetric has percentiles, pressure, the busiest pods, and a condition that says from where.
+// reported returns an error unless a NodeMetric has percentiles, pressure, the busiest pods, and a condition that shows that the agent reports.
 func reported(node string) error {
 	metric, err := nodeMetric(node)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// underPressure is a scene alone on its node with everything in force: two pods throttled (one of them without a limit), and the taint.
-// A third pod, like the first, is not selected by the policies.
+// underPressure has everything in force in a scene that has its node to itself: two pods throttled (one of them without a limit), and the
+// taint. A third pod, like the first, is not selected by the policies.
 func underPressure(t *testing.T, s *scene) (*baseline, *victim) {
 	t.Helper()
 	selected := map[string]string{"app": "pressed"}
@@ -38,16 +38,16 @@ func underPressure(t *testing.T, s *scene) (*baseline, *victim) {
 	s.waitRulesEnforced(s.name)
 	s.set(hot)
 	limited := o.before[string(s.pod("limited").UID)]
-	limited.cap = s.waitRatio(30*time.Second, limited, 50)
+	limited.quota = s.waitRatio(30*time.Second, limited, 50)
 	s.waitRatio(30*time.Second, o.before[string(s.pod("free").UID)], 50)
 	s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 	o.waitAccounted(5 * time.Second)
 	return o, limited
 }
 
-// inForce checks that the pod is still throttled to its cap and the node closed.
+// inForce checks that the pod still has the throttle's quota and the node is closed.
 func (s *scene) inForce(v *victim) error {
-	if err := s.checkCap(v, v.cap); err != nil {
+	if err := s.checkQuota(v, v.quota); err != nil {
 		return err
 	}
 	if found, err := taint(s.node); err != nil || found == nil {
@@ -63,7 +63,7 @@ func TestAgentUpgradeKeepsActionsInForce(t *testing.T) {
 		old := agentContainer(s)
 		kubectl(t, "rollout", "restart", "-n", namespace, "daemonset/plimsoll-agent-"+node)
 		o.inForceUntil(90*time.Second, "the new agent is ready", limited, func() error { return s.agentReady(old) })
-		always(t, 4*time.Second, "it is adopted", func() error { return o.inForce(limited) })
+		always(t, 4*time.Second, "the throttle is adopted", func() error { return o.inForce(limited) })
 		o.waitAccounted(5 * time.Second)
 		s.set(cold)
 		o.waitAllRestored(30 * time.Second)
@@ -94,7 +94,7 @@ func TestDeletedDaemonSetRestoresEverything(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, 30*time.Second, "it leaves a status that is true", func() error {
+		eventually(t, 30*time.Second, "the status that it leaves is correct", func() error {
 			now, err := watermarkOf(node)
 			if err != nil || now.Status.Counts.Throttled != 0 || len(now.Status.Rules) != 0 {
 				return fmt.Errorf("the status is %+v (%v)", now.Status, err)
@@ -120,7 +120,7 @@ func TestNodeWithoutAgentIsRestoredManually(t *testing.T) {
 	})
 }
 
-// TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported has the controllers wait for a minute, not for ten.
+// TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported sets the controllers' timeout to a minute instead of ten.
 func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
@@ -131,7 +131,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 		leave, back := s.stopAgent()
 		t.Cleanup(back)
 		before := reasons(t, node)
-		left := time.Now()
+		stopped := time.Now()
 		leave()
 		eventually(t, 2*time.Minute, "our taint is removed", func() error {
 			found, err := taint(node)
@@ -140,8 +140,8 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 			}
 			return err
 		})
-		took := time.Since(left)
-		t.Logf("%s: %.0f s after its agent was stopped", node, took.Seconds())
+		took := time.Since(stopped)
+		t.Logf("%s: the taint was removed %.0f s after its agent was stopped", node, took.Seconds())
 		if took < 50*time.Second {
 			t.Error("the agent was declared unresponsive too early")
 		}
@@ -156,7 +156,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 				return nil
 			})
 		}
-		if err := s.checkCap(limited, limited.cap); err != nil {
+		if err := s.checkQuota(limited, limited.quota); err != nil {
 			t.Errorf("the throttled pod does not stay throttled: %v", err)
 		}
 		back()
@@ -186,7 +186,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 		s := alone(t, node)
 		o, limited := underPressure(t, s)
 		for i := range kills {
-			// The value changes all the time, so that the kill hits in the middle of steps.
+			// The value changes between kills, so that some of them interrupt a step.
 			s.set([]int{cold, hot}[i%2])
 			time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
 			var left []string
@@ -199,9 +199,9 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 			})
 			// An entry may exist before its write, but never a write without its entry.
 			if len(left) > 0 {
-				t.Fatalf("after kill %d the journal has no entry to restore %s", i+1, strings.Join(left, "; "))
+				t.Fatalf("after kill %d the journal has no entry for %s", i+1, strings.Join(left, "; "))
 			}
-			eventually(t, 10*time.Second, "the pod that no policy selects is as it was", o.checkBystander)
+			eventually(t, 10*time.Second, "the pod that no policy selects is unchanged", o.checkBystander)
 		}
 		waitAgent(s, "")
 		s.set(hot)
@@ -212,7 +212,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 	})
 }
 
-// exhaustMemory is a script on the scene's node that uses up the memory of the agent's container until the kernel kills the agent for it, and
+// exhaustMemory is a script for the scene's node that exhausts the memory of the agent's container until the kernel OOM-kills the agent, and
 // prints the kernel's count of OOM kills. A process of the node in the container's cgroup allocates the memory, since the
 // agent's image has no other program; oom_score_adj makes the kernel kill the agent first.
 func (s *scene) exhaustMemory(agent string) string {
@@ -237,7 +237,7 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(left) > 0 {
-			t.Fatalf("the journal has no entry to restore %s", strings.Join(left, "; "))
+			t.Fatalf("the journal has no entry for %s", strings.Join(left, "; "))
 		}
 		byKernel := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(out)
 		o.inForceUntil(90*time.Second, "the agent is back", limited, func() error { return s.agentReady(old) })
@@ -249,8 +249,8 @@ func TestOOMKilledAgentRecoversItsState(t *testing.T) {
 		all := seen()
 		end()
 		for _, change := range all {
-			if !change.is(limited.cap) {
-				t.Errorf("the cap of %dm was not in force all the time: %v", limited.cap, all)
+			if !change.is(limited.quota) {
+				t.Errorf("the quota of %dm was not in force all the time: %v", limited.quota, all)
 				break
 			}
 		}
@@ -287,10 +287,10 @@ func underPressureOnAllNodes(t *testing.T) (all []pressedScene) {
 	return all
 }
 
-// checkStaysInForce fails the test if anything ceases to be in force on any node during this time.
+// checkStaysInForce fails the test if any action is not in force on any node during this time.
 func checkStaysInForce(t *testing.T, length time.Duration, all []pressedScene) {
 	t.Helper()
-	always(t, length, "what is in force stays", func() error {
+	always(t, length, "all actions stay in force", func() error {
 		for _, each := range all {
 			if err := each.baseline.inForce(each.victim); err != nil {
 				return fmt.Errorf("%s: %w", each.scene.node, err)
@@ -349,7 +349,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 	for _, node := range nodes {
 		since[node] = count(t, node)
 	}
-	// It will be killed, and its successor counts from zero.
+	// This agent will be killed, and the next one counts from zero.
 	since[restarted].reset()
 	onNode(t, "v1", "pkill -STOP -x kube-apiserver")
 	stopped := time.Now()
@@ -358,7 +358,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 	onNode(t, restarted, "kill -KILL "+old)
 	for time.Since(stopped) < outage {
 		for _, each := range all {
-			err := each.scene.checkCap(each.victim, each.victim.cap)
+			err := each.scene.checkQuota(each.victim, each.victim.quota)
 			if err == nil {
 				err = each.baseline.checkBystander()
 			}
@@ -368,7 +368,7 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 		}
 		time.Sleep(time.Second)
 	}
-	// Another writer resets a file to the pod's limit: the agent restores the cap without the API server.
+	// Another writer resets a file to the pod's limit: the agent throttles again without the API server.
 	for _, each := range all {
 		file := "cpu.max"
 		reset := "echo '10000 100000' > " + each.victim.folder + "/cpu.max"
@@ -376,12 +376,12 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // skips the sandbox, which is at the smallest quota
 		}
 		onNode(t, each.scene.node, reset)
-		eventually(t, 15*time.Second, file+" is asserted again without an API server", func() error {
-			return each.scene.checkCap(each.victim, each.victim.cap)
+		eventually(t, 15*time.Second, file+" is written again without an API server", func() error {
+			return each.scene.checkQuota(each.victim, each.victim.quota)
 		})
 	}
 	resume()
-	eventually(t, 30*time.Second, "the API server answers", func() error {
+	eventually(t, 30*time.Second, "the API server responds", func() error {
 		_, err := tryKubectl("", "get", "--raw", "/readyz")
 		return err
 	})
@@ -437,18 +437,18 @@ func TestPoliciesStayEnforcedWithoutTheController(t *testing.T) {
 		each.scene.set(hot)
 	}
 	for _, each := range all {
-		each.victim.cap = each.scene.waitRatio(30*time.Second, each.victim, 50)
+		each.victim.quota = each.scene.waitRatio(30*time.Second, each.victim, 50)
 		each.scene.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 	}
 
-	// When it is back, it neither repeats nor undoes anything.
+	// When the controller is back, it neither repeats nor reverts anything.
 	scale(2)
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")
 	checkStaysInForce(t, 5*time.Second, all)
 	checkNotRewritten(t, before)
 	for _, each := range all {
-		// Meanwhile the rule ended and was breached again: each time the taint, its condition, and about ten events of the node, its NodeWatermark
-		// and the two pods.
+		// Meanwhile the rule ended and was breached again: each time the agent wrote the taint, its condition, and about ten events of the node,
+		// its NodeWatermark and the two pods.
 		since[each.scene.node].check(t, each.scene.node, 40, 40)
 		each.scene.set(cold)
 	}
@@ -473,7 +473,7 @@ func TestStandbyTakesOver(t *testing.T) {
 	took := time.Since(stopped)
 	t.Logf("the standby led after %.1f s", took.Seconds())
 	if took > 10*time.Second {
-		t.Errorf("it took %s", took)
+		t.Errorf("the standby led only after %s", took)
 	}
 }
 
@@ -491,7 +491,7 @@ func TestStandbyTakesOverFromStoppedLeader(t *testing.T) {
 		return nil
 	})
 	t.Logf("the standby led after %.1f s", time.Since(stopped).Seconds())
-	eventually(t, 3*time.Minute, "its liveness probe killed it, and it is ready again", func() error {
+	eventually(t, 3*time.Minute, "the stopped replica was killed for its liveness probe, and is ready again", func() error {
 		now, err := kube.CoreV1().Pods(namespace).Get(background, pod.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -510,20 +510,20 @@ func holder(t *testing.T) string {
 	return kubectl(t, "get", "lease", "-n", namespace, "plimsoll-controller", "-o", "jsonpath={.spec.holderIdentity}")
 }
 
-// leader is the leading replica and its pod. A replica that is being replaced leads until it has handed over.
-func leader(t *testing.T) (holds string, pod *corev1.Pod) {
+// leader returns the identity of the leading replica and its pod. It waits while a replica that is being replaced still leads.
+func leader(t *testing.T) (identity string, pod *corev1.Pod) {
 	t.Helper()
 	eventually(t, 30*time.Second, "a replica of the current roll-out leads", func() error {
-		holds = holder(t)
+		identity = holder(t)
 		for _, each := range componentPods(t, "controller") {
-			if strings.HasPrefix(holds, each.Name+"_") {
+			if strings.HasPrefix(identity, each.Name+"_") {
 				pod = &each
 				return nil
 			}
 		}
-		return fmt.Errorf("no controller pod matches the leader %q", holds)
+		return fmt.Errorf("no controller pod matches the leader %q", identity)
 	})
-	return holds, pod
+	return identity, pod
 }
 
 // inForceUntil waits for a condition while everything stays in force.
@@ -556,7 +556,7 @@ func TestRestartsOfAgentAndControllerLoseNothing(t *testing.T) {
 		// Both orders: the agent after the controller, and the controller after the agent.
 		for i, restart := range []func(){controller, agent, controller} {
 			restart()
-			what := fmt.Sprintf("after restart %d what is in force stays", i+1)
+			what := fmt.Sprintf("after restart %d all actions stay in force", i+1)
 			always(t, 2*time.Second, what, func() error { return o.inForce(limited) })
 			o.waitAccounted(5 * time.Second)
 		}
@@ -610,7 +610,7 @@ func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 		editor := "kubectl-edit-of-" + s.name
-		for _, hand := range []struct {
+		for _, manual := range []struct {
 			what, reported string
 			change         func() error
 		}{
@@ -623,10 +623,10 @@ func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {
 			}},
 		} {
 			before := eventCounts(t, "Node", "", node)
-			if err := hand.change(); err != nil {
+			if err := manual.change(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, 20*time.Second, "a NodeWatermark that was "+hand.what+" is as before", func() error {
+			eventually(t, 20*time.Second, "a NodeWatermark that was "+manual.what+" is as before", func() error {
 				now, err := watermarkOf(node)
 				if err != nil {
 					return err
@@ -642,14 +642,14 @@ func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {
 			eventually(t, 15*time.Second, "an event of the node names the change and its author", func() error {
 				now := eventCounts(t, "Node", "", node)
 				for event, count := range now {
-					if strings.HasPrefix(event, hand.reported) && count > before[event] {
+					if strings.HasPrefix(event, manual.reported) && count > before[event] {
 						return nil
 					}
 				}
-				return fmt.Errorf("no new event starts with %q: %v", hand.reported, now)
+				return fmt.Errorf("no new event starts with %q: %v", manual.reported, now)
 			})
 		}
-		// What a user sees.
+		// Users read it there.
 		if page := kubectl(t, "describe", "node", node); !strings.Contains(page, "edited by "+editor) {
 			t.Errorf("kubectl describe node does not name %s:\n%s", editor, page)
 		}
@@ -672,7 +672,7 @@ func (s *scene) secondAgent(change func(*corev1.PodSpec)) string {
 	return s.name
 }
 
-// ownState gives an agent a state folder of its own.
+// ownState gives an agent its own state directory.
 func ownState(spec *corev1.PodSpec) {
 	for i := range spec.Volumes {
 		if spec.Volumes[i].Name == "state" {
@@ -687,14 +687,14 @@ func TestSecondAgentOnNodeDoesNotAct(t *testing.T) {
 		o, limited := underPressure(t, s)
 		// Only the lock on the node shows that another agent runs.
 		second := s.secondAgent(ownState)
-		eventually(t, 60*time.Second, "it says that there is another", func() error {
+		eventually(t, 60*time.Second, "the second agent reports that another one runs", func() error {
 			log, err := tryKubectl("", "logs", "-n", namespace, second)
 			if err == nil && !strings.Contains(log, "another agent") {
 				err = fmt.Errorf("its log is %s", log)
 			}
 			return err
 		})
-		always(t, 4*time.Second, "what is in force stays", func() error { return o.inForce(limited) })
+		always(t, 4*time.Second, "all actions stay in force", func() error { return o.inForce(limited) })
 		s.set(cold)
 		o.waitAllRestored(30 * time.Second)
 	})
@@ -711,7 +711,7 @@ func TestAgentReportsThatItsNodeDoesNotExist(t *testing.T) {
 			}
 		}
 	})
-	eventually(t, 60*time.Second, "it says what is wrong", func() error {
+	eventually(t, 60*time.Second, "the agent reports that its node does not exist", func() error {
 		log, err := tryKubectl("", "logs", "-n", namespace, second)
 		if err == nil && !strings.Contains(log, "node nowhere does not exist") {
 			err = fmt.Errorf("its log is %s", log)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// edits is a NodeQOS of two nodes whose edits go to a canary first.
+// edits is a NodeQOS for two nodes whose edits go to a canary first.
 type edits struct {
 	*testing.T
 	name  string
@@ -54,7 +54,7 @@ spec:
 `, e.name, annotations, s.label(), gaugeAddress, s.metric(), threshold))
 }
 
-// with are the nodes whose NodeWatermark has this threshold.
+// with returns the nodes whose NodeWatermark has this threshold.
 func (e *edits) with(threshold int) (found []string) {
 	e.Helper()
 	for _, s := range e.nodes {
@@ -87,7 +87,7 @@ func (e *edits) status(path string) string {
 	return kubectl(e, "get", "nodeqos", e.name, "-o", "jsonpath={.status"+path+"}")
 }
 
-// rolledOut is a field of the condition RolledOut; empty: no edit is being rolled out.
+// rolledOut is a field of the condition RolledOut, empty while no edit is being rolled out.
 func (e *edits) rolledOut(field string) string {
 	e.Helper()
 	return e.status(`.conditions[?(@.type=="RolledOut")].` + field)
@@ -103,7 +103,7 @@ func (e *edits) waitRolledOut(limit time.Duration, reason string) {
 	})
 }
 
-// waitEvent waits until an event about the NodeQOS begins so.
+// waitEvent waits for an event about the NodeQOS with this reason.
 func (e *edits) waitEvent(reason string) {
 	e.Helper()
 	eventually(e, 20*time.Second, reason+" is reported", func() error {
@@ -115,7 +115,7 @@ func (e *edits) waitEvent(reason string) {
 	})
 }
 
-// TestStagedEditStopsAtActingCanaryOrReachesBothNodes edits a threshold as people do, without the annotation that other scenes have.
+// TestStagedEditStopsAtActingCanaryOrReachesBothNodes edits a threshold as users do, without the annotation of other scenes for immediate roll-out.
 func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
@@ -146,7 +146,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 		}
 		return nil
 	})
-	always(t, 15*time.Second, "it goes no further", func() error {
+	always(t, 15*time.Second, "the edit reaches no other node", func() error {
 		if changed, others := e.with(bad), e.with(lax); !slices.Equal(changed, []string{canary}) || !slices.Equal(others, []string{idle.node}) {
 			return fmt.Errorf("nodes with the edit: %v; nodes with the previous version: %v", changed, others)
 		}
@@ -179,7 +179,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	}
 }
 
-// waitStopped waits until an edit has stopped at its only canary, and returns that.
+// waitStopped waits until an edit has stopped at its only canary, and returns that node.
 func (e *edits) waitStopped(threshold int) (canary string) {
 	e.Helper()
 	eventually(e, 90*time.Second, "the edit stops", func() error {
@@ -200,7 +200,7 @@ func (e *edits) waitStopped(threshold int) (canary string) {
 	return canary
 }
 
-// waitOne waits until an edit is on its canary.
+// waitOne waits until an edit has reached its canary.
 func (e *edits) waitOne(threshold int) {
 	e.Helper()
 	eventually(e, 20*time.Second, fmt.Sprintf("one node has the threshold %d", threshold), func() error {

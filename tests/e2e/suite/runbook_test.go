@@ -15,7 +15,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestRunbookCommandsWork runs them all on a healthy installation.
+// TestRunbookCommandsWork runs all commands of the runbook on a healthy installation.
 func TestRunbookCommandsWork(t *testing.T) {
 	needShell(t)
 	values := filepath.Join(t.TempDir(), "values.yaml")
@@ -24,15 +24,15 @@ func TestRunbookCommandsWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	(&release{values: values}).setValues(t, repository, tag, generousBudgets)
-	// kubectl logs fails for a pod that is terminating: a replica of the previous scene.
-	eventually(t, 2*time.Minute, "no replica begins or ends", func() error {
+	// kubectl logs fails for terminating pods, such as replicas of the previous scene.
+	eventually(t, 2*time.Minute, "no replica is starting or terminating", func() error {
 		list, err := kube.CoreV1().Pods(namespace).List(background, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
 		if err != nil {
 			return err
 		}
 		for _, pod := range list.Items {
 			if pod.DeletionTimestamp != nil || !plane.IsReady(&pod) {
-				return fmt.Errorf("%s is not ready, or ends", pod.Name)
+				return fmt.Errorf("%s is not ready, or terminating", pod.Name)
 			}
 		}
 		return nil
@@ -42,7 +42,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 	apply(t, `{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: runbook}, spec: {selector: {matchLabels: {no-node: has-this}},
   rules: [{name: nothing, avoidanceThreshold: 2, restoreThreshold: 2, actionName: disable, strategy: Preview, metricRule: {name: cpu_total_usage, value: 5000}}]}}`)
 	t.Cleanup(func() { kubectl(t, "delete", "nodeqos", "runbook", "--ignore-not-found") })
-	says := map[string]string{
+	expected := map[string]string{
 		"PlimsollNoLeader":               "holderIdentity",
 		"PlimsollTwoLeaders":             "plimsoll-controller",
 		"PlimsollDefinitionsOutdated":    "serverside-applied",
@@ -59,13 +59,13 @@ func TestRunbookCommandsWork(t *testing.T) {
 	const withCertManager, renewed = "With cert-manager", "The Secret is new and the log names an old date"
 	const damaged = "The log says that the journal cannot be used"
 	for _, heading := range page.Headings() {
-		// Run elsewhere, except the last: the journal is not damaged.
+		// The first two run elsewhere. The last is never run: no journal is damaged.
 		if heading == withCertManager || heading == renewed || heading == damaged {
 			continue
 		}
 		out := page.RunEach(t, heading, " NAME", " runbook", " NODE", " "+nodes[0], " POD", " "+agentPod(nodes[0]))
-		if !strings.Contains(out, says[heading]) {
-			t.Errorf("%s: %q is not in the output of its commands:\n%s", heading, says[heading], out)
+		if !strings.Contains(out, expected[heading]) {
+			t.Errorf("%s: %q is not in the output of its commands:\n%s", heading, expected[heading], out)
 		}
 	}
 	guide := pages.Read(t, absolute("."), "docs/kubernetes.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
@@ -104,7 +104,8 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
-// runReadmeCommands runs the commands of README.md, except the installation, which equals that of docs/install.md (tests/pure/docs.rs), and the builds.
+// runReadmeCommands runs the commands of README.md, except the builds, and the installation, which is the same as in docs/install.md
+// (tests/pure/docs.rs checks that).
 func runReadmeCommands(t *testing.T) {
 	const heading = "Use it on your cluster"
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))

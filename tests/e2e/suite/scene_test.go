@@ -26,29 +26,29 @@ import (
 // nodes are the names of the nodes under test: one or two.
 var nodes []string
 
-// toolsImage is what the tests' pods run.
+// toolsImage is the image of the tests' pods.
 var toolsImage = cmp.Or(os.Getenv("PLIMSOLL_E2E_TOOLS_IMAGE"), "plimsoll.dev/e2e/tools:latest")
 
 const (
 	taintKey = "interference.crane.io"
-	// threshold is that of each scene's rule; cold and hot are values of its metric below and above.
+	// threshold is the threshold of each scene's rule; cold and hot are values of its metric below and above it.
 	threshold, cold, hot = 50, 10, 90
 )
 
-// scene is one test on one node: a namespace, a metric and policies of its own, which select that node alone.
+// scene is one test on one node, with its own namespace, metric and policies, which select only that node.
 type scene struct {
 	*testing.T
 	node string
-	// name of the namespace, and of the policy objects where a test has one of a kind.
+	// name is the name of the namespace, and of the policy objects if a test has only one of a kind.
 	name string
 	// settleTimeout is how long restoring may take once the policies are deleted.
 	settleTimeout time.Duration
 }
 
-// busy are the locks of the nodes: scenes that touch only their own pods share a node, others have it alone.
+// busy are the locks of the nodes: scenes that affect only their own pods share a node, others have it to themselves.
 var busy = map[string]*sync.RWMutex{}
 
-// alone is a scene on a node that no other scene is on.
+// alone is a scene that has its node to itself.
 func alone(t *testing.T, node string) *scene {
 	t.Helper()
 	busy[node].Lock()
@@ -56,7 +56,7 @@ func alone(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// aloneWithSpareNode is a scene alone on its node, with another schedulable node.
+// aloneWithSpareNode is a scene that has all nodes to itself, so that another one is schedulable.
 func aloneWithSpareNode(t *testing.T, node string) *scene {
 	t.Helper()
 	if len(nodes) < 2 {
@@ -75,7 +75,7 @@ func lockAllNodes(t *testing.T) {
 	}
 }
 
-// shared is a scene on a node that others may be on too.
+// shared is a scene on a node that other scenes may use at the same time.
 func shared(t *testing.T, node string) *scene {
 	t.Helper()
 	busy[node].RLock()
@@ -83,7 +83,7 @@ func shared(t *testing.T, node string) *scene {
 	return newScene(t, node)
 }
 
-// newScene creates the namespace. The cleanup deletes the policies and waits until nothing of them is in force.
+// newScene creates the namespace. The cleanup deletes the policies and waits until none of their effects is in force.
 func newScene(t *testing.T, node string) *scene {
 	t.Helper()
 	words := strings.ToLower(regexp.MustCompile("[A-Z][a-z]+").FindString(strings.TrimPrefix(t.Name(), "Test")))
@@ -148,10 +148,10 @@ func (s *scene) action(name, spec string) {
 // rule is a NodeQOS with one rule, hot, that selects the scene's node.
 type rule struct {
 	action    string
-	strategy  string // empty: None
-	metric    string // empty: the scene's own
-	threshold int    // 0: the constant
-	labels    string // of the node, beside its name
+	strategy  string // None by default
+	metric    string // the scene's own by default
+	threshold int    // the constant by default
+	labels    string // of the node, besides its name
 }
 
 // rule applies a NodeQOS.
@@ -172,7 +172,7 @@ func (s *scene) rule(name string, r rule) {
 		s.node, r.labels, gaugeAddress, r.action, r.strategy, r.metric, r.threshold))
 }
 
-// allow applies a PodQOS that matches the pods of an app in the scene's namespace; no app: all of them.
+// allow applies a PodQOS that matches the pods of an app in the scene's namespace, or all of them if app is empty.
 func (s *scene) allow(name, app string, actions ...string) {
 	s.Helper()
 	labels := ""
@@ -183,7 +183,7 @@ func (s *scene) allow(name, app string, actions ...string) {
 		strings.Join(actions, ", "), labels, s.name))
 }
 
-// policy applies one object of ours. Edits go to the node at once.
+// policy applies one policy object. Edits reach the node at once.
 func (s *scene) policy(kind, name, spec string) {
 	s.Helper()
 	apply(s, fmt.Sprintf(`apiVersion: ensurance.crane.io/v1alpha1
@@ -225,15 +225,16 @@ func (s *scene) waitSettled() {
 type work struct {
 	name             string
 	args             []string // of podtool
-	requests, limits string   // of CPU; empty: none
+	requests, limits string   // of CPU, none if empty
 	labels           map[string]string
 	annotations      map[string]string
-	grace            int64 // seconds; 0: 1
-	anywhere         bool  // not only on the scene's node
-	intolerant       bool  // of our taint
+	grace            int64 // grace period in seconds, by default 1
+	anywhere         bool  // may run on any node, not only the scene's
+	intolerant       bool  // does not tolerate our taint
 	priority         string
 }
 
+// template is the pod template of a work.
 func (s *scene) template(w work) corev1.PodTemplateSpec {
 	resources := func(cpu string) corev1.ResourceList {
 		if cpu == "" {
@@ -345,7 +346,7 @@ func eventCounts(t testing.TB, kind, ns, name string) map[string]int {
 	return counts
 }
 
-// packetFilter is iptables or ip6tables, by the cluster's pod addresses.
+// packetFilter is iptables or ip6tables, depending on the cluster's pod addresses.
 func packetFilter(t *testing.T) string {
 	t.Helper()
 	if strings.Contains(componentPods(t, "controller")[0].Status.PodIP, ":") {
@@ -396,12 +397,12 @@ func startGauge() error {
 	return nil
 }
 
-// queryGauge asks the gauge through the API server.
+// queryGauge sends a request to the gauge through the API server.
 func queryGauge(path, key, value string) ([]byte, error) {
 	return queryGaugeOf("e2e", "gauge:8080", path, key, value)
 }
 
-// queryGaugeOf asks another pod that is one, as NAME:PORT.
+// queryGaugeOf sends it to another pod that runs podtool's gauge, given as NAME:PORT.
 func queryGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
 	proxy := "/api/v1/namespaces/" + namespace + "/pods/" + pod + "/proxy"
 	request := kube.CoreV1().RESTClient().Get().AbsPath(proxy + path).Timeout(0) // the gauge would take a timeout for a metric
@@ -411,7 +412,7 @@ func queryGaugeOf(namespace, pod, path, key, value string) ([]byte, error) {
 	return request.DoRaw(background)
 }
 
-// noteURL is the URL where a pod reports that it is alive.
+// noteURL is the URL at which a pod reports that it is alive.
 func noteURL(who string) string {
 	return "http://" + gaugeAddress + "/note?who=" + url.QueryEscape(who)
 }

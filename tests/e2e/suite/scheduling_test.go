@@ -25,7 +25,7 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 		took := time.Since(crossed)
-		t.Logf("above its threshold to tainted, as kubectl get node sees it: %.1f s", took.Seconds())
+		t.Logf("from above its threshold to tainted, as kubectl get node shows it: %.1f s", took.Seconds())
 		if took > 3500*time.Millisecond { // (threshold + 1) x period + 0.5 s
 			t.Errorf("the taint took %s", took)
 		}
@@ -47,7 +47,7 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 
 		s.start(work{name: "here", args: []string{"pause"}, intolerant: true},
 			work{name: "wherever", args: []string{"pause"}, anywhere: true, intolerant: true})
-		eventually(t, 20*time.Second, "a new pod is refused by the scheduler", func() error {
+		eventually(t, 20*time.Second, "the scheduler does not place a new pod on the node", func() error {
 			if reported := strings.Join(events(t, "Pod", s.name, "here"), "\n"); !strings.Contains(reported, "FailedScheduling") {
 				return fmt.Errorf("events: %s", reported)
 			}
@@ -77,11 +77,11 @@ func TestBusyNodeIsUnschedulableUntilCoolDownEnds(t *testing.T) {
 	})
 }
 
-// exporterPort is where an exporter listens on a node, as node_exporter would at 9100.
+// exporterPort is the port of an exporter on a node, as 9100 is node_exporter's.
 const exporterPort = 19464
 
-// TestNodeExporterIsProbedWithoutHost has an exporter on the node's network, and a probe that names no host: the agent, which is
-// on its own network, probes the node's address.
+// TestNodeExporterIsProbedWithoutHost runs an exporter on the host network, and a probe without a host: the agent, which has a network
+// namespace of its own, probes the node's address.
 func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
@@ -120,7 +120,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 		}
 		expose(hot)
 		s.waitTaint(20*time.Second, corev1.TaintEffectPreferNoSchedule)
-		eventually(t, 20*time.Second, "the status says so", func() error { return state("Breached", hot) })
+		eventually(t, 20*time.Second, "the status reports it", func() error { return state("Breached", hot) })
 		expose(cold)
 		s.waitNoTaint(30 * time.Second)
 	})
@@ -159,7 +159,7 @@ func TestTaintsOfOtherWritersAreKept(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 
-		// Another client writes taints the whole time.
+		// Another client writes taints all the time.
 		stop, ended := make(chan struct{}), make(chan int)
 		go func() {
 			writes := 0
@@ -191,7 +191,7 @@ func TestTaintsOfOtherWritersAreKept(t *testing.T) {
 		}
 		close(stop)
 		if writes := <-ended; writes < 4 {
-			t.Fatalf("only %d writes of the other client came in between", writes)
+			t.Fatalf("the other client made only %d writes meanwhile", writes)
 		}
 	})
 }
@@ -205,10 +205,10 @@ func TestTaintLeftByDeadAgentIsRemoved(t *testing.T) {
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 		// The agent dies, and the policy is deleted before the next agent starts.
-		freeze := processOf(t, node, "agent")
-		onNode(t, node, "kill -STOP "+freeze)
+		agent := processOf(t, node, "agent")
+		onNode(t, node, "kill -STOP "+agent)
 		s.noPolicies()
-		onNode(t, node, "kill -KILL "+freeze)
+		onNode(t, node, "kill -KILL "+agent)
 		s.waitNoTaint(60 * time.Second)
 	})
 }
@@ -221,8 +221,8 @@ func TestPreferNoScheduleEffectOfActionIsUsed(t *testing.T) {
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		s.waitTaint(10*time.Second, corev1.TaintEffectPreferNoSchedule)
-		eventually(t, 25*time.Second, "it is shown", func() error { return checkRow(node, "PreferNoSchedule", map[string]int{"BREACHED": 1}) })
-		// Stronger wins: the action is edited while it is in force.
+		eventually(t, 25*time.Second, "kubectl shows it", func() error { return checkRow(node, "PreferNoSchedule", map[string]int{"BREACHED": 1}) })
+		// An edit to the stronger effect takes effect while the action is in force.
 		s.action(s.name, "{coolDownSeconds: 1, disableScheduling: {effect: NoSchedule}}")
 		s.waitTaint(10*time.Second, corev1.TaintEffectNoSchedule)
 		s.set(cold)
@@ -281,7 +281,7 @@ func TestOneOfTwoBusyNodesStaysSchedulableWithACapOfHalf(t *testing.T) {
 		return on
 	}
 	var fallback string
-	eventually(t, 30*time.Second, "one is closed, and the other stays open", func() error {
+	eventually(t, 30*time.Second, "one node is closed, and the other gets PreferNoSchedule", func() error {
 		on := effects()
 		fallback = on[corev1.TaintEffectPreferNoSchedule]
 		if !slices.Contains(nodes, fallback) || !slices.Contains(nodes, on[corev1.TaintEffectNoSchedule]) {
@@ -308,16 +308,16 @@ func TestOneOfTwoBusyNodesStaysSchedulableWithACapOfHalf(t *testing.T) {
 	}
 }
 
-// setMaxUnschedulable gives the controllers another `--max-unschedulable`, until the test ends.
-func setMaxUnschedulable(t *testing.T, most string) {
+// setMaxUnschedulable gives the controllers another `--max-unschedulable` until the test ends.
+func setMaxUnschedulable(t *testing.T, limit string) {
 	t.Helper()
 	const flag = "--max-unschedulable="
 	setControllerArgs(t, func(args []string) []string {
-		return append(slices.DeleteFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }), flag+most)
+		return append(slices.DeleteFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }), flag+limit)
 	})
 }
 
-// setControllerArgs gives the controllers other ones, until the test ends.
+// setControllerArgs changes the controllers' arguments until the test ends.
 func setControllerArgs(t *testing.T, change func([]string) []string) {
 	t.Helper()
 	set := func(change func([]string) []string) (before []string) {

@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// stopped annotates the object that stops all agents, as docs/emergency-stop.md says; an empty reason removes the annotation.
-func (s *scene) stopped(reason string) {
+// setEmergencyStop annotates the object that stops all agents, as docs/emergency-stop.md says; an empty reason removes the annotation.
+func (s *scene) setEmergencyStop(reason string) {
 	s.Helper()
 	annotation := "plimsoll.dev/stop-"
 	if reason != "" {
@@ -21,7 +21,7 @@ func (s *scene) stopped(reason string) {
 	kubectl(s, "annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "--overwrite", annotation)
 }
 
-// TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades locks all nodes: the stop applies to the whole cluster.
+// TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades locks all nodes, because the stop applies to the whole cluster.
 func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
@@ -29,21 +29,21 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	var baselines []*baseline
 	for _, node := range nodes {
 		s := newScene(t, node)
-		t.Cleanup(func() { s.stopped("") })
+		t.Cleanup(func() { s.setEmergencyStop("") })
 		o, _ := underPressure(t, s)
 		scenes, baselines = append(scenes, s), append(baselines, o)
 	}
 	first := scenes[0]
 
 	deadline := time.Now().Add(15 * time.Second)
-	first.stopped("seen from the suite")
+	first.setEmergencyStop("seen from the suite")
 	for _, o := range baselines {
 		for _, v := range o.before {
 			o.scene.waitRestored(max(time.Second, time.Until(deadline)), v.folder, v.before)
 		}
 		o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
 	}
-	undone := func(s *scene) error {
+	restored := func(s *scene) error {
 		if found, err := taint(s.node); err != nil || found != nil {
 			return fmt.Errorf("taint is %v (%v)", found, err)
 		}
@@ -54,7 +54,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 		return nil
 	}
 	released := func(s *scene) error {
-		if err := undone(s); err != nil {
+		if err := restored(s); err != nil {
 			return err
 		}
 		row := kubectl(s, "get", "nodewatermark", s.node, "--no-headers")
@@ -65,7 +65,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	}
 	for i, s := range scenes {
 		baselines[i].waitAccounted(5 * time.Second)
-		eventually(s, 15*time.Second, "it says so", func() error { return released(s) })
+		eventually(s, 15*time.Second, "kubectl shows the stop", func() error { return released(s) })
 		reported := strings.Join(events(s, "Node", "default", s.node), "\n")
 		if !strings.Contains(reported, "EmergencyStop: stopped: seen from the suite") {
 			s.Errorf("no event reports the emergency stop:\n%s", reported)
@@ -84,11 +84,11 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 			}
 			return released(s)
 		})
-		always(s, 5*time.Second, "nothing is done", func() error { return undone(s) })
-		eventually(s, 15*time.Second, "it still says so", func() error { return released(s) })
+		always(s, 5*time.Second, "nothing is done", func() error { return restored(s) })
+		eventually(s, 15*time.Second, "kubectl still shows the stop", func() error { return released(s) })
 	}
 
-	first.stopped("")
+	first.setEmergencyStop("")
 	for _, s := range scenes {
 		s.waitTaint(30*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(s, 30*time.Second, "pods are throttled again", func() error {
@@ -104,17 +104,17 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	}
 }
 
-// TestAgentWithDroppedConnectionsSeesEmergencyStop: its open connections are dropped without notice, while new ones work.
+// TestAgentWithDroppedConnectionsSeesEmergencyStop: a packet filter drops the packets of the agent's open connections, while new ones work.
 func TestAgentWithDroppedConnectionsSeesEmergencyStop(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
 	node := nodes[0]
 	tables := packetFilter(t)
 	if out, err := tryOnNode(node, "command -v nsenter ss "+tables); err != nil {
-		t.Skipf("%s has not all that this needs: %s", node, out)
+		t.Skipf("%s lacks a program that the test needs: %s", node, out)
 	}
 	s := newScene(t, node)
-	t.Cleanup(func() { s.stopped("") })
+	t.Cleanup(func() { s.setEmergencyStop("") })
 	o, _ := underPressure(t, s)
 	inside := fmt.Sprintf("nsenter --target %s --net ", processOf(t, node, "agent"))
 	ports := strings.Fields(onNode(t, node, inside+`ss -Htn state established dst :443 | sed 's/.*:\([0-9]*\) .*:443 *$/\1/'`))
@@ -126,13 +126,13 @@ func TestAgentWithDroppedConnectionsSeesEmergencyStop(t *testing.T) {
 		onNode(t, node, inside+tables+" --append INPUT --protocol tcp --dport "+port+" --jump DROP")
 	}
 	started := time.Now()
-	s.stopped("seen from the suite")
+	s.setEmergencyStop("seen from the suite")
 	for _, v := range o.before {
 		s.waitRestored(25*time.Second-time.Since(started), v.folder, v.before)
 	}
 	s.waitNoTaint(25*time.Second - time.Since(started))
-	t.Logf("%d connections were cut: all was restored after %s", len(ports), time.Since(started).Round(time.Second))
+	t.Logf("%d connections were cut: everything was restored after %s", len(ports), time.Since(started).Round(time.Second))
 	s.set(cold)
-	s.stopped("")
+	s.setEmergencyStop("")
 	o.waitAllRestored(60 * time.Second)
 }

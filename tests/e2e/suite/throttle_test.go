@@ -15,15 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// gently takes half of the CPU in two steps, so that the floor is reached soon. Polling sees each step of 1 s.
+// gently throttles to 50 % in two steps, so that the floor is reached soon. Steps are 1 s apart, so that polling sees each.
 const gently = "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, minCPURatio: 50}}}"
 
-// victim is a pod that is throttled, with its cgroup and original settings.
+// victim is a pod to be throttled, with its cgroup and original settings.
 type victim struct {
 	name   string
 	folder string
 	before settings
-	cap    int // millicores, once it is throttled
+	quota  int // millicores, once it is throttled
 }
 
 func (s *scene) victim(name string) *victim {
@@ -47,9 +47,9 @@ func (s *scene) throttled(pod string) *throttled {
 	return nil
 }
 
-// waitRatio waits until a pod is throttled to a percentage, in the status and in the kernel, and returns
-// the cap in millicores.
-func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
+// waitRatio waits until a pod is throttled to a percentage, according to the status and the kernel, and returns
+// the quota in millicores.
+func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (quota int) {
 	s.Helper()
 	eventually(s, limit, fmt.Sprintf("%s is throttled to %d %%", v.name, ratio), func() error {
 		reported := s.throttled(v.name)
@@ -60,27 +60,27 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (cap int) {
 		if err != nil {
 			return err
 		}
-		cap = read.millicores()
-		if cap < *reported.ToMillicores-1 || cap > *reported.ToMillicores+1 {
-			return fmt.Errorf("the status reports %dm, the kernel %dm", *reported.ToMillicores, cap)
+		quota = read.millicores()
+		if quota < *reported.ToMillicores-1 || quota > *reported.ToMillicores+1 {
+			return fmt.Errorf("the status reports %dm, the kernel %dm", *reported.ToMillicores, quota)
 		}
 		return nil
 	})
 	// 100 % is the quota, or the usage at the first step if that was lower.
-	if original := v.before.millicores(); original > 0 && (cap > original*ratio/100+1 || cap < original*ratio/200) {
-		s.Errorf("%s had %dm, but at %d %% of its base it has %dm", v.name, original, ratio, cap)
+	if original := v.before.millicores(); original > 0 && (quota > original*ratio/100+1 || quota < original*ratio/200) {
+		s.Errorf("%s had %dm, but at %d %% of its base it has %dm", v.name, original, ratio, quota)
 	}
-	return cap
+	return quota
 }
 
-// waitCap waits until the kernel caps a pod at this many millicores.
-func (s *scene) waitCap(limit time.Duration, v *victim, millicores int) {
+// waitQuota waits until a pod has a quota of this many millicores.
+func (s *scene) waitQuota(limit time.Duration, v *victim, millicores int) {
 	s.Helper()
-	eventually(s, limit, fmt.Sprintf("%s is capped at %dm", v.name, millicores), func() error { return s.checkCap(v, millicores) })
+	eventually(s, limit, fmt.Sprintf("the quota of %s is %dm", v.name, millicores), func() error { return s.checkQuota(v, millicores) })
 }
 
-// checkCap checks that the kernel caps a pod at this many millicores.
-func (s *scene) checkCap(v *victim, millicores int) error {
+// checkQuota checks that a pod has a quota of this many millicores.
+func (s *scene) checkQuota(v *victim, millicores int) error {
 	read, err := readSettings(s.node, v.folder)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (s *scene) checkCap(v *victim, millicores int) error {
 	return nil
 }
 
-// trace reads a pod's cap 5 times a second on the node itself; the returned function stops it and returns the distinct caps in order.
+// trace reads a pod's quota 5 times a second on the node itself; the returned function stops it and returns the distinct quotas in order.
 func (s *scene) trace(v *victim) (end func() []int) {
 	s.Helper()
 	file := "cpu.max"
@@ -143,22 +143,22 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 
 		trace := s.trace(limited)
 		s.set(hot)
-		cap := s.waitRatio(30*time.Second, limited, 40)
-		checkSteps(t, trace(), 100, cap)
-		if used := s.usage(limited.folder, 4*time.Second); used > cap*105/100+2 || used < cap*60/100 {
-			t.Errorf("at a cap of %dm the pod uses %dm", cap, used)
+		quota := s.waitRatio(30*time.Second, limited, 40)
+		checkSteps(t, trace(), 100, quota)
+		if used := s.usage(limited.folder, 4*time.Second); used > quota*105/100+2 || used < quota*60/100 {
+			t.Errorf("at a quota of %dm the pod uses %dm", quota, used)
 		}
 		if reported := s.throttled("limited"); reported == nil || reported.Rule != s.name+"/hot" || reported.FromMillicores == nil || *reported.FromMillicores != 100 {
 			t.Errorf("the status reports %+v", reported)
 		}
 		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
-			t.Errorf("a pod that no PodQOS selects was touched: %v", err)
+			t.Errorf("a pod that no PodQOS selects was changed: %v", err)
 		}
 
 		trace = s.trace(limited)
 		s.set(cold)
 		s.waitRestored(30*time.Second, limited.folder, limited.before)
-		checkSteps(t, trace(), cap, 100)
+		checkSteps(t, trace(), quota, 100)
 		if used := s.usage(limited.folder, 2*time.Second); used < 70 {
 			t.Errorf("its 100m are restored, but it uses only %dm", used)
 		}
@@ -169,15 +169,15 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 	})
 }
 
-// checkSteps checks that caps change monotonically from start to end, with steps in between.
+// checkSteps checks that quotas change monotonically from start to end, with steps in between.
 func checkSteps(t *testing.T, seen []int, start, end int) {
 	t.Helper()
 	if len(seen) < 4 || seen[0] != start || seen[len(seen)-1] != end {
-		t.Errorf("the cap did not go from %dm to %dm in steps: %v", start, end, seen)
+		t.Errorf("the quota did not change from %dm to %dm in steps: %v", start, end, seen)
 	}
 	for i := 1; i < len(seen); i++ {
 		if (seen[i] > seen[i-1]) != (end > start) {
-			t.Errorf("the caps do not change in one direction: %v", seen)
+			t.Errorf("the quotas do not change in one direction: %v", seen)
 		}
 	}
 }
@@ -196,15 +196,15 @@ func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		eventually(t, 20*time.Second, "it is capped below its usage", func() error {
+		eventually(t, 20*time.Second, "its quota is below its usage", func() error {
 			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
 				return fmt.Errorf("it used %dm, and its quota is %dm", used, now)
 			}
 			return nil
 		})
-		cap := s.settings(free.folder).millicores()
-		if now := s.usage(free.folder, 4*time.Second); now > cap*108/100+2 {
-			t.Errorf("at a cap of %dm the pod uses %dm", cap, now)
+		quota := s.settings(free.folder).millicores()
+		if now := s.usage(free.folder, 4*time.Second); now > quota*108/100+2 {
+			t.Errorf("at a quota of %dm the pod uses %dm", quota, now)
 		}
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
@@ -224,50 +224,50 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
-		cap, freeCap := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
+		quota, freeQuota := s.waitRatio(30*time.Second, limited, 50), s.waitRatio(30*time.Second, free, 50)
 
 		if node == "v2" {
 			// systemd resets every slice to its own settings: the pod's limit, or none.
 			for _, command := range []string{"systemctl daemon-reload", "systemctl daemon-reexec"} {
 				seen, end := s.follow(limited)
 				onNode(t, node, command)
-				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return capRestored(seen(), cap) })
+				eventually(t, 30*time.Second, "the slice is reset, and throttled again", func() error { return quotaRestored(seen(), quota) })
 				all := seen()
 				end()
-				s.checkCapRestored(command, all, cap)
-				s.waitCap(5*time.Second, free, freeCap)
+				s.checkQuotaRestored(command, all, quota)
+				s.waitQuota(5*time.Second, free, freeQuota)
 			}
 		}
 		for _, daemon := range []string{"containerd", "kubelet"} {
 			seen, end := s.follow(limited)
 			s.restart(daemon)
-			always(t, 3*time.Second, "several ticks after "+daemon+" is back the caps are as they were", func() error {
-				if err := s.checkCap(limited, cap); err != nil {
+			always(t, 3*time.Second, "several ticks after "+daemon+" is back the quotas are unchanged", func() error {
+				if err := s.checkQuota(limited, quota); err != nil {
 					return err
 				}
-				return s.checkCap(free, freeCap)
+				return s.checkQuota(free, freeQuota)
 			})
 			all := seen()
 			end()
-			s.checkCapRestored("the restart of "+daemon, all, cap)
+			s.checkQuotaRestored("the restart of "+daemon, all, quota)
 		}
 		waitNodeReady(t, node)
 
-		// On v2 the pod's cgroup has the cap, so it survives the container. On v1 there is no cap until the new container exists.
+		// On v2 the quota is set in the pod's cgroup, so it survives the container. On v1 there is none until the new container exists.
 		checkStayed := func() {}
 		if node == "v2" {
 			seen, end := s.follow(limited)
 			checkStayed = func() {
 				all := seen()
 				end()
-				s.checkCapRestored("the restart of the container", all, cap)
+				s.checkQuotaRestored("the restart of the container", all, quota)
 			}
 		}
-		eventually(t, 60*time.Second, "the kubelet serves again", func() error {
+		eventually(t, 60*time.Second, "the kubelet serves exec again, and the container is killed", func() error {
 			_, err := tryKubectl("", "exec", "-n", s.name, "limited", "--", "kill", "1")
 			return err
 		})
-		eventually(t, 60*time.Second, "the container is started again", func() error {
+		eventually(t, 60*time.Second, "the container is restarted", func() error {
 			status := s.pod("limited").Status.ContainerStatuses[0]
 			if status.RestartCount == 0 || !status.Ready {
 				return fmt.Errorf("restarts: %d, ready: %v", status.RestartCount, status.Ready)
@@ -275,7 +275,7 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 			return nil
 		})
 		// More than a tick: each check is a command on a node that the new container keeps busy.
-		s.waitCap(5*time.Second, limited, cap)
+		s.waitQuota(5*time.Second, limited, quota)
 		checkStayed()
 
 		seen, end := s.follow(limited)
@@ -297,23 +297,23 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 			if reported == nil || reported.FromMillicores == nil || *reported.FromMillicores != 200 || reported.ToMillicores == nil || *reported.ToMillicores > 100 {
 				return fmt.Errorf("the status reports %+v", reported)
 			}
-			return s.checkCap(limited, *reported.ToMillicores)
+			return s.checkQuota(limited, *reported.ToMillicores)
 		})
 		all := seen()
 		end()
-		s.checkCapped("the resize", all, 100)
+		s.checkQuotaRaised("the resize", all, 100)
 
 		s.set(cold)
 		s.waitRestored(20*time.Second, free.folder, free.before)
-		s.waitCap(20*time.Second, limited, 200)
+		s.waitQuota(20*time.Second, limited, 200)
 		// Compare with a new pod of the same kind.
 		s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "10m"})
 		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
 	})
 }
 
-// TestCrashLoopingContainerStartsInThrottledPod is about cgroup v1, where the kernel refuses a container a quota above its
-// pod's: EINVAL, and the kubelet cannot start it.
+// TestCrashLoopingContainerStartsInThrottledPod is for cgroup v1, where the kernel rejects a quota of a container above its
+// pod's with EINVAL, so that the kubelet could not start it.
 func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	t.Parallel()
 	if !slices.Contains(nodes, "v1") {
@@ -329,7 +329,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	s.waitRunning("mixed")
 	const full = "10000" // of 100 ms, at a limit of 100m
 	var o *baseline
-	eventually(t, 60*time.Second, "both containers are there, with their limits", func() error {
+	eventually(t, 60*time.Second, "both containers exist, with their limits", func() error {
 		o = s.baseline("mixed")
 		quotas := o.before[string(s.pod("mixed").UID)].before["containers/cpu.cfs_quota_us"]
 		if strings.Count(quotas, full) != 2 {
@@ -363,7 +363,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 		return throttled()
 	})
 	before := containerOf(t, s.pod("mixed"), "crash").RestartCount
-	eventually(t, 120*time.Second, "the container that crashes is started again and again", func() error {
+	eventually(t, 120*time.Second, "the crashing container is restarted several times", func() error {
 		if err := throttled(); err != nil {
 			t.Fatalf("the throttle is not in force: %v", err)
 		}
@@ -395,15 +395,15 @@ func containerOf(t *testing.T, pod *corev1.Pod, name string) corev1.ContainerSta
 	return corev1.ContainerStatus{}
 }
 
-// checkCrashed fails the test if a container could not be started, instead of exiting by itself.
+// checkCrashed fails the test unless the container exited by itself: it must not fail to start.
 func checkCrashed(t *testing.T, now corev1.ContainerStatus) {
 	t.Helper()
 	if waiting := now.State.Waiting; waiting != nil && slices.Contains([]string{"RunContainerError", "CreateContainerError"}, waiting.Reason) {
-		t.Fatalf("it cannot be started: %+v", waiting)
+		t.Fatalf("the container cannot be started: %+v", waiting)
 	}
 	for _, ended := range []*corev1.ContainerStateTerminated{now.State.Terminated, now.LastTerminationState.Terminated} {
 		if ended != nil && ended.ExitCode != 1 {
-			t.Fatalf("it did not end by itself: %+v", ended)
+			t.Fatalf("the container did not exit by itself: %+v", ended)
 		}
 	}
 }

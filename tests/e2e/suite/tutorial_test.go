@@ -9,7 +9,8 @@ import (
 	"plimsoll.dev/suite/pages"
 )
 
-// TestTutorialThrottlesAPodAndRestoresIt runs every command of docs/first-policy.md, with an image that is on the nodes. It locks all nodes: its rule applies to each.
+// TestTutorialThrottlesAPodAndRestoresIt runs every command of docs/first-policy.md, with an image that is on the nodes. It locks all nodes,
+// because its rule applies to each.
 func TestTutorialThrottlesAPodAndRestoresIt(t *testing.T) {
 	t.Parallel()
 	needShell(t)
@@ -24,7 +25,7 @@ func TestTutorialThrottlesAPodAndRestoresIt(t *testing.T) {
 		tryKubectl("", "delete", "nodeqos/tutorial", "avoidanceaction/tutorial", "podqos/tutorial", "namespace/tutorial", "--ignore-not-found")
 	})
 	page := pages.Read(t, absolute("."), "docs/first-policy.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
-	for _, step := range []struct{ heading, shows string }{
+	for _, step := range []struct{ heading, expected string }{
 		{"A batch pod", "batch-"},
 		{"A policy", "0 errors and 0 warnings"},
 		{"What would it do?", "throttle 100 % -> 80 %"},
@@ -32,8 +33,8 @@ func TestTutorialThrottlesAPodAndRestoresIt(t *testing.T) {
 		{"Enforce it", "PodThrottled"},
 		{"Remove it", `namespace "tutorial" deleted`},
 	} {
-		if out := page.Run(t, step.heading); !strings.Contains(out, step.shows) {
-			t.Errorf("%s: %q is not in the output of its commands:\n%s", step.heading, step.shows, out)
+		if out := page.Run(t, step.heading); !strings.Contains(out, step.expected) {
+			t.Errorf("%s: %q is not in the output of its commands:\n%s", step.heading, step.expected, out)
 		}
 	}
 	page.CheckAllRun()

@@ -14,12 +14,12 @@ import (
 // burn uses this many millicores by its own CPU time, without catching up if it gets less.
 func burn(millicores int) {
 	runtime.LockOSThread()
-	const round = 20 * time.Millisecond
-	for share := round * time.Duration(millicores) / 1000; ; {
+	const period = 20 * time.Millisecond
+	for share := period * time.Duration(millicores) / 1000; ; {
 		begin, used := time.Now(), threadTime()
 		for threadTime()-used < share {
 		}
-		time.Sleep(max(0, round-time.Since(begin)))
+		time.Sleep(max(0, period-time.Since(begin)))
 	}
 }
 

@@ -1,5 +1,5 @@
-// Command cert-manager runs those of cert-manager's controllers that the chart's Certificates and Issuers need, as its own program does. That
-// program is in a module that is named otherwise than its folder, and so can't be had as one; its controllers are in one that can.
+// Command cert-manager runs those of cert-manager's controllers that the chart's Certificates and Issuers need, as cert-manager's own program
+// does. That program cannot be built as a dependency, because its module's name differs from its folder; the module of the controllers can.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 )
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "how it reaches the API server")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file for the API server")
 	flag.Parse()
 	ctx, end := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer end()
@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// run runs all controllers until the context ends. It takes part in no election.
+// run runs all controllers until the context ends, without leader election.
 func run(ctx context.Context, kubeconfig string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	factory, err := controller.NewContextFactory(ctx, controller.ContextOptions{

@@ -30,14 +30,14 @@ func one(t *testing.T, rendered, kind, name string) map[string]any {
 func field[T any](t *testing.T, object map[string]any, fields ...string) T {
 	t.Helper()
 	value, _, err := unstructured.NestedFieldNoCopy(object, fields...)
-	typed, right := value.(T)
-	if err != nil || !right {
+	typed, isType := value.(T)
+	if err != nil || !isType {
 		t.Fatalf("%s is %v (%v)", strings.Join(fields, "."), value, err)
 	}
 	return typed
 }
 
-// option is the value of a container's flag; empty: nothing.
+// option is the value of a container's flag, empty if the flag is not set.
 func option(container map[string]any, name string) string {
 	for _, argument := range container["args"].([]any) {
 		if value, found := strings.CutPrefix(argument.(string), "--"+name+"="); found {
@@ -75,8 +75,8 @@ func TestCertManagerIssuesTheControllersSecret(t *testing.T) {
 	for _, service := range []string{"metrics-api-service", "report-service"} {
 		names = append(names, option(container, service)+".plimsoll.svc")
 	}
-	if borne := field[[]any](t, certificate, "spec", "dnsNames"); !slices.Equal(borne, names) {
-		t.Errorf("the certificate is for %v, but the Services are %v", borne, names)
+	if dnsNames := field[[]any](t, certificate, "spec", "dnsNames"); !slices.Equal(dnsNames, names) {
+		t.Errorf("the certificate is for %v, but the Services are %v", dnsNames, names)
 	}
 	if usages := field[[]any](t, certificate, "spec", "usages"); !slices.Contains(usages, any("server auth")) || !slices.Contains(usages, any("client auth")) {
 		t.Errorf("the certificate lacks a usage: %v", usages)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// labelKey is the label of our objects that no user's label replaces.
+// labelKey is the label of our objects that users' labels cannot replace.
 const labelKey = "app.kubernetes.io/name"
 
 // ofTheUser are the objects in extraObjects of ci/conventions-values.yaml.
@@ -39,7 +39,7 @@ func TestUsersLabelsReplaceNoneOfOurs(t *testing.T) {
 		}
 		labels, annotations := object.GetLabels(), object.GetAnnotations()
 		if labels["team"] != "platform" || annotations["example.com/owner"] != "platform" {
-			t.Errorf("%s lacks labels or annotations of all objects: %v, %v", what, labels, annotations)
+			t.Errorf("%s lacks the common labels or annotations: %v, %v", what, labels, annotations)
 		}
 		for key, want := range ours[object.GetKind()+object.GetName()] {
 			if labels[key] != want {
@@ -86,7 +86,7 @@ func TestExtrasReachThePods(t *testing.T) {
 			t.Errorf("%s lacks a mount", name)
 		}
 		if !slices.ContainsFunc(spec.Volumes, func(it corev1.Volume) bool { return it.Name == "certificates" }) || *spec.TerminationGracePeriodSeconds != 45 {
-			t.Errorf("%s lacks a volume, or ends after %d s", name, *spec.TerminationGracePeriodSeconds)
+			t.Errorf("%s lacks a volume, or its grace period is %d s", name, *spec.TerminationGracePeriodSeconds)
 		}
 	}
 	for _, name := range ofTheUser {
@@ -121,7 +121,7 @@ func TestImagesComeFromTheConfiguredRegistry(t *testing.T) {
 	}
 }
 
-// renamed are ways to rename objects and accounts, which have to keep referring to each other.
+// renamed are ways to rename objects and accounts, which must still refer to each other.
 var renamed = map[string][]string{
 	"default":       nil,
 	"nameOverride":  {"--set", "nameOverride=qos,metricsAPI.certManager.enabled=true"},
@@ -168,8 +168,8 @@ func accounts(t *testing.T, rendered string) (agent, controller string) {
 	return agent, controller
 }
 
-// checkReferences checks that roles, accounts, Services, and what flags name exist, and that admission policies and flow schemas are about the
-// accounts of the pods.
+// checkReferences checks that roles, accounts, Services, and the objects named in flags exist, and that admission policies and flow schemas
+// match the accounts of the pods.
 func checkReferences(t *testing.T, rendered string) {
 	t.Helper()
 	agent, controller := accounts(t, rendered)
@@ -177,7 +177,7 @@ func checkReferences(t *testing.T, rendered string) {
 	for _, object := range objects(t, rendered) {
 		exists[object.GetKind()+" "+object.GetName()] = true
 	}
-	// Those of hooks, and one that the user creates.
+	// Also the accounts of hooks, and one that the user creates.
 	known := func(account string) bool {
 		return exists["ServiceAccount "+account] || account == agent || slices.ContainsFunc([]string{"-test", "-uninstall", "-policies"}, func(it string) bool { return strings.HasSuffix(account, it) })
 	}
@@ -187,22 +187,22 @@ func checkReferences(t *testing.T, rendered string) {
 		if kind, found, _ := unstructured.NestedString(object.Object, "roleRef", "kind"); found {
 			role, _, _ := unstructured.NestedString(object.Object, "roleRef", "name")
 			if !exists[kind+" "+role] && !strings.HasPrefix(role, "system:") && role != "extension-apiserver-authentication-reader" {
-				t.Errorf("%s refers to %s %s", what, kind, role)
+				t.Errorf("%s refers to %s %s, which does not exist", what, kind, role)
 			}
 			for _, subject := range object.Object["subjects"].([]any) {
 				if account := subject.(map[string]any)["name"].(string); !known(account) {
-					t.Errorf("%s is about the ServiceAccount %s", what, account)
+					t.Errorf("%s binds ServiceAccount %s, which does not exist", what, account)
 				}
 			}
 		}
 		if policy, found, _ := unstructured.NestedString(object.Object, "spec", "policyName"); found && !exists[strings.TrimSuffix(object.GetKind(), "Binding")+" "+policy] {
-			t.Errorf("%s refers to %s", what, policy)
+			t.Errorf("%s refers to policy %s, which does not exist", what, policy)
 		}
 		if level, found, _ := unstructured.NestedString(object.Object, "spec", "priorityLevelConfiguration", "name"); found && !exists["PriorityLevelConfiguration "+level] {
-			t.Errorf("%s refers to %s", what, level)
+			t.Errorf("%s refers to priority level %s, which does not exist", what, level)
 		}
 		if service, found, _ := unstructured.NestedString(object.Object, "spec", "service", "name"); found && !exists["Service "+service] {
-			t.Errorf("%s refers to %s", what, service)
+			t.Errorf("%s refers to Service %s, which does not exist", what, service)
 		}
 		if object.GetKind() == "ValidatingAdmissionPolicy" || object.GetKind() == "FlowSchema" {
 			about += fmt.Sprint(object.Object["spec"])
@@ -211,7 +211,7 @@ func checkReferences(t *testing.T, rendered string) {
 	}
 	for _, account := range []string{agent, controller} {
 		if !strings.Contains(about, "request.userInfo.username == 'system:serviceaccount:plimsoll:"+account+"'") || !strings.Contains(about, "request.name == '"+account+"'") {
-			t.Errorf("no admission policy is about %s", account)
+			t.Errorf("no admission policy matches requests of %s", account)
 		}
 		if !users[account+"-node"] || !users[account+"-token"] { // where plimsoll doctor expects them
 			t.Errorf("the admission policies are %v", slices.Sorted(maps.Keys(users)))
@@ -219,7 +219,7 @@ func checkReferences(t *testing.T, rendered string) {
 	}
 	for name, spec := range podsOf(t, rendered) {
 		if !known(spec.ServiceAccountName) {
-			t.Errorf("%s runs as %s", name, spec.ServiceAccountName)
+			t.Errorf("%s runs as ServiceAccount %s, which does not exist", name, spec.ServiceAccountName)
 		}
 		checkFlags(t, name, spec, exists, agent)
 	}
@@ -232,7 +232,7 @@ func checkFlags(t *testing.T, name string, spec corev1.PodSpec, exists map[strin
 		flag, value, _ := strings.Cut(argument, "=")
 		switch flag {
 		case "--report-service", "--metrics-api-service":
-			// The Service of the API exists only if that is served, but its name is in the certificate in any case.
+			// The Service of the API exists only if the API is served, but its name is in the certificate in any case.
 			if served := slices.ContainsFunc(spec.Containers[0].Args, func(it string) bool { return strings.HasPrefix(it, "--metrics-api-listen") }); !exists["Service "+value] && (served || flag == "--report-service") {
 				t.Errorf("%s: there is no Service for %s", name, argument)
 			}
@@ -248,7 +248,7 @@ func checkFlags(t *testing.T, name string, spec corev1.PodSpec, exists map[strin
 	}
 	for _, volume := range spec.Volumes {
 		if volume.ConfigMap != nil && volume.Name != "certificates" && !exists["ConfigMap "+volume.ConfigMap.Name] {
-			t.Errorf("%s mounts the ConfigMap %s", name, volume.ConfigMap.Name)
+			t.Errorf("%s mounts ConfigMap %s, which does not exist", name, volume.ConfigMap.Name)
 		}
 	}
 }
@@ -277,7 +277,7 @@ func TestSelectorsAreTheSameWithAllValues(t *testing.T) {
 	}
 }
 
-func TestControllersInTheNetworkOfTheirNodes(t *testing.T) {
+func TestControllersOnTheHostNetwork(t *testing.T) {
 	rendered, err := render(t, "--values", combinations(t)["names"])
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func TestControllersInTheNetworkOfTheirNodes(t *testing.T) {
 		}
 		return fmt.Sprint(field[map[string]any](t, one(t, rendered, "Deployment", "plimsoll-controller"), "spec", "strategy", "rollingUpdate"))
 	}
-	// With as many nodes as replicas no port is free for another replica.
+	// With as many nodes as replicas, no node has the ports free for one more.
 	if is := surge("controller.hostNetwork=true"); is != "map[maxSurge:0 maxUnavailable:1]" {
 		t.Errorf("with hostNetwork the strategy is %s", is)
 	}
@@ -321,14 +321,14 @@ func TestControllersInTheNetworkOfTheirNodes(t *testing.T) {
 	}
 }
 
-func TestOpenShiftControllersStayInTheNetworkOfPods(t *testing.T) {
+func TestHostNetworkIsRejectedOnOpenShift(t *testing.T) {
 	_, err := render(t, "--set", "controller.hostNetwork=true", "--api-versions", "security.openshift.io/v1")
 	if err == nil || !strings.Contains(err.Error(), "controller.hostNetwork: on OpenShift API servers reach pods") {
 		t.Errorf("not rejected as expected: %v", err)
 	}
 }
 
-// TestOtherChartsMayContainThisOne: their global values are not ours to refuse.
+// TestOtherChartsMayContainThisOne: the chart must accept global values that are meant for other charts.
 func TestOtherChartsMayContainThisOne(t *testing.T) {
 	if _, err := render(t, "--set", "global.storageClass=fast,global.imagePullSecrets[0]=mirror,global.imagePullSecrets[1].name=other"); err != nil {
 		t.Error(err)

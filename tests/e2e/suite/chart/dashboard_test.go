@@ -69,6 +69,7 @@ func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 	}
 }
 
+// panels are the panels of the chart's dashboard.
 func panels(t *testing.T) []dashboard.Panel {
 	t.Helper()
 	read, err := dashboard.Read(plane.Absolute(t, chart+"/files/dashboard.json"))

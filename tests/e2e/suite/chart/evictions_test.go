@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// roles are the names of the roles with this verb on the resource.
+// roles are the kinds and names of the objects with a rule for the resource.
 func roles(t *testing.T, rendered, resource string) (found []string) {
 	t.Helper()
 	for _, object := range objects(t, rendered) {
@@ -70,10 +70,10 @@ func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	one(t, rendered, "Service", "plimsoll-report")
-	// The Secret of the authority, and its bundle for agents.
+	// The Secret of the CA, and its bundle for agents.
 	for _, made := range []string{"secrets", "configmaps"} {
 		if found := roles(t, rendered, made); !slices.Contains(found, "Role plimsoll-controller") {
-			t.Errorf("only %[2]v may access %[1]s", made, found)
+			t.Errorf("%s are allowed only to %v", made, found)
 		}
 	}
 	for _, object := range objects(t, rendered) {
@@ -94,8 +94,8 @@ func TestAgentsReportAndRequestEvictionsWithoutMetricsAPI(t *testing.T) {
 	if args := field[[]any](t, controller, "args"); !slices.Contains(args, any("--no-eviction-budgets")) {
 		t.Errorf("eviction budgets are not disabled: %v", args)
 	}
-	if asks := option(agent, "report-service"); !strings.HasPrefix(asks, "plimsoll-report") {
-		t.Errorf("the agent reports to service %q", asks)
+	if service := option(agent, "report-service"); !strings.HasPrefix(service, "plimsoll-report") {
+		t.Errorf("the agent reports to service %q", service)
 	}
 	ports := fmt.Sprint(field[[]any](t, one(t, rendered, "NetworkPolicy", "plimsoll-controller"), "spec", "ingress"))
 	if !strings.Contains(ports, "port:report") || strings.Contains(ports, "port:https") {

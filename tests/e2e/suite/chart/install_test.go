@@ -16,7 +16,7 @@ import (
 // A cluster is an API server without nodes, and initially without our objects.
 type cluster struct{ *plane.Plane }
 
-// TestTheChartOnAnAPIServer waits for most of its time: the other slow tests run beside it.
+// TestTheChartOnAnAPIServer spends most of its time waiting, so the other slow tests run in parallel with it.
 func TestTheChartOnAnAPIServer(t *testing.T) {
 	t.Parallel()
 	c := cluster{plane.Start(t, nil)}
@@ -64,9 +64,9 @@ func (c cluster) removeCRDs() {
 	})
 }
 
-// completeJobs marks every Job of a release as complete until the test ends: nothing runs their pods here.
+// completeJobs marks every Job of a release as complete until the test ends: no kubelet runs their pods here.
 func (c cluster) completeJobs() {
-	const ended = `{"status":{"startTime":"2026-01-01T00:00:00Z","completionTime":"2026-01-01T00:00:01Z","succeeded":1,
+	const complete = `{"status":{"startTime":"2026-01-01T00:00:00Z","completionTime":"2026-01-01T00:00:01Z","succeeded":1,
 		"conditions":[{"type":"SuccessCriteriaMet","status":"True"},{"type":"Complete","status":"True"}]}}`
 	done := make(chan struct{})
 	stopped := make(chan struct{})
@@ -76,7 +76,7 @@ func (c cluster) completeJobs() {
 			jobs, err := c.TryKubectl("", "get", "jobs", "-A", "-o", `jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}`)
 			for job := range strings.Lines(jobs) {
 				if namespace, name, found := strings.Cut(strings.TrimSpace(job), " "); found && err == nil {
-					c.TryKubectl("", "patch", "job", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", ended)
+					c.TryKubectl("", "patch", "job", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", complete)
 				}
 			}
 			select {
@@ -104,14 +104,14 @@ func (c cluster) helm(command, release, namespace string, args ...string) (strin
 	return c.helmOf(plane.Absolute(c.T, chart), command, release, namespace, args...)
 }
 
-// helmOf does the same with a chart of this folder.
+// helmOf does the same with the chart in this folder.
 func (c cluster) helmOf(folder, command, release, namespace string, args ...string) (string, error) {
 	c.T.Helper()
 	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, release, folder, "--namespace", namespace}, args...)...)
 }
 
-// older is a chart whose NodeWatermark CRD has another column.
-func older(t *testing.T) string {
+// olderChart is the folder of a chart whose NodeWatermark CRD has another column.
+func olderChart(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
 	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(t, chart))); err != nil {
@@ -154,8 +154,8 @@ func (c cluster) everyCombinationIsValid(t *testing.T) {
 		}
 		if out, err := c.TryKubectl(rendered, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 			t.Errorf("%s: %v", name, err)
-		} else if taken := strings.Count(out, "serverside-applied"); taken < 15 {
-			t.Errorf("%s: only %d objects were accepted: %s", name, taken, out)
+		} else if accepted := strings.Count(out, "serverside-applied"); accepted < 15 {
+			t.Errorf("%s: only %d objects were accepted: %s", name, accepted, out)
 		}
 	}
 }
@@ -212,11 +212,11 @@ func (c cluster) has(name, when string) {
 		kind, named, _ := strings.Cut(policy, "/")
 		kinds[kind] = true
 		if !strings.HasPrefix(named, name) {
-			c.T.Errorf("%s there is %s", when, policy)
+			c.T.Errorf("%s: unexpected policy %s", when, policy)
 		}
 	}
 	if len(kinds) != 3 {
-		c.T.Errorf("%s the policies are %v, not those of %s", when, found, name)
+		c.T.Errorf("%s: the policies are %v, not those of %s", when, found, name)
 	}
 }
 
@@ -241,8 +241,8 @@ func (c cluster) hooksAreValid(t *testing.T) {
 	}
 }
 
-// requestsHaveTheirPriorityLevels sends requests as agents, controllers and other accounts: the API server's response headers name the flow schema of
-// the request.
+// requestsHaveTheirPriorityLevels sends requests as agents, controllers and other accounts: the API server's response headers name the flow
+// schema of the request.
 func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/%s/leases/it"
 	heartbeat, election := fmt.Sprintf(leases, "plimsoll-node-lease"), fmt.Sprintf(leases, "plimsoll")
@@ -276,7 +276,7 @@ func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 			}
 			continue
 		}
-		c.Eventually(time.Minute, kind.schema+" takes what is its own", func() error {
+		c.Eventually(time.Minute, kind.schema+" matches "+kind.path, func() error {
 			if !usesSchema(kind.schema, kind.account, kind.path) {
 				return fmt.Errorf("another flow schema matches %s of %s", kind.path, kind.account)
 			}
@@ -285,8 +285,8 @@ func (c cluster) requestsHaveTheirPriorityLevels(t *testing.T) {
 	}
 }
 
-// objectsOfOtherWritersAreKept replaces all objects of the release (helm upgrade --force), which drops fields that are in no manifest: the emergency stop, the CA
-// of the replicas and the record of evictions must survive.
+// objectsOfOtherWritersAreKept replaces all objects of the release (helm upgrade --force), which drops fields that are in no manifest: the
+// emergency stop, the CA of the replicas and the record of evictions must survive.
 func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 	stop := func(change string) {
 		c.Kubectl("annotate", "configmap", "plimsoll-stop", "-n", "plimsoll-node-lease", "plimsoll.dev/stop"+change)
@@ -316,7 +316,7 @@ func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 		force = []string{"--force-replace", "--server-side=false"}
 	}
 	c.mustHelm("upgrade", append(force, "--reset-then-reuse-values")...)
-	same("an upgrade that replaces")
+	same("an upgrade with --force")
 	manifest, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "get", "manifest", "plimsoll", "--namespace", "plimsoll")
 	if err != nil {
 		t.Fatal(err)
@@ -328,12 +328,12 @@ func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 	if _, err := c.ofRelease("rollback", force...); err != nil {
 		t.Fatal(err)
 	}
-	same("a roll-back that replaces")
+	same("a rollback with --force")
 	c.objectsOfOlderChartsAreKept(same)
 	stop("-")
 }
 
-// objectsOfOlderChartsAreKept upgrades twice from a release whose chart contained such an object.
+// objectsOfOlderChartsAreKept upgrades twice from a release whose chart contained one of these objects.
 func (c cluster) objectsOfOlderChartsAreKept(same func(after string)) {
 	c.T.Helper()
 	folder := c.T.TempDir()
@@ -349,7 +349,7 @@ func (c cluster) objectsOfOlderChartsAreKept(same func(after string)) {
 	}
 	for _, which := range []string{"first", "second"} {
 		c.mustHelm("upgrade", "--reset-then-reuse-values")
-		same("the " + which + " upgrade from a chart that made one")
+		same("the " + which + " upgrade from a chart that contained the object")
 	}
 }
 
@@ -396,7 +396,7 @@ func (c cluster) upgradeChangesCRDsAndKeepsPolicies(t *testing.T) {
 		return c.Kubectl("get", "crd", "nodewatermarks.plimsoll.dev", "-o", "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}")
 	}
 	now := columns()
-	if _, err := c.helmOf(older(t), "upgrade", "plimsoll", "plimsoll"); err != nil {
+	if _, err := c.helmOf(olderChart(t), "upgrade", "plimsoll", "plimsoll"); err != nil {
 		t.Fatal(err)
 	}
 	if before := columns(); before != "Older "+now {

@@ -15,7 +15,7 @@ import (
 // admission is the group of admission policies.
 const admission = "admissionregistration.k8s.io"
 
-func TestAgentsMarkTheirNodesAsConfigured(t *testing.T) {
+func TestAgentsWriteTheConfiguredLoadSigns(t *testing.T) {
 	for set, want := range map[string][]string{
 		"placement.label.enabled=true":                                                    {"--load-label=true"},
 		"placement.label.enabled=false":                                                   {"--load-label=false"},
@@ -93,7 +93,7 @@ func TestLoadsAreServedToSchedulersWhereEnabled(t *testing.T) {
 	}
 }
 
-// TestPolledNamespacesAreReadableOnlyWhereEnabled: the controller's file, and its rights, are those of the values.
+// TestPolledNamespacesAreReadableOnlyWhereEnabled: the values decide whether the controller polls, and which namespaces it may read.
 func TestPolledNamespacesAreReadableOnlyWhereEnabled(t *testing.T) {
 	const polling = "placement.polling.enabled=true,networkPolicies.enabled=true,networkPolicies.metricsFrom[0].podSelector.matchLabels.app=prometheus"
 	for set, want := range map[string]string{
@@ -155,7 +155,7 @@ func TestSoftTaintIsRejectedWhereKarpenterRuns(t *testing.T) {
 	}
 }
 
-// TestPlacementByLoadNeedsTheLabel: without it all nodes would be alike.
+// TestPlacementByLoadNeedsTheLabel: without it all nodes would look alike to schedulers.
 func TestPlacementByLoadNeedsTheLabel(t *testing.T) {
 	for _, what := range []string{"admissionPolicy", "scheduler"} {
 		_, err := render(t, "--set", "placement.label.enabled=false,placement."+what+".enabled=true")
@@ -186,7 +186,7 @@ func TestAdmissionPolicyHasTheVersionThatIsServed(t *testing.T) {
 		}
 		for _, kind := range []string{"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} {
 			if found := one(t, rendered, kind, "plimsoll-placement")["apiVersion"]; found != admission+"/"+each.want {
-				t.Errorf("Kubernetes %s that serves %q: %s is of version %s", each.version, each.served, kind, found)
+				t.Errorf("Kubernetes %s that serves %q: the version of %s is %s", each.version, each.served, kind, found)
 			}
 		}
 	}
@@ -214,7 +214,7 @@ func TestSecondSchedulerHasTheVersionOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestSecondSchedulerIsReplacedWhenItsConfigurationChanges: it reads it only when it starts.
+// TestSecondSchedulerIsReplacedWhenItsConfigurationChanges: kube-scheduler reads its configuration only when it starts.
 func TestSecondSchedulerIsReplacedWhenItsConfigurationChanges(t *testing.T) {
 	sums := map[string]bool{}
 	for _, release := range []string{"plimsoll", "plimsoll", "other"} {
@@ -230,7 +230,7 @@ func TestSecondSchedulerIsReplacedWhenItsConfigurationChanges(t *testing.T) {
 		}
 	}
 	if len(sums) != 2 || sums[""] {
-		t.Errorf("unexpected sums of two configurations: %v", sums)
+		t.Errorf("unexpected checksums of two configurations: %v", sums)
 	}
 }
 
@@ -251,6 +251,6 @@ func TestSecondSchedulerIsBoundToTheRolesOfTheFirst(t *testing.T) {
 	slices.Sort(found)
 	want := []string{"kube-system extension-apiserver-authentication-reader", "plimsoll plimsoll-scheduler", "system:kube-scheduler", "system:volume-scheduler"}
 	if !slices.Equal(found, want) {
-		t.Errorf("it is bound to %q", found)
+		t.Errorf("the second scheduler is bound to %q", found)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// workers is the number of nodes, of which 10 %, rounded up, are more than one.
-const workers, tenth = 12, 2
+// 10 % of the nodes, rounded up, may be without a ready agent during an upgrade: more than one.
+const workers, maxUnavailable = 12, 2
 
 // TestReleaseLifecycle: Helm waits for everything; kwok starts and stops the pods.
 func TestReleaseLifecycle(t *testing.T) {
@@ -45,12 +45,12 @@ func TestReleaseLifecycle(t *testing.T) {
 			t.Errorf("agents log at level %s, not %s", level, wanted)
 		}
 	}
-	// Data that only replicas write stays.
+	// Data that only replicas write must survive an upgrade.
 	c.Kubectl("patch", "apiservice", "v1alpha1.metrics.plimsoll.dev", "--type=merge", "-p", `{"spec":{"caBundle":"`+authority+`"}}`)
-	away := c.watchRollOut()
+	waitRolledOut := c.watchRollOut()
 	c.mustHelm("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
-	if most := away(); most < 1 || most > tenth {
-		t.Errorf("of %d agents up to %d were not ready at the same time, but only %d may be", workers, most, tenth)
+	if unready := waitRolledOut(); unready < 1 || unready > maxUnavailable {
+		t.Errorf("of %d agents up to %d were not ready at the same time, but only %d may be", workers, unready, maxUnavailable)
 	}
 	c.ready("it is upgraded")
 	logs("debug")
@@ -62,7 +62,7 @@ func TestReleaseLifecycle(t *testing.T) {
 	if left := c.Kubectl("get", "apiservice", "v1alpha1.metrics.plimsoll.dev", "-o", "jsonpath={.spec.caBundle}"); left != authority {
 		t.Errorf("upgrade and rollback changed the caBundle of the APIService: %q", left)
 	}
-	// The hook's Job must complete before the removal.
+	// The hook's Job must complete before Helm removes the objects.
 	if _, err := c.ofRelease("uninstall", "--wait", "--timeout=3m"); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ const limited = `{"apiVersion":"apiserver.config.k8s.io/v1","kind":"AdmissionCon
 // authority is a placeholder for a CA, in base64.
 const authority = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K"
 
-// ofRelease runs a Helm command that needs only the release.
+// ofRelease runs a Helm command that needs the release but no chart.
 func (c cluster) ofRelease(command string, args ...string) (string, error) {
 	c.T.Helper()
 	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, "plimsoll", "--namespace", "plimsoll"}, args...)...)
@@ -106,7 +106,7 @@ func (c cluster) nodes(count int) {
 
 // watchRollOut follows the agents, all of which are ready, by watching their pods. The returned function waits until all of them have
 // been replaced, and returns the maximum number that were not ready at a time.
-func (c cluster) watchRollOut() (away func() int) {
+func (c cluster) watchRollOut() (waitRolledOut func() int) {
 	c.T.Helper()
 	pods := kubernetes.NewForConfigOrDie(c.Config()).CoreV1().Pods("plimsoll") // without a timeout, which would end a watch too
 	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=agent"}
@@ -124,7 +124,7 @@ func (c cluster) watchRollOut() (away func() int) {
 		c.T.Fatal(err)
 	}
 	c.T.Cleanup(changes.Stop)
-	most, ended, done := 0, 0, make(chan bool, 1)
+	maxUnready, deleted, done := 0, 0, make(chan bool, 1)
 	go func() {
 		for change := range changes.ResultChan() {
 			pod, is := change.Object.(*corev1.Pod)
@@ -133,12 +133,12 @@ func (c cluster) watchRollOut() (away func() int) {
 			}
 			delete(ready, pod.Name)
 			if change.Type == watch.Deleted {
-				ended++
+				deleted++
 			} else if plane.IsReady(pod) {
 				ready[pod.Name] = true
 			}
-			most = max(most, len(old.Items)-len(ready))
-			if ended == len(old.Items) && len(ready) == ended {
+			maxUnready = max(maxUnready, len(old.Items)-len(ready))
+			if deleted == len(old.Items) && len(ready) == deleted {
 				done <- true
 				return
 			}
@@ -148,14 +148,14 @@ func (c cluster) watchRollOut() (away func() int) {
 	return func() int {
 		c.T.Helper()
 		select {
-		case whole := <-done:
-			if !whole {
+		case complete := <-done:
+			if !complete {
 				c.T.Fatal("the watch of the agents ended before their roll-out")
 			}
 		case <-time.After(3 * time.Minute):
 			c.T.Fatal("the agents were not all replaced")
 		}
-		return most
+		return maxUnready
 	}
 }
 
@@ -163,10 +163,10 @@ func (c cluster) watchRollOut() (away func() int) {
 func (c cluster) completeTestPod() {
 	go func() {
 		for started := time.Now(); time.Since(started) < 3*time.Minute; time.Sleep(500 * time.Millisecond) {
-			ended := `{"status":{"phase":"Succeeded"}}`
+			succeeded := `{"status":{"phase":"Succeeded"}}`
 			phase, err := c.TryKubectl("", "get", "pod", "-n", "plimsoll", "plimsoll-test", "-o", "jsonpath={.status.phase}")
 			if err == nil && phase == "Running" {
-				c.TryKubectl("", "patch", "pod", "-n", "plimsoll", "plimsoll-test", "--subresource=status", "--type=merge", "-p", ended)
+				c.TryKubectl("", "patch", "pod", "-n", "plimsoll", "plimsoll-test", "--subresource=status", "--type=merge", "-p", succeeded)
 				return
 			}
 		}

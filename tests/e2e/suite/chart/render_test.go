@@ -29,12 +29,12 @@ const chart = "charts/plimsoll"
 // run runs a program with this stdin and returns its output, and stderr as part of the error.
 func run(t *testing.T, input, name string, args ...string) (string, error) {
 	t.Helper()
-	var out, complaint bytes.Buffer
+	var out, stderr bytes.Buffer
 	command := exec.Command(plane.Tool(t, name), args...)
 	command.Env = append(os.Environ(), "HOME="+t.TempDir())
-	command.Stdin, command.Stdout, command.Stderr = strings.NewReader(input), &out, &complaint
+	command.Stdin, command.Stdout, command.Stderr = strings.NewReader(input), &out, &stderr
 	if err := command.Run(); err != nil {
-		return out.String(), fmt.Errorf("%s %s: %w: %s%s", name, strings.Join(args, " "), err, complaint.String(), out.String())
+		return out.String(), fmt.Errorf("%s %s: %w: %s%s", name, strings.Join(args, " "), err, stderr.String(), out.String())
 	}
 	return out.String(), nil
 }
@@ -59,8 +59,8 @@ func combinations(t *testing.T) map[string]string {
 	return found
 }
 
-// refused are invalid values, each with the expected message.
-var refused = []struct{ set, says string }{
+// rejected are invalid values, each with the expected message.
+var rejected = []struct{ set, message string }{
 	{"controller.replica=3", "at '/controller': additional properties 'replica' not allowed"},
 	{"controller.replica=3", "invalid propertyName 'replica'\n  - at '': value must be 'controller.replicas'"},
 	{"controller.Replicas=3", "value must be 'controller.replicas'"},
@@ -153,22 +153,22 @@ var refused = []struct{ set, says string }{
 		"windows: two windows are named a"},
 }
 
-// v2 is the layout of the default.
+// v2 is the default layout.
 const v2 = "agent.layouts[0].name=v2,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=kubepods.slice"
 
 func TestUnknownValuesAreRejectedWithSuggestions(t *testing.T) {
 	t.Parallel()
-	for _, value := range refused {
+	for _, value := range rejected {
 		_, err := render(t, "--set", value.set)
 		if err == nil {
 			t.Errorf("%s is accepted", value.set)
-		} else if !strings.Contains(err.Error(), value.says) {
-			t.Errorf("%s: the error does not contain %q: %v", value.set, value.says, err)
+		} else if !strings.Contains(err.Error(), value.message) {
+			t.Errorf("%s: the error does not contain %q: %v", value.set, value.message, err)
 		}
 	}
 }
 
-// TestNoDefaultCanBeRemoved: Helm removes a default if a user sets null, and a flag would be empty.
+// TestNoDefaultCanBeRemoved: Helm removes a default if a user sets null, which would leave a flag empty.
 func TestNoDefaultCanBeRemoved(t *testing.T) {
 	text, err := os.ReadFile(plane.Absolute(t, chart+"/values.yaml"))
 	if err != nil {
@@ -189,12 +189,12 @@ func TestNoDefaultCanBeRemoved(t *testing.T) {
 	if len(outers) < 10 || len(inners) < 40 {
 		t.Fatalf("too few defaults found: %v and %v", outers, inners)
 	}
-	for _, taken := range [][]string{outers, inners} {
-		_, err := render(t, "--set", strings.Join(taken, ","))
+	for _, removed := range [][]string{outers, inners} {
+		_, err := render(t, "--set", strings.Join(removed, ","))
 		if err == nil {
-			t.Fatalf("%v is accepted", taken)
+			t.Fatalf("%v is accepted", removed)
 		}
-		for _, value := range taken {
+		for _, value := range removed {
 			object, name, isInner := strings.Cut(strings.TrimSuffix(value, "=null"), ".")
 			if !isInner {
 				object, name = "", object
@@ -206,10 +206,10 @@ func TestNoDefaultCanBeRemoved(t *testing.T) {
 	}
 }
 
-// missing reports whether a message says that an object lacks this name.
-func missing(answer, object, name string) bool {
+// missing reports whether a message says that an object lacks this property.
+func missing(message, object, name string) bool {
 	at := "- at '" + strings.TrimSuffix("/"+object, "/") + "': missing propert"
-	for line := range strings.Lines(answer) {
+	for line := range strings.Lines(message) {
 		if strings.HasPrefix(strings.TrimSpace(line), at) && strings.Contains(line, "'"+name+"'") {
 			return true
 		}
@@ -346,7 +346,7 @@ func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 	}
 }
 
-// TestLongReleaseNamesStayUnique: accounts with the same name would have the permissions of both.
+// TestLongReleaseNamesStayUnique: two accounts with the same name would be one, with the permissions of both.
 func TestLongReleaseNamesStayUnique(t *testing.T) {
 	named := func(release string) map[string]bool {
 		t.Helper()

@@ -43,7 +43,7 @@ var definitions = sync.OnceValues(func() (map[string]map[string]any, error) {
 	}
 	for name, definition := range specification.Definitions {
 		seal(definition)
-		switch name { // numbers too
+		switch name { // the specification says string, but the API server also accepts numbers
 		case "io.k8s.apimachinery.pkg.util.intstr.IntOrString", "io.k8s.apimachinery.pkg.api.resource.Quantity":
 			specification.Definitions[name] = map[string]any{"type": []string{"string", "number"}}
 		}
@@ -68,26 +68,26 @@ func seal(schema any) {
 	}
 }
 
-// reached adds the definitions that a schema refers to.
-func reached(all map[string]map[string]any, schema any, set map[string]any) {
+// addReferenced adds the definitions that a schema refers to, directly or through others.
+func addReferenced(all map[string]map[string]any, schema any, set map[string]any) {
 	switch schema := schema.(type) {
 	case map[string]any:
 		reference, _ := schema["$ref"].(string)
 		if name, found := strings.CutPrefix(reference, "#/definitions/"); found && set[name] == nil {
 			set[name] = all[name]
-			reached(all, all[name], set)
+			addReferenced(all, all[name], set)
 		}
 		for _, inner := range schema {
-			reached(all, inner, set)
+			addReferenced(all, inner, set)
 		}
 	case []any:
 		for _, inner := range schema {
-			reached(all, inner, set)
+			addReferenced(all, inner, set)
 		}
 	}
 }
 
-// schemas writes a schema for each kind of Kubernetes and of ours, in the layout of kubeconform.
+// schemas writes a schema for each kind of Kubernetes, cert-manager and ours, in the file layout of kubeconform.
 func schemas(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -111,15 +111,15 @@ func schemas(t *testing.T) string {
 	for name, definition := range all {
 		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
 		if len(kinds) != 1 {
-			continue // of every group, such as DeleteOptions
+			continue // a kind of every group, such as DeleteOptions
 		}
 		kind := kinds[0].(map[string]any)
 		set := map[string]any{name: definition}
-		reached(all, definition, set)
+		addReferenced(all, definition, set)
 		write(kind["group"].(string), kind["version"].(string), kind["kind"].(string),
 			map[string]any{"allOf": []any{map[string]any{"$ref": "#/definitions/" + name}}, "definitions": set})
 	}
-	for _, definition := range append(ownCRDs(t), certManagers(t)...) {
+	for _, definition := range append(ownCRDs(t), certManagerCRDs(t)...) {
 		names, _, _ := unstructured.NestedString(definition.Object, "spec", "names", "kind")
 		group, _, _ := unstructured.NestedString(definition.Object, "spec", "group")
 		versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
@@ -150,8 +150,8 @@ func ownCRDs(t *testing.T) (found []unstructured.Unstructured) {
 	return found
 }
 
-// certManagers are the CRDs of cert-manager.
-func certManagers(t *testing.T) (found []unstructured.Unstructured) {
+// certManagerCRDs are the CRDs of cert-manager.
+func certManagerCRDs(t *testing.T) (found []unstructured.Unstructured) {
 	t.Helper()
 	for _, file := range plane.CertManagerCRDFiles(t) {
 		text, err := os.ReadFile(file)
@@ -172,13 +172,13 @@ func checkSchemas(t *testing.T, rendered string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var answer struct {
+	var result struct {
 		Summary struct{ Valid, Invalid, Errors, Skipped int }
 	}
-	if err := json.Unmarshal([]byte(out), &answer); err != nil {
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatal(err, out)
 	}
-	if answer.Summary.Valid < 15 || answer.Summary.Skipped > 2 {
+	if result.Summary.Valid < 15 || result.Summary.Skipped > 2 {
 		t.Errorf("kubeconform checked too few objects: %s", out)
 	}
 	for _, object := range objects(t, rendered) {

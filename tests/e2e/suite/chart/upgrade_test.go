@@ -13,8 +13,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestValuesChangeOnAnAPIServer upgrades from the default to five values files, which together set every value, and back: no field that they change is immutable, and after both no object of
-// the other is left.
+// TestValuesChangeOnAnAPIServer upgrades from the default to five values files, which together set every value, and back: no field that they
+// change may be immutable, and no object of the earlier values may be left.
 func TestValuesChangeOnAnAPIServer(t *testing.T) {
 	t.Parallel()
 	c := cluster{plane.Start(t, nil)}
@@ -39,7 +39,7 @@ func TestValuesChangeOnAnAPIServer(t *testing.T) {
 		}
 		c.mustHelm("upgrade", to...)
 		if name == "names" {
-			c.admissionPoliciesAreAboutTheAccounts(t)
+			c.admissionPoliciesMatchTheAccounts(t)
 		}
 		if name == "everything" {
 			c.policiesAreStoredAsTheChartWritesThem(t)
@@ -51,8 +51,8 @@ func TestValuesChangeOnAnAPIServer(t *testing.T) {
 	}
 }
 
-// admissionPoliciesAreAboutTheAccounts tries what the policies have to refuse, as the accounts of ci/names-values.yaml.
-func (c cluster) admissionPoliciesAreAboutTheAccounts(t *testing.T) {
+// admissionPoliciesMatchTheAccounts sends requests that the policies must reject, as the accounts of ci/names-values.yaml.
+func (c cluster) admissionPoliciesMatchTheAccounts(t *testing.T) {
 	t.Helper()
 	c.Apply("{apiVersion: v1, kind: Node, metadata: {name: it}}")
 	for account, refusal := range map[string]string{
@@ -73,7 +73,7 @@ func (c cluster) admissionPoliciesAreAboutTheAccounts(t *testing.T) {
 	}
 }
 
-// policiesAreStoredAsTheChartWritesThem: Argo CD compares lists of other kinds than Kubernetes' own as a whole, so a default that the API server adds to an
+// policiesAreStoredAsTheChartWritesThem: Argo CD compares lists of custom resources as a whole, so a default that the API server adds to an
 // item would be a difference.
 func (c cluster) policiesAreStoredAsTheChartWritesThem(t *testing.T) {
 	t.Helper()
@@ -89,7 +89,7 @@ func (c cluster) policiesAreStoredAsTheChartWritesThem(t *testing.T) {
 		found++
 		stored := objects(t, c.Kubectl("get", strings.ToLower(object.GetKind()), object.GetName(), "-o", "yaml"))[0]
 		if path := differs(object.Object["spec"], stored.Object["spec"]); path != "" {
-			t.Errorf("%s %s: spec%s is stored otherwise", object.GetKind(), object.GetName(), path)
+			t.Errorf("%s %s: spec%s is stored differently", object.GetKind(), object.GetName(), path)
 		}
 	}
 	if found < 4 {
@@ -97,7 +97,8 @@ func (c cluster) policiesAreStoredAsTheChartWritesThem(t *testing.T) {
 	}
 }
 
-// differs is the path of a written value that is stored otherwise; empty: none. A map may have more than was written, except in a list.
+// differs is the path of a value that is stored differently than it was written, empty if there is none. A stored map may have more keys,
+// except in a list.
 func differs(written, stored any) string {
 	switch written := written.(type) {
 	case map[string]any:
@@ -123,8 +124,8 @@ func (c cluster) kustomizeBaseIsValid(t *testing.T) {
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plimsoll-node-lease}}")
 	out, err := c.TryKubectl("", "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-k", plane.Absolute(t, "deploy/kustomize/example"))
-	if taken := strings.Count(out, "serverside-applied"); err != nil || taken < 50 {
-		t.Errorf("of the kustomize base %d objects were accepted: %s (%v)", taken, out, err)
+	if accepted := strings.Count(out, "serverside-applied"); err != nil || accepted < 50 {
+		t.Errorf("of the kustomize base %d objects were accepted: %s (%v)", accepted, out, err)
 	}
 	c.Kubectl("delete", "namespace", "plimsoll-node-lease", "--wait=false")
 }

@@ -31,9 +31,9 @@ const (
 // A pace is how often agents send heartbeats.
 type pace struct {
 	every time.Duration
-	// The interval that they announce for direct reports...
+	// interval is the one that they announce in direct reports.
 	interval time.Duration
-	// ...and the time without an acknowledgement from the leader after which they renew their Leases with each heartbeat.
+	// ackTimeout is the time without an acknowledgement from the leader after which they renew their Leases with each heartbeat.
 	ackTimeout time.Duration
 }
 
@@ -50,7 +50,7 @@ var (
 	nodemetrics = schema.GroupVersionResource{Group: "metrics.plimsoll.dev", Version: "v1alpha1", Resource: "nodemetrics"}
 )
 
-// agents simulate the agents of all nodes: they renew their Leases and report measurements. The values of a heartbeat are derived
+// agents simulate the agents of all nodes: they renew their Leases and send reports. The values of a heartbeat are derived
 // from its number, so that a client can verify what it gets.
 type agents struct {
 	*plane.Plane
@@ -58,7 +58,7 @@ type agents struct {
 	nodes []string
 	lock  sync.Mutex
 	beat  int64
-	// Connections for direct reports, by node and replica, and the leader's last acknowledgements; empty: no direct reports.
+	// Connections for direct reports, by node and replica, and the leader's last acknowledgements; both are empty without direct reports.
 	connections  [][]*agentConnection
 	acknowledged []atomic.Int64
 }
@@ -79,7 +79,7 @@ func startAgents(p *plane.Plane, count int, at pace) *agents {
 			Status:     corev1.NodeStatus{Capacity: size, Conditions: ready},
 		}, metav1.CreateOptions{}))
 		a.must(p.Kube.CoordinationV1().Leases(leases).Create(background, &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: a.nodes[index], Annotations: map[string]string{summary: a.says(index, 0)}},
+			ObjectMeta: metav1.ObjectMeta{Name: a.nodes[index], Annotations: map[string]string{summary: a.summaryOf(index, 0)}},
 			Spec: coordinationv1.LeaseSpec{
 				HolderIdentity: &a.nodes[index], LeaseDurationSeconds: ptr.To[int32](40), RenewTime: ptr.To(metav1.NowMicro()),
 			},
@@ -109,11 +109,12 @@ func (a *agents) must(_ any, err error) {
 	}
 }
 
-func (a *agents) says(node int, beat int64) string {
+// summaryOf is the summary in the Lease of a node's heartbeat.
+func (a *agents) summaryOf(node int, beat int64) string {
 	return fmt.Sprintf("seq=%d cpu=%d.0 mem=25.0", beat+1, cpu(node, beat))
 }
 
-// renew sends one more heartbeat of all agents. Without an API server only direct reports count.
+// renew sends one more heartbeat of all agents. Those whose direct reports the leader acknowledges need no API server.
 func (a *agents) renew(running context.Context) {
 	next := a.last() + 1
 	for index, node := range a.nodes {
@@ -121,7 +122,7 @@ func (a *agents) renew(running context.Context) {
 			continue
 		}
 		patch, _ := json.Marshal(map[string]any{
-			"metadata": map[string]any{"annotations": map[string]string{summary: a.says(index, next)}},
+			"metadata": map[string]any{"annotations": map[string]string{summary: a.summaryOf(index, next)}},
 			"spec":     map[string]any{"renewTime": metav1.NowMicro()},
 		})
 		within, end := context.WithTimeout(running, 2*time.Second)
@@ -167,12 +168,12 @@ func (a *agents) verify(object *unstructured.Unstructured) (int64, error) {
 	}
 	sequence, known, _ := unstructured.NestedInt64(object.Object, "status", "agent", "sequence")
 	if node < 0 || !known {
-		return 0, fmt.Errorf("it is not known which heartbeat this is: %v", object.Object["status"])
+		return 0, fmt.Errorf("it has no sequence number, or its node is unknown: %v", object.Object["status"])
 	}
 	beat := sequence - 1
 	used, _, _ := unstructured.NestedString(object.Object, "status", "usage", "node", "cpu")
-	if right := fmt.Sprintf("%dm", cpus*10*cpu(node, beat)); used != right {
-		return 0, fmt.Errorf("heartbeat %d: CPU %q, not %q", beat, used, right)
+	if expected := fmt.Sprintf("%dm", cpus*10*cpu(node, beat)); used != expected {
+		return 0, fmt.Errorf("heartbeat %d: CPU %q, not %q", beat, used, expected)
 	}
 	breached, _, _ := unstructured.NestedInt64(object.Object, "status", "rules", "breached")
 	total, _, _ := unstructured.NestedInt64(object.Object, "status", "rules", "total")

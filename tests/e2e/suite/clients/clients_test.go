@@ -41,7 +41,7 @@ func (s *scene) running() context.Context {
 	return running
 }
 
-// lists makes client-go list and then watch, as it did before streaming lists.
+// lists makes client-go list and then watch, as it did before watch lists.
 type lists struct{ dynamic.Interface }
 
 func (lists) IsWatchListSemanticsUnSupported() bool { return true }
@@ -62,7 +62,7 @@ func (s *scene) informer(name string, streams bool) *ledger {
 	return l
 }
 
-// followVersion records if an informer's resource version goes backwards.
+// followVersion records an inconsistency if an informer's resource version goes backwards.
 func (s *scene) followVersion(l *ledger, version func() string) {
 	running, last := s.running(), uint64(0)
 	for running.Err() == nil {
@@ -85,7 +85,7 @@ func (s *scene) fastConfig() *rest.Config {
 	return config
 }
 
-// runtimeCache is controller-runtime's cache, as a controller would use it: its events and its content.
+// runtimeCache is controller-runtime's cache, used as a controller would: through its events, and by listing its content.
 func (s *scene) runtimeCache() *ledger {
 	l := s.ledger("controller-runtime's cache")
 	store, err := runtimecache.New(s.fastConfig(), runtimecache.Options{})
@@ -144,7 +144,7 @@ func (s *scene) list(page int64) ([]unstructured.Unstructured, error) {
 	}
 }
 
-// poller lists continuously, in pages of this size (0: no paging). Refused requests are retried; every response has to be correct.
+// poller lists continuously, in pages of this size (0: no paging). Failed requests are retried; every response must be correct.
 func (s *scene) poller(name string, page int64) *ledger {
 	l := s.ledger(name)
 	running := s.running()
@@ -168,23 +168,24 @@ func (s *scene) once(limit time.Duration, path string) ([]byte, error) {
 	return s.Kube.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).DoRaw(within)
 }
 
-const served = "/apis/metrics.plimsoll.dev/v1alpha1"
+// apiPath is the path of the API's version on the API server.
+const apiPath = "/apis/metrics.plimsoll.dev/v1alpha1"
 
 // rawClient lists continuously without a library's retries, 0.1 s after each response.
 func (s *scene) rawClient(name string) *ledger {
 	l := s.ledger(name)
-	s.asks(l, 3*time.Second, l.refused)
+	s.listContinuously(l, 3*time.Second, l.refused)
 	return l
 }
 
-// strictClient does so too, also runs discovery, and must never be refused.
+// strictClient lists without retries too, also runs discovery, and none of its requests may fail.
 func (s *scene) strictClient() *ledger {
-	l := s.ledger("a client that asks once")
-	s.asks(l, 15*time.Second, l.unexpected)
+	l := s.ledger("a client without retries")
+	s.listContinuously(l, 15*time.Second, l.unexpected)
 	running := s.running()
 	go func() {
 		for running.Err() == nil {
-			if _, err := s.once(15*time.Second, served); err != nil && running.Err() == nil {
+			if _, err := s.once(15*time.Second, apiPath); err != nil && running.Err() == nil {
 				l.unexpected(err)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -193,12 +194,13 @@ func (s *scene) strictClient() *ledger {
 	return l
 }
 
-func (s *scene) asks(l *ledger, limit time.Duration, refused func(error)) {
+// listContinuously lists 0.1 s after each response, and passes errors to failed.
+func (s *scene) listContinuously(l *ledger, limit time.Duration, failed func(error)) {
 	running := s.running()
 	go func() {
 		for running.Err() == nil {
 			list := &unstructured.UnstructuredList{}
-			raw, err := s.once(limit, served+"/nodemetrics")
+			raw, err := s.once(limit, apiPath+"/nodemetrics")
 			if err == nil {
 				err = list.UnmarshalJSON(raw)
 			}
@@ -206,7 +208,7 @@ func (s *scene) asks(l *ledger, limit time.Duration, refused func(error)) {
 			case err == nil:
 				l.listed(list.Items)
 			case running.Err() == nil:
-				refused(err)
+				failed(err)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -216,13 +218,13 @@ func (s *scene) asks(l *ledger, limit time.Duration, refused func(error)) {
 // get requests a URL and expects status 200.
 func get(url string) error {
 	client := http.Client{Timeout: 5 * time.Second}
-	answer, err := client.Get(url)
+	response, err := client.Get(url)
 	if err != nil {
 		return err
 	}
-	answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s", answer.Status)
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", response.Status)
 	}
 	return nil
 }

@@ -20,17 +20,18 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayCorrectIfControllerClockIsOffByAnHour: ahead of or behind all others. Each replica leads in turn, and receives reports of all
-// agents: that one through the other replica or the Leases, since no token is valid by its clock.
+// TestClientsStayCorrectIfControllerClockIsOffByAnHour: the clock of one replica is ahead of or behind all others. Each replica leads in turn,
+// and receives reports of all agents. The one with the wrong clock receives them through the other replica or from the Leases, since no
+// token is valid by its clock.
 func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
 	for _, offset := range []struct {
-		way, refused string
-		ahead        time.Duration
+		direction, result string
+		ahead             time.Duration
 	}{{"ahead", "token_expired", time.Hour}, {"behind", "token_not_yet", -time.Hour}} {
-		t.Run(offset.way, func(t *testing.T) {
+		t.Run(offset.direction, func(t *testing.T) {
 			s := openWith(t, setting{directly: true, ahead: offset.ahead})
 			s.edits()
-			all := append(s.all(), s.rawClient("a client that asks again at once"))
+			all := append(s.all(), s.rawClient("a client that retries at once"))
 			s.waitUpToDate(waitTimeout, all)
 			for range 2 {
 				leader, standby := s.leader()
@@ -44,9 +45,9 @@ func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
 				if !slices.ContainsFunc(written, func(write plane.AuditEvent) bool { return write.User.Username == r.name }) {
 					t.Errorf("%s never led", r.name)
 				}
-				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", offset.refused))
+				refused, err := plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", offset.result))
 				if err != nil || (refused > 0) != (r == s.replicas[0]) {
-					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, offset.refused, err)
+					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, offset.result, err)
 				}
 			}
 			if found := s.events("AgentSilent"); len(found) > 0 {
@@ -69,8 +70,8 @@ func (s *scene) events(reason string) (about []string) {
 	return about
 }
 
-// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: ahead or behind. It reports, is healthy and keeps its taint. When it is killed,
-// this is detected in time, even if its Lease is from the future. Then it recovers.
+// TestAgentLivenessIgnoresAClockThatIsOffByAnHour: such an agent reports, and its node is shown as healthy and keeps its taint. When the agent
+// is killed, that is detected in time, even if its Lease is from the future. When it is started again, the node recovers.
 func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: agents need root")
@@ -109,7 +110,7 @@ func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	}
 }
 
-// closeBusyNodes applies a policy whose threshold every machine exceeds, so that all are closed.
+// closeBusyNodes applies a policy whose threshold every machine exceeds, so that all nodes are closed.
 func (s *scene) closeBusyNodes() {
 	s.Apply(`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"AvoidanceAction","metadata":{"name":"close"},"spec":{}}`,
 		`{"apiVersion":"ensurance.crane.io/v1alpha1","kind":"NodeQOS","metadata":{"name":"busy","annotations":{"plimsoll.dev/rollout":"immediate"}},
@@ -124,6 +125,7 @@ type machine struct {
 	ahead time.Duration
 }
 
+// machine creates a node and starts its agent.
 func (s *scene) machine(name string, ahead time.Duration) *machine {
 	s.T.Helper()
 	// The lowest allowed threshold is one percent.
@@ -164,7 +166,7 @@ func (s *scene) cgroup(name string) string {
 	return parent
 }
 
-// checkHealthy returns an error unless a node with a live agent is shown as healthy.
+// checkHealthy returns an error unless the node is closed and shown as healthy, with this message.
 func (m *machine) checkHealthy(s *scene, message string) error {
 	metric, node, err := m.read(s)
 	if err != nil {
@@ -177,7 +179,7 @@ func (m *machine) checkHealthy(s *scene, message string) error {
 		return fmt.Errorf("Healthy is %q", found)
 	}
 	row := strings.Fields(s.kubectlWithRetries("get", "nm", m.node, "-o", "wide", "--no-headers"))
-	// Its age is published at least every 10 s.
+	// The agent reports every 10 s.
 	if age := row[len(row)-3]; !regexp.MustCompile(`^[0-9]s$|^[1-3][0-9]s$`).MatchString(age) {
 		return fmt.Errorf("REPORTED is %s of %q", age, row)
 	}
@@ -187,7 +189,7 @@ func (m *machine) checkHealthy(s *scene, message string) error {
 	return nil
 }
 
-// checkUnresponsive returns an error unless the killed agent is reported as unresponsive.
+// checkUnresponsive returns an error unless the killed agent is shown as unresponsive, and its node is open.
 func (m *machine) checkUnresponsive(s *scene) error {
 	metric, node, err := m.read(s)
 	if err != nil {
@@ -211,15 +213,15 @@ func (m *machine) read(s *scene) (*unstructured.Unstructured, *corev1.Node, erro
 	return metric, node, err
 }
 
-// checkClockOffset returns an error if its timestamps do not have the expected clock offset.
+// checkClockOffset returns an error if the timestamp does not have the agent's clock offset.
 func (m *machine) checkClockOffset(metric *unstructured.Unstructured) error {
-	said, _, _ := unstructured.NestedString(metric.Object, "status", "timestamp")
-	at, err := time.Parse(time.RFC3339, said)
+	timestamp, _, _ := unstructured.NestedString(metric.Object, "status", "timestamp")
+	at, err := time.Parse(time.RFC3339, timestamp)
 	if err != nil {
 		return err
 	}
 	if offset := time.Until(at) - m.ahead; offset.Abs() > 5*time.Minute {
-		return fmt.Errorf("the time of measurement is %s, which is off by %s", said, time.Until(at))
+		return fmt.Errorf("the timestamp is %s, which is off by %s", timestamp, time.Until(at))
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayCorrectWhenLeaderLosesTheAPIServer: it stops leading before another starts. It doesn't know the leader, and refuses
-// forwarded requests, so that retries reach the other replica. It still serves discovery.
+// TestClientsStayCorrectWhenLeaderLosesTheAPIServer: it stops leading before the other replica starts. It does not know who leads then, and
+// refuses requests, so that retries reach the other replica. It still serves discovery.
 func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	s := open(t)
 	s.deleteNamespaces()
@@ -19,7 +19,7 @@ func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 	if leader.leads() || !standby.leads() {
 		t.Errorf("%s leads: %t, %s leads: %t", leader.name, leader.leads(), standby.name, standby.leads())
 	}
-	s.isEndpoint(leader, true)
+	s.waitEndpoint(leader, true)
 
 	// Stop the other replica: there is no data, but namespaces can still be deleted.
 	standby.Kill()
@@ -35,7 +35,7 @@ func TestClientsStayCorrectWhenLeaderLosesTheAPIServer(t *testing.T) {
 func TestClientsStayCorrectWhenLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	s.edits()
-	all := append(s.all(), s.rawClient("a client that asks again at once"))
+	all := append(s.all(), s.rawClient("a client that retries at once"))
 	s.waitUpToDate(waitTimeout, all)
 	leader, _ := s.leader()
 	s.reportsArrive(leader, "stored")
@@ -49,18 +49,18 @@ func TestClientsStayCorrectWhenLeaderLosesTheAgents(t *testing.T) {
 	s.logUpToDate("restored: all clients", all)
 }
 
-// TestReportsStayFreshWhileLeaderLosesTheAgents: also at the usual pace, where they renew no Lease for 25 s.
+// TestReportsStayFreshWhileLeaderLosesTheAgents: also at the normal pace, at which agents renew no Lease for 25 s.
 func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
 	s := openWith(t, setting{directly: true, pace: normalPace})
-	all := append(s.all(), s.rawClient("a client that asks again at once"))
+	all := append(s.all(), s.rawClient("a client that retries at once"))
 	leader, standby := s.leader()
 	s.reportsArrive(leader, "stored")
 	leader.reports.cut()
-	s.beats(4, "cut", all)
+	s.checkHeartbeats(4, "cut", all)
 	s.reportsArrive(leader, "relayed")
 	leader.reports.restore()
 	s.reportsArrive(leader, "stored")
-	// Also if the next leader did not receive all reports itself.
+	// The same if the next leader did not receive the reports itself.
 	standby.reports.cut()
 	leader.Kill()
 	s.Eventually(waitTimeout, standby.name+" leads", func() error {
@@ -70,14 +70,14 @@ func TestReportsStayFreshWhileLeaderLosesTheAgents(t *testing.T) {
 		return nil
 	})
 	s.restart(leader)
-	s.beats(3, "the next leader is cut, too", all)
+	s.checkHeartbeats(3, "the next leader is cut off, too", all)
 	if !standby.leads() {
 		t.Errorf("%s does not lead", standby.name)
 	}
 }
 
-// beats waits for this many heartbeats, and fails the test if a client got one later than a failover may take.
-func (s *scene) beats(count int, what string, which []*ledger) {
+// checkHeartbeats waits for this many heartbeats, and fails the test if a client gets one later than a failover may take.
+func (s *scene) checkHeartbeats(count int, what string, which []*ledger) {
 	s.T.Helper()
 	for range count {
 		next := s.agents.last() + 1
@@ -99,7 +99,7 @@ func (s *scene) beats(count int, what string, which []*ledger) {
 	}
 }
 
-// TestClientsStayCorrectWhenLeaderIsDisconnected: from the API server and from the agents. The other has all reports already.
+// TestClientsStayCorrectWhenLeaderIsDisconnected: from the API server and from the agents. The other replica has all reports already.
 func TestClientsStayCorrectWhenLeaderIsDisconnected(t *testing.T) {
 	s := openWith(t, setting{directly: true})
 	for _, r := range s.replicas {
@@ -117,11 +117,12 @@ func TestClientsStayCorrectWhenLeaderIsDisconnected(t *testing.T) {
 	}
 }
 
-// cutLeader waits until all clients have new data from the next leader: clients that retry at once get it in time.
+// cutLeader disconnects the leader, and waits until all clients have new data from the next one. Clients that retry at once must get it within
+// the time that a failover may take.
 func (s *scene) cutLeader(cut func(leader *replica)) (all []*ledger, leader, standby *replica) {
 	s.T.Helper()
 	s.edits()
-	rawClient := s.rawClient("a client that asks again at once")
+	rawClient := s.rawClient("a client that retries at once")
 	all = append(s.all(), rawClient)
 	s.waitUpToDate(waitTimeout, all)
 	leader, standby = s.leader()
@@ -135,15 +136,15 @@ func (s *scene) cutLeader(cut func(leader *replica)) (all []*ledger, leader, sta
 // (relayed).
 func (s *scene) reportsArrive(r *replica, how string) {
 	s.T.Helper()
-	taken := func() (float64, error) {
+	accepted := func() (float64, error) {
 		return plane.Metric(r.metrics, fmt.Sprintf("plimsoll_controller_reports_total{result=%q}", how))
 	}
-	before, err := taken()
+	before, err := accepted()
 	if err != nil {
 		s.T.Fatal(err)
 	}
 	s.Eventually(waitTimeout, r.name+" receives reports of the agents", func() error {
-		now, err := taken()
+		now, err := accepted()
 		if err == nil && now <= before {
 			err = fmt.Errorf("still only %.0f reports were accepted", now)
 		}

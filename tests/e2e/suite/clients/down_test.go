@@ -20,75 +20,75 @@ import (
 // Another aggregated API, without a backend.
 const absentAPI = "absent.example.com"
 
-// An outage has the messages about an API that no replica serves; GROUP stands for its name.
+// An outage has the error messages about an API without a backend; GROUP stands for its name.
 type outage struct{ kubectl, aggregated, legacy, request, namespace string }
 
-// TestOtherAPIsWorkWhileAllReplicasAreDown: all are killed, or stopped for a minute. Exactly those requests fail that fail if the backend of any other
-// aggregated API is down, with the same messages.
+// TestOtherAPIsWorkWhileAllReplicasAreDown: all are killed, or stopped for a minute. The same requests fail as if the backend of any other
+// aggregated API is down, with the same messages, and no others.
 func TestOtherAPIsWorkWhileAllReplicasAreDown(t *testing.T) {
 	s := open(t)
-	s.controls("namespace-controller", "garbage-collector-controller")
+	s.runControllers("namespace-controller", "garbage-collector-controller")
 	all := s.all()
 	s.waitUpToDate(waitTimeout, all)
-	whole, complaint := s.resources()
-	if complaint != "" || !slices.Contains(whole, "nodemetrics."+nodemetrics.Group) {
-		t.Fatalf("kubectl does not discover all resources: %v: %s", whole, complaint)
+	complete, message := s.resources()
+	if message != "" || !slices.Contains(complete, "nodemetrics."+nodemetrics.Group) {
+		t.Fatalf("kubectl does not discover all resources: %v: %s", complete, message)
 	}
 	s.Aggregate(absentAPI, "v1alpha1", "absent")
-	reference := s.checkOutage(absentAPI, "beside-another", whole)
+	reference := s.checkOutage(absentAPI, "beside-another", complete)
 	s.Kubectl("delete", "apiservice", "v1alpha1."+absentAPI)
-	s.gone("beside-another", "the other API is no more")
+	s.gone("beside-another", "the other API is removed")
 
 	for _, r := range s.replicas {
 		r.Kill()
 	}
-	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-killed", whole))
+	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-killed", complete))
 	for _, r := range s.replicas {
 		s.restart(r)
 	}
-	s.waitRecovered("all-killed", whole, all)
+	s.waitRecovered("all-killed", complete, all)
 
 	stopped := time.Now()
 	for _, r := range s.replicas {
 		r.Signal(syscall.SIGSTOP)
 	}
-	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-stopped", whole))
-	// For longer than the liveness timeout of agents: a replica that was stopped must not blame them.
+	s.checkSameOutage(reference, s.checkOutage(nodemetrics.Group, "all-stopped", complete))
+	// For longer than the liveness timeout of agents: a replica that was stopped must not report them as unresponsive.
 	time.Sleep(time.Until(stopped.Add(time.Minute)))
 	for _, r := range s.replicas {
 		r.Signal(syscall.SIGCONT)
 	}
-	s.waitRecovered("all-stopped", whole, all)
+	s.waitRecovered("all-stopped", complete, all)
 }
 
-// resources are the names of all resources that kubectl finds, and its error message.
-func (s *scene) resources() (names []string, complaint string) {
+// resources are the names of all resources that kubectl discovers, and its error message.
+func (s *scene) resources() (names []string, message string) {
 	out, _ := s.TryKubectl("", "api-resources", "--cached=false", "-o", "name")
 	for line := range strings.Lines(out) {
 		if line = strings.TrimSpace(line); strings.Contains(line, " ") {
-			complaint += line
+			message += line
 		} else {
 			names = append(names, line)
 		}
 	}
 	slices.Sort(names)
-	return names, complaint
+	return names, message
 }
 
-// checkOutage waits until an API is known to be unavailable, and checks that everything else works meanwhile. A namespace that is deleted
-// meanwhile still exists at the end.
-func (s *scene) checkOutage(group, namespace string, whole []string) outage {
+// checkOutage waits until the API server knows that an API is unavailable, and checks that everything else works meanwhile. A namespace that
+// is deleted meanwhile still exists at the end.
+func (s *scene) checkOutage(group, namespace string, complete []string) outage {
 	s.T.Helper()
 	of := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.HasSuffix(name, "."+group) })
 	}
 	nodes := s.nodes()
 	var seen outage
-	s.Eventually(waitTimeout, "it is known that no backend serves "+group, func() error {
+	s.Eventually(waitTimeout, "the API server knows that no backend serves "+group, func() error {
 		var names []string
-		// At any time.
-		if names, seen.kubectl = s.resources(); !slices.Equal(of(names), of(whole)) {
-			s.T.Errorf("while no backend serves %s, kubectl discovers %v, not %v", group, names, whole)
+		// Every time, not only at the end.
+		if names, seen.kubectl = s.resources(); !slices.Equal(of(names), of(complete)) {
+			s.T.Errorf("while no backend serves %s, kubectl discovers %v, not %v", group, names, complete)
 		}
 		seen.aggregated = s.discoveryError(group, false)
 		if seen.aggregated == "" {
@@ -136,13 +136,13 @@ func (s *scene) checkSameOutage(reference, now outage) {
 }
 
 // waitRecovered waits until everything works again, and the pending namespace is gone.
-func (s *scene) waitRecovered(namespace string, whole []string, all []*ledger) {
+func (s *scene) waitRecovered(namespace string, complete []string, all []*ledger) {
 	s.T.Helper()
 	s.gone(namespace, "replicas are back")
-	s.Eventually(waitTimeout, "kubectl finds all as before", func() error {
-		names, complaint := s.resources()
-		if complaint != "" || !slices.Equal(names, whole) {
-			return fmt.Errorf("%skubectl discovers %v, not %v", complaint, names, whole)
+	s.Eventually(waitTimeout, "kubectl discovers all resources as before", func() error {
+		names, message := s.resources()
+		if message != "" || !slices.Equal(names, complete) {
+			return fmt.Errorf("%skubectl discovers %v, not %v", message, names, complete)
 		}
 		return nil
 	})
@@ -155,11 +155,11 @@ func (s *scene) nodes() string {
 	return s.Kubectl("get", "nodes", "-o", "custom-columns=:.metadata.name,:.metadata.resourceVersion")
 }
 
-// waitEmptied deletes a namespace, whose content must go, and waits for the condition that says why the namespace itself remains.
+// waitEmptied deletes a namespace. Its content must be deleted, and it waits for the condition that says why the namespace itself remains.
 func (s *scene) waitEmptied(name string) (why string) {
 	s.T.Helper()
 	s.namespace(name)
-	s.Eventually(waitTimeout, name+" is empty, and says why it is not gone", func() error {
+	s.Eventually(waitTimeout, name+" is empty, and its conditions say why it still exists", func() error {
 		if _, err := s.Kube.CoreV1().ConfigMaps(name).Get(background, "it", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the namespace is not empty: %v", err)
 		}
@@ -181,7 +181,7 @@ func (s *scene) waitEmptied(name string) (why string) {
 	return why
 }
 
-// checkOtherAPIs checks the users of discovery and OpenAPI: kubectl explain, validation, and garbage collection.
+// checkOtherAPIs checks what uses discovery and OpenAPI: kubectl explain, validation, and garbage collection.
 func (s *scene) checkOtherAPIs() {
 	s.T.Helper()
 	started := time.Now()
@@ -200,7 +200,7 @@ func (s *scene) checkOtherAPIs() {
 		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
 	}}}, metav1.CreateOptions{}))
 	s.agents.must(nil, maps.Delete(background, owner.Name, metav1.DeleteOptions{}))
-	s.Eventually(waitTimeout, "the object whose owner is deleted is deleted", func() error {
+	s.Eventually(waitTimeout, "the object of a deleted owner is deleted", func() error {
 		_, err := maps.Get(background, "owned", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil

@@ -56,7 +56,7 @@ func TestClientsStayCorrectWhenLeaderIsKilled(t *testing.T) {
 	for range 2 {
 		leader, _ := s.leader()
 		leader.Kill()
-		// Like the kubelet.
+		// As the kubelet does.
 		leader.Start()
 		s.checkFailoverTime("killed: all clients", all)
 		s.waitReady(leader)
@@ -74,26 +74,26 @@ func TestClientsStayCorrectWhenLeaderTerminates(t *testing.T) {
 		if err := s.end(leader); err != nil {
 			t.Errorf("%s: %v", leader.name, err)
 		}
-		s.checkFailoverTime("ended: all clients", all)
+		s.checkFailoverTime("terminated: all clients", all)
 		s.restart(leader)
 		s.join(leader)
-		s.isEndpoint(leader, true)
+		s.waitEndpoint(leader, true)
 	}
 }
 
 // TestClientsStayCorrectWhenLeaderIsStopped: it is stopped for at least 30 s and continued. Polling clients get new data meanwhile:
-// another replica leads, and the stopped one leaves the endpoints. A watch that the stopped process serves shows
-// nothing until the process continues, since no one else can close it, and is correct then. The process writes nothing when it continues.
+// another replica leads, and the stopped one is removed from the endpoints. A watch that the stopped process serves shows
+// nothing until the process continues, since only that process can close it, and is correct then. The process writes nothing when it continues.
 func TestClientsStayCorrectWhenLeaderIsStopped(t *testing.T) {
 	s := open(t)
 	s.edits()
-	all := append(s.all(), s.rawClient("a client that asks"))
-	ask := all[len(all)-2:]
+	all := append(s.all(), s.rawClient("a client that polls"))
+	polling := all[len(all)-2:]
 	s.waitUpToDate(waitTimeout, all)
 	leader, standby := s.leader()
 	leader.Signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	s.checkFailoverTime("stopped: clients that ask", ask)
+	s.checkFailoverTime("stopped: polling clients", polling)
 	time.Sleep(time.Until(stopped.Add(30 * time.Second)))
 	continued := time.Now()
 	leader.Signal(syscall.SIGCONT)

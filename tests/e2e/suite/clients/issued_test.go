@@ -25,14 +25,14 @@ import (
 const (
 	certificate = "plimsoll-metrics"
 	secret      = "plimsoll-metrics-tls"
-	// The chart's certificates last 90 days and a new one waits five minutes; with this lifetime it waits a tenth of the rest.
-	good = 10 * time.Minute
-	// How late kubelets update a mounted Secret, which the wait allows for.
+	// The chart's certificates are valid for 90 days, and replicas use a new one after five minutes; with this lifetime, after a tenth of the rest.
+	lifetime = 10 * time.Minute
+	// How late kubelets update a mounted Secret; replicas wait for that.
 	lag = 10 * time.Second
 )
 
-// TestClientsDoNotNoticeCertManagerRenewals: its controllers issue the chart's certificates and renew all of them, as with `cmctl
-// renew`. No request of clients or agents is refused, neither reports nor evictions through the API server; and nothing is
+// TestClientsDoNotNoticeCertManagerRenewals: cert-manager issues the chart's certificates and renews all of them, as with `cmctl
+// renew`. No request of clients or agents fails, neither reports nor evictions through the API server; and nothing is
 // restarted.
 func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 	s := openWith(t, setting{directly: true, issued: true})
@@ -51,14 +51,14 @@ func TestClientsDoNotNoticeCertManagerRenewals(t *testing.T) {
 		t.Error("the CA or the key was not renewed")
 	}
 	for _, r := range s.replicas {
-		t.Logf("%s serves it after %s", r.name, s.serves(r, next).Round(time.Second))
+		t.Logf("%s serves the renewed certificate after %s", r.name, s.serves(r, next).Round(time.Second))
 	}
-	s.logUpToDate("by another certificate of another authority: all clients", all)
+	s.logUpToDate("with another certificate of another CA: all clients", all)
 	s.more(trusted, "agents trust the replicas")
 	s.more(answered, "agents request evictions through the API server")
 }
 
-// install installs the chart without running its pods, with cert-manager's controllers, and waits for the certificates.
+// install applies the chart, whose pods do not run here, runs cert-manager's controllers, and waits for the certificates.
 func (s *scene) install() {
 	s.T.Helper()
 	s.ApplyCRDs(plane.CertManagerCRDFiles(s.T))
@@ -71,12 +71,12 @@ func (s *scene) install() {
 	if err != nil {
 		s.T.Fatal(err)
 	}
-	s.Kubectl("patch", "certificates.cert-manager.io", certificate, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"duration":%q}}`, good))
+	s.Kubectl("patch", "certificates.cert-manager.io", certificate, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"duration":%q}}`, lifetime))
 	plane.CertManager(s.T, s.Kubeconfig)
 	s.Kubectl("wait", "--for=condition=Ready", "certificates.cert-manager.io", "--all", "--timeout=120s")
 }
 
-// issued is the Secret that cert-manager wrote last.
+// issued is the data of the Secret that cert-manager wrote.
 func (s *scene) issued() map[string][]byte {
 	s.T.Helper()
 	found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})
@@ -86,10 +86,10 @@ func (s *scene) issued() map[string][]byte {
 	return found.Data
 }
 
-// serves waits until a replica serves with this certificate or a later one.
+// serves waits until a replica serves with this certificate, and returns how long it took.
 func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 	s.T.Helper()
-	return s.Eventually(good, r.name+" serves with another certificate", func() error {
+	return s.Eventually(lifetime, r.name+" serves with another certificate", func() error {
 		connection, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.api), &tls.Config{InsecureSkipVerify: true})
 		if err != nil {
 			return err
@@ -106,15 +106,16 @@ func (s *scene) serves(r *replica, wanted map[string][]byte) time.Duration {
 // renew has cert-manager renew a Certificate.
 func (s *scene) renew(name string) {
 	s.T.Helper()
-	var made func() error
-	s.Eventually(waitTimeout, name+" is to be renewed", func() (err error) {
-		made, err = plane.Renew(s.Objects.Resource(plane.Certificates).Namespace("default"), name)
+	var renewed func() error
+	s.Eventually(waitTimeout, "renewal of "+name+" is requested", func() (err error) {
+		renewed, err = plane.Renew(s.Objects.Resource(plane.Certificates).Namespace("default"), name)
 		return err
 	})
-	s.Eventually(waitTimeout, name+" is renewed", made)
+	s.Eventually(waitTimeout, name+" is renewed", renewed)
 }
 
-// verifyingClients connect to the replicas continuously like agents, with the CAs that the kubelet mounted last. The returned function counts the successes.
+// verifyingClients connect to the replicas continuously like agents, with the CA bundle that a kubelet would have mounted. The returned counter
+// has the successes.
 func (s *scene) verifyingClients() *atomic.Int64 {
 	l, running, count := s.ledger("an agent that trusts its CA bundle"), s.running(), &atomic.Int64{}
 	roots := x509.NewCertPool()
@@ -145,11 +146,11 @@ func (s *scene) verifyingClients() *atomic.Int64 {
 	return count
 }
 
-// evictor continuously requests the eviction of a deleted pod through the API server, as a node's agent. The returned function counts the
+// evictor continuously requests the eviction of a deleted pod through the API server, as a node's agent. The returned counter has the
 // leader's answers.
 func (s *scene) evictor() *atomic.Int64 {
 	s.T.Helper()
-	l, running, count := s.ledger("an agent that asks for evictions"), s.running(), &atomic.Int64{}
+	l, running, count := s.ledger("an agent that requests evictions"), s.running(), &atomic.Int64{}
 	node := s.agents.nodes[0]
 	agent := kubernetes.NewForConfigOrDie(plane.AsAgent(s.fastConfig(), "default", node))
 	go func() {
@@ -173,7 +174,7 @@ func (s *scene) evictor() *atomic.Int64 {
 	return count
 }
 
-// more waits until a counter has grown.
+// more waits until a counter has grown by five.
 func (s *scene) more(count *atomic.Int64, what string) {
 	s.T.Helper()
 	wanted := count.Load() + 5

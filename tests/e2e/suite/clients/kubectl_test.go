@@ -18,7 +18,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// kubectlWithRetries runs kubectl until it succeeds: kubectl does not retry when the API server picks a replica that is down.
+// kubectlWithRetries runs kubectl until it succeeds: kubectl does not retry if the API server picked a replica that is down.
 func (s *scene) kubectlWithRetries(args ...string) string {
 	s.T.Helper()
 	var out string
@@ -29,7 +29,7 @@ func (s *scene) kubectlWithRetries(args ...string) string {
 	return out
 }
 
-// kubectl checks all kinds of kubectl requests.
+// kubectl checks all kinds of kubectl commands.
 func (s *scene) kubectl() {
 	s.T.Helper()
 	expect := func(out, part string) {
@@ -66,7 +66,7 @@ func (s *scene) kubectl() {
 	s.apiResources("nodewatermarks")
 }
 
-// apiResources must always work, and at once: kubectl needs discovery for everything.
+// apiResources checks `kubectl api-resources`, which must always work: kubectl needs discovery for everything.
 func (s *scene) apiResources(more ...string) {
 	s.T.Helper()
 	out := s.kubectlWithRetries("api-resources", "--cached=false")
@@ -101,10 +101,10 @@ func (s *scene) gone(name, when string) {
 }
 
 // deleteNamespaces runs the namespace controller, which needs complete discovery.
-func (s *scene) deleteNamespaces() { s.controls("namespace-controller") }
+func (s *scene) deleteNamespaces() { s.runControllers("namespace-controller") }
 
-// controls runs some controllers of kube-controller-manager.
-func (s *scene) controls(controllers ...string) {
+// runControllers runs some controllers of kube-controller-manager.
+func (s *scene) runControllers(controllers ...string) {
 	s.Run("kube-controller-manager", "--kubeconfig="+s.Kubeconfig, "--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0")
 }
 
@@ -117,7 +117,7 @@ func (s *scene) isAvailable(group, wanted string) error {
 	return err
 }
 
-// TestNamespacesAreDeletedWithEitherReplicaDown: and kubectl works as before.
+// TestNamespacesAreDeletedWithEitherReplicaDown, and kubectl works as before.
 func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 	s := open(t)
 	s.deleteNamespaces()
@@ -139,23 +139,23 @@ func TestNamespacesAreDeletedWithEitherReplicaDown(t *testing.T) {
 		name := "beside-" + r.name
 		s.namespace(name)
 		s.gone(name, r.name+" is stopped")
-		s.isEndpoint(r, false)
+		s.waitEndpoint(r, false)
 		r.Signal(syscall.SIGCONT)
-		s.isEndpoint(r, true)
+		s.waitEndpoint(r, true)
 		s.leader()
 	}
 	s.kubectl()
 }
 
-// TestUnreadyReplicasServeDiscoveryIfNoneIsReady: and do not displace ready replicas.
+// TestUnreadyReplicasServeDiscoveryIfNoneIsReady, but leave the endpoints to a replica that was ready once.
 func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 	s := open(t)
 	s.deleteNamespaces()
 	definition := "nodewatermarks.plimsoll.dev"
 	s.Kubectl("delete", "crd", definition)
 	first, second := s.replicas[0], s.replicas[1]
-	// A complete replica stays an endpoint.
-	s.Eventually(waitTimeout, "both lack the definition", func() error {
+	// A replica that was ready once stays an endpoint.
+	s.Eventually(waitTimeout, "both lack the CustomResourceDefinition", func() error {
 		for _, r := range s.replicas {
 			if get(plane.Local("http", r.metrics)+"/readyz") == nil {
 				return fmt.Errorf("%s is ready", r.name)
@@ -163,28 +163,28 @@ func TestUnreadyReplicasServeDiscoveryIfNoneIsReady(t *testing.T) {
 		}
 		return nil
 	})
-	s.isEndpoint(first, true)
-	s.isEndpoint(second, true)
+	s.waitEndpoint(first, true)
+	s.waitEndpoint(second, true)
 	first.Kill()
-	s.isEndpoint(first, false)
+	s.waitEndpoint(first, false)
 	first.Start()
-	// It has checked more than once by then.
+	// By then it has checked more than once.
 	time.Sleep(20 * time.Second)
-	s.isEndpoint(first, false)
+	s.waitEndpoint(first, false)
 	s.namespace("one-lacks")
-	s.gone("one-lacks", "one replica lacks something and has started again")
+	s.gone("one-lacks", "one replica lacks the definition and was restarted")
 
 	second.Kill()
-	s.isEndpoint(first, true)
+	s.waitEndpoint(first, true)
 	s.Eventually(waitTimeout, "the API is available", func() error { return s.isAvailable(nodemetrics.Group, "True") })
 	s.namespace("all-lack")
-	s.gone("all-lack", "the only replica lacks something")
+	s.gone("all-lack", "the only replica lacks the definition")
 	s.apiResources()
 	s.Kubectl("apply", "--server-side", "-f", plane.Absolute(t, "crds/plimsoll.dev_nodewatermarks.yaml"))
 	second.Start()
 	s.waitReady(first)
 	s.waitReady(second)
-	s.isEndpoint(second, true)
+	s.waitEndpoint(second, true)
 	s.edits()
 	s.Eventually(waitTimeout, "a replica writes again", func() error {
 		list, err := s.Objects.Resource(watermarks).List(background, metav1.ListOptions{})

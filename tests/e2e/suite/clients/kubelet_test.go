@@ -22,7 +22,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// container is the chart's controller container: its probes and termination.
+// container is the chart's controller container, with its probes and its preStop hook.
 func (s *scene) container() corev1.Container {
 	command := exec.Command(s.Tool("helm"), "template", "plimsoll", plane.Absolute(s.T, "charts/plimsoll"), "--namespace", "plimsoll")
 	manifests, err := command.Output()
@@ -47,7 +47,7 @@ func (s *scene) container() corev1.Container {
 	return corev1.Container{}
 }
 
-// join keeps a replica's endpoint of the Service while it is ready, as the kubelet and the control plane do, until leave.
+// join updates a replica's endpoint of the Service by its readiness, as the kubelet and the control plane do, until leave.
 func (s *scene) join(r *replica) {
 	s.T.Helper()
 	running, end := context.WithCancel(background)
@@ -67,21 +67,21 @@ func (s *scene) leave(r *replica) {
 	s.Kubectl("delete", "endpointslice", service+"-"+r.name)
 }
 
-// end simulates the deletion of a replica's pod: it leaves the endpoints after a moment, and terminates after the chart's preStop.
+// end simulates the deletion of a replica's pod: it is removed from the endpoints after a moment, and terminated after the chart's preStop.
 func (s *scene) end(r *replica) error {
 	s.T.Helper()
-	rest := time.Duration(s.controller.Lifecycle.PreStop.Sleep.Seconds) * time.Second
-	time.Sleep(rest / 2)
+	preStop := time.Duration(s.controller.Lifecycle.PreStop.Sleep.Seconds) * time.Second
+	time.Sleep(preStop / 2)
 	s.leave(r)
-	time.Sleep(rest / 2)
+	time.Sleep(preStop / 2)
 	return r.Terminate()
 }
 
 // probe probes a replica as the kubelet does, and updates its endpoint.
 func (s *scene) probe(running context.Context, r *replica) {
 	probe := s.controller.ReadinessProbe
-	again := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
-	defer again.Stop()
+	ticker := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
+	defer ticker.Stop()
 	failures, ready, published := int32(0), false, false
 	for known := false; running.Err() == nil; {
 		if err := r.ready(probe); err == nil {
@@ -93,7 +93,7 @@ func (s *scene) probe(running context.Context, r *replica) {
 			known, published = true, ready
 		}
 		select {
-		case <-again.C:
+		case <-ticker.C:
 		case <-running.Done():
 		}
 	}
@@ -107,13 +107,13 @@ func (r *replica) ready(probe *corev1.Probe) error {
 		Timeout:   time.Duration(probe.TimeoutSeconds) * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
 	}
-	answer, err := client.Get(plane.Local(scheme, port) + probe.HTTPGet.Path)
+	response, err := client.Get(plane.Local(scheme, port) + probe.HTTPGet.Path)
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
-	if lacks, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", answer.Status, lacks)
+	defer response.Body.Close()
+	if body, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", response.Status, body)
 	}
 	return nil
 }
@@ -134,8 +134,8 @@ func (s *scene) updateEndpoint(running context.Context, r *replica, ready bool) 
 	return err
 }
 
-// isEndpoint waits until a replica is an endpoint, or is none.
-func (s *scene) isEndpoint(r *replica, wanted bool) {
+// waitEndpoint waits until a replica is a ready endpoint, or is none.
+func (s *scene) waitEndpoint(r *replica, wanted bool) {
 	s.T.Helper()
 	s.Eventually(waitTimeout, fmt.Sprintf("%s is an endpoint: %t", r.name, wanted), func() error {
 		slice, err := s.Kube.DiscoveryV1().EndpointSlices("default").Get(background, service+"-"+r.name, metav1.GetOptions{})

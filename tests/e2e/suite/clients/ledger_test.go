@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A ledger records what one client got of the NodeMetrics, and any inconsistency.
+// A ledger records the NodeMetrics that one client got, and any inconsistency.
 type ledger struct {
 	name   string
 	agents *agents
@@ -56,7 +56,7 @@ func (l *ledger) observe(object *unstructured.Unstructured) {
 	l.beats[name] = beat
 }
 
-// refused records a failed request, which is allowed for a while.
+// refused records a failed request where failures are allowed.
 func (l *ledger) refused(why error) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
@@ -66,11 +66,11 @@ func (l *ledger) refused(why error) {
 	l.refusals[why.Error()]++
 }
 
-// unexpected records a failure that must not happen.
-func (l *ledger) unexpected(refused error) {
+// unexpected records a failed request where none may fail.
+func (l *ledger) unexpected(err error) {
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	l.addInconsistency("refused: %v", refused)
+	l.addInconsistency("failed: %v", err)
 }
 
 // gone records that a node was reported as deleted, which is always wrong.
@@ -82,19 +82,19 @@ func (l *ledger) gone(name string) {
 
 // listed records a complete list.
 func (l *ledger) listed(items []unstructured.Unstructured) {
-	here := map[string]bool{}
+	present := map[string]bool{}
 	for index := range items {
-		here[items[index].GetName()] = true
+		present[items[index].GetName()] = true
 		l.observe(&items[index])
 	}
 	for _, node := range l.agents.nodes {
-		if !here[node] {
+		if !present[node] {
 			l.gone(node)
 		}
 	}
 }
 
-// behind names a node for which the client does not have this heartbeat yet.
+// behind returns an error if the client does not have this heartbeat of each node yet.
 func (l *ledger) behind(beat int64) error {
 	l.lock.Lock()
 	defer l.lock.Unlock()

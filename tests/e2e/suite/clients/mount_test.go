@@ -46,8 +46,8 @@ func (m *mount) must(err error) {
 	}
 }
 
-// mounts mounts a Secret as soon as it exists, and later versions after this delay, as kubelets do.
-func (s *scene) mounts(secret string, lag time.Duration) *mount {
+// mountSecret mounts a Secret as soon as it exists, and later versions after this delay, as kubelets do.
+func (s *scene) mountSecret(secret string, lag time.Duration) *mount {
 	s.T.Helper()
 	m := &mount{T: s.T, folder: s.T.TempDir()}
 	var seen map[string][]byte
@@ -62,7 +62,7 @@ func (s *scene) mounts(secret string, lag time.Duration) *mount {
 		}
 		return err
 	}
-	s.Eventually(waitTimeout, "there is the Secret "+secret, sync)
+	s.Eventually(waitTimeout, "Secret "+secret+" exists", sync)
 	running, ended := s.running(), make(chan struct{})
 	go func() {
 		defer close(ended)

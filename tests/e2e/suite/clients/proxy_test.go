@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A proxy is the only connection from some programs to another. It can be cut like a network: packets are dropped without
+// A proxy is the only path from some programs to another. It can be cut like a network: packets are dropped without
 // notice. Open connections do not resume when it is restored.
 type proxy struct {
 	address, to string
@@ -59,7 +59,7 @@ func (w *proxy) restore() {
 	}
 }
 
-// wait waits until it is not cut, and returns how often it was cut.
+// wait waits until it is not cut, and returns how often it has been cut.
 func (w *proxy) wait() int {
 	w.lock.Lock()
 	intact := w.intact
@@ -70,6 +70,7 @@ func (w *proxy) wait() int {
 	return w.cuts
 }
 
+// forward copies data in both directions. It drops what arrives after a cut.
 func (w *proxy) forward(near net.Conn) {
 	defer near.Close()
 	cuts := w.wait()

@@ -13,7 +13,7 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// A line is one agent's connection to one replica.
+// An agentConnection is one agent's connection to one replica.
 type agentConnection struct {
 	*report.Connection
 	token string
@@ -45,7 +45,7 @@ func (a *agents) token(node string) string {
 	return token
 }
 
-// reports sends an agent's heartbeat to every replica; it returns whether the leader acknowledges them.
+// reports sends an agent's heartbeat to every replica; it returns whether the leader acknowledged a recent one.
 func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	a.lock.Lock()
 	connections := a.connections
@@ -55,7 +55,7 @@ func (a *agents) reports(running context.Context, node int, beat int64) bool {
 	}
 	body := a.reportBody(node, beat)
 	for _, to := range connections[node] {
-		// No queueing: the next report is newer.
+		// Reports are not queued: the next one is newer.
 		if to.busy.CompareAndSwap(false, true) {
 			go func() {
 				defer to.busy.Store(false)

@@ -14,7 +14,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestClientsStayCorrectWhileFrontProxyCARotates: as an administrator does it on a running API server. First both are
+// TestClientsStayCorrectWhileFrontProxyCARotates: as an administrator does it on a running API server. First both CAs are
 // trusted, then the API server gets a certificate of the new one, and finally the old one is removed.
 func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 	s := open(t)
@@ -51,12 +51,12 @@ func TestClientsStayCorrectWhileFrontProxyCARotates(t *testing.T) {
 		return fmt.Errorf("the old CA was still trusted: %v", err)
 	})
 	for _, r := range s.replicas {
-		// No connection is older than the rotation.
+		// A restart closes the connections that are older than the rotation.
 		r.Kill()
 		s.restart(r)
 	}
 	last := append(again, s.informer("an informer that comes last", false))
-	s.logUpToDate("of the new authority alone: all clients", last)
+	s.logUpToDate("with only the new CA: all clients", last)
 	if err := contains(trusted(), s.authority.PEM); err == nil {
 		t.Error("the old CA is trusted again")
 	}

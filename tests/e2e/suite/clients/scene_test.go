@@ -21,7 +21,7 @@ const (
 	service     = "plimsoll-metrics"
 	lease       = "plimsoll-controller"
 	waitTimeout = 2 * time.Minute
-	// The longest time until a client has new data after a leader was lost.
+	// The longest time until a client has new data after the leader was lost.
 	failover = 10 * time.Second
 )
 
@@ -43,7 +43,7 @@ type replica struct {
 	*plane.Process
 	name                 string
 	api, metrics, report int
-	// Its connection to the API server and the agents' connections to it, which can be cut.
+	// The replica's connection to the API server, and the agents' connections to the replica. Both can be cut.
 	server, reports *proxy
 	leave           func()
 }
@@ -56,7 +56,7 @@ type setting struct {
 	issued bool
 	// ahead is how far the first replica's wall clock is ahead.
 	ahead time.Duration
-	// pace of the agents; nil: the fast one.
+	// pace is how often agents send heartbeats; by default the fast one.
 	pace pace
 	// flags are additional flags of both replicas.
 	flags []string
@@ -65,7 +65,7 @@ type setting struct {
 // open sets up a scene in which the load of all nodes is served.
 func open(t *testing.T) *scene { return openWith(t, setting{}) }
 
-// openWith does so with a setting.
+// openWith does the same with a setting.
 func openWith(t *testing.T, with setting) *scene {
 	s := &scene{pki: t.TempDir(), host: plane.Host(t)}
 	if with.pace == (pace{}) {
@@ -99,7 +99,7 @@ func openWith(t *testing.T, with setting) *scene {
 		return nil
 	})
 	// Discovery follows shortly after.
-	s.Eventually(waitTimeout, "kubectl and others find the API", func() error {
+	s.Eventually(waitTimeout, "clients discover the API", func() error {
 		_, err := s.TryKubectl("", "get", "nodemetrics", "--cache-dir="+t.TempDir())
 		return err
 	})
@@ -107,7 +107,7 @@ func openWith(t *testing.T, with setting) *scene {
 	return s
 }
 
-// checkLedgers fails the test for any inconsistency that a client saw.
+// checkLedgers fails the test if a client saw an inconsistency.
 func (s *scene) checkLedgers() {
 	for _, l := range s.ledgers {
 		for why, times := range l.refusals {
@@ -120,13 +120,13 @@ func (s *scene) checkLedgers() {
 	s.checkSingleWriter()
 }
 
-// secret replaces one of the API server's files for proxying requests.
+// secret replaces one of the API server's files for the aggregation layer.
 func (s *scene) secret(name, content string) {
 	s.T.Helper()
 	plane.WriteFile(s.T, filepath.Join(s.pki, name), content)
 }
 
-// flags are the API server's flags for proxying requests and auditing writes.
+// flags are the API server's flags for the aggregation layer and for auditing writes.
 func (s *scene) flags(t *testing.T) []string {
 	s.authority = plane.NewAuthority(t, "front-proxy-ca")
 	return append(plane.AggregationFlags(t, s.pki, s.authority),
@@ -147,7 +147,7 @@ func (s *scene) startReplica(name string, with setting) {
 		flags = append(flags, "--report-listen", fmt.Sprintf("0.0.0.0:%d", r.report))
 	}
 	if with.issued {
-		m := s.mounts(secret, lag*time.Duration(len(s.replicas)))
+		m := s.mountSecret(secret, lag*time.Duration(len(s.replicas)))
 		flags = append(flags, "--tls-cert-file", m.file("tls.crt"),
 			"--tls-private-key-file", m.file("tls.key"), "--tls-ca-file", m.file("ca.crt"))
 	}
@@ -182,7 +182,7 @@ func (s *scene) leader() (*replica, *replica) {
 	return leader, s.replicas[0]
 }
 
-// restart restarts a replica, and waits until it is complete.
+// restart restarts a replica, and waits until it is ready.
 func (s *scene) restart(r *replica) {
 	s.T.Helper()
 	r.Start()
@@ -198,7 +198,7 @@ func (s *scene) waitReady(r *replica) {
 // waitUpToDate waits until every client has new data of all nodes, and returns how long that took and which was the last.
 func (s *scene) waitUpToDate(limit time.Duration, which []*ledger) (time.Duration, *ledger) {
 	s.T.Helper()
-	// The next one may already be in flight.
+	// The next heartbeat may have been sent already.
 	started, beat := time.Now(), s.agents.last()+2
 	var last *ledger
 	for {
@@ -218,7 +218,7 @@ func (s *scene) waitUpToDate(limit time.Duration, which []*ledger) (time.Duratio
 	}
 }
 
-// checkFailoverTime waits for that too, and fails the test if it takes longer than a failover may take.
+// checkFailoverTime waits until every client is up to date, and fails the test if that takes longer than a failover may take.
 func (s *scene) checkFailoverTime(what string, which []*ledger) {
 	s.T.Helper()
 	if took := s.logUpToDate(what, which); took > failover {
@@ -226,7 +226,7 @@ func (s *scene) checkFailoverTime(what string, which []*ledger) {
 	}
 }
 
-// logUpToDate waits for that, and logs how long it took.
+// logUpToDate waits until every client is up to date, and logs how long it took.
 func (s *scene) logUpToDate(what string, which []*ledger) time.Duration {
 	s.T.Helper()
 	took, last := s.waitUpToDate(waitTimeout, which)
@@ -234,7 +234,7 @@ func (s *scene) logUpToDate(what string, which []*ledger) time.Duration {
 	return took
 }
 
-// written are the successful writes of the replicas, by the audit log.
+// written are the successful writes of the replicas, according to the audit log.
 func (s *scene) written() []plane.AuditEvent {
 	all, err := plane.AuditLog(filepath.Join(s.pki, "audit.log"))
 	if err != nil {
@@ -243,13 +243,13 @@ func (s *scene) written() []plane.AuditEvent {
 	return slices.DeleteFunc(all, func(event plane.AuditEvent) bool { return event.ResponseStatus.Code >= 300 })
 }
 
-// checkNoWrites fails the test for any write of this replica since then.
+// checkNoWrites fails the test if this replica, which does not lead, has written anything since then.
 func (s *scene) checkNoWrites(r *replica, since time.Time) {
 	s.T.Helper()
 	for _, write := range s.written() {
 		of := write.ObjectRef
 		if write.User.Username == r.name && write.RequestReceivedTimestamp.After(since) && !strings.HasSuffix(of.Resource, "reviews") {
-			s.T.Errorf("%s did %s %s/%s at %s, and does not lead", r.name, write.Verb, of.Resource, of.Name,
+			s.T.Errorf("%s, which does not lead, did %s %s/%s at %s", r.name, write.Verb, of.Resource, of.Name,
 				write.RequestReceivedTimestamp.Format("15:04:05.000"))
 		}
 	}

@@ -20,7 +20,7 @@ import (
 const detection = 10 * time.Second
 
 // TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader: all watches are served by the leader, which is stopped. Its liveness probe
-// fails, and they start again at the other replica.
+// fails, the kubelet kills it, and the clients start their watches again at the other replica.
 func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testing.T) {
 	s := open(t)
 	s.edits()
@@ -55,13 +55,13 @@ func TestWatchersMoveToAnotherReplicaWhenTheKubeletKillsAStoppedLeader(t *testin
 	s.checkNoWrites(leader, again)
 }
 
-// An end is when a process ended, and its error.
+// An end is the time at which a process exited, and its error.
 type end struct {
 	at  time.Time
 	err error
 }
 
-// clientsOf are clients whose watches the leader serves, and the end of a kubectl among them.
+// clientsOf are clients whose watches the leader serves. The channel gets the end of another one, kubectl.
 func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 	s.T.Helper()
 	answers := func(r *replica, verb string) float64 {
@@ -72,15 +72,15 @@ func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 		return count
 	}
 	s.leave(standby)
-	s.Eventually(waitTimeout, "the API server asks "+leader.name+" alone", func() error {
+	s.Eventually(waitTimeout, "the API server sends requests to "+leader.name+" only", func() error {
 		before := answers(standby, "list")
 		for range 20 {
 			if _, err := s.list(0); err != nil {
 				return err
 			}
 		}
-		if asked := answers(standby, "list") - before; asked > 0 {
-			return fmt.Errorf("the API server sent %.0[2]f lists to %[1]s", standby.name, asked)
+		if received := answers(standby, "list") - before; received > 0 {
+			return fmt.Errorf("the API server sent %.0[2]f list requests to %[1]s", standby.name, received)
 		}
 		return nil
 	})
@@ -103,11 +103,11 @@ func (s *scene) clientsOf(leader, standby *replica) ([]*ledger, <-chan end) {
 		s.T.Fatalf("%s serves some of the watches", standby.name)
 	}
 	s.join(standby)
-	s.isEndpoint(standby, true)
+	s.waitEndpoint(standby, true)
 	return all, kubectl
 }
 
-// kubectlWatches runs `kubectl get --watch`, which ends with its watch.
+// kubectlWatches runs `kubectl get --watch`, which exits when its watch ends.
 func (s *scene) kubectlWatches() <-chan end {
 	s.T.Helper()
 	var output bytes.Buffer
@@ -122,7 +122,7 @@ func (s *scene) kubectlWatches() <-chan end {
 		if !bytes.Contains(output.Bytes(), []byte(s.agents.nodes[0])) {
 			err = fmt.Errorf("it showed no node (%v): %s", err, &output)
 		} else {
-			// An error because the watch ended is fine.
+			// An error is expected if the watch was cut.
 			err = nil
 		}
 		ended <- end{time.Now(), err}
@@ -130,7 +130,7 @@ func (s *scene) kubectlWatches() <-chan end {
 	return ended
 }
 
-// killWhenUnhealthy kills a replica when its liveness probe fails, as the kubelet does with the chart's settings. It returns when that was.
+// killWhenUnhealthy kills a replica when its liveness probe fails, as the kubelet does with the chart's settings. The channel gets the time of it.
 func (s *scene) killWhenUnhealthy(r *replica) <-chan time.Time {
 	killed := make(chan time.Time, 1)
 	probe := s.controller.LivenessProbe
@@ -145,6 +145,7 @@ func (s *scene) killWhenUnhealthy(r *replica) <-chan time.Time {
 	return killed
 }
 
+// untilUnhealthy probes a replica until the probe has failed as often as its threshold.
 func (s *scene) untilUnhealthy(r *replica, probe *corev1.Probe) {
 	next := time.NewTicker(time.Duration(probe.PeriodSeconds) * time.Second)
 	defer next.Stop()

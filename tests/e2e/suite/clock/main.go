@@ -159,7 +159,7 @@ func (t *tracer) handleStop(thread int, status syscall.WaitStatus) int {
 	return 0
 }
 
-// setTime returns the changed time from the thread's clock_gettime.
+// setTime makes the thread's clock_gettime return the changed time.
 func (t *tracer) setTime(thread int) {
 	var registers syscall.PtraceRegs
 	if syscall.PtraceGetRegs(thread, &registers) != nil {
@@ -177,7 +177,7 @@ func (t *tracer) setTime(thread int) {
 	syscall.PtraceSetRegs(thread, &registers)
 }
 
-// hideVDSO removes the vDSO from the auxiliary vector of a new program, so that it reads clocks with system calls.
+// hideVDSO removes the vDSO from the auxiliary vector of a new program, so that the program reads clocks with system calls.
 func (t *tracer) hideVDSO(thread int) {
 	var registers syscall.PtraceRegs
 	if syscall.PtraceGetRegs(thread, &registers) != nil {

@@ -11,10 +11,10 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// users are those whose requests are counted.
+// users are the API server's users whose requests are counted.
 var users = []string{"metrics-server", "plimsoll-0", "plimsoll-1", agents}
 
-// audit is an audit log, and the API server's flags to record each of their requests once.
+// audit returns the path of an audit log, and the API server's flags to record each request of the users once.
 func audit(t *testing.T, folder string) (string, []string) {
 	log := filepath.Join(folder, "audit.log")
 	policy := marshal(object{
@@ -24,7 +24,7 @@ func audit(t *testing.T, folder string) (string, []string) {
 	return log, []string{"--audit-log-path=" + log, "--audit-policy-file=" + plane.WriteFile(t, filepath.Join(folder, "audit.json"), policy)}
 }
 
-// requests counts the requests in this time, by user and kind of request.
+// requests counts the requests in this time, by user, verb and resource.
 func (s *scene) requests(from, to time.Time) map[string]map[string]int {
 	events, err := plane.AuditLog(s.audit)
 	if err != nil {

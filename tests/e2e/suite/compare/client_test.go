@@ -18,12 +18,12 @@ type view struct {
 	path string
 	// The expected number of objects.
 	expected int
-	// The memory of a node, and what time its CPU is an average over; none where the objects are no nodes.
+	// The memory of a node, and the window over which its CPU is averaged; nil if the objects are not nodes.
 	node func(item) (string, string)
 	took, ages,
 	windows []float64 // latencies in milliseconds; windows of each node in seconds
-	size    int // of the last answer, in bytes
-	lacking int // answers that lacked some
+	size       int // of the last response, in bytes
+	incomplete int // responses without all objects
 }
 
 // An item is a node or a pod, as either API shows it.
@@ -80,8 +80,8 @@ func (s *scene) poll(v *view) error {
 		known++
 	}
 	if known != v.expected {
-		v.lacking++
-		return fmt.Errorf("%d of %d are shown: %v", known, v.expected, problem)
+		v.incomplete++
+		return fmt.Errorf("the list has %d of %d objects: %v", known, v.expected, problem)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package compare runs metrics-server and the controller beside each other, on one API server, with the same simulated nodes and the same
-// client, and prints the cost of each and the age of its data. No kubelet is needed, so that it runs without root.
+// Package compare runs metrics-server and the controller side by side, on one API server, with the same simulated nodes and the same
+// client, and prints the cost of each and the age of its data. It needs no kubelet, and so no root.
 package compare
 
 import (
@@ -14,7 +14,7 @@ import (
 
 var (
 	nodes  = flag.Int("nodes", 200, "how many nodes")
-	length = flag.Duration("for", 90*time.Second, "how long no client reads, and then how long one does")
+	length = flag.Duration("for", 90*time.Second, "duration of each phase: first no client reads, then one does")
 )
 
 // TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/comparison.md has it.
@@ -29,7 +29,7 @@ func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 		t.Logf("requests to the API server in %s: %v", p.took.Round(time.Second), p.requests)
 	}
 	for path, v := range views {
-		if len(v.took) == v.lacking {
+		if len(v.took) == v.incomplete {
 			t.Fatalf("%s never listed all nodes", path)
 		}
 		if v.node != nil && at(v.ages, 0) < -1 {
@@ -39,7 +39,7 @@ func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 	fmt.Println((&outcome{s, idle, busy, views}).table())
 }
 
-// A phase is the servers' resource usage during a time.
+// A phase has the servers' resource usage during a time.
 type phase struct {
 	took     time.Duration
 	cores    []float64 // of each server
@@ -47,16 +47,16 @@ type phase struct {
 	requests map[string]map[string]int
 }
 
-// phase measures while a function runs.
+// phase measures the servers while a function runs.
 func (s *scene) phase(during func(until time.Time)) *phase {
 	servers := s.servers()
 	p := &phase{}
 	started := time.Now()
-	before := used(servers)
+	before := cpuSeconds(servers)
 	ended, memory := make(chan struct{}), make(chan []int)
-	go func() { memory <- most(servers, ended) }()
+	go func() { memory <- maxMemory(servers, ended) }()
 	during(started.Add(*length))
-	after := used(servers)
+	after := cpuSeconds(servers)
 	p.took = time.Since(started)
 	close(ended)
 	p.memory = <-memory
@@ -67,24 +67,24 @@ func (s *scene) phase(during func(until time.Time)) *phase {
 	return p
 }
 
-// most polls the memory of each server until a function ends, and returns the maxima in kB.
-func most(servers []*server, ended chan struct{}) []int {
-	most := make([]int, len(servers))
+// maxMemory polls the memory of each server until a function ends, and returns the maxima in kB.
+func maxMemory(servers []*server, ended chan struct{}) []int {
+	highest := make([]int, len(servers))
 	for {
 		for index, server := range servers {
 			resident, _ := strconv.Atoi(server.Resident())
-			most[index] = max(most[index], resident)
+			highest[index] = max(highest[index], resident)
 		}
 		select {
 		case <-ended:
-			return most
+			return highest
 		case <-time.After(time.Second):
 		}
 	}
 }
 
-// used is the CPU time of each so far, in seconds.
-func used(servers []*server) []float64 {
+// cpuSeconds is the CPU time that each server has used so far.
+func cpuSeconds(servers []*server) []float64 {
 	all := []float64{}
 	for _, server := range servers {
 		all = append(all, server.CPU())

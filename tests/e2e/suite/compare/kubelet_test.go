@@ -6,9 +6,9 @@ import "plimsoll.dev/suite/stamp"
 
 type object = map[string]any
 
-// kubelet is the Metric by which kwok serves a kubelet's /metrics/resource: the series of kwok's own example of it. The memory in use of
+// kubelet is the Metric object from which kwok serves a kubelet's /metrics/resource, with the series of kwok's own example. The memory of
 // a node encodes the time of the request. That favours the scraper: a real kubelet returns what cAdvisor
-// measured up to about 10 s before.
+// measured up to about 10 s earlier.
 func kubelet() string {
 	label := func(name, value string) object { return object{"name": name, "value": value} }
 	pod := []object{label("namespace", "pod.metadata.namespace"), label("pod", "pod.metadata.name")}

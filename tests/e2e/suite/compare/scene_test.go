@@ -42,7 +42,7 @@ type scene struct {
 	replicas      []*server
 }
 
-// A server is a process that is measured, by its name among the API server's users.
+// A server is a measured process, with its name among the API server's users.
 type server struct {
 	*plane.Process
 	user    string
@@ -64,7 +64,7 @@ func open(t *testing.T, nodes int) *scene {
 	s.report()
 	s.serveMetrics(folder)
 	for _, v := range s.views() {
-		s.Eventually(2*waitTimeout, v.path+" shows all", func() error { return s.poll(v) })
+		s.Eventually(2*waitTimeout, v.path+" lists all objects", func() error { return s.poll(v) })
 	}
 	return s
 }
@@ -106,14 +106,14 @@ func (s *scene) populate() {
 func (s *scene) each(count int, do func(index int) error) {
 	s.T.Helper()
 	var all sync.WaitGroup
-	room := make(chan struct{}, 20)
+	slots := make(chan struct{}, 20)
 	for index := range count {
-		room <- struct{}{}
+		slots <- struct{}{}
 		all.Go(func() {
 			if err := do(index); err != nil {
 				s.T.Error(err)
 			}
-			<-room
+			<-slots
 		})
 	}
 	all.Wait()
@@ -139,7 +139,7 @@ func node(index int) *corev1.Node {
 // controllers starts the chart's number of replicas, and waits until one leads.
 func (s *scene) controllers() {
 	s.Aggregate("metrics.plimsoll.dev", "v1alpha1", "plimsoll-metrics")
-	reached := []string{}
+	reportAddresses := []string{}
 	for _, user := range []string{"plimsoll-0", "plimsoll-1"} {
 		r := &server{user: user, metrics: plane.FreePort(s.T)}
 		api, reports := plane.FreePort(s.T), fmt.Sprintf("127.0.0.1:%d", plane.FreePort(s.T))
@@ -147,7 +147,7 @@ func (s *scene) controllers() {
 			"--metrics-api-listen", fmt.Sprintf("0.0.0.0:%d", api), "--report-listen", reports, "--report-service", plane.ReportService)
 		s.Endpoint("plimsoll-metrics", user, api)
 		s.replicas = append(s.replicas, r)
-		reached = append(reached, reports)
+		reportAddresses = append(reportAddresses, reports)
 	}
 	s.Eventually(waitTimeout, "a replica leads", func() error {
 		leads := s.replicas[0].leads()
@@ -159,7 +159,7 @@ func (s *scene) controllers() {
 		}
 		return nil
 	})
-	s.PublishEndpoints(reached...)
+	s.PublishEndpoints(reportAddresses...)
 }
 
 func (r *server) leads() bool {
@@ -197,7 +197,7 @@ func (s *scene) serveMetrics(folder string) {
 // servers are the measured processes: metrics-server, the leader and the standby.
 func (s *scene) servers() []*server { return append([]*server{s.metricsServer}, s.replicas...) }
 
-// marshal is for what can be marshalled.
+// marshal panics for values that cannot be marshalled: all here can.
 func marshal(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {

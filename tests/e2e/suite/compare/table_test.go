@@ -31,9 +31,9 @@ func (o *outcome) table() string {
 		{"CPU use is the average of the last", theirs.window(), ours.window()},
 		{"list of all nodes, p50 / p99, size", theirs.latency(), ours.latency()},
 		{"list of all pods, p50 / p99, size", pods.latency(), "the ten busiest of each node are in the list of nodes"},
-		{"lists that lacked nodes", theirs.holes(), ours.holes()},
-		{"requests to the API server a minute, by servers", o.asked("metrics-server"), o.asked(o.replicas[0].user) + " + " + o.asked(o.replicas[1].user)},
-		{"requests to the API server a minute, by all agents", "none", o.asked(agents)},
+		{"lists that lacked nodes", theirs.incompleteLists(), ours.incompleteLists()},
+		{"requests to the API server a minute, by servers", o.requestRate("metrics-server"), o.requestRate(o.replicas[0].user) + " + " + o.requestRate(o.replicas[1].user)},
+		{"requests to the API server a minute, by all agents", "none", o.requestRate(agents)},
 	}
 	text := fmt.Sprintf("\n%s: %d nodes with %d pods each; %d CPUs, Kubernetes %s; %s without a reader, %s with one.\n\n", time.Now().Format(time.DateOnly),
 		o.nodes, podsEach, runtime.NumCPU(), o.kubernetes(), o.idle.took.Round(time.Second), o.busy.took.Round(time.Second))
@@ -56,8 +56,8 @@ func (o *outcome) memory(what string) []string {
 	return []string{what, share(0), share(1) + " + " + share(2)}
 }
 
-// asked is a user's rate of requests while no client reads.
-func (o *outcome) asked(user string) string {
+// requestRate is a user's requests per minute while no client reads.
+func (o *outcome) requestRate(user string) string {
 	count := 0
 	for _, times := range o.idle.requests[user] {
 		count += times
@@ -75,7 +75,7 @@ func (v *view) latency() string {
 	return fmt.Sprintf("%.1f / %.1f ms, %d kB", at(v.took, 0.5), at(v.took, 0.99), v.size/1000)
 }
 
-func (v *view) holes() string { return fmt.Sprintf("%d of %d", v.lacking, len(v.took)) }
+func (v *view) incompleteLists() string { return fmt.Sprintf("%d of %d", v.incomplete, len(v.took)) }
 
 // at is the value at this quantile.
 func at(values []float64, share float64) float64 {

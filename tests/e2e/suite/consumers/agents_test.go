@@ -14,14 +14,14 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// A load is what an agent reports of its node in percent: its load, and for CPU and memory what is expected to be used, and the standard
-// deviation of the last 5 minutes.
+// A load is what an agent reports about its node, in percent: its load by load line, and for CPU and memory the expected usage and the
+// standard deviation of the last 5 minutes.
 type load struct {
 	line, cpu, cpuDeviation, memory, memoryDeviation float64
 }
 
 const (
-	// reportEvery is faster than real agents, so that changes are soon known.
+	// reportEvery is faster than real agents, so that the controller knows changes soon.
 	reportEvery = 500 * time.Millisecond
 	// announcedInterval is the interval that agents announce: after three of them a report is too old.
 	announcedInterval = 2 * time.Second
@@ -38,7 +38,7 @@ type agents struct {
 	sequence int64
 }
 
-// An agent is its connection.
+// An agent is the connection of a node's agent.
 type agent struct {
 	*report.Connection
 	token, boot string
@@ -67,14 +67,14 @@ func newAgents(p *plane.Plane, replica string) *agents {
 	return a
 }
 
-// set sets what agents report from now on. Nodes that are not among them report nothing.
+// set sets what agents report from now on. Agents of other nodes report nothing.
 func (a *agents) set(loads map[string]load) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
 	a.loads = loads
 }
 
-// report sends one report of each agent. Nothing comes of it while the controller is down.
+// report sends one report of each agent. Errors are ignored, since the controller may be down.
 func (a *agents) report(running context.Context) {
 	a.lock.Lock()
 	defer a.lock.Unlock()

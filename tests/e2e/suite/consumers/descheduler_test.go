@@ -28,14 +28,14 @@ const (
 	podsOnEach = 2
 )
 
-// TestDescheduler runs the descheduler's LowNodeUtilization with each query: it must evict from the node that is over its mark, and from no other.
+// TestDescheduler runs the descheduler's LowNodeUtilization with each query: it must evict from the node over the threshold, and from no other.
 func TestDescheduler(t *testing.T) {
 	nodes := []string{"by-line", "by-cpu", "by-memory", "idle", "unknown"}
 	s := &deschedulerScene{scene: open(t, nodes...), nodes: nodes, authority: plane.NewAuthority(t, "cluster-ca")}
 	s.untilAnswer(http.StatusServiceUnavailable)
 	s.fails(t, "server error: 503", loadLineQuery)
 	s.agents.set(map[string]load{
-		// It is over its load line, and the answer must not be over 1.
+		// Over its load line; the query's result must not exceed 1.
 		"by-line": {line: 120, cpu: 58, memory: 29},
 		"by-cpu":  {line: 70, cpu: 90, memory: 29},
 		// 0.57 times 100 is a little less than 57.
@@ -71,7 +71,7 @@ type deschedulerScene struct {
 	authority *plane.Authority
 }
 
-// policy writes the policy on the page docs/scheduling.md with this query, the address of this controller, and additional fields of the provider.
+// policy writes the policy of the page docs/scheduling.md with this query, the address of this controller, and additional fields of the provider.
 func (s *deschedulerScene) policy(query, provider string) string {
 	s.T.Helper()
 	text, err := os.ReadFile(plane.Absolute(s.T, "docs/scheduling.md"))
@@ -96,7 +96,7 @@ func (s *deschedulerScene) policy(query, provider string) string {
 	return s.Write("policy.yaml", policy)
 }
 
-// command is the descheduler as in a pod: it finds the token and the CA of its service account where the kubelet mounts them.
+// command is the descheduler, run as in a pod: it finds the token and the CA of its service account where the kubelet mounts them.
 func (s *deschedulerScene) command(t *testing.T, policy string, interval time.Duration) *exec.Cmd {
 	t.Helper()
 	const asInPod = `mount -t tmpfs tmpfs /run && mkdir -p "$1" && cp "$0"/* "$1" && shift && exec "$@"`
@@ -111,7 +111,7 @@ func (s *deschedulerScene) command(t *testing.T, policy string, interval time.Du
 	return command
 }
 
-// account is a folder with what the kubelet mounts of a service account.
+// account is a folder with the files that the kubelet mounts for a service account.
 func (s *deschedulerScene) account() string {
 	s.T.Helper()
 	folder := s.File("account")
@@ -150,7 +150,7 @@ func (s *deschedulerScene) restore(t *testing.T) {
 	}
 }
 
-// left are the numbers of pods by node.
+// left is the number of remaining pods by node.
 func (s *deschedulerScene) left(t *testing.T) map[string]int {
 	t.Helper()
 	pods, err := s.Kube.CoreV1().Pods("default").List(background, metav1.ListOptions{})
@@ -166,7 +166,7 @@ func (s *deschedulerScene) left(t *testing.T) map[string]int {
 	return left
 }
 
-// evicts: with this query the descheduler sees these percentages, and evicts one pod of this node.
+// evicts checks that with this query the descheduler sees these percentages, and evicts one pod of this node.
 func (s *deschedulerScene) evicts(t *testing.T, query, evicted string, usage map[string]int) {
 	s.restore(t)
 	log := s.run(t, query)
@@ -177,7 +177,7 @@ func (s *deschedulerScene) evicts(t *testing.T, query, evicted string, usage map
 		}
 	}
 	for node, left := range s.left(t) {
-		// It does not know how much a pod uses, and therefore evicts one in each run.
+		// The descheduler does not know how much a pod uses, and therefore evicts one per run.
 		if wanted := podsOnEach - map[bool]int{true: 1}[node == evicted]; left != wanted {
 			t.Errorf("%s has %d pods left instead of %d", node, left, wanted)
 		}
@@ -187,8 +187,8 @@ func (s *deschedulerScene) evicts(t *testing.T, query, evicted string, usage map
 	}
 }
 
-// evictsWithSecret: its own token can stay away from the page, which needs none. The first run of the descheduler comes before it has read
-// a Secret, so that this is possible only if it keeps running.
+// evictsWithSecret: the descheduler can send a token from a Secret instead of its own, since the page needs none. Its first run comes before
+// it has read the Secret, so it has to keep running.
 func (s *deschedulerScene) evictsWithSecret(t *testing.T) {
 	s.restore(t)
 	s.Kubectl("create", "secret", "generic", "none", "--from-literal=prometheusAuthToken=none")
@@ -218,7 +218,7 @@ func (s *deschedulerScene) evictsWithSecret(t *testing.T) {
 	})
 }
 
-// fails: the descheduler evicts nothing, and logs an error with these texts.
+// fails checks that the descheduler evicts nothing, and logs an error with these texts.
 func (s *deschedulerScene) fails(t *testing.T, why, query string, texts ...string) {
 	t.Helper()
 	s.restore(t)

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package consumers tests the pages that the controller serves with --scheduler-listen with those that read them, each built unchanged
-// from its own Go module: a scheduler with Trimaran's plugins (scheduler-plugins), and the descheduler. API server and controller are real;
-// the tests simulate nodes, which are only objects, and their agents.
+// Package consumers tests the pages that the controller serves with --scheduler-listen with the programs that read them, each built
+// unchanged from its own Go module: a scheduler with Trimaran's plugins (scheduler-plugins), and the descheduler. API server and controller
+// are real; the nodes are only objects, and the tests simulate their agents.
 package consumers
 
 import (
@@ -29,12 +29,12 @@ var background = context.Background()
 type scene struct {
 	*plane.Plane
 	controller *plane.Process
-	// metrics is the port of the controller's own metrics, pages that of the pages.
+	// metrics is the port of the controller's own metrics, pages the port of the pages for schedulers.
 	metrics, pages int
 	agents         *agents
 }
 
-// open starts a control plane with these nodes and a controller, to which no agent reports yet.
+// open starts a control plane with these nodes, and a controller that receives no reports yet.
 func open(t *testing.T, nodes ...string) *scene {
 	t.Helper()
 	s := &scene{Plane: plane.Start(t, nil), metrics: plane.FreePort(t), pages: plane.FreePort(t)}

@@ -23,13 +23,13 @@ const (
 	targetLoadPacking          = "TargetLoadPacking"
 	loadVariationRiskBalancing = "LoadVariationRiskBalancing"
 	lowRiskOverCommitment      = "LowRiskOverCommitment"
-	// refresh is how often Trimaran's plugins read the page, and some more.
+	// refresh is the interval at which Trimaran's plugins read the page, plus a margin.
 	refresh = 35 * time.Second
 )
 
 var trimaran = []string{targetLoadPacking, loadVariationRiskBalancing, lowRiskOverCommitment}
 
-// Scores are those of all nodes for one pod.
+// scores are the scores of all nodes for one pod.
 type scores map[string]int
 
 // A trimaranScene has one scheduler with a profile for each plugin, in which no other plugin scores.
@@ -88,8 +88,8 @@ profiles:%s
 		fmt.Sprintf("--secure-port=%d", plane.FreePort(s.T)), "--authentication-kubeconfig="+s.Kubeconfig, "--authorization-kubeconfig="+s.Kubeconfig)
 }
 
-// score lets the scheduler place a pod by one of the plugins, and returns all scores and the pod's node. The pod is deleted at once, so that
-// plugins don't count it.
+// score has the scheduler place a pod with one of the plugins, and returns all scores and the pod's node. The pod is deleted at once, so
+// that the plugins don't count it.
 func (s *trimaranScene) score(plugin string) (scores, string) {
 	s.T.Helper()
 	pod := s.place(plugin, "100m", nil)
@@ -125,7 +125,7 @@ func (s *trimaranScene) place(plugin, cpu string, selector map[string]string) *c
 	return pod
 }
 
-// startsWithoutData: pods are placed, although no plugin has data.
+// startsWithoutData checks that pods are placed although no plugin has data.
 func (s *trimaranScene) startsWithoutData() {
 	s.T.Helper()
 	for _, plugin := range trimaran {
@@ -154,8 +154,8 @@ func (s *trimaranScene) untilScored(when, better, worse string) {
 	}
 }
 
-// ranksNodes: the hot node is the worst and the cool one the best (to LowRiskOverCommitment, the steady one is as good); unknown is neither;
-// deviation counts.
+// ranksNodes checks that the hot node is the worst and the cool one the best (for LowRiskOverCommitment the steady one is as good), that the
+// unknown node is in between, and that the deviation counts.
 func (s *trimaranScene) ranksNodes() {
 	s.T.Helper()
 	for _, plugin := range trimaran {
@@ -185,13 +185,13 @@ func (s *trimaranScene) untilRead() {
 	s.Eventually(refresh, "all plugins read the page", func() error {
 		var now float64
 		if now, err = plane.Metric(s.metrics, series); err == nil && now < before+float64(len(trimaran)) {
-			err = fmt.Errorf("%.0f of %d did", now-before, len(trimaran))
+			err = fmt.Errorf("%.0f of %d plugins did", now-before, len(trimaran))
 		}
 		return err
 	})
 }
 
-// countsNewcomersOnce: TargetLoadPacking adds a new pod to what the page says, and no longer once the page has it.
+// countsNewcomersOnce checks that TargetLoadPacking adds a new pod to the page's usage, until the page includes the pod.
 func (s *trimaranScene) countsNewcomersOnce() {
 	s.T.Helper()
 	s.untilRead()
@@ -199,7 +199,7 @@ func (s *trimaranScene) countsNewcomersOnce() {
 	s.place(targetLoadPacking, "500m", map[string]string{corev1.LabelHostname: "cool"})
 	// 1.5 times its request is 750 of 4000 millicores.
 	s.agents.change("cool", func(load *load) { load.cpu += 18.75 })
-	// 20 % and 18.75 % and 3.75 % of the next pod are 42.5 %, of which TargetLoadPacking with its target of 40 % makes this.
+	// 20 %, 18.75 %, and 3.75 % for the next pod are 42.5 %, for which TargetLoadPacking with its target of 40 % gives this score.
 	const once = 38
 	check := func(when string) {
 		s.T.Helper()
@@ -209,17 +209,18 @@ func (s *trimaranScene) countsNewcomersOnce() {
 			s.T.Errorf("%s the score is %d instead of %d", when, found["cool"], once)
 		}
 		if time.Since(bound) > time.Minute {
-			s.T.Error("TargetLoadPacking would add it no longer anyway")
+			s.T.Error("too late: TargetLoadPacking no longer adds the pod in any case")
 		}
 	}
-	check("before the page has the pod")
+	check("before the page includes the pod")
 	s.untilRead()
-	// The plugins have only just asked.
+	// The plugins have sent their requests, but may not have used the responses yet.
 	time.Sleep(time.Second)
-	check("once the page has the pod")
+	check("once the page includes the pod")
 }
 
-// survivesRestart: while the controller is down, and while it has no reports yet, the plugins use what they know; then they follow again.
+// survivesRestart checks that the plugins use their last data while the controller is down, and while it has no reports yet, and new data
+// after that.
 func (s *trimaranScene) survivesRestart() {
 	s.T.Helper()
 	before := map[string]scores{}
@@ -262,14 +263,14 @@ func (s *trimaranScene) untilFailed(reason string) {
 	before := count()
 	s.Eventually(refresh, "the plugins fail to read the page: "+reason, func() error {
 		if times := count() - before; times < len(trimaran) {
-			return fmt.Errorf("%d did", times)
+			return fmt.Errorf("%d of them did", times)
 		}
 		return nil
 	})
 }
 
-// watchAnswers requests the page all the time until the result is called, which returns how often it was answered: such an answer
-// would replace what the plugins know.
+// watchAnswers requests the page continuously until the returned function is called, which returns how often the page had data: that
+// would replace the plugins' last data.
 func (s *trimaranScene) watchAnswers() (ended func() int64) {
 	var answers, end atomic.Int64
 	done := make(chan struct{})

@@ -1,5 +1,5 @@
-// Command crane-score reads Nodes as JSON and prints what crane-scheduler makes of each: whether its Dynamic plugin lets a pod pass, and
-// its score. It is the plugin's own code, with the Kubernetes libraries that it was written for; TZ is that of the scheduler.
+// Command crane-score reads Nodes as JSON and prints what crane-scheduler decides for each: whether its Dynamic plugin lets a pod pass, and
+// its score. It is the plugin's own code, with the Kubernetes libraries that it was written for; TZ has to be that of the scheduler.
 //
 //	kubectl get nodes -o json | crane-score policy.yaml
 package main
@@ -19,7 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
 
-// nodes are all that the plugin asks its scheduler for.
+// nodes is the only part of a scheduler that the plugin uses.
 type nodes struct {
 	framework.Handle
 	framework.NodeInfoLister
@@ -33,7 +33,7 @@ func (n nodes) Get(name string) (*framework.NodeInfo, error) {
 	if node, found := n.byName[name]; found {
 		return node, nil
 	}
-	return nil, fmt.Errorf("there is no node %s", name)
+	return nil, fmt.Errorf("no such node: %s", name)
 }
 
 // A verdict of crane-scheduler on a node.

@@ -34,27 +34,27 @@ func (a Answers) ask(api prometheus.API, panel Panel, target Target, span promet
 		return err
 	}
 	background, key := context.Background(), Key{panel.ID, target.RefID}
-	var said model.Value
+	var result model.Value
 	if target.Instant {
-		said, _, err = api.Query(background, query, span.End)
+		result, _, err = api.Query(background, query, span.End)
 	} else {
-		said, _, err = api.QueryRange(background, query, span)
+		result, _, err = api.QueryRange(background, query, span)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", query, err)
 	}
-	switch said := said.(type) {
+	switch result := result.(type) {
 	case model.Vector:
-		a.Values[key] = said
+		a.Values[key] = result
 	case model.Matrix:
-		a.Courses[key] = said
+		a.Courses[key] = result
 	default:
-		return fmt.Errorf("%s: unexpected type of result: %s", query, said.Type())
+		return fmt.Errorf("%s: unexpected type of result: %s", query, result.Type())
 	}
 	return nil
 }
 
-// Missing are the queries without a numeric result, each with its panel.
+// Missing are the queries without a numeric result, each after the title of its panel.
 func (d Dashboard) Missing(answers Answers) (missing []string) {
 	for _, panel := range d.Panels {
 		for _, target := range panel.Targets {

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Dashboard has the fields of a Grafana dashboard that are used.
+// Dashboard has the fields of a Grafana dashboard that this package uses.
 type Dashboard struct {
 	Title  string
 	Panels []Panel
 }
 
-// Panel is one of its panels, or the title of a row of them.
+// Panel is a panel of a dashboard, or the title of a row of them.
 type Panel struct {
 	ID                 int
 	Type               string // row, stat, timeseries or table
@@ -56,7 +56,7 @@ type Mapping struct {
 	Options map[string]json.RawMessage
 }
 
-// Step is a colour from a value on; the first has none.
+// Step is the colour of values from Value on; the first step has no Value.
 type Step struct {
 	Color string
 	Value *float64
@@ -71,7 +71,7 @@ type Override struct {
 	}
 }
 
-// Transformation is one of a table's; organize names its columns.
+// Transformation is one of a table's transformations; organize names its columns.
 type Transformation struct {
 	ID      string
 	Options struct{ RenameByName map[string]string }
@@ -87,7 +87,7 @@ func Read(file string) (Dashboard, error) {
 	return read, err
 }
 
-// Query is the target's, with the dashboard's variables at "All" and Grafana's own as for this time between scrapes.
+// Query is the target's query, with the dashboard's variables set to "All", and with this $__rate_interval.
 func (t Target) Query(rateInterval time.Duration) (string, error) {
 	query := strings.NewReplacer("$__rate_interval", rateInterval.String(), "$node", ".*").Replace(t.Expr)
 	if strings.Contains(query, "$") {
@@ -96,7 +96,7 @@ func (t Target) Query(rateInterval time.Duration) (string, error) {
 	return query, nil
 }
 
-// Key names a query of the dashboard.
+// Key identifies a query of the dashboard.
 type Key struct {
 	Panel int
 	RefID string
@@ -119,7 +119,7 @@ func (p Panel) unitOf(column string) string {
 	return unit
 }
 
-// column is the title of what a table shows of one of its queries.
+// column is the title of a table's column with the values of a query.
 func (p Panel) column(refID string) string {
 	for _, transformation := range p.Transformations {
 		if name, found := transformation.Options.RenameByName["Value #"+refID]; found {
@@ -129,19 +129,19 @@ func (p Panel) column(refID string) string {
 	return refID
 }
 
-// said is the text that a panel shows instead of a number, if any.
-func (f Field) said(number float64) (text string, found bool) {
+// mapped is the text that a panel shows instead of a number, if any.
+func (f Field) mapped(number float64) (text string, found bool) {
 	for _, mapping := range f.Mappings {
-		var said struct{ Text string }
+		var shown struct{ Text string }
 		option, found := mapping.Options[fmt.Sprint(number)]
-		if mapping.Type == "value" && found && json.Unmarshal(option, &said) == nil {
-			return said.Text, true
+		if mapping.Type == "value" && found && json.Unmarshal(option, &shown) == nil {
+			return shown.Text, true
 		}
 	}
 	return "", false
 }
 
-// colour is that of a value's threshold, as Grafana names it.
+// colour is the colour of a value by the thresholds, as Grafana names it.
 func (f Field) colour(value float64) (name string) {
 	for _, step := range f.Thresholds.Steps {
 		if step.Value == nil || value >= *step.Value {

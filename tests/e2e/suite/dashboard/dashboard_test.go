@@ -64,7 +64,7 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 		{ID: 2, Type: "timeseries", Title: "Course", GridPos: Place{0, 1, 8, 8}, Targets: []Target{{RefID: "A", LegendFormat: "{{node}} & more"}}},
 		{ID: 3, Type: "timeseries", Title: "Empty", GridPos: Place{8, 1, 8, 8}, Targets: []Target{{RefID: "A"}}},
 		{ID: 4, Type: "stat", Title: "Now", GridPos: Place{16, 1, 4, 4}, Targets: []Target{{RefID: "A"}}},
-		{ID: 5, Type: "stat", Title: "Said", GridPos: Place{20, 1, 4, 4}, Targets: []Target{{RefID: "A"}}},
+		{ID: 5, Type: "stat", Title: "Mapped", GridPos: Place{20, 1, 4, 4}, Targets: []Target{{RefID: "A"}}},
 	}}
 	drawn.Panels[3].FieldConfig.Defaults.Thresholds.Steps = []Step{{Color: "green"}, {Color: "red", Value: &one}}
 	drawn.Panels[4].FieldConfig.Defaults.Mappings = []Mapping{{"value", map[string]json.RawMessage{"1": json.RawMessage(`{"text":"yes"}`)}}}
@@ -88,7 +88,7 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 		}
 	}
 	if strings.Count(picture, "No data") != 1 {
-		t.Error("a panel that has data says that there is none")
+		t.Error("a panel with data shows No data, or one without data does not")
 	}
 	// There is no data for four seconds: the line has two parts.
 	for _, part := range strings.Split(picture, "\n") {
@@ -101,14 +101,14 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 func TestQueryNamesItsSeries(t *testing.T) {
 	got := strings.Join(Selectors(`max(plimsoll_a_total{b="c", d=~".*"} and on (instance) plimsoll_leader == 1) > 0.1 * rate(cpu_usage_avg_5m[5m])`), "; ")
 	if want := `plimsoll_a_total{b="c", d=~".*"}; plimsoll_leader; cpu_usage_avg_5m`; got != want {
-		t.Errorf("the text is %s", got)
+		t.Errorf("the selectors are %s", got)
 	}
 }
 
 func TestQueryWithoutNumberIsMissing(t *testing.T) {
 	nan := model.SampleValue(math.NaN())
-	asked := Dashboard{Panels: []Panel{{ID: 1, Title: "One", Targets: []Target{{RefID: "A", Expr: "a"}, {RefID: "B", Expr: "b"}, {RefID: "C", Expr: "c"}}}}}
-	got := asked.Missing(Answers{
+	queried := Dashboard{Panels: []Panel{{ID: 1, Title: "One", Targets: []Target{{RefID: "A", Expr: "a"}, {RefID: "B", Expr: "b"}, {RefID: "C", Expr: "c"}}}}}
+	got := queried.Missing(Answers{
 		Values:  map[Key]model.Vector{{1, "A"}: {{Value: 0}}, {1, "B"}: {{Value: nan}}},
 		Courses: map[Key]model.Matrix{{1, "C"}: {{Values: []model.SamplePair{{Value: nan}, {Value: 1}}}}},
 	})

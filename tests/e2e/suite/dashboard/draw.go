@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Answers are the results of Prometheus: ranges for time series, instant values at the end for others.
+// Answers are Prometheus' results: a range for each time series panel, and values at the end of the range for other panels.
 type Answers struct {
 	Courses map[Key]model.Matrix
 	Values  map[Key]model.Vector
@@ -23,8 +23,8 @@ type Answers struct {
 const (
 	column, line, gap = 50, 30, 8 // pixels
 	width             = 24*column + gap
-	letter            = 5.7 // pixels, the mean width of one of 10
-	longest           = 58  // letters of a legend's entry
+	letter            = 5.7 // pixels, the mean width of a letter at font size 10
+	maxLegend         = 58  // letters of a legend's entry
 )
 
 // palette is Grafana's, for series; named has the colours of its thresholds.
@@ -33,7 +33,7 @@ var (
 	named   = map[string]string{"green": "#37872d", "red": "#c4162a", "orange": "#ff780a", "blue": "#1f60c4", "text": "#24292e", "": "#24292e"}
 )
 
-// Draw draws the panels as an SVG: as Grafana places them, in its light colours.
+// Draw draws the panels as an SVG, in Grafana's arrangement and its light colours.
 func (d Dashboard) Draw(answers Answers) string {
 	height := 0
 	var out strings.Builder
@@ -46,7 +46,7 @@ func (d Dashboard) Draw(answers Answers) string {
 	return head + `<rect width="100%" height="100%" fill="#f4f5f5"/>` + "\n" + out.String() + "</svg>\n"
 }
 
-// box is where a panel is, in pixels.
+// box is a rectangle in pixels.
 type box struct{ x, y, w, h float64 }
 
 func (p Place) box() box {
@@ -72,7 +72,7 @@ func (p Panel) draw(answers Answers) string {
 	return frame + p.course(at, answers)
 }
 
-// text is a line of it; attributes are of SVG.
+// text is an SVG text element with these attributes.
 func text(x, y float64, words, attributes string) string {
 	if words == "" {
 		return ""
@@ -85,8 +85,8 @@ func (p Panel) stat(at box, answers Answers) string {
 	for _, target := range p.Targets {
 		for _, sample := range answers.Values[Key{p.ID, target.RefID}] {
 			value := float64(sample.Value)
-			words, isSaid := field.said(value)
-			if !isSaid {
+			words, isMapped := field.mapped(value)
+			if !isMapped {
 				words = show(value, field.Unit)
 			}
 			attributes := fmt.Sprintf(`font-size="28" font-weight="600" text-anchor="middle" fill="%s"`, named[field.colour(value)])
@@ -100,7 +100,7 @@ func nothing(at box) string {
 	return text(at.x+at.w/2, at.y+at.h/2+6, "No data", `text-anchor="middle" fill="#8e8e8e"`)
 }
 
-// table has a row for each set of labels, in the order of the first column, the highest first.
+// table draws a row for each set of labels, sorted by the first column, the highest value first.
 func (p Panel) table(at box, answers Answers) string {
 	rows, cells := []string{}, map[string]map[string]float64{}
 	for _, target := range p.Targets {
@@ -148,7 +148,7 @@ func (p Panel) series(answers Answers) (all []series) {
 
 var label = regexp.MustCompile(`{{\s*(\w+)\s*}}`)
 
-// legend is the name of a series, as its format says; without one its labels.
+// legend is the name of a series according to the format; without a format, the values of its labels.
 func legend(format string, labels model.Metric) string {
 	if format != "" {
 		return label.ReplaceAllStringFunc(format, func(found string) string {
@@ -183,7 +183,7 @@ func (p Panel) course(at box, answers Answers) string {
 	graph := graph{plot, axis(low, high, field), answers.From, answers.To}
 	out := graph.grid(field.Unit) + names
 	if field.Custom.ThresholdsStyle.Mode != "" {
-		out += graph.marks(field.Thresholds.Steps)
+		out += graph.thresholds(field.Thresholds.Steps)
 	}
 	for i, one := range all {
 		out += graph.line(one.points, palette[i%len(palette)])
@@ -191,11 +191,11 @@ func (p Panel) course(at box, answers Answers) string {
 	return out
 }
 
-// legends are the names of the series, in lines that have room for them, from the panel's lower edge upwards.
+// legends draws the names of the series above the panel's lower edge, in as many lines as they need, up to a limit.
 func (p Panel) legends(at box, all []series) (out string, lines int) {
-	const most = 3
+	const maxLines = 3
 	x, rows := 0.0, [][]int{nil}
-	wide := func(name string) float64 { return 16 + letter*float64(min(longest, len([]rune(name)))) }
+	wide := func(name string) float64 { return 16 + letter*float64(min(maxLegend, len([]rune(name)))) }
 	for i, one := range all {
 		if x > 0 && x+wide(one.name) > at.w {
 			x, rows = 0, append(rows, nil)
@@ -203,7 +203,7 @@ func (p Panel) legends(at box, all []series) (out string, lines int) {
 		rows[len(rows)-1] = append(rows[len(rows)-1], i)
 		x += wide(one.name)
 	}
-	lines = min(most, len(rows))
+	lines = min(maxLines, len(rows))
 	for n, row := range rows[:lines] {
 		x, y := at.x, at.y+at.h-13*float64(lines-1-n)
 		for _, i := range row {
@@ -217,13 +217,13 @@ func (p Panel) legends(at box, all []series) (out string, lines int) {
 
 func shorten(name string) string {
 	letters := []rune(name)
-	if len(letters) <= longest {
+	if len(letters) <= maxLegend {
 		return name
 	}
-	return string(letters[:longest-1]) + "…"
+	return string(letters[:maxLegend-1]) + "…"
 }
 
-// bounds are the least and the highest of all values that are numbers.
+// bounds are the lowest and the highest of all values that are numbers.
 func bounds(all []series) (low, high float64) {
 	low, high = math.Inf(1), math.Inf(-1)
 	for _, one := range all {
@@ -241,7 +241,7 @@ func bounds(all []series) (low, high float64) {
 
 func isNumber(value float64) bool { return !math.IsNaN(value) && !math.IsInf(value, 0) }
 
-// graph is where values and times are in a panel.
+// graph maps values and times to positions in a panel.
 type graph struct {
 	box      box
 	scale    scale
@@ -253,10 +253,10 @@ func (g graph) x(at model.Time) float64 {
 }
 
 func (g graph) y(value float64) float64 {
-	return g.box.y + g.box.h*(1-(value-g.scale.least)/(g.scale.most-g.scale.least))
+	return g.box.y + g.box.h*(1-(value-g.scale.low)/(g.scale.high-g.scale.low))
 }
 
-// grid has a line for each step of the values, and the time below.
+// grid draws a line for each tick of the values, and the time below.
 func (g graph) grid(unit string) (out string) {
 	for _, value := range g.scale.ticks() {
 		y := g.y(value)
@@ -271,8 +271,8 @@ func (g graph) grid(unit string) (out string) {
 	return out
 }
 
-// marks are the thresholds, as dashed lines.
-func (g graph) marks(steps []Step) (out string) {
+// thresholds draws the thresholds as dashed lines.
+func (g graph) thresholds(steps []Step) (out string) {
 	for _, step := range steps {
 		if step.Value != nil {
 			out += fmt.Sprintf(`<path d="M%.0f %.1fh%.0f" stroke="%s" stroke-dasharray="6 4"/>`+"\n", g.box.x, g.y(*step.Value), g.box.w, named[step.Color])
@@ -281,10 +281,10 @@ func (g graph) marks(steps []Step) (out string) {
 	return out
 }
 
-// line draws the course of a series; where there are no values there is no line.
+// line draws the course of a series, with gaps where values are missing.
 func (g graph) line(points []model.SamplePair, colour string) string {
 	var path strings.Builder
-	step := usual(points)
+	step := interval(points)
 	for i, point := range points {
 		if !isNumber(float64(point.Value)) {
 			continue
@@ -298,8 +298,8 @@ func (g graph) line(points []model.SamplePair, colour string) string {
 	return fmt.Sprintf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>`+"\n", path.String(), colour)
 }
 
-// usual is the smallest time between two points: the query's step.
-func usual(points []model.SamplePair) (step model.Time) {
+// interval is the smallest time between two points: the query's step.
+func interval(points []model.SamplePair) (step model.Time) {
 	for i := 1; i < len(points); i++ {
 		if between := points[i].Timestamp - points[i-1].Timestamp; step == 0 || between < step {
 			step = between

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// show writes a value in the units that Grafana has names for.
+// show formats a value in a unit that Grafana has a name for.
 func show(value float64, unit string) string {
 	switch unit {
 	case "percent":
@@ -26,7 +26,7 @@ func show(value float64, unit string) string {
 	return short(value)
 }
 
-// digits writes three significant digits, and no zeros behind the point that say nothing.
+// digits formats a value with three significant digits, without trailing zeros after the decimal point.
 func digits(value float64) string {
 	if value == 0 {
 		return "0"
@@ -75,10 +75,11 @@ func short(value float64) string {
 	return digits(value)
 }
 
-// scale is an axis from least to most, with a line at each multiple of step.
-type scale struct{ least, most, step float64 }
+// scale is an axis from low to high, with a line at each multiple of step.
+type scale struct{ low, high, step float64 }
 
-// axis holds values in some four steps of 1, 2 or 5 times a power of ten, of bytes also of 1024; bounds that are given stay.
+// axis covers the values in about four steps of 1, 2 or 5 times a power of ten, for bytes also times a power of 1024. Bounds of the field are
+// used as they are.
 func axis(low, high float64, field Field) scale {
 	if field.Min != nil {
 		low = *field.Min
@@ -88,8 +89,8 @@ func axis(low, high float64, field Field) scale {
 	}
 	if field.Unit == "bytes" && high > 1 {
 		of := math.Pow(1024, math.Floor(math.Log2(high)/10))
-		whole := axis(low/of, high/of, Field{})
-		return scale{whole.least * of, whole.most * of, whole.step * of}
+		scaled := axis(low/of, high/of, Field{})
+		return scale{scaled.low * of, scaled.high * of, scaled.step * of}
 	}
 	if high <= low {
 		high = low + 1
@@ -105,19 +106,19 @@ func axis(low, high float64, field Field) scale {
 	return scale{math.Floor(low/step) * step, math.Ceil(high/step-1e-9) * step, step}
 }
 
-// ticks are where its lines are.
+// ticks are the values of its lines.
 func (s scale) ticks() (at []float64) {
 	for i := 0; ; i++ {
-		value := s.least + float64(i)*s.step
-		if value > s.most+s.step/2 {
+		value := s.low + float64(i)*s.step
+		if value > s.high+s.step/2 {
 			return at
 		}
 		at = append(at, value)
 	}
 }
 
-// since writes a time from the picture's left edge.
+// since formats a time since the left edge of a graph.
 func since(seconds float64) string {
-	whole := int(math.Round(seconds))
-	return fmt.Sprintf("%d:%02d", whole/60, whole%60)
+	total := int(math.Round(seconds))
+	return fmt.Sprintf("%d:%02d", total/60, total%60)
 }

@@ -19,7 +19,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// run returns what a tool of the test cluster prints.
+// run returns the objects that a tool of the test cluster prints.
 func run(t *testing.T, name string, args ...string) []unstructured.Unstructured {
 	t.Helper()
 	command := exec.Command(plane.Tool(t, name), args...)
@@ -42,7 +42,7 @@ func rendered(t *testing.T, values string) []unstructured.Unstructured {
 	return run(t, plane.Helm(), "template", "plimsoll", folder, "--namespace", "plimsoll", "--values", filepath.Join(folder, "ci", values+"-values.yaml"))
 }
 
-// resource is the plural of a kind: nodeqoss too.
+// resource is the plural of a kind, for NodeQOS nodeqoss.
 func resource(kind string) string {
 	kind = strings.ToLower(kind)
 	if strings.HasSuffix(kind, "policy") {
@@ -51,8 +51,8 @@ func resource(kind string) string {
 	return kind + "s"
 }
 
-// TestNothingOfOursWritesWhatTheChartRenders: otherwise Argo CD and Flux would see a difference, or undo it. The exception is a field that no
-// manifest has: the caBundle of the APIService.
+// TestNothingOfOursWritesWhatTheChartRenders: otherwise Argo CD and Flux would report a difference, or revert it. The exception is a field that
+// no manifest has: the caBundle of the APIService.
 func TestNothingOfOursWritesWhatTheChartRenders(t *testing.T) {
 	writes := []string{"create", "update", "patch", "delete", "deletecollection", "*"}
 	roles := 0
@@ -74,7 +74,7 @@ func TestNothingOfOursWritesWhatTheChartRenders(t *testing.T) {
 				}
 				for _, object := range all {
 					if what := may(rule, role, object); what != "" && what != "apiservices v1alpha1.metrics.plimsoll.dev" {
-						t.Errorf("%s: %s %s allows to change %s, which the chart renders", values, role.GetKind(), role.GetName(), what)
+						t.Errorf("%s: %s %s allows changes of %s, which the chart renders", values, role.GetKind(), role.GetName(), what)
 					}
 				}
 			}
@@ -90,7 +90,7 @@ func TestNothingOfOursWritesWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// may is the object, if a rule of a role is about it.
+// may is the resource and name of the object, if a rule of a role matches it.
 func may(rule rbac.PolicyRule, role, object unstructured.Unstructured) string {
 	group, _, hasGroup := strings.Cut(object.GetAPIVersion(), "/")
 	if !hasGroup {
@@ -104,13 +104,14 @@ func may(rule rbac.PolicyRule, role, object unstructured.Unstructured) string {
 	return ""
 }
 
-// TestKustomizeBuildsTheChart: the base has the objects of the chart, the namespace, and the object of the emergency stop, which Helm creates by a hook.
+// TestKustomizeBuildsTheChart: the base has the objects of the chart, the namespace, and the ConfigMap of the emergency stop, which with Helm
+// a hook creates.
 func TestKustomizeBuildsTheChart(t *testing.T) {
 	names := func(objects []unstructured.Unstructured) (found []string) {
 		for _, object := range objects {
 			found = append(found, object.GetKind()+" "+object.GetNamespace()+"/"+object.GetName())
 			if object.GetLabels()["app.kubernetes.io/managed-by"] == "Helm" {
-				found = append(found, "of Helm: "+object.GetName())
+				found = append(found, "managed by Helm: "+object.GetName())
 			}
 		}
 		slices.Sort(found)
@@ -184,7 +185,7 @@ func TestTheExamplesOfThePageRender(t *testing.T) {
 				stops++
 			}
 		}
-		// With Flux it is created by the chart's hook.
+		// With Flux the chart's hook creates the ConfigMap of the emergency stop.
 		if want := map[string]int{"source.helm.valuesObject": 1}[path]; stops != want || len(examples) != 2 {
 			t.Errorf("%s: %d objects for the emergency stop, %d examples", path, stops, len(examples))
 		}

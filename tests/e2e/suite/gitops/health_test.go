@@ -42,7 +42,8 @@ func scripts(t *testing.T) map[string]string {
 	return found
 }
 
-// health runs a script as Argo CD does for a script in its ConfigMap: without Lua's libraries for strings, files and the like, and for a second at most.
+// health runs a script as Argo CD does for a script in its ConfigMap: without Lua's libraries for strings, files and the like, and for at most
+// a second.
 func health(t *testing.T, script string, object map[string]any) (status, message string) {
 	t.Helper()
 	l := lua.NewState(lua.Options{SkipOpenLibs: true})
@@ -66,7 +67,7 @@ func health(t *testing.T, script string, object map[string]any) (status, message
 	return l.GetField(result, "status").String(), l.GetField(result, "message").String()
 }
 
-// asLua is a JSON value in Lua. A number is one there, of which Argo CD has several types.
+// asLua converts a JSON value to Lua, which has one type for all numbers.
 func asLua(l *lua.LState, value any) lua.LValue {
 	switch value := value.(type) {
 	case bool:
@@ -92,7 +93,7 @@ func asLua(l *lua.LState, value any) lua.LValue {
 	}
 }
 
-// A condition is type, status and reason, as in "Ready=False Invalid".
+// conditions are conditions in JSON, each written as "Ready=False Invalid": type, status and reason.
 func conditions(written ...string) string {
 	var all []string
 	for _, one := range written {
@@ -102,7 +103,8 @@ func conditions(written ...string) string {
 	return "[" + strings.Join(all, ", ") + "]"
 }
 
-// policies have what src/reconcilers/status writes; those with Stalled or Reconciling, the conditions of kstatus, what another version may.
+// policies have the conditions that src/reconcilers/status writes. Stalled and Reconciling, the conditions of kstatus, are those that another
+// version may write.
 var policies = []struct{ status, health, message string }{
 	{`null`, "Progressing", "the controller has not reported about it yet"},
 	{`{"observedGeneration": 2}`, "Progressing", "the controller has not reported about it yet"},
@@ -120,7 +122,7 @@ var policies = []struct{ status, health, message string }{
 	{`{"observedGeneration": 2, "conditions": ` + conditions("Ready=False Canaries", "Reconciling=True Canaries") + `}`, "Progressing", "Canaries: why"},
 }
 
-// watermarks have what src/agent/report writes.
+// watermarks have the conditions that src/agent/report writes.
 var watermarks = []struct{ status, health, message string }{
 	{`null`, "Progressing", "the agent of this node has not reported yet"},
 	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesKept", "ActionIneffective=False ActionsEffective", "Degraded=False AllInOrder") + `}`, "Healthy", "why"},

@@ -1,5 +1,5 @@
-// Package karpenter tests what Karpenter makes of nodes that our taints or our label mark, with its own simulation of scheduling: it decides by it
-// whether pods need new nodes, and whether a node can be emptied onto others.
+// Package karpenter tests how Karpenter treats nodes with our taints or our label, with its own simulation of scheduling. By that simulation
+// Karpenter decides whether pods need new nodes, and whether the pods of a node fit on others.
 package karpenter
 
 import (
@@ -35,7 +35,7 @@ var (
 	others    = corev1.Taint{Key: "example.com/spot", Effect: corev1.TaintEffectPreferNoSchedule}
 )
 
-// A situation is a pod, a node on which it fits, and NodePools, each with a taint or none.
+// A situation is a pod, a node on which it fits, and NodePools, each of them with one taint or none.
 type situation struct {
 	taints      []corev1.Taint
 	load        string
@@ -45,7 +45,7 @@ type situation struct {
 	options     []scheduling.Options
 }
 
-// addsNode reports whether Karpenter would add a node for the pod, although it fits on the one that there is.
+// addsNode reports whether Karpenter would add a node for the pod, although it fits on the existing one.
 func (s situation) addsNode(t *testing.T) bool {
 	t.Helper()
 	ctx := options.ToContext(context.Background(), &options.Options{PreferencePolicy: options.PreferencePolicyRespect})
@@ -111,7 +111,7 @@ func (s situation) pod() *corev1.Pod {
 	return pod
 }
 
-// TestSoftTaintClosesNodesToKarpenter, unlike to schedulers. Therefore the chart refuses it where karpenter.sh is served.
+// TestSoftTaintClosesNodesToKarpenter, but not to schedulers. Therefore the chart rejects it where karpenter.sh is served.
 func TestSoftTaintClosesNodesToKarpenter(t *testing.T) {
 	for name, each := range map[string]struct {
 		situation
@@ -119,14 +119,14 @@ func TestSoftTaintClosesNodesToKarpenter(t *testing.T) {
 	}{
 		"no taint": {situation{}, false},
 		"busy":     {situation{taints: []corev1.Taint{busy}}, true},
-		// Even with every preference ignored: a taint of a node is none of the pod's.
-		"busy, preferences ignored":           {situation{taints: []corev1.Taint{busy}, options: []scheduling.Options{scheduling.IgnorePreferences}}, true},
-		"busy, a pod that tolerates it":       {situation{taints: []corev1.Taint{busy}, tolerations: []corev1.Toleration{{Key: busy.Key, Operator: corev1.TolerationOpExists}}}, false},
-		"busy, a NodePool of that kind":       {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others}}, false},
-		"busy, a NodePool of that kind of 2":  {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others, {}}}, true},
-		"closed by a rule":                    {situation{taints: []corev1.Taint{closed}}, true},
-		"closed, a NodePool of that kind":     {situation{taints: []corev1.Taint{closed}, pools: []corev1.Taint{others, {}}}, true},
-		"closed, PreferNoSchedule by the cap": {situation{taints: []corev1.Taint{preferNot}}, true},
+		// Even with all preferences ignored: a node's taint is not a preference of the pod.
+		"busy, preferences ignored":                    {situation{taints: []corev1.Taint{busy}, options: []scheduling.Options{scheduling.IgnorePreferences}}, true},
+		"busy, a pod that tolerates it":                {situation{taints: []corev1.Taint{busy}, tolerations: []corev1.Toleration{{Key: busy.Key, Operator: corev1.TolerationOpExists}}}, false},
+		"busy, a NodePool with such a taint":           {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others}}, false},
+		"busy, one of 2 NodePools with such a taint":   {situation{taints: []corev1.Taint{busy}, pools: []corev1.Taint{others, {}}}, true},
+		"closed by a rule":                             {situation{taints: []corev1.Taint{closed}}, true},
+		"closed, one of 2 NodePools with a soft taint": {situation{taints: []corev1.Taint{closed}, pools: []corev1.Taint{others, {}}}, true},
+		"closed, PreferNoSchedule by the cap":          {situation{taints: []corev1.Taint{preferNot}}, true},
 	} {
 		if adds := each.addsNode(t); adds != each.adds {
 			t.Errorf("%s: Karpenter adds a node: %t", name, adds)
@@ -134,7 +134,8 @@ func TestSoftTaintClosesNodesToKarpenter(t *testing.T) {
 	}
 }
 
-// TestPreferencesForLoadKeepPodsOffHotNodesOnly: Karpenter requires the heaviest preference at first, then the next.
+// TestPreferencesForLoadKeepPodsOffHotNodesOnly: Karpenter treats the preference with the highest weight as required at first, then drops it
+// and tries the next.
 func TestPreferencesForLoadKeepPodsOffHotNodesOnly(t *testing.T) {
 	terms := addedTerms(t)
 	for load, adds := range map[string]bool{"0": false, "60": false, "65": false, "80": false, "": false, "abc": false, "85": true, "100": true} {
@@ -147,7 +148,7 @@ func TestPreferencesForLoadKeepPodsOffHotNodesOnly(t *testing.T) {
 	}
 }
 
-// addedTerms are the terms that the chart's admission policy adds, which are those of its second scheduler.
+// addedTerms are the terms of the chart's second scheduler; its admission policy adds the same to pods.
 func addedTerms(t *testing.T) []corev1.PreferredSchedulingTerm {
 	t.Helper()
 	bin := os.Getenv("PLIMSOLL_E2E_BIN")

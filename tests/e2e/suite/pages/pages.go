@@ -21,7 +21,7 @@ type Page struct {
 	folder string
 	bin    string
 	env    []string
-	// scripts are the commands under each heading, notRun the headings whose commands did not run yet.
+	// scripts are the commands under each heading, notRun the headings whose commands have not run yet.
 	scripts map[string]string
 	notRun  []string
 }
@@ -59,7 +59,7 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 // externalTools are the tools of commands that can't be run here (```console): they build, or need a registry, OpenShift, kind or k3s.
 var externalTools = []string{"make", "skopeo", "oc", "kind", "sudo", "export"}
 
-// commands are the commands of a page by heading. Commands in a fence that would not be run are rejected.
+// commands are the commands of a page by heading. It rejects commands in a fence that no test would run.
 func commands(text string) (map[string]string, error) {
 	scripts, heading, fence := map[string]string{}, "", ""
 	for number, line := range strings.Split(text, "\n") {
@@ -140,7 +140,7 @@ func (p *Page) RunEach(t *testing.T, heading string, words ...string) string {
 	return all.String()
 }
 
-// From removes the commands under a heading before the line that begins so, which another test runs.
+// From removes the commands under a heading before the line that begins with this; another test runs them.
 func (p *Page) From(heading, begin string) {
 	p.t.Helper()
 	before, rest, found := strings.Cut("\n"+p.scripts[heading], "\n"+begin)

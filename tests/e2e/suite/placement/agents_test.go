@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// line is the load line of simulated nodes, in percent of them.
+	// line is the load line of simulated nodes, in percent of a node.
 	line = 80
 	// expectedPodLoad is what each pod with small requests adds to the load: 85 % of the CPU that it requests.
 	expectedPodLoad = 100.0 * 0.85 / 4000 * 100 / line * 100
 	reportInterval  = 500 * time.Millisecond
 )
 
-// A controller is the project's controller, with the addresses where agents report and schedulers ask.
+// A controller is the project's controller, with the ports for probes, for agents' reports and for schedulers.
 type controller struct {
 	*plane.Process
 	probes, reports, extender int
@@ -61,7 +61,7 @@ func (c *cluster) controller(args ...string) *controller {
 	return it
 }
 
-// agents report the loads of the scene's nodes, until the returned function is called.
+// agents starts the agents of the scene's nodes, which report their loads until the returned function is called.
 func (it *controller) agents(s *scene) func() {
 	running, end := context.WithCancel(background)
 	var all sync.WaitGroup
@@ -72,13 +72,13 @@ func (it *controller) agents(s *scene) func() {
 		all.Go(func() { it.agent(running, s, index) })
 	}
 	s.Eventually(waitTimeout, "the controller knows the loads", func() error {
-		answer, err := it.prioritize(s)
+		scores, err := it.prioritize(s)
 		if err != nil {
 			return err
 		}
 		unknown, err := plane.Metric(it.probes, "plimsoll_controller_scheduler_unknown_nodes")
 		if err == nil && int(unknown) != s.unreported() {
-			err = fmt.Errorf("%g nodes are unknown: %s", unknown, answer)
+			err = fmt.Errorf("%g nodes are unknown: %s", unknown, scores)
 		}
 		return err
 	})
@@ -98,7 +98,7 @@ func (s *scene) unreported() (count int) {
 	return count
 }
 
-// agent reports a node's load: what it has, and the pods that are bound to it.
+// agent reports a node's load: its own, and that of the pods bound to it.
 func (it *controller) agent(running context.Context, s *scene, index int) {
 	of := s.nodes[index]
 	name := s.nodeName(of.name)
@@ -111,7 +111,7 @@ func (it *controller) agent(running context.Context, s *scene, index int) {
 	for sequence := 1; running.Err() == nil; sequence++ {
 		load, _ := strconv.Atoi(of.load)
 		percent := float64(load) + expectedPodLoad*float64(s.boundTo(of.name))
-		to.Post(running, token, reportBody(name, sequence, percent)) // the next one may succeed
+		to.Post(running, token, reportBody(name, sequence, percent)) // errors are ignored: the next one may succeed
 		select {
 		case <-running.Done():
 		case <-time.After(it.interval):
@@ -136,7 +136,7 @@ func reportBody(name string, sequence int, percent float64) []byte {
 	return body
 }
 
-// boundTo is the number of the scene's pods on a node, as of the last interval of reports.
+// boundTo is the number of the scene's pods on a node, counted at most once per report interval.
 func (s *scene) boundTo(short string) int {
 	s.reportedLock.Lock()
 	defer s.reportedLock.Unlock()
@@ -148,7 +148,7 @@ func (s *scene) boundTo(short string) int {
 	return s.reported[short]
 }
 
-// prioritize asks the extender for a pod that uses next to nothing.
+// prioritize requests the extender's scores for a pod that uses next to nothing.
 func (it *controller) prioritize(s *scene) (string, error) {
 	var names []string
 	for _, each := range s.nodes {

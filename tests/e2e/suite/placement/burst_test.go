@@ -14,7 +14,7 @@ import (
 // podLoad is what each pod adds to the load of its node.
 const podLoad = 3
 
-// A writer updates the marks of the scene's nodes as pods are bound, a delay later, as agents would.
+// A writer updates the load signs of the scene's nodes as pods are bound, with a delay, as agents would.
 type writer struct {
 	*scene
 	end   context.CancelFunc
@@ -34,14 +34,16 @@ func (s *scene) loads(found placed) map[string]int {
 // label is the text of the label for a load: rounded up to 5, at most 100.
 func label(load int) string { return strconv.Itoa(min(100, (load+4)/5*5)) }
 
-// isDue reports whether an agent writes a change of its label at once: at +10, and when the strongest sign comes or goes. With every step of 5 written at
-// once, nodes that hardly differ get different scores, and the last one of a step gets the pods of a second.
+// isDue reports whether an agent writes a change of its label at once: when the load has risen by 10, and when the soft taint is added or
+// removed. If every step of 5 were written at once, nodes that hardly differ would get different scores, and the last node of a step would get all pods
+// of a second.
 func isDue(written, text string) bool {
 	before, _ := strconv.Atoi(written)
 	now, _ := strconv.Atoi(text)
 	return now >= before+10 || (now >= busyFrom) != (before >= busyFrom)
 }
 
+// writer starts a writer, which works until stop.
 func (s *scene) writer(delay time.Duration) *writer {
 	running, end := context.WithCancel(background)
 	w := &writer{scene: s, end: end}
@@ -75,15 +77,16 @@ func (w *writer) stop() {
 	w.ended.Wait()
 }
 
-// plan places pods one after the other on the least loaded node. It returns the highest load of a node afterwards, and the pods on the best one.
+// plan places pods one after the other on the least loaded node. It returns the highest load of a node afterwards, and the number of pods on
+// the best one.
 func plan(nodes []node, pods int) (highest, onBest int) {
 	s := scene{nodes: nodes}
 	found := placed{}
 	for range pods {
-		least, name := math.MaxInt, ""
+		lowest, name := math.MaxInt, ""
 		for each, load := range s.loads(found) {
-			if load < least {
-				least, name = load, each
+			if load < lowest {
+				lowest, name = load, each
 			}
 		}
 		found[name]++
@@ -94,7 +97,7 @@ func plan(nodes []node, pods int) (highest, onBest int) {
 	return highest, found["best"]
 }
 
-// A stream is pods that are created at a rate, while the nodes' marks are written with a delay.
+// A stream is pods that are created at a rate, while the nodes' load signs are written with a delay.
 type stream struct {
 	what  string
 	nodes []node
@@ -111,10 +114,10 @@ func (s stream) String() string {
 	return fmt.Sprintf("%s, pods %s, label %s late", s.what, rate, s.delay)
 }
 
-// run creates the pods, and returns where they are.
+// run creates the pods, and returns how many are on each node.
 func (s stream) run(in *scene, pods int) placed {
-	marks := in.writer(s.delay)
-	defer marks.stop()
+	writer := in.writer(s.delay)
+	defer writer.stop()
 	if s.rate == 0 {
 		return in.burst(pods, small)
 	}
@@ -126,8 +129,8 @@ func (s stream) run(in *scene, pods int) placed {
 	return in.untilBound()
 }
 
-// streamsFollowTheLabel: the best node gets at most its fair share, and what is created before its label changes. All nodes up to 60 are alike,
-// so an idle node among them gets only its fair share.
+// streamsFollowTheLabel: the best node gets at most its fair share, and the pods that are created before its label changes. All nodes up to 60
+// have the same score, so an idle node among them gets only its fair share.
 func streamsFollowTheLabel(c *cluster, as way) {
 	if as.tainted {
 		return
@@ -143,7 +146,7 @@ func streamsFollowTheLabel(c *cluster, as way) {
 		{"one node at 60, 19 at 80", cool, 20, 200 * time.Millisecond},
 	} {
 		if as != byLabel && each.rate > 0 {
-			continue // by the policy as by the second scheduler
+			continue // the policy and the second scheduler give the same results
 		}
 		c.scene(as, func(s *scene) {
 			const pods = 100
@@ -155,12 +158,12 @@ func streamsFollowTheLabel(c *cluster, as way) {
 			planned, share := plan(each.nodes, pods)
 			s.T.Logf("%s: %d of %d pods on the best node (load %d), highest load %d, planned %d", each, found["best"], pods, loads["best"], highest, planned)
 			if each.nodes[0].load == "60" && highest > planned+8 {
-				s.T.Errorf("a node is %d over plan", highest-planned)
+				s.T.Errorf("the load of a node is %d above the plan", highest-planned)
 			}
 			// The writer needs some milliseconds for each node, too.
 			created := float64(each.rate) * (each.delay.Seconds() + 0.3)
 			if each.rate > 0 && found["best"] > share+int(created) {
-				s.T.Errorf("a share of %d, and at most %.0f created before the label changes", share, created)
+				s.T.Errorf("the best node has %d pods, more than its share of %d and %.0f created before the label changes", found["best"], share, created)
 			}
 		}, each.nodes)
 	}

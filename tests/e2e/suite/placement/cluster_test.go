@@ -36,7 +36,7 @@ type cluster struct {
 	second *plane.Process
 	// secondPort serves the second scheduler's probes.
 	secondPort int
-	// reportTo is the controller to which agents report the loads of scenes; none without the extender.
+	// reportTo is the controller to which agents report the loads of scenes; nil without the extender.
 	reportTo *controller
 }
 
@@ -93,17 +93,17 @@ func mutatingPolicies(t *testing.T) []string {
 // run runs one of the test cluster's programs and returns its output, and stderr as part of the error.
 func run(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
-	var out, complaint bytes.Buffer
+	var out, stderr bytes.Buffer
 	command := exec.Command(plane.Tool(t, name), args...)
 	command.Env = append(os.Environ(), "HOME="+t.TempDir())
-	command.Stdout, command.Stderr = &out, &complaint
+	command.Stdout, command.Stderr = &out, &stderr
 	if err := command.Run(); err != nil {
-		return out.String(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, complaint.String())
+		return out.String(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, stderr.String())
 	}
 	return out.String(), nil
 }
 
-// install installs the chart with these values, and returns its notes. Nothing would run the Jobs of its hooks.
+// install installs the chart with these values, and returns its notes. It omits the hooks, because nothing runs their Jobs here.
 func (c *cluster) install(values ...string) string {
 	c.T.Helper()
 	notes, err := run(c.T, plane.Helm(), "--kubeconfig", c.Kubeconfig, "install", "plimsoll", plane.Absolute(c.T, chart), "--namespace", namespace,
@@ -121,7 +121,7 @@ func (c *cluster) startSecond() {
 	if err := yaml.Unmarshal([]byte(c.config()), &config); err != nil {
 		c.T.Fatal(err)
 	}
-	// In a pod it finds the API server by itself.
+	// In a pod the scheduler needs no kubeconfig.
 	kubeconfig := c.KubeconfigForToken("second", c.Kubectl("create", "token", "plimsoll-scheduler", "--namespace", namespace))
 	config["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
 	text, err := yaml.Marshal(config)
@@ -141,7 +141,7 @@ func (c *cluster) config() string {
 	return config.Data["scheduler.yaml"]
 }
 
-// untilPolicyIsInForce waits until the API server applies the MutatingAdmissionPolicy to pods of this way.
+// untilPolicyIsInForce waits until the API server applies the MutatingAdmissionPolicy to pods in the namespace.
 func (c *cluster) untilPolicyIsInForce(as way) {
 	c.T.Helper()
 	pod := newPod(as, "probe", nil)

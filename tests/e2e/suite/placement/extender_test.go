@@ -17,10 +17,10 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// byExtender is the way of pods of a scheduler that asks the controller.
+// byExtender is for pods of a scheduler that uses the controller as its extender.
 var byExtender = way{name: "extender", namespace: "extender", scheduler: "default-scheduler"}
 
-// extenderConfig is the configuration on the page.
+// extenderConfig is the configuration with the extender in docs/scheduling.md.
 func extenderConfig(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(plane.Absolute(t, page))
@@ -36,17 +36,18 @@ func extenderConfig(t *testing.T) string {
 	return config
 }
 
-// A gate is between scheduler and controller, and can break the extender.
+// A gate is a proxy between scheduler and controller, which can break the extender.
 type gate struct {
 	port int
-	// requests counts them.
+	// requests counts the scheduler's requests.
 	requests atomic.Int64
-	// fault answers instead of the controller.
+	// fault, if set, responds instead of the controller.
 	fault atomic.Pointer[http.HandlerFunc]
-	open  func() *http.Server
+	// open starts to listen.
+	open func() *http.Server
 }
 
-// gate opens one to the controller.
+// gate creates a gate to the controller, which does not listen yet.
 func (c *cluster) gate(to *controller) *gate {
 	target, err := url.Parse(plane.Local("http", to.extender))
 	if err != nil {
@@ -75,15 +76,16 @@ func (c *cluster) gate(to *controller) *gate {
 	return g
 }
 
-// asking runs a scheduler that asks an extender at this port, until the test ends.
-func (c *cluster) asking(port int, names, filter bool, flags ...string) *plane.Process {
+// schedulerWithExtender runs a scheduler with an extender at this port, until the test ends.
+func (c *cluster) schedulerWithExtender(port int, names, filter bool, flags ...string) *plane.Process {
 	c.T.Helper()
-	// By default it binds 50 pods a second: of a burst most would be bound, and reported, only after they are no longer in flight.
+	// By default it binds 50 pods a second: most pods of a burst would be bound, and reported, only after they are no longer in flight.
 	config := strings.Replace(c.configWithExtender(port, names, filter), "kubeconfig: "+c.Kubeconfig, "kubeconfig: "+c.Kubeconfig+", qps: 1000, burst: 1000", 1)
 	return c.scheduler(c.Kubeconfig, plane.FreePort(c.T), append(flags, "--config="+c.Write("extender.yaml", config))...)
 }
 
-// configWithExtender is the configuration on the page with an extender at this port. The scheduler sends names or whole Nodes, and may ask for Filter, too.
+// configWithExtender is the configuration on the page with an extender at this port. The scheduler sends names or complete Nodes, and may use
+// Filter, too.
 func (c *cluster) configWithExtender(port int, names, filter bool) string {
 	c.T.Helper()
 	config := extenderConfig(c.T)
@@ -103,7 +105,7 @@ func (c *cluster) configWithExtender(port int, names, filter bool) string {
 	return config + "leaderElection: {leaderElect: false}\n"
 }
 
-// TestExtender: a real scheduler asks a real controller, to which simulated agents report.
+// TestExtender: a real scheduler uses a real controller as extender, to which simulated agents report.
 func TestExtender(t *testing.T) {
 	c := &cluster{Plane: plane.Start(t, nil, "controller")}
 	t.Logf("Kubernetes %s", c.Version())
@@ -118,7 +120,7 @@ func TestExtender(t *testing.T) {
 		})
 	}
 	run("Names", func(c *cluster) {
-		scheduler := c.asking(it.extender, true, false)
+		scheduler := c.schedulerWithExtender(it.extender, true, false)
 		hotNodesAreAvoided(c, byExtender)
 		allNodesHot(c, byExtender)
 		daemonPodsReachAllNodes(c, byExtender)
@@ -126,13 +128,13 @@ func TestExtender(t *testing.T) {
 		scheduler.Kill()
 	})
 	run("WholeNodesAndFilter", func(c *cluster) {
-		scheduler := c.asking(it.extender, false, true)
+		scheduler := c.schedulerWithExtender(it.extender, false, true)
 		hotNodesAreAvoided(c, byExtender)
 		filterClosesHotNodes(c)
 		scheduler.Kill()
 	})
 	run("NamesAndFilter", func(c *cluster) {
-		scheduler := c.asking(it.extender, true, true)
+		scheduler := c.schedulerWithExtender(it.extender, true, true)
 		filterClosesHotNodes(c)
 		allNodesHot(c, byExtender)
 		scheduler.Kill()
@@ -143,7 +145,7 @@ func TestExtender(t *testing.T) {
 		}
 		for _, on := range []bool{true, false} {
 			c.T.Logf("OpportunisticBatching=%t", on)
-			scheduler := c.asking(it.extender, true, false, fmt.Sprintf("--feature-gates=OpportunisticBatching=%t", on))
+			scheduler := c.schedulerWithExtender(it.extender, true, false, fmt.Sprintf("--feature-gates=OpportunisticBatching=%t", on))
 			extenderKnowsBursts(c)
 			onePodPerNode(c)
 			scheduler.Kill()
@@ -177,7 +179,7 @@ func extenderKnowsBursts(c *cluster) {
 	}, nodes)
 }
 
-// filterClosesHotNodes: at most 30 % of the nodes, although nothing else has room.
+// filterClosesHotNodes: Filter closes at most 30 % of the nodes. With more hot nodes than that, all pods must be bound all the same.
 func filterClosesHotNodes(c *cluster) {
 	for _, each := range []struct{ hot, cool, pods, wanted int }{{2, 8, 40, 0}, {6, 4, 40, 1}} {
 		full := node{name: "full", load: "50", cpu: 99, memory: 99}
@@ -191,7 +193,7 @@ func filterClosesHotNodes(c *cluster) {
 	}
 }
 
-// onePodPerNode: pods that fill a node each, for which the scheduler may use the answer for the first of them again.
+// onePodPerNode: each pod fills a node, and the scheduler may reuse the scores of the first one for the others.
 func onePodPerNode(c *cluster) {
 	c.scene(byExtender, func(s *scene) {
 		found := s.burst(20, requests(2500, 1024))
@@ -202,12 +204,12 @@ func onePodPerNode(c *cluster) {
 	}, some(20, node{name: "cool", load: "10"}), some(20, node{name: "hot", load: "100"}))
 }
 
-// brokenExtender: scheduling goes on whatever the extender does, and it is asked again once it works.
+// brokenExtender: scheduling continues whatever the extender does, and uses it again once it works.
 func brokenExtender(c *cluster, it *controller) {
 	g := c.gate(it)
 	server := g.open()
 	for _, filter := range []bool{false, true} {
-		scheduler := c.asking(g.port, true, filter)
+		scheduler := c.schedulerWithExtender(g.port, true, filter)
 		hot, cool := some(5, node{name: "hot", load: "100"}), some(5, node{name: "cool", load: "50", cpu: 50, memory: 50})
 		place := func(what string, pods int) {
 			c.scene(byExtender, func(s *scene) {
@@ -228,23 +230,23 @@ func brokenExtender(c *cluster, it *controller) {
 			{"answering garbage", func(answer http.ResponseWriter, _ *http.Request) { fmt.Fprint(answer, "<html>") }},
 			{"answering points of another type", func(answer http.ResponseWriter, _ *http.Request) { fmt.Fprint(answer, `{"Host": 7}`) }},
 			{"answering 500", func(answer http.ResponseWriter, _ *http.Request) { answer.WriteHeader(http.StatusInternalServerError) }},
-			{"hanging up", func(answer http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }},
+			{"closing connections", func(answer http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }},
 		} {
 			if filter && each.what == "answering points of another type" {
-				continue // to Filter this is an answer without names: the scheduler takes it for "no node passes", and no setting changes that
+				continue // to Filter this is a response without names: the scheduler takes it for "no node passes", and no setting changes that
 			}
 			g.fault.Store(&each.HandlerFunc)
 			place(each.what, 10)
 		}
 		g.fault.Store(nil)
 		server.Close()
-		place("gone", 10)
+		place("not listening", 10)
 		server = g.open()
 		place("working", 20)
 		scheduler.Kill()
 	}
 	server.Close()
-	scheduler := c.asking(it.extender, true, false)
+	scheduler := c.schedulerWithExtender(it.extender, true, false)
 	defer scheduler.Kill()
 	it.Kill()
 	c.reportTo = nil

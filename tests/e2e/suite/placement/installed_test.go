@@ -19,7 +19,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// secondSchedulerWorks with nothing but the chart's roles: it is elected, and serves the probes of its Deployment.
+// secondSchedulerWorks checks that with only the chart's roles it is elected, and serves the probes of its Deployment.
 func (c *cluster) secondSchedulerWorks(t *testing.T) {
 	c.Eventually(waitTimeout, "the second scheduler leads", func() error {
 		lease, err := c.Kube.CoordinationV1().Leases(namespace).Get(background, "plimsoll-scheduler", metav1.GetOptions{})
@@ -44,7 +44,7 @@ func (c *cluster) secondSchedulerWorks(t *testing.T) {
 	}
 }
 
-// secondSchedulerLacksNothing after all scenes.
+// secondSchedulerLacksNothing checks after all scenes that no request was forbidden.
 func (c *cluster) secondSchedulerLacksNothing(t *testing.T) {
 	t.Logf("the second scheduler has %s kB of memory", c.second.Resident())
 	for line := range strings.Lines(c.second.Log()) {
@@ -54,7 +54,7 @@ func (c *cluster) secondSchedulerLacksNothing(t *testing.T) {
 	}
 }
 
-// policyAddsTheSameTerms as the second scheduler has, to pods of every shape, and changes nothing else.
+// policyAddsTheSameTerms checks that the admission policy adds the terms of the second scheduler to pods of every shape, and changes nothing else.
 func (c *cluster) policyAddsTheSameTerms(t *testing.T) {
 	terms := addedAffinity(t, c.config())
 	own := corev1.PreferredSchedulingTerm{Weight: 7, Preference: corev1.NodeSelectorTerm{

@@ -30,7 +30,7 @@ func TestCommandsOfThePage(t *testing.T) {
 	c.scene(own, func(s *scene) {
 		p.Run(t, "Scheduling by load")
 		if nodes := p.Run(t, "Watch it"); !strings.Contains(nodes, "LOAD") {
-			t.Errorf("the commands to watch it show no loads: %s", nodes)
+			t.Errorf("the commands under Watch it show no loads: %s", nodes)
 		}
 		if found := s.burst(10, small); found.on("cool") != 10 {
 			t.Errorf("pods are on the hot node: %v", found)
@@ -64,13 +64,13 @@ func TestCommandsOfThePage(t *testing.T) {
 	}
 	p.Run(t, "Turn it off")
 	if agent := c.agentArgs(); !strings.Contains(agent, "--load-label=false") || strings.Contains(agent, "--soft-taint") || strings.Contains(agent, "--crane-annotations") {
-		t.Errorf("agents still mark their nodes: %s", agent)
+		t.Errorf("agents still write load signs: %s", agent)
 	}
 	if left := c.Kubectl("get", "mutatingadmissionpolicies,mutatingadmissionpolicybindings,deployments", "-A", "-o", "name"); strings.Contains(left, "plimsoll-placement") ||
 		strings.Contains(left, "plimsoll-scheduler") {
-		t.Errorf("still there: %s", left)
+		t.Errorf("not deleted: %s", left)
 	}
-	// They need the NodeMetrics of running agents: tests/api/top.rs.
+	// These need the NodeMetrics of running agents: tests/api/top.rs.
 	p.RunElsewhere("Why this node")
 	// These need a node with a load: tests/api/polling.rs.
 	p.RunElsewhere("One value of a node")
@@ -81,7 +81,7 @@ func (c *cluster) agentArgs() string {
 	return c.Kubectl("get", "daemonset", "plimsoll-agent-v2", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}")
 }
 
-// configOnPage is the scheduler's configuration on the page, with this cluster's kubeconfig. Its terms have to be the chart's.
+// configOnPage is the scheduler's configuration on the page, with this cluster's kubeconfig. Its terms must be the same as the chart's.
 func (c *cluster) configOnPage() string {
 	c.T.Helper()
 	text, err := os.ReadFile(plane.Absolute(c.T, page))

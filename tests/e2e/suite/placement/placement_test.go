@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestPlacement runs the scenes with each way. They follow each other: how far an image attracts pods depends on all nodes of the cluster.
+// TestPlacement runs each scene in each way, one after the other: how much an image attracts pods depends on all nodes of the cluster.
 func TestPlacement(t *testing.T) {
 	c := start(t)
 	t.Logf("Kubernetes %s", c.Version())
@@ -47,7 +47,7 @@ func TestPlacement(t *testing.T) {
 	t.Run("SecondSchedulerLacksNothing", c.secondSchedulerLacksNothing)
 }
 
-// hotNodesAreAvoided although nothing is requested on them, and half of each other node.
+// hotNodesAreAvoided although nothing of them is requested, and half of each other node.
 func hotNodesAreAvoided(c *cluster, as way) {
 	hot, cool := some(5, node{name: "hot", load: "100"}), some(5, node{name: "cool", load: "50", cpu: 50, memory: 50})
 	hot[0].load, hot[1].load = "95", "95"
@@ -63,7 +63,7 @@ func hotNodesAreAvoided(c *cluster, as way) {
 	}, hot, cool)
 }
 
-// podsGoWhereThereIsRoom although the requests say otherwise.
+// podsGoWhereThereIsRoom although requests are higher there.
 func podsGoWhereThereIsRoom(c *cluster, as way) {
 	c.scene(as, func(s *scene) {
 		found := s.burst(5, small)
@@ -77,7 +77,7 @@ func podsGoWhereThereIsRoom(c *cluster, as way) {
 	}, []node{{name: "idle", load: "20", cpu: 80, memory: 80}, {name: "busy", load: "100"}})
 }
 
-// idleNodeIsNotStormed by a burst: it gets as many pods as the bare scheduler would put there, or half as many more.
+// idleNodeIsNotStormed by a burst: of 100 pods it gets its fair share of five, or at most two more.
 func idleNodeIsNotStormed(c *cluster, as way) {
 	nodes := append(some(19, node{name: "other", load: "60"}), node{name: "idle", load: "0"})
 	for _, each := range []struct {
@@ -86,15 +86,15 @@ func idleNodeIsNotStormed(c *cluster, as way) {
 	}{{"no requests", nil}, {"2.5 %", []shape{small}}} {
 		c.scene(as, func(s *scene) {
 			found := s.burst(100, each.shapes...)
-			s.T.Logf("pods with %s: %d of 100 on the idle node, at most %d on another", each.what, found["idle"], found.most("other"))
-			if found["idle"] > 7 || found.most("other") > 7 {
+			s.T.Logf("pods with %s: %d of 100 on the idle node, at most %d on another", each.what, found["idle"], found.highest("other"))
+			if found["idle"] > 7 || found.highest("other") > 7 {
 				s.T.Errorf("pods are not spread: %v", found)
 			}
 		}, nodes)
 	}
 }
 
-// ownPreferencesCount: a pod's own preference is worth its weight in headroom.
+// ownPreferencesCount: a pod's own preference counts as much as headroom of the same number.
 func ownPreferencesCount(c *cluster, as way) {
 	for _, each := range []struct {
 		weight         int32
@@ -122,7 +122,7 @@ func ownPreferencesCount(c *cluster, as way) {
 	}
 }
 
-// nodesWithoutLabel count as nodes at 80: neither preferred nor starved.
+// nodesWithoutLabel count as nodes at 80: they are neither preferred nor starved.
 func nodesWithoutLabel(c *cluster, as way) {
 	const pods = 30
 	for _, others := range []string{"60", "75", "80", "85", "100"} {
@@ -137,7 +137,7 @@ func nodesWithoutLabel(c *cluster, as way) {
 			found := s.burst(pods, small).on("without")
 			s.T.Logf("beside nodes at %s: %d of %d pods on those without the label", others, found, pods)
 			if found < wanted-2 || found > wanted+2 {
-				s.T.Errorf("not about %d", wanted)
+				s.T.Errorf("expected about %d", wanted)
 			}
 		}, some(3, node{name: "without", load: none}), some(3, node{name: "other", load: others}))
 	}
@@ -156,7 +156,7 @@ func nodesWithoutLabel(c *cluster, as way) {
 	}, []node{{name: "without", load: none}, {name: "full", load: "0", cpu: 99, memory: 99}})
 }
 
-// garbage in the label never stops scheduling, and makes no node look idle.
+// garbage in the label never stops scheduling, and does not make a node look idle.
 func garbage(c *cluster, as way) {
 	if !as.labelled {
 		return
@@ -167,7 +167,7 @@ func garbage(c *cluster, as way) {
 	}
 	c.scene(as, func(s *scene) {
 		found := s.burst(40, small)
-		if found.on("garbage") != 40 || found.most("garbage") > 6 {
+		if found.on("garbage") != 40 || found.highest("garbage") > 6 {
 			s.T.Errorf("pods are not spread: %v", found)
 		}
 	}, nodes)
@@ -182,13 +182,13 @@ func garbage(c *cluster, as way) {
 func allNodesHot(c *cluster, as way) {
 	c.scene(as, func(s *scene) {
 		found := s.burst(40, small)
-		if found.most("hot") > 12 {
+		if found.highest("hot") > 12 {
 			s.T.Errorf("pods are not spread: %v", found)
 		}
 	}, some(4, node{name: "hot", load: "100"}))
 }
 
-// daemonPodsReachAllNodes: their controller requires one node for each.
+// daemonPodsReachAllNodes: the DaemonSet controller requires a certain node for each pod.
 func daemonPodsReachAllNodes(c *cluster, as way) {
 	c.scene(as, func(s *scene) {
 		for _, each := range s.nodes {
@@ -233,7 +233,7 @@ func changesAreSeenAtOnce(c *cluster, as way) {
 	}, []node{{name: "a", load: "50"}, {name: "b", load: "50"}})
 }
 
-// A vote is what speaks for node a against b, which is at 60.
+// A vote has what makes schedulers prefer node a to b, which is at 60.
 type vote struct {
 	what string
 	// cpu and memory are the percentages of b that are requested.
@@ -246,11 +246,11 @@ type vote struct {
 	byLabel, byTaint string
 }
 
-// whatOutvotesIt are the figures in docs/scheduling.md.
+// whatOutvotesIt checks what outvotes the load: the table in docs/scheduling.md.
 func whatOutvotesIt(c *cluster, as way) {
 	loads := []string{"80", "90", "100"}
 	switch as {
-	case bare, byPolicy: // by the policy as by the second scheduler
+	case bare, byPolicy: // the policy and the second scheduler give the same results
 		return
 	case byTaint:
 		loads = loads[2:]
@@ -275,7 +275,7 @@ func whatOutvotesIt(c *cluster, as way) {
 		}
 		c.T.Logf("%s: with a at %s the pod goes to %s", v.what, strings.Join(loads, ", "), strings.Join(strings.Split(winners, ""), ", "))
 		if winners != wanted {
-			c.T.Errorf("not to %s", wanted)
+			c.T.Errorf("expected %s", wanted)
 		}
 	}
 }

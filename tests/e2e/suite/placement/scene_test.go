@@ -27,7 +27,7 @@ const (
 	image = "it.example/it:1"
 )
 
-// A way is how pods learn of the load of nodes.
+// A way is how the load of nodes reaches the scheduling of pods.
 type way struct {
 	name, namespace, scheduler string
 	// labelled and tainted are what agents write.
@@ -47,9 +47,9 @@ type node struct {
 	name string
 	// load is the text of the label, or none.
 	load string
-	// cpu and memory are the percentages of them that pods on it request.
+	// cpu and memory are the percentages of the node that its pods request.
 	cpu, memory int64
-	// image is an image of 4 GB that it has.
+	// image is an image of 4 GB that the node has.
 	image string
 }
 
@@ -69,9 +69,9 @@ type scene struct {
 	way
 	id    string
 	nodes []node
-	// pods is the number of pods so far, placing how many of them the scheduler has to bind.
+	// pods is the number of pods so far, placing is the number that the scheduler has to bind.
 	pods, placing int
-	// reported are the bindings that agents report, as of then.
+	// reported are the bindings that agents report, counted at reportedAt.
 	reported     placed
 	reportedAt   time.Time
 	reportedLock sync.Mutex
@@ -79,7 +79,7 @@ type scene struct {
 
 var scenes = 0
 
-// scene creates the nodes as agents would mark them, and runs the test. Nothing of it is left for the next.
+// scene creates nodes with their load signs, runs the test, and deletes its nodes and pods.
 func (c *cluster) scene(as way, test func(*scene), nodes ...[]node) {
 	c.T.Helper()
 	scenes++
@@ -127,7 +127,7 @@ func (s *scene) create(of node) {
 	if of.image != "" {
 		object.Status.Images = []corev1.ContainerImage{{Names: []string{of.image}, SizeBytes: 4 << 30}}
 	}
-	s.mark(object, of.load)
+	s.setLoadSigns(object, of.load)
 	if _, err := s.Kube.CoreV1().Nodes().Create(background, object, metav1.CreateOptions{}); err != nil {
 		s.T.Fatal(err)
 	}
@@ -139,7 +139,8 @@ func (s *scene) create(of node) {
 	}
 }
 
-// untilSeen waits until the scheduler knows all nodes and pods of the scene: it sees changes in their order, so it binds a later pod afterwards.
+// untilSeen waits until the scheduler knows all nodes and pods of the scene: it sees changes in order, so it binds a pod that is created later
+// only after them.
 func (s *scene) untilSeen() {
 	s.T.Helper()
 	probe := newPod(s.way, s.id+"-probe", map[string]string{"scene": s.id})
@@ -161,8 +162,8 @@ func (s *scene) untilSeen() {
 
 func (s *scene) nodeName(short string) string { return s.id + "-" + short }
 
-// mark writes what an agent would.
-func (s *scene) mark(object *corev1.Node, load string) {
+// setLoadSigns sets label and taint as an agent would.
+func (s *scene) setLoadSigns(object *corev1.Node, load string) {
 	if s.labelled && load != none {
 		object.Labels[loadLabel] = load
 	}
@@ -174,7 +175,7 @@ func (s *scene) mark(object *corev1.Node, load string) {
 // setLoad changes the load of a node, as its agent would.
 func (s *scene) setLoad(short, load string) {
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
-	s.mark(object, load)
+	s.setLoadSigns(object, load)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": object.Labels}, "spec": map[string]any{"taints": object.Spec.Taints}})
 	if err == nil {
 		_, err = s.Kube.CoreV1().Nodes().Patch(background, s.nodeName(short), types.MergePatchType, patch, metav1.PatchOptions{})
@@ -184,7 +185,7 @@ func (s *scene) setLoad(short, load string) {
 	}
 }
 
-// newPod is a pod that needs nothing.
+// newPod is a pod without requests.
 func newPod(as way, name string, labels map[string]string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: as.namespace, Labels: labels},
@@ -236,10 +237,10 @@ func (s *scene) pod(shapes ...shape) *corev1.Pod {
 	return pod
 }
 
-// placed are numbers of pods by node.
+// placed is the number of pods by node.
 type placed map[string]int
 
-// on is the number of pods on nodes whose names begin so.
+// on is the number of pods on nodes whose names have this prefix.
 func (p placed) on(prefix string) (sum int) {
 	for short, count := range p {
 		if strings.HasPrefix(short, prefix) {
@@ -249,17 +250,17 @@ func (p placed) on(prefix string) (sum int) {
 	return sum
 }
 
-// most is the largest number of pods on one node whose name begins so.
-func (p placed) most(prefix string) (most int) {
+// highest is the largest number of pods on one node whose name has this prefix.
+func (p placed) highest(prefix string) (highest int) {
 	for short, count := range p {
 		if strings.HasPrefix(short, prefix) {
-			most = max(most, count)
+			highest = max(highest, count)
 		}
 	}
-	return most
+	return highest
 }
 
-// burst creates pods at once, waits until all are bound, and returns where all pods of the scene are.
+// burst creates pods at once, waits until all are bound, and returns the number of the scene's pods on each node.
 func (s *scene) burst(count int, shapes ...shape) placed {
 	s.T.Helper()
 	s.createPods(count, shapes...)
@@ -284,7 +285,7 @@ func (s *scene) createPods(count int, shapes ...shape) {
 	all.Wait()
 }
 
-// bindings are the scene's pods that the scheduler has bound.
+// bindings is the number of the scene's pods that the scheduler has bound to each node.
 func (s *scene) bindings() (placed, error) {
 	pods, err := s.Kube.CoreV1().Pods(s.namespace).List(background, metav1.ListOptions{LabelSelector: "placed=" + s.id, ResourceVersion: "0"})
 	if err != nil {
@@ -299,7 +300,7 @@ func (s *scene) bindings() (placed, error) {
 	return found, nil
 }
 
-// untilBound waits until all pods of the scene are bound, and returns where.
+// untilBound waits until all pods of the scene are bound, and returns their number on each node.
 func (s *scene) untilBound() placed {
 	s.T.Helper()
 	started := time.Now()
@@ -318,14 +319,14 @@ func (s *scene) untilBound() placed {
 	}
 }
 
-// service creates a Service of the pods with this label, so that schedulers spread them.
+// service creates a Service for the pods with this label, so that schedulers spread them.
 func (s *scene) service(app string) {
 	s.T.Helper()
 	s.Apply(fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {name: %s-%s, namespace: %s}, spec: {selector: {app: %[2]s, scene: %[1]s}, ports: [{port: 80}]}}",
 		s.id, app, s.namespace))
 }
 
-// bound creates a pod that is bound to a node already.
+// bound creates a pod that is already bound to a node.
 func (s *scene) bound(short string, shapes ...shape) {
 	s.T.Helper()
 	pod := s.pod(shapes...)

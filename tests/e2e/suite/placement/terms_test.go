@@ -11,7 +11,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// headroom is the intended score of a node: 0 at 100, the same for all loads up to 60, and that of 80 without a load.
+// headroom is the intended score of a node: 0 at 100, the same for all loads up to 60, and without a load the one of 80.
 func headroom(load string) int64 {
 	percent, err := strconv.Atoi(load)
 	if err != nil || strconv.Itoa(percent) != load || percent%5 != 0 || percent < 0 || percent > 100 {
@@ -20,7 +20,7 @@ func headroom(load string) int64 {
 	return min(8, 20-int64(percent)/5)
 }
 
-// TestTermsSumUpToTheHeadroom evaluates the chart's terms as a scheduler does, for each label that there can be.
+// TestTermsSumUpToTheHeadroom evaluates the chart's terms as a scheduler does, for all loads, and for labels that agents do not write.
 func TestTermsSumUpToTheHeadroom(t *testing.T) {
 	terms, err := nodeaffinity.NewPreferredSchedulingTerms(addedAffinity(t, renderedConfig(t)))
 	if err != nil {

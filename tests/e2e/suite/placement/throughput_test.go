@@ -25,16 +25,16 @@ import (
 const (
 	throughputNodes = 1000
 	throughputPods  = 5000
-	// candidates are the nodes in a request whose answer is timed.
+	// candidates is the number of nodes in a request whose response is timed.
 	candidates = 812
 )
 
-// TestThroughput: a real kube-scheduler binds thousands of pods without knowing loads, by label, by extender, and by one whose answer
-// costs nothing, in turn. The last shows what the protocol costs kube-scheduler itself: it sends, decodes and adds a score of each candidate.
+// TestThroughput: a real kube-scheduler binds thousands of pods, in turn without loads, by the label, with the extender, and with an extender
+// whose response costs nothing. The last shows what the protocol costs kube-scheduler itself: it sends each candidate, and decodes and adds its score.
 func TestThroughput(t *testing.T) {
 	c := &cluster{Plane: plane.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}, "controller")}
 	if !strings.Contains(c.Version(), "v1.34.") {
-		t.Skip("with Kubernetes 1.34 only: it takes minutes")
+		t.Skip("takes minutes, so it runs with Kubernetes 1.34 only")
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: throughput}}")
 	it := c.controller()
@@ -65,20 +65,21 @@ func TestThroughput(t *testing.T) {
 		}
 		extenderAnswersQuickly(it, s)
 	}, nodes)
-	// Limits that a defect would exceed. One phase varies by a tenth; what the goals are, and what is reached, is in docs/scheduling.md.
+	// Limits that a defect would exceed. A phase varies by 10 %; the goals and the measured figures are in docs/scheduling.md.
 	for _, limit := range []struct {
 		name, of string
-		least    float64
+		minimum  float64
 	}{{byLabel, bare, 0.7}, {byExtender, prepared, 0.9}, {byExtender, bare, 0.5}} {
 		share := mean(rates[limit.name]) / mean(rates[limit.of])
 		t.Logf("%s: %.1f %% of %s", limit.name, 100*share, limit.of)
-		if share < limit.least {
-			t.Errorf("less than %.0f %%", 100*limit.least)
+		if share < limit.minimum {
+			t.Errorf("less than %.0f %%", 100*limit.minimum)
 		}
 	}
 }
 
-// preparedExtender answers each request at once with the same points for the candidates. It does not decode: nodes of this test have plain names.
+// preparedExtender responds to each request at once with the same points for all candidates. It does not decode JSON: the nodes of this test
+// have plain names.
 func preparedExtender(t *testing.T) (port int) {
 	port = plane.FreePort(t)
 	server := http.Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Handler: http.HandlerFunc(func(answer http.ResponseWriter, request *http.Request) {
@@ -149,7 +150,7 @@ func (s *scene) bindsPerSecond(config string) float64 {
 	return (throughputPods - 1) / last.Sub(first).Seconds()
 }
 
-// extenderAnswersQuickly, as a scheduler sees it: from the pod to the decoded points, over one connection.
+// extenderAnswersQuickly measures the extender as a scheduler sees it: from the pod to the decoded points, over one connection.
 func extenderAnswersQuickly(it *controller, s *scene) {
 	var names []string
 	for _, each := range s.nodes[:candidates] {

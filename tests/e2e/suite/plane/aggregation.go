@@ -49,7 +49,7 @@ func (p *Plane) Endpoint(service, name string, port int) {
 		service, name, service, port, Host(p.T)))
 }
 
-// Host is an address of this machine that is allowed in endpoints, which loopback addresses are not. Nothing is sent.
+// Host is an address of this machine that is allowed in endpoints, which loopback addresses are not. It sends nothing.
 func Host(t *testing.T) string {
 	t.Helper()
 	connection, err := net.Dial("udp", "198.51.100.1:9")

@@ -45,8 +45,8 @@ func CertManager(t *testing.T, kubeconfig string) {
 	launch(t, Tool(t, "cert-manager"), "--kubeconfig="+kubeconfig)
 }
 
-// Renew makes cert-manager renew a Certificate, as `cmctl renew` does. The returned function checks whether that is done.
-func Renew(client dynamic.ResourceInterface, name string) (made func() error, err error) {
+// Renew makes cert-manager renew a Certificate, as `cmctl renew` does. The returned function returns an error until that is done.
+func Renew(client dynamic.ResourceInterface, name string) (renewed func() error, err error) {
 	object, err := client.Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func Renew(client dynamic.ResourceInterface, name string) (made func() error, er
 			return err
 		}
 		if now, _, _ := unstructured.NestedInt64(object.Object, "status", "revision"); now <= before {
-			return fmt.Errorf("Certificate %s is still of revision %d", name, now)
+			return fmt.Errorf("Certificate %s still has revision %d", name, now)
 		}
 		return nil
 	}, err

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReportService is the Service of the replicas that agents report to.
+// ReportService is the Service that agents send their reports to.
 const ReportService = "plimsoll-report"
 
 // BuildLoad builds the program that simulates the agents of many nodes, and creates the objects that agents need.
@@ -22,7 +22,7 @@ func (p *Plane) BuildLoad() string {
 	return p.build("./scale/load")
 }
 
-// LoadFlags are its flags to reach the published endpoints. It waits until a replica leads.
+// LoadFlags are the flags with which that program reaches the published endpoints. It waits until a replica leads.
 func (p *Plane) LoadFlags() []string {
 	p.T.Helper()
 	return []string{"--endpoints", p.File("endpoints"), "--server-name", ReportService + ".default.svc",

@@ -47,7 +47,7 @@ type Plane struct {
 	dir      string
 }
 
-// Start starts a Plane with additional API server flags. "admin" and each of users are tokens of administrators.
+// Start starts a Plane with additional API server flags. "admin" and each of users is an administrator, with its name as token.
 func Start(t *testing.T, flags []string, users ...string) *Plane {
 	etcd, server := FreePort(t), FreePort(t)
 	p := &Plane{T: t, dir: t.TempDir(), etcdPort: etcd}
@@ -108,7 +108,7 @@ func (p *Plane) kubeconfig(name, token, address string) string {
 		"clusters":[{"name":"it","cluster":{"server":%q,"insecure-skip-tls-verify":true}}]}`, token, address))
 }
 
-// Controller starts the project's controller as this user.
+// Controller starts the project's controller as this user of the API server.
 func (p *Plane) Controller(user string, args ...string) *Process {
 	return p.ControllerWith(p.KubeconfigFor(user), 0, args...)
 }
@@ -129,7 +129,7 @@ func (p *Plane) Plimsoll(ahead time.Duration, args ...string) *Process {
 		return p.start(path, args...)
 	}
 	if runtime.GOARCH != "amd64" {
-		p.T.Skip("NOT TESTED: another clock for a program (./clock) needs amd64")
+		p.T.Skip("NOT TESTED: a program with another clock (./clock) needs amd64")
 	}
 	return p.start(p.build("./clock"), append([]string{"-by", ahead.String(), path}, args...)...)
 }
@@ -332,23 +332,23 @@ func (p *Plane) Eventually(limit time.Duration, what string, condition func() er
 			return time.Since(started)
 		}
 		if time.Since(started) > limit {
-			p.T.Fatalf("%s: still not the case after %s: %v", what, limit, err)
+			p.T.Fatalf("%s: not within %s: %v", what, limit, err)
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
 }
 
-// StoreWrites returns the number of etcd writes so far, and their size.
+// StoreWrites returns the number of etcd writes so far, and their total size.
 func (p *Plane) StoreWrites() (writes, bytes float64) {
 	p.T.Helper()
-	figure := func(series string) float64 {
+	value := func(series string) float64 {
 		value, err := Metric(p.etcdPort, series)
 		if err != nil {
 			p.T.Fatal(err)
 		}
 		return value
 	}
-	return figure("etcd_mvcc_put_total"), figure("etcd_debugging_mvcc_total_put_size_in_bytes")
+	return value("etcd_mvcc_put_total"), value("etcd_debugging_mvcc_total_put_size_in_bytes")
 }
 
 // Metric is the sum of the series with this prefix at this port.

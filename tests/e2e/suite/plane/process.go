@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// A Process is a program that can be started again after it ended.
+// A Process is a program that can be started again after it exited.
 type Process struct {
 	t       *testing.T
 	path    string
@@ -63,7 +63,7 @@ func (p *Process) Start() {
 	}
 }
 
-// Signal sends it a signal.
+// Signal sends a signal to the process.
 func (p *Process) Signal(signal syscall.Signal) {
 	if err := p.command.Process.Signal(signal); err != nil {
 		p.t.Error(err)
@@ -89,7 +89,7 @@ func (p *Process) Log() string {
 	return p.log.text.String()
 }
 
-// Resident is its resident memory in kB.
+// Resident is the resident memory of the process in kB.
 func (p *Process) Resident() string {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.command.Process.Pid))
 	if err != nil {

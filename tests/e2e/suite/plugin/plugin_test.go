@@ -15,7 +15,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// TestKubectlCompletesThePlugin asks kubectl as a shell does.
+// TestKubectlCompletesThePlugin requests completions from kubectl as a shell does.
 func TestKubectlCompletesThePlugin(t *testing.T) {
 	binary := cmp.Or(os.Getenv("PLIMSOLL_E2E_BINARY"), plane.Absolute(t, "target/x86_64-unknown-linux-musl/debug/plimsoll"))
 	if _, err := os.Stat(binary); err != nil {
@@ -42,10 +42,10 @@ func TestKubectlCompletesThePlugin(t *testing.T) {
 			t.Fatal(err)
 		}
 		if found := strings.Fields(string(out)); !slices.Equal(found, want) {
-			t.Errorf("kubectl completes %q by %v, not %v", words, found, want)
+			t.Errorf("kubectl completes %q with %v, not %v", words, found, want)
 		}
 	}
-	// Names of arguments are no words to type.
+	// Placeholders of arguments must not be suggested.
 	command := exec.Command(plane.Absolute(t, "scripts/kubectl_complete-plimsoll"), "check", "")
 	command.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
 	if out, err := command.Output(); err != nil || strings.Contains(string(out), "[") {

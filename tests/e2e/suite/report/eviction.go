@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// evictionTimeout is how long an agent waits for the answer to a request to evict a pod.
+// evictionTimeout is how long an agent waits for the answer to an eviction request.
 const evictionTimeout = 8 * time.Second
 
 // An Eviction is an agent's eviction request. One with the same boot ID and sequence is a repetition.

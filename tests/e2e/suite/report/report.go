@@ -1,4 +1,4 @@
-// Package report sends requests to a controller as agents do, with tokens that it signs itself with the cluster's key.
+// Package report sends requests to a controller as agents do, with tokens that it signs itself with the cluster's signing key.
 package report
 
 import (
@@ -22,7 +22,7 @@ import (
 const (
 	issuer  = "https://kubernetes.default.svc"
 	account = "plimsoll-agent"
-	// Tokens are valid for an hour and this old, like tokens of pods, which the kubelet renews in time.
+	// Tokens are valid for an hour and were issued 5 minutes ago, like pods' tokens, which the kubelet renews in time.
 	age, life = 5 * time.Minute, time.Hour
 	// AnswerTimeout is how long an agent waits for an answer.
 	AnswerTimeout = 5 * time.Second
@@ -34,7 +34,7 @@ type Signer struct {
 	id  string
 }
 
-// NewSigner reads the cluster's key (EC, PEM).
+// NewSigner reads the cluster's signing key, an EC key in PEM.
 func NewSigner(file string) (*Signer, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

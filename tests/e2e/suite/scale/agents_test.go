@@ -25,7 +25,7 @@ var (
 	nodeqoss   = schema.GroupVersionResource{Group: "ensurance.crane.io", Version: "v1alpha1", Resource: "nodeqoss"}
 )
 
-// agents simulate the agents of all nodes: each measures a value that the test sets, and follows its NodeWatermark.
+// agents simulate the agents of all nodes: each measures a value that the test sets, and enforces the rules of its NodeWatermark.
 type agents struct {
 	*plane
 	lock    sync.Mutex
@@ -33,7 +33,7 @@ type agents struct {
 	written map[string]string
 }
 
-// agents begins to act for all nodes.
+// agents starts the agents of all nodes.
 func (p *plane) agents() *agents {
 	a := &agents{plane: p, values: map[string]float64{}, written: map[string]string{}}
 	running, end := context.WithCancel(background)
@@ -41,7 +41,7 @@ func (p *plane) agents() *agents {
 	go func() {
 		defer close(ended)
 		for running.Err() == nil {
-			a.round()
+			a.evaluateAll()
 			select {
 			case <-running.Done():
 			case <-time.After(300 * time.Millisecond):
@@ -61,26 +61,26 @@ func (a *agents) setValues(value func(node string) float64, nodes ...string) {
 	}
 }
 
-// round lets every agent evaluate once.
-func (a *agents) round() {
+// evaluateAll has every agent evaluate its rules once.
+func (a *agents) evaluateAll() {
 	list, err := a.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
 		return
 	}
 	var all sync.WaitGroup
-	room := make(chan struct{}, 20)
+	slots := make(chan struct{}, 20)
 	for index := range list.Items {
 		all.Add(1)
-		room <- struct{}{}
+		slots <- struct{}{}
 		go func() {
-			defer func() { <-room; all.Done() }()
+			defer func() { <-slots; all.Done() }()
 			a.evaluate(&list.Items[index])
 		}()
 	}
 	all.Wait()
 }
 
-// evaluate does what an agent does: first the taint, then the status, each only if it changed.
+// evaluate does what an agent does: it writes first the taint, then the status, each only if it changed.
 func (a *agents) evaluate(object *unstructured.Unstructured) {
 	node := object.GetName()
 	a.lock.Lock()
@@ -161,17 +161,17 @@ func effectOf(node *corev1.Node) string {
 	return "Enabled"
 }
 
-// nodes makes kwok nodes, a pod on the first of them, and waits until kwok says that they are Ready and that it runs.
+// nodes creates kwok nodes, and a pod on the first of them, and waits until kwok reports that the nodes are Ready and the pod runs.
 func (p *plane) nodes(count int) []string {
 	names := make([]string, count)
 	var all sync.WaitGroup
-	room := make(chan struct{}, 20)
+	slots := make(chan struct{}, 20)
 	for index := range names {
 		names[index] = fmt.Sprintf("node%04d", index)
 		all.Add(1)
-		room <- struct{}{}
+		slots <- struct{}{}
 		go func() {
-			defer func() { <-room; all.Done() }()
+			defer func() { <-slots; all.Done() }()
 			size := corev1.ResourceList{"cpu": quantity("8"), "memory": quantity("16Gi"), "pods": quantity("110")}
 			node := &corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Name: names[index], Labels: map[string]string{"pool": fmt.Sprintf("pool%d", index%50)}},

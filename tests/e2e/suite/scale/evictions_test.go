@@ -29,19 +29,20 @@ import (
 )
 
 const (
+	// The number of nodes on which pods are evicted.
 	evicting = 50
-	// The fleet's budget in the scene, and how long it lasts.
+	// The fleet's budget in the scene: this many evictions per window.
 	allowed = 7
 	window  = 20 * time.Second
-	// More than the budget allows.
+	// In all, more victims than the budget allows.
 	victimsPerNode = 3
 )
 
-// expected are the messages of refusals while the fleet's budget is spent, and during a failover.
+// expected are parts of the messages of refusals while the fleet's budget is spent, and during a failover.
 var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "the leader has not read all policies and nodes yet", "another eviction of the same node is in progress",
 	"the outcome of another eviction on the node is not known yet"}
 
-// evicts are the policies by which agents evict victims: only agents evaluate the rule, and these report that it is breached.
+// evicts are the policies by which agents evict victims. Only agents evaluate rules, so the simulated ones can request evictions at any time.
 var evicts = []string{
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "move", "annotations": {"plimsoll.dev/rollout": "immediate"}},
 		"spec": {"eviction": {"terminationGracePeriodSeconds": 30, "evictUnowned": true}}}`,
@@ -52,14 +53,14 @@ var evicts = []string{
 		"metricRule": {"name": "cpu_total_usage", "value": 4000}}]}}`,
 }
 
-// evictors simulate the agents of the nodes: each requests the eviction of one pod of its node after the other, as fast as allowed.
+// evictors simulate the agents of the nodes: each requests the eviction of one pod of its node after the other, without a pause.
 type evictors struct {
 	lock sync.Mutex
-	// started has when each pod started to terminate, truncated to seconds, including evictions whose answer was lost.
+	// started is when each pod started to terminate, truncated to seconds, including evictions whose answer was lost.
 	started map[types.UID]time.Time
-	// accepted are the evictions with a received answer.
+	// accepted are the evictions whose answer arrived.
 	accepted []types.UID
-	// refusals counts them by message.
+	// refusals counts refused requests by message.
 	refusals map[string]int
 }
 
@@ -69,7 +70,7 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 	p := installed(t)
 	nodes := p.nodes(evicting)
 	p.victims(nodes)
-	replicas := []*replica{p.begin("first"), p.begin("second")}
+	replicas := []*replica{p.startReplica("first"), p.startReplica("second")}
 	p.Apply(evicts...)
 	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
@@ -92,17 +93,17 @@ func TestFleetEvictionBudgetSurvivesFailovers(t *testing.T) {
 			return nil
 		})
 	}
-	until("the first are evicted", allowed)
+	until("the first pods are evicted", allowed)
 	for round := range 2 {
 		leader := p.leaderOf(replicas)
 		leader.Kill()
-		until(fmt.Sprintf("evictions go on after failover %d", round+1), e.count()+2*allowed)
+		until(fmt.Sprintf("evictions continue after failover %d", round+1), e.count()+2*allowed)
 		leader.Start()
-		p.Eventually(time.Minute, "the one that was killed is ready again", leader.ready)
+		p.Eventually(time.Minute, "the killed replica is ready again", leader.ready)
 	}
 	end()
 	all.Wait()
-	p.Eventually(time.Minute, "all pods are seen that end", func() error { return e.checkAllRecorded(p) })
+	p.Eventually(time.Minute, "all terminating pods are recorded", func() error { return e.checkAllRecorded(p) })
 	e.checkBudget(t)
 	t.Logf("%d evictions on %d nodes, of which %d were answered; refused: %v", e.count(), evicting, len(e.accepted), e.refusalCounts())
 	for reason := range e.refusals {
@@ -117,14 +118,14 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	p := installed(t)
 	node := p.nodes(1)[0]
 	p.victims([]string{node})
-	a := p.agentOf(node, []*replica{p.begin("only")})
+	a := p.agentOf(node, []*replica{p.startReplica("only")})
 	p.Apply(evicts...)
 	e := &evictors{started: map[types.UID]time.Time{}, refusals: map[string]int{}}
 	e.watch(p)
 	older := ""
 	p.Eventually(time.Minute, "the node has rules", func() (err error) {
 		if older, err = a.hash(); err == nil && older == "" {
-			err = fmt.Errorf("none")
+			err = fmt.Errorf("it has none")
 		}
 		return err
 	})
@@ -151,7 +152,7 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 		return err
 	})
 	for range 3 {
-		verdict, err := a.ask(background, a.nextRequest(pod, older))
+		verdict, err := a.request(background, a.nextRequest(pod, older))
 		if err != nil || verdict.Result != "wait" || verdict.By != "leader" || !strings.Contains(verdict.Why, "the node's rules have changed") {
 			t.Errorf("unexpected response to a request based on the older rules: %+v (%v)", verdict, err)
 		}
@@ -162,17 +163,17 @@ func TestAgentWithOldRulesIsRefusedThenEvictsOnceWithNewRules(t *testing.T) {
 	var eviction report.Eviction
 	p.Eventually(time.Minute, "the pod is evicted by the new rules", func() error {
 		eviction = a.nextRequest(pod, newer) // the leader may see the new rules a moment later
-		verdict, err := a.ask(background, eviction)
+		verdict, err := a.request(background, eviction)
 		if err == nil && verdict.Result != "accepted" {
 			err = fmt.Errorf("unexpected response: %+v", verdict)
 		}
 		return err
 	})
 	// The same request again, as after a lost answer.
-	if verdict, err := a.ask(background, eviction); err != nil || verdict.Result != "accepted" {
+	if verdict, err := a.request(background, eviction); err != nil || verdict.Result != "accepted" {
 		t.Errorf("unexpected response to the repeated request: %+v (%v)", verdict, err)
 	}
-	p.Eventually(time.Minute, "the pod ends", func() error {
+	p.Eventually(time.Minute, "one pod terminates", func() error {
 		if count := e.count(); count != 1 {
 			return fmt.Errorf("%d pods are terminating", count)
 		}
@@ -208,11 +209,12 @@ func (e *evictors) watch(p *plane) {
 	p.T.Cleanup(func() { close(stop) })
 	factory.Start(stop)
 	if !cache.WaitForCacheSync(stop, pods.HasSynced) {
-		p.T.Fatal("the pods can't be listed")
+		p.T.Fatal("the pods cannot be listed")
 	}
 }
 
-// checkAllRecorded returns the terminating or deleted pods that watch did not record.
+// checkAllRecorded returns an error if watch did not record all terminating or deleted pods, or if a pod does not terminate although its
+// eviction was accepted.
 func (e *evictors) checkAllRecorded(p *plane) error {
 	list, err := p.Kube.CoreV1().Pods("default").List(background, metav1.ListOptions{LabelSelector: "app=victim"})
 	if err != nil {
@@ -226,8 +228,8 @@ func (e *evictors) checkAllRecorded(p *plane) error {
 	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	if ended := evicting*victimsPerNode - running; ended != len(e.started) {
-		return fmt.Errorf("only %d of %d evictions were seen", len(e.started), ended)
+	if evicted := evicting*victimsPerNode - running; evicted != len(e.started) {
+		return fmt.Errorf("only %d of %d evictions were recorded", len(e.started), evicted)
 	}
 	for _, uid := range e.accepted {
 		if _, seen := e.started[uid]; !seen {
@@ -242,9 +244,9 @@ func (e *evictors) checkBudget(t *testing.T) {
 	t.Helper()
 	started := slices.SortedFunc(maps.Values(e.started), time.Time.Compare)
 	for index := range max(0, len(started)-allowed) {
-		// An upper bound: both times are truncated to seconds.
-		if most := started[index+allowed].Sub(started[index]) + time.Second; most <= window {
-			t.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", index, index+allowed, most, allowed, window)
+		// An upper bound, because both times are truncated to seconds.
+		if within := started[index+allowed].Sub(started[index]) + time.Second; within <= window {
+			t.Errorf("evictions %d to %d began within %s, but only %d are allowed in %s", index, index+allowed, within, allowed, window)
 		}
 	}
 }
@@ -280,12 +282,13 @@ func (e *evictors) act(running context.Context, a *evictor) {
 	}
 }
 
+// evict requests the eviction of one pod, and records the outcome.
 func (e *evictors) evict(running context.Context, a *evictor, pod *corev1.Pod) {
 	hash, err := a.hash()
 	if err != nil || hash == "" {
 		return
 	}
-	verdict, err := a.ask(running, a.nextRequest(pod, hash))
+	verdict, err := a.request(running, a.nextRequest(pod, hash))
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	switch {
@@ -324,7 +327,7 @@ func (p *plane) agentOf(node string, replicas []*replica) *evictor {
 	return a
 }
 
-// waitForRules waits until all of their NodeWatermarks have the rule and the PodQOS, which arrive one by one.
+// waitForRules waits until the NodeWatermarks of all agents have the rule and the PodQOS, which are compiled one by one.
 func waitForRules(p *shared.Plane, agents []*evictor) {
 	p.T.Helper()
 	p.Eventually(2*time.Minute, "all nodes have the rule", func() error {
@@ -357,14 +360,14 @@ func (a *evictor) nextRequest(pod *corev1.Pod, hash string) report.Eviction {
 	return report.Eviction{BootID: "boot-" + a.node, Sequence: a.sequence, Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Rule: "busy/cpu", Hash: hash}
 }
 
-// ask sends the request to one replica after the other until the leader answers: the request is idempotent.
-func (a *evictor) ask(running context.Context, eviction report.Eviction) (verdict report.Verdict, err error) {
+// request sends the request to one replica after the other until the leader answers: requests are idempotent.
+func (a *evictor) request(running context.Context, eviction report.Eviction) (verdict report.Verdict, err error) {
 	for _, to := range a.replicas {
 		var failed error
 		if verdict, failed = to.Evict(running, a.token, eviction); failed == nil {
 			return verdict, nil
 		}
-		// A replica that is gone may have been the leader.
+		// Another error than NotLeading is more useful: the replica may have been the leader.
 		if err == nil || errors.Is(err, report.NotLeading) {
 			err = failed
 		}
@@ -407,8 +410,8 @@ func (p *plane) ownToken(name string) string {
 	return token.Status.Token
 }
 
-// begin starts a replica of the controller with the chart's permissions.
-func (p *plane) begin(name string) *replica {
+// startReplica starts a replica of the controller with the chart's permissions.
+func (p *plane) startReplica(name string) *replica {
 	r := &replica{metrics: shared.FreePort(p.T), reports: shared.FreePort(p.T)}
 	args := []string{"--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--report-listen", fmt.Sprintf("127.0.0.1:%d", r.reports), "--pod-ip=127.0.0.1",
 		fmt.Sprintf("--eviction-budget-fleet=%d/%s", allowed, window)}

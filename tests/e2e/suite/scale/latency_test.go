@@ -20,8 +20,8 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// The maximum number of evictions per phase and per second: far more than usual budgets allow.
-const timedEvictions, aSecond = 500, 2
+// The maximum number of evictions per phase and per second: far more than the default budgets allow.
+const maxEvictions, maxPerSecond = 500, 2
 
 // TestFleetEvictionIsFastWhileAgentsReport: while all agents report, some of them request evictions. It measures the time from the
 // request, which an agent sends right after its decision, to the answer that the API server has accepted the Eviction.
@@ -30,17 +30,17 @@ func TestFleetEvictionIsFastWhileAgentsReport(t *testing.T) {
 	f, reach := newFleet(t, agents, interval)
 	f.Apply(strings.Replace(evicts[2], `"selector": {}`, `"selector": {"matchLabels": {"evicts": "true"}}`, 1), evicts[0], evicts[1])
 	evictors := f.evictors()
-	count := min(timedEvictions, int(length/time.Second)*aSecond)
+	count := min(maxEvictions, int(length/time.Second)*maxPerSecond)
 	f.victims(count)
 	_, settled := f.settled()
 	var took []float64
-	var asking sync.WaitGroup
-	asking.Go(func() {
+	var evictions sync.WaitGroup
+	evictions.Go(func() {
 		time.Sleep(settled)
 		took = f.evicts(evictors, count, length)
 	})
 	p := f.phase("with evictions", length, reach, "--reports=true")
-	asking.Wait()
+	evictions.Wait()
 	t.Log(p)
 	t.Logf("%d of %d evictions were accepted: p50 %.1f, p90 %.1f, p99 %.1f, slowest %.1f ms",
 		len(took), count, quantile(took, 0.5), quantile(took, 0.9), quantile(took, 0.99), quantile(took, 1))
@@ -128,9 +128,9 @@ func (f *fleet) evicts(evictors []*evictor, count int, length time.Duration) (to
 	return took
 }
 
-// reported sends a report over each connection, since connections without reports are closed. It is older than the
-// fleet's own, and so is not stored.
-func (f *fleet) reported(running context.Context, a *evictor) {
+// reportOnce sends a report over each connection, since connections without reports are closed. It is older than the
+// fleet's own reports, and so it is not stored.
+func (f *fleet) reportOnce(running context.Context, a *evictor) {
 	var index int
 	fmt.Sscanf(a.node, "node%d", &index)
 	body := fmt.Sprintf(`{"node":%q,"bootID":"00000000-0000-4000-8000-%012d","agentStartedMillis":1,"sequence":1,"intervalSeconds":10,"status":{}}`, a.node, index)
@@ -141,7 +141,7 @@ func (f *fleet) reported(running context.Context, a *evictor) {
 	}
 }
 
-// timed evicts one pod, and then deletes it as its kubelet would.
+// timed evicts one pod, deletes it as its kubelet would, and returns the latency of the request.
 func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
 	waiting, end := context.WithTimeout(background, 30*time.Second)
 	defer end()
@@ -154,9 +154,9 @@ func (f *fleet) timed(a *evictor, name string) (millis float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	f.reported(waiting, a)
+	f.reportOnce(waiting, a)
 	decided := time.Now()
-	verdict, err := a.ask(waiting, a.nextRequest(pod, hash))
+	verdict, err := a.request(waiting, a.nextRequest(pod, hash))
 	millis = float64(time.Since(decided).Microseconds()) / 1000
 	if err == nil && verdict.Result != "accepted" {
 		err = fmt.Errorf("unexpected response: %+v", verdict)

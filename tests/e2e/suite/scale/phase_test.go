@@ -22,38 +22,38 @@ import (
 )
 
 const (
-	// The number of agents in one process: each has a connection to every replica, and the usual limit is 20 000 open files.
+	// The number of agents in one process: each has a connection to every replica, and a usual limit is 20 000 open files.
 	agentsPerProcess = 7500
 	// The number of agents started per second: each connects to every replica, on a shared machine.
-	begin = 250
-	// Between two gets of one node.
-	getting = 100 * time.Millisecond
+	startsPerSecond = 250
+	// The time between two gets of one node.
+	getInterval = 100 * time.Millisecond
 	// The largest histogram bucket below the limit of 10 ms.
 	quick = "0.0032"
 )
 
-// A phase is what was measured in one.
+// A phase has the measurements of one.
 type phase struct {
 	name          string
 	fleet         *fleet
-	lock          sync.Mutex // of what the agents' processes print
+	lock          sync.Mutex // for what the agents' processes print
 	codes         map[string]int
 	acks          []float64 // milliseconds
-	worst         float64   // the largest p99 of a second of them
+	worst         float64   // the largest p99 of the acks of a second
 	largest       int       // bytes of a report
 	renewals      float64   // of Leases, a second
 	renewed       []float64 // milliseconds
 	bytes         float64   // of Leases, a second
 	writes, wrote float64   // of etcd, and their bytes, a second
-	ages          []float64 // each list's p99, in seconds
-	lists, passed []float64 // milliseconds, from the leader and by way of the standby
+	ages          []float64 // the p99 of each list, in seconds
+	lists, passed []float64 // milliseconds, from the leader and forwarded by the standby
 	gets          []float64 // milliseconds, from the leader
 	cores         []float64 // of the replicas
-	others        string    // cores of the others
-	answered      string    // by the replicas' own measure
+	others        string    // cores of the other processes
+	answered      string    // by the replicas' own metrics
 	memory        []string  // of the replicas, in kB
-	blind         time.Duration
-	absent        int
+	outage        time.Duration
+	incomplete    int // lists without all nodes
 }
 
 // quantile is the value at this quantile.
@@ -78,20 +78,20 @@ func (p *phase) String() string {
 		fmt.Sprintf("Leases: %.1f renewals/s of %.0f bytes/s, p99 %.1f ms; etcd: %.1f writes/s of %.0f bytes/s",
 			p.renewals, p.bytes, quantile(p.renewed, 0.99), p.writes, p.wrote),
 		fmt.Sprintf("age of data: p99 %.1f s in the median list, %.1f s in the worst; nothing was shown for at most %.1f s",
-			quantile(p.ages, 0.5), quantile(p.ages, 1), p.blind.Seconds()),
-		fmt.Sprintf("answers of the leader: get p50 %.2f, p99 %.2f ms, list p50 %.1f, p99 %.1f ms; list by way of the standby p50 %.1f ms",
+			quantile(p.ages, 0.5), quantile(p.ages, 1), p.outage.Seconds()),
+		fmt.Sprintf("answers of the leader: get p50 %.2f, p99 %.2f ms, list p50 %.1f, p99 %.1f ms; list through the standby p50 %.1f ms",
 			quantile(p.gets, 0.5), quantile(p.gets, 0.99), quantile(p.lists, 0.5), quantile(p.lists, 0.99), quantile(p.passed, 0.5)),
-		fmt.Sprintf("replicas: %s millicores a node, %s kB of memory; cores of the others: %s",
+		fmt.Sprintf("replicas: %s millicores a node, %s kB of memory; cores of the other processes: %s",
 			strings.Join(perNode, " and "), strings.Join(p.memory, " and "), p.others),
 	}
 	return strings.Join(lines, "\n        ")
 }
 
-// checkLimit fails the test if a limit is exceeded. A limit for another size or a longer phase is only logged.
-func (p *phase) checkLimit(t *testing.T, what string, value, limit float64, binds bool) {
+// checkLimit logs a value, and fails the test if it exceeds the limit, unless the limit is for another size or a longer phase.
+func (p *phase) checkLimit(t *testing.T, what string, value, limit float64, isBinding bool) {
 	t.Helper()
 	t.Logf("%s: %s: %.4g (limit: %g)", p.name, what, value, limit)
-	if binds && value > limit {
+	if isBinding && value > limit {
 		t.Errorf("%s: %s: %.4g is more than %g", p.name, what, value, limit)
 	}
 }
@@ -123,17 +123,17 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 	}
 	time.Sleep(settled)
 	before := f.used(loads)
-	asked := make(chan struct{})
+	polled := make(chan struct{})
 	reading.Go(func() {
-		defer close(asked)
-		f.ask(p, time.Now().Add(length))
+		defer close(polled)
+		f.poll(p, time.Now().Add(length))
 	})
 	if kill {
 		time.Sleep(length / 2)
 		f.replace()
 	}
-	<-asked
-	p.take(before, f.used(loads), kill)
+	<-polled
+	p.record(before, f.used(loads), kill)
 	for _, load := range loads {
 		load.Process.Signal(os.Interrupt)
 	}
@@ -144,9 +144,10 @@ func (f *fleet) phase(name string, length time.Duration, reach []string, flags .
 	return p
 }
 
-// settled is the time until all agents have started and finished two rounds: the first connects, and the second relaxes the Leases.
+// settled is the time until all agents have started and reported twice: the first report connects, and after the second Leases are renewed at
+// the longer interval.
 func (f *fleet) settled() (within, settled time.Duration) {
-	within = max(10*time.Second, time.Duration(f.agents/begin)*time.Second)
+	within = max(10*time.Second, time.Duration(f.agents/startsPerSecond)*time.Second)
 	return within, within + 15*time.Second
 }
 
@@ -161,6 +162,7 @@ type usage struct {
 
 var others = []string{"etcd", "API server", "agents", "client"}
 
+// used reads the resource usage of all processes so far.
 func (f *fleet) used(loads []*exec.Cmd) usage {
 	now := usage{at: time.Now()}
 	for _, r := range f.replicas {
@@ -183,8 +185,8 @@ func (f *fleet) used(loads []*exec.Cmd) usage {
 	return now
 }
 
-// take records the usage between two times; the replacement of a killed replica takes its place.
-func (p *phase) take(before, after usage, killed bool) {
+// record records the usage between two times. The CPU of replicas is omitted if one was killed: its replacement has its index.
+func (p *phase) record(before, after usage, killed bool) {
 	took := after.at.Sub(before.at).Seconds()
 	for index, used := range after.replicas {
 		p.memory = append(p.memory, p.fleet.replicas[index].Resident())
@@ -198,10 +200,10 @@ func (p *phase) take(before, after usage, killed bool) {
 	}
 	p.others = strings.Join(parts, ", ")
 	p.writes, p.wrote = (after.writes-before.writes)/took, (after.bytes-before.bytes)/took
-	p.answered = "by the replicas' own measure: not of replicas that were killed"
+	p.answered = "by the replicas' own metrics: omitted because a replica was killed"
 	if all := after.answers[0] - before.answers[0]; !killed && all > 0 {
 		share := 100 * (after.answers[1] - before.answers[1]) / all
-		p.answered = fmt.Sprintf("by the replicas' own measure %.2f %% of reports were answered within %s s", share, quick)
+		p.answered = fmt.Sprintf("by the replicas' own metrics %.2f %% of reports were answered within %s s", share, quick)
 	}
 }
 
@@ -242,6 +244,7 @@ func (p *phase) read(out io.Reader, settled time.Duration) {
 	p.bytes += float64(bytes) / float64(max(seconds, 1))
 }
 
+// metrics has the fields of a list of NodeMetrics that are read.
 type metrics struct {
 	Items []struct {
 		Metadata struct{ Name string }
@@ -249,8 +252,8 @@ type metrics struct {
 	}
 }
 
-// ask acts as a client: it gets single nodes continuously and lists all of them occasionally, from alternating replicas.
-func (f *fleet) ask(p *phase, until time.Time) {
+// poll acts as a client: it gets a single node continuously and lists all nodes occasionally, from alternating replicas.
+func (f *fleet) poll(p *phase, until time.Time) {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	shown, listed := time.Now(), time.Time{}
 	var leader *replica
@@ -260,23 +263,23 @@ func (f *fleet) ask(p *phase, until time.Time) {
 		r := replicas[count%len(replicas)]
 		path := fmt.Sprintf("https://%s:%d/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics", r.address, r.api)
 		if took, _, err := timed(client, path+"/node0000"); err == nil {
-			p.blind = max(p.blind, time.Since(shown))
+			p.outage = max(p.outage, time.Since(shown))
 			shown = time.Now()
 			if r == leader {
 				p.gets = append(p.gets, took)
 			}
 		}
-		if time.Since(listed) > f.listing() {
+		if time.Since(listed) > f.listInterval() {
 			listed, leader = time.Now(), f.leader()
 			p.list(client, path, r == leader)
 		}
-		time.Sleep(getting)
+		time.Sleep(getInterval)
 	}
-	p.blind = max(p.blind, time.Since(shown))
+	p.outage = max(p.outage, time.Since(shown))
 }
 
-// listing is the time between two lists of all nodes: reading one takes this client longer than it takes the replica to write it.
-func (f *fleet) listing() time.Duration {
+// listInterval is the time between two lists of all nodes: reading one takes this client longer than it takes the replica to write it.
+func (f *fleet) listInterval() time.Duration {
 	return 2 * time.Second * time.Duration(max(1, f.agents/size))
 }
 
@@ -296,9 +299,10 @@ func (p *phase) list(client *http.Client, path string, leads bool) {
 	}
 }
 
+// addAges records how old the data of a list is, and whether it has all nodes.
 func (p *phase) addAges(list metrics) {
 	if len(list.Items) != p.fleet.agents {
-		p.absent++
+		p.incomplete++
 	}
 	ages := []float64{}
 	for _, item := range list.Items {

@@ -15,7 +15,7 @@ import (
 )
 
 // TestSchedulersOfAThousandNodes: a replica serves everything that schedulers read while 1000 agents report to it, within 0.1 core and 100 MB.
-// It is the standby: the leader also keeps what watchers of NodeMetrics may resume from, which no scheduler reads.
+// It is the standby: the leader also stores the history from which watches of NodeMetrics resume, which no scheduler reads.
 func TestSchedulersOfAThousandNodes(t *testing.T) {
 	const agents, length = 1000, time.Minute
 	f, reach := newFleet(t, agents, 10*time.Second)
@@ -34,19 +34,20 @@ func TestSchedulersOfAThousandNodes(t *testing.T) {
 	alone, before := of.coresFor(length), of.Resident()
 	page := fmt.Sprintf("http://%s:%d", of.address, of.schedulers)
 	read := func(path string) {
-		answer, err := http.Get(page + path)
+		response, err := http.Get(page + path)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		defer answer.Body.Close()
-		if answer.StatusCode != http.StatusOK {
-			t.Errorf("%s answers %s", path, answer.Status)
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			t.Errorf("%s answers %s", path, response.Status)
 		}
 	}
 	ended := make(chan struct{})
-	// A scheduler with the extender that places 10 pods a second, among the 42 % of nodes that it looks at; Trimaran and the descheduler as often as they read.
-	for every, ask := range map[time.Duration]func(int){
+	// A scheduler with the extender places 10 pods a second, each among the 42 % of nodes that it considers; Trimaran and the descheduler read at
+	// their own intervals.
+	for every, request := range map[time.Duration]func(int){
 		100 * time.Millisecond: func(count int) { prioritize(t, page, count, agents*42/100) },
 		30 * time.Second:       func(int) { read("/watcher") },
 		time.Minute: func(int) {
@@ -59,7 +60,7 @@ func TestSchedulersOfAThousandNodes(t *testing.T) {
 			tick := time.NewTicker(every)
 			defer tick.Stop()
 			for count := 0; ; count++ {
-				ask(count)
+				request(count)
 				select {
 				case <-ended:
 					return
@@ -85,7 +86,7 @@ func (r *replica) coresFor(length time.Duration) float64 {
 	return (r.CPU() - before) / length.Seconds()
 }
 
-// prioritize asks the extender for a pod, as a scheduler does.
+// prioritize requests the extender's points for a pod, as a scheduler does.
 func prioritize(t *testing.T, page string, pod, candidates int) {
 	var names []string
 	for index := range candidates {
@@ -99,14 +100,14 @@ func prioritize(t *testing.T, page string, pod, candidates int) {
 		t.Error(err)
 		return
 	}
-	answer, err := http.Post(page+"/extender/prioritize", "application/json", bytes.NewReader(body))
+	response, err := http.Post(page+"/extender/prioritize", "application/json", bytes.NewReader(body))
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	defer answer.Body.Close()
+	defer response.Body.Close()
 	var points []struct{ Score int }
-	if err := json.NewDecoder(answer.Body).Decode(&points); err != nil || len(points) != candidates {
+	if err := json.NewDecoder(response.Body).Decode(&points); err != nil || len(points) != candidates {
 		t.Errorf("%d of %d nodes have points: %v", len(points), candidates, err)
 	}
 }

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package scale tests the controller with many nodes. Nodes and their pods are simulated by kwok and their agents by
-// this test, on an etcd, an API server and a controller that are real: no kubelet is needed, so that it runs without root.
+// Package scale tests the controller with many nodes. kwok simulates nodes and their pods, and the tests simulate the agents,
+// with a real etcd, API server and controller. It needs no kubelet, and so no root.
 package scale
 
 import (
@@ -11,7 +11,7 @@ import (
 	shared "plimsoll.dev/suite/plane"
 )
 
-// A plane is an API server with a controller; it ends with its test.
+// A plane is an API server with a controller; it is stopped at the end of the test.
 type plane struct {
 	*shared.Plane
 	metrics    int
@@ -25,7 +25,7 @@ func start(t *testing.T) *plane {
 	return p
 }
 
-// metric is the sum of a series of the controller.
+// metric is the sum of the controller's series with this prefix.
 func (p *plane) metric(series string) float64 {
 	sum, _ := shared.Metric(p.metrics, series)
 	return sum

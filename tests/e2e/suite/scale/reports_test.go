@@ -22,14 +22,14 @@ import (
 
 const (
 	// The longest time until a polling client gets new data after a leader was killed.
-	failover = 10 * time.Second
+	failoverTimeout = 10 * time.Second
 )
 
 // setting is a number from the environment, or its default.
-func setting[T any](t *testing.T, name string, parse func(string) (T, error), usual T) T {
+func setting[T any](t *testing.T, name string, parse func(string) (T, error), byDefault T) T {
 	text := os.Getenv(name)
 	if text == "" {
-		return usual
+		return byDefault
 	}
 	value, err := parse(text)
 	if err != nil {
@@ -47,12 +47,12 @@ func (r *replica) ready() error {
 type fleet struct {
 	*shared.Plane
 	agents   int
-	lock     sync.Mutex // of the replicas
+	lock     sync.Mutex // for the replicas
 	replicas []*replica
 	program  string
 }
 
-// A replica is a controller on its own address.
+// A replica is a controller at its own address.
 type replica struct {
 	*shared.Process
 	address                           string
@@ -64,10 +64,10 @@ func (r *replica) leads() bool {
 	return err == nil && leads > 0
 }
 
-// size is the cluster size that the limits are for; larger fleets only show the headroom.
+// size is the cluster size that the limits are for; larger fleets only show how far they scale.
 const size = 5000
 
-// TestFleetReportsDirectly shows what a fleet costs with its reports and without, and when a leader is killed.
+// TestFleetReportsDirectly shows what a fleet costs without and with reports, and when the leader is killed.
 func TestFleetReportsDirectly(t *testing.T) {
 	agents, length, interval := sizes(t)
 	f, reach := newFleet(t, agents, interval)
@@ -78,15 +78,15 @@ func TestFleetReportsDirectly(t *testing.T) {
 	}
 	both := f.phase("with direct reports", length, reach, "--reports=true")
 	t.Log(both)
-	lost := f.phase("a leader killed in the middle", length, reach, "--reports=true", "kill")
-	t.Log(lost)
+	failover := f.phase("the leader is killed in the middle", length, reach, "--reports=true", "kill")
+	t.Log(failover)
 
 	if both.codes["leader"] == 0 || both.codes["standby"] == 0 {
 		t.Errorf("a replica accepted no reports: %v", both.codes)
 	}
-	for _, phase := range []*phase{both, lost} {
+	for _, phase := range []*phase{both, failover} {
 		for code, count := range phase.codes {
-			if refused := code != "leader" && code != "standby" && !(phase == lost && code == "broken"); refused && count > agents/100 {
+			if refused := code != "leader" && code != "standby" && !(phase == failover && code == "broken"); refused && count > agents/100 {
 				t.Errorf("%s: %d responses were %s", phase.name, count, code)
 			}
 		}
@@ -95,12 +95,12 @@ func TestFleetReportsDirectly(t *testing.T) {
 		both.checkLimit(t, fmt.Sprintf("millicores a node of replica %d", index), cores*1000/float64(agents), 0.15, agents >= size)
 	}
 	both.checkLimit(t, "p99 of acknowledgements, in ms", quantile(both.acks, 0.99), 10, agents == size)
-	// One more of a hundred: the intervals are of different lengths.
+	// 1 % more than one: the intervals differ in length.
 	both.checkLimit(t, "renewals of Leases a minute and node", both.renewals*60/float64(agents), 1.01, length >= time.Minute)
 	both.checkLimit(t, "bytes of a report", float64(both.largest), 4096, true)
-	lost.checkLimit(t, "time for which no client was shown anything, in s", lost.blind.Seconds(), failover.Seconds(), true)
-	if lost.absent+both.absent > 0 {
-		t.Errorf("%d lists lacked nodes", lost.absent+both.absent)
+	failover.checkLimit(t, "time for which a client got no data, in s", failover.outage.Seconds(), failoverTimeout.Seconds(), true)
+	if failover.incomplete+both.incomplete > 0 {
+		t.Errorf("%d lists lacked nodes", failover.incomplete+both.incomplete)
 	}
 }
 
@@ -112,7 +112,7 @@ func sizes(t *testing.T) (agents int, length, interval time.Duration) {
 	return agents, length, interval
 }
 
-// newFleet starts two replicas of the controller and creates the nodes of the agents.
+// newFleet starts two replicas of the controller, and creates the agents' nodes. reach are the flags with which agents reach the replicas.
 func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach []string) {
 	f = &fleet{Plane: shared.Start(t, []string{"--max-requests-inflight=1600", "--max-mutating-requests-inflight=800"}, slowUser), agents: agents}
 	f.program = f.BuildLoad()
@@ -123,19 +123,19 @@ func newFleet(t *testing.T, agents int, interval time.Duration) (f *fleet, reach
 			"subjects":[{"kind":"ServiceAccount","name":"plimsoll-agent","namespace":"default"}]}`)
 	f.nodes()
 	for index := range 2 {
-		f.begin(index)
+		f.startReplica(index)
 		f.Eventually(time.Minute, "the replica is ready", f.replicas[index].ready)
 	}
 	f.Eventually(10*time.Minute, "all nodes have their NodeWatermark", f.checkSteady)
-	f.announce()
+	f.publishReplicas()
 	reach = append(f.LoadFlags(), "--interval", interval.String())
 	return f, reach
 }
 
-// account is the agents' kubeconfig: subject to priority and fairness like other clients.
+// account is the agents' kubeconfig, which is subject to API Priority and Fairness like those of other clients.
 func (f *fleet) account() string {
-	lasts := int64(4 * time.Hour / time.Second)
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &lasts}}
+	lifetime := int64(4 * time.Hour / time.Second)
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &lifetime}}
 	token, err := f.Kube.CoreV1().ServiceAccounts("default").CreateToken(background, "plimsoll-agent", request, metav1.CreateOptions{})
 	if err != nil {
 		f.T.Fatal(err)
@@ -157,14 +157,15 @@ func (f *fleet) checkSteady() error {
 	return nil
 }
 
+// nodes creates the agents' nodes, which no kubelet updates.
 func (f *fleet) nodes() {
 	var all sync.WaitGroup
-	room := make(chan struct{}, 20)
+	slots := make(chan struct{}, 20)
 	for index := range f.agents {
 		all.Add(1)
-		room <- struct{}{}
+		slots <- struct{}{}
 		go func() {
-			defer func() { <-room; all.Done() }()
+			defer func() { <-slots; all.Done() }()
 			size := corev1.ResourceList{"cpu": quantity("8"), "memory": quantity("32Gi"), "pods": quantity("110")}
 			ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}
 			node := &corev1.Node{
@@ -179,7 +180,7 @@ func (f *fleet) nodes() {
 	all.Wait()
 }
 
-func (f *fleet) begin(index int) {
+func (f *fleet) startReplica(index int) {
 	r := &replica{address: fmt.Sprintf("127.0.0.%d", 11+index), metrics: shared.FreePort(f.T), api: shared.FreePort(f.T), reports: shared.FreePort(f.T), schedulers: shared.FreePort(f.T)}
 	r.Process = f.Controller("admin", "--listen", fmt.Sprintf("127.0.0.1:%d", r.metrics), "--pod-ip", r.address,
 		"--metrics-api-listen", fmt.Sprintf("%s:%d", r.address, r.api), "--report-listen", fmt.Sprintf("%s:%d", r.address, r.reports),
@@ -206,8 +207,8 @@ func (f *fleet) leader() *replica {
 	return nil
 }
 
-// announce publishes the current replicas to the agents, as a Service's endpoints do.
-func (f *fleet) announce() {
+// publishReplicas publishes the addresses of the current replicas to the agents, as a Service's endpoints do.
+func (f *fleet) publishReplicas() {
 	addresses := []string{}
 	for _, r := range f.replicas {
 		addresses = append(addresses, fmt.Sprintf("%s:%d", r.address, r.reports))
@@ -227,9 +228,9 @@ func (f *fleet) replace() {
 	f.lock.Lock()
 	f.replicas = slices.DeleteFunc(f.replicas, func(r *replica) bool { return r == leader })
 	f.lock.Unlock()
-	f.announce()
+	f.publishReplicas()
 	time.Sleep(5 * time.Second)
-	f.begin(2)
+	f.startReplica(2)
 	f.Eventually(time.Minute, "the new replica is ready", f.replicas[1].ready)
-	f.announce()
+	f.publishReplicas()
 }

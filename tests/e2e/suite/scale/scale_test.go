@@ -17,9 +17,9 @@ import (
 
 func quantity(text string) resource.Quantity { return resource.MustParse(text) }
 
-const closes = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
+const closeAction = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
 
-// policy closes nodes above a threshold; pool is a label's value, or empty for all nodes.
+// policy is a NodeQOS that closeAction nodes above a threshold; pool is a label's value, or empty for all nodes.
 func policy(name, pool string, threshold int, immediate bool) string {
 	selector, annotations := "{}", "{}"
 	if pool != "" {
@@ -33,7 +33,7 @@ func policy(name, pool string, threshold int, immediate bool) string {
 		name, annotations, selector, threshold)
 }
 
-// effects are the nodes by the effect of our taint.
+// effects are the nodes by the effect of our taint, or Enabled.
 func (p *plane) effects() map[string][]string {
 	nodes, err := p.Kube.CoreV1().Nodes().List(background, metav1.ListOptions{})
 	if err != nil {
@@ -47,7 +47,7 @@ func (p *plane) effects() map[string][]string {
 	return effects
 }
 
-// thresholds counts the nodes by the threshold of their first rule.
+// thresholds counts the nodes by the threshold of their rule of policy all.
 func (p *plane) thresholds() map[float64]int {
 	list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 	if err != nil {
@@ -68,27 +68,28 @@ func (p *plane) thresholds() map[float64]int {
 // waitAcknowledged waits until all agents have acknowledged their rules: only such nodes can be canaries.
 func (p *plane) waitAcknowledged(limit time.Duration, nodes int) {
 	p.T.Helper()
-	p.Eventually(limit, "all agents keep what they are to keep", func() error {
+	p.Eventually(limit, "all agents enforce the current rules", func() error {
 		list, err := p.Objects.Resource(watermarks).List(background, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		keep := 0
+		enforcing := 0
 		for _, object := range list.Items {
 			hash, _, _ := unstructured.NestedString(object.Object, "spec", "hash")
 			observed, _, _ := unstructured.NestedString(object.Object, "status", "observedHash")
 			if hash != "" && hash == observed {
-				keep++
+				enforcing++
 			}
 		}
-		if keep < nodes {
-			return fmt.Errorf("only %d of %d nodes do", keep, nodes)
+		if enforcing < nodes {
+			return fmt.Errorf("only %d of %d do", enforcing, nodes)
 		}
 		return nil
 	})
 }
 
-func (p *plane) reachAll(limit time.Duration, threshold, nodes int) time.Duration {
+// waitThreshold waits until all nodes have this threshold, and returns how long it took.
+func (p *plane) waitThreshold(limit time.Duration, threshold, nodes int) time.Duration {
 	p.T.Helper()
 	return p.Eventually(limit, fmt.Sprintf("all nodes have the threshold %d", threshold), func() error {
 		if thresholds := p.thresholds(); thresholds[float64(threshold)] < nodes {
@@ -104,8 +105,8 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
-	p.Apply(closes, policy("all", "", 4000, true))
-	p.reachAll(30*time.Second, 4000, 20)
+	p.Apply(closeAction, policy("all", "", 4000, true))
+	p.waitThreshold(30*time.Second, 4000, 20)
 	over := func(node string) float64 { return 4100 + 10*float64(slices.Index(nodes, node)) }
 	agents.setValues(over, nodes...)
 	started := time.Now()
@@ -130,7 +131,7 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 			t.Fatalf("the closed nodes are not the six that are furthest above their threshold: %v", effects)
 		}
 	}
-	p.Eventually(10*time.Second, "an event reports which got PreferNoSchedule and why", func() error {
+	p.Eventually(10*time.Second, "an event reports a node with PreferNoSchedule, and the reason", func() error {
 		events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
 			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
 		for line := range strings.Lines(events) {
@@ -141,7 +142,7 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 		return fmt.Errorf("events:\n%s", events)
 	})
 	agents.setValues(func(string) float64 { return 1000 }, nodes...)
-	p.Eventually(time.Minute, "all are open when it is over", func() error {
+	p.Eventually(time.Minute, "all nodes are open again", func() error {
 		if effects := p.effects(); len(effects["Enabled"]) != 20 {
 			return fmt.Errorf("%v", effects)
 		}
@@ -149,14 +150,14 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 	})
 }
 
-// TestTighteningEditStopsAtCanaryThatActs: the canary starts to act; nineteen nodes never get the edit.
+// TestTighteningEditStopsAtCanaryThatActs: the canary starts to act, and the other nineteen nodes never get the edit.
 func TestTighteningEditStopsAtCanaryThatActs(t *testing.T) {
 	p := start(t)
 	nodes := p.nodes(20)
 	agents := p.agents()
-	p.Apply(closes, policy("all", "", 4000, true))
+	p.Apply(closeAction, policy("all", "", 4000, true))
 	agents.setValues(func(string) float64 { return 3000 }, nodes...)
-	p.reachAll(30*time.Second, 4000, 20)
+	p.waitThreshold(30*time.Second, 4000, 20)
 	p.waitAcknowledged(30*time.Second, 20)
 	p.Apply(policy("all", "", 2000, false))
 	p.Eventually(time.Minute, "the edit stops", func() error {
@@ -194,17 +195,17 @@ func (p *plane) versions() map[string]string {
 }
 
 // TestThousandNodesAndFiftyPolicies: a tightening edit reaches all nodes in the time of its roll-out (a minute with ten
-// canaries, then a hundred nodes a second), and then nothing is written any more.
+// canaries, then a hundred nodes a second). After that nothing is written.
 func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	p := start(t)
 	const count = 1000
 	nodes := p.nodes(count)
-	manifests := []string{closes, policy("all", "", 7000, true)}
+	manifests := []string{closeAction, policy("all", "", 7000, true)}
 	for index := range 49 {
 		manifests = append(manifests, policy(fmt.Sprintf("pool%02d", index), fmt.Sprintf("pool%d", index), 7500, true))
 	}
 	p.Apply(manifests...)
-	first := p.reachAll(3*time.Minute, 7000, count)
+	first := p.waitThreshold(3*time.Minute, 7000, count)
 	agents := p.agents()
 	agents.setValues(func(string) float64 { return 1000 }, nodes...)
 	p.Eventually(2*time.Minute, "all nodes are matched", func() error {
@@ -215,15 +216,15 @@ func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	})
 	p.waitAcknowledged(2*time.Minute, count)
 	p.Apply(policy("all", "", 6000, false))
-	edit := p.reachAll(2*time.Minute, 6000, count)
+	edit := p.waitThreshold(2*time.Minute, 6000, count)
 	// Scale by the time that the first writes took on this machine.
-	most := time.Minute + max(10*time.Second, first) + 15*time.Second
-	if edit < time.Minute || edit > most {
-		t.Errorf("the edit took %s, expected one minute for the canaries and at most %s in all", edit, most)
+	limit := time.Minute + max(10*time.Second, first) + 15*time.Second
+	if edit < time.Minute || edit > limit {
+		t.Errorf("the edit took %s, expected one minute for the canaries and at most %s in all", edit, limit)
 	}
-	t.Logf("%d nodes and 50 policies written in %s; an edit that tightens reached all in %s", count, first.Round(time.Second), edit.Round(time.Second))
+	t.Logf("%d nodes and 50 policies written in %s; a tightening edit reached all nodes in %s", count, first.Round(time.Second), edit.Round(time.Second))
 	before := p.versions()
-	p.Eventually(2*time.Minute, "all comes to rest", func() error {
+	p.Eventually(2*time.Minute, "nothing is written any more", func() error {
 		last := before
 		time.Sleep(5 * time.Second)
 		if before = p.versions(); !maps.Equal(last, before) {
@@ -237,7 +238,7 @@ func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 		t.Error("objects were written although nothing changed")
 	}
 	rate := (p.metric("plimsoll_controller_api_requests_total") - requests) / 60
-	t.Logf("at rest: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.controller.Resident())
+	t.Logf("in a steady state: %.2f requests a second, all of them the Lease and watches; %s kB resident", rate, p.controller.Resident())
 	if rate > 3 {
 		t.Errorf("%.2f requests per second while nothing changes", rate)
 	}

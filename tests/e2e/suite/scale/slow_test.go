@@ -22,13 +22,13 @@ const (
 	// The number of slow clients, and their user.
 	slowReaders = 50
 	slowUser    = "slow"
-	// The bytes per read and the pause: slightly faster than the rate at which a replica cuts.
+	// The bytes per read and the pause after it: slightly faster than the rate below which a replica closes the connection.
 	slowPart, slowPause = 4 << 10, 100 * time.Millisecond
-	// The chart's limit of a replica's memory, in kB.
+	// The chart's memory limit of a replica, in kB.
 	memoryLimit = 512 << 10
 )
 
-// A crowd is many clients that list all nodes and read slowly, and reconnect when they are cut.
+// A crowd is many clients that list all nodes and read slowly, and reconnect when the replica closes their connection.
 type crowd struct {
 	started, cut atomic.Int64
 	running      sync.WaitGroup
@@ -45,7 +45,7 @@ func (f *fleet) readSlowly() *crowd {
 			sleep(running, time.Duration(index)*time.Second)
 			for running.Err() == nil {
 				if leader := f.leader(); leader != nil {
-					c.reads(running, leader, index%5 == 0)
+					c.read(running, leader, index%5 == 0)
 				}
 				sleep(running, time.Second)
 			}
@@ -61,8 +61,8 @@ func sleep(running context.Context, length time.Duration) {
 	}
 }
 
-// reads sends a request on its own connection with a small window, until it is cut or finished.
-func (c *crowd) reads(running context.Context, from *replica, watches bool) {
+// read sends a request on its own connection with a small TCP window, and reads until the response is complete or the connection is closed.
+func (c *crowd) read(running context.Context, from *replica, watches bool) {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	transport := &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
@@ -106,17 +106,17 @@ func (c *crowd) end() {
 	c.running.Wait()
 }
 
-// peaks polls the memory of the replicas until it is stopped, and returns their maxima in kB.
+// peaks polls the memory of the replicas until it is stopped, and returns the maxima in kB.
 func (f *fleet) peaks(running context.Context) map[*replica]int {
-	most := map[*replica]int{}
+	highest := map[*replica]int{}
 	for running.Err() == nil {
 		for _, r := range f.known() {
 			resident, _ := strconv.Atoi(r.Resident())
-			most[r] = max(most[r], resident)
+			highest[r] = max(highest[r], resident)
 		}
 		sleep(running, 500*time.Millisecond)
 	}
-	return most
+	return highest
 }
 
 // TestFleetLeaderSurvivesSlowReaders: fifty clients read lists and watches of all nodes slowly while agents report. The leader stays below
@@ -136,7 +136,7 @@ func TestFleetLeaderSurvivesSlowReaders(t *testing.T) {
 	leader := f.leader()
 	crowd.end()
 	stop()
-	most := <-peaks
+	highest := <-peaks
 	t.Log(beside)
 
 	pinned := func() (float64, float64) {
@@ -150,30 +150,30 @@ func TestFleetLeaderSurvivesSlowReaders(t *testing.T) {
 		}
 		return bytes, cut
 	}
-	f.Eventually(time.Minute, "nothing is left of them", func() error {
+	f.Eventually(time.Minute, "the slow readers' data is freed", func() error {
 		if bytes, _ := pinned(); bytes > 1<<20 {
 			return fmt.Errorf("%.0f bytes are still in use", bytes)
 		}
 		return nil
 	})
 	_, cut := pinned()
-	t.Logf("%d slow reads began, %d broke off; the leader cut %.0f of them for the memory they took", crowd.started.Load(), crowd.cut.Load(), cut)
+	t.Logf("%d slow reads started, %d were cut off; the leader closed %.0f of them because of the memory that they pinned", crowd.started.Load(), crowd.cut.Load(), cut)
 	if crowd.started.Load() < slowReaders {
-		t.Errorf("only %d slow reads began", crowd.started.Load())
+		t.Errorf("only %d slow reads started", crowd.started.Load())
 	}
-	for r, resident := range most {
+	for r, resident := range highest {
 		beside.checkLimit(t, "memory of replica "+r.address+" at most, in kB", float64(resident), memoryLimit, agents <= size)
 	}
 	if agents >= size && cut == 0 {
 		t.Error("no client was disconnected: the clients were not slow enough to test anything")
 	}
-	if beside.absent > 0 {
-		t.Errorf("%d lists lacked nodes", beside.absent)
+	if beside.incomplete > 0 {
+		t.Errorf("%d lists lacked nodes", beside.incomplete)
 	}
 	if len(beside.lists) == 0 {
 		t.Fatal("no client could list")
 	}
-	beside.checkLimit(t, "time for which a client was shown nothing, in s", beside.blind.Seconds(), 2, true)
+	beside.checkLimit(t, "time for which a client got no data, in s", beside.outage.Seconds(), 2, true)
 	beside.checkLimit(t, "slowest list of the leader, in ms", quantile(beside.lists, 1), 2*quantile(alone.lists, 1)+2000, true)
 	beside.checkLimit(t, "p99 of acknowledgements, in ms", quantile(beside.acks, 0.99), 2*quantile(alone.acks, 0.99)+5, agents == size)
 	beside.checkLimit(t, "age of data, p99 of the worst list, in s", quantile(beside.ages, 1), quantile(alone.ages, 1)+5, true)

@@ -8,7 +8,7 @@ import (
 func TestAmountEncodesItsAge(t *testing.T) {
 	for _, now := range []time.Time{
 		time.UnixMilli(1_800_000_123_456),
-		// The amount begins again between the two.
+		// The amounts start again shortly before this time.
 		time.UnixMilli(1_800_000_000_004),
 	} {
 		for _, age := range []time.Duration{0, 9 * time.Millisecond, 16 * time.Second, -2 * time.Second} {

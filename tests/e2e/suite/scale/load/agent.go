@@ -21,8 +21,8 @@ type agent struct {
 	sender            *sender
 	tally             *tally
 	connections       map[string]*report.Connection
-	acknowledged      atomic.Int64 // nanoseconds since 1970 of the leader's last
-	lease             *lease       // nil: it has none
+	acknowledged      atomic.Int64 // time of the leader's last acknowledgement, in nanoseconds since 1970
+	lease             *lease       // nil if Leases are not renewed
 }
 
 func newAgent(options options, index int, sender *sender, leases *leases, tally *tally) (*agent, error) {
@@ -38,6 +38,7 @@ func newAgent(options options, index int, sender *sender, leases *leases, tally 
 	return a, err
 }
 
+// run reports, and renews the Lease, at fixed times from a first one on.
 func (a *agent) run(running context.Context, at time.Time, interval time.Duration) {
 	for {
 		select {
@@ -73,7 +74,7 @@ func (a *agent) report(running context.Context, at time.Time) {
 			if err == nil && answer.Leading {
 				a.acknowledged.Store(time.Now().UnixNano())
 			}
-			a.tally.answered(word(answer, err), time.Since(at))
+			a.tally.answered(kind(answer, err), time.Since(at))
 		}(a.connections[endpoint])
 	}
 }
@@ -85,7 +86,7 @@ type pod struct {
 	Memory    string `json:"memory"`
 }
 
-// body is a report like that of a busy node's agent. The memory in use encodes when it was measured.
+// body is a report like that of a busy node's agent. The memory in use encodes the time of the measurement.
 func (a *agent) body(at time.Time) []byte {
 	cpu := 500 + rand.IntN(7000)
 	pods := make([]pod, 10)

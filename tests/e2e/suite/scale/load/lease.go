@@ -22,7 +22,7 @@ const (
 	relaxedInterval = time.Minute
 )
 
-// leases are those of all nodes.
+// leases is the client for the Leases of all nodes.
 type leases struct {
 	api coordination.LeaseInterface
 }
@@ -43,7 +43,7 @@ func newLeases(options options) (*leases, error) {
 	return &leases{client.CoordinationV1().Leases(options.leases)}, nil
 }
 
-// A lease is one agent's heartbeat. Like agents do, it is renewed by a PUT of the last returned object.
+// A lease is one agent's heartbeat. As agents do, it is renewed by a PUT of the last returned object.
 type lease struct {
 	leases  *leases
 	node    string
@@ -84,7 +84,7 @@ func (l *lease) renew(running context.Context, at time.Time, relaxed bool, tally
 	}
 }
 
-// write returns the number of bytes sent.
+// write renews the Lease, and returns the number of bytes sent.
 func (l *lease) write(waiting context.Context, relaxed bool) (int, error) {
 	if l.known == nil {
 		found, err := l.leases.api.Get(waiting, l.node, metav1.GetOptions{})

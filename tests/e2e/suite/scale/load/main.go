@@ -1,6 +1,6 @@
 // Command load simulates the agents of many nodes: each reports to every replica of the controller over its
 // own connection, and renews its Lease, at fixed times, however long the answers take (an open loop: delays of a
-// replica show up as latency, not as fewer requests). Once a second it prints the results as a JSON line.
+// replica show up as latency, not as fewer requests). Once a second it prints its results as a line of JSON.
 package main
 
 import (
@@ -22,18 +22,18 @@ import (
 func main() {
 	options := options{}
 	flag.IntVar(&options.first, "first", 0, "number of the first node")
-	flag.IntVar(&options.nodes, "nodes", 5000, "how many agents")
+	flag.IntVar(&options.nodes, "nodes", 5000, "number of agents")
 	flag.StringVar(&options.name, "name", "node%04d", "pattern of the nodes' names")
-	flag.StringVar(&options.endpoints, "endpoints", "", "file with the replicas' addresses, one a line; read again each second")
-	flag.StringVar(&options.serverName, "server-name", "", "name on the replicas' certificate")
-	flag.StringVar(&options.authority, "ca", "", "file with the authority of that certificate")
+	flag.StringVar(&options.endpoints, "endpoints", "", "file with the replicas' addresses, one per line; read again every second")
+	flag.StringVar(&options.serverName, "server-name", "", "name in the replicas' certificate")
+	flag.StringVar(&options.authority, "ca", "", "file with the CA of that certificate")
 	flag.StringVar(&options.signer, "sign-with", "", "private key (EC, PEM) with which the cluster signs tokens of ServiceAccounts")
-	flag.StringVar(&options.kubeconfig, "kubeconfig", "", "cluster in which to renew Leases; empty: none are renewed")
-	flag.StringVar(&options.leases, "lease-namespace", "plimsoll-node-lease", "where they are")
+	flag.StringVar(&options.kubeconfig, "kubeconfig", "", "cluster in which to renew Leases; if empty, none are renewed")
+	flag.StringVar(&options.leases, "lease-namespace", "plimsoll-node-lease", "namespace of the Leases")
 	flag.DurationVar(&options.interval, "interval", 10*time.Second, "time between two reports of an agent")
-	flag.DurationVar(&options.begin, "begin", 10*time.Second, "all agents begin within this time")
-	flag.BoolVar(&options.reports, "reports", true, "report directly; without, only Leases are renewed")
-	flag.DurationVar(&options.length, "for", 0, "how long; 0: until interrupted")
+	flag.DurationVar(&options.begin, "begin", 10*time.Second, "all agents start within this time")
+	flag.BoolVar(&options.reports, "reports", true, "send reports; if false, only Leases are renewed")
+	flag.DurationVar(&options.length, "for", 0, "duration; 0 means until interrupted")
 	flag.Parse()
 	if err := run(options); err != nil {
 		fmt.Fprintln(os.Stderr, "load:", err)
@@ -57,7 +57,7 @@ func run(options options) error {
 		defer end()
 	}
 	allowConnections(options.nodes)
-	// It shares the machine with what it measures, so trade memory for fewer garbage collections.
+	// This program shares the machine with what it measures, so trade memory for fewer garbage collections.
 	debug.SetGCPercent(400)
 	sender, err := newSender(options)
 	if err != nil {
@@ -92,7 +92,7 @@ func run(options options) error {
 	return nil
 }
 
-// allowConnections raises the limit of open files as needed, if allowed.
+// allowConnections raises the limit of open files if that is needed and allowed.
 func allowConnections(nodes int) {
 	limit := syscall.Rlimit{}
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
@@ -101,12 +101,12 @@ func allowConnections(nodes int) {
 	if wanted := uint64(2*nodes + 1000); limit.Cur < wanted {
 		more := syscall.Rlimit{Cur: wanted, Max: max(limit.Max, wanted)}
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &more); err != nil {
-			fmt.Fprintf(os.Stderr, "load: at most %d files may be open, and %d are wanted: %v\n", limit.Cur, wanted, err)
+			fmt.Fprintf(os.Stderr, "load: at most %d files may be open, but %d are needed: %v\n", limit.Cur, wanted, err)
 		}
 	}
 }
 
-// tally has the results since the last line.
+// tally has the results since the last line of output.
 type tally struct {
 	lock sync.Mutex
 	line line
@@ -116,7 +116,7 @@ type tally struct {
 type line struct {
 	Second     int            `json:"second"`
 	Codes      map[string]int `json:"codes"`
-	Acks       []int64        `json:"acks"`    // microseconds, of each report, from the moment at which it was to be sent
+	Acks       []int64        `json:"acks"`    // microseconds for each report, from the time at which it was due
 	Largest    int            `json:"largest"` // bytes of a report
 	Renewals   int            `json:"renewals"`
 	LeaseBytes int            `json:"leaseBytes"`
@@ -129,7 +129,7 @@ func (t *tally) sent(size int) {
 	t.line.Largest = max(t.line.Largest, size)
 }
 
-// answered counts an answer; a latency of zero means that it was not for a report.
+// answered counts an answer by its kind; a latency of zero means that it was not for a report.
 func (t *tally) answered(what string, took time.Duration) {
 	t.lock.Lock()
 	defer t.lock.Unlock()

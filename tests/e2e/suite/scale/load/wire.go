@@ -14,7 +14,7 @@ import (
 	"plimsoll.dev/suite/report"
 )
 
-// A sender knows the replicas and creates agents' tokens.
+// A sender has the replicas' addresses, and creates agents' tokens.
 type sender struct {
 	tls    *tls.Config
 	signer *report.Signer
@@ -50,7 +50,7 @@ func newSender(options options) (*sender, error) {
 
 func (s *sender) endpoints() []string { return *s.known.Load() }
 
-// token is a report token for this node; empty without replicas.
+// token is a report token for this node, empty if agents do not report.
 func (s *sender) token(node string) (string, error) {
 	if s.signer == nil {
 		return "", nil
@@ -58,8 +58,8 @@ func (s *sender) token(node string) (string, error) {
 	return s.signer.Token(node)
 }
 
-// word is the label under which an answer is counted.
-func word(answer report.Answer, err error) string {
+// kind is the kind under which an answer is counted.
+func kind(answer report.Answer, err error) string {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err):
 		return "timeout"
