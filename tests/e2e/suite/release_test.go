@@ -543,7 +543,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 	if _, err := r.page.Try("Upgrade"); err == nil {
 		t.Error("Helm upgraded a release that it has started to remove, although docs/install.md says that it cannot")
 	}
-	r.page.Run(t, "It is to stay after all", "REVISION", strconv.Itoa(revisionOf(t)))
+	r.page.Run(t, "Cancel the uninstallation", "REVISION", strconv.Itoa(revisionOf(t)))
 	waitAgent(away.scene, "")
 	for _, o := range all {
 		eventually(t, time.Minute, "all actions are in force again", func() error {
@@ -565,13 +565,13 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 	leave()
 	refused()
 	back()
-	r.page.Run(t, "It comes back")
+	r.page.Run(t, "The node comes back")
 	for _, o := range all {
 		o.checkNoTrace(t)
 	}
 
 	// The node never comes back.
-	r.page.Run(t, "It comes back after that")
+	r.page.Run(t, "The node comes back after that")
 	for _, o := range all {
 		for _, v := range o.before {
 			eventually(t, time.Minute, v.name+" is throttled again", func() error {
@@ -585,7 +585,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 	}
 	leave()
 	refused()
-	r.page.Run(t, "It never comes back")
+	r.page.Run(t, "The node never comes back")
 	for _, o := range all[:len(all)-1] {
 		o.checkNoTrace(t)
 	}
@@ -593,7 +593,7 @@ func uninstallWithNodeAway(t *testing.T, r *release) {
 		t.Error("the node without an agent is already restored, so this proves nothing")
 	}
 	// The node comes back to a new installation.
-	r.page.Run(t, "It comes back after that")
+	r.page.Run(t, "The node comes back after that")
 	for _, o := range all {
 		o.scene.set(cold)
 	}

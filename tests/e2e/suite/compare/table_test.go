@@ -25,7 +25,7 @@ func (o *outcome) table() string {
 		{"", "metrics-server " + o.version(), "Plimsoll, leader + standby"},
 		{"---", "---", "---"},
 		o.cpu("CPU while no client reads, millicores per node", o.idle),
-		o.cpu("CPU while a client lists nodes and pods once a second, millicores a node", o.busy),
+		o.cpu("CPU while a client lists nodes and pods once a second, millicores per node", o.busy),
 		o.memory("memory, kB a node"),
 		{"age of a node's figures as a client sees it, p50 / p99 / most", theirs.age(), ours.age()},
 		{"CPU use is the average of the last", theirs.window(), ours.window()},
