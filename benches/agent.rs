@@ -29,8 +29,8 @@ use agent_support::{Agent, Node, pod, rule};
 use api_support::aggregation::address;
 use api_support::lease_namespace;
 use api_support::receiver::{Authority, Receiver, acknowledge, publish, slice};
+use plimsoll::clock::boot_time;
 use plimsoll::crd::report::MAX_BYTES;
-use plimsoll::node::clock::boot_time;
 use run_support::{argument, since};
 use serde_json::{Value, json};
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use plimsoll::node::clock::boot_time;
+use plimsoll::clock::boot_time;
 use run_support::{Daemon, Machine, policy, since};
 
 const MAX_MILLICORES: f64 = 2.0;

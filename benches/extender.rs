@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll::cluster::clock;
+use plimsoll::clock;
 use plimsoll::engine::units::{Bytes, MilliCpu};
 use plimsoll::metrics_api::loads::{ByNode, NodeLoad};
 use plimsoll::scheduler_api::extender::{Extender, Request};
@@ -40,7 +40,7 @@ fn node(index: usize) -> NodeLoad {
     let resource = |load: f64| json!({"percent": load, "expected": load * 0.8, "newcomers": 0.0, "history": load * 0.7, "line": 80.0});
     let status = json!({"load": {"percent": load, "worst": "cpu", "cpu": resource(load), "memory": resource(load / 2.0)}});
     NodeLoad {
-        at: clock::now(),
+        at: clock::boot_time(),
         interval: Duration::from_mins(5),
         cpu: MilliCpu(16_000),
         memory: Bytes(64 << 30),
@@ -81,10 +81,10 @@ fn main() -> ExitCode {
         let mut times: Vec<Duration> = (0..ROUNDS)
             .map(|pod| {
                 let body = body(pod % 50, &names);
-                let start = clock::thread();
+                let start = clock::thread_time();
                 let request = Request::read(&body).unwrap();
-                let answer = extender.prioritize(&request, &nodes, clock::now());
-                let took = clock::thread().saturating_sub(start);
+                let answer = extender.prioritize(&request, &nodes, clock::boot_time());
+                let took = clock::thread_time().saturating_sub(start);
                 assert!(answer.unknown == 0 && !answer.body.is_empty());
                 took
             })

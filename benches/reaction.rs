@@ -20,7 +20,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use plimsoll::node::clock::boot_time;
+use plimsoll::clock::boot_time;
 use run_support::{Machine, TIMEOUT, since, throttle};
 
 /// The bar for the 99th percentile.

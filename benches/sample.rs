@@ -21,10 +21,10 @@ use std::process::ExitCode;
 
 use collect_support::{CgroupFixture, everything, uid};
 use nix::time::{ClockId, clock_gettime};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
 use plimsoll::node::cgroup::Controller;
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
 const VARIANTS: [&str; 4] = ["sampler", "read_to_string", "pread", "demanded"];

@@ -25,8 +25,8 @@ use std::time::Duration;
 use agent_support::{HIGH, LOW, NODE, Node, closing};
 use k8s_openapi::api::core::v1;
 use kube::Api;
+use plimsoll::clock::boot_time;
 use plimsoll::cluster::taint::KEY;
-use plimsoll::node::clock::boot_time;
 use run_support::{argument, since};
 
 const PERIOD: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod clock;
 pub mod cluster;
 pub mod crd;
 pub mod demo;

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use plimsoll::clock;
 use plimsoll::cluster::client::connect;
-use plimsoll::cluster::clock;
 use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::report::MAX_BYTES;
 use serde_json::json;
@@ -381,7 +381,7 @@ async fn renew(api: &Api<Lease>, mut lease: Lease) {
     for _ in 0..RENEWALS {
         let name = lease.metadata.name.clone().unwrap();
         if let Some(spec) = &mut lease.spec {
-            spec.renew_time = Some(MicroTime(clock::wall()));
+            spec.renew_time = Some(MicroTime(clock::wall_time()));
         }
         let renewed = api.replace(&name, &PostParams::default(), &lease).await;
         lease = renewed.unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use plimsoll::cluster::clock;
+use plimsoll::clock;
 use plimsoll::cluster::election::Leadership;
 use plimsoll::crd::report::Report;
 use plimsoll::engine::policy::NodeFacts;
@@ -44,7 +44,7 @@ fn received(body: &str) -> ReceivedReport {
     let report = Report::parse(body.as_bytes()).unwrap();
     ReceivedReport {
         node: report.node.as_str().into(),
-        at: clock::now(),
+        at: clock::boot_time(),
         interval: report.interval(),
         status: report.status.into(),
     }

@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 
-use plimsoll::cluster::clock;
+use plimsoll::clock;
 
 use crate::placement::Way;
 use crate::placement::cluster::Cluster;
@@ -107,7 +107,7 @@ fn run_all(scenes: &[Scene], nodes: usize, seeds: u64) -> Vec<SceneTable> {
 }
 
 fn run(scene: Scene, way: Way, seed: u64, nodes: usize) -> Outcome {
-    let started = clock::now();
+    let started = clock::boot_time();
     let nodes = scene.nodes(nodes);
     let outcome = Cluster::new(scene.workload(nodes, seed), way, seed).run();
     println!(
@@ -117,7 +117,7 @@ fn run(scene: Scene, way: Way, seed: u64, nodes: usize) -> Outcome {
         outcome.hot_minutes,
         outcome.balance(),
         outcome.evictions,
-        clock::now().since(started).as_secs_f64()
+        clock::boot_time().since(started).as_secs_f64()
     );
     outcome
 }

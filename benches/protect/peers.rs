@@ -11,9 +11,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use plimsoll::clock::boot_time;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
-use plimsoll::node::clock::boot_time;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::pod::ScenePod;
 

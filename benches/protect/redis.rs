@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use plimsoll::node::clock::boot_time;
+use plimsoll::clock::boot_time;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::latency::Distribution;
 use plimsoll::scene::pod::ScenePod;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use plimsoll::clock::boot_time;
 use plimsoll::demo::leftovers::PREFIX;
 use plimsoll::engine::Demand;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::sample::{CpuTimes, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::latency::{Latencies, Span};

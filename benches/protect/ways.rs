@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use plimsoll::clock::boot_time;
 use plimsoll::demo::phase::Schedule;
 use plimsoll::demo::pods::DemoPods;
 use plimsoll::demo::policy;
 use plimsoll::engine::policy::{CpuThrottle, PolicySet};
 use plimsoll::engine::time::BootTime;
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::Settings;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::scene::cgroups::SceneCgroups;

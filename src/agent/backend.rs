@@ -14,12 +14,12 @@ use super::eviction::{
     EvictionResult, Evictions, Evictor, InForce, Obstacle, Outcome, Request, Requester,
 };
 use super::taint::{self, ObservedNode, TaintState, WantedTaint};
+use crate::clock;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 use crate::node::machine;
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use self::refusal::{Obstacle, Refusal};
 use super::taint::TaintState;
+use crate::clock;
 use crate::cluster::backoff::{backoff, exponential, jittered};
 use crate::cluster::client::CallError;
 use crate::cluster::eviction;
@@ -22,12 +23,11 @@ use crate::engine::plan::Evict;
 use crate::engine::pod::{Pod as Facts, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 const MAX_PENDING_REQUESTS: usize = 64;
 /// Backoff of a refused pod; it doubles each time.
-const MIN_BACKOFF: Duration = Duration::from_secs(10);
-const MAX_BACKOFF: Duration = Duration::from_mins(5);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(10);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(5);
 /// The backoff of a pod that was not refused for this long is reset.
 const BACKOFF_RESET: Duration = Duration::from_mins(15);
 /// Minimum and maximum pause between checks of a pod whose eviction has an unknown result.
@@ -343,7 +343,7 @@ impl<R: Requester> Evictor<R> {
     fn refuse(&mut self, request: &Request, why: Refusal) -> EvictionResult {
         let now = clock::boot_time();
         let pause = match why {
-            Refusal::ManyBudgets(_) => jittered(MAX_BACKOFF),
+            Refusal::ManyBudgets(_) => jittered(MAX_RETRY_DELAY),
             _ => self.refusals.pause(&request.uid(), now),
         };
         EvictionResult::Refused {
@@ -402,7 +402,7 @@ impl Refusals {
         self.0
             .retain(|_, (_, last)| now.since(*last) < BACKOFF_RESET);
         let (refusals, last) = self.0.entry(uid.clone()).or_insert((0, now));
-        let pause = exponential(MIN_BACKOFF, MAX_BACKOFF, *refusals);
+        let pause = exponential(MIN_RETRY_DELAY, MAX_RETRY_DELAY, *refusals);
         (*refusals, *last) = (refusals.saturating_add(1), now);
         jittered(pause)
     }

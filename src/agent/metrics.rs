@@ -23,6 +23,7 @@ use crate::agent::eviction::EvictionResult;
 use crate::agent::heartbeat::metrics::Heartbeats;
 use crate::agent::report::publish::Published;
 use crate::agent::report::write::Writes;
+use crate::clock;
 use crate::cluster::requests::Observer;
 use crate::crd::NodeMetric;
 use crate::engine::RuleReport;
@@ -30,7 +31,6 @@ use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::engine::window::CustomWindow;
-use crate::node::clock;
 use crate::serve::{
     Document, KindLabels, ReasonLabels, RequestLabels, ResultLabels, Source, with_one_series,
 };

@@ -21,6 +21,7 @@ use crate::agent::report::publish::Publisher;
 use crate::agent::report::status::{StatusBuilder, View, this_agent};
 use crate::agent::report::write::{self, Report, Writes};
 use crate::agent::taint::TaintState;
+use crate::clock;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
@@ -28,7 +29,6 @@ use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 use crate::node::machine::event::{Decision, Event};
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
 

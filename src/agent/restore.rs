@@ -20,7 +20,7 @@ use crate::node::machine::state_dir::Writer;
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// First and longest pause between tries to write the final status.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 /// Restores what this process has in force; true if nothing is left.
 pub async fn restore_running(
@@ -96,7 +96,7 @@ async fn write_final_status(
 ) {
     let why = format!("{why}: the agent has restored everything");
     let writing = async {
-        for pause in backoff(RETRY_PAUSES.0, RETRY_PAUSES.1) {
+        for pause in backoff(RETRY_DELAYS.0, RETRY_DELAYS.1) {
             match final_status::write(client, node, boot_id, &why, not_restored).await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!("{error}"),

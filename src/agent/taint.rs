@@ -8,17 +8,17 @@ use backon::ExponentialBackoff;
 use kube::Client;
 use tokio::sync::watch;
 
+use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::taint::{self, Desired, DesiredTaint, NodeTaint, TaintError, TaintSnapshot};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 /// Minimum and maximum pause after a failed write.
-const WRITE_RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Minimum and maximum pause after our taint was removed too often.
-const CONTESTED_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
+const CONTESTED_DELAYS: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
 /// How many times the taint may be removed within [`LOSS_WINDOW`] before we stop restoring it for a while.
 const MAX_LOSSES: usize = 3;
 const LOSS_WINDOW: Duration = Duration::from_mins(1);
@@ -275,7 +275,7 @@ impl Reconciler {
         if self.contested.is_none() {
             self.pauses = None;
         }
-        self.pause(now, CONTESTED_PAUSE, None);
+        self.pause(now, CONTESTED_DELAYS, None);
         self.contested = Some(self.pause_until + LOSS_WINDOW);
     }
 
@@ -300,7 +300,7 @@ impl Reconciler {
                     tracing::warn!(%error, "failed to update the node's taint");
                 }
                 self.failing = Some(text);
-                self.pause(now, WRITE_RETRY_PAUSE, error.retry_after());
+                self.pause(now, RETRY_DELAYS, error.retry_after());
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::crd::NodeMetric;
 use crate::crd::summary::Scheduling;
 use crate::engine::time::BootTime;
 
-/// The sampling loop is stuck after this many of its intervals without a run...
+/// The sampling loop is stuck after this many of its intervals without a run.
 const STUCK_INTERVALS: u32 = 5;
 
 /// The heartbeat and the direct reports.
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
     use crate::agent::direct_report;
-    use crate::node::clock::boot_time;
+    use crate::clock::boot_time;
 
     #[tokio::test]
     async fn a_removed_agent_ends_its_reports_before_it_releases_its_lease() {

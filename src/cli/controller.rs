@@ -14,8 +14,8 @@ use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
 use super::windows::AgentWindowsFile;
 use super::{FileErrors, LEASE_NAMESPACE, duration, logging, runtime, settings_file};
+use crate::clock;
 use crate::cluster::client::Server;
-use crate::cluster::clock;
 use crate::crd;
 use crate::engine::window::CustomWindow;
 use crate::evictions;
@@ -334,5 +334,5 @@ fn identity() -> String {
     let host = nix::unistd::gethostname().ok();
     let host = host.and_then(|host| host.into_string().ok());
     let host = host.unwrap_or_else(|| "controller".to_owned());
-    format!("{host}_{:x}", clock::wall().as_nanosecond())
+    format!("{host}_{:x}", clock::wall_time().as_nanosecond())
 }

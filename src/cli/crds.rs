@@ -12,8 +12,8 @@ use kube::Client;
 use super::cluster_args::ClusterArgs;
 use super::progress::Progress;
 use super::{duration, runtime};
+use crate::clock;
 use crate::cluster::client::call;
-use crate::cluster::clock;
 use crate::crd::{KubernetesVersion, definitions};
 
 /// How often `--wait` asks whether the definitions are served.
@@ -91,10 +91,10 @@ async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
     let client = args.cluster.connect().await?;
     let timeout = args.timeout;
     let definitions = definitions();
-    let started = clock::now();
+    let started = clock::boot_time();
     let progress = Progress::new("waiting for definitions", Some(definitions.len()));
     while let Err(missing) = are_served(&client, &definitions, &progress).await {
-        if clock::now().since(started) >= timeout {
+        if clock::boot_time().since(started) >= timeout {
             let version = call(client.apiserver_version()).await.ok();
             let version = version.and_then(|it| KubernetesVersion::of(&it));
             let fix = version.unwrap_or_default().install_command();

@@ -32,7 +32,7 @@ use super::cluster_args::ClusterArgs;
 use super::output::Output;
 use super::progress::Progress;
 use super::{LEASE_NAMESPACE, color, duration, print, print_text, runtime};
-use crate::cluster::clock;
+use crate::clock;
 
 /// How often `--wait` repeats the checks.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -108,14 +108,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let snapshot = runtime::start()?.block_on(async {
         let client = args.cluster.connect().await?;
         let only_agents = args.only == Some(Part::Agents);
-        let started = clock::now();
+        let started = clock::boot_time();
         let progress = Progress::new("reading the cluster", None);
         loop {
             let namespace = args.lease_namespace.as_deref();
             let snapshot = Snapshot::read(&client, only_agents, namespace, &progress);
             let snapshot = Box::pin(snapshot).await;
             let left = snapshot.as_ref().map_or(1, |it| findings(it).len());
-            if left == 0 || !args.wait || clock::now().since(started) >= args.timeout {
+            if left == 0 || !args.wait || clock::boot_time().since(started) >= args.timeout {
                 return snapshot;
             }
             progress.next("waiting; findings left", None);

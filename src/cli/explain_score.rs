@@ -19,8 +19,8 @@ use super::cluster_args::ClusterArgs;
 use super::output::Output;
 use super::top::read;
 use super::{print, runtime};
+use crate::clock;
 use crate::cluster::client::call;
-use crate::cluster::clock;
 use crate::cluster::list::all;
 use crate::crd::node_metric::API_VERSION;
 
@@ -91,7 +91,7 @@ async fn explain(args: &Args) -> anyhow::Result<String> {
         }
         (None, manifest) => manifest,
     };
-    let explanation = Explanation::new(pod.as_ref(), nodes(&client).await?, clock::wall());
+    let explanation = Explanation::new(pod.as_ref(), nodes(&client).await?, clock::wall_time());
     let structured = args.output.of(&explanation)?;
     Ok(structured.unwrap_or_else(|| explanation.to_string()))
 }

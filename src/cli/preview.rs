@@ -18,7 +18,7 @@ use super::output::Output;
 use super::progress::Progress;
 use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
-use crate::cluster::clock;
+use crate::clock;
 use crate::crd::{Compiled, Objects, compile};
 use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
 use crate::engine::policy::{NodeFacts, Rule};
@@ -261,7 +261,7 @@ fn preview_node(node: &Node, compiled: &Compiled, live: &Live<'_>) -> NodePrevie
         earlier,
         agent_status: live.agent_status,
         overrides: live.overrides,
-        now: clock::wall(),
+        now: clock::wall_time(),
     })
 }
 

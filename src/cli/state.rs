@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use super::output::Output;
 use super::print;
 use super::run::StateDir;
-use crate::node::clock;
+use crate::clock;
 use crate::node::machine::state_dir;
 use crate::standalone::report;
 use crate::standalone::scheduling::{self, SchedulingState};

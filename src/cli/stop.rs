@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::cluster_args::ClusterArgs;
 use super::doctor::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
+use crate::clock;
 use crate::cluster::client::{CallError, call};
-use crate::cluster::clock;
 use crate::cluster::watch::resource;
 use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
 use crate::crd::node_watermark::stopped::RELEASED;
@@ -103,7 +103,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
         let client = args.options.cluster.connect().await?;
         let user = user_name(&client).await;
-        let value = value(args.reason.as_deref(), user.as_deref(), clock::wall());
+        let value = value(args.reason.as_deref(), user.as_deref(), clock::wall_time());
         request_all(&client, &args.options, Some(&value)).await?;
         print_line("stop requested: every agent restores what it changed, and does nothing more")?;
         follow(&client, &args.options, Goal::Released).await
@@ -234,11 +234,11 @@ async fn follow(client: &Client, options: &Options, goal: Goal) -> anyhow::Resul
     if !options.wait {
         return Ok(ExitCode::SUCCESS);
     }
-    let started = clock::now();
+    let started = clock::boot_time();
     let mut printed = String::new();
     loop {
         let polled = poll(client, goal).await;
-        let late = clock::now().since(started) >= options.timeout;
+        let late = clock::boot_time().since(started) >= options.timeout;
         let line = match &polled {
             Ok(progress) => progress.to_string(),
             Err(error) => format!("progress is unknown: {error}"),

@@ -22,8 +22,8 @@ use super::output::{Output, TableOutput};
 use super::{
     LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width, write_text,
 };
+use crate::clock;
 use crate::cluster::client::CallError;
-use crate::cluster::clock;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{API_VERSION, GROUP, VERSION};
 use crate::reconcilers::lease::LeaseObject;
@@ -201,7 +201,7 @@ async fn pods(
     })?;
     let throttled = read::throttled(client).await;
     let (throttled, note) = or_note(throttled, "throttled pods are unknown");
-    let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall());
+    let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall_time());
     let screen = screen.of_namespace(args.namespace.as_deref());
     Ok(screen.with_note(note).wide(args.is_wide()))
 }
@@ -222,7 +222,7 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
     let leases = leases.unwrap_or_default();
     let named = |lease: LeaseObject| (lease.name_any(), lease);
     let mut leases = leases.into_iter().map(named).collect::<BTreeMap<_, _>>();
-    let now = clock::wall();
+    let now = clock::wall_time();
     let row = |metric: &NodeMetric| {
         let name = metric.name_any();
         let in_force = in_force
@@ -273,7 +273,7 @@ async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
             "nodes that never had an agent are not shown: failed to list the nodes: {why}"
         ));
     });
-    let rows = rows(leases, known.ok(), clock::wall());
+    let rows = rows(leases, known.ok(), clock::wall_time());
     Ok(Screen::new(Source::Leases, rows, args.sort, notes).wide(args.is_wide()))
 }
 

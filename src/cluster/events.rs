@@ -15,7 +15,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::client::{CallError, call, stored};
-use super::clock;
+use crate::clock;
 use crate::engine::time::BootTime;
 
 /// Equal events within this time are counted as one.
@@ -85,7 +85,7 @@ impl Events {
     /// # Errors
     /// As [`Self::publish_at`].
     pub async fn publish(&self, event_spec: EventSpec) -> Result<(), CallError> {
-        self.publish_at(event_spec, clock::wall()).await
+        self.publish_at(event_spec, clock::wall_time()).await
     }
 
     /// Publishes an event of this time. Idempotent: a retry with the same time writes the same event.
@@ -124,7 +124,7 @@ impl Events {
 
     /// The last equal event, if it is recent.
     fn known(&self, key: &Key) -> Option<Written> {
-        let now = clock::now();
+        let now = clock::boot_time();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.retain(|(_, known)| now.since(known.last) < SERIES_WINDOW);
         let found = written.iter().find(|(known, _)| known == key);
@@ -132,7 +132,7 @@ impl Events {
     }
 
     fn remember(&self, key: Key, name: String, count: i32) {
-        let last = clock::now();
+        let last = clock::boot_time();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.retain(|(known, _)| *known != key);
         written.push((key, Written { name, count, last }));

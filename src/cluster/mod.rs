@@ -2,7 +2,6 @@
 
 pub mod backoff;
 pub mod client;
-pub mod clock;
 pub mod election;
 pub mod events;
 pub mod eviction;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
-use super::clock;
+use crate::clock;
 use crate::engine::time::BootTime;
 
 /// Limits of the cache and of concurrent requests.
@@ -67,8 +67,8 @@ impl<T: Clone> Reviews<T> {
         }
         let answer = ask.await?;
         let mut answers = self.answers();
-        let until = clock::now() + answers.bounds.ttl;
-        answers.put(key, clock::now(), until, answer.clone());
+        let until = clock::boot_time() + answers.bounds.ttl;
+        answers.put(key, clock::boot_time(), until, answer.clone());
         Ok(answer)
     }
 
@@ -79,12 +79,12 @@ impl<T: Clone> Reviews<T> {
 
     /// Caches an answer that was found without a request.
     pub fn insert(&self, question: &[u8], ttl: Duration, answer: T) {
-        let now = clock::now();
+        let now = clock::boot_time();
         self.answers().put(key(question), now, now + ttl, answer);
     }
 
     fn known(&self, key: &Key) -> Option<T> {
-        self.answers().get(key, clock::now())
+        self.answers().get(key, clock::boot_time())
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers<T>> {

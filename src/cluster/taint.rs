@@ -14,14 +14,14 @@ use thiserror::Error;
 
 use super::backoff::backoff;
 use super::client::{CallError, call, stored};
-use super::clock;
+use crate::clock;
 use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::load_label;
 use crate::engine::policy::TaintEffect;
 
 /// The key of our taint: crane's, so that existing tolerations still match.
 pub const KEY: &str = "interference.crane.io";
-/// The key of the taint of a busy node (`PreferNoSchedule`): its load is at the load line.
+/// The key of the soft taint (`PreferNoSchedule`) of a busy node: its load is at least 95 % of its load line.
 pub const BUSY_KEY: &str = "plimsoll.dev/busy";
 /// The type of our condition.
 pub const CONDITION: &str = "InterferenceIdentified";
@@ -333,7 +333,7 @@ pub async fn reconcile(
     if seen.has_condition(wanted) {
         return Ok(seen);
     }
-    let now = format!("{:.0}", clock::wall());
+    let now = format!("{:.0}", clock::wall_time());
     let patch = Patch::Strategic(seen.condition_patch(wanted, &now));
     let api = nodes(client);
     let patched = call(stored(api.patch_status(

@@ -7,12 +7,12 @@ use std::fmt;
 
 /// The key of the label.
 pub const KEY: &str = "plimsoll.dev/load";
-/// From this load on a node is avoided the most: rules are about to act.
+/// From this label on, which is a load above 90, schedulers avoid a node the most: its rules are about to act.
 pub const FULL: LoadLabel = LoadLabel(95);
 
-/// A node is busy from this load on, in percent of its load line...
+/// A node gets the soft taint from this load on, in percent of its load line.
 pub const BUSY_FROM: f64 = 95.0;
-/// ...until it is below this one.
+/// It loses the soft taint below this load.
 pub const BUSY_UNTIL: f64 = 85.0;
 
 const STEP: u8 = 5;

@@ -14,8 +14,8 @@ use super::metrics::EvictionMetrics;
 use super::recorder::{Change, Settlement, SharedLedger};
 use super::refusal::Refusal;
 use super::{Denial, Permit, RuleQuery};
+use crate::clock;
 use crate::cluster::client::{CallError, call, found};
-use crate::cluster::clock;
 use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
 use crate::crd::emergency_stop;
@@ -51,7 +51,7 @@ pub struct Handler {
 impl Handler {
     /// Whether this replica is the leader now.
     pub fn leads(&self) -> bool {
-        self.leadership.borrow().term(clock::now()).is_some()
+        self.leadership.borrow().term(clock::boot_time()).is_some()
     }
 
     /// Evicts the pod, unless a check fails or `deadline` passes before all checks are done.
@@ -61,7 +61,7 @@ impl Handler {
         request: &EvictionRequest,
         deadline: BootTime,
     ) -> Answer {
-        let started = clock::now();
+        let started = clock::boot_time();
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
             Err(refusal) => {
@@ -70,7 +70,8 @@ impl Handler {
                 (refusal.label, refusal.answer)
             }
         };
-        self.metrics.answered(result, clock::now().since(started));
+        self.metrics
+            .answered(result, clock::boot_time().since(started));
         answer
     }
 
@@ -80,7 +81,10 @@ impl Handler {
         request: &EvictionRequest,
         deadline: BootTime,
     ) -> Result<Answer, Refusal> {
-        let prepared = timeout(deadline.since(clock::now()), self.prepare(node, request));
+        let prepared = timeout(
+            deadline.since(clock::boot_time()),
+            self.prepare(node, request),
+        );
         let prepared = prepared.await.unwrap_or_else(|_| Err(Refusal::late()))?;
         let uid = &request.target.uid;
         let (grace, granted) = match prepared {
@@ -103,7 +107,7 @@ impl Handler {
         if self.is_stopped().await? {
             return Err(Refusal::later("stopped", "an emergency stop is in force"));
         }
-        if clock::now() >= deadline {
+        if clock::boot_time() >= deadline {
             return Err(Refusal::late());
         }
         if !self.leads() {
@@ -196,7 +200,7 @@ impl Handler {
                 let why = "the outcome of another eviction on the node is not known yet";
                 return Err(Refusal::later("unsettled", why));
             }
-            match ledger.exhausted(key, clock::now()) {
+            match ledger.exhausted(key, clock::boot_time()) {
                 Some(exhausted) if !ledger.contains(uid) => Err(Refusal::exhausted(&exhausted)),
                 _ => Ok(()),
             }
@@ -321,7 +325,7 @@ mod tests {
             zone: None,
             owner: None,
         };
-        let until = clock::now() + Duration::from_hours(1);
+        let until = clock::boot_time() + Duration::from_hours(1);
         for (term, why) in [
             (Some(Term { epoch: 1, until }), NO_RECORD),
             (None, NOT_LEADING),

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::handler::Handler;
 use super::refusal::Refusal;
-use crate::cluster::clock;
+use crate::clock;
 use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
@@ -198,7 +198,7 @@ impl Queue {
             reply.send(None).ok();
             return;
         }
-        let now = clock::now();
+        let now = clock::boot_time();
         match self.last_requests.take(&node, &request.key, reply, now) {
             Step::Run => self
                 .waiting
@@ -217,7 +217,7 @@ impl Queue {
         while self.running.len() < MAX_CONCURRENT
             && let Some((node, request, deadline)) = self.waiting.pop_front()
         {
-            if clock::now() >= deadline {
+            if clock::boot_time() >= deadline {
                 let late = Refusal::late();
                 self.handler.metrics.answered(late.label, ANSWER_TIMEOUT);
                 self.finish(&node, &late.answer);

@@ -21,8 +21,8 @@ use super::budget::Budgets;
 use super::ledger::{BudgetExhausted, Granted, Ledger, PodState, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
+use crate::clock;
 use crate::cluster::client::{CallError, call, describe, found, stored};
-use crate::cluster::clock;
 use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
 use crate::crd::eviction::Target;
@@ -192,7 +192,7 @@ impl Recorder {
     /// Follows the record as a standby.
     fn follow(&mut self, map: Option<&ConfigMap>) {
         if let Some(Ok(record)) = map.map(read) {
-            self.first_seen.update(&record, clock::now());
+            self.first_seen.update(&record, clock::boot_time());
         }
     }
 
@@ -211,13 +211,13 @@ impl Recorder {
             self.settle(epoch).await
         };
         self.log_outcome(outcome);
-        let now = clock::now();
+        let now = clock::boot_time();
         let ledger = self.ledger.lock();
         self.metrics.counts(ledger.as_ref(), now);
     }
 
     fn term(&self) -> Option<u64> {
-        let term = self.leadership.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::boot_time());
         term.map(|term| term.epoch)
     }
 
@@ -225,7 +225,7 @@ impl Recorder {
         self.epoch = None;
         *self.ledger.lock() = None;
         self.polls.clear();
-        self.metrics.counts(None, clock::now());
+        self.metrics.counts(None, clock::boot_time());
     }
 
     fn log_outcome(&mut self, outcome: Result<(), RecordError>) {
@@ -244,7 +244,7 @@ impl Recorder {
     /// Starts a term from the previous leader's record.
     async fn open(&mut self, epoch: u64) -> Result<(), RecordError> {
         let record = self.read(epoch).await?;
-        let now = clock::now();
+        let now = clock::boot_time();
         let ledger = if let Ok(record) = record {
             self.first_seen.update(&record, now);
             Ledger::resume(self.location.budgets, record, &self.first_seen, now)
@@ -268,7 +268,7 @@ impl Recorder {
 
     /// Polls pods, and records what was settled since.
     async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
-        let now = clock::now();
+        let now = clock::boot_time();
         let free = MAX_CONCURRENT_POLLS.saturating_sub(self.polls.len());
         let due = self.ledger.change(|ledger| {
             ledger.prune(now);
@@ -293,7 +293,7 @@ impl Recorder {
         let Ok(state) = state else {
             return;
         };
-        let now = clock::now();
+        let now = clock::boot_time();
         let settled = self
             .ledger
             .change(|ledger| ledger.observe(&uid, state, started, now));
@@ -334,7 +334,7 @@ impl Recorder {
             self.ledger.change(|ledger| ledger.refused_again(uid));
             return;
         };
-        let now = clock::now();
+        let now = clock::boot_time();
         let is_new = self
             .ledger
             .change(|ledger| ledger.settle(uid, settled, now));
@@ -347,7 +347,7 @@ impl Recorder {
         let Some(mut ledger) = self.ledger.read(Ledger::clone) else {
             return;
         };
-        let now = clock::now();
+        let now = clock::boot_time();
         let reserved: Vec<String> = reservations.iter().map(|(it, _)| it.uid.clone()).collect();
         let (replies, answers): (Vec<_>, Vec<_>) = reservations
             .into_iter()
@@ -365,7 +365,7 @@ impl Recorder {
             return;
         }
         for uid in &reserved {
-            ledger.renew(uid, clock::now());
+            ledger.renew(uid, clock::boot_time());
         }
         *self.ledger.lock() = Some(ledger);
         for (reply, answer) in replies.into_iter().zip(answers) {

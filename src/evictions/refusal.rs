@@ -7,7 +7,7 @@ use super::ledger::BudgetExhausted;
 use crate::crd::eviction::{Answer, Delay, Objection};
 
 /// Retry delay when the leader will soon know more.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a pod is not evicted, without asking the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Refusal {
     /// To be retried, for a reason that is not about the pod.
     pub fn later(label: &'static str, why: impl Into<String>) -> Self {
         let answer = Answer::Wait {
-            wait: RETRY,
+            wait: RETRY_INTERVAL,
             by: Delay::Leader,
             why: why.into(),
         };

@@ -15,7 +15,7 @@ use tower::{BoxError, service_fn};
 
 use super::budget::Budget;
 use super::*;
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::Term;
 use crate::crd::eviction::{Delay, Key, Target};
 
@@ -112,7 +112,7 @@ impl Leader {
         };
         let term = Term {
             epoch: 1,
-            until: clock::now() + WINDOW,
+            until: clock::boot_time() + WINDOW,
         };
         let (elected, leadership) = watch::channel(Leadership::new(Some(term), None));
         let (rules, mut queries) = mpsc::channel::<RuleQuery>(1);

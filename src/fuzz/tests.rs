@@ -9,7 +9,7 @@ use allocation_counter::measure;
 use fastrand::Rng;
 
 use super::{TARGETS, Target};
-use crate::node::clock::boot_time;
+use crate::clock::boot_time;
 
 /// How long each runs.
 const DURATION: Duration = Duration::from_secs(1);

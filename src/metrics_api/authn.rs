@@ -11,8 +11,8 @@ use kube::{Api, Client};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
+use crate::clock;
 use crate::cluster::client::call;
-use crate::cluster::clock;
 use crate::cluster::reviews::{Bounds, Reviews};
 
 use super::front_proxy::Trust;
@@ -68,7 +68,7 @@ impl Authenticator {
     pub fn is_proxy(&self, certificates: &[CertificateDer<'static>]) -> bool {
         let trust = self.trust.borrow();
         let trust = trust.as_ref();
-        trust.is_some_and(|trust| trust.is_proxy(certificates, clock::wall()))
+        trust.is_some_and(|trust| trust.is_proxy(certificates, clock::wall_time()))
     }
 
     /// The user of a request with these headers and client certificates.
@@ -85,7 +85,7 @@ impl Authenticator {
             if trust.is_none() && !certificates.is_empty() {
                 return Err(Refusal::unknown("which front proxies to trust"));
             }
-            let is_proxy = |trust: &&Trust| trust.is_proxy(certificates, clock::wall());
+            let is_proxy = |trust: &&Trust| trust.is_proxy(certificates, clock::wall_time());
             let trust = trust.as_ref().filter(is_proxy);
             trust.and_then(|trust| trust.user(headers))
         };

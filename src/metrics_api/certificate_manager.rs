@@ -26,9 +26,9 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::clock;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call, describe};
-use crate::cluster::clock;
 use crate::cluster::election::Leadership;
 
 use super::Observer;
@@ -188,7 +188,7 @@ impl Source {
             Self::SelfIssued(_) => pending().await,
             Self::Files(files) => {
                 sleep(RETRY_INTERVAL).await;
-                while !files.has_changed(clock::wall()) {
+                while !files.has_changed(clock::wall_time()) {
                     sleep(RETRY_INTERVAL).await;
                 }
             }
@@ -241,9 +241,9 @@ impl CertificateManager {
         let mut error_text = String::new();
         loop {
             // Checked by the clock: after a suspension the process may have lost leadership without noticing yet.
-            let term = self.leadership.borrow_and_update().term(clock::now());
+            let term = self.leadership.borrow_and_update().term(clock::boot_time());
             let leads = term.is_some();
-            let error = self.refresh(leads, clock::wall()).await.err();
+            let error = self.refresh(leads, clock::wall_time()).await.err();
             let why = error.as_ref().map_or_else(String::new, |e| describe(e));
             if why != error_text && !why.is_empty() {
                 tracing::error!(why, "failed to reconcile the certificates");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hyper::body::Bytes;
 use tokio::sync::watch;
 
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::Leadership;
 
 use super::store::{Limits, Store};
@@ -66,7 +66,7 @@ impl Data {
     pub fn read<T>(&self, read: impl FnOnce(&Store) -> T) -> Option<T> {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         // Checked after the lock is acquired: the process may have been suspended while it waited.
-        let term = self.leadership.borrow().term(clock::now())?;
+        let term = self.leadership.borrow().term(clock::boot_time())?;
         (store.term() == Some(term.epoch)).then(|| read(&store))
     }
 

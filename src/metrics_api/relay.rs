@@ -12,8 +12,8 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use crate::clock;
 use crate::cluster::client::describe;
-use crate::cluster::clock;
 use crate::cluster::election::Leadership;
 use crate::crd::report::{MissingReport, RELAY_PATH};
 
@@ -104,7 +104,7 @@ impl Relay {
             let leadership = *self.leadership.borrow();
             let leader = leadership
                 .leader()
-                .filter(|_| leadership.term(clock::now()).is_none());
+                .filter(|_| leadership.term(clock::boot_time()).is_none());
             let Some(leader) = leader.filter(|_| reports.has_reporting_nodes()) else {
                 continue;
             };

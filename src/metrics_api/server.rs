@@ -19,7 +19,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::{sleep, timeout};
 
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::Leadership;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::crd::report::RELAY_PATH;
@@ -236,7 +236,7 @@ impl Api {
         self.tls
             .borrow()
             .as_ref()
-            .is_some_and(|tls| tls.is_replica(certificates, clock::wall()))
+            .is_some_and(|tls| tls.is_replica(certificates, clock::wall_time()))
     }
 
     async fn authorize(
@@ -397,7 +397,7 @@ impl ApiRequest {
         let writer = Writer {
             form,
             include: options.include,
-            now: clock::wall(),
+            now: clock::wall_time(),
         };
         let what = match (target, &options.operation) {
             (Target::One(name), ListOrWatch::List(_)) => Operation::Get((*name).to_owned()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::nodes::zone;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::policy::NodeFacts;
@@ -61,8 +61,8 @@ struct Now {
 impl Now {
     fn read() -> Self {
         Self {
-            boot: clock::now(),
-            wall: clock::wall(),
+            boot: clock::boot_time(),
+            wall: clock::wall_time(),
         }
     }
 }
@@ -255,7 +255,7 @@ impl StoreUpdater {
             interval,
             status,
         } = report;
-        let received_at = clock::wall() - clock::now().since(at);
+        let received_at = clock::wall_time() - clock::boot_time().since(at);
         self.change(&node, |entry| {
             (entry.polled, entry.known.polled) = (None, None);
             entry.reported = Some((at, interval));
@@ -293,7 +293,7 @@ impl StoreUpdater {
         };
         let was_there = entry.node.is_some();
         let is_new = change(entry);
-        let health_changed = entry.update_health(clock::wall());
+        let health_changed = entry.update_health(clock::wall_time());
         let Some(node) = &entry.node else {
             entry.forget_report();
             (entry.polled, entry.known.polled) = (None, None);
@@ -351,7 +351,7 @@ impl StoreUpdater {
             return self.reports.is_none();
         }
         let (nodes, leases) = (&self.nodes, self.leases);
-        self.warm_up.advance(clock::now(), || {
+        self.warm_up.advance(clock::boot_time(), || {
             let existing = nodes.values().filter(|entry| entry.node.is_some());
             let live = existing.filter(|entry| entry.known.heartbeat.is_some());
             let (mut all, mut reported) = (0, 0);

@@ -9,7 +9,7 @@ use hyper::body::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::cluster::clock;
+use crate::clock;
 
 use super::data::Data;
 use super::encode::{Writer, event};
@@ -23,9 +23,9 @@ const BATCH: usize = 16;
 /// Interval of bookmarks, and how long before the end the last one is sent.
 const BOOKMARK_INTERVAL: Duration = Duration::from_mins(1);
 const FINAL_BOOKMARK_LEAD: Duration = Duration::from_secs(2);
-/// A watch without a timeout lasts from this time ...
+/// A watch without a timeout lasts for a random time, so that watches that start together do not end together: at least this.
 const MIN_DURATION: Duration = Duration::from_mins(30);
-/// ... to this, chosen at random so that watches that start together do not end together.
+/// The longest time that a watch without a timeout lasts.
 pub const MAX_DURATION: Duration = Duration::from_hours(1);
 
 struct Watcher {
@@ -141,7 +141,7 @@ impl Watcher {
             if self.done {
                 return None;
             }
-            self.writer.now = clock::wall();
+            self.writer.now = clock::wall_time();
             if let Some(events) = self.next_events() {
                 return Some(events);
             }

@@ -2,7 +2,6 @@
 
 pub mod actuate;
 pub mod cgroup;
-pub mod clock;
 pub mod collect;
 pub mod journal;
 pub mod machine;

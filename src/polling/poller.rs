@@ -17,7 +17,7 @@ use super::metrics::PollMetrics;
 use super::page::{self, Capacity, Clock, PageError};
 use super::schedule::Schedule;
 use super::targets::{Target, Targets};
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::watch::Change;
 use crate::crd::NodeMetricStatus;
 use crate::crd::polling::PollSettings;
@@ -29,7 +29,7 @@ use crate::node::collect::probe::{self, HttpClient, ProbeError};
 /// Requests in progress at a time. Each may hold a page of 1 MiB.
 const MAX_REQUESTS: usize = 64;
 /// Without any endpoint, time to the next round.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Failing endpoints are logged this often at most.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -139,7 +139,7 @@ pub async fn run(
                 let begun = poller.begin().await;
                 if poller.schedule.is_empty() {
                     // After a start, Nodes and slices are not known yet.
-                    tick.reset_after(RETRY.min(poller.settings.interval));
+                    tick.reset_after(RETRY_INTERVAL.min(poller.settings.interval));
                 }
                 begun
             }
@@ -167,7 +167,7 @@ impl Poller {
     }
 
     async fn begin(&mut self) -> Result<(), Stopped> {
-        let now = clock::now();
+        let now = clock::boot_time();
         let planned = self.began.map(|began| began + self.settings.interval);
         let lag = planned.map_or(Duration::ZERO, |planned| now.since(planned));
         self.metrics.began(lag);
@@ -221,7 +221,7 @@ impl Poller {
         if self.running.is_empty()
             && let Some(round) = self.round.take()
         {
-            let now = clock::now();
+            let now = clock::boot_time();
             let counts = self.schedule.counts(now);
             self.metrics
                 .ended(now.since(round.began), counts, round.unknown);
@@ -231,7 +231,7 @@ impl Poller {
 
     async fn finished(&mut self, outcome: Outcome) -> Result<(), Stopped> {
         let Outcome { node, target, page } = outcome;
-        let now = clock::now();
+        let now = clock::boot_time();
         let read = page
             .map_err(PollError::from)
             .and_then(|page| self.read(&node, target, &page));
@@ -270,7 +270,7 @@ impl Poller {
         let service = self.settings.services.get(target.service);
         let metrics = service.map_or(&[][..], |service| &service.metrics);
         let clock = Clock {
-            wall: clock::wall(),
+            wall: clock::wall_time(),
             max_age: lifetime(self.settings.interval),
         };
         let (cpu, memory) = self.loads.capacity(node);

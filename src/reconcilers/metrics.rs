@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::reconciler::Reconciler;
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::requests::Observer;
 use crate::engine::time::BootTime;
 use crate::evictions::EvictionMetrics;
@@ -416,7 +416,7 @@ impl metrics_api::Observer for Metrics {
 
 impl Source for Metrics {
     fn livez(&self) -> Result<(), String> {
-        let idle = clock::now().since(self.health(|health| health.last_turn));
+        let idle = clock::boot_time().since(self.health(|health| health.last_turn));
         if idle > HANG_TIMEOUT {
             return Err(format!(
                 "the event loop has not run for {} s",

@@ -6,9 +6,9 @@ use crate::cluster::backoff::{exponential, jittered};
 use crate::crd::node_watermark::Hash;
 use crate::engine::time::BootTime;
 
-/// Delay before the first retry; doubled after each further failure...
+/// Delay before the first retry, doubled after each further failure.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// ...up to this.
+/// The longest delay before a retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
 /// A write that is in progress, or failed and waits for its retry.

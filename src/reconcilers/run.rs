@@ -29,8 +29,8 @@ use super::observe::watches::{Item, Source};
 use super::plan::operations::{Operation, WriteError};
 use super::plan::settings::Settings;
 use super::reconciler::Reconciler;
+use crate::clock;
 use crate::cluster::client::{CallError, ClientError, Server, call};
-use crate::cluster::clock;
 use crate::cluster::election::{self, Elector, Leadership};
 use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::cluster::watch::Change;
@@ -110,7 +110,7 @@ pub async fn run(
     metrics: Arc<Metrics>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), RunError> {
-    metrics.loop_turned(clock::now());
+    metrics.loop_turned(clock::boot_time());
     let client = server.client(Arc::clone(&metrics) as _)?;
     let probes = probes::serve(options.listen, Arc::clone(&metrics))?;
     let Options {
@@ -325,7 +325,7 @@ impl Controller {
             }
             self.take_reports();
             self.take_polled();
-            let term = elected.borrow().term(clock::now());
+            let term = elected.borrow().term(clock::boot_time());
             let term = term.filter(|_| self.watches.iter().all(Watch::is_known));
             if term.is_some() != leading {
                 leading = term.is_some();
@@ -372,7 +372,9 @@ impl Controller {
             self.reports_taken = Instant::now();
         }
         for report in new {
-            reports.metrics().published(clock::now().since(report.at));
+            reports
+                .metrics()
+                .published(clock::boot_time().since(report.at));
             self.reconciler
                 .reported(&report.node, report.interval, report.at);
             updater.report(report);
@@ -404,19 +406,19 @@ impl Controller {
             tracing::warn!(kind, %why, "failed to watch");
             watch.interrupted(&mut self.reconciler);
         }
-        let started = clock::now();
+        let started = clock::boot_time();
         if watch.apply_change(change, &mut self.reconciler, self.updater.as_mut(), started) {
             self.metrics.complete(kind);
         }
         if watch.source.is_compiled() {
-            self.metrics.compiled(clock::now().since(started));
+            self.metrics.compiled(clock::boot_time().since(started));
         }
     }
 
     /// Answers whether the rules of a node allow an eviction.
     fn answer(&self, query: RuleQuery, leadership: &watch::Receiver<Leadership>) {
         let knows_all = self.watches.iter().all(Watch::is_known);
-        let leads = leadership.borrow().term(clock::now()).is_some();
+        let leads = leadership.borrow().term(clock::boot_time()).is_some();
         let verdict = if knows_all && leads {
             self.reconciler.permit(&query)
         } else {
@@ -428,7 +430,7 @@ impl Controller {
 
     /// Starts the writes and events that are due.
     fn work(&mut self) {
-        let now = clock::now();
+        let now = clock::boot_time();
         self.metrics.loop_turned(now);
         let room = MAX_WRITES.saturating_sub(self.writes.len());
         if room > 0 {
@@ -438,7 +440,7 @@ impl Controller {
                 self.writes
                     .push(write::carry_out(client, leases, operation).boxed());
             }
-            let timestamp = format!("{:.0}", clock::wall());
+            let timestamp = format!("{:.0}", clock::wall_time());
             for status in self.reconciler.statuses(now, &timestamp) {
                 self.writes
                     .push(write::status(self.client.clone(), status).boxed());
@@ -479,7 +481,10 @@ impl Controller {
                 "failed to read the Lease of an unresponsive agent"
             );
         });
-        if self.reconciler.lease_read(node, clock::now(), outcome) {
+        if self
+            .reconciler
+            .lease_read(node, clock::boot_time(), outcome)
+        {
             tracing::warn!(node, "the watch of Leases missed a renewal");
             self.metrics.watch_error(Source::Leases.kind());
         }
@@ -497,7 +502,7 @@ impl Controller {
                 });
                 self.reconciler.written(
                     &node,
-                    clock::now(),
+                    clock::boot_time(),
                     outcome.map(|seen| seen.map(|seen| *seen)),
                 );
             }
@@ -509,7 +514,7 @@ impl Controller {
                     tracing::warn!(node, %why, "failed to remove the load label of an unresponsive agent");
                 }
                 self.reconciler
-                    .label_removed(&node, clock::now(), outcome.is_ok());
+                    .label_removed(&node, clock::boot_time(), outcome.is_ok());
             }
             Outcome::TaintRemoved { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
@@ -519,7 +524,8 @@ impl Controller {
                 if outcome == Ok(true) {
                     self.metrics.taints_removed.inc();
                 }
-                self.reconciler.taint_removed(&node, clock::now(), outcome);
+                self.reconciler
+                    .taint_removed(&node, clock::boot_time(), outcome);
             }
             Outcome::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
@@ -531,7 +537,7 @@ impl Controller {
                     } else {
                         tracing::warn!(kind, name, %why, "failed to write the status");
                     }
-                    self.reconciler.status_failed(clock::now());
+                    self.reconciler.status_failed(clock::boot_time());
                 }
             }
         }
@@ -546,7 +552,7 @@ async fn while_leading<T>(
 ) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {
-        let term = elected.borrow().term(clock::now());
+        let term = elected.borrow().term(clock::boot_time());
         match term {
             Some(_) => work.as_mut().poll(context),
             None => Poll::Pending,

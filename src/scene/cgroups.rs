@@ -13,10 +13,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::pod::{ScenePod, quota_micros, shares, weight};
+use crate::clock::boot_time;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::parse::keyed;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::clock::boot_time;
 
 /// The control files that throttling can change.
 const CONTROL_FILES_V1: [&str; 5] = [

@@ -12,7 +12,7 @@ use super::extender::{self, Change, Extender, WireError};
 use super::metrics::SchedulerApiMetrics;
 use super::policy_file::{POLL_INTERVAL, PolicyFile};
 use super::server::{Answer, BODY_TIMEOUT, JSON, TEXT, text};
-use crate::cluster::clock;
+use crate::clock;
 use crate::crd::scheduler_policy::SchedulerPolicy;
 use crate::metrics_api::loads::NodeLoads;
 
@@ -112,7 +112,7 @@ impl ExtenderRequests {
 
     fn ask(&self, verb: Verb, body: &[u8]) -> Result<extender::Answer, WireError> {
         let request = extender::Request::read(body)?;
-        let now = clock::now();
+        let now = clock::boot_time();
         let mut extender = self.extender.lock().unwrap_or_else(PoisonError::into_inner);
         let nodes = self.loads.read();
         Ok(match verb {

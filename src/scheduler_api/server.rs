@@ -26,7 +26,7 @@ use super::metrics::SchedulerApiMetrics;
 use super::policy_file::PolicyFile;
 use super::prometheus::{self, QueryError};
 use super::query;
-use crate::cluster::clock;
+use crate::clock;
 use crate::crd::scheduler_policy::SchedulerPolicy;
 use crate::metrics_api::loads::NodeLoads;
 use crate::serve::{self, ServeError};
@@ -131,7 +131,7 @@ impl Server {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let begin = clock::now();
+        let begin = clock::boot_time();
         let (page, answer) = match request.uri().path() {
             "/watcher" => ("load_watcher", self.load_watcher(&request)),
             "/watcher/health" => ("load_watcher", text(StatusCode::OK, TEXT, "ok\n")),
@@ -147,7 +147,7 @@ impl Server {
             }
             _ => ("other", text(StatusCode::NOT_FOUND, TEXT, PATHS)),
         };
-        let took = clock::now().since(begin);
+        let took = clock::boot_time().since(begin);
         self.metrics.answered(page, answer.status().as_u16(), took);
         answer
     }
@@ -158,7 +158,7 @@ impl Server {
             return text(StatusCode::METHOD_NOT_ALLOWED, TEXT, message);
         }
         let host = parameter(request.uri().query().unwrap_or_default(), "host");
-        let (now, wall) = (clock::now(), clock::wall());
+        let (now, wall) = (clock::boot_time(), clock::wall_time());
         let page = load_watcher::page(&self.loads.read(), host.as_deref(), now, wall);
         match page {
             Ok(page) => text(StatusCode::OK, JSON, page),
@@ -176,7 +176,7 @@ impl Server {
             let message = "offset is not a whole number of seconds";
             return status(400, "BadRequest", message);
         };
-        let (node, metric, now) = (text_of("node"), text_of("metric"), clock::now());
+        let (node, metric, now) = (text_of("node"), text_of("metric"), clock::boot_time());
         match query::any(&self.loads, &node, &metric, offset, now) {
             // It consists of numbers and strings, which serialize.
             Ok(value) => text(
@@ -204,7 +204,7 @@ impl Server {
             query => query,
         };
         let query = query.unwrap_or_default();
-        let (now, wall) = (clock::now(), clock::wall());
+        let (now, wall) = (clock::boot_time(), clock::wall_time());
         match prometheus::query(&self.loads.read(), &query, now, wall) {
             Ok(answer) => text(StatusCode::OK, JSON, answer),
             Err(error @ QueryError::Unknown(_)) => {

@@ -33,7 +33,7 @@ pub use self::labels::{KindLabels, ReasonLabels, RequestLabels, ResultLabels, St
 const MAX_CONNECTIONS: usize = 32;
 
 /// Delay after a failed accept.
-const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Content to serve.
 pub trait Source: Send + Sync + 'static {
@@ -156,7 +156,7 @@ where
         if let Ok((stream, _)) = accept().await {
             return stream;
         }
-        sleep(ACCEPT_RETRY).await;
+        sleep(ACCEPT_RETRY_INTERVAL).await;
     }
 }
 

@@ -119,7 +119,7 @@ async fn a_listener_pauses_between_attempts_without_file_descriptors() {
         let failed = io::Error::from(Errno::EMFILE);
         ready(Err::<(TcpStream, SocketAddr), _>(failed))
     };
-    let waited = timeout(ACCEPT_RETRY * 4, accepted(out_of_descriptors)).await;
+    let waited = timeout(ACCEPT_RETRY_INTERVAL * 4, accepted(out_of_descriptors)).await;
     assert!(waited.is_err());
     assert!((1..=5).contains(&attempts), "{attempts}");
 }

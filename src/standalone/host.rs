@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::scheduling::{SchedulingFile, SchedulingState};
+use crate::clock;
 use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
-use crate::node::clock;
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
 use crate::node::machine::event::NoticeKind;

@@ -100,7 +100,7 @@ impl Wake {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::clock::boot_time;
+    use crate::clock::boot_time;
 
     #[test]
     fn it_wakes_at_the_deadline() {

@@ -9,9 +9,9 @@ use crate::api_support::faults::{Fault, Proxy};
 use crate::api_support::leader::{Leader, ReceivedRequest, RequestOutcome};
 use crate::api_support::{free_port, policy};
 use crate::run_support::eventually;
+use plimsoll::clock::boot_time;
 use plimsoll::crd::eviction::{PATH, api_path};
 use plimsoll::engine::EngineState;
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::state_dir::Writer;
 use serde_json::{Value, json};
 

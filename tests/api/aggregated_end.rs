@@ -11,8 +11,8 @@ use hyper::{Request, StatusCode};
 use kube::client::Body;
 use kube::{Client, Config};
 use nix::sys::signal::Signal;
+use plimsoll::clock;
 use plimsoll::cluster::client::Server;
-use plimsoll::cluster::clock;
 use plimsoll::cluster::election::Leadership;
 use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::metrics_api::{self, CertificateSource, ObjectNames, Observer, Options};
@@ -197,7 +197,7 @@ async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
     };
     plane.nodes(&["node00".to_owned()]);
     account(&plane);
-    let renewed = format!("{:.6}", clock::wall());
+    let renewed = format!("{:.6}", clock::wall_time());
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": "node00", "namespace": LEASES},

@@ -10,12 +10,12 @@ use crate::agent_support::{Agent, NODE, Node, pod, throttling};
 use crate::api_support::{LEASES, lease_namespace};
 use crate::run_support::BINARY;
 use jiff::Timestamp;
+use plimsoll::clock;
 use plimsoll::crd::crane_annotations::{CraneValues, HOT, KEYS, WRITTEN, Zone};
 use plimsoll::crd::emergency_stop::{ANNOTATION, OBJECT};
 use plimsoll::engine::sample::{CpuTimes, NodeMemory, Sample};
 use plimsoll::engine::units::Bytes;
 use plimsoll::engine::window::NodeWindows;
-use plimsoll::node::clock;
 use plimsoll::node::machine::saved_file::{SavedFile, Validity};
 use serde_json::{Value, json};
 

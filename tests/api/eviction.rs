@@ -14,6 +14,7 @@ use plimsoll::agent::eviction::{
     EvictionResult, Evictions, Evictor, InForce, Outcome, Refusal, Request, Requester,
 };
 use plimsoll::agent::taint::{self, ObservedNode, TaintState, WantedTaint};
+use plimsoll::clock;
 use plimsoll::cluster::eviction;
 use plimsoll::crd::eviction::{Answer, Target};
 use plimsoll::engine::metric::Metric;
@@ -22,7 +23,6 @@ use plimsoll::engine::policy::{
     Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::Selector;
-use plimsoll::node::clock;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 

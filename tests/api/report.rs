@@ -141,7 +141,7 @@ async fn events_during_an_outage_are_published_afterwards() {
     for message in ["one", "two", "three"] {
         publisher.publish(new_event(Regarding::Node, message), None);
     }
-    let reported = plimsoll::node::clock::wall_time();
+    let reported = plimsoll::clock::wall_time();
     while publisher.counts().0.done < 3 {
         assert!(started.elapsed() < 2 * TIMEOUT, "{:?}", publisher.counts());
         tokio::time::sleep(Duration::from_millis(20)).await;

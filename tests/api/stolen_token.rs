@@ -17,11 +17,11 @@ use crate::agent_support::pod;
 use crate::api_support::{ControlPlane, Controller, LEASES, aggregation, free_port, names, policy};
 use crate::chart_support::{NAMESPACE, objects, rendered_with};
 use k8s_openapi::api::core::v1::ObjectReference;
+use plimsoll::clock::boot_time;
 use plimsoll::cluster::events::{EventSpec, Events, node_reference};
 use plimsoll::cluster::taint::{self, DesiredTaint, NodeTaint, TaintError};
 use plimsoll::crd::eviction::api_path;
 use plimsoll::engine::policy::TaintEffect;
-use plimsoll::node::clock::boot_time;
 use serde_json::{Value, json};
 
 const TIMEOUT: Duration = Duration::from_mins(4);

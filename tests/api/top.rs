@@ -12,7 +12,7 @@ use crate::api_support::reporter::{Reporter, account, report, token, trust};
 use crate::api_support::{
     ControlPlane, Controller, LEASES, Process, aggregation, free_port, lease_namespace,
 };
-use plimsoll::cluster::clock::wall;
+use plimsoll::clock::wall_time;
 use serde_json::{Value, json};
 
 fn top(kubeconfig: &Path, args: &[&str]) -> Output {
@@ -29,7 +29,7 @@ fn lease(node: &str, age: Duration, summary: &str) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": node, "namespace": LEASES, "annotations": {"plimsoll.dev/summary": summary}},
-        "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": format!("{:.6}", wall() - age)},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": format!("{:.6}", wall_time() - age)},
     })
 }
 
@@ -261,7 +261,7 @@ fn the_latest_reports_of_nodes_and_pods_are_shown() {
     let agent = || {
         sequence.set(sequence.get() + 1);
         let mut report = report("node00", sequence.get(), 6000);
-        report["status"]["timestamp"] = json!(format!("{:.0}", wall()));
+        report["status"]["timestamp"] = json!(format!("{:.0}", wall_time()));
         let code = reporter.report(&token, &report).code;
         assert!([200, 429, 503].contains(&code), "{code}");
     };

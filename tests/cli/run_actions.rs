@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::run_support::{Machine, eventually, policy, throttle};
 use nix::sys::signal::Signal;
-use plimsoll::node::clock::wall_time;
+use plimsoll::clock::wall_time;
 use serde_json::Value;
 
 fn evict(more: &str) -> String {

@@ -223,7 +223,11 @@ fn without_permission_run_is_refused_and_a_preview_works() {
         let run = machine.run_command(more);
         let binary = machine.path("plimsoll");
         // By cp: a file open for writing in this process stays so in what other tests fork meanwhile, and cannot be executed.
-        let copied = Command::new("cp").arg(run.get_program()).arg(&binary).status().unwrap();
+        let copied = Command::new("cp")
+            .arg(run.get_program())
+            .arg(&binary)
+            .status()
+            .unwrap();
         assert!(copied.success());
         let mut command = Command::new("setpriv");
         command

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::run_support::{Daemon, Machine, eventually, pod, policy, throttle};
 use nix::sys::signal::Signal;
+use plimsoll::clock::boot_time;
 use plimsoll::engine::metric::Resource;
 use plimsoll::engine::sample::{CpuTimes, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::window::{NodeWindows, Span};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::saved_file::{SavedFile, Validity};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

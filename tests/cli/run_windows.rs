@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use crate::run_support::{BINARY, Machine, policy};
 use nix::sys::signal::Signal;
+use plimsoll::clock::boot_time;
 use plimsoll::crd::windows;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::sample::{ProbeSample, Sample, Series};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
 use plimsoll::engine::window::NodeWindows;
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::saved_file::{SavedFile, Validity};
 use plimsoll::trace::Header;
 use plimsoll::trace::record::Recorder;

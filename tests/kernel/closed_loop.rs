@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::engine_support::{idle_action, pod, rule, throttling};
 use crate::kernel_support::{TestCgroups, assert_fine, test_cgroups, wait_for};
 use crate::simulation::{Simulation, Worker};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::plan::{Change, Plan};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
@@ -16,7 +17,6 @@ use plimsoll::engine::sample::{PodSample, Sample};
 use plimsoll::engine::{Demand, Engine};
 use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::CgroupPath;
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
 /// Pods as real cgroups, one test at a time.

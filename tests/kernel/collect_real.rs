@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::collect_support::{CgroupFixture, everything, pod, uid, wait_for};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::Sample;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
 use plimsoll::node::cgroup::cached_file::FdBudget;
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
 fn sampler(ground: &CgroupFixture) -> Sampler {

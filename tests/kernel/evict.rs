@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::kernel_support::{TestCgroups, test_cgroups, uid, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use plimsoll::clock::boot_time;
 use plimsoll::node::actuate::evict::{EvictError, EvictOutcome, Evictor};
 use plimsoll::node::cgroup::{CgroupPath, Controller};
-use plimsoll::node::clock::boot_time;
 
 const LONG: Duration = Duration::from_mins(5);
 const IGNORES_SIGTERM: &str = "trap '' TERM";

@@ -7,12 +7,12 @@ use crate::kernel_support::{
     TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups, uid,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::plan::Feedback;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{Outcome, ReleaseResult, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::clock::boot_time;
 
 /// A small disk mounted on the state directory.
 struct Disk<'a>(&'a Path);

@@ -7,12 +7,12 @@ use cgroups_rs::fs::cgroup_builder::CgroupBuilder;
 use cgroups_rs::fs::cpu::CpuController;
 use cgroups_rs::fs::hierarchies;
 
+use plimsoll::clock::boot_time;
 use plimsoll::engine::Demand;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::sample::Sample;
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
 /// A cgroup created by `cgroups-rs` and removed on drop.

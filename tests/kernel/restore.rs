@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use crate::engine_support::{policy, rule, throttling};
 use crate::kernel_support::{throttle, throttle_of_cgroups};
+use plimsoll::clock::boot_time;
 use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::policy::{PolicySet, Rule, RuleId};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::node::machine::{Settings, restore_expired};
 use plimsoll::standalone::host;

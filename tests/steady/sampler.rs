@@ -5,9 +5,9 @@ use std::path::Path;
 use crate::collect_support::{CgroupFixture, everything, uid};
 use allocation_counter::measure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::Demand;
 use plimsoll::engine::sample::{PodSample, Sample};
-use plimsoll::node::clock::boot_time;
 use plimsoll::node::collect::Sampler;
 
 const PODS: usize = 110;

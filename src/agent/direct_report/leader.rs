@@ -14,6 +14,7 @@ use super::Options;
 use super::credentials::Files;
 use super::links::{Links, Sender};
 use crate::agent::eviction::Requester;
+use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::eviction::was_not_sent;
 use crate::crd::eviction::{
@@ -21,7 +22,6 @@ use crate::crd::eviction::{
     Target, api_path,
 };
 use crate::engine::policy::RuleId;
-use crate::node::clock;
 
 /// Largest answer that is read.
 const MAX_ANSWER_BYTES: usize = 16 << 10;

@@ -18,10 +18,10 @@ use super::links::LeaderRequests;
 use super::metrics::Reports;
 use super::schedule::{Outcome, ReportSchedule, Step};
 use super::{Links, Measured, Options, TIMEOUT};
+use crate::clock;
 use crate::cluster::client::describe;
 use crate::crd::report::{Acknowledgement, Report};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 /// Shared by the tasks of all replicas.
 pub(super) struct Sending {

@@ -14,10 +14,10 @@ use super::endpoints::Endpoints;
 use super::metrics::Reports;
 use super::replica::{Replica, Sending};
 use super::{Links, Measured, Options};
+use crate::clock;
 use crate::cluster::backoff::sleep;
 use crate::cluster::watch::{self as objects, Change};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 /// Never ends.
 pub(super) async fn run(

@@ -15,7 +15,7 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// A change waits at least for this fraction of the interval (1/10).
 const CHANGE_FRACTION: u32 = 10;
 /// First and longest pause after failures; jittered by up to the pause itself.
-const RETRY_PAUSES: [Duration; 2] = [MIN_INTERVAL, Duration::from_secs(5)];
+const RETRY_DELAYS: [Duration; 2] = [MIN_INTERVAL, Duration::from_secs(5)];
 /// Jitter of a Retry-After, so that not all agents come back at once.
 const RETRY_AFTER_JITTER: f64 = 0.25;
 
@@ -111,7 +111,7 @@ impl ReportSchedule {
             Outcome::Failed(wait) => {
                 let wait = wait.unwrap_or_default().min(MAX_INTERVAL);
                 let wait = wait.mul_f64(1.0 + RETRY_AFTER_JITTER * self.random.f64());
-                let [min, max] = RETRY_PAUSES;
+                let [min, max] = RETRY_DELAYS;
                 let backoff = self.backoff.get_or_insert_with(|| backoff(min, max));
                 self.due = now + wait.max(backoff.next().unwrap_or(max));
             }

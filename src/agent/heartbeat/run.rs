@@ -11,9 +11,9 @@ use super::lease;
 use super::metrics::Heartbeats;
 use super::schedule::{Call, Outcome, Schedule, Step};
 use super::{HeartbeatInput, Options};
+use crate::clock;
 use crate::cluster::client::{CallError, call, found, stored};
 use crate::crd::summary::Percent;
-use crate::node::clock;
 
 /// Runs until the sampling loop ends.
 pub(super) async fn run(

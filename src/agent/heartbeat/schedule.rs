@@ -14,7 +14,7 @@ const JITTER: f64 = 0.04;
 /// `leaseDurationSeconds` in intervals.
 const DURATION_INTERVALS: u32 = 4;
 /// The pause after the first failure; it doubles with each further one, up to [`INTERVAL`].
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Upper limit for a server's Retry-After.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
 /// How many answers in a row may lead to another call at once: from a conflict over a read to a create, and one more.
@@ -187,7 +187,7 @@ impl Schedule {
     }
 
     fn failed(&mut self, now: BootTime, wait: Option<Duration>) {
-        let pause = exponential(RETRY_PAUSE, INTERVAL, self.failures);
+        let pause = exponential(MIN_RETRY_DELAY, INTERVAL, self.failures);
         let pause = pause.mul_f64(0.5 + self.random.f64() / 2.0);
         let wait = wait.unwrap_or_default().min(MAX_RETRY_AFTER);
         // Agents that were throttled together do not come back together.

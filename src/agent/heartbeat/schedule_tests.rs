@@ -137,7 +137,7 @@ fn failures_are_retried_within_the_period_with_growing_pauses() {
         pauses.push(agent.now.since(before));
     }
     assert!(
-        pauses[0] >= Duration::from_millis(250) && pauses[0] <= RETRY_PAUSE,
+        pauses[0] >= Duration::from_millis(250) && pauses[0] <= MIN_RETRY_DELAY,
         "{pauses:?}"
     );
     assert!(

@@ -1,5 +1,5 @@
-//! What of the load counts for schedulers that read the label: loads up to 60 count alike. A rise of 10, a fall of 20, and a
-//! crossing of 95 either way are urgent. Pure.
+//! What of the load counts for schedulers that read the label: loads up to 60 count alike. A rise of 10, a fall of 20, and
+//! whatever reaches or leaves 95 are urgent. Pure.
 
 use super::WantedSigns;
 use super::schedule::Change;

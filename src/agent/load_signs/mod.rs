@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 
 use self::schedule::{Parts, Schedule, SeenSigns, Step};
 use super::taint::{NewestNode, ObservedNode};
+use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::CallError;
 use crate::cluster::load_signs::{self, LoadSignsPatch};
@@ -23,10 +24,9 @@ use crate::crd::load_label::LoadLabel;
 use crate::engine::load::NodeLoad;
 use crate::engine::metric::Resource;
 use crate::engine::window::{NodeWindows, PeakSpan, Span, Statistic};
-use crate::node::clock;
 
 /// Minimum and maximum pause after a failed write.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// What schedulers are to see of the node's load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,7 +142,7 @@ async fn run(
                         newest.written(node);
                     }
                     Err(error) => {
-                        let (min, max) = RETRY_PAUSE;
+                        let (min, max) = RETRY_DELAYS;
                         let pauses = pauses.get_or_insert_with(|| backoff(min, max));
                         let pause = pauses.next().unwrap_or(max);
                         tokio::time::sleep(at_least(error.retry_after(), pause)).await;

@@ -1,6 +1,6 @@
 //! When the label and crane's annotations are written. Pure.
 //!
-//! At most three writes at a time, then one per interval. The last of the three is for a load that rises, so that a node that
+//! At most three writes at a time, then one per interval. The last of the three is reserved for a rising load, so that a node that
 //! becomes hot is always avoided at once, and for annotations that would expire.
 
 use std::time::Duration;

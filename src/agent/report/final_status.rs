@@ -9,13 +9,13 @@ use super::conditions::{Health, Unready};
 use super::status::{StatusBuilder, View, this_agent};
 use super::write::{self, Report};
 use crate::agent::taint::TaintState;
+use crate::clock;
 use crate::cluster::client::{CallError, call, found};
 use crate::cluster::taint::{self, TaintError, TaintSnapshot};
 use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
-use crate::node::clock;
 use crate::node::journal::Record;
 
 /// What could not be restored.

@@ -33,9 +33,9 @@ use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
 
-/// A report is due at most [`INTERVAL`] after the previous one, and at the earliest after this part of it...
+/// A report is due at most [`INTERVAL`] after the previous one, and at the earliest after this part of it.
 const MIN_INTERVAL_PART: f64 = 0.9;
-/// ...or after this part if the previous one reported a change, as many nodes may have done at once.
+/// The same if the previous one reported a change, as many nodes may have done at once.
 const MIN_INTERVAL_PART_AFTER_CHANGE: f64 = 0.5;
 /// Shorter changes of use are noise. The second report, the first with rates, follows after this time.
 const MIN_INTERVAL: Duration = Duration::from_secs(3);

@@ -10,12 +10,12 @@ use tokio::sync::{mpsc, watch};
 
 use super::conditions::cut;
 use super::events::{NewEvent, Regarding};
+use crate::clock;
 use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
 use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::cluster::token_bucket::TokenBucket;
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 /// Maximum length of the queue; further events are dropped and counted.
 const MAX_QUEUED: usize = 256;
@@ -23,7 +23,7 @@ const MAX_QUEUED: usize = 256;
 const BURST: u32 = 50;
 const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a retry.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// API servers keep events for an hour: older ones are dropped.
 const MAX_AGE: Duration = Duration::from_hours(1);
 /// After this many error answers the event is dropped.
@@ -120,7 +120,7 @@ async fn publish(
     let (time, at) = (queued.time, queued.at);
     let event_spec = event_spec(queued.event, node, queued.watermark_uid);
     let mut refusals = 0;
-    for pause in backoff(RETRY_PAUSES.0, RETRY_PAUSES.1) {
+    for pause in backoff(RETRY_DELAYS.0, RETRY_DELAYS.1) {
         tokio::time::sleep(bucket.reserve(clock::boot_time())).await;
         let Err(error) = events.publish_at(event_spec.clone(), time).await else {
             return true;

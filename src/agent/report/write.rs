@@ -12,16 +12,16 @@ use tokio::sync::watch;
 
 use super::status::seconds;
 use super::status_schedule::{StatusSchedule, Step};
+use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::{CallError, call, stored};
 use crate::crd::{NodeWatermark, NodeWatermarkStatus};
 use crate::engine::time::BootTime;
-use crate::node::clock;
 
 /// Field manager of the fields that an agent writes.
 pub const FIELD_MANAGER: &str = "plimsoll-agent";
 /// First and longest pause after a failed write.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Pause after a 404: the object was most likely deleted, and by then the watch has its new UID.
 const NOT_FOUND_PAUSE: Duration = Duration::from_secs(10);
 /// The API server's message for a field that its CRD does not have.
@@ -141,7 +141,7 @@ impl Writer {
             );
             self.failure = Some(message);
         }
-        let (min, max) = RETRY_PAUSES;
+        let (min, max) = RETRY_DELAYS;
         let pauses = self.pauses.get_or_insert_with(|| backoff(min, max));
         let pause = pauses.next().unwrap_or(max);
         let pause = at_least(error.retry_after(), pause);

@@ -28,8 +28,8 @@ use super::placement::Placement;
 use super::pods::AgentPod;
 use super::table::Table;
 use crate::cli::progress::Progress;
+use crate::clock;
 use crate::cluster::client::{CallError, call};
-use crate::cluster::clock;
 use crate::cluster::list::all;
 use crate::cluster::nodes::MANAGED_SELECTOR;
 use crate::crd::crane_annotations::CraneAnnotations;
@@ -277,7 +277,7 @@ impl Snapshot {
         let leases = Api::namespaced(client.clone(), &lease_namespace);
         let leases = it.full(list(leases, ListParams::default(), |it| it)).await;
         // Leases are compared with the clock.
-        let now = clock::wall();
+        let now = clock::wall_time();
         let nodes: Api<Node> = Api::all(client.clone());
         let services: Api<APIService> = Api::all(client.clone());
         let namespaces = items(&daemon_sets).iter().filter_map(DaemonSet::namespace);

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{Decision, ElectionState, LEASE_DURATION, Leadership, ObservedLease, RENEW_DEADLINE};
+use crate::clock;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{describe, stored};
-use crate::cluster::clock;
 
 /// Limit for each call of the election.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ impl Elector {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             me,
-            state: ElectionState::new(clock::now()),
+            state: ElectionState::new(clock::boot_time()),
             address,
             leader: None,
         }
@@ -57,7 +57,7 @@ impl Elector {
     /// Reads the Lease once, and writes it if needed. An error counts as an unreachable API server.
     async fn step(&mut self) -> kube::Result<()> {
         let lease = self.read().await?;
-        let now = clock::now();
+        let now = clock::boot_time();
         let decision = self
             .state
             .decide(&self.me, lease.as_ref().map(observed).as_ref(), now);
@@ -100,19 +100,19 @@ impl Elector {
             annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
             ..lease.metadata
         };
-        let time = MicroTime(clock::wall());
+        let time = MicroTime(clock::wall_time());
         lease.spec = Some(held_spec(lease.spec.take(), &self.me, taken, time));
         lease
     }
 
     async fn read(&mut self) -> kube::Result<Option<Lease>> {
         let lease = self.api.get_opt(&self.name).await?;
-        self.state.lease_read(clock::now());
+        self.state.lease_read(clock::boot_time());
         Ok(lease)
     }
 
     fn leadership(&self) -> Leadership {
-        let now = clock::now();
+        let now = clock::boot_time();
         if self.state.is_disconnected(now) {
             return Leadership::disconnected(self.leader);
         }
@@ -180,7 +180,7 @@ pub async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     while !*stop.borrow() {
-        let remaining = elector.state.remaining(clock::now());
+        let remaining = elector.state.remaining(clock::boot_time());
         let deadline = if leadership.borrow().leads() {
             remaining.min(CALL_TIMEOUT)
         } else {
@@ -195,7 +195,7 @@ pub async fn run(
         }
         publish(leadership, elector.leadership());
         // Leadership ends in time even if the next step is late.
-        let pause = elector.state.pause(clock::now());
+        let pause = elector.state.pause(clock::boot_time());
         // Standbys read at different times; the leader must not be late.
         let leads = leadership.borrow().leads();
         let pause = if leads { pause } else { jittered(pause) };

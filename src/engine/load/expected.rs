@@ -87,9 +87,9 @@ pub(super) struct PodUse {
     start: Start,
     /// The first reading since it started; `None` before.
     first: Option<BootTime>,
-    /// The last one...
+    /// The time of the last one.
     last: BootTime,
-    /// ...and its CPU counter, in ticks.
+    /// Its CPU counter, in ticks.
     counter: u64,
     pub(super) run_time: RunTime,
     /// Memory that cannot be reclaimed, in bytes, at the last sample that had it.

@@ -60,13 +60,13 @@ use super::units::{Bytes, MilliCpu, Quota};
 use super::values::memory;
 use super::window::{MAX_INTERVAL, NodeWindows, Span};
 
-/// The pods are sampled at least this often...
+/// The interval of samples of the pods.
 const POD_INTERVAL: Duration = Duration::from_secs(10);
-/// ...or this often while one of them is young: with every sample of the node, which is usually taken each second.
+/// The same while a pod is young: with every sample of the node, which is usually taken each second.
 const YOUNG_POD_INTERVAL: Duration = Duration::from_millis(900);
-/// Memory that cannot be reclaimed is read at least this often, since it is a part of peaks...
+/// The interval at which memory that cannot be reclaimed is read: peaks include it.
 const MEMORY_INTERVAL: Duration = Duration::from_mins(1);
-/// ...or this often while pods younger than 5 minutes still grow.
+/// The same while pods younger than 5 minutes still grow.
 const NEW_MEMORY_INTERVAL: Duration = Duration::from_secs(5);
 /// A throttled pod that uses at least this share of its quota wants more.
 const WANTS_MORE: f64 = 0.9;

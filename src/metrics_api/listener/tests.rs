@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::{Leadership, Term};
 use crate::metrics_api::Observer;
 use crate::metrics_api::authn::Authenticator;
@@ -115,7 +115,7 @@ async fn serve(
 impl Leader {
     /// With 5000 nodes, and this limit of lists and watches per user.
     fn start(per_user: usize) -> Self {
-        let until = clock::now() + Duration::from_hours(1);
+        let until = clock::boot_time() + Duration::from_hours(1);
         let (leadership, elected) =
             watch::channel(Leadership::new(Some(Term { epoch: 1, until }), None));
         let data = Arc::new(Data::new(Limits::default(), elected.clone()));

@@ -18,7 +18,7 @@ use super::interval::{Load, ReportLimits};
 use super::latest::{Latest, Outcome, ReceivedReport};
 use super::metrics::ReportMetrics;
 use super::token::BadToken;
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::Leadership;
 use crate::crd::Report;
 use crate::crd::eviction::{self, EvictionRequest, Misdirected};
@@ -86,7 +86,7 @@ impl ReportHandler {
 
     /// All nodes are known: accepts reports from now on.
     pub fn open(&self) {
-        self.latest().open(clock::now());
+        self.latest().open(clock::boot_time());
     }
 
     /// A Node was added or changed (with its boot ID, or an empty string), or (`None`) deleted.
@@ -111,7 +111,7 @@ impl ReportHandler {
 
     /// Updates the limits from the CPU usage of the listener.
     pub fn measure(&self, busy: f64) {
-        let now = clock::now();
+        let now = clock::boot_time();
         let (backlog, nodes) = {
             let mut latest = self.latest();
             latest.find_busy(now);
@@ -133,13 +133,14 @@ impl ReportHandler {
                 refused(&refusal)
             });
         }
-        let started = clock::now();
+        let started = clock::boot_time();
         let taken = self.receive(request).await;
         let (result, answered) = match taken {
             Ok((result, node)) => (result, self.acknowledged(node)),
             Err((result, refusal)) => (result, refused(&refusal)),
         };
-        self.metrics.answered(result, clock::now().since(started));
+        self.metrics
+            .answered(result, clock::boot_time().since(started));
         answered
     }
 
@@ -220,7 +221,7 @@ impl ReportHandler {
     /// Stores a report.
     pub fn put(&self, report: Report) -> Outcome {
         let min_age = self.limits().min_interval;
-        self.store(report, min_age, clock::now())
+        self.store(report, min_age, clock::boot_time())
     }
 
     fn store(&self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
@@ -240,7 +241,7 @@ impl ReportHandler {
     /// The body can't be parsed.
     pub fn store_relayed(&self, body: &[u8]) -> serde_json::Result<Vec<MissingReport>> {
         let all: Vec<RelayedReport<&RawValue>> = serde_json::from_slice(body)?;
-        let now = clock::now();
+        let now = clock::boot_time();
         for relayed in all {
             let age = Duration::from_millis(relayed.age_millis);
             let result = match Report::parse(relayed.report.get().as_bytes()) {
@@ -258,7 +259,7 @@ impl ReportHandler {
     /// Encodes reports that another replica is missing, up to `max_bytes` bytes. Returns the body and the number of
     /// reports.
     pub fn relay(&self, missed: &[MissingReport], max_bytes: usize) -> (Vec<u8>, usize) {
-        let (mut body, mut count, now) = (vec![b'['], 0, clock::now());
+        let (mut body, mut count, now) = (vec![b'['], 0, clock::boot_time());
         for missed in missed {
             // Lock for one report at a time, so that agents can report meanwhile.
             let text = self
@@ -281,7 +282,7 @@ impl ReportHandler {
 
     /// Whether any node currently reports here.
     pub fn has_reporting_nodes(&self) -> bool {
-        self.latest().reporting(clock::now()) > 0
+        self.latest().reporting(clock::boot_time()) > 0
     }
 
     async fn identify(&self, headers: &HeaderMap) -> Result<Arc<str>, Refused> {
@@ -293,7 +294,7 @@ impl ReportHandler {
     }
 
     fn acknowledged(&self, node: Arc<str>) -> Answered {
-        let term = self.leadership.borrow().term(clock::now());
+        let term = self.leadership.borrow().term(clock::boot_time());
         let limits = self.limits();
         let label_interval = limits.label_interval.as_secs();
         let acknowledgement = Acknowledgement {

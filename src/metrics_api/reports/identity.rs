@@ -13,7 +13,7 @@ use super::super::authn::{self, User};
 use super::keys::KeyRing;
 use super::metrics::ReportMetrics;
 use super::token::{BadToken, Token, Unverified};
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::reviews::{Bounds, Reviews};
 use crate::cluster::token_bucket::TokenBucket;
 use crate::crd::report::AUDIENCE;
@@ -87,7 +87,7 @@ impl Identity {
         if let Some(node) = self.good.cached(text.as_bytes()) {
             return Ok(node);
         }
-        let now = clock::wall();
+        let now = clock::wall_time();
         let token = Token::read(text)?;
         token.claims.check(AUDIENCE, now)?;
         let mut ttl = Duration::from_secs(token.claims.seconds_left(now));
@@ -114,7 +114,7 @@ impl Identity {
 
     async fn review(&self, text: &str) -> Result<Arc<str>, Denied> {
         let review = async {
-            if !self.budget().try_take(clock::now()) {
+            if !self.budget().try_take(clock::boot_time()) {
                 return Err(Denied::Unknown);
             }
             let answer = authn::review(&self.client, text, Some(AUDIENCE)).await;

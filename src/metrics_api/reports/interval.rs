@@ -14,9 +14,9 @@ const MAX_BACKLOG: Duration = Duration::from_secs(5);
 /// Minimum time between two reports of a node. Agents send at most one per second, and the network may bring two
 /// closer together.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
-/// Least interval of writes of a node's load label...
+/// The shortest interval of writes of a node's load label.
 const MIN_LABEL_INTERVAL: Duration = Duration::from_mins(1);
-/// ...which grows with the number of nodes, so that all together write at most this often a second.
+/// All nodes together write at most so many labels a second: with many nodes the interval is longer.
 const MAX_LABEL_WRITES: u32 = 20;
 
 /// Shorter samples would show a busy thread that only reads its clock.

@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use super::metrics::ReportMetrics;
 use super::token::{Keys, Token, Unverified, WrittenKeys};
+use crate::clock;
 use crate::cluster::client::{CallError, call};
-use crate::cluster::clock;
 use crate::engine::time::BootTime;
 
 /// Keys are reloaded after this time, so that withdrawn keys stop being accepted.
@@ -58,7 +58,7 @@ impl KeyRing {
             self.read(last_attempt).await;
             return self.known().0.verify(token);
         }
-        if clock::now().since(read) >= MAX_AGE {
+        if clock::boot_time().since(read) >= MAX_AGE {
             self.reload_in_background();
         }
         verified
@@ -83,15 +83,15 @@ impl KeyRing {
         self: &Arc<Self>,
         mut last_attempt: OwnedMutexGuard<LastAttempt>,
     ) -> Option<JoinHandle<()>> {
-        if last_attempt
-            .is_some_and(|last_attempt| clock::now().since(last_attempt) < MIN_RELOAD_INTERVAL)
-        {
+        if last_attempt.is_some_and(|last_attempt| {
+            clock::boot_time().since(last_attempt) < MIN_RELOAD_INTERVAL
+        }) {
             return None;
         }
         let ring = Arc::clone(self);
         Some(tokio::spawn(async move {
             let read = ring.fetch().await;
-            *last_attempt = Some(clock::now());
+            *last_attempt = Some(clock::boot_time());
             ring.keep(read);
         }))
     }
@@ -107,7 +107,7 @@ impl KeyRing {
             Ok(keys) => {
                 tracing::debug!(keys = keys.len(), "read the keys of ServiceAccount tokens");
                 let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-                *known = (Arc::new(keys), clock::now());
+                *known = (Arc::new(keys), clock::boot_time());
             }
             Err(error) => {
                 let why = error.message();

@@ -20,7 +20,7 @@ use super::super::write_timeout::WriteTimeout;
 use super::connections::{AgentConnections, NewConnections};
 use super::handler::{Answer, ReportHandler};
 use super::interval::Meter;
-use crate::cluster::clock;
+use crate::clock;
 use crate::crd::report::{MAX_ACCEPTED_BYTES, MAX_INTERVAL};
 
 /// Time limit for the first accepted report.
@@ -97,7 +97,7 @@ async fn measure(handler: &ReportHandler, all: &Connections) {
     let mut meter = Meter::default();
     loop {
         ticks.tick().await;
-        if let Some(busy) = meter.busy(clock::now(), clock::thread()) {
+        if let Some(busy) = meter.busy(clock::boot_time(), clock::thread_time()) {
             handler.measure(busy);
         }
         let (new, agents) = (all.new.len(), all.agents.len());

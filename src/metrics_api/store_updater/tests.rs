@@ -49,7 +49,7 @@ impl Replica {
     }
 
     fn lead(&mut self, epoch: u64) {
-        let until = clock::now() + std::time::Duration::from_hours(1);
+        let until = clock::boot_time() + std::time::Duration::from_hours(1);
         self.leadership
             .send_replace(Leadership::new(Some(Term { epoch, until }), None));
         self.updater.lead(Some(epoch));
@@ -58,7 +58,7 @@ impl Replica {
     /// The object, or null.
     fn get(&self, name: &str) -> Value {
         let found = self.data.read(|store| store.get(name)).unwrap().unwrap();
-        let (form, include, now) = (Form::Plain, Include::None, clock::wall());
+        let (form, include, now) = (Form::Plain, Include::None, clock::wall_time());
         let writer = Writer { form, include, now };
         found.map_or(Value::Null, |object| {
             serde_json::from_str(&writer.object(&object, false)).unwrap()
@@ -218,7 +218,7 @@ fn report(pods: i64, interval: Duration) -> ReceivedReport {
     });
     ReceivedReport {
         node: "n1".into(),
-        at: clock::now(),
+        at: clock::boot_time(),
         interval,
         status: Arc::new(serde_json::from_value(status).unwrap()),
     }
@@ -271,7 +271,7 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
 
 #[test]
 fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
-    let started = clock::wall();
+    let started = clock::wall_time();
     for off in [
         -SignedDuration::from_hours(1),
         SignedDuration::from_hours(1),
@@ -286,18 +286,18 @@ fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
         replica.updater.heartbeat("n1", beat(1));
         // Nobody saw it arrive: it is as old as it says, but not from the future.
         assert_eq!(replica.reported().min(started), reported_at.min(started));
-        assert!(replica.reported() <= clock::wall());
+        assert!(replica.reported() <= clock::wall_time());
         replica.updater.heartbeat("n1", beat(2));
-        assert!((started..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall_time()).contains(&replica.reported()));
         let mut report = report(3, Duration::from_hours(1));
         Arc::make_mut(&mut report.status).timestamp = Some(Time(reported_at));
         replica.updater.report(report);
-        assert!((started..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall_time()).contains(&replica.reported()));
         // What arrives after all Leases are listed is dated now.
         let mut replica = Replica::of_a_node();
         replica.updater.leases_known();
         replica.updater.heartbeat("n1", beat(1));
-        assert!((started..=clock::wall()).contains(&replica.reported()));
+        assert!((started..=clock::wall_time()).contains(&replica.reported()));
     }
 }
 
@@ -355,7 +355,7 @@ fn polled(cpu: f64, age: Duration) -> Polled {
     values.0[load_values::index("cpu_usage_avg_5m").unwrap()] = Some(cpu);
     values.0[load_values::index("mem_expected").unwrap()] = Some(9.0);
     let load = PolledLoad {
-        at: clock::now().before(age),
+        at: clock::boot_time().before(age),
         interval: Duration::from_secs(15),
         status: Arc::new(values.status().unwrap()),
     };
@@ -375,7 +375,7 @@ fn a_polled_node_has_a_load_until_it_is_forgotten() {
     assert_eq!(status["load"]["percent"], 50.0, "of a line of 90");
     assert_eq!(status["capacity"]["cpu"], "8");
     let load = loads.read()["n1"].clone().unwrap();
-    let now = clock::now();
+    let now = clock::boot_time();
     assert!(load.polled && load.cpu == MilliCpu(8000) && load.fresh(now).is_some());
     assert!(
         load.fresh(now + Duration::from_secs(41)).is_none(),
@@ -413,11 +413,11 @@ fn a_deleted_node_leaves_nothing_of_what_was_polled() {
     let mut replica = Replica::of_a_node();
     let loads = replica.updater.loads();
     replica.updater.polled(polled(45.0, Duration::ZERO));
-    assert!(loads.past("n1", clock::now()).is_some());
+    assert!(loads.past("n1", clock::boot_time()).is_some());
     replica.updater.node("n1", None);
     replica.updater.polled(polled(45.0, Duration::ZERO));
     assert!(replica.get("n1").is_null() && loads.read().is_empty());
     assert_eq!(loads.node_at([10, 0, 0, 1].into()), None);
     replica.updater.node("n1", Some(node(8)));
-    assert!(loads.read()["n1"].is_none() && loads.past("n1", clock::now()).is_none());
+    assert!(loads.read()["n1"].is_none() && loads.past("n1", clock::boot_time()).is_none());
 }

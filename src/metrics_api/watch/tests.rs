@@ -26,7 +26,7 @@ impl Replica {
     }
 
     fn lead(&self, epoch: u64, duration: Duration) {
-        let until = clock::now() + duration;
+        let until = clock::boot_time() + duration;
         let term = Term { epoch, until };
         self.leadership
             .send_replace(Leadership::new(Some(term), None));
@@ -58,7 +58,7 @@ impl Replica {
         let writer = Writer {
             form,
             include: options.include,
-            now: clock::wall(),
+            now: clock::wall_time(),
         };
         let data = Arc::clone(&self.data);
         stream(data, asked, options.filter, writer).unwrap().boxed()

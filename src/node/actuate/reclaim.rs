@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use crate::clock::boot_time;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Bytes;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::clock::boot_time;
 
 /// Bytes per write.
 const SLICE: u64 = 32 << 20;

@@ -26,12 +26,12 @@ use tokio::task::AbortHandle;
 use super::insecure_tls;
 use super::prometheus::{self, TextError};
 use super::refill::Refill;
+use crate::clock::boot_time;
 use crate::engine::Demand;
 use crate::engine::metric::Metric;
 use crate::engine::policy::{PolicySet, Probe};
 use crate::engine::sample::{ProbeSample, Sample, Series};
 use crate::engine::window::CustomWindow;
-use crate::node::clock::boot_time;
 
 /// Maximum response size in bytes.
 pub const MAX_RESPONSE_SIZE: usize = 1 << 20;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::node::NodeReader;
 use super::pod::PodReader;
 use super::refill::Refill;
+use crate::clock::{boot_time, wall_time};
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
@@ -14,7 +15,6 @@ use crate::engine::sample::{PodSample, Sample, TargetCgroupSample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::clock::{boot_time, wall_time};
 
 /// Reads the node and its pods into a [`Sample`].
 ///

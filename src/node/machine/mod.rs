@@ -31,6 +31,7 @@ use self::previews::Previews;
 use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
 use self::workload::Workload;
+use crate::clock::boot_time;
 use crate::engine::load::NodeLoad;
 use crate::engine::plan::{Change, Ineffective, Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::{Pod, PodUid};
@@ -41,7 +42,6 @@ use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
-use crate::node::clock::boot_time;
 use crate::node::collect::{Sampler, Target};
 use crate::node::journal::Record;
 

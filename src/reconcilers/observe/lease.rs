@@ -11,9 +11,9 @@ use serde::Deserialize;
 use crate::crd::Summary;
 use crate::metrics_api::compose::Heartbeat;
 
-/// The duration of a Lease without a valid one...
+/// The assumed duration of a Lease that has no valid one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(40);
-/// ...and the upper limit.
+/// Longer durations count as this one.
 const MAX_DURATION: Duration = Duration::from_hours(1);
 /// Time after the expiry of a Lease before its agent counts as unresponsive, for renewals in flight.
 const GRACE: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! Agent liveness, by this process's own clock. Pure.
 //!
-//! An agent renews its Lease and reports every few seconds, and writes its status at least every five minutes while
-//! something is in force. What counts is when this process sees a change; a node's clock is never read.
+//! An agent reports every 10 s or renews its Lease, and writes its status at least every five minutes while something is
+//! in force. What counts is when this process sees a change; a node's clock is never read.
 
 mod agent;
 mod messages;

@@ -51,7 +51,7 @@ impl Controller {
 
     /// The reasons of its events if nothing more arrives for an hour.
     fn events_after_an_hour(&mut self) -> Vec<&'static str> {
-        let now = clock::now();
+        let now = clock::boot_time();
         self.reconciler.plan(now, 0);
         self.reconciler.plan(now + Duration::from_hours(1), 0);
         let events = self.reconciler.take_events().into_iter();
@@ -116,10 +116,10 @@ async fn a_report_of_another_boot_is_rejected() {
 #[tokio::test]
 async fn work_continues_only_within_the_term() {
     let term = |until| Leadership::new(Some(Term { epoch: 7, until }), None);
-    let (leadership, elected) = watch::channel(term(clock::now() + Duration::from_hours(1)));
+    let (leadership, elected) = watch::channel(term(clock::boot_time() + Duration::from_hours(1)));
     assert_eq!(while_leading(&elected, ready(1)).await, 1);
     // The term is over, but the election has not published that yet.
-    leadership.send_replace(term(clock::now()));
+    leadership.send_replace(term(clock::boot_time()));
     let first = tokio::select! {
         biased;
         late = while_leading(&elected, ready(2)) => late,
@@ -131,7 +131,7 @@ async fn work_continues_only_within_the_term() {
 #[tokio::test]
 async fn a_list_accepts_an_older_watermark_restored_from_a_backup() {
     let (mut controller, _) = leading();
-    let now = clock::now();
+    let now = clock::boot_time();
     let Some(Operation::Apply { spec, .. }) = controller.reconciler.plan(now, 1).pop() else {
         panic!("the node has no NodeWatermark yet");
     };

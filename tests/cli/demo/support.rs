@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
+use plimsoll::clock::boot_time;
 use plimsoll::node::cgroup::Hierarchy;
-use plimsoll::node::clock::boot_time;
 
 /// Enough for every step on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_mins(2);

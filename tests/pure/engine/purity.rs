@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const FORBIDDEN: [&str; 15] = [
+const FORBIDDEN: [&str; 16] = [
     "tokio",
     "kube::",
     "std::fs",
@@ -18,6 +18,7 @@ const FORBIDDEN: [&str; 15] = [
     "TimeZone::get",
     "TimeZone::system",
     "rand::",
+    "crate::clock",
     "crate::crd",
 ];
 

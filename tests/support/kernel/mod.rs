@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
+use plimsoll::clock::boot_time;
 use plimsoll::engine::plan::{TargetCgroup, Throttle};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::RuleId;
@@ -23,7 +24,6 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::actuate::throttle::{Outcome, Recovered, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use tempfile::TempDir;
 
 /// A parent cgroup in every tree of the machine, with a state directory.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use plimsoll::node::clock::boot_time;
+use plimsoll::clock::boot_time;
 
 const CPUS: u64 = 2;
 const GARBAGE: u64 = u64::MAX;

@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use plimsoll::clock::boot_time;
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use plimsoll::node::clock::boot_time;
 use serde_json::Value;
 use tempfile::TempDir;
 

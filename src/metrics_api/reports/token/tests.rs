@@ -58,7 +58,7 @@ fn claims() -> Value {
 /// A token issued just now, signed by an unknown key.
 pub fn a_token() -> String {
     let mut claims = claims();
-    let now = crate::cluster::clock::wall().as_second();
+    let now = crate::clock::wall_time().as_second();
     (claims["iat"], claims["nbf"], claims["exp"]) = (json!(now), json!(now), json!(now + 3600));
     Signer::new().sign(&header(), &claims)
 }

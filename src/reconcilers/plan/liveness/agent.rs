@@ -16,9 +16,9 @@ const CONFIRMATION_TTL: Duration = Duration::from_mins(1);
 /// The direct reports of an agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectReports {
-    /// The next report is due within this time...
+    /// The time between two reports.
     pub(super) interval: Duration,
-    /// ...of the last one; `None`: seen since the last check.
+    /// When the last report was seen; `None`: since the last check.
     pub(super) last: Option<BootTime>,
 }
 
@@ -147,8 +147,8 @@ impl Agent {
             .map_or(Duration::ZERO, |seen| now.since(seen))
     }
 
-    /// How long it may go unseen. It is unresponsive when both its next report and its next Lease renewal are overdue. While it
-    /// reports, the Lease is renewed rarely and extends the grace period no further than a report does.
+    /// How long it may go unseen. It is unresponsive when both its next report and its next Lease renewal are overdue. An agent
+    /// that reports renews its Lease rarely, so its Lease counts for no longer than a report would.
     fn grace(&self) -> Option<Duration> {
         let by_lease = self.lease.as_ref().map(LeaseState::grace);
         let Some(DirectReports { interval, last }) = self.reports else {

@@ -1,4 +1,6 @@
-//! The only place that reads clocks.
+//! The only place that reads clocks. Decisions get the time as an argument.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
@@ -17,6 +19,11 @@ pub fn boot_time() -> BootTime {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME");
     let nanos = now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs();
     BootTime::from_nanos(nanos)
+}
+
+/// The CPU time that the calling thread has used.
+pub fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The wall clock, for display and the hours of rules; never for intervals.
