@@ -34,7 +34,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
-.PHONY: mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: pure api mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,9 +53,9 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
-	@$(PHASE) pure $(CARGO_TEST) --lib --test pure
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
-	@$(PHASE) api $(CARGO_TEST) --test api -- --test-threads=8
+	@# The tests of the API server wait a part of their time.
+	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
 	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
@@ -185,6 +185,12 @@ compile: clippy ## Lints, then builds the tests and the program that they run
 
 unit: ## Runs the tests on this machine's kernel
 	$(CARGO_TEST) --lib --test pure --test kernel --test steady --test cli
+	@$(MAKE) -s api
+
+pure:
+	$(CARGO_TEST) --lib --test pure
+
+api:
 	$(CARGO_TEST) --test api -- --test-threads=8
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
@@ -265,8 +271,9 @@ dashboard: tools-cluster build ## Tests the queries of dashboard and alerts with
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
 	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
-e2e: tools-cluster test-binary previous cluster-build ## Runs all cluster tests on a real Kubernetes with both nodes (needs root; an hour on 2 cores)
-	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
+# With the release build: the debug build is too slow for the emulated node.
+e2e: tools-cluster build previous cluster-build ## Runs all cluster tests on a real Kubernetes with both nodes (needs root; an hour on 2 cores)
+	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 90m -v .
 
 crane-score: # Builds crane-scheduler's own plugin, with the Kubernetes 1.23 libraries that it was written for, as a command.
 	@[ -d target/crane-scheduler ] || git clone -q $(CRANE_SCHEDULER) target/crane-scheduler

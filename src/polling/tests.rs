@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch as values};
 use tokio::time::{sleep, timeout};
 
 use super::{Options, PollMetrics, poller};
-use crate::cluster::clock;
+use crate::clock;
 use crate::cluster::election::Leadership;
 use crate::cluster::watch::Change;
 use crate::crd::polling;
@@ -215,7 +215,7 @@ fn sorted(loads: &ByNode) -> BTreeMap<&str, Option<&NodeLoad>> {
 
 /// The ages of the values of the good nodes, sorted, and how many of them have none.
 fn ages(loads: &NodeLoads, kind: fn(usize) -> Kind) -> (Vec<Duration>, usize) {
-    let now = clock::now();
+    let now = clock::boot_time();
     let all = loads.read();
     let good = sorted(&all).into_iter().enumerate();
     let good = good.filter(|(index, _)| kind(*index) == Kind::Good);
@@ -272,7 +272,7 @@ fn start(
     thread::spawn(move || {
         let loads = controller.updater.loads();
         let (sender, mut found) = mpsc::channel(8192);
-        let before = clock::thread();
+        let before = clock::thread_time();
         runtime.block_on(async {
             let rounds = poller::run(options, loads, changes, sender);
             let keep = async {
@@ -283,7 +283,7 @@ fn start(
             drop(timeout(time, futures::future::join(rounds, keep)).await);
         });
         drop(controller.leadership);
-        clock::thread().saturating_sub(before)
+        clock::thread_time().saturating_sub(before)
     })
 }
 
@@ -333,14 +333,12 @@ fn poll(nodes: usize, kind: fn(usize) -> Kind, options: Options, rounds: u32) ->
 
 #[test]
 fn bad_endpoints_delay_no_others_and_nothing_grows() {
-    let options = options(Duration::from_secs(2), Duration::from_millis(500));
-    let figures = poll(500, mixed, options, 6);
-    // Twice the interval, as promised; the machine may be busy.
-    let ages = (figures.p99, figures.max);
-    assert!(
-        ages <= (Duration::from_secs(4), Duration::from_secs(6)),
-        "{figures:?}"
-    );
+    // Long enough for the exporters, which share the CPUs with other tests.
+    let interval = Duration::from_secs(3);
+    let figures = poll(500, mixed, options(interval, Duration::from_secs(1)), 6);
+    // Twice the interval, as promised.
+    assert!(figures.p99 <= 2 * interval, "{figures:?}");
+    assert!(figures.max <= 3 * interval, "{figures:?}");
     let (of_one, of_all) = figures.in_progress;
     assert_eq!(of_one, 1, "{figures:?}");
     assert!(of_all <= 2 * 64, "{figures:?}");
