@@ -13,8 +13,8 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep};
 use nix::unistd::{Pid, getppid};
 
+use crate::clock::boot_time;
 use crate::engine::time::BootTime;
-use crate::node::clock::boot_time;
 
 /// The arrivals repeat after this time, so that any two phases get the same ones.
 const ARRIVALS_REPEAT: Duration = Duration::from_secs(3);
@@ -157,9 +157,9 @@ fn die_with(parent: Pid) -> io::Result<()> {
     }
 }
 
-/// The parent writes a byte once this process is in its cgroup.
+/// The parent writes a byte once this process is in its cgroup. As a pod, it has no input and starts at once.
 fn wait_for_start() -> io::Result<()> {
-    io::stdin().read_exact(&mut [0])
+    io::stdin().read(&mut [0]).map(drop)
 }
 
 fn burn_forever() -> ! {

@@ -104,6 +104,13 @@ const readmePolicy = `{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceA
   actionName: readme, strategy: Preview, metricRule: {name: memory_total_utilization, value: 99}}]}}
 `
 
+// readmePod is the pod that README.md asks about.
+const readmePod = `{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: web-0, namespace: shop},
+  spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: IfNotPresent, args: [pause]}]}}
+`
+
 // runReadmeCommands runs the commands of README.md, except the builds, and the installation, which is the same as in docs/install.md
 // (tests/pure/docs.rs checks that).
 func runReadmeCommands(t *testing.T) {
@@ -111,7 +118,10 @@ func runReadmeCommands(t *testing.T) {
 	page := pages.Read(t, absolute("."), "README.md", binary(), "KUBECONFIG="+absolute("target/e2e/kubeconfig"))
 	page.From(heading, "plimsoll doctor --wait")
 	page.File("policy.yaml", readmePolicy)
-	t.Cleanup(func() { kubectl(t, "delete", "nodeqos/readme", "avoidanceaction/readme", "--ignore-not-found") })
+	t.Cleanup(func() {
+		kubectl(t, "delete", "nodeqos/readme", "avoidanceaction/readme", "namespace/shop", "--ignore-not-found")
+	})
+	apply(t, fmt.Sprintf(readmePod, toolsImage))
 	// Leftovers of earlier scenes may take a moment to settle.
 	out := page.Run(t, heading, " NODE ", " "+nodes[0]+" ", "plimsoll doctor --wait", "plimsoll doctor --wait --timeout=2m")
 	for _, wanted := range []string{"nothing is wrong: ", "0 errors and 0 warnings", "nodeqos.ensurance.crane.io/readme created"} {
