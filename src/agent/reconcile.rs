@@ -228,7 +228,7 @@ impl Agent {
 
     /// Applies changes, and ticks when that is due.
     fn reconcile(&mut self, now: BootTime) -> Result<(), AgentError> {
-        let uid = self.node.seen.present().map(|node| objects::uid(node));
+        let uid = self.node.seen.present().map(objects::uid);
         let changed = self.rules.evaluate(self.watermark.seen.as_ref(), uid, now);
         let stop_changed = self.stop.evaluate();
         let stopped = self.stop.reason().is_some();
