@@ -1,4 +1,4 @@
-//! The only place that reads clocks. Decisions get the time as an argument.
+//! The only place that reads the kernel's clocks (timeouts of connections use tokio's). Decisions get the time as an argument.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The wall clock, for display and the hours of rules; never for intervals.
+/// The wall clock, for display, the hours of rules, and the validity of tokens and certificates; never for intervals.
 #[expect(
     clippy::disallowed_methods,
     reason = "the only place that reads the wall clock"

@@ -19,7 +19,7 @@ use crate::node::machine::state_dir::Writer;
 
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// First and longest pause between tries to write the final status.
+/// First and longest delay between tries to write the final status.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
 
 /// Restores what this process has in force; true if nothing is left.

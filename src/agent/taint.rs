@@ -15,9 +15,9 @@ use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 
-/// Minimum and maximum pause after a failed write.
+/// Minimum and maximum delay after a failed write.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Minimum and maximum pause after our taint was removed too often.
+/// Minimum and maximum delay after our taint was removed too often.
 const CONTESTED_DELAYS: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));
 /// How many times the taint may be removed within [`LOSS_WINDOW`] before we stop restoring it for a while.
 const MAX_LOSSES: usize = 3;

@@ -282,9 +282,10 @@ pub struct MetricRule {
     /// `disk_write_kibps`, `disk_read_iops`, `disk_write_iops`, `disk_utilization` (percent) per device,
     /// `network_receive_kibps`, `network_sent_kibps`, `network_receive_pckps`, `network_sent_pckps`,
     /// `network_drop_in`, `network_drop_out` per interface, `container_sched_run_queue_time` (µs/s),
-    /// `container_cpu_throttled_ratio` (percent), `ext_cpu_total_distribute` (percent), `protected_cpu_delay_max` (also
-    /// `protected_memory_stall_max`, `protected_io_stall_max`, percent), `pod_cpu_delay` (also `pod_memory_stall`,
-    /// `pod_io_stall`, percent) per pod, a window such as `cpu_usage_avg_5m` (percent), or a series of `httpGet`.
+    /// `container_cpu_throttled_ratio` (percent), `ext_cpu_total_distribute` (percent), `protected_cpu_delay_max` and
+    /// `_p95` (also `protected_memory_stall_max`, `protected_io_stall_max`, percent), `pod_cpu_delay` (also
+    /// `pod_memory_stall`, `pod_io_stall`, percent) per pod, a window of the node such as `cpu_usage_avg_5m` or
+    /// `mem_usage_max_avg_1h` (percent), or a series of `httpGet`.
     #[schemars(length(min = 1, max = 200))]
     #[x_kube(
         validation = Rule::new("self.matches('^[A-Za-z_:][A-Za-z0-9_:]*$')")

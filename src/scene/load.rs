@@ -48,7 +48,7 @@ pub struct Service {
 /// Where `out` cannot be written: the parent has exited.
 pub fn serve(parent: Pid, service: Service, out: &File) -> io::Result<()> {
     die_with(parent)?;
-    wait_for_start()?;
+    wait_for_start(parent)?;
     let server = Server {
         rounds: calibrate(service.work),
         arrivals: Arrivals::new(service.rate),
@@ -137,7 +137,7 @@ pub fn pass_on(
 /// Where the parent has exited already.
 pub fn burn(parent: Pid, threads: usize) -> io::Result<()> {
     die_with(parent)?;
-    wait_for_start()?;
+    wait_for_start(parent)?;
     for _ in 1..threads {
         thread::spawn(|| -> ! { burn_forever() });
     }
@@ -157,9 +157,12 @@ fn die_with(parent: Pid) -> io::Result<()> {
     }
 }
 
-/// The parent writes a byte once this process is in its cgroup. As a pod, it has no input and starts at once.
-fn wait_for_start() -> io::Result<()> {
-    io::stdin().read(&mut [0]).map(drop)
+/// The parent writes a byte once this process is in its cgroup. In a pod there is no parent, and it starts at once.
+fn wait_for_start(parent: Pid) -> io::Result<()> {
+    if parent == Pid::from_raw(0) {
+        return Ok(());
+    }
+    io::stdin().read_exact(&mut [0])
 }
 
 fn burn_forever() -> ! {

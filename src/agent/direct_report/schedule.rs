@@ -14,7 +14,7 @@ use crate::engine::time::BootTime;
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// A change waits at least for this fraction of the interval (1/10).
 const CHANGE_FRACTION: u32 = 10;
-/// First and longest pause after failures; jittered by up to the pause itself.
+/// First and longest delay after failures; jittered by up to the delay itself.
 const RETRY_DELAYS: [Duration; 2] = [MIN_INTERVAL, Duration::from_secs(5)];
 /// Jitter of a Retry-After, so that not all agents come back at once.
 const RETRY_AFTER_JITTER: f64 = 0.25;

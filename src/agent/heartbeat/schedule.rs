@@ -13,7 +13,7 @@ use crate::engine::time::BootTime;
 const JITTER: f64 = 0.04;
 /// `leaseDurationSeconds` in intervals.
 const DURATION_INTERVALS: u32 = 4;
-/// The pause after the first failure; it doubles with each further one, up to [`INTERVAL`].
+/// The delay after the first failure; it doubles with each further one, up to [`INTERVAL`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Upper limit for a server's Retry-After.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);

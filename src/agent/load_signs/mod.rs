@@ -25,7 +25,7 @@ use crate::engine::load::NodeLoad;
 use crate::engine::metric::Resource;
 use crate::engine::window::{NodeWindows, PeakSpan, Span, Statistic};
 
-/// Minimum and maximum pause after a failed write.
+/// Minimum and maximum delay after a failed write.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// What schedulers are to see of the node's load.

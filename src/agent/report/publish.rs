@@ -22,7 +22,7 @@ const MAX_QUEUED: usize = 256;
 /// Events that may be sent at once; after them one every [`REFILL_INTERVAL`].
 const BURST: u32 = 50;
 const REFILL_INTERVAL: Duration = Duration::from_secs(1);
-/// First and longest pause before a retry.
+/// First and longest delay before a retry.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// API servers keep events for an hour: older ones are dropped.
 const MAX_AGE: Duration = Duration::from_hours(1);

@@ -20,7 +20,7 @@ use crate::engine::time::BootTime;
 
 /// Field manager of the fields that an agent writes.
 pub const FIELD_MANAGER: &str = "plimsoll-agent";
-/// First and longest pause after a failed write.
+/// First and longest delay after a failed write.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Pause after a 404: the object was most likely deleted, and by then the watch has its new UID.
 const NOT_FOUND_PAUSE: Duration = Duration::from_secs(10);

@@ -23,7 +23,7 @@ use crate::reconcilers::plan::tightening::source;
 /// Minimum interval between two status updates.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// Extra delay after a failure.
-const STATUS_RETRY_INTERVAL: Duration = Duration::from_secs(3);
+const STATUS_RETRY_DELAY: Duration = Duration::from_secs(3);
 
 /// Minimum interval for statuses in which only counts changed: pods come and go.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ impl Statuses {
     /// A status could not be written: all are checked again after a delay.
     pub fn failed(&mut self, now: BootTime) {
         self.state = State::Stale;
-        self.not_before = Some(now + jittered(STATUS_RETRY_INTERVAL) + STATUS_INTERVAL);
+        self.not_before = Some(now + jittered(STATUS_RETRY_DELAY) + STATUS_INTERVAL);
     }
 
     /// An object was deleted.

@@ -77,6 +77,13 @@ func (l loadScene) used(pod string) time.Duration {
 	return time.Duration(count) * unit
 }
 
+// meter starts to measure a pod's CPU; the returned function returns the millicores that it has used on average since then.
+func (l loadScene) meter(pod string) func() float64 {
+	l.Helper()
+	began, before := time.Now(), l.used(pod)
+	return func() float64 { return 1000 * (l.used(pod) - before).Seconds() / time.Since(began).Seconds() }
+}
+
 // protected is how the important pod fared, and what CPU the batch pods got.
 type protected struct {
 	p50, p99   time.Duration
@@ -93,7 +100,8 @@ func TestImportantPodStaysFast(t *testing.T) {
 		settle, measure = 10 * time.Second, 15 * time.Second
 	)
 	onEachNode(t, func(t *testing.T, node string) {
-		s := alone(t, node)
+		lockAllNodes(t) // they share the CPUs of this machine
+		s := newScene(t, node)
 		repository, tag, err := image()
 		if err != nil {
 			t.Fatal(err)
@@ -103,20 +111,21 @@ func TestImportantPodStaysFast(t *testing.T) {
 		l.start("important", "important", "demo-worker", "--rate=150", "--work-micros=8000", fmt.Sprintf("--patience-millis=%d", patience.Milliseconds()))
 
 		table := "| way | p50 ms | p99 ms | times alone | served/s | batch CPU |\n|---|---|---|---|---|---|\n"
-		var alone time.Duration
+		var baseline time.Duration
 		observe := func(way string, running ...string) (found protected) {
 			time.Sleep(settle)
 			earlier := l.requests("important", patience)
-			var before, after time.Duration
-			began := time.Now()
+			if len(earlier) == 0 {
+				t.Fatal("the service has logged no requests")
+			}
+			use := map[string]func() float64{}
 			for _, pod := range running {
-				before += l.used(pod)
+				use[pod] = l.meter(pod)
 			}
 			time.Sleep(measure)
-			for _, pod := range running {
-				after += l.used(pod)
+			for _, millicores := range use {
+				found.millicores += millicores()
 			}
-			found.millicores = 1000 * (after - before).Seconds() / time.Since(began).Seconds()
 			// Those that are still in the queue are given up or served by then.
 			time.Sleep(patience)
 			from := earlier[len(earlier)-1].due
@@ -134,11 +143,11 @@ func TestImportantPodStaysFast(t *testing.T) {
 			}
 			slices.Sort(latencies)
 			found.p50, found.p99 = latencies[len(latencies)/2], latencies[len(latencies)*99/100]
-			if alone == 0 {
-				alone = found.p99
+			if baseline == 0 {
+				baseline = found.p99
 			}
 			table += fmt.Sprintf("| %s | %.1f | %.1f | %.2f | %.0f | %.0fm |\n", way, found.p50.Seconds()*1000, found.p99.Seconds()*1000,
-				found.p99.Seconds()/alone.Seconds(), float64(found.served)/measure.Seconds(), found.millicores)
+				found.p99.Seconds()/baseline.Seconds(), float64(found.served)/measure.Seconds(), found.millicores)
 			return found
 		}
 		defer func() { t.Logf("%s:\n%s", node, table) }()
@@ -148,8 +157,11 @@ func TestImportantPodStaysFast(t *testing.T) {
 			l.start(name, "batch", "demo-burner")
 		}
 		unprotected := observe("unprotected", batch...)
-		if unprotected.p99 < 3*alone {
-			t.Fatalf("batch pods do not harm the service: its p99 is %s alone and %s beside them", alone, unprotected.p99)
+		if baseline > patience/5 {
+			t.Skipf("the p99 is %s without batch pods: the machine is too busy", baseline)
+		}
+		if unprotected.p99 < 3*baseline {
+			t.Fatalf("batch pods do not harm the service: its p99 is %s alone and %s beside them", baseline, unprotected.p99)
 		}
 		rule := rule{action: s.name, metric: "cpu_total_usage", threshold: 1700}
 		if node != "v1" {
@@ -161,8 +173,9 @@ func TestImportantPodStaysFast(t *testing.T) {
 			s.rule(s.name, rule)
 			s.waitRulesEnforced(s.name)
 			found := observe(way.name, batch...)
-			if strings.HasPrefix(way.name, "idle") && (found.p99 > unprotected.p99/2 || found.millicores < 100) {
-				t.Errorf("%s: the service's p99 is %s, unprotected it is %s; batch pods got %.0fm", way.name, found.p99, unprotected.p99, found.millicores)
+			// Quotas alone are for comparison: what they leave to batch pods still runs in bursts.
+			if strings.HasPrefix(way.name, "idle") && (found.p99 > 3*baseline || found.millicores < 100) {
+				t.Errorf("%s: the service's p99 is %s, alone it is %s; batch pods got %.0fm", way.name, found.p99, baseline, found.millicores)
 			}
 			s.noPolicies()
 			s.waitSettled()
