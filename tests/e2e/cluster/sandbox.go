@@ -173,7 +173,7 @@ func sandboxInit(here layout) error {
 	}
 }
 
-// takeLock takes the lock by which the other commands find the sandbox's process. The kernel releases it when the process exits.
+// takeLock takes the lock that the other commands use to find the sandbox's process. The kernel releases it when the process exits.
 func takeLock(here layout) error {
 	lock, err := unix.Open(here.lock(), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {

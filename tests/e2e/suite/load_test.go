@@ -187,7 +187,7 @@ func (l *timeline) waitBound(limit time.Duration, pod string) (seen binding) {
 func isFull(load int) bool  { return load >= fullLoad }
 func hasRoom(load int) bool { return load != unlabelled && load < fullLoad }
 
-// waitRoom waits until the node has room for the scene, and until its agent may write this many labels in a row: it has written none for as
+// waitRoom waits until the node has room for the scene, which is a load of at most `highest`, and until its agent may write this many labels in a row: it has written none for as
 // many minutes. Other work on this machine counts as usage of its node, so there may be no room.
 func (l *timeline) waitRoom(writes, highest int) {
 	l.Helper()

@@ -42,7 +42,7 @@ const (
 var expected = []string{"the fleet's budget", "leads", "the leader has not read the eviction record yet", "the leader has not read all policies and nodes yet", "another eviction of the same node is in progress",
 	"the outcome of another eviction on the node is not known yet"}
 
-// evicts are the policies by which agents evict victims. Only agents evaluate rules, so the simulated ones can request evictions at any time.
+// evicts are policies that have agents evict victims. Only agents evaluate rules, so the simulated ones can request evictions at any time.
 var evicts = []string{
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "move", "annotations": {"plimsoll.dev/rollout": "immediate"}},
 		"spec": {"eviction": {"terminationGracePeriodSeconds": 30, "evictUnowned": true}}}`,
