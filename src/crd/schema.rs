@@ -166,13 +166,12 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
 
 /// The schema of a whole object of a kind, including metadata, for [`super::validate`].
 pub(super) fn object_schema(kind: Kind) -> Value {
-    let [action, node, pod, _] = definitions();
     let definition = match kind {
-        Kind::AvoidanceAction => action,
-        Kind::NodeQos => node,
-        Kind::PodQos => pod,
+        Kind::AvoidanceAction => AvoidanceAction::crd(),
+        Kind::NodeQos => NodeQos::crd(),
+        Kind::PodQos => PodQos::crd(),
     };
-    let version = definition.spec.versions.into_iter().next();
+    let version = finish(definition).spec.versions.into_iter().next();
     let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
     let mut schema = serde_json::to_value(schema).unwrap_or_default();
     schema["properties"]["apiVersion"] = json!({"type": "string"});
