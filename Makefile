@@ -53,7 +53,9 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) fmt cargo fmt --check
 	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
-	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady --test cli
+	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
+	@# They wait a part of their time for the program's next pass.
+	@$(PHASE) cli $(CARGO_TEST) --test cli -- --test-threads=4
 	@# The tests of the API server wait a part of their time.
 	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
