@@ -18,6 +18,8 @@ BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$
 # Tests that depend on IP addresses: reports, probes, evictions, direct requests to replicas and kubelets.
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
+# Unit tests that depend on speed: nothing runs beside them, and they are skipped under emulation.
+TIMED := bad_endpoints_delay_no_others_and_nothing_grows fifty_slow_readers_of_5000_nodes
 # Other versions of Kubernetes, and the tests that depend on the API server's behaviour.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
 ON_VERSIONS := $(addsuffix ::,certificates controller definitions doctor evict permissions stolen_token stop taint)
@@ -34,7 +36,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
-.PHONY: pure api mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: pure timed api mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +56,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
+	@$(PHASE) timed $(MAKE) -s timed
 	@# They wait a part of their time for the program's next pass.
 	@$(PHASE) cli $(CARGO_TEST) --test cli -- --test-threads=4
 	@# The tests of the API server wait a part of their time.
@@ -146,7 +149,7 @@ image-check: tools-image ## Builds the image twice, in different folders, and co
 # Emulated, tests of speed miss their deadlines, and tests can't run the program (make release-check does).
 SKIP_ON_ARM64 := preview:: crd::definitions crd::examples a_timeout_shorter_than_the_agents
 arm64: tools-image ## Runs the pure tests on arm64, emulated by qemu (half an hour)
-	cargo test --target aarch64-unknown-linux-musl --lib -- --skip bad_endpoints_delay_no_others_and_nothing_grows --skip fifty_slow_readers_of_5000_nodes
+	cargo test --target aarch64-unknown-linux-musl --lib -- $(addprefix --skip ,$(TIMED))
 	cargo test --target aarch64-unknown-linux-musl --test pure -- $(addprefix --skip ,$(SKIP_ON_ARM64))
 
 release: ## Builds all that a release publishes: target/release-VERSION (needs root; make release VERSION=1.2.3; two full builds)
@@ -190,7 +193,10 @@ unit: ## Runs the tests on this machine's kernel
 	@$(MAKE) -s api
 
 pure:
-	$(CARGO_TEST) --lib --test pure
+	$(CARGO_TEST) --lib --test pure -- $(addprefix --skip ,$(TIMED))
+
+timed:
+	$(CARGO_TEST) --lib -- --test-threads=1 $(TIMED)
 
 api:
 	$(CARGO_TEST) --test api -- --test-threads=8
