@@ -57,7 +57,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
 	@$(PHASE) timed $(MAKE) -s timed
-	@# They wait a part of their time for the program's next pass.
+	@# The tests of the command line wait a part of their time for the program's next pass.
 	@$(PHASE) cli $(CARGO_TEST) --test cli -- --test-threads=4
 	@# The tests of the API server wait a part of their time.
 	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api

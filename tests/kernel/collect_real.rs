@@ -174,14 +174,14 @@ fn pods_added_and_removed_at_any_time_never_stop_a_sample() {
         let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
         sampler.set_pods(pods.into_iter());
         let (mut here, mut gone) = (0, 0);
-        let both = wait_for(Duration::from_secs(30), || {
+        let both = wait_for(Duration::from_mins(2), || {
             take_sample(&mut sampler, &everything(), &mut sample);
             assert!(pod(&sample, "steady").unwrap().cpu_nanos.is_some());
             assert_eq!(sample.pods.len() + sampler.gone().len(), names.len() + 1);
             assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
             here += sample.pods.len() - 1;
             gone += sampler.gone().len();
-            here > 100 && gone > 100
+            here > 500 && gone > 500
         });
         done.store(true, Ordering::Relaxed);
         assert!(both, "seen {here} times, gone {gone} times");

@@ -129,7 +129,7 @@ fn lease(node: &str, renewed: &str) -> Value {
 
 /// The document of an API server with our definitions of this group.
 fn schema(group: &str) -> Read<Value> {
-    // Each of a hundred tests asks for them twice, and to generate them takes an unoptimised build 0.1 s.
+    // Most tests ask for them, and an unoptimised build generates them slowly.
     static DEFINITIONS: LazyLock<[CustomResourceDefinition; 4]> = LazyLock::new(definitions);
     let ours = DEFINITIONS.iter();
     let ours = ours.filter(|it| it.spec.group == group).map(|it| {

@@ -24,7 +24,7 @@ static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
 
 pub struct ApiClient(Client);
 
-/// Without the machine's certificate authorities: to read them takes an unoptimised build 0.2 s of CPU time.
+/// Without the machine's certificate authorities: an unoptimised build reads them slowly.
 fn client(mut config: Config) -> Client {
     config.root_cert = Some(Vec::new());
     Client::try_from(config).unwrap()
