@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub(super) machine: Machine,
     /// The last result; `None` before the first evaluation.
     pub(super) evaluation: Option<Evaluation>,
+    /// The last known value over the threshold: above 1, the rule acts or will. `None` once that is too old.
+    pub(super) nearness: Option<f64>,
     /// It is evaluated in the current step.
     pub(super) due: bool,
     /// It has had a known result since the start.
@@ -69,6 +71,7 @@ impl Run {
             index: 0,
             machine: Machine::default(),
             evaluation: None,
+            nearness: None,
             due: false,
             known: false,
             reported_unknown: None,
@@ -101,6 +104,7 @@ impl Run {
             self.machine.released = None;
             self.machine.doublings = 0;
             self.last_counted = None;
+            self.nearness = None;
         }
         self.rule = rule;
     }
@@ -198,12 +202,36 @@ impl Run {
             out.push(self.transition(now, change));
         });
         self.machine = machine;
+        self.nearness = self.nearness_by(evaluation, machine.unknown_too_long(now, unknown_limit));
         self.release.relapsed = relapsed;
         self.known |=
             evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.skipped.clear();
             self.reclaimed = None;
+        }
+    }
+
+    /// The nearness after this result. What is unknown or incomplete does not lower it until actions would be undone.
+    fn nearness_by(&self, evaluation: Evaluation, unknown_too_long: bool) -> Option<f64> {
+        let near = evaluation.value().map(|value| {
+            let near = value / self.rule.threshold;
+            let near = self.guard.map_or(near, |guard| guard.nearness().min(near));
+            near.max(0.0)
+        });
+        match evaluation {
+            Evaluation::OutsideHours(_) => None,
+            Evaluation::Known {
+                incomplete: None, ..
+            } => near,
+            _ if unknown_too_long => near,
+            _ => {
+                // After a restart its actions may be in force without a value.
+                let before = self
+                    .nearness
+                    .or_else(|| self.machine.in_force().then_some(1.0));
+                near.into_iter().chain(before).reduce(f64::max)
+            }
         }
     }
 

@@ -226,19 +226,19 @@ fn threshold(rule: &Rule, resource: Resource, capacity: Capacity) -> Option<f64>
 fn breached(runs: &[Run], resource: Resource, time: Option<Timestamp>) -> Option<f64> {
     let over =
         |run: &&Run| run.rule.metric.resource() == Some(resource) && is_in_force(&run.rule, time);
-    let nearness = runs.iter().filter(over).filter_map(nearness);
+    let nearness = runs.iter().filter(over).filter_map(|run| run.nearness);
     let highest = nearness.filter(|near| *near > 1.0).reduce(f64::max);
     highest.map(|near| near * 100.0)
 }
 
 /// The rule that is closest to acting, of those over a pressure and those over other metrics that are above their threshold.
-/// One without a value cannot act, so it does not count.
+/// One without a value for so long that its actions are undone does not count.
 fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
     let in_force = runs
         .iter()
         .filter(|run| run.rule.metric.resource().is_none() && is_in_force(&run.rule, time));
     let loads = in_force.filter_map(|run| {
-        let near = nearness(run)?;
+        let near = run.nearness?;
         let counts = run.rule.metric.is_pressure() || near > 1.0;
         counts.then_some((near * 100.0, run))
     });
@@ -247,13 +247,6 @@ fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
         rule: run.rule.id.clone(),
         percent,
     })
-}
-
-/// The last value of the rule over its threshold, if it is known: above 1, the rule acts or will.
-fn nearness(run: &Run) -> Option<f64> {
-    let near = run.evaluation?.value()? / run.rule.threshold;
-    let near = run.guard.map_or(near, |guard| guard.nearness().min(near));
-    Some(near.max(0.0))
 }
 
 /// Enforced, and within its hours. Without a wall clock it counts: the load is then too high rather than too low.

@@ -233,3 +233,33 @@ fn it_takes_at_most_40_kb_for_110_pods() {
     );
     eprintln!("{total} bytes, {} a pod", size_of::<Track>());
 }
+
+#[test]
+fn a_rule_without_a_value_counts_as_before_until_its_actions_are_undone() {
+    let mut node = Node::with_rules(vec![
+        rule("a", "memory_pressure_full_avg10", 10.0),
+        rule("b", "cpu_total_utilization", 80.0),
+    ]);
+    let pressure = |sample: &mut Sample| {
+        sample.node.pressure[1] = Some(Pressure {
+            full: Some([15.0; 3]),
+            ..Pressure::default()
+        });
+    };
+    node.change = pressure;
+    node.system = 4000;
+    node.advance(400);
+    near(node.load().percent, 150.0);
+    node.change = |_| ();
+    node.advance(890);
+    near(node.load().percent, 150.0);
+    node.advance(20);
+    assert_eq!(node.load().pressure, None);
+    // A short peak, which no mean shows, and then no counters of CPUs.
+    node.system = 9000;
+    node.advance(20);
+    near(node.load().percent, 112.5);
+    node.change = |sample| sample.node.cpu = None;
+    node.advance(20);
+    near(node.load().percent, 112.5);
+}
