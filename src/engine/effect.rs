@@ -29,8 +29,8 @@ const TOLERANCE: f64 = 1.1;
 const MAX_OVERRUN: Duration = Duration::from_millis(5);
 /// The kernel hands quota out in slices; each CPU may use the rest of one (`sched_cfs_bandwidth_slice_us`).
 const BANDWIDTH_SLICE: Duration = Duration::from_millis(5);
-/// No page cache is reclaimed from a pod for this time after it freed nothing.
-const RECLAIM_PAUSE: Duration = Duration::from_mins(5);
+/// A pod is neither reclaimed from nor evicted again for this time after that had no effect.
+const RETRY_PAUSE: Duration = Duration::from_mins(5);
 /// An evicted pod is seen terminating within this time: the API server sets its deletion timestamp with the answer.
 const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
 
@@ -45,6 +45,8 @@ pub(super) struct EffectCheck {
     unmeasured: u8,
     /// Until when no page cache is reclaimed from it, and the rule that did so last.
     nothing_reclaimed: Option<(BootTime, RuleId)>,
+    /// Until when it is not evicted again because it does not terminate, and the rule that evicted it last.
+    not_terminating: Option<(BootTime, RuleId)>,
     /// What was reported.
     ineffective: Option<(RuleId, Ineffective)>,
 }
@@ -91,7 +93,17 @@ impl EffectCheck {
     }
 
     pub(super) fn set_nothing_reclaimed(&mut self, now: BootTime, rule: &RuleId) {
-        self.nothing_reclaimed = Some((now + RECLAIM_PAUSE, rule.clone()));
+        self.nothing_reclaimed = Some((now + RETRY_PAUSE, rule.clone()));
+    }
+
+    pub(super) fn set_not_terminating(&mut self, now: BootTime, rule: &RuleId) {
+        self.not_terminating = Some((now + RETRY_PAUSE, rule.clone()));
+    }
+
+    /// Whether its last eviction was accepted without effect and the pause after that has not passed.
+    pub(super) fn is_not_terminating(&self, now: BootTime) -> bool {
+        let until = self.not_terminating.as_ref().map(|(until, _)| *until);
+        until.is_some_and(|until| now < until)
     }
 }
 
@@ -178,6 +190,7 @@ impl Verification<'_> {
             tracked.effect.excess = None;
         }
         self.verify_quota(tracked);
+        self.verify_eviction(tracked);
         let is_unmeasured =
             tracked.sample(self.sample).is_none() && self.acting_rule(tracked).is_some();
         tracked.effect.unmeasured = if is_unmeasured {
@@ -204,6 +217,16 @@ impl Verification<'_> {
             tracked.effect.excess = None;
         }
         Some(())
+    }
+
+    fn verify_eviction(&self, tracked: &mut Tracked) {
+        if tracked.pod.terminating || !tracked.pod.running {
+            tracked.effect.not_terminating = None;
+        } else if let Some((at, rule)) = self.rounds.accepted(&tracked.pod.uid)
+            && self.now.since(at) >= self.termination_notice(rule)
+        {
+            tracked.effect.set_not_terminating(self.now, rule);
+        }
     }
 
     /// A rule that acts now and may act on the pod.
@@ -233,15 +256,15 @@ impl Verification<'_> {
         {
             return Some((rule.clone(), Ineffective::NotMeasured));
         }
-        if let Some((at, rule)) = self.rounds.accepted(uid)
-            && !tracked.pod.terminating
-            && self.now.since(at) >= self.termination_notice(rule)
-        {
-            return Some((rule.clone(), Ineffective::NotTerminating));
-        }
-        let reclaimed = tracked.effect.nothing_reclaimed.as_ref();
-        let (_, rule) = reclaimed.filter(|(until, _)| self.now < *until)?;
-        Some((rule.clone(), Ineffective::NothingReclaimed))
+        let effect = &tracked.effect;
+        let pauses = [
+            (&effect.not_terminating, Ineffective::NotTerminating),
+            (&effect.nothing_reclaimed, Ineffective::NothingReclaimed),
+        ];
+        pauses.into_iter().find_map(|(pause, observed)| {
+            let (_, rule) = pause.as_ref().filter(|(until, _)| self.now < *until)?;
+            Some((rule.clone(), observed))
+        })
     }
 
     fn termination_notice(&self, rule: &RuleId) -> Duration {

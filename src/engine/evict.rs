@@ -80,6 +80,16 @@ impl Rounds {
         }
     }
 
+    /// The pods that are still there although their evictions were accepted and have timed out, and the rules.
+    pub(super) fn timed_out(&self, now: BootTime) -> impl Iterator<Item = (&PodUid, &RuleId)> {
+        let timed_out = self.pending.iter().filter(move |it| now >= it.until);
+        timed_out.filter_map(|it| {
+            it.accepted
+                .and(it.rule.as_ref())
+                .map(|rule| (&it.uid, rule))
+        })
+    }
+
     pub(super) fn is_settling(&self, group: RankBy) -> bool {
         self.pending.iter().any(|it| it.group == group)
     }
@@ -235,6 +245,9 @@ impl EvictionPass<'_> {
         }
         if !tracked.pod.owned && !unowned {
             return Err(Some(Skipped::Unowned));
+        }
+        if tracked.effect.is_not_terminating(self.walk.now) {
+            return Err(Some(Skipped::Ineffective));
         }
         if tracked
             .eviction_blocked_until

@@ -436,6 +436,12 @@ impl Engine {
         for group in &mut self.groups {
             group.stats.add(&sample.node, busy);
         }
+        for (uid, rule) in self.rounds.timed_out(now) {
+            let tracked = self.pods.get_mut(uid);
+            if let Some(tracked) = tracked.filter(|it| it.pod.running && !it.pod.terminating) {
+                tracked.effect.set_not_terminating(now, rule);
+            }
+        }
         self.rounds.settle(now, sample.at, &self.pods);
         plan.evaluated = self.next_due().is_some_and(|due| due <= now);
         if !plan.evaluated {

@@ -427,8 +427,14 @@ fn mix() -> impl Strategy<Value = (Vec<f64>, Vec<f64>, usize)> {
     (batch, phases, 0..4_usize)
 }
 
+#[allow(clippy::disallowed_methods, reason = "a setting of a test")]
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES");
+    ProptestConfig::with_cases(cases.map_or(120, |cases| cases.parse().unwrap()))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+    #![proptest_config(config())]
 
     /// For any demand over time: no unneeded throttle remains, nothing oscillates, and while protected pods wait the engine
     /// acts.
@@ -480,10 +486,16 @@ proptest! {
             }
             prop_assert!(turns.count <= 2 * (index + 1), "{} turns in {} changes", turns.count, index + 1);
         }
-        // In the end protected pods demand little: everything is released within the longest cool-down plus the steps.
-        sim.worker("important").demand = 0.05;
-        sim.advance(8 * 120 + 8 * PERIOD);
-        prop_assert_eq!(&sim.plan.throttles[..], &[]);
+        // In the end protected pods demand nothing: everything is released within the cool-down and a minute, and stays so.
+        sim.worker("important").demand = 0.0;
+        let ended = sim.now;
+        // A last step follows from the last period.
+        sim.advance(3 * PERIOD);
+        while !sim.plan.throttles.is_empty() {
+            sim.tick();
+            let limit = cool_down(&sim).as_secs() + 60;
+            prop_assert!(sim.now - ended <= limit, "after {limit} s: {:?}", sim.plan.throttles);
+        }
         sim.advance(200);
         prop_assert_eq!(&sim.plan.throttles[..], &[]);
     }
@@ -685,8 +697,8 @@ fn a_pod_that_frees_no_page_cache_is_not_asked_again() {
 }
 
 #[test]
-fn an_evicted_pod_that_does_not_terminate_is_seen() {
-    let workers = vec![batch("a", 3.0), important(2.0)];
+fn after_an_evicted_pod_that_does_not_terminate_another_one_is_evicted() {
+    let workers = vec![batch("a", 3.0), batch("b", 1.0), important(2.0)];
     let rules = rules_for("cpu_total_usage", 3000.0, eviction_action(1));
     let mut sim = Simulation::new(8, rules, workers);
     sim.ineffective = Some(ActionKind::Eviction);
@@ -695,6 +707,21 @@ fn an_evicted_pod_that_does_not_terminate_is_seen() {
     }
     until_ineffective(&mut sim, 31);
     assert_eq!(ineffective(&sim).remove(0).1, Ineffective::NotTerminating);
+    let next = |sim: &mut Simulation| {
+        while sim.evicted.len() == 1 {
+            sim.tick();
+            assert_eq!(ineffective(sim).len(), 1, "it is not terminating yet");
+        }
+        sim.evicted[1].1.clone()
+    };
+    assert_eq!(next(&mut sim), "b");
+    sim.advance(600);
+    let again = sim.evicted.iter().skip(2);
+    assert!(
+        again.clone().any(|(_, name)| name == "a"),
+        "{:?}",
+        sim.evicted
+    );
 }
 
 // ---- Every pod's waiting ----------------------------------------------------------------------------------------
