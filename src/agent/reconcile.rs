@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
 use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
+use super::load_signs::schedule::INTERVAL_ALONE;
 use super::load_signs::{LoadSignsTask, WantedCrane, WantedSigns, crane_values};
 use super::metrics::Metrics;
 use super::node_lock::NodeLock;
@@ -515,7 +516,7 @@ impl Agent {
             load: percent,
             remove: stopped || !self.options.load_label,
             crane,
-            interval: asks.label_interval,
+            interval: asks.label_interval.unwrap_or(INTERVAL_ALONE),
         });
         let permitted = self.options.soft_taint && asks.may_be_busy && !stopped;
         let busy = self.soft_taint.update(now, percent, permitted);

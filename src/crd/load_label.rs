@@ -1,6 +1,6 @@
 //! The label with which schedulers see a node's load: `plimsoll.dev/load`, from "0" to "100" in steps of 5.
 //!
-//! Its agent writes it. 100 means that the node's rules would act. Schedulers read it through the terms that the chart
+//! Its agent writes it. At 100 the node's rules act or are about to. Schedulers read it through the terms that the chart
 //! installs: loads up to 60 count alike, higher ones fall in steps, a node without the label counts as one at 80.
 
 use std::fmt;

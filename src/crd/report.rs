@@ -80,9 +80,10 @@ pub struct Acknowledgement {
 }
 
 impl Acknowledgement {
-    /// The least interval of writes of the load label; 0 if the controller asks for none.
-    pub fn label_interval(&self) -> Duration {
-        Duration::from_secs(self.label_interval_seconds.unwrap_or_default().into())
+    /// The least interval of writes of the load label; `None` if the controller asks for none.
+    pub fn label_interval(&self) -> Option<Duration> {
+        let seconds = self.label_interval_seconds?;
+        Some(Duration::from_secs(seconds.into()))
     }
 
     /// The requested time until the next report, clamped to the valid range.
@@ -248,12 +249,12 @@ mod tests {
             serde_json::from_str::<Acknowledgement>(text).unwrap(),
             answer
         );
-        assert_eq!(answer.label_interval(), Duration::ZERO);
+        assert_eq!(answer.label_interval(), None);
         let now = r#"{"epoch":7,"leading":true,"nextIntervalSeconds":10,"labelIntervalSeconds":250,"busy":true}"#;
         let answer: Acknowledgement = serde_json::from_str(now).unwrap();
         assert_eq!(
             (answer.label_interval(), answer.busy),
-            (Duration::from_secs(250), true)
+            (Some(Duration::from_secs(250)), true)
         );
         assert_eq!(serde_json::to_string(&answer).unwrap(), now);
     }

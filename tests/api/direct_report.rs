@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use crate::api_support::aggregation::NODE_METRICS;
 use crate::api_support::reporter::{
     Forger, Reporter, account, connect, counted, full_body, in_parts, post, report, token, trust,
 };
-use crate::api_support::{ControlPlane, Controller, aggregation, caller, free_port, now, reporter};
+use crate::api_support::{ControlPlane, Controller, aggregation, caller, free_port, reporter};
 use hyper::Request;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -46,20 +47,6 @@ fn start(plane: &ControlPlane, kubeconfig: &Path, name: &str, ports: [u16; 2]) -
 
 fn until_leads(plane: &ControlPlane, controller: &Controller) {
     plane.until("it leads", TIMEOUT, |_| controller.leads());
-}
-
-fn until_served(plane: &ControlPlane) {
-    plane.until("NodeMetrics are served", TIMEOUT * 2, |plane| {
-        let served = plane.try_kubectl(&["get", "nm"], "").is_ok();
-        if !served {
-            // An API server that found no replica retries after a minute, or when the APIService changes.
-            let changed = format!("looked={:?}", now());
-            let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
-            let annotated = plane.try_kubectl(&["annotate", "--overwrite", service, &changed], "");
-            assert!(annotated.is_ok(), "{annotated:?}");
-        }
-        served
-    });
 }
 
 fn counts(controller: &Controller) -> BTreeMap<String, u64> {
@@ -120,7 +107,7 @@ impl Pair {
         });
         // An API server checks availability once a minute, at one of the two addresses: it must have succeeded before
         // one replica is killed.
-        until_served(&plane);
+        aggregation::until_served(&plane, NODE_METRICS);
         let trust = trust(&plane);
         let [to_leader, to_standby] = ports.map(|[_, reports]| Reporter::new(&trust, reports));
         Some(Self {
@@ -158,7 +145,7 @@ fn at_most_40_percent_of_a_zone_may_have_the_soft_taint() {
                 let mut report = report(node, sequence.get(), 2000);
                 report["status"]["load"]["percent"] = json!(load);
                 let answer = until_accepted(&plane, &agent, token, &report);
-                assert_eq!(answer["labelIntervalSeconds"], 60, "{answer}");
+                assert_eq!(answer["labelIntervalSeconds"], 5, "{answer}");
                 answer["busy"] == true
             });
         answers.filter(|busy| *busy).count()
@@ -190,7 +177,7 @@ fn kubectl_shows_what_an_agent_reports() {
     let seconds = acknowledged["nextIntervalSeconds"].as_u64().unwrap();
     assert!((10..=60).contains(&seconds), "{acknowledged}");
     assert!(acknowledged["epoch"].is_u64(), "{acknowledged}");
-    until_served(&plane);
+    aggregation::until_served(&plane, NODE_METRICS);
     plane.until("the report is shown", TIMEOUT, |plane| {
         has_cpu(plane, "node00", "2000m")
     });
@@ -296,7 +283,7 @@ fn a_new_leader_shows_earlier_reports_at_once() {
     );
     leader.signal(Signal::SIGKILL);
     until_leads(plane, standby);
-    until_served(plane);
+    aggregation::until_served(plane, NODE_METRICS);
     plane.until("the new leader shows earlier reports", TIMEOUT, |plane| {
         has_cpu(plane, "node00", "2000m")
     });

@@ -26,8 +26,8 @@ struct Link {
 /// What the leader asks of a node, with its answers to reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaderRequests {
-    /// The least interval of writes of the load label, for long.
-    pub label_interval: Duration,
+    /// The least interval of writes of the load label, for long; `None` if no leader has asked for one.
+    pub label_interval: Option<Duration>,
     /// The node may have the soft taint while it is busy.
     pub may_be_busy: bool,
 }

@@ -89,20 +89,20 @@ fn change(wants: WantedCrane, seen: &CraneAnnotations) -> Change {
     let wanted = match wants {
         WantedCrane::Unchanged => return Change::None,
         WantedCrane::Removed if seen.ours().next().is_none() => return Change::None,
-        WantedCrane::Removed => return Change::Rise,
+        WantedCrane::Removed => return Change::Urgent,
         WantedCrane::Values(wanted) => wanted,
     };
     let current = seen.values();
     // Not a race with a writer that answers each write with its own.
     let contested = seen.others().next().is_some();
     let hot = match (current.hot(), wanted.hot()) {
-        _ if contested => Change::Small,
-        (current, Some(wanted)) if wanted >= current.unwrap_or(0) + URGENT_POINTS => Change::Rise,
-        (current, Some(wanted)) if wanted > current.unwrap_or(0) => Change::Fall,
-        (current, wanted) if current != wanted => Change::Small,
+        _ if contested => Change::Slow,
+        (current, Some(wanted)) if wanted >= current.unwrap_or(0) + URGENT_POINTS => Change::Full,
+        (current, Some(wanted)) if wanted > current.unwrap_or(0) => Change::Urgent,
+        (current, wanted) if current != wanted => Change::Slow,
         _ => Change::None,
     };
-    if matches!(hot, Change::Rise | Change::Fall) {
+    if matches!(hot, Change::Full | Change::Urgent) {
         return hot;
     }
     let uses = current.usage().into_iter().zip(wanted.usage());
@@ -111,7 +111,7 @@ fn change(wants: WantedCrane, seen: &CraneAnnotations) -> Change {
         (current, wanted) => current.is_some() != wanted.is_some(),
     });
     if moves.any(|moves| moves) {
-        Change::Small
+        Change::Slow
     } else {
         hot
     }

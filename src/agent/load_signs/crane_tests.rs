@@ -122,6 +122,7 @@ fn a_hot_value_is_written_at_once_if_it_rises_and_after_a_minute_if_it_falls() {
 #[test]
 fn a_burst_of_small_rises_leaves_a_write_for_a_large_one() {
     let mut node = Node::settled(30.0, 0.0);
+    node.interval = Duration::from_mins(1);
     node.run(240..250, |second| values(30.0, (second - 239) as f64));
     assert_eq!(node.writes, [240, 241], "the third is kept");
     node.step(250, values(30.0, 20.0));

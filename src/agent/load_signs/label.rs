@@ -28,7 +28,7 @@ impl OnNode {
 /// How much the label on the Node, as text, differs from what is wanted.
 pub(super) fn change(text: Option<&str>, wants: &WantedSigns) -> Change {
     match difference(OnNode::of(text), wants.label()) {
-        Change::Small if wants.remove => Change::Fall,
+        Change::Slow if wants.remove => Change::Urgent,
         change => change,
     }
 }
@@ -37,20 +37,23 @@ fn difference(current: OnNode, wanted: Option<LoadLabel>) -> Change {
     let (current, wanted) = match (current, wanted) {
         (OnNode::Absent, None) => return Change::None,
         // A load that is unknown for a moment keeps its label.
-        (OnNode::Label(_), None) => return Change::Small,
-        (OnNode::Invalid, None) => return Change::Fall,
-        (OnNode::Absent | OnNode::Invalid, Some(_)) => return Change::Rise,
+        (OnNode::Label(_), None) => return Change::Slow,
+        (OnNode::Absent | OnNode::Invalid, Some(wanted)) if wanted >= FULL => return Change::Full,
+        (OnNode::Absent, Some(_)) | (OnNode::Invalid, _) => return Change::Urgent,
         (OnNode::Label(current), Some(wanted)) => (current, wanted),
     };
     if current.headroom() == wanted.headroom() {
         return Change::None;
     }
-    if current < wanted {
-        let by = wanted.percent() - current.percent();
-        let urgent = by >= URGENT_RISE || wanted >= FULL && current < FULL;
-        return if urgent { Change::Rise } else { Change::Small };
+    if current < FULL && wanted >= FULL {
+        return Change::Full;
     }
-    let by = current.percent() - wanted.percent();
-    let urgent = by >= URGENT_FALL || current >= FULL && wanted < FULL;
-    if urgent { Change::Fall } else { Change::Small }
+    let rises = wanted.percent().saturating_sub(current.percent()) >= URGENT_RISE;
+    let falls = current.percent().saturating_sub(wanted.percent()) >= URGENT_FALL;
+    let leaves_full = current >= FULL && wanted < FULL;
+    if rises || falls || leaves_full {
+        Change::Urgent
+    } else {
+        Change::Small
+    }
 }

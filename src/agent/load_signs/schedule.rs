@@ -1,7 +1,7 @@
 //! When the label and crane's annotations are written. Pure.
 //!
-//! At most three writes at a time, then one per interval. The last of the three is reserved for a rising load, so that a node that
-//! becomes hot is always avoided at once, and for annotations that would expire.
+//! At most three writes at a time, then one per interval. The last of the three is reserved for a node that becomes full, so that it
+//! is always avoided at once, and for annotations that would expire.
 
 use std::time::Duration;
 
@@ -13,12 +13,17 @@ use crate::cluster::token_bucket::TokenBucket;
 use crate::crd::crane_annotations::CraneAnnotations;
 use crate::engine::time::BootTime;
 
-/// One write per this time, for long.
-pub(super) const INTERVAL: Duration = Duration::from_mins(1);
+/// One write per this time, for long. On many nodes the controller asks for a longer one. At a minute, a node under changing jobs
+/// was labelled full or free long after it was, and rules evicted more pods than without labels (`tests/pure/engine/placement.rs`).
+pub(super) const INTERVAL: Duration = Duration::from_secs(5);
+/// The same where no controller says how many nodes write.
+pub const INTERVAL_ALONE: Duration = Duration::from_mins(1);
 /// Writes at a time.
 const BURST: u32 = 3;
-/// Small differences, and an unknown load, are written after this time.
-const SETTLE: Duration = Duration::from_mins(1);
+/// Small differences are written after this time: at once, a burst of pods would run after each step of 5.
+const SETTLE: Duration = Duration::from_secs(10);
+/// An unknown load, and small differences of annotations, are written after this time.
+const LONG_SETTLE: Duration = Duration::from_mins(1);
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +56,14 @@ pub struct SeenSigns<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     None,
+    /// Written once it has lasted [`LONG_SETTLE`].
+    Slow,
     /// Written once it has lasted [`SETTLE`].
     Small,
     /// Written at once, unless only the last write is left.
-    Fall,
-    /// Written at once.
-    Rise,
+    Urgent,
+    /// The node becomes full: written at once.
+    Full,
 }
 
 /// Whether to write one part.
@@ -96,10 +103,16 @@ impl Settling {
             return Verdict::Unchanged;
         }
         let lasted = now.since(*self.0.get_or_insert(now));
-        if change == Change::Small && lasted < SETTLE {
-            return Verdict::Later(SETTLE.saturating_sub(lasted));
+        let settle = match change {
+            Change::Slow => LONG_SETTLE,
+            Change::Small => SETTLE,
+            Change::None | Change::Urgent | Change::Full => Duration::ZERO,
+        };
+        let left = settle.saturating_sub(lasted);
+        if !left.is_zero() {
+            return Verdict::Later(left);
         }
-        let reserve = u32::from(change != Change::Rise);
+        let reserve = u32::from(change != Change::Full);
         Verdict::Due { reserve }
     }
 }

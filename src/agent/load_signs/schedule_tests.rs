@@ -80,10 +80,10 @@ fn a_new_node_is_labelled_at_once_and_whatever_else_is_there_is_replaced() {
 }
 
 #[test]
-fn urgent_changes_are_written_at_once_and_others_after_a_minute() {
+fn urgent_changes_are_written_at_once_and_others_after_10_seconds() {
     let mut node = Node::new(Some("70"));
     node.run(0..100, |_| Some(74.0));
-    assert_eq!(node.writes, [write(60, "75")]);
+    assert_eq!(node.writes, [write(10, "75")]);
     for (from, load, text) in [
         ("70", 78.0, "80"),
         ("90", 92.0, "95"),
@@ -96,23 +96,51 @@ fn urgent_changes_are_written_at_once_and_others_after_a_minute() {
     }
     let mut short = Node::new(Some("70"));
     short.run(0..600, |second| {
-        Some(if second % 60 < 50 { 74.0 } else { 69.0 })
+        Some(if second % 10 < 9 { 74.0 } else { 69.0 })
     });
-    assert_eq!(short.writes, [], "it never lasted a minute");
+    assert_eq!(short.writes, [], "it never lasted");
 }
 
 #[test]
-fn writes_are_bounded_and_the_last_one_is_for_a_rise() {
+fn writes_are_bounded_and_the_last_one_is_for_a_full_node() {
     let mut node = Node::new(Some("60"));
     node.run(0..3600, |second| {
         Some(if second % 2 == 0 { 99.0 } else { 10.0 })
     });
-    assert!(node.writes.len() <= 63, "{}", node.writes.len());
+    assert!(node.writes.len() <= 3 + 3600 / 5, "{}", node.writes.len());
     let mut node = Node::new(Some("60"));
     node.run(0..30, |second| {
         Some(if second % 2 == 0 { 99.0 } else { 10.0 })
     });
     assert_eq!(node.text.as_deref(), Some("100"), "{:?}", node.writes);
+}
+
+#[test]
+fn a_node_that_becomes_full_is_labelled_at_once_whatever_was_written_before() {
+    let mut schedule = schedule();
+    let mut text = Some("60".to_owned());
+    let mut writes = 0;
+    let mut step = |second: u64, load: f64| {
+        let wants = WantedSigns {
+            interval: Duration::from_mins(1),
+            ..known(Some(load))
+        };
+        if step(&mut schedule, second, &wants, text.as_deref()) == LABEL {
+            text = wants.label().map(|it| it.to_string());
+            writes += 1;
+        }
+        text.clone()
+    };
+    let mut rng = Rng::with_seed(3);
+    for minute in 0..60 {
+        let start = minute * 60;
+        for second in start..start + 40 {
+            step(second, rng.f64() * 90.0);
+        }
+        let label = step(start + 40, 97.0);
+        assert_eq!(label.as_deref(), Some("100"), "minute {minute}");
+    }
+    assert!(writes <= 3 + 60, "{writes}");
 }
 
 #[test]
@@ -125,7 +153,7 @@ fn an_unknown_load_keeps_the_label_for_a_minute() {
     node.run(120..240, |_| None);
     assert_eq!(node.writes.len(), 1, "it is gone");
     let change = label::change(Some("busy"), &known(None));
-    assert_eq!(change, Change::Fall, "what is not ours goes too");
+    assert_eq!(change, Change::Urgent, "what is not ours goes too");
 }
 
 #[test]

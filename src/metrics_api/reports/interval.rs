@@ -15,7 +15,7 @@ const MAX_BACKLOG: Duration = Duration::from_secs(5);
 /// closer together.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 /// The shortest interval of writes of a node's load label.
-const MIN_LABEL_INTERVAL: Duration = Duration::from_mins(1);
+const MIN_LABEL_INTERVAL: Duration = Duration::from_secs(5);
 /// All nodes together write at most so many labels a second: with many nodes the interval is longer.
 const MAX_LABEL_WRITES: u32 = 20;
 
@@ -198,10 +198,7 @@ mod tests {
                 .label_interval
                 .as_secs()
         };
-        assert_eq!(
-            [0, 1000, 1200, 1201, 5000].map(seconds),
-            [60, 60, 60, 61, 250]
-        );
+        assert_eq!([0, 100, 101, 1000, 5000].map(seconds), [5, 5, 6, 50, 250]);
     }
 
     #[test]

@@ -38,9 +38,10 @@ pub fn label_points<'a>(labels: impl Iterator<Item = Option<&'a str>>) -> Vec<i6
     points.map(|points| points * LABEL_WEIGHT).collect()
 }
 
+/// The label of a node, written when its agent would.
 #[derive(Debug)]
-struct Written {
-    label: Option<String>,
+pub struct Written {
+    pub label: Option<String>,
     schedule: Schedule,
 }
 
@@ -52,19 +53,23 @@ pub struct Label {
 
 impl Label {
     pub fn new(nodes: usize) -> Self {
-        let written = (0..nodes).map(|index| Written {
-            label: None,
-            schedule: Schedule::new(Rng::with_seed(index as u64)),
-        });
         Self {
-            nodes: written.collect(),
+            nodes: (0..nodes).map(Written::new).collect(),
         }
     }
 }
 
 impl Written {
-    fn write(&mut self, now: f64, node: &Node) {
-        let load = node.load.as_ref().map(|load| load.percent);
+    /// For the node of this number.
+    pub fn new(index: usize) -> Self {
+        Self {
+            label: None,
+            schedule: Schedule::new(Rng::with_seed(index as u64)),
+        }
+    }
+
+    /// For a load in percent, if it is known, `now` seconds after boot.
+    pub fn write(&mut self, now: f64, load: Option<f64>) {
         let wants = WantedSigns {
             load,
             ..WantedSigns::default()
@@ -83,6 +88,10 @@ impl Written {
     }
 }
 
+fn percent(node: &Node) -> Option<f64> {
+    node.load.as_ref().map(|load| load.percent)
+}
+
 impl Scheduler for Label {
     /// docs/scheduling.md: within 1.5 s.
     fn delay(&self) -> f64 {
@@ -91,12 +100,12 @@ impl Scheduler for Label {
 
     fn ticked(&mut self, now: f64, nodes: &[Node]) {
         for (node, written) in nodes.iter().zip(&mut self.nodes) {
-            written.write(now, node);
+            written.write(now, percent(node));
         }
     }
 
     fn refreshed(&mut self, now: f64, index: usize, node: &Node) {
-        self.nodes[index].write(now, node);
+        self.nodes[index].write(now, percent(node));
     }
 
     fn points(
