@@ -61,6 +61,7 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(flow::flow_schemas), Problem, Off),
     (One(placement::soft_taint_with_karpenter), Problem, Off),
     (One(placement::unlabelled_nodes), Problem, Off),
+    (One(placement::low_labels), Problem, Off),
     (One(placement::other_crane_writers), Problem, Off),
     (One(placement::stale_crane_annotations), Problem, Off),
     (One(scheduler_api::invalid_policy), Problem, Off),

@@ -170,10 +170,9 @@ pub(super) fn replicas(snapshot: &Snapshot) -> Vec<Finding> {
         let about = format!("Deployment {}", full_name(deployment));
         Some(finding(about, what, fix))
     };
-    items(&snapshot.deployments)
-        .iter()
-        .filter_map(check)
-        .collect()
+    let schedulers = items(&snapshot.placement.schedulers).iter();
+    let all = items(&snapshot.deployments).iter().chain(schedulers);
+    all.filter_map(check).collect()
 }
 
 /// `message (reason)`

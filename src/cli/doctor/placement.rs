@@ -13,6 +13,7 @@ use super::scheduler_api::{self, Replica};
 use super::snapshot::{
     NodeState, OURS, Read, Snapshot, Workload as _, arguments, items, list, ours, read,
 };
+use crate::crd::NodeMetric;
 use crate::crd::crane_annotations::Zone;
 use crate::crd::load_label::LoadLabel;
 
@@ -28,9 +29,16 @@ const POLL: &str = "--poll=";
 /// Agents write these at least every 6 minutes, and on many thousand nodes every 12.
 const MAX_CRANE_AGE: SignedDuration = SignedDuration::from_mins(15);
 
-/// What makes schedulers read the load labels.
+/// Loads up to this one count alike, so labels below it are not raised to it.
+const IDLE: f64 = 60.0;
+/// A load this much above its label is written at once.
+const MAX_LABEL_LAG: f64 = 15.0;
+
+/// The loads that agents report, and what makes schedulers read their labels.
 #[derive(Debug)]
 pub(super) struct Placement {
+    /// The load in percent that the agent of each node reports.
+    pub loads: Read<Vec<(String, Option<f64>)>>,
     /// The chart's `MutatingAdmissionPolicies`; none where these are not served.
     pub policies: Read<Vec<String>>,
     /// Namespaces whose pods they change.
@@ -48,7 +56,10 @@ impl Placement {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let by_load = ListParams::default().labels(BY_LOAD);
         let groups = read(client.list_api_groups()).await;
+        let metrics: Api<NodeMetric> = Api::all(client.clone());
+        let load = |it: NodeMetric| (it.name_any(), it.status.load.map(|load| load.percent));
         Self {
+            loads: list(metrics, ListParams::default(), load).await,
             policies: policies(client).await,
             namespaces: list(namespaces, by_load, |it| it.name_any()).await,
             schedulers: ours(client, "scheduler").await,
@@ -125,6 +136,35 @@ pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
         names(nodes)
     );
     let fix = "wait a minute if the agents have just started; else see whether `kubectl get nodemetrics` shows their LOAD, and the agents' logs";
+    Some(finding("load label", what, fix))
+}
+
+/// Nodes that are far more loaded than their labels say: pods are attracted to them.
+pub(super) fn low_labels(snapshot: &Snapshot) -> Option<Finding> {
+    if !has_argument(snapshot, "--load-label=true") {
+        return None;
+    }
+    let label = |node: &NodeState| {
+        let label = node.load_label.as_deref().and_then(LoadLabel::parse)?;
+        Some(f64::from(label.percent()))
+    };
+    let low = items(&snapshot.placement.loads)
+        .iter()
+        .filter_map(|(name, load)| {
+            let mut nodes = items(&snapshot.nodes).iter();
+            let label = label(nodes.find(|node| node.name == *name)?)?;
+            let load = load.filter(|load| load.min(100.0) > label.max(IDLE) + MAX_LABEL_LAG)?;
+            Some(format!("{name} ({label}, load {load:.0})"))
+        });
+    let low: Vec<String> = low.collect();
+    if low.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "nodes whose label plimsoll.dev/load is far below the load that their agents report: {}",
+        names(low)
+    );
+    let fix = "run this again in a minute; if it stays, see the agents' logs: their changes of the Node are refused, or another client changes the label";
     Some(finding("load label", what, fix))
 }
 

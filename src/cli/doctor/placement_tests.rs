@@ -46,6 +46,41 @@ fn nodes_without_a_valid_label_are_reported() {
 }
 
 #[test]
+fn a_label_that_hides_the_reported_load_is_found() {
+    let labelled = |label: &str, load: f64| {
+        let label = Some(label.to_owned());
+        move |it: &mut Snapshot| {
+            with(it, "--load-label=true");
+            for node in it.nodes.as_mut().expect("a list") {
+                node.load_label = label.clone();
+            }
+            it.placement.loads = Ok(vec![("a".to_owned(), None), ("b".to_owned(), Some(load))]);
+        }
+    };
+    assert_finding(labelled("0", 97.2), &["b (0, load 97)", "another client"]);
+    // Not raised yet or at all, lowered late, and above what labels can say.
+    for (label, load) in [("70", 84.0), ("0", 60.0), ("95", 20.0), ("100", 400.0)] {
+        let mut snapshot = healthy_snapshot();
+        labelled(label, load)(&mut snapshot);
+        assert_eq!(findings(&snapshot), [], "{label}, {load}");
+    }
+}
+
+#[test]
+fn a_second_scheduler_without_replicas_is_found() {
+    let waiting = |it: &mut Snapshot| {
+        let mut scheduler = it.deployments.as_ref().expect("a list")[0].clone();
+        scheduler.metadata.name = Some("plimsoll-scheduler".to_owned());
+        scheduler.status = None;
+        it.placement.schedulers = Ok(vec![scheduler]);
+    };
+    assert_finding(
+        waiting,
+        &["plimsoll-scheduler", "0 of 2 replicas are ready"],
+    );
+}
+
+#[test]
 fn a_label_that_nothing_reads_is_a_note() {
     let labelled = |it: &mut Snapshot| with(it, "--load-label=true");
     assert!(notes_of(labelled).contains("nothing of this release makes schedulers read"));

@@ -260,6 +260,7 @@ fn healthy_snapshot() -> Snapshot {
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
         placement: Placement {
+            loads: Ok(Vec::new()),
             policies: Ok(Vec::new()),
             namespaces: Ok(Vec::new()),
             schedulers: of(Vec::new()),

@@ -11,7 +11,7 @@ use super::pod::PodToPlace;
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
 use crate::crd::node_metric::condition::HEALTHY;
-use crate::crd::node_metric::{Load, ResourceLoad};
+use crate::crd::node_metric::{Load, PressureLoad, ResourceLoad};
 use crate::crd::node_selector::{NodeView, selects};
 use crate::metrics_api::table::{age, bytes, millicores};
 use crate::preview::Table;
@@ -66,6 +66,8 @@ struct Terms {
     worst: Option<String>,
     cpu: Option<ResourceLoad>,
     memory: Option<ResourceLoad>,
+    /// The rule over pressure, or over another metric and above its threshold, that is closest to acting.
+    pressure: Option<PressureLoad>,
 }
 
 impl Explanation {
@@ -108,6 +110,7 @@ impl NodeLine {
             .and_then(|(load, pod)| with_pod(load, pod, status, &name));
         let percent = load.map(|load| load.percent);
         let outlets = Outlets::of(node, with_pod.or(percent));
+        notes.extend(load.and_then(beside_columns));
         notes.extend(signs(&outlets, label.as_deref(), load, healthy));
         let age = status.timestamp.as_ref();
         let age = age.map(|time| (now.as_second() - time.0.as_second()).max(0));
@@ -122,6 +125,7 @@ impl NodeLine {
                 worst: Some(load.worst.clone()),
                 cpu: Some(load.cpu.clone()),
                 memory: Some(load.memory.clone()),
+                pressure: load.pressure.clone(),
             }),
             candidate: passed_over.is_empty(),
             node: name,
@@ -258,6 +262,27 @@ fn tolerates(toleration: &k8s::Toleration, taint: &k8s::Taint) -> bool {
     effect && key && (exists || value(&toleration.value) == value(&taint.value))
 }
 
+/// What decides the load, where that is not in the columns of CPU and memory.
+fn beside_columns(load: &Load) -> Option<String> {
+    let resource = match load.worst.as_str() {
+        "cpu" => &load.cpu,
+        "memory" => &load.memory,
+        _ => {
+            let pressure = load.pressure.as_ref()?;
+            let (rule, percent) = (&pressure.rule, pressure.percent);
+            return Some(format!("rule {rule} is at {percent:.0} % of its threshold"));
+        }
+    };
+    let used = resource.expected.max(resource.history.unwrap_or_default());
+    let shown = used / resource.line * 100.0;
+    (resource.percent > shown + 1.0).then(|| {
+        format!(
+            "a rule over {} is, or was last, above its threshold",
+            load.worst
+        )
+    })
+}
+
 /// What schedulers see of the node's load, and what is wrong with it.
 fn signs(
     outlets: &Outlets,
@@ -314,7 +339,7 @@ mod tests {
         };
         node.status = None;
         let load = percent.map(|percent| {
-            json!({"percent": percent, "worst": "cpu", "cpu": {"percent": 91.8, "expected": percent * 0.8, "newcomers": 0.0, "line": 80.0},
+            json!({"percent": percent, "worst": "cpu", "cpu": {"percent": percent, "expected": percent * 0.8, "newcomers": 0.0, "line": 80.0},
                 "memory": {"percent": 27.8, "expected": 20.0, "newcomers": 0.0, "line": 90.0}})
         });
         let status = json!({
@@ -374,6 +399,32 @@ mod tests {
         let without = Explanation::new(None, cluster(), now()).to_string();
         assert!(!without.contains("WITH POD"), "{without}");
         assert!(!text.contains("CRANE"), "no agent writes them: {text}");
+    }
+
+    #[test]
+    fn a_load_that_no_column_shows_is_explained() {
+        let text = |change: fn(&mut Load)| {
+            let mut node = input("n", Some("50"), Some(50.0), &json!({}));
+            change(node.status.load.as_mut().expect("a load"));
+            Explanation::new(None, vec![node], now()).to_string()
+        };
+        assert!(!text(|_| ()).contains("threshold"), "40 of 80");
+        let over = text(|load| load.cpu.percent = 112.5);
+        assert!(
+            over.contains("a rule over cpu is, or was last, above its threshold"),
+            "{over}"
+        );
+        let waiting = text(|load| {
+            load.worst = "pressure".to_owned();
+            load.pressure = Some(PressureLoad {
+                rule: "q/wait".to_owned(),
+                percent: 150.0,
+            });
+        });
+        assert!(
+            waiting.contains("rule q/wait is at 150 % of its threshold"),
+            "{waiting}"
+        );
     }
 
     #[test]
