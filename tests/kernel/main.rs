@@ -22,6 +22,7 @@ mod cpu;
 mod crash;
 mod evict;
 mod journal;
+mod load;
 mod reclaim;
 mod reference;
 mod restore;

@@ -1,0 +1,146 @@
+//! The expected load, against the counters of a real kernel.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine_support::pod;
+use crate::kernel_support::{TestCgroups, test_cgroups, wait_for};
+use plimsoll::clock::boot_time;
+use plimsoll::engine::Engine;
+use plimsoll::engine::plan::Plan;
+use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::sample::Sample;
+use plimsoll::engine::time::BootTime;
+use plimsoll::engine::units::MilliCpu;
+use plimsoll::node::collect::Sampler;
+
+const NAME: &str = "new";
+/// Of each 100 ms: little, because other tests run beside this one.
+const QUOTA_MICROS: u64 = 8_000;
+/// 85 % of it, 40m, is half of what the pod uses.
+const REQUEST: MilliCpu = MilliCpu(47);
+const ESTIMATE: f64 = 40.0;
+
+/// Over which usage counts.
+const WINDOW: Duration = Duration::from_mins(5);
+
+/// A node with one pod that starts and ends.
+struct Node {
+    cgroups: TestCgroups,
+    sampler: Sampler,
+    engine: Engine,
+    plan: Plan,
+    sample: Sample,
+    /// The counters at each sample.
+    seen: Vec<Counters>,
+}
+
+/// Nanoseconds of the node and of the pod.
+#[derive(Clone, Copy)]
+struct Counters {
+    at: BootTime,
+    busy: u64,
+    used: u64,
+}
+
+impl Node {
+    fn step(&mut self) {
+        wait_for(Duration::from_secs(1), || false);
+        let (now, demand) = (boot_time(), self.engine.demand());
+        self.sampler.sample_node(now, &demand, &mut self.sample);
+        self.sampler.sample_pods(now, &demand, &mut self.sample);
+        self.engine.step(now, &self.sample, &mut self.plan);
+        self.seen.push(Counters {
+            at: now,
+            busy: self.sample.node.cpu.unwrap().busy,
+            used: self.sample.pods[0].cpu_nanos.unwrap(),
+        });
+    }
+
+    /// The counters at this time and now, over 5 minutes at most, and the seconds between.
+    fn over(&self, from: BootTime) -> (Counters, Counters, f64) {
+        let now = *self.seen.last().unwrap();
+        let is_within = |it: &&Counters| it.at >= from && now.at.since(it.at) <= WINDOW;
+        let before = *self.seen.iter().find(is_within).unwrap();
+        (before, now, now.at.since(before.at).as_secs_f64())
+    }
+
+    /// What the pod adds to the expected usage beside what the system used, in millicores.
+    fn share_of_pod(&self) -> f64 {
+        let (before, now, seconds) = self.over(BootTime::default());
+        let system = (now.busy - before.busy) as f64 - (now.used - before.used) as f64;
+        let online = self.sample.node.cpu.unwrap().online;
+        let expected = self.engine.load().unwrap().cpu.expected;
+        expected * f64::from(online) * 10.0 - system / seconds / 1e6
+    }
+
+    /// What it has used since it started, in millicores.
+    fn use_of_pod(&self, started: BootTime) -> f64 {
+        let (before, now, seconds) = self.over(started);
+        (now.used - before.used) as f64 / seconds / 1e6
+    }
+}
+
+/// Checks the expected usage at these ages of a pod, in seconds, and after its end.
+fn compare(ages: &[u64]) {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    cgroups.prefer();
+    let path = cgroups.pod(NAME);
+    cgroups.set_quota(&path, Some(QUOTA_MICROS));
+    let mut sampler = Sampler::new(Path::new("/proc"), cgroups.hierarchy.clone());
+    sampler.set_pods([(PodUid::from(NAME), path.clone())].into_iter());
+    let mut node = Node {
+        cgroups,
+        sampler,
+        engine: Engine::new(),
+        plan: Plan::default(),
+        sample: Sample::default(),
+        seen: Vec::new(),
+    };
+    for _ in 0..5 {
+        node.step();
+    }
+    let mut pod = pod(NAME);
+    pod.cpu_request = REQUEST;
+    node.engine.set_pods(vec![Arc::new(pod)]);
+    let started = node.sample.at;
+    node.cgroups.burn(&path, 1);
+    for age in ages {
+        while boot_time().since(started) < Duration::from_secs(*age) {
+            node.step();
+        }
+        let (share, real) = (node.share_of_pod(), node.use_of_pod(started));
+        println!("after {age} s: {share:.1}m, used {real:.1}m");
+        if *age < 15 {
+            assert!(
+                (ESTIMATE..real).contains(&share),
+                "after {age} s: {share}, not {real} yet"
+            );
+        } else {
+            assert!(
+                (share - real).abs() <= 0.05 * real,
+                "after {age} s: {share}, not {real}"
+            );
+        }
+    }
+    node.cgroups.end_all_but(0, &path);
+    node.engine.set_pods(Vec::new());
+    node.step();
+    node.step();
+    let share = node.share_of_pod();
+    assert!(share.abs() <= 0.05 * 80.0, "after its end: {share}");
+}
+
+#[test]
+fn a_pod_counts_with_its_use_once_it_is_15_seconds_old() {
+    compare(&[5, 16, 25]);
+}
+
+#[test]
+#[ignore = "ten minutes: make mixes"]
+fn a_pod_counts_with_its_use_for_ten_minutes() {
+    compare(&[5, 16, 60, 150, 300, 310, 420, 600]);
+}
