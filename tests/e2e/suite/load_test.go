@@ -273,37 +273,54 @@ func (s *scene) deleteNow(pods ...work) {
 	}
 }
 
-// checkDelay logs a delay, and fails the test if it is too long. On an otherwise idle machine it is below 1.5 s; the limit allows for a busy one.
-func (l *timeline) checkDelay(what string, delay time.Duration) {
-	l.Helper()
-	l.Logf("%s: %s: %.2f s", l.node, what, delay.Seconds())
-	if delay > 5*time.Second {
-		l.Errorf("%s: %s", what, delay)
+const (
+	// Schedulers must see at the latest after this time that pods started or ended, if nothing else uses the CPUs.
+	maxLabelDelay = 1500 * time.Millisecond
+	// The same on a busy or emulated machine.
+	maxBusyLabelDelay = 5 * time.Second
+)
+
+// labelDelays starts and ends pods that fill the node, and returns how long after that its label shows it.
+func (s *scene) labelDelays(l *timeline) (started, ended time.Duration) {
+	s.Helper()
+	l.waitRoom(3, 90)
+	before, _ := l.last()
+	l.lock.Lock()
+	clear(l.bound)
+	l.lock.Unlock()
+	pods := filling(s.cpu())
+	begin := time.Now()
+	s.start(pods...)
+	var bound time.Time
+	for _, w := range pods {
+		if at := l.waitBound(20*time.Second, w.name).at; at.After(bound) {
+			bound = at
+		}
 	}
+	full := l.waitLoad(20*time.Second, begin, "the label shows the pods that start", isFull)
+	deleted := time.Now()
+	s.deleteNow(pods...)
+	empty := l.waitLoad(20*time.Second, deleted, "the label shows that they ended", hasRoom)
+	s.Logf("%s: %d pods, label before %d, then %v", s.node, len(pods), before, l.since(begin))
+	return full.Sub(bound), empty.Sub(deleted)
 }
 
 func TestLoadLabelFollowsPodsThatStartAndEnd(t *testing.T) {
 	onEachNode(t, func(t *testing.T, node string) {
 		s := alone(t, node)
 		l := s.timeline()
-		l.waitRoom(3, 90)
-		before, _ := l.last()
-		pods := filling(s.cpu())
-		begin := time.Now()
-		s.start(pods...)
-		var bound time.Time
-		for _, w := range pods {
-			if at := l.waitBound(20*time.Second, w.name).at; at.After(bound) {
-				bound = at
+		// Scenes on the other node may use the CPUs.
+		for attempt := 1; ; attempt++ {
+			started, ended := s.labelDelays(l)
+			t.Logf("%s: the label is at 95 or more %.2f s after pods were bound, and below %.2f s after they were deleted", node, started.Seconds(), ended.Seconds())
+			delay := max(started, ended)
+			if delay <= maxLabelDelay || node == "v2" && delay <= maxBusyLabelDelay {
+				return
+			}
+			if delay > maxBusyLabelDelay || attempt == 3 {
+				t.Fatalf("%s: the label is %s late in attempt %d", node, delay, attempt)
 			}
 		}
-		full := l.waitLoad(20*time.Second, begin, "the label shows the pods that start", isFull)
-		deleted := time.Now()
-		s.deleteNow(pods...)
-		empty := l.waitLoad(20*time.Second, deleted, "the label shows that they ended", hasRoom)
-		t.Logf("%s: %d pods, label before %d, then %v", node, len(pods), before, l.since(begin))
-		l.checkDelay("pods bound to label at 95 or more", full.Sub(bound))
-		l.checkDelay("pods ended to label below 95", empty.Sub(deleted))
 	})
 }
 
