@@ -34,7 +34,7 @@ use plimsoll::crd::report::MAX_BYTES;
 use run_support::{argument, since};
 use serde_json::{Value, json};
 
-const MAX_MILLICORES: f64 = 3.0;
+const MAX_MILLICORES: f64 = 2.0;
 const MAX_RESIDENT_KIB: u64 = 15 * 1024;
 /// Including renewals of its Lease, while the leader acknowledges reports.
 const MAX_WRITES_PER_MINUTE: f64 = 1.0;

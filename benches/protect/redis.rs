@@ -87,7 +87,7 @@ fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
         pods.map(|pod| Load::batch(program, pod, &cgroups).unwrap())
             .collect()
     };
-    let mut control = Control::start(way, ground, &cgroups, &scene.important, &batch_pods);
+    let mut control = Control::start(way, ground, &cgroups, scene, &batch_pods);
     if way != Way::Alone {
         run_until(started + SETTLE, &mut control);
     }

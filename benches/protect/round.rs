@@ -150,7 +150,7 @@ impl Ground {
             start_batch(program, scene, &cgroups)
         };
         let mut whole = Meters::new(&cgroups, &scene.important, &batch_pods);
-        let mut control = Control::start(way, self, &cgroups, &scene.important, &batch_pods);
+        let mut control = Control::start(way, self, &cgroups, scene, &batch_pods);
         let length = if way == Way::Crane {
             CRANE_LENGTH
         } else {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use plimsoll::demo::pods::DemoPods;
+use plimsoll::demo::policy::WAITING;
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::units::MilliCpu;
 use plimsoll::scene::load::Service;
@@ -17,11 +18,31 @@ pub struct Scene {
     pub important: Vec<ScenePod>,
     pub service: Service,
     pub batch: Vec<(ScenePod, Batch)>,
+    /// The policy of Plimsoll's ways on cgroup v2.
+    pub by_waiting: ByWaiting,
     /// The bar: the p99 of the best way against that alone.
     pub max_ratio: f64,
     /// Length of a round.
     pub length: Duration,
 }
+
+/// An example of a policy on what protected pods wait.
+#[derive(Clone, Copy)]
+pub struct ByWaiting {
+    pub example: &'static str,
+    /// Instead of its threshold and `restoreValue`, in percent of the time: it must be above what the important pod waits alone.
+    pub threshold: Option<(u8, u8)>,
+}
+
+const PRESSURE: ByWaiting = ByWaiting {
+    example: include_str!("../../examples/ensurance/pressure.yaml"),
+    threshold: None,
+};
+
+const SERVICES: ByWaiting = ByWaiting {
+    example: include_str!("../../examples/ensurance/services.yaml"),
+    threshold: None,
+};
 
 /// What a batch pod does.
 #[derive(Clone, Copy)]
@@ -86,6 +107,10 @@ impl Scene {
             important: vec![important],
             service,
             batch: batch.into_iter().map(|pod| (pod, Batch::Busy)).collect(),
+            by_waiting: ByWaiting {
+                threshold: Some(WAITING),
+                ..PRESSURE
+            },
             max_ratio: 1.1,
             length: Duration::from_secs(10),
         }
@@ -121,6 +146,7 @@ impl Scene {
                 pod("batch", QosClass::BestEffort, 0, threads, "batch"),
                 Batch::Busy,
             )],
+            by_waiting: PRESSURE,
             max_ratio: 1.1,
             length: Duration::from_secs(6),
         }
@@ -128,7 +154,7 @@ impl Scene {
 
     /// Services that call each other: the latency of each adds up. Batch does a fixed amount of work.
     pub fn chain(cpus: u32) -> Self {
-        const SERVICES: u32 = 8;
+        const LENGTH: u32 = 8;
         let service = Service {
             threads: 1,
             rate: 75 * cpus,
@@ -136,7 +162,7 @@ impl Scene {
             patience: Duration::from_millis(300),
             first_of_chain: true,
         };
-        let stages = (1..=SERVICES).map(|number| {
+        let stages = (1..=LENGTH).map(|number| {
             let name = format!("service-{number}");
             pod(
                 &name,
@@ -158,7 +184,7 @@ impl Scene {
         Self {
             name: "chain",
             about: format!(
-                "{SERVICES} services in a row that request {}m each, {} requests a second of 0.5 ms in each, beside a BestEffort \
+                "{LENGTH} services in a row that request {}m each, {} requests a second of 0.5 ms in each, beside a BestEffort \
                  and a Burstable pod (request {}m) of {threads} threads each that want 31 % of the CPUs each: 92 % in all",
                 30 * cpus,
                 service.rate,
@@ -182,6 +208,7 @@ impl Scene {
                     Batch::Paced(batch),
                 ),
             ],
+            by_waiting: SERVICES,
             max_ratio: 1.3,
             length: Duration::from_secs(7),
         }

@@ -6,20 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll::clock::boot_time;
+use plimsoll::crd::{Objects, compile};
 use plimsoll::demo::phase::Schedule;
 use plimsoll::demo::pods::DemoPods;
 use plimsoll::demo::policy;
-use plimsoll::engine::policy::{CpuThrottle, PolicySet};
+use plimsoll::engine::policy::{CpuThrottle, NodeFacts, PolicySet};
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::machine::Settings;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::pod::ScenePod;
 use plimsoll::standalone::host::{self, Machine};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::peers::{Crane, Koordlet};
 use crate::round::Ground;
+use crate::scenes::{ByWaiting, Scene};
 
 /// Above this share of the machine's CPU in percent: the threshold of every way but koordlet's default.
 pub const THRESHOLD_PERCENT: u64 = 85;
@@ -106,9 +109,10 @@ impl Control {
         way: Way,
         ground: &Ground,
         cgroups: &Arc<SceneCgroups>,
-        important: &[ScenePod],
+        scene: &Scene,
         batch: &[ScenePod],
     ) -> Self {
+        let important = &scene.important;
         let threshold = ground.capacity() * THRESHOLD_PERCENT / 100;
         match way {
             Way::Alone | Way::Unprotected => Self::Nothing,
@@ -136,7 +140,7 @@ impl Control {
                     cgroup: cgroups.cgroup(pod),
                     containers: None,
                 });
-                let policy = Arc::new(policy_for(way, ground, threshold));
+                let policy = Arc::new(policy_for(way, ground, scene));
                 let machine = host::open(settings, policy, workloads.collect(), boot_time());
                 Self::Ours {
                     machine: Box::new(machine.unwrap()),
@@ -168,22 +172,46 @@ impl Control {
     }
 }
 
-/// The example that the demo adapts, with this way's throttle: on cgroup v2 led by what protected pods wait, on v1 by CPU usage.
-fn policy_for(way: Way, ground: &Ground, threshold: u64) -> PolicySet {
-    let demo_pods = DemoPods::for_cpus(ground.cpus);
-    let schedule = Schedule::lasting(Duration::from_mins(10));
-    let by_waiting = ground.hierarchy.is_v2();
-    let adapted = policy::adapt(&demo_pods, &schedule, &ground.node, by_waiting).unwrap();
-    let mut policy = adapted.policy;
+/// An example with this way's throttle: on cgroup v2 the scene's, on v1 the demo's on CPU usage.
+fn policy_for(way: Way, ground: &Ground, scene: &Scene) -> PolicySet {
+    let mut policy = if ground.hierarchy.is_v2() {
+        by_waiting(scene.by_waiting, &ground.node)
+    } else {
+        by_usage(ground)
+    };
     for rule in &mut policy.rules {
         rule.period = PERIOD;
-        if !by_waiting {
-            rule.threshold = threshold as f64;
-            rule.restore_value = rule.threshold;
-        }
         let mut action = rule.action.as_ref().clone();
         action.throttle = way.throttle();
         rule.action = Arc::new(action);
+    }
+    policy
+}
+
+fn by_waiting(policy: ByWaiting, node: &NodeFacts) -> PolicySet {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(policy.example).unwrap();
+    let mut node = node.clone();
+    // Of the pool that the example selects.
+    node.labels.insert("pool".to_owned(), "shared".to_owned());
+    let mut compiled = compile(&Objects::from_values(objects), &node);
+    assert!(!compiled.policy.rules.is_empty(), "{:?}", compiled.findings);
+    if let Some((threshold, restore_value)) = policy.threshold {
+        for rule in &mut compiled.policy.rules {
+            rule.threshold = threshold.into();
+            rule.restore_value = restore_value.into();
+        }
+    }
+    compiled.policy
+}
+
+fn by_usage(ground: &Ground) -> PolicySet {
+    let demo_pods = DemoPods::for_cpus(ground.cpus);
+    let schedule = Schedule::lasting(Duration::from_mins(10));
+    let adapted = policy::adapt(&demo_pods, &schedule, &ground.node, false).unwrap();
+    let mut policy = adapted.policy;
+    for rule in &mut policy.rules {
+        rule.threshold = (ground.capacity() * THRESHOLD_PERCENT / 100) as f64;
+        rule.restore_value = rule.threshold;
     }
     policy
 }

@@ -396,19 +396,21 @@ const BURNER: &str = "run_support::burn_cpu";
 #[test]
 #[ignore = "started by other tests as a process: uses half a CPU until it is killed"]
 fn burn_cpu() {
-    burn();
+    // Half, because tests run beside each other.
+    burn(TURN);
 }
 
-/// A helper: uses half a CPU until it is killed, at the latest after a while. Half, because tests run beside each other.
-pub fn burn() {
+const TURN: Duration = Duration::from_millis(5);
+
+/// Uses a CPU for a [`TURN`], pauses, and so on until it is killed, at the latest after a while.
+pub fn burn(pause: Duration) {
     let end = boot_time() + 4 * TIMEOUT;
-    let turn = Duration::from_millis(5);
     while boot_time() < end {
         let started = boot_time();
-        while since(started) < turn {
+        while since(started) < TURN {
             std::hint::spin_loop();
         }
-        std::thread::park_timeout(turn);
+        std::thread::park_timeout(pause);
     }
 }
 
