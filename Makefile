@@ -64,7 +64,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
 	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
@@ -199,13 +199,14 @@ timed:
 	$(CARGO_TEST) --lib -- --test-threads=1 $(TIMED)
 
 api:
-	$(CARGO_TEST) --test api -- --test-threads=8
+	$(CARGO_TEST) --test api -- --test-threads=10
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
 
-mixes: tools ## Throttles random mixes of pods on this machine's kernel and on cgroup v2 (an hour)
-	$(CARGO_TEST) --test kernel -- --ignored --exact closed_loop::throttles_follow_random_mixes --nocapture
+mixes: tools ## Throttles random mixes of pods on a simulated node, on this machine's kernel and on cgroup v2, and follows the expected load for ten minutes (1.5 hours)
+	PROPTEST_CASES=1000 $(CARGO_TEST) --test pure -- throttles_follow_the_demand
+	$(CARGO_TEST) --test kernel -- --ignored --nocapture --test-threads=1 random_mixes ten_minutes
 	GUEST_TIMEOUT=7200 GUEST_ARGS="--ignored --exact closed_loop::throttles_follow_random_mixes --nocapture" tests/guest/run.sh
 
 try: tools-cluster ## Runs Plimsoll on a real Kubernetes cluster on this machine until Ctrl-C, then removes everything (needs root)

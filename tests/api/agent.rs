@@ -631,7 +631,7 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
         crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
     });
     assert!(node.is_throttled(&batch));
-    node.set_rules(&json!({"rules": [], "moonPhase": null}));
+    node.set_rules(&json!({"rules": []}));
     agent.until("without rules everything is restored", || {
         node.quota(&batch) == -1
     });

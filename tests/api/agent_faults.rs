@@ -217,6 +217,8 @@ fn failing_writes_are_all_retried_and_everything_stays_in_force() {
     let started = crate::api_support::now();
     while !queues.left().is_empty() {
         scene.edit(&mut agent, &format!("still to come: {:?}", queues.left()));
+        // Each edit is an event, and an agent publishes them at a limited rate.
+        std::thread::park_timeout(Duration::from_millis(500));
         assert!(
             started.elapsed() < 4 * TIMEOUT,
             "never made: {:?}",

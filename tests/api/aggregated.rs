@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::api_support::aggregation::plane;
+use crate::api_support::aggregation::{NODE_METRICS, plane};
 use crate::api_support::{ControlPlane, Controller, Process, free_port, names};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn until_available(plane: &ControlPlane) {
     });
     // kubectl needs discovery before anything else.
     plane.until("the API is discovered", TIMEOUT, |plane| {
-        plane.try_kubectl(&["get", "nm"], "").is_ok()
+        plane.get_raw(NODE_METRICS).is_ok() && plane.try_kubectl(&["get", "nm"], "").is_ok()
     });
 }
 
@@ -409,16 +409,7 @@ fn a_failover_is_a_pause_and_versions_never_go_back() {
     });
     until_available(&plane);
     let versions = || -> Option<u64> {
-        let text = plane
-            .try_kubectl(
-                &[
-                    "get",
-                    "--raw",
-                    "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics",
-                ],
-                "",
-            )
-            .ok()?;
+        let text = plane.get_raw(NODE_METRICS).ok()?;
         let list: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
             list["items"].as_array().unwrap().len(),

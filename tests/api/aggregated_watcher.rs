@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::api_support::{ControlPlane, Controller, aggregation, free_port};
+use crate::api_support::aggregation::{self, NODE_METRICS};
+use crate::api_support::{ControlPlane, Controller, free_port};
 use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
@@ -156,9 +157,11 @@ fn start_all() -> Option<(ControlPlane, [Replica; 2])> {
         controller: start(&plane, name, port),
     });
     plane.until("the load is served", TIMEOUT, |plane| {
-        let path = "jsonpath={.items[*].status.usage.node.cpu}";
-        let used = plane.try_kubectl(&["get", "nm", "-o", path], "");
-        used.is_ok_and(|used| used == "800m 800m 800m")
+        let list = plane.get_raw(NODE_METRICS).unwrap_or_default();
+        let list: Value = serde_json::from_str(&list).unwrap_or_default();
+        let shows = |metric: &Value| metric["status"]["usage"]["node"]["cpu"] == "800m";
+        let metrics = list["items"].as_array();
+        metrics.is_some_and(|metrics| metrics.len() == 3 && metrics.iter().all(shows))
     });
     Some((plane, replicas))
 }

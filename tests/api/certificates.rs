@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::api_support::aggregation::NODE_METRICS;
 use crate::api_support::{
     ControlPlane, Controller, Process, aggregation, free_port, lease_namespace, reporter,
 };
@@ -24,7 +25,6 @@ use time::OffsetDateTime;
 
 const TIMEOUT: Duration = Duration::from_mins(2);
 const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
-const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 /// Name of the agents' CA bundle in the chart.
 const BUNDLE: &str = "plimsoll-report-ca";
 const ENDS: &str = "plimsoll_controller_certificate_expiration_timestamp_seconds";
@@ -247,13 +247,14 @@ impl Traffic {
     fn run(&self, plane: &ControlPlane) -> Vec<String> {
         let mut failures = Vec::new();
         while !self.ends.load(Ordering::Relaxed) {
-            match plane.try_kubectl(&["get", "--raw", LIST], "") {
+            match plane.get_raw(NODE_METRICS) {
                 Ok(list) if list.contains("node00") => {
                     self.answers.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(list) => failures.push(list),
-                Err(error) => failures.push(error),
+                Err(error) => failures.push(error.to_string()),
             }
+            thread::park_timeout(Duration::from_millis(100));
         }
         failures
     }
@@ -272,7 +273,7 @@ fn watch(plane: &ControlPlane) -> (Process, mpsc::Receiver<String>) {
     let mut child = Command::new(plane.tool("kubectl"))
         .arg("--kubeconfig")
         .arg(&plane.kubeconfig)
-        .args(["get", "--raw", &format!("{LIST}?watch=true")])
+        .args(["get", "--raw", &format!("{NODE_METRICS}?watch=true")])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -491,7 +492,7 @@ fn restarts_leader(
         leader.controller.http("/metrics").is_some() && leader.serves(last) && is_ready(leader)
     });
     plane.until("NodeMetrics are there", TIMEOUT, |plane| {
-        plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
+        plane.get_raw(NODE_METRICS).is_ok()
     });
 }
 
@@ -528,7 +529,7 @@ fn an_installation_can_switch_to_files_one_replica_at_a_time() {
         &format!("plimsoll-metrics-{}", ports[0]),
     ]);
     plane.until("NodeMetrics are there", TIMEOUT, |plane| {
-        plane.try_kubectl(&["get", "--raw", LIST], "").is_ok()
+        plane.get_raw(NODE_METRICS).is_ok()
     });
 }
 

@@ -125,9 +125,7 @@ fn disabled_aggregation_is_reported_and_the_controller_works() {
     });
     plane.nodes(&["b".to_owned()]);
     plane.until("it compiles for a node", TIMEOUT, |plane| {
-        plane
-            .try_kubectl(&["get", "nodewatermark", "b"], "")
-            .is_ok()
+        !plane.get("nwm", "b").is_null()
     });
     let log = plane.log_of("controller");
     assert!(

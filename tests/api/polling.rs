@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api_support::aggregation::{self, address};
+use crate::api_support::aggregation::{self, NODE_METRICS, address};
 use crate::api_support::reporter::{Reporter, report, token, trust};
 use crate::api_support::{ControlPlane, Controller, free_port};
 
@@ -340,7 +340,7 @@ fn is_a_node_metric(scene: &Scene) {
     scene
         .plane
         .until("the API is discovered", TIMEOUT, |plane| {
-            plane.try_kubectl(&["get", "nm"], "").is_ok()
+            plane.get_raw(NODE_METRICS).is_ok()
         });
     let metric = scene.plane.get("nm", "polled");
     let status = &metric["status"];

@@ -217,7 +217,7 @@ fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
         metric.is_ok_and(|row| row.contains("AgentSilent"))
     });
     plane.until("the node has a watermark", TIMEOUT, |plane| {
-        plane.try_kubectl(&["get", "nwm", "node00"], "").is_ok()
+        !plane.get("nwm", "node00").is_null()
     });
     plane.report(
         "node00",

@@ -87,13 +87,9 @@ impl Node {
         let namespace = pod["metadata"]["namespace"].as_str().unwrap();
         let name = pod["metadata"]["name"].as_str().unwrap();
         let running = json!({"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}});
-        let patch = running.to_string();
-        let target = ["-n", namespace, "patch", "pod", name];
-        let how = ["--subresource=status", "--type=merge", "-p", &patch];
-        self.plane.kubectl(&[target.as_slice(), &how].concat());
-        let get = ["-n", namespace, "get", "pod", name, "-o", "json"];
-        let there: Value = serde_json::from_str(&self.plane.kubectl(&get)).unwrap();
-        there["metadata"]["uid"].as_str().unwrap().to_owned()
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
+        let patched = self.plane.merge_patch(&path, &running);
+        patched["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
     /// Creates the agent's own pod and its `DaemonSet`; returns the agent's arguments for them.
@@ -123,7 +119,7 @@ impl Node {
     }
 
     /// The same, if the API server may refuse it.
-    pub fn try_set_rules(&self, spec: &Value) -> Result<String, String> {
+    pub fn try_set_rules(&self, spec: &Value) -> Result<(), kube::Error> {
         let mut spec = spec.clone();
         if spec["nodeUID"].is_null() {
             spec["nodeUID"] = self.uid.clone().into();
@@ -135,14 +131,13 @@ impl Node {
             "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark",
             "metadata": {"name": NODE}, "spec": spec,
         });
-        let apply = ["apply", "-f", "-"];
-        self.plane.try_kubectl(&apply, &watermark.to_string())
+        self.plane.try_apply(&watermark)
     }
 
     /// The agent's Lease, or null.
     pub fn lease(&self) -> Value {
-        let args = ["-n", LEASES, "get", "lease", NODE, "-o", "json"];
-        let found = self.plane.try_kubectl(&args, "");
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{LEASES}/leases/{NODE}");
+        let found = self.plane.get_raw(&path);
         found.map_or(Value::Null, |text| serde_json::from_str(&text).unwrap())
     }
 

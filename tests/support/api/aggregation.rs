@@ -4,13 +4,17 @@
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
 use serde_json::{Value, json};
 
-use super::ControlPlane;
+use super::{ControlPlane, now};
+
+pub const GROUP_VERSION: &str = "/apis/metrics.plimsoll.dev/v1alpha1";
+pub const NODE_METRICS: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 
 /// The front-proxy CA and client certificate of the API server.
 pub struct FrontProxy {
@@ -120,6 +124,20 @@ pub fn plane(ports: &[u16]) -> Option<ControlPlane> {
     };
     plane.apply(&objects("default", "plimsoll-metrics", address, ports));
     Some(plane)
+}
+
+/// Waits until the API server passes requests for this path on, and they are answered.
+pub fn until_served(plane: &ControlPlane, path: &str) {
+    let service = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
+    plane.until("the API is served", Duration::from_mins(2), |plane| {
+        let is_served = plane.get_raw(path).is_ok();
+        if !is_served {
+            // An API server that found no replica retries after a minute, or when the APIService changes.
+            let changed = json!({"metadata": {"annotations": {"looked": format!("{:?}", now())}}});
+            plane.merge_patch(service, &changed);
+        }
+        is_served
+    });
 }
 
 /// A non-loopback address of this machine, as endpoints require. Nothing is sent.

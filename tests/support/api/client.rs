@@ -24,12 +24,6 @@ static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
 
 pub struct ApiClient(Client);
 
-/// Without the machine's certificate authorities: an unoptimised build reads them slowly.
-fn client(mut config: Config) -> Client {
-    config.root_cert = Some(Vec::new());
-    Client::try_from(config).unwrap()
-}
-
 impl ApiClient {
     pub fn new(kubeconfig: &Path) -> Self {
         let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
@@ -40,7 +34,7 @@ impl ApiClient {
                 .unwrap();
             config.read_timeout = Some(Duration::from_mins(1));
             config.default_retry = false;
-            client(config)
+            Client::try_from(config).unwrap()
         });
         Self(client)
     }
@@ -48,7 +42,10 @@ impl ApiClient {
     /// A client of etcd's JSON API.
     pub fn of_etcd(port: u16) -> Self {
         let address = format!("http://127.0.0.1:{port}").parse().unwrap();
-        Self(wait(async { client(Config::new(address)) }))
+        let mut config = Config::new(address);
+        // Without the machine's certificate authorities: an unoptimised build reads them slowly.
+        config.root_cert = Some(Vec::new());
+        Self(wait(async { Client::try_from(config).unwrap() }))
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
@@ -161,6 +158,7 @@ pub fn path_of(resource: &str) -> Option<&'static str> {
         "podqos" => "/apis/ensurance.crane.io/v1alpha1/podqoss",
         "avoid" => "/apis/ensurance.crane.io/v1alpha1/avoidanceactions",
         "apiservice" => "/apis/apiregistration.k8s.io/v1/apiservices",
+        "daemonset" => "/apis/apps/v1/namespaces/default/daemonsets",
         "node" | "nodes" => "/api/v1/nodes",
         "pod" | "pods" => "/api/v1/namespaces/default/pods",
         "events" => "/api/v1/namespaces/default/events",

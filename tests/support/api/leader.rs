@@ -5,7 +5,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -21,15 +20,13 @@ use plimsoll::engine::policy::RuleId;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::ControlPlane;
+use super::aggregation::{self, GROUP_VERSION};
 use super::receiver::{Authority, Lost, Receiver, acknowledge, arguments, publish, slice};
-use super::{ControlPlane, aggregation, now};
 
 /// The Service that agents report to, and its namespace.
 const SERVICE: &str = "plimsoll-report";
 const NAMESPACE: &str = "default";
-/// API group served to the aggregation layer.
-const GROUP_VERSION: &str = "/apis/metrics.plimsoll.dev/v1alpha1";
-const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A received request.
 #[derive(Clone, Debug)]
@@ -232,15 +229,7 @@ impl Leader {
         let service = services.find(|object| object["kind"] == "APIService");
         service.unwrap()["spec"]["insecureSkipTLSVerify"] = true.into();
         plane.apply(&objects);
-        plane.until("the API server passes requests on", TIMEOUT, |plane| {
-            // An API server that found no server retries when something changes.
-            let changed = format!("looked={:?}", now());
-            let service = "apiservice/v1alpha1.metrics.plimsoll.dev";
-            plane.kubectl(&["annotate", "--overwrite", service, &changed]);
-            plane
-                .try_kubectl(&["get", "--raw", GROUP_VERSION], "")
-                .is_ok()
-        });
+        aggregation::until_served(plane, GROUP_VERSION);
     }
 
     /// Whether an agent reports to it, so that requests can use the same connection.

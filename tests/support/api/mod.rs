@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::KubernetesVersion;
@@ -26,7 +28,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use self::client::{ApiClient, path_of};
-use self::servers::Servers;
+use self::servers::{CERTIFICATE, Servers};
 
 /// Kills its process on drop.
 pub struct Process(pub Child);
@@ -190,9 +192,7 @@ impl ControlPlane {
             .parse::<KubernetesVersion>()
             .unwrap()
             .definitions();
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": definitions});
-        let apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-        self.try_kubectl(&apply, &list.to_string()).unwrap();
+        self.apply(&definitions.map(|definition| json!(definition)));
         self.until_definitions_are_served();
     }
 
@@ -202,14 +202,14 @@ impl ControlPlane {
             Duration::from_mins(5),
             |plane| {
                 let mut kinds = ["nodeqos", "podqos", "avoid", "nwm"].into_iter();
-                kinds.all(|kind| plane.client.get(path_of(kind).unwrap()).is_ok())
+                kinds.all(|kind| plane.get_raw(path_of(kind).unwrap()).is_ok())
             },
         );
     }
 
     /// For example `v1.34.4`.
     fn version(&self) -> String {
-        let version = self.client.get("/version").unwrap();
+        let version = self.get_raw("/version").unwrap();
         let version: Value = serde_json::from_str(&version).unwrap();
         version["gitVersion"].as_str().unwrap().to_owned()
     }
@@ -293,7 +293,7 @@ impl ControlPlane {
 
     fn until_ready(&self) {
         self.until("the API server is ready", Duration::from_mins(5), |plane| {
-            plane.client.get("/readyz").is_ok()
+            plane.get_raw("/readyz").is_ok()
         });
     }
 
@@ -332,8 +332,13 @@ impl ControlPlane {
     /// Server-side apply of objects.
     pub fn apply(&self, objects: &[Value]) {
         for object in objects {
-            self.client.apply(object).unwrap();
+            self.try_apply(object).unwrap();
         }
+    }
+
+    /// The same for an object that the API server may refuse.
+    pub fn try_apply(&self, object: &Value) -> Result<(), kube::Error> {
+        self.client.apply(object)
     }
 
     /// Creates objects.
@@ -343,10 +348,15 @@ impl ControlPlane {
         }
     }
 
+    /// The body at this path, as `kubectl get --raw` prints it.
+    pub fn get_raw(&self, path: &str) -> Result<String, kube::Error> {
+        self.client.get(path)
+    }
+
     /// The object, or null.
     pub fn get(&self, what: &str, name: &str) -> Value {
         let found = match path_of(what) {
-            Some(path) => self.client.get(&format!("{path}/{name}")).ok(),
+            Some(path) => self.get_raw(&format!("{path}/{name}")).ok(),
             None => self
                 .try_kubectl(&["get", what, name, "-o", "json"], "")
                 .ok(),
@@ -356,7 +366,7 @@ impl ControlPlane {
 
     pub fn list(&self, what: &str) -> Vec<Value> {
         let text = match path_of(what) {
-            Some(path) => self.client.get(path).unwrap(),
+            Some(path) => self.get_raw(path).unwrap(),
             None => self.kubectl(&["get", what, "-o", "json"]),
         };
         let list: Value = serde_json::from_str(&text).unwrap();
@@ -382,8 +392,13 @@ impl ControlPlane {
     }
 
     fn patch_status(&self, what: &str, name: &str, body: &Value) {
-        let path = format!("{}/{name}/status", path_of(what).unwrap());
-        self.client.merge_patch(&path, body).unwrap();
+        self.merge_patch(&format!("{}/{name}/status", path_of(what).unwrap()), body);
+    }
+
+    /// Patches the object at this path, and returns it.
+    pub fn merge_patch(&self, path: &str, body: &Value) -> Value {
+        let patched = self.client.merge_patch(path, body).unwrap();
+        serde_json::from_str(&patched).unwrap()
     }
 
     /// Writes the status of an agent that enforces the current rules.
@@ -563,7 +578,10 @@ fn kubeconfig_of(port: u16) -> Value {
         "users": [{"name": "admin", "user": {"token": "admin"}}],
         "clusters": [{
             "name": "test",
-            "cluster": {"server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true},
+            "cluster": {
+                "server": format!("https://127.0.0.1:{port}"),
+                "certificate-authority-data": BASE64.encode(CERTIFICATE.cert.pem()),
+            },
         }],
     })
 }

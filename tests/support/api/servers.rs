@@ -9,6 +9,7 @@ use std::{fs, io};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use rcgen::{CertifiedKey, KeyPair};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -29,6 +30,10 @@ pub struct Servers {
     settled: Instant,
     dir: TempDir,
 }
+
+/// The certificate of all API servers of this process, which clients trust.
+pub static CERTIFICATE: LazyLock<CertifiedKey<KeyPair>> =
+    LazyLock::new(|| rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap());
 
 /// Those of finished tests.
 static USED: Mutex<Vec<Servers>> = Mutex::new(Vec::new());
@@ -213,7 +218,10 @@ fn start_etcd(bin: &Path, dir: &Path, client: u16, peer: u16) -> Process {
 }
 
 fn start_apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16, flags: &[&str]) -> Process {
-    let pair = rcgen::KeyPair::generate().unwrap();
+    let (certificate, own_key) = (dir.join("apiserver.crt"), dir.join("apiserver.key"));
+    fs::write(&certificate, CERTIFICATE.cert.pem()).unwrap();
+    fs::write(&own_key, CERTIFICATE.signing_key.serialize_pem()).unwrap();
+    let pair = KeyPair::generate().unwrap();
     let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
     fs::write(&key, pair.serialize_pem()).unwrap();
     fs::write(&public, pair.public_key_pem()).unwrap();
@@ -231,7 +239,8 @@ fn start_apiserver(bin: &Path, dir: &Path, etcd: u16, port: u16, flags: &[&str])
         ])
         .arg("--service-account-issuer=https://kubernetes.default.svc")
         .arg(format!("--secure-port={port}"))
-        .arg(format!("--cert-dir={}", dir.join("certificates").display()))
+        .arg(format!("--tls-cert-file={}", certificate.display()))
+        .arg(format!("--tls-private-key-file={}", own_key.display()))
         .arg(format!("--token-auth-file={}", tokens.display()))
         .arg(format!("--service-account-key-file={}", public.display()))
         .arg(format!(
