@@ -188,7 +188,7 @@ func isFull(load int) bool  { return load >= fullLoad }
 func hasRoom(load int) bool { return load != unlabelled && load < fullLoad }
 
 // waitRoom waits until the node has room for the scene, which is a load of at most `highest`, and until its agent may write this many labels in a row: it has written none for as
-// many minutes. Other work on this machine counts as usage of its node, so there may be no room.
+// many intervals. Other work on this machine counts as usage of its node, so there may be no room.
 func (l *timeline) waitRoom(writes, highest int) {
 	l.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Second) {
@@ -203,7 +203,7 @@ func (l *timeline) waitRoom(writes, highest int) {
 		} else if waited > 8*time.Minute {
 			l.Fatalf("the label of %s does not settle: %d, written at %s", l.node, load, labelWritten(object))
 		}
-		if load != unlabelled && !full && time.Since(labelWritten(object)) > time.Duration(writes)*time.Minute {
+		if load != unlabelled && !full && time.Since(labelWritten(object)) > time.Duration(writes)*labelInterval {
 			return
 		}
 	}
@@ -274,6 +274,8 @@ func (s *scene) deleteNow(pods ...work) {
 }
 
 const (
+	// Agents write a label in this time, for long.
+	labelInterval = 5 * time.Second
 	// Schedulers must see at the latest after this time that pods started or ended, if nothing else uses the CPUs.
 	maxLabelDelay = 1500 * time.Millisecond
 	// The same on a busy or emulated machine.
