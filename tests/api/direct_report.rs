@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::api_support::aggregation::NODE_METRICS;
 use crate::api_support::reporter::{
     Forger, Reporter, account, connect, counted, full_body, in_parts, post, report, token, trust,
 };
@@ -107,7 +106,7 @@ impl Pair {
         });
         // An API server checks availability once a minute, at one of the two addresses: it must have succeeded before
         // one replica is killed.
-        aggregation::until_served(&plane, NODE_METRICS);
+        aggregation::until_discovered(&plane);
         let trust = trust(&plane);
         let [to_leader, to_standby] = ports.map(|[_, reports]| Reporter::new(&trust, reports));
         Some(Self {
@@ -177,7 +176,7 @@ fn kubectl_shows_what_an_agent_reports() {
     let seconds = acknowledged["nextIntervalSeconds"].as_u64().unwrap();
     assert!((10..=60).contains(&seconds), "{acknowledged}");
     assert!(acknowledged["epoch"].is_u64(), "{acknowledged}");
-    aggregation::until_served(&plane, NODE_METRICS);
+    aggregation::until_discovered(&plane);
     plane.until("the report is shown", TIMEOUT, |plane| {
         has_cpu(plane, "node00", "2000m")
     });
@@ -283,7 +282,7 @@ fn a_new_leader_shows_earlier_reports_at_once() {
     );
     leader.signal(Signal::SIGKILL);
     until_leads(plane, standby);
-    aggregation::until_served(plane, NODE_METRICS);
+    aggregation::until_discovered(plane);
     plane.until("the new leader shows earlier reports", TIMEOUT, |plane| {
         has_cpu(plane, "node00", "2000m")
     });

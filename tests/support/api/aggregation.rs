@@ -128,9 +128,20 @@ pub fn plane(ports: &[u16]) -> Option<ControlPlane> {
 
 /// Waits until the API server passes requests for this path on, and they are answered.
 pub fn until_served(plane: &ControlPlane, path: &str) {
+    until(plane, |plane| plane.get_raw(path).is_ok());
+}
+
+/// Waits until `NodeMetrics` are served, and clients such as kubectl find them.
+pub fn until_discovered(plane: &ControlPlane) {
+    until(plane, |plane| {
+        plane.get_raw(NODE_METRICS).is_ok() && plane.discovers("nodemetrics")
+    });
+}
+
+fn until(plane: &ControlPlane, is_served: impl Fn(&ControlPlane) -> bool) {
     let service = "/apis/apiregistration.k8s.io/v1/apiservices/v1alpha1.metrics.plimsoll.dev";
     plane.until("the API is served", Duration::from_mins(2), |plane| {
-        let is_served = plane.get_raw(path).is_ok();
+        let is_served = is_served(plane);
         if !is_served {
             // An API server that found no replica retries after a minute, or when the APIService changes.
             let changed = json!({"metadata": {"annotations": {"looked": format!("{:?}", now())}}});

@@ -58,6 +58,13 @@ impl ApiClient {
         self.send(&Request::get(path).body(Vec::new()).unwrap())
     }
 
+    /// All groups and resources, those of aggregated APIs too.
+    pub fn discovery(&self) -> Result<String, kube::Error> {
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        let request = Request::get("/apis").header("Accept", accept);
+        self.send(&request.body(Vec::new()).unwrap())
+    }
+
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<String, kube::Error> {
         let request = Request::patch(path)
             .header("Content-Type", "application/merge-patch+json")

@@ -353,6 +353,12 @@ impl ControlPlane {
         self.client.get(path)
     }
 
+    /// Whether aggregated discovery, which clients ask first, lists a resource of this name.
+    pub fn discovers(&self, resource: &str) -> bool {
+        let groups = self.client.discovery().unwrap_or_default();
+        groups.contains(&format!("\"resource\":\"{resource}\""))
+    }
+
     /// The object, or null.
     pub fn get(&self, what: &str, name: &str) -> Value {
         let found = match path_of(what) {
