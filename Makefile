@@ -199,7 +199,7 @@ timed:
 	$(CARGO_TEST) --lib -- --test-threads=1 $(TIMED)
 
 api:
-	$(CARGO_TEST) --test api -- --test-threads=10
+	$(CARGO_TEST) --test api -- --test-threads=8
 
 guest: ## Runs the kernel tests on a cgroup v2 kernel in a qemu guest
 	tests/guest/run.sh
