@@ -29,8 +29,8 @@ pub const BY_USAGE: Example = Example {
     name: "examples/ensurance/idle-class.yaml",
     text: include_str!("../../examples/ensurance/idle-class.yaml"),
 };
-/// Threshold and restore value, in percent of the time that the important pod waits. It has twice as many threads as there are CPUs, which wait for each
-/// other about a quarter of the time where it runs alone.
+/// Threshold and restore value, in percent of the time that the important pod waits. It has twice as many threads as there are
+/// CPUs, which wait for each other about a quarter of the time where it runs alone.
 pub const WAITING: (u8, u8) = (60, 45);
 
 /// One field that the demo changes in the manifest.

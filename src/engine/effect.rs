@@ -43,12 +43,28 @@ pub(super) struct EffectCheck {
     excess: Option<Excess>,
     /// Consecutive evaluations in which a rule acted and it had no sample.
     unmeasured: u8,
-    /// Until when no page cache is reclaimed from it, and the rule that did so last.
-    nothing_reclaimed: Option<(BootTime, RuleId)>,
-    /// Until when it is not evicted again because it does not terminate, and the rule that evicted it last.
-    not_terminating: Option<(BootTime, RuleId)>,
+    /// After a reclaim that freed nothing.
+    pub(super) reclaim_pause: Pause,
+    /// After an eviction that was accepted and did not terminate it.
+    pub(super) eviction_pause: Pause,
     /// What was reported.
     ineffective: Option<(RuleId, Ineffective)>,
+}
+
+/// The time in which an action that had no effect is not repeated: its end, and the rule that acted last.
+#[derive(Debug, Default)]
+pub(super) struct Pause(Option<(BootTime, RuleId)>);
+
+impl Pause {
+    pub(super) fn start(&mut self, now: BootTime, rule: &RuleId) {
+        self.0 = Some((now + RETRY_PAUSE, rule.clone()));
+    }
+
+    /// The rule that acted last, until the end.
+    pub(super) fn rule(&self, now: BootTime) -> Option<&RuleId> {
+        let (until, rule) = self.0.as_ref()?;
+        (now < *until).then_some(rule)
+    }
 }
 
 /// Consecutive intervals in which a pod used more than its quota.
@@ -84,26 +100,6 @@ impl EffectCheck {
             evaluations: before.map_or(1, |before| before.evaluations.saturating_add(1)),
             observed,
         });
-    }
-
-    /// Whether the last reclaim freed nothing and the pause after it has not passed.
-    pub(super) fn nothing_reclaimed(&self, now: BootTime) -> bool {
-        let until = self.nothing_reclaimed.as_ref().map(|(until, _)| *until);
-        until.is_some_and(|until| now < until)
-    }
-
-    pub(super) fn set_nothing_reclaimed(&mut self, now: BootTime, rule: &RuleId) {
-        self.nothing_reclaimed = Some((now + RETRY_PAUSE, rule.clone()));
-    }
-
-    pub(super) fn set_not_terminating(&mut self, now: BootTime, rule: &RuleId) {
-        self.not_terminating = Some((now + RETRY_PAUSE, rule.clone()));
-    }
-
-    /// Whether its last eviction was accepted without effect and the pause after that has not passed.
-    pub(super) fn is_not_terminating(&self, now: BootTime) -> bool {
-        let until = self.not_terminating.as_ref().map(|(until, _)| *until);
-        until.is_some_and(|until| now < until)
     }
 }
 
@@ -221,11 +217,11 @@ impl Verification<'_> {
 
     fn verify_eviction(&self, tracked: &mut Tracked) {
         if tracked.pod.terminating || !tracked.pod.running {
-            tracked.effect.not_terminating = None;
+            tracked.effect.eviction_pause = Pause::default();
         } else if let Some((at, rule)) = self.rounds.accepted(&tracked.pod.uid)
             && self.now.since(at) >= self.termination_notice(rule)
         {
-            tracked.effect.set_not_terminating(self.now, rule);
+            tracked.effect.eviction_pause.start(self.now, rule);
         }
     }
 
@@ -258,13 +254,11 @@ impl Verification<'_> {
         }
         let effect = &tracked.effect;
         let pauses = [
-            (&effect.not_terminating, Ineffective::NotTerminating),
-            (&effect.nothing_reclaimed, Ineffective::NothingReclaimed),
+            (&effect.eviction_pause, Ineffective::NotTerminating),
+            (&effect.reclaim_pause, Ineffective::NothingReclaimed),
         ];
-        pauses.into_iter().find_map(|(pause, observed)| {
-            let (_, rule) = pause.as_ref().filter(|(until, _)| self.now < *until)?;
-            Some((rule.clone(), observed))
-        })
+        let mut pauses = pauses.into_iter();
+        pauses.find_map(|(pause, observed)| Some((pause.rule(self.now)?.clone(), observed)))
     }
 
     fn termination_notice(&self, rule: &RuleId) -> Duration {

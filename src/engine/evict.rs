@@ -246,7 +246,7 @@ impl EvictionPass<'_> {
         if !tracked.pod.owned && !unowned {
             return Err(Some(Skipped::Unowned));
         }
-        if tracked.effect.is_not_terminating(self.walk.now) {
+        if tracked.effect.eviction_pause.rule(self.walk.now).is_some() {
             return Err(Some(Skipped::Ineffective));
         }
         if tracked

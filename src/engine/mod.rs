@@ -359,7 +359,7 @@ impl Engine {
             }
             Feedback::NothingReclaimed { uid, rule } => {
                 if let Some(tracked) = self.pods.get_mut(uid) {
-                    tracked.effect.set_nothing_reclaimed(self.now, rule);
+                    tracked.effect.reclaim_pause.start(self.now, rule);
                 }
             }
             Feedback::EvictionAccepted { uid } => self.rounds.accept(uid, self.now),
@@ -439,7 +439,7 @@ impl Engine {
         for (uid, rule) in self.rounds.timed_out(now) {
             let tracked = self.pods.get_mut(uid);
             if let Some(tracked) = tracked.filter(|it| it.pod.running && !it.pod.terminating) {
-                tracked.effect.set_not_terminating(now, rule);
+                tracked.effect.eviction_pause.start(now, rule);
             }
         }
         self.rounds.settle(now, sample.at, &self.pods);

@@ -87,10 +87,8 @@ impl ReclaimPass<'_> {
 
     fn candidate(&self, run: &Run, pod_index: usize) -> Result<Bytes, Skip> {
         self.walk.check_eligible(run, pod_index, KIND)?;
-        if self.walk.pods[pod_index]
-            .effect
-            .nothing_reclaimed(self.walk.now)
-        {
+        let pause = &self.walk.pods[pod_index].effect.reclaim_pause;
+        if pause.rule(self.walk.now).is_some() {
             return Err(Some(Skipped::Ineffective));
         }
         Ok(self.walk.memory(run, pod_index)?.cache)

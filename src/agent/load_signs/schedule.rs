@@ -62,7 +62,7 @@ pub(super) enum Change {
     Small,
     /// Written at once, unless only the last write is left.
     Urgent,
-    /// The node becomes full: written at once.
+    /// Written at once, also with the last write: the node becomes full, or its hot value jumps.
     Full,
 }
 

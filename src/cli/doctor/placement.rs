@@ -1,5 +1,7 @@
 //! Checks of placement by load: the nodes' load labels, and what makes schedulers read them.
 
+use std::collections::BTreeMap;
+
 use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
@@ -29,10 +31,8 @@ const POLL: &str = "--poll=";
 /// Agents write these at least every 6 minutes, and on many thousand nodes every 12.
 const MAX_CRANE_AGE: SignedDuration = SignedDuration::from_mins(15);
 
-/// Loads up to this one count alike, so labels below it are not raised to it.
-const IDLE: f64 = 60.0;
-/// A load this much above its label is written at once.
-const MAX_LABEL_LAG: f64 = 15.0;
+/// A label that is behind by more steps than these is written at once.
+const MAX_LABEL_LAG: u8 = 3;
 
 /// The loads that agents report, and what makes schedulers read their labels.
 #[derive(Debug)]
@@ -144,18 +144,17 @@ pub(super) fn low_labels(snapshot: &Snapshot) -> Option<Finding> {
     if !has_argument(snapshot, "--load-label=true") {
         return None;
     }
-    let label = |node: &NodeState| {
+    let loads = items(&snapshot.placement.loads).iter();
+    let loads: BTreeMap<&str, f64> = loads
+        .filter_map(|(name, load)| Some((&**name, (*load)?)))
+        .collect();
+    let low = items(&snapshot.nodes).iter().filter_map(|node| {
         let label = node.load_label.as_deref().and_then(LoadLabel::parse)?;
-        Some(f64::from(label.percent()))
-    };
-    let low = items(&snapshot.placement.loads)
-        .iter()
-        .filter_map(|(name, load)| {
-            let mut nodes = items(&snapshot.nodes).iter();
-            let label = label(nodes.find(|node| node.name == *name)?)?;
-            let load = load.filter(|load| load.min(100.0) > label.max(IDLE) + MAX_LABEL_LAG)?;
-            Some(format!("{name} ({label}, load {load:.0})"))
-        });
+        let load = *loads.get(&*node.name)?;
+        let reported = LoadLabel::of(load)?;
+        let is_low = label.headroom() > reported.headroom() + MAX_LABEL_LAG;
+        is_low.then(|| format!("{} ({label}, load {load:.0})", node.name))
+    });
     let low: Vec<String> = low.collect();
     if low.is_empty() {
         return None;

@@ -724,6 +724,22 @@ fn after_an_evicted_pod_that_does_not_terminate_another_one_is_evicted() {
     );
 }
 
+/// The round ends before the second evaluation after it.
+#[test]
+fn with_a_long_period_too_another_pod_is_evicted_next() {
+    let workers = vec![batch("a", 3.0), batch("b", 1.0), important(2.0)];
+    let mut rules = rules_for("cpu_total_usage", 3000.0, eviction_action(1));
+    rules[0].period = Duration::from_mins(2);
+    let mut sim = Simulation::new(8, rules, workers);
+    sim.ineffective = Some(ActionKind::Eviction);
+    while sim.evicted.len() < 2 {
+        sim.tick();
+        assert!(sim.now < 10_000, "{:?}", sim.evicted);
+    }
+    let names: Vec<&str> = sim.evicted.iter().map(|(_, name)| &**name).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
 // ---- Every pod's waiting ----------------------------------------------------------------------------------------
 
 /// A rule over the waiting of the pods labelled `app: web`.
