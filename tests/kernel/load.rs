@@ -16,12 +16,6 @@ use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::collect::Sampler;
 
 const NAME: &str = "new";
-/// Of each 100 ms: little, because other tests run beside this one.
-const QUOTA_MICROS: u64 = 8_000;
-/// 85 % of it, 40m, is half of what the pod uses.
-const REQUEST: MilliCpu = MilliCpu(47);
-const ESTIMATE: f64 = 40.0;
-
 /// Over which usage counts.
 const WINDOW: Duration = Duration::from_mins(5);
 
@@ -66,8 +60,8 @@ impl Node {
         (before, now, now.at.since(before.at).as_secs_f64())
     }
 
-    /// What the pod adds to the expected usage beside what the system used, in millicores. After 5 minutes only if the system
-    /// uses the same all the time: the engine's window is some seconds longer.
+    /// What the pod adds to the expected usage beside what the system used, in millicores. After 5 minutes it is off by the
+    /// system's changes: the engine's window is some seconds longer.
     fn share_of_pod(&self) -> f64 {
         let (before, now, seconds) = self.over(BootTime::default());
         let system = (now.busy - before.busy) as f64 - (now.used - before.used) as f64;
@@ -83,14 +77,15 @@ impl Node {
     }
 }
 
-/// Checks the expected usage at these ages of a pod, in seconds, and after its end.
-fn compare(ages: &[u64]) {
+/// Checks the expected usage at these ages of a pod, in seconds, and after its end. The pod uses this many millicores, twice the
+/// estimate by its request.
+fn compare(millicores: u64, ages: &[u64]) {
     let Some(cgroups) = test_cgroups() else {
         return;
     };
     cgroups.prefer();
     let path = cgroups.pod(NAME);
-    cgroups.set_quota(&path, Some(QUOTA_MICROS));
+    cgroups.set_quota(&path, Some(millicores * 100));
     let mut sampler = Sampler::new(Path::new("/proc"), cgroups.hierarchy.clone());
     sampler.set_pods([(PodUid::from(NAME), path.clone())].into_iter());
     let mut node = Node {
@@ -105,7 +100,9 @@ fn compare(ages: &[u64]) {
         node.step();
     }
     let mut pod = pod(NAME);
-    pod.cpu_request = REQUEST;
+    let estimate = millicores as f64 / 2.0;
+    // 85 % of a request are expected to be used.
+    pod.cpu_request = MilliCpu(millicores * 100 / 170);
     node.engine.set_pods(vec![Arc::new(pod)]);
     let started = node.sample.at;
     node.cgroups.burn(&path, 1);
@@ -117,7 +114,7 @@ fn compare(ages: &[u64]) {
         println!("after {age} s: {share:.1}m, used {real:.1}m");
         if *age < 15 {
             assert!(
-                (ESTIMATE..real).contains(&share),
+                (estimate..real).contains(&share),
                 "after {age} s: {share}, not {real} yet"
             );
         } else {
@@ -132,16 +129,20 @@ fn compare(ages: &[u64]) {
     node.step();
     node.step();
     let share = node.share_of_pod();
-    assert!(share.abs() <= 0.05 * 80.0, "after its end: {share}");
+    assert!(
+        share.abs() <= 0.05 * millicores as f64,
+        "after its end: {share}"
+    );
 }
 
 #[test]
 fn a_pod_counts_with_its_use_once_it_is_15_seconds_old() {
-    compare(&[5, 16, 25]);
+    // Little, because other tests run beside this one.
+    compare(80, &[5, 16, 25]);
 }
 
 #[test]
 #[ignore = "ten minutes, on an idle machine: make mixes"]
 fn a_pod_counts_with_its_use_for_ten_minutes() {
-    compare(&[5, 16, 60, 150, 300, 310, 420, 600]);
+    compare(800, &[5, 16, 60, 150, 300, 310, 420, 600]);
 }

@@ -46,6 +46,7 @@ mod engine {
     mod hours;
     mod invariants;
     mod load;
+    mod load_of_throttled;
     mod placement;
     mod placement_comparison;
     mod preview;

@@ -1,15 +1,14 @@
-//! The expected load against a plain reference over the whole history, second by second.
+//! The expected load against a plain reference over the whole history, second by second. A pod has as many MiB in use as millicores.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine_support::{pod, rule, throttling};
-use crate::simulation::{Simulation, Worker};
+use crate::engine_support::pod;
 use plimsoll::engine::Engine;
 use plimsoll::engine::load::NodeLoad;
 use plimsoll::engine::plan::{Plan, Unknown};
-use plimsoll::engine::pod::Pod;
+use plimsoll::engine::pod::{Pod, Resources};
 use plimsoll::engine::sample::{CpuTimes, MemoryParts, NodeMemory, PodSample, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::{Bytes, MilliCpu};
@@ -127,6 +126,49 @@ impl<'a> Reference<'a> {
         runs.start < at && at <= runs.end
     }
 
+    /// The memory in use at this second, in MiB: the system's, and that of each pod.
+    fn memory(&self, at: u64) -> (u64, Vec<u64>) {
+        let of = |(number, life): (usize, &Life)| {
+            if self.lives(number, at) {
+                life.shape.at(at - life.runs.start)
+            } else {
+                0
+            }
+        };
+        let pods = self.history.lives.iter().enumerate().map(of).collect();
+        (self.history.system.at(at), pods)
+    }
+
+    /// The memory that is expected to be used, in MiB: what is in use, and what pods lack to their prior until they are 5 minutes old.
+    fn expected_memory(&self, at: u64) -> f64 {
+        let (system, pods) = self.memory(at);
+        let used = system + pods.iter().sum::<u64>();
+        let alive = (0..pods.len()).filter(|life| self.lives(*life, at));
+        let new = alive.filter(|life| self.age(*life, at) < WINDOW);
+        let missing = new.map(|life| {
+            let prior = match self.history.lives[life].request {
+                0 => 200.0,
+                request => 0.7 * request as f64,
+            };
+            (prior - pods[life] as f64).max(0.0)
+        });
+        used as f64 + missing.sum::<f64>()
+    }
+
+    /// Seconds since the sample in which a pod was first listed. One that was there at the very first sample is old.
+    fn age(&self, life: usize, at: u64) -> u64 {
+        match self.first_listed(life) {
+            first if first == self.history.samples[0] => u64::MAX,
+            first => at - first,
+        }
+    }
+
+    fn first_listed(&self, life: usize) -> u64 {
+        let start = self.history.lives[life].runs.start;
+        let mut samples = self.history.samples.iter().copied();
+        samples.find(|it| *it > start).unwrap()
+    }
+
     /// Mean millicores over the seconds before `at`.
     fn mean(sums: &Sums, from: u64, at: u64) -> f64 {
         let index = |second: u64| usize::try_from(second).unwrap();
@@ -152,33 +194,21 @@ impl<'a> Reference<'a> {
         from
     }
 
-    /// Expected millicores of one pod at a sample, and how far a ring of intervals may be off.
+    /// Expected millicores of one pod at a sample.
     fn pod(&self, life: usize, at: u64, measured: u64) -> f64 {
-        let Life { runs, request, .. } = &self.history.lives[life];
-        let first_listed = *self
-            .history
-            .samples
-            .iter()
-            .find(|it| **it > runs.start)
-            .unwrap();
+        let request = &self.history.lives[life].request;
         let prior = if *request == 0 {
             250.0
         } else {
             0.85 * *request as f64
         };
-        let first = first_listed.max(measured);
-        // One that was there at the very first sample is old.
-        let age = if first_listed == self.history.samples[0] {
-            u64::MAX
-        } else {
-            at - first_listed
-        };
+        let first = self.first_listed(life).max(measured);
         if first == at {
             return prior;
         }
         let from = first.max(at.saturating_sub(WINDOW));
         let own = Self::mean(&self.lives[life], from, at);
-        let weight = (age as f64 / 15.0).min(1.0);
+        let weight = (self.age(life, at) as f64 / 15.0).min(1.0);
         weight * own + (1.0 - weight) * prior
     }
 
@@ -253,6 +283,15 @@ impl<'a> Reference<'a> {
         pods + Self::mean(&self.system, from, at)
     }
 
+    /// The peak of memory counts with the lower of what is in use and its mean of 5 minutes: a mean rises late, and falls late.
+    fn lasting_memory(&self, at: u64, now: u64) -> f64 {
+        let (system, pods) = self.memory(at);
+        let used = (system + pods.iter().sum::<u64>()) as f64;
+        let ended = (0..pods.len()).filter(|life| self.history.lives[*life].runs.end < now);
+        // There are as many MiB as millicores.
+        self.total(at).min(used) - ended.map(|life| pods[life] as f64).sum::<f64>()
+    }
+
     /// The mean of the 5 minutes before `at` of everything.
     fn total(&self, at: u64) -> f64 {
         self.lasting(at, 0)
@@ -260,15 +299,23 @@ impl<'a> Reference<'a> {
 
     /// Bounds of the peak of the last `window` seconds without the pods that have ended: at least what is left of the
     /// highest mean, at most the highest of what is left of each, also of a bucket that is `bucket` seconds older.
-    fn peak(&self, now: u64, window: u64, bucket: u64) -> (f64, f64) {
+    fn peak(now: u64, window: u64, bucket: u64, lasting: impl Fn(u64, u64) -> f64) -> (f64, f64) {
         let times = |window: u64| (now.saturating_sub(window).max(WINDOW)..=now).step_by(20);
-        let total = |at: u64| (self.total(at), at);
+        let total = |at: u64| (lasting(at, 0), at);
         let highest = times(window).map(total).max_by(|a, b| a.0.total_cmp(&b.0));
-        let least = highest.map_or(0.0, |(_, at)| self.lasting(at, now));
+        let least = highest.map_or(0.0, |(_, at)| lasting(at, now));
         let most = times(window + bucket)
-            .map(|at| self.lasting(at, now))
+            .map(|at| lasting(at, now))
             .fold(0.0, f64::max);
         (least, most)
+    }
+
+    /// Bounds of the history, which is weighted by hour and day.
+    fn lasting_peak(now: u64, lasting: impl Fn(u64, u64) -> f64) -> (f64, f64) {
+        let hour = Self::peak(now, 3600, 300, &lasting);
+        let day = Self::peak(now, 86_400, 7200, &lasting);
+        let weighted = |bounds: fn((f64, f64)) -> f64| (0.9 * bounds(hour)).max(0.8 * bounds(day));
+        (weighted(|it| it.0), weighted(|it| it.1))
     }
 }
 
@@ -296,15 +343,23 @@ impl<'a> Node<'a> {
     fn pod(&self, life: usize) -> Arc<Pod> {
         Arc::new(Pod {
             cpu_request: MilliCpu(self.history.lives[life].request),
+            resources: Resources {
+                memory_request: mebibytes(self.history.lives[life].request),
+                ..Resources::default()
+            },
             ..pod(&format!("pod-{life:03}"))
         })
     }
 
     fn read(&self, life: usize, at: u64) -> PodSample {
         let counter = self.history.lives[life].counter(&self.reference.lives[life], at);
+        let (_, memory) = self.reference.memory(at);
         PodSample {
             cpu_nanos: Some(counter * 1_000_000),
-            memory_parts: Some(MemoryParts::default()),
+            memory_parts: Some(MemoryParts {
+                unreclaimable: mebibytes(memory[life]),
+                ..MemoryParts::default()
+            }),
             ..PodSample::new(self.pod(life).uid.clone(), time(at))
         }
     }
@@ -326,9 +381,10 @@ impl<'a> Node<'a> {
             idle: (u64::from(CPUS) * 1000 * at).saturating_sub(busy) * 1_000_000,
             online: CPUS,
         });
+        let (system, pods) = self.reference.memory(at);
         sample.node.memory = Some(NodeMemory {
             total: Bytes(MEMORY),
-            available: Bytes(MEMORY),
+            available: Bytes(MEMORY - mebibytes(system + pods.iter().sum::<u64>()).0),
         });
         sample
     }
@@ -353,6 +409,15 @@ fn time(second: u64) -> BootTime {
     BootTime::default() + Duration::from_secs(BOOT + second)
 }
 
+fn mebibytes(count: u64) -> Bytes {
+    Bytes(count << 20)
+}
+
+/// Of a share of the node's memory, in percent.
+fn mebibytes_of(percent: f64) -> f64 {
+    percent / 100.0 * (MEMORY >> 20) as f64
+}
+
 fn millicores(load: &NodeLoad) -> f64 {
     load.cpu.expected * f64::from(CPUS) * 10.0
 }
@@ -367,7 +432,14 @@ fn compare(history: &History) -> Result<(), TestCaseError> {
             prop_assert_eq!(found, Err(Unknown::Rebased));
             continue;
         }
-        let (found, wanted) = (millicores(&found.unwrap()), node.reference.expected(*at));
+        let found = found.unwrap();
+        let memory = node.reference.expected_memory(*at);
+        let found_memory = mebibytes_of(found.memory.expected);
+        prop_assert!(
+            (found_memory - memory).abs() < 0.01,
+            "{at}: {found_memory} MiB, not {memory}"
+        );
+        let (found, wanted) = (millicores(&found), node.reference.expected(*at));
         let tolerance = node.reference.tolerance(*at);
         prop_assert!(
             (found - wanted).abs() <= tolerance,
@@ -580,19 +652,18 @@ fn the_peaks_of_a_day_lose_the_pods_that_have_ended() {
             continue;
         }
         let load = load.unwrap();
-        let (hour, day) = (
-            node.reference.peak(at, 3600, 300),
-            node.reference.peak(at, 86_400, 7200),
-        );
-        let weighted = |bounds: fn((f64, f64)) -> f64| (0.9 * bounds(hour)).max(0.8 * bounds(day));
-        let (least, most) = (weighted(|it| it.0), weighted(|it| it.1));
-        let found = load.cpu.history.unwrap() * f64::from(CPUS) * 10.0;
         // A mean is only recorded every 20 s, and a pod leaves up to 10 s to the system.
         let tolerance = 0.03 * 15_000.0;
-        assert!(
-            (least - tolerance..=most + tolerance).contains(&found),
-            "{at}: {found}, not {least} to {most}"
-        );
+        let is_within = |found: f64, (least, most): (f64, f64)| {
+            let bounds = least - tolerance..=most + tolerance;
+            assert!(bounds.contains(&found), "{at}: {found}, not {bounds:?}");
+        };
+        let reference = &node.reference;
+        let cpu = Reference::lasting_peak(at, |at, now| reference.lasting(at, now));
+        let found = load.cpu.history.unwrap() * f64::from(CPUS) * 10.0;
+        is_within(found, cpu);
+        let memory = Reference::lasting_peak(at, |at, now| reference.lasting_memory(at, now));
+        is_within(mebibytes_of(load.memory.history.unwrap()), memory);
         let highest = (WINDOW..=at)
             .step_by(60)
             .map(|at| node.reference.total(at))
@@ -609,102 +680,4 @@ fn the_peaks_of_a_day_lose_the_pods_that_have_ended() {
         relieved > 15,
         "{relieved}: the jobs of the night are taken off"
     );
-}
-
-// ---- Throttles --------------------------------------------------------------------------------------------------
-
-/// A simulated node, and what its pods got in every second.
-struct Throttled {
-    sim: Simulation,
-    used: Vec<Vec<f64>>,
-}
-
-impl Throttled {
-    fn new(demands: &[f64]) -> Self {
-        let batch = demands.iter().enumerate().map(|(number, demand)| {
-            let namespace = "batch".to_owned();
-            let pod = Pod {
-                namespace,
-                ..pod(&format!("b{number}"))
-            };
-            Worker::new(pod, *demand)
-        });
-        let workers: Vec<_> = batch.chain([Worker::new(pod("important"), 0.5)]).collect();
-        let rules = vec![rule(
-            "node/cpu",
-            "cpu_total_utilization",
-            60.0,
-            throttling(30, 20),
-        )];
-        Self {
-            used: vec![Vec::new(); workers.len()],
-            sim: Simulation::new(8, rules, workers),
-        }
-    }
-
-    fn tick(&mut self) {
-        self.sim.tick();
-        for (used, worker) in self.used.iter_mut().zip(&self.sim.workers) {
-            used.push(worker.allocated * 1000.0);
-        }
-    }
-
-    /// Mean millicores of a pod over the last seconds, from its first sample on.
-    fn mean(&self, worker: usize, seconds: usize) -> f64 {
-        let used = &self.used[worker][1..];
-        let last = &used[used.len().saturating_sub(seconds)..];
-        last.iter().sum::<f64>() / last.len() as f64
-    }
-
-    /// What a pod counts with; `None` if it is not clear whether it wants more than its quota.
-    fn expected(&self, worker: usize) -> Option<f64> {
-        let own = self.mean(worker, 300);
-        let uid = &self.sim.workers[worker].pod.uid;
-        let throttle = self.sim.plan.throttles.iter().find(|it| it.uid == *uid);
-        let Some(target) = throttle.map(|it| &it.target_cgroups[0]) else {
-            return Some(own);
-        };
-        let Some(quota) = target.quota else {
-            return Some(own);
-        };
-        let wants = |seconds| self.mean(worker, seconds) >= 0.9 * quota.0 as f64;
-        let wants: Vec<bool> = (14..=31).map(wants).collect();
-        match wants.iter().all(|it| *it) {
-            true => Some(own.max(target.base.0 as f64)),
-            false if wants.iter().any(|it| *it) => None,
-            false => Some(own),
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
-
-    #[test]
-    fn throttled_pods_count_with_what_they_used_while_they_want_more(
-        demands in proptest::collection::vec(0.1..3.0_f64, 1..5),
-        changes in proptest::collection::vec((0..5_usize, 0.05..3.0_f64), 1..6),
-    ) {
-        let mut node = Throttled::new(&demands);
-        let mut compared = 0;
-        for (worker, demand) in changes {
-            for _ in 0..150 {
-                node.tick();
-                let Ok(load) = node.sim.engine.load() else { continue };
-                let pods = 0..node.used.len();
-                let wanted: Option<f64> = pods.map(|worker| node.expected(worker)).sum();
-                if let Some(wanted) = wanted {
-                    let found = load.cpu.expected * 80.0;
-                    prop_assert!(
-                        (found - wanted).abs() <= 0.02 * wanted + 60.0,
-                        "{}: {found}, not {wanted}", node.sim.now
-                    );
-                    compared += 1;
-                }
-            }
-            let count = node.sim.workers.len();
-            node.sim.workers[worker % count].demand = demand;
-        }
-        prop_assert!(compared > 50);
-    }
 }
