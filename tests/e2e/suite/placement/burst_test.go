@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // podLoad is what each pod adds to the load of its node.
@@ -31,16 +33,38 @@ func (s *scene) loads(found placed) map[string]int {
 	return loads
 }
 
-// label is the text of the label for a load: rounded up to 5, at most 100.
-func label(load int) string { return strconv.Itoa(min(100, (load+4)/5*5)) }
+// rounded is the number of the label for a load: rounded up to 5, at most 100.
+func rounded(load int) int { return min(100, (load+4)/5*5) }
 
-// isDue reports whether an agent writes a change of its label at once: when the load has risen by 10, and when the soft taint is added or
-// removed. If every step of 5 were written at once, nodes that hardly differ would get different scores, and the last node of a step would get all pods
-// of a second.
-func isDue(written, text string) bool {
-	before, _ := strconv.Atoi(written)
-	now, _ := strconv.Atoi(text)
-	return now >= before+10 || (now >= busyFrom) != (before >= busyFrom)
+// An agent writes the label of one node: of three writes at a time the last is for a node that becomes full, and then one in 5 s.
+type agent struct {
+	written int
+	// since is when the label began to differ from the load; zero if it does not.
+	since  time.Time
+	writes *rate.Limiter
+}
+
+// isDue reports whether the agent writes the label for this load now: at once when the load has risen by 10 or the node becomes full; else after 10 s. If every step of 5 were written at once, nodes that hardly differ would get different scores, and the last node of a step
+// would get all pods of a second.
+func (a *agent) isDue(now time.Time, load int) bool {
+	if max(60, load) == max(60, a.written) {
+		a.since = time.Time{}
+		return false
+	}
+	if a.since.IsZero() {
+		a.since = now
+	}
+	becomesFull := load >= busyFrom && a.written < busyFrom
+	// Up to 60 all loads count alike. That a load falls is not part of these scenes.
+	urgent := load >= max(60, a.written)+10
+	if !becomesFull && !urgent && now.Sub(a.since) < 10*time.Second {
+		return false
+	}
+	if !becomesFull && a.writes.TokensAt(now) < 2 || !a.writes.AllowN(now, 1) {
+		return false
+	}
+	a.written, a.since = load, time.Time{}
+	return true
 }
 
 // writer starts a writer, which works until stop.
@@ -48,9 +72,10 @@ func (s *scene) writer(delay time.Duration) *writer {
 	running, end := context.WithCancel(background)
 	w := &writer{scene: s, end: end}
 	w.ended.Go(func() {
-		written := map[string]string{}
+		agents := map[string]*agent{}
 		for _, each := range s.nodes {
-			written[each.name] = each.load
+			load, _ := strconv.Atoi(each.load)
+			agents[each.name] = &agent{written: load, writes: rate.NewLimiter(rate.Every(5*time.Second), 3)}
 		}
 		for running.Err() == nil {
 			found, err := s.bindings()
@@ -58,11 +83,10 @@ func (s *scene) writer(delay time.Duration) *writer {
 				continue
 			}
 			for name, load := range s.loads(found) {
-				if text := label(load); isDue(written[name], text) {
-					written[name] = text
+				if load = rounded(load); agents[name].isDue(time.Now(), load) {
 					w.ended.Go(func() {
 						time.Sleep(delay)
-						s.setLoad(name, text)
+						s.setLoad(name, strconv.Itoa(load))
 					})
 				}
 			}
@@ -101,6 +125,7 @@ func plan(nodes []node, pods int) (highest, onBest int) {
 type stream struct {
 	what  string
 	nodes []node
+	pods  int
 	// rate is pods per second; 0: at once.
 	rate  int
 	delay time.Duration
@@ -111,18 +136,18 @@ func (s stream) String() string {
 	if s.rate > 0 {
 		rate = fmt.Sprintf("%d/s", s.rate)
 	}
-	return fmt.Sprintf("%s, pods %s, label %s late", s.what, rate, s.delay)
+	return fmt.Sprintf("%s, %d pods %s, label %s late", s.what, s.pods, rate, s.delay)
 }
 
 // run creates the pods, and returns how many are on each node.
-func (s stream) run(in *scene, pods int) placed {
+func (s stream) run(in *scene) placed {
 	writer := in.writer(s.delay)
 	defer writer.stop()
 	if s.rate == 0 {
-		return in.burst(pods, small)
+		return in.burst(s.pods, small)
 	}
 	started := time.Now()
-	for i := range pods {
+	for i := range s.pods {
 		time.Sleep(time.Until(started.Add(time.Duration(i) * time.Second / time.Duration(s.rate))))
 		in.createPod(in.pod(small))
 	}
@@ -130,33 +155,38 @@ func (s stream) run(in *scene, pods int) placed {
 }
 
 // streamsFollowTheLabel: the best node gets at most its fair share, and the pods that are created before its label changes. All nodes up to 60
-// have the same score, so an idle node among them gets only its fair share.
+// have the same score, so an idle node among them gets as many pods as the others: of a burst at most half more, also without the label.
 func streamsFollowTheLabel(c *cluster, as way) {
 	if as.tainted {
 		return
 	}
 	idle := append(some(19, node{name: "other", load: "60"}), node{name: "best", load: "0"})
 	cool := append(some(19, node{name: "other", load: "80"}), node{name: "best", load: "60"})
+	hundred := append(some(99, node{name: "other", load: "60"}), node{name: "best", load: "0"})
 	for _, each := range []stream{
-		{"one node at 0, 19 at 60", idle, 0, time.Second},
-		{"one node at 0, 19 at 60", idle, 20, time.Second},
-		{"one node at 60, 19 at 80", cool, 0, time.Second},
-		{"one node at 60, 19 at 80", cool, 10, time.Second},
-		{"one node at 60, 19 at 80", cool, 20, time.Second},
-		{"one node at 60, 19 at 80", cool, 20, 200 * time.Millisecond},
+		{"one node at 0, 19 at 60", idle, 100, 0, time.Second},
+		{"one node at 0, 19 at 60", idle, 100, 20, time.Second},
+		{"one node at 0, 99 at 60", hundred, 500, 0, time.Second},
+		{"one node at 0, 99 at 60", hundred, 500, 20, time.Second},
+		{"one node at 60, 19 at 80", cool, 100, 0, time.Second},
+		{"one node at 60, 19 at 80", cool, 100, 10, time.Second},
+		{"one node at 60, 19 at 80", cool, 100, 20, time.Second},
+		{"one node at 60, 19 at 80", cool, 100, 20, 200 * time.Millisecond},
 	} {
 		if as != byLabel && each.rate > 0 {
 			continue // the policy and the second scheduler give the same results
 		}
 		c.scene(as, func(s *scene) {
-			const pods = 100
-			found := each.run(s, pods)
+			found := each.run(s)
 			loads, highest := s.loads(found), 0
 			for _, load := range loads {
 				highest = max(highest, load)
 			}
-			planned, share := plan(each.nodes, pods)
-			s.T.Logf("%s: %d of %d pods on the best node (load %d), highest load %d, planned %d", each, found["best"], pods, loads["best"], highest, planned)
+			planned, share := plan(each.nodes, each.pods)
+			s.T.Logf("%s: %d on the best node (load %d), highest load %d, planned %d", each, found["best"], loads["best"], highest, planned)
+			if even := each.pods / len(each.nodes); each.rate == 0 && each.nodes[0].load == "60" && found["best"]*2 > even*3 {
+				s.T.Errorf("the idle node gets %d of the burst, more than 1.5 x an even share of %d", found["best"], even)
+			}
 			if each.nodes[0].load == "60" && highest > planned+8 {
 				s.T.Errorf("the load of a node is %d above the plan", highest-planned)
 			}
