@@ -77,7 +77,7 @@ pub enum Reason {
     NoLeverage,
     /// A part of the action does not lower the metric, or hardly does.
     PartialLeverage,
-    /// Throttling raises the metric, so the rule also requires that protected pods are stalled.
+    /// Throttling or reclaiming raises the metric, so the rule also requires that protected pods are stalled.
     JudgedByProtected,
     /// No `PodQOS` allows the action on any pod.
     NobodyToActOn,

@@ -403,8 +403,8 @@ impl Metric {
         }
     }
 
-    /// The pressure that a throttle raises together with this metric. Such a metric alone must not keep a throttle in
-    /// force. Metrics of protected pods do not count throttled pods.
+    /// The pressure that throttles and reclaims raise together with this metric. Such a metric alone must not keep an action
+    /// in force. Metrics of protected pods do not count the pods acted on.
     pub fn raised_by_throttles(&self) -> Option<PressureKind> {
         match self {
             Self::Protected(_) => None,

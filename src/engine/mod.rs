@@ -580,6 +580,11 @@ impl Engine {
         for run in self.runs.iter_mut().filter(|run| run.is_preview()) {
             pass.run(run);
         }
+        for reclaim in &plan.reclaims {
+            if let Some(tracked) = self.pods.get_mut(&reclaim.uid) {
+                tracked.reclaimed = Some(self.now);
+            }
+        }
     }
 
     /// The period over which pod usage is measured: the shortest one that is due and not at a gap. Preview rules count

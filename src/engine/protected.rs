@@ -1,21 +1,25 @@
 //! Stall times of the protected pods of a rule: those that its action may not act on.
 //!
 //! Tasks throttled by a quota count as stalled in their pod and in every parent, so our throttles raise the pressure of the
-//! node. The result of a rule that throttles on such a metric therefore also depends on the stalls of protected pods.
+//! node; so do pods that read back page cache that we reclaimed. The result of a rule that throttles or reclaims on such a
+//! metric therefore also depends on the stalls of protected pods.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::metric::{PressureKind, Protected};
+use super::metric::{ActionEffect, ActionKind, PressureKind, Protected, RankBy};
 use super::plan::Unknown;
+use super::pod::PodUid;
+use super::rank;
 use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::WaitCounters;
 use super::track::Tracked;
 use super::values::{EvalContext, difference, interval, percent};
+use super::walk::{cpu_used, io_done, unreclaimable_memory};
 
-/// A throttling rule on pressure is only breached if a protected pod waits more than this percentage of the time.
+/// A rule on pressure that throttles or reclaims is only breached if a protected pod waits more than this percentage of the time.
 const MIN_WAIT_PERCENT: f64 = 5.0;
 /// At or below this percentage it is quiet.
 const QUIET_WAIT_PERCENT: f64 = 2.0;
@@ -55,7 +59,7 @@ impl Guard {
     }
 }
 
-/// Corrects the result of a throttling rule on pressure: if no protected pod waits, it is quiet.
+/// Corrects the result of a rule on pressure that throttles or reclaims: if no protected pod waits, it is quiet.
 pub(super) fn guard(
     run: &Run,
     ctx: &EvalContext<'_>,
@@ -70,7 +74,7 @@ pub(super) fn guard(
     else {
         return (evaluation, None);
     };
-    let Some(kind) = guarded_pressure(run).filter(|_| may_raise(run, ctx)) else {
+    let Some(kind) = guarded_pressure(run).filter(|kind| may_raise(run, ctx, *kind)) else {
         return (evaluation, None);
     };
     let known = |breach, quiet| Evaluation::Known {
@@ -103,16 +107,28 @@ pub(super) fn guard(
     }
 }
 
-/// The pressure that throttles raise together with the rule's metric, if the rule throttles or evicts.
+/// The pressure that throttles and reclaims raise together with the rule's metric, if the rule acts on pods.
 pub(super) fn guarded_pressure(run: &Run) -> Option<PressureKind> {
     let kind = run.rule.metric.raised_by_throttles();
-    let action = &run.rule.action;
-    kind.filter(|_| action.throttle.is_some() || action.eviction.is_some())
+    kind.filter(|_| delays_pods(run) || run.rule.action.eviction.is_some())
 }
 
-/// Whether throttles may have raised the metric: the rule's own, or those of other rules.
-fn may_raise(run: &Run, ctx: &EvalContext<'_>) -> bool {
-    run.rule.action.throttle.is_some() || !ctx.ledger.0.is_empty()
+/// Whether the rule throttles CPU or reclaims page cache, after which pods wait.
+fn delays_pods(run: &Run) -> bool {
+    run.rule.action.throttle.is_some()
+        || run.action_effect(ActionKind::ForceGc) != ActionEffect::None
+}
+
+/// Whether actions may have raised the metric: those of this rule, or of others.
+fn may_raise(run: &Run, ctx: &EvalContext<'_>, kind: PressureKind) -> bool {
+    delays_pods(run)
+        || !ctx.ledger.0.is_empty()
+        || ctx.pods.iter().any(|it| reads_back(it, ctx, kind))
+}
+
+/// Whether the pod may wait for page cache that was reclaimed from it.
+fn reads_back(tracked: &Tracked, ctx: &EvalContext<'_>, kind: PressureKind) -> bool {
+    kind != PressureKind::Cpu && tracked.reads_back(ctx.now)
 }
 
 /// Percentage of busy CPUs in the busiest sample, while the rule has a throttle in force.
@@ -224,11 +240,16 @@ fn for_each_protected(
     let is_running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
     let running = || ctx.pods.iter().filter(is_running);
     let all_affected = running().all(|tracked| may_act_on(run, tracked));
-    // A single pod does not wait for others.
-    let is_alone = all_affected && running().count() == 1;
+    let first_victim = if all_affected {
+        first_victim(run, ctx, running())
+    } else {
+        None
+    };
     for tracked in running() {
+        let uid = &tracked.pod.uid;
         let is_protected = if all_affected {
-            !is_alone && ctx.ledger.get(&tracked.pod.uid).is_none()
+            let is_held = ctx.ledger.get(uid).is_some() || reads_back(tracked, ctx, kind);
+            !is_held && first_victim != Some(uid)
         } else {
             !may_act_on(run, tracked)
         };
@@ -241,12 +262,33 @@ fn for_each_protected(
     }
 }
 
+/// The pod on which the rule would act first, if it throttles none: a throttle would not end what that pod waits for.
+fn first_victim<'a>(
+    run: &Run,
+    ctx: &EvalContext<'_>,
+    pods: impl Iterator<Item = &'a Tracked> + Clone,
+) -> Option<&'a PodUid> {
+    let claim = |it: &Tracked| ctx.ledger.get(&it.pod.uid)?.claim(&run.rule.id);
+    if pods.clone().any(|it| claim(it).is_some()) {
+        return None;
+    }
+    let uses = |it: &Tracked| {
+        let usage = it.usage(ctx.sample, ctx.period, None);
+        match run.rule.metric.rank_by() {
+            RankBy::Cpu => cpu_used(&usage),
+            RankBy::Memory => unreclaimable_memory(&usage),
+            RankBy::Io => io_done(&usage),
+        }
+    };
+    let first = pods.min_by(|a, b| rank::compare((&a.pod, uses(a)), (&b.pod, uses(b))));
+    first.map(|it| &it.pod.uid)
+}
+
 /// Whether a `PodQOS` allows the rule's action on the pod.
 pub(super) fn may_act_on(run: &Run, tracked: &Tracked) -> bool {
     let permit = tracked.permit(run.index);
-    let action = &run.rule.action;
-    let throttles = action.throttle.is_some() || action.force_gc;
-    let touches = (permit.throttle && throttles) || (permit.evict && action.eviction.is_some());
+    let evicts = run.rule.action.eviction.is_some();
+    let touches = (permit.throttle && delays_pods(run)) || (permit.evict && evicts);
     touches && !tracked.pod.protected
 }
 

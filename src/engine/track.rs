@@ -14,6 +14,9 @@ use super::time::BootTime;
 use super::units::MilliCpu;
 use super::values::{check_plausible, interval};
 
+/// After a reclaim. As long as the longest pressure average.
+const READ_BACK: Duration = Duration::from_mins(5);
+
 /// One pod.
 #[derive(Debug)]
 pub(super) struct Tracked {
@@ -32,6 +35,8 @@ pub(super) struct Tracked {
     terminating_since: Option<BootTime>,
     /// Whether the last action on it has an effect.
     pub(super) effect: EffectCheck,
+    /// When page cache was last reclaimed from it.
+    pub(super) reclaimed: Option<BootTime>,
 }
 
 /// The resource usage of a pod.
@@ -58,7 +63,13 @@ impl Tracked {
             eviction_blocked_until: None,
             terminating_since: None,
             effect: EffectCheck::default(),
+            reclaimed: None,
         }
+    }
+
+    /// Whether it may still read back page cache that was reclaimed from it, or a pressure average may contain that.
+    pub(super) fn reads_back(&self, now: BootTime) -> bool {
+        self.reclaimed.is_some_and(|at| now.since(at) < READ_BACK)
     }
 
     /// Whether it is terminating and [`SETTLE_TIMEOUT`] after its grace period has not passed yet.

@@ -103,7 +103,7 @@ impl RuleCheck<'_, '_> {
         if able.contains(&ActionKind::ForceGc) && metric.resource() == Some(Resource::Memory) {
             let message = format!(
                 "reclaiming page cache hardly lowers \"{metric}\", which counts reclaimable page cache as free; \
-                 write for example memory_pressure_some_avg60, or name an action with eviction"
+                 write for example protected_memory_stall_max, or name an action with eviction"
             );
             self.warning(Reason::PartialLeverage, "actionName", message);
         }
@@ -136,12 +136,18 @@ impl RuleCheck<'_, '_> {
         Outcome::On
     }
 
-    /// A rule on a metric that its own throttling raises also requires stalled protected pods.
+    /// A rule on a metric that its own throttling or reclaiming raises also requires stalled protected pods.
     fn pressure(&mut self) {
         let Rule { metric, action, .. } = self.rule;
-        let throttles = action.throttle.is_some();
-        let Some(kind) = metric.raised_by_throttles().filter(|_| throttles) else {
+        let Some(kind) = metric.raised_by_throttles() else {
             return;
+        };
+        let raised_by = match (action.throttle.is_some(), action.force_gc) {
+            (true, _) => "throttled pods",
+            (false, true) if metric.action_effect(ActionKind::ForceGc) != ActionEffect::None => {
+                "pods that read back reclaimed page cache"
+            }
+            (false, _) => return,
         };
         let direct = match kind {
             PressureKind::Cpu => Protected::CpuDelayMax,
@@ -149,7 +155,7 @@ impl RuleCheck<'_, '_> {
             PressureKind::Io => Protected::IoStallMax,
         };
         let message = format!(
-            "throttled pods raise \"{metric}\" themselves, so the rule acts only while protected pods (those on which no PodQOS \
+            "{raised_by} raise \"{metric}\" themselves, so the rule acts only while protected pods (those on which no PodQOS \
              allows \"{}\") are also stalled for more than 5 % of the time; on cgroup v2 write \"{}\", which measures \
              only protected pods",
             action.name,

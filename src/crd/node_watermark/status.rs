@@ -152,8 +152,8 @@ pub struct RuleStatus {
     /// The threshold.
     #[serde(rename = "mark")]
     pub threshold: f64,
-    /// The second criterion of the rule, if it has one: a throttling rule on pressure acts only while protected pods are
-    /// stalled.
+    /// The second criterion of the rule, if it has one: a rule on pressure that throttles or reclaims acts only while
+    /// protected pods are stalled.
     #[serde(default, rename = "judgedBy", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub evaluated_by: Option<String>,

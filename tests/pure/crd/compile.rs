@@ -227,10 +227,11 @@ fn a_keyword_that_is_also_the_name_of_an_action_is_a_warning() {
 }
 
 #[test]
-fn reclaim_for_a_metric_that_ignores_page_cache_is_a_warning() {
+fn reclaim_for_a_metric_that_ignores_or_raises_it_is_a_warning() {
     for (metric, reasons) in [
         ("memory_total_utilization", &[Reason::PartialLeverage][..]),
-        ("memory_pressure_some_avg60", &[]),
+        ("memory_pressure_some_avg60", &[Reason::JudgedByProtected]),
+        ("protected_memory_stall_max", &[]),
     ] {
         let mut objects = guide_throttle();
         objects[0]["spec"]["throttle"] = json!({"memoryThrottle": {"forceGC": true}});

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use plimsoll::crd::{Objects, compile, manifest};
-use plimsoll::engine::metric::{DiskRate, Metric, PressureKind, Protected};
+use plimsoll::engine::metric::{DiskRate, Metric, Protected};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule, Scope,
@@ -221,14 +221,10 @@ fn memory() {
             evicts,
         )
     };
-    let pressure = Metric::Pressure {
-        kind: PressureKind::Memory,
-        full: false,
-        window: 1,
-    };
+    let stalls = Metric::Protected(Protected::MemoryStallMax);
     let tight = Rule {
         restore_value: 5.0,
-        ..rule("memory/tight", pressure, 10.0, (2, 3), reclaims)
+        ..rule("memory/tight", stalls, 10.0, (2, 3), reclaims)
     };
     assert_eq!(policy.rules, [nearly_full, tight]);
     let namespaces = vec!["monitoring".to_owned(), "ingress".to_owned()];

@@ -191,18 +191,43 @@ fn a_stuck_pod_covers_the_gap_for_its_grace_period_and_a_minute() {
 }
 
 /// Reclaim lowers the pressure until the memory is full again; it ends when nothing fills the memory any more.
-#[test]
-fn page_cache_is_reclaimed_only_while_memory_is_short() {
-    let streams = Worker {
+/// A pod that fills the page cache: the node has 32 GiB.
+fn streams() -> Worker {
+    Worker {
         reads: 1 << 30,
         ..batch("streams", 0.5)
-    };
-    let gc = Action {
+    }
+}
+
+/// A pod that needs its page cache.
+fn rereads(name: &str) -> Worker {
+    Worker {
+        cache: 6 << 30,
+        working_set: 6 << 30,
+        ..batch(name, 0.5)
+    }
+}
+
+fn gc() -> Action {
+    Action {
         force_gc: true,
         ..action("gc")
+    }
+}
+
+/// The important pod reads, too. Page cache is reclaimed under memory pressure.
+fn streaming() -> Simulation {
+    let reads = Worker {
+        reads: 1 << 20,
+        ..important(0.5)
     };
-    let rules = rules_for("memory_pressure_some_avg10", 10.0, gc);
-    let mut sim = Simulation::new(4, rules, vec![streams, important(0.5)]);
+    let rules = rules_for("memory_pressure_some_avg10", 10.0, gc());
+    Simulation::new(4, rules, vec![streams(), reads])
+}
+
+#[test]
+fn page_cache_is_reclaimed_only_while_memory_is_short() {
+    let mut sim = streaming();
     sim.advance(30);
     assert_eq!(sim.reclaimed, [], "memory is free");
     sim.advance(120);
@@ -215,6 +240,81 @@ fn page_cache_is_reclaimed_only_while_memory_is_short() {
     sim.advance(300);
     assert_eq!(sim.reclaimed.len(), ended, "the average has fallen");
     assert_eq!(state(&sim), RuleState::Normal);
+}
+
+/// Reading back what was reclaimed is memory pressure, too: the reclaim would be the reason for the next one.
+#[test]
+fn pods_that_read_their_cache_back_are_not_reclaimed_from_for_ever() {
+    let mut sim = streaming();
+    sim.start(rereads("rereads"));
+    sim.advance(150);
+    let mut names = sim.reclaimed.iter().map(|(_, name, _)| name);
+    assert!(names.any(|name| name == "rereads"), "{:?}", sim.reclaimed);
+    sim.worker("streams").reads = 0;
+    sim.worker("important").reads = 0;
+    sim.advance(60);
+    let ended = sim.reclaimed.len();
+    sim.advance(600);
+    assert_eq!(sim.reclaimed.len(), ended, "no important pod waits");
+    assert_eq!(state(&sim), RuleState::Normal);
+}
+
+#[test]
+fn nothing_is_reclaimed_while_only_batch_pods_wait_for_memory() {
+    let mut sim = streaming();
+    sim.worker("important").reads = 0;
+    sim.advance(300);
+    assert_eq!(sim.reclaimed, []);
+}
+
+/// Where the action may touch every pod, those that it has reclaimed from are not those that it protects.
+#[test]
+fn where_every_pod_may_be_reclaimed_from_it_ends_too() {
+    for metric in ["memory_pressure_some_avg10", "protected_memory_stall_max"] {
+        let pods = ["a", "b", "c"].map(rereads);
+        let workers = [streams()].into_iter().chain(pods).collect();
+        let mut sim = Simulation::new(4, rules_for(metric, 10.0, gc()), workers);
+        sim.advance(150);
+        assert!(!sim.reclaimed.is_empty(), "{metric}: one waits for another");
+        sim.worker("streams").reads = 0;
+        sim.advance(120);
+        let ended = sim.reclaimed.len();
+        sim.advance(600);
+        assert_eq!(sim.reclaimed.len(), ended, "{metric}");
+    }
+}
+
+/// What one rule reclaims raises the pressure that another rule evicts on.
+#[test]
+fn no_pod_is_evicted_for_pressure_caused_by_another_rules_reclaim() {
+    let important = Worker {
+        reads: 1 << 20,
+        ..important(0.5)
+    };
+    let rules = vec![
+        rule("node/a", "protected_memory_stall_max", 10.0, gc()),
+        rule(
+            "node/b",
+            "memory_pressure_some_avg60",
+            30.0,
+            eviction_action(1),
+        ),
+    ];
+    let workers = vec![streams(), rereads("rereads"), important];
+    let mut sim = Simulation::new(4, rules, workers);
+    while !sim.reclaimed.iter().any(|(_, name, _)| name == "rereads") {
+        assert!(sim.now < 1400, "{:?}", sim.reclaimed);
+        sim.tick();
+    }
+    sim.worker("streams").reads = 0;
+    sim.worker("important").reads = 0;
+    let evicted = sim.evicted.len();
+    sim.advance(300);
+    assert_eq!(
+        sim.evicted.len(),
+        evicted,
+        "only a pod that may be evicted waits"
+    );
 }
 
 fn scenario() -> impl Strategy<Value = (Vec<f64>, f64, u32, u64)> {
@@ -343,6 +443,24 @@ fn nothing_is_throttled_without_pods_to_protect() {
         assert_eq!(sim.plan.throttles, []);
     }
     assert!(sim.stalls("alone") > 40.0, "it only waits for itself");
+}
+
+/// Where the action may touch every pod, those that are not throttled are protected.
+#[test]
+fn where_every_pod_may_be_throttled_the_others_are_protected() {
+    let rules = rules_for("cpu_pressure_some_avg10", 10.0, idle_action(10, 10));
+    let workers = vec![batch("greedy", 4.0), batch("modest", 1.5)];
+    let mut sim = Simulation::new(2, rules, workers);
+    let mut throttled = false;
+    for _ in 0..300 {
+        sim.tick();
+        throttled |= !sim.plan.throttles.is_empty();
+    }
+    assert!(throttled, "one waits for the other");
+    sim.worker("modest").demand = 0.2;
+    sim.advance(8 * COOL_DOWN + 60);
+    assert_eq!(sim.plan.throttles, [], "nobody waits any more");
+    assert!(sim.stalls("greedy") > 40.0, "but for itself");
 }
 
 fn cool_down(sim: &Simulation) -> Duration {
@@ -675,16 +793,7 @@ fn an_enforced_quota_is_effective_whatever_the_steps() {
 
 #[test]
 fn a_pod_that_frees_no_page_cache_is_not_asked_again() {
-    let gc = Action {
-        force_gc: true,
-        ..action("gc")
-    };
-    let streams = Worker {
-        reads: 1 << 30,
-        ..batch("streams", 0.5)
-    };
-    let rules = rules_for("memory_pressure_some_avg10", 10.0, gc);
-    let mut sim = Simulation::new(4, rules, vec![streams, important(0.5)]);
+    let mut sim = streaming();
     sim.ineffective = Some(ActionKind::ForceGc);
     until_ineffective(&mut sim, 300);
     let observed = ineffective(&sim).remove(0).1;

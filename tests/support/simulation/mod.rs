@@ -32,6 +32,8 @@ static POD_CGROUP: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(""));
 /// Seconds between updates of the kernel's averages.
 const LOAD_STEP: u64 = 5;
 const PRESSURE_STEP: u64 = 2;
+/// Bytes per second that a pod reads again.
+const DISK_RATE: u64 = 256 << 20;
 
 /// A pod of the simulation.
 #[derive(Clone, Debug)]
@@ -50,6 +52,8 @@ pub struct Worker {
     /// Page cache in bytes, and how many bytes it reads per second.
     pub cache: u64,
     pub reads: u64,
+    /// Bytes of page cache that it always uses: it reads them again when they are reclaimed, and waits for that.
+    pub working_set: u64,
     /// Seconds that it keeps running after its eviction.
     pub lingers: u64,
     /// The engine's quota, in CPUs.
@@ -57,12 +61,14 @@ pub struct Worker {
     pub idle: bool,
     /// The tick at which it is gone.
     pub ends: Option<u64>,
-    /// CPUs that it got in the last tick, and the share of the tick that it was stalled.
+    /// CPUs that it got in the last tick, and the shares of the tick that it waited for CPU and for memory.
     pub allocated: f64,
     pub stalls: f64,
+    pub memory_stalls: f64,
     /// Counters of its cgroup.
     pub used: f64,
     pub stalled: f64,
+    pub memory_stalled: f64,
     pub periods: f64,
     pub throttled: f64,
 }
@@ -78,14 +84,17 @@ impl Worker {
             memory: 0,
             cache: 0,
             reads: 0,
+            working_set: 0,
             lingers: 2,
             quota: None,
             idle: false,
             ends: None,
             allocated: 0.0,
             stalls: 0.0,
+            memory_stalls: 0.0,
             used: 0.0,
             stalled: 0.0,
+            memory_stalled: 0.0,
             periods: 0.0,
             throttled: 0.0,
         }
@@ -366,21 +375,33 @@ impl Simulation {
         }
     }
 
-    /// Once memory is full, reads evict page cache, and readers wait for that half of the time.
+    /// Once memory is full, reads evict page cache, and readers wait for that half of the time. Those whose working set was
+    /// reclaimed wait until it is read again.
     fn read_files(&mut self) {
-        let read = |worker: &Worker| worker.reads * self.tick_seconds;
+        let seconds = self.tick_seconds;
+        for worker in &mut self.workers {
+            let missing = worker.working_set.saturating_sub(worker.cache);
+            let read = missing.min(DISK_RATE * seconds);
+            worker.cache += read;
+            worker.memory_stalls = read as f64 / (DISK_RATE * seconds) as f64;
+        }
+        let read = |worker: &Worker| worker.reads * seconds;
         let reads: u64 = self.workers.iter().map(read).sum();
         let used: u64 = self.workers.iter().map(|it| it.memory + it.cache).sum();
         let excess = (used + reads).saturating_sub(self.memory);
         let cache: u64 = self.workers.iter().map(|it| it.cache + read(it)).sum();
-        let seconds = self.tick_seconds;
+        let share = excess as f64 / reads.max(1) as f64;
         for worker in &mut self.workers {
             worker.cache += worker.reads * seconds;
             let pushed = excess as f64 * worker.cache as f64 / cache.max(1) as f64;
             worker.cache -= whole(pushed).min(worker.cache);
+            if worker.reads > 0 {
+                worker.memory_stalls = worker.memory_stalls.max(0.5 * share);
+            }
+            worker.memory_stalled += worker.memory_stalls * NANOS * seconds as f64;
         }
-        let share = excess as f64 / reads.max(1) as f64;
-        self.stalled[1].total += 0.5 * share * NANOS * seconds as f64;
+        let highest = self.workers.iter().map(|it| it.memory_stalls);
+        self.stalled[1].total += highest.fold(0.0, f64::max) * NANOS * seconds as f64;
     }
 
     fn sample(&self) -> Sample {
@@ -427,7 +448,11 @@ impl Simulation {
                 cache: Bytes(worker.cache),
             }),
             waits: WaitCounters {
-                stalled: [self.v2.then(|| whole(worker.stalled)), Some(0), Some(0)],
+                stalled: [
+                    self.v2.then(|| whole(worker.stalled)),
+                    self.v2.then(|| whole(worker.memory_stalled)),
+                    Some(0),
+                ],
                 periods: Some(whole(worker.periods)),
                 throttled_periods: Some(whole(worker.throttled)),
             },
