@@ -44,8 +44,9 @@ type agent struct {
 	writes *rate.Limiter
 }
 
-// isDue reports whether the agent writes the label for this load now: at once when the load has risen by 10 or the node becomes full; else after 10 s. If every step of 5 were written at once, nodes that hardly differ would get different scores, and the last node of a step
-// would get all pods of a second.
+// isDue reports whether the agent writes the label for this load now: at once when the load has risen by 10 or the node becomes full; else after 10 s.
+// If every step of 5 were written at once, nodes that hardly differ would get different scores, and the last node of a step would get all pods of a
+// second.
 func (a *agent) isDue(now time.Time, load int) bool {
 	if max(60, load) == max(60, a.written) {
 		a.since = time.Time{}
