@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::metric::{ActionEffect, ActionKind, PressureKind, Protected, RankBy};
+use super::metric::{ActionEffect, ActionKind, PressureKind, Protected};
 use super::plan::Unknown;
 use super::pod::PodUid;
 use super::rank;
@@ -17,7 +17,7 @@ use super::run::Run;
 use super::sample::WaitCounters;
 use super::track::Tracked;
 use super::values::{EvalContext, difference, interval, percent};
-use super::walk::{cpu_used, io_done, unreclaimable_memory};
+use super::walk::ranked_usage;
 
 /// A rule on pressure that throttles or reclaims is only breached if a protected pod waits more than this percentage of the time.
 const MIN_WAIT_PERCENT: f64 = 5.0;
@@ -272,14 +272,10 @@ fn first_victim<'a>(
     if pods.clone().any(|it| claim(it).is_some()) {
         return None;
     }
-    let uses = |it: &Tracked| {
-        let usage = it.usage(ctx.sample, ctx.period, None);
-        match run.rule.metric.rank_by() {
-            RankBy::Cpu => cpu_used(&usage),
-            RankBy::Memory => unreclaimable_memory(&usage),
-            RankBy::Io => io_done(&usage),
-        }
-    };
+    let usage = |it: &Tracked| it.usage(ctx.sample, ctx.period, None);
+    let io_is_known = pods.clone().any(|it| usage(it).io.is_some());
+    let ranked = ranked_usage(run.rule.metric.rank_by(), io_is_known);
+    let uses = |it: &Tracked| ranked(&usage(it));
     let first = pods.min_by(|a, b| rank::compare((&a.pod, uses(a)), (&b.pod, uses(b))));
     first.map(|it| &it.pod.uid)
 }

@@ -13,7 +13,7 @@ use super::sample::Sample;
 use super::throttle::{Released, ThrottlePass};
 use super::time::BootTime;
 use super::track::{PodUsage, Pods, Tracked};
-use super::walk::{Walk, cpu_used, io_done, sort, unreclaimable_memory};
+use super::walk::{Walk, ranked_usage, sort};
 
 /// The input of a round.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +59,7 @@ impl Buffers {
         self.evictions.clear();
         let io_is_known = self.usage.iter().any(|usage| usage.io.is_some());
         for rank_by in RankBy::ALL {
-            let uses = match rank_by {
-                RankBy::Cpu => cpu_used,
-                RankBy::Io if io_is_known => io_done,
-                RankBy::Io | RankBy::Memory => unreclaimable_memory,
-            };
+            let uses = ranked_usage(rank_by, io_is_known);
             let order = &mut self.orders[rank_by as usize];
             sort(order, pods.all(), &self.usage, uses);
         }

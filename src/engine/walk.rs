@@ -1,6 +1,6 @@
 //! Walking over the victims in order, shared by all kinds of action.
 
-use super::metric::ActionKind;
+use super::metric::{ActionKind, RankBy};
 use super::plan::{Skipped, Transition};
 use super::pod::PodUid;
 use super::rank::compare;
@@ -109,6 +109,15 @@ pub(super) fn sort(
         let of = |pod_index: usize| (&*pods[pod_index].pod, uses(&usage[pod_index]));
         compare(of(*a), of(*b))
     });
+}
+
+/// By what victims are ranked: by memory in place of I/O that the kernel does not count by cgroup.
+pub(super) fn ranked_usage(rank_by: RankBy, io_is_known: bool) -> fn(&PodUsage) -> u64 {
+    match rank_by {
+        RankBy::Cpu => cpu_used,
+        RankBy::Io if io_is_known => io_done,
+        RankBy::Io | RankBy::Memory => unreclaimable_memory,
+    }
 }
 
 /// CPU usage, for ranking.

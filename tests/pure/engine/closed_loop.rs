@@ -459,7 +459,7 @@ fn where_every_pod_may_be_throttled_the_others_are_protected() {
     assert!(throttled, "one waits for the other");
     sim.worker("modest").demand = 0.2;
     sim.advance(8 * COOL_DOWN + 60);
-    assert_eq!(sim.plan.throttles, [], "nobody waits any more");
+    assert_eq!(sim.plan.throttles, [], "the other pod waits no more");
     assert!(sim.stalls("greedy") > 40.0, "but for itself");
 }
 
