@@ -7,7 +7,7 @@ use std::fmt;
 
 /// The key of the label.
 pub const KEY: &str = "plimsoll.dev/load";
-/// From this label on, which is a load above 90, schedulers avoid a node the most: its rules are about to act.
+/// A load above 90: the node's rules are about to act. Reaching or leaving it is written at once.
 pub const FULL: LoadLabel = LoadLabel(95);
 
 /// A node gets the soft taint from this load on, in percent of its load line.
