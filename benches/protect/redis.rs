@@ -1,6 +1,9 @@
 //! A server and a client that others wrote: redis and redis-benchmark of Debian, both in the important pod.
 
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::park_timeout;
 use std::time::Duration;
 
 use plimsoll::clock::boot_time;
@@ -20,6 +23,8 @@ const REQUESTS: u32 = 200_000;
 const CONNECTIONS: u32 = 16;
 /// From the start of the batch pods: every way has acted.
 const SETTLE: Duration = Duration::from_secs(5);
+
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `None` if redis is not installed.
 pub fn measure(ground: &Ground, rounds: usize) -> Option<SceneFigures> {
@@ -77,6 +82,7 @@ fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
     cgroups
         .add_process(server.0.id(), &cgroups.cgroup(important))
         .unwrap();
+    wait_for_server(&socket);
     let batch_pods: Vec<ScenePod> = scene.batch.iter().map(|(pod, _)| pod.clone()).collect();
     let started = boot_time();
     let batch: Vec<Load> = if way == Way::Alone {
@@ -108,8 +114,17 @@ fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
     }
 }
 
+/// The client ends without a result if the server does not listen yet.
+fn wait_for_server(socket: &Path) {
+    let deadline = boot_time() + START_TIMEOUT;
+    while let Err(error) = UnixStream::connect(socket) {
+        assert!(boot_time() < deadline, "redis-server: {error}");
+        park_timeout(Duration::from_millis(10));
+    }
+}
+
 fn benchmark(
-    socket: &std::path::Path,
+    socket: &Path,
     cgroups: &SceneCgroups,
     important: &ScenePod,
     control: &mut Control,

@@ -231,7 +231,7 @@ impl Reporter {
         }
         self.target = Some(target.to_owned());
         let health = Health {
-            unready: Some(Unready::LastRulesHeld(problem.to_string())),
+            unready: Some(Unready::PreviousRulesEnforced(problem.to_string())),
             ..Health::default()
         };
         let status = self.builder.build(&View {
@@ -279,7 +279,7 @@ impl Reporter {
             ..Stopped::default()
         });
         let unready = match rules.problem() {
-            Some(problem) => Some(Unready::LastRulesHeld(problem.to_string())),
+            Some(problem) => Some(Unready::PreviousRulesEnforced(problem.to_string())),
             None if stopped.is_some() => Some(Unready::Stopped),
             None => (!decided).then_some(Unready::Starting),
         };

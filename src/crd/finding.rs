@@ -72,15 +72,15 @@ pub enum Reason {
     /// An entry of `activeDuring` has a time zone that does not exist: the rule is off.
     UnknownTimeZone,
     /// The metric is known but not measured yet: the rule stays Unknown.
-    MetricNotKept,
+    MetricNotMeasured,
     /// No part of the action lowers the metric: the rule is off.
-    NoLeverage,
+    ActionDoesNotHelp,
     /// A part of the action does not lower the metric, or hardly does.
-    PartialLeverage,
+    ActionPartlyHelps,
     /// Throttling or reclaiming raises the metric, so the rule also requires that protected pods are stalled.
-    JudgedByProtected,
+    RequiresProtectedStall,
     /// No `PodQOS` allows the action on any pod.
-    NobodyToActOn,
+    ActionNotAllowed,
     /// The threshold is under 1 % of the capacity of the node: the rule is off.
     WatermarkTooLow,
     /// The value can never exceed the threshold.
@@ -100,7 +100,7 @@ pub enum Reason {
     /// A `PodQOS` allows an action that does not exist.
     AllowsUnknownAction,
     /// An entry of `allowedActions` is a keyword for a type of action, and also the name of an action that does more.
-    KindWord,
+    AmbiguousAction,
     /// A node has more rules or pod policies than the maximum: the last ones are off there.
     TooMany,
     /// A `PodQOS` names `kube-system`.

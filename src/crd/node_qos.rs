@@ -134,7 +134,7 @@ pub struct NodeQualityProbe {
 #[serde(rename_all = "camelCase")]
 pub struct NodeLocalGet {
     /// The maximum age of a sample in seconds. With an older sample the metric is unknown: no action starts or ends.
-    /// Defaults to 60.
+    /// Defaults to 60. With `httpGet` it is at least the evaluation period and the timeout.
     #[serde(
         rename = "localCacheTTLSeconds",
         default,

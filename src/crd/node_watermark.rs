@@ -82,7 +82,7 @@ pub const MAX_SOURCES: usize = 2048;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
         priority = 1,
-        description = "RulesKept, or why the rules are not enforced or not evaluated"
+        description = "RulesEnforced, or why the rules are not enforced or not evaluated"
     ),
     printcolumn(
         name = "Degraded",
@@ -99,14 +99,14 @@ pub const MAX_SOURCES: usize = 2048;
         description = "ActionsEffective, or why an action has no effect"
     ),
     printcolumn(
-        name = "Unjudged",
+        name = "Unknown",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].id",
         priority = 1,
         description = "The first rule whose value is unknown"
     ),
     printcolumn(
-        name = "Because",
+        name = "Reason",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].unknown",
         priority = 1,

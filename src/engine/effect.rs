@@ -108,7 +108,8 @@ pub(super) fn record_quotas(pods: &mut Pods, ledger: &Ledger, at: BootTime) {
     for tracked in pods.all_mut() {
         let entry = ledger.get(&tracked.pod.uid);
         let quota = entry.map_or(Quota::Unlimited, |entry| {
-            allowance(&entry.target_cgroups, &tracked.pod, entry.depth().ratio)
+            let ratio = entry.depth_in_force(&tracked.pod).ratio;
+            allowance(&entry.target_cgroups, &tracked.pod, ratio)
         });
         let written = &mut tracked.effect.written;
         *written = match quota {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ledger::MIN_QUOTA;
+use super::ledger::{Claim, Ledger, MIN_QUOTA};
 use super::metric::{ActionEffect, ActionKind, RankBy};
 use super::plan::{Change, Evict, Skipped, Transition};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::run::Run;
-use super::throttle::Released;
+use super::throttle::{EVALUATIONS_TO_SHOW, Released};
 use super::time::BootTime;
 use super::track::Pods;
 use super::walk::{Skip, Walk, cpu_used, unreclaimable_memory};
@@ -139,6 +139,8 @@ pub(super) struct EvictionPass<'a> {
     /// How long to wait for a round after the grace period.
     pub(super) settle_timeout: Duration,
     pub(super) released: &'a Released,
+    /// The throttles of this round's rules.
+    pub(super) ledger: &'a Ledger,
     pub(super) evictions: &'a mut Vec<Evict>,
     pub(super) out: &'a mut Vec<Transition>,
 }
@@ -175,6 +177,22 @@ impl EvictionPass<'_> {
             && run.rule.metric.rank_by() == self.group
             && self.rounds.needs_more(run)
             && enforced.is_none_or(|rounds| rounds.needs_more(run))
+            && !self.throttle_may_suffice(run)
+    }
+
+    /// Whether the rule has just begun to throttle, and what that releases shows only in the next evaluations.
+    fn throttle_may_suffice(&self, run: &Run) -> bool {
+        let period = run.rule.period;
+        let has_begun = run.machine.since.is_some_and(|since| {
+            // Evaluations are not exactly one period apart.
+            self.walk.now.since(since) + period / 2 < period * EVALUATIONS_TO_SHOW
+        });
+        let is_measured = is_measured(run);
+        let is_open = |claim: &Claim| {
+            claim.evaluations < EVALUATIONS_TO_SHOW && (!is_measured || claim.depth.is_idle_only())
+        };
+        let mut claims = self.ledger.0.iter().filter_map(|it| it.claim(&run.rule.id));
+        has_begun && claims.any(is_open)
     }
 
     fn needs_victim(&self, run: &Run, covered: u64) -> bool {

@@ -8,6 +8,7 @@ use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
 use super::sample::TargetCgroupSample;
 use super::time::BootTime;
+use super::track::Pods;
 use super::units::{MilliCpu, Quota};
 
 /// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
@@ -31,6 +32,11 @@ impl Depth {
         ratio: FULL_RATIO,
         idle: false,
     };
+
+    /// The idle class without a quota, which does not lower usage while CPUs are free.
+    pub(super) fn is_idle_only(self) -> bool {
+        self.idle && self.ratio == FULL_RATIO
+    }
 
     /// One step down: first the idle class if the action has it, then the quota.
     pub(super) fn lower(self, spec: CpuThrottle) -> Self {
@@ -90,7 +96,7 @@ impl Claim {
         self.retired.get_or_insert(due);
     }
 
-    /// Speeds up a retired claim: restores it from `soonest` at the latest, within `within`, including the last step out of
+    /// Speeds up a retired claim: restores it from `earliest` at the latest, within `within`, including the last step out of
     /// the idle class.
     pub(super) fn speed_up(&mut self, within: Duration, earliest: BootTime) {
         let steps = within.as_secs().saturating_sub(1).max(1);
@@ -246,6 +252,18 @@ impl ThrottledPod {
         depths.fold(Depth::NONE, Depth::union)
     }
 
+    /// What is in force of that. A terminating pod gets its CPU back, in the idle class, so that it can end within its grace
+    /// period.
+    pub(super) fn depth_in_force(&self, pod: &Pod) -> Depth {
+        if pod.terminating {
+            return Depth {
+                ratio: FULL_RATIO,
+                idle: true,
+            };
+        }
+        self.depth()
+    }
+
     /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
     pub(super) fn effective_claim(&self) -> Option<&Claim> {
         let rank = |c: &&Claim| (c.depth.ratio, !c.depth.idle);
@@ -311,7 +329,7 @@ impl ThrottledPod {
         let Some(effective) = self.effective_claim() else {
             return;
         };
-        let depth = self.depth();
+        let depth = self.depth_in_force(pod);
         to.uid.clone_from(&self.uid);
         to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
@@ -367,6 +385,12 @@ impl Ledger {
             }
         }
         self.prune();
+    }
+
+    /// The number of terminating pods.
+    pub(super) fn terminating(&self, pods: &Pods) -> usize {
+        let tracked = self.0.iter().filter_map(|entry| pods.get(&entry.uid));
+        tracked.filter(|it| it.pod.terminating).count()
     }
 
     /// Removes the pods that are no longer throttled.

@@ -415,7 +415,8 @@ impl Metric {
     /// How actions of `kind` affect this metric.
     ///
     /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
-    /// requested. An average lags by minutes, so victims are taken one at a time. Nothing lowers a past peak.
+    /// requested. Pods read back what was reclaimed, which raises the rates of a disk. An average lags by minutes, so victims are
+    /// taken one at a time. Nothing lowers a past peak.
     pub fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let windowed = match self {
             Self::Window(_, statistic) => Some(*statistic),
@@ -447,7 +448,6 @@ impl Metric {
                 }
                 | Self::PodStall(PressureKind::Memory | PressureKind::Io)
                 | Self::Protected(Protected::MemoryStallMax | Protected::IoStallMax)
-                | Self::Disk(_)
                 | Self::Probe(_) => ActionEffect::OneVictim,
                 _ => ActionEffect::None,
             },

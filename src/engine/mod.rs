@@ -26,6 +26,7 @@ pub mod protected;
 pub mod quantity;
 mod rank;
 mod reclaim;
+mod report;
 mod round;
 mod rule;
 mod run;
@@ -47,8 +48,6 @@ pub mod window;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-
 pub use self::demand::Demand;
 use self::effect::Verification;
 use self::evict::Rounds;
@@ -56,14 +55,12 @@ use self::group::Group;
 use self::ledger::Ledger;
 use self::load::LoadTracker;
 use self::metric::{ActionEffect, ActionKind, RankBy};
-use self::plan::{
-    Change, Feedback, Ineffective, Plan, RuleState, Skipped, Throttle, Transition, Unknown,
-};
+use self::plan::{Change, Feedback, Ineffective, Plan, Skipped, Throttle, Transition, Unknown};
 use self::pod::{Pod, PodUid};
-use self::policy::{PolicySet, Rule, RuleId, Strategy};
+use self::policy::{PolicySet, Rule, RuleId};
 use self::preview::PreviewPass;
-use self::protected::Guard;
 pub use self::rank::compare as compare_victims;
+pub use self::report::RuleReport;
 use self::round::{ActionRound, Buffers, Enforced, RoundContext};
 use self::rule::Evaluation;
 use self::run::Run;
@@ -133,43 +130,6 @@ impl Default for Engine {
             preview_buffers: Buffers::default(),
         }
     }
-}
-
-/// The reported state of a rule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RuleReport {
-    /// Rule ID.
-    pub id: RuleId,
-    /// Enforce or preview.
-    pub strategy: Strategy,
-    /// State.
-    pub state: RuleState,
-    /// When it entered that state; `None` before the first evaluation.
-    pub since: Option<BootTime>,
-    /// Last evaluated value; with several series, the one that decided.
-    pub value: Option<f64>,
-    /// A value above this is a breach.
-    #[serde(rename = "watermark")]
-    pub threshold: f64,
-    /// A value at or below this is quiet.
-    #[serde(rename = "restore")]
-    pub restore_value: f64,
-    /// Consecutive breaches counted.
-    pub breaches: u32,
-    /// Consecutive quiet evaluations counted.
-    #[serde(rename = "quiets")]
-    pub quiet_evaluations: u32,
-    /// Why the last evaluation gave no result.
-    pub unknown: Option<Unknown>,
-    /// The additional measurement that the result depended on.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub guard: Option<Guard>,
-    /// Outside the hours of its `activeDuring`: it is Normal, whatever its value.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub outside_hours: bool,
-    /// Minimum time that its actions stay in force after the last breach.
-    pub cool_down: Duration,
 }
 
 impl Engine {
@@ -250,9 +210,12 @@ impl Engine {
 
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
+        let before = self.ledger.terminating(&self.pods);
         self.pods.set(pods);
         self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
+        // Their grace period may be shorter than the time until the next evaluation.
+        self.dirty |= self.ledger.terminating(&self.pods) != before;
     }
 
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
@@ -625,25 +588,5 @@ impl Engine {
     /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.runs.iter().map(RuleReport::of)
-    }
-}
-
-impl RuleReport {
-    fn of(run: &Run) -> Self {
-        Self {
-            id: run.rule.id.clone(),
-            strategy: run.rule.strategy,
-            state: run.machine.state,
-            since: run.machine.since,
-            value: run.evaluation.and_then(Evaluation::value),
-            threshold: run.rule.threshold,
-            restore_value: run.rule.restore_value,
-            breaches: run.machine.breaches,
-            quiet_evaluations: run.machine.quiet_evaluations,
-            unknown: run.evaluation.and_then(Evaluation::unknown),
-            guard: run.guard,
-            outside_hours: run.evaluation.is_some_and(Evaluation::outside_hours),
-            cool_down: run.machine.cool_down(run.rule.action.cool_down),
-        }
     }
 }

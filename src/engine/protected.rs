@@ -1,8 +1,8 @@
-//! Stall times of the protected pods of a rule: those that its action may not act on.
+//! Stall times of the protected pods of a rule: those that its action may not act on, and that no other action delays.
 //!
 //! Tasks throttled by a quota count as stalled in their pod and in every parent, so our throttles raise the pressure of the
-//! node; so do pods that read back page cache that we reclaimed. The result of a rule that throttles or reclaims on such a
-//! metric therefore also depends on the stalls of protected pods.
+//! node; so do pods in the idle class, and pods that read back page cache that we reclaimed. The result of a rule that acts on
+//! pods on such a metric therefore also depends on the stalls of protected pods.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use super::track::Tracked;
 use super::values::{EvalContext, difference, interval, percent};
 use super::walk::ranked_usage;
 
-/// A rule on pressure that throttles or reclaims is only breached if a protected pod waits more than this percentage of the time.
+/// A rule on pressure that acts on pods is only breached if a protected pod waits more than this percentage of the time. One
+/// that only evicts: while other actions may have raised the pressure.
 const MIN_WAIT_PERCENT: f64 = 5.0;
 /// At or below this percentage it is quiet.
 const QUIET_WAIT_PERCENT: f64 = 2.0;
@@ -59,7 +60,7 @@ impl Guard {
     }
 }
 
-/// Corrects the result of a rule on pressure that throttles or reclaims: if no protected pod waits, it is quiet.
+/// Corrects the result of a rule on pressure that actions may have raised: if no protected pod waits, it is quiet.
 pub(super) fn guard(
     run: &Run,
     ctx: &EvalContext<'_>,
@@ -247,12 +248,13 @@ fn for_each_protected(
     };
     for tracked in running() {
         let uid = &tracked.pod.uid;
+        let is_throttled = ctx.ledger.get(uid).is_some();
         let is_protected = if all_affected {
-            let is_held = ctx.ledger.get(uid).is_some() || reads_back(tracked, ctx, kind);
-            !is_held && first_victim != Some(uid)
+            !is_throttled && first_victim != Some(uid)
         } else {
-            !may_act_on(run, tracked)
-        };
+            let waits_for_throttle = is_throttled && kind == PressureKind::Cpu;
+            !may_act_on(run, tracked) && !waits_for_throttle
+        } && !reads_back(tracked, ctx, kind);
         if is_protected {
             take(of_pod(tracked, ctx, kind));
         }
@@ -328,7 +330,7 @@ pub fn stall(
     let stalled = difference(before.stalled[of], now.stalled[of])?;
     let percent = percent(stalled / nanos as f64 * 100.0)?;
     let own_percent = match kind {
-        PressureKind::Cpu => own_quota(before, now) / nanos as f64 * 100.0,
+        PressureKind::Cpu => own_quota(before, now)? / nanos as f64 * 100.0,
         PressureKind::Memory | PressureKind::Io => 0.0,
     };
     Ok(Waiting {
@@ -338,7 +340,14 @@ pub fn stall(
 }
 
 /// Nanoseconds of the enforcement periods in which the cgroup's own quota throttled it; 0 without a quota.
-fn own_quota(before: &WaitCounters, now: &WaitCounters) -> f64 {
-    let throttled = difference(before.throttled_periods, now.throttled_periods);
-    throttled.unwrap_or(0.0) * ENFORCEMENT_PERIOD.as_nanos() as f64
+///
+/// # Errors
+/// [`Unknown::Rebased`] if the counter is new, gone, or lower than before: a container was restarted.
+fn own_quota(before: &WaitCounters, now: &WaitCounters) -> Result<f64, Unknown> {
+    let throttled = match (before.throttled_periods, now.throttled_periods) {
+        (None, None) => 0,
+        (Some(before), Some(now)) => now.checked_sub(before).ok_or(Unknown::Rebased)?,
+        _ => return Err(Unknown::Rebased),
+    };
+    Ok(throttled as f64 * ENFORCEMENT_PERIOD.as_nanos() as f64)
 }

@@ -160,6 +160,7 @@ impl ActionRound<'_> {
                 .map_or(0, |enforced| enforced.rounds.count(group)),
             settle_timeout,
             released: &buffers.released,
+            ledger: self.ledger,
             evictions: &mut buffers.round,
             out: self.out,
         };

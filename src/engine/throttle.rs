@@ -19,9 +19,10 @@ use super::values::interval;
 use super::walk::{Skip, Walk};
 
 const KIND: ActionKind = ActionKind::CpuThrottle;
-/// The idle class does not lower the usage of CPU. A rule over usage takes quota steps if its threshold is still exceeded
-/// this many evaluations after the pod was moved there; pressure shows the effect in the next evaluation.
-const IDLE_EVALUATIONS: u32 = 2;
+/// The effect of a step whose release can't be predicted shows after this many evaluations, on any metric; the next kind of
+/// action waits for it. Such a step is the idle class, which does not lower the usage of CPU, and every step on a metric that is
+/// not in CPUs. From the idle class to quotas, pressure shows the effect in the next evaluation already.
+pub(super) const EVALUATIONS_TO_SHOW: u32 = 2;
 
 /// The predicted release of this evaluation's steps, per pod.
 #[derive(Debug, Default)]
@@ -206,12 +207,11 @@ impl ThrottlePass<'_> {
         let Some(claim) = entry.and_then(|pod| pod.claim(&run.rule.id)) else {
             return false;
         };
-        let is_first = claim.depth.idle && claim.depth.ratio == FULL_RATIO;
         spec.idle
-            && is_first
+            && claim.depth.is_idle_only()
             && run.relapse_depth(&tracked.pod.uid).is_none()
             && !run.rule.metric.is_pressure()
-            && claim.evaluations < IDLE_EVALUATIONS
+            && claim.evaluations < EVALUATIONS_TO_SHOW
     }
 
     /// Why a pod with known usage has no quota to lower.

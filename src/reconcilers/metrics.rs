@@ -230,7 +230,7 @@ impl Metrics {
         let help = "Agents that hold the Lease of their node";
         registry.register("agents", help, self.agents.clone());
         let help = "Nodes that a NodeQOS selects but on which no agent holds the Lease or reports: it is not enforced there";
-        registry.register("unkept_nodes", help, self.without_agent.clone());
+        registry.register("nodes_without_agent", help, self.without_agent.clone());
         let help = "Unresponsive agents: their Lease is not renewed, or they write nothing while something is in force";
         registry.register("silent_agents", help, self.unresponsive.clone());
         let help =
@@ -239,7 +239,7 @@ impl Metrics {
         registry.register("silent_agents_throttling", help, throttled);
         let help =
             "Zones in which so many agents are unresponsive that nothing of theirs is restored";
-        registry.register("silence_held", help, self.frozen_zones.clone());
+        registry.register("frozen_zones", help, self.frozen_zones.clone());
         let help = "Age of the oldest heartbeat of all agents";
         let oldest = self.oldest_heartbeat.clone();
         registry.register_with_unit("heartbeat_age_max", help, Unit::Seconds, oldest);

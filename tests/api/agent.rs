@@ -46,7 +46,7 @@ fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     let there = node.plane.get("nwm", NODE);
     assert_eq!(status["observedHash"], there["spec"]["hash"]);
     assert_eq!(status["throttled"][0]["rule"], "q/cpu");
-    assert_eq!(crate::agent_support::ready(&status), "True RulesKept");
+    assert_eq!(crate::agent_support::ready(&status), "True RulesEnforced");
     agent.until("events report it", || {
         let events = node.plane.list("events");
         let reported = |reason: &str, kind: &str| {
@@ -173,7 +173,7 @@ fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     });
     agent.until("it is ready before the first evaluation", || {
         let status = node.status();
-        crate::agent_support::ready(&status) == "True RulesKept"
+        crate::agent_support::ready(&status) == "True RulesEnforced"
             && status["rules"][0]["unknown"].is_null()
             && status["scheduling"]["state"] == "Enabled"
     });
@@ -628,7 +628,7 @@ fn changed_and_deleted_rules_are_followed_while_in_force() {
         agent.output().contains("spec.moonPhase")
     });
     agent.until("the status says so", || {
-        crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
+        crate::agent_support::ready(&node.status()) == "False PreviousRulesEnforced"
     });
     assert!(node.is_throttled(&batch));
     node.set_rules(&json!({"rules": []}));
@@ -654,7 +654,7 @@ fn rules_of_another_node_are_ignored_and_a_missing_node_is_waited_for() {
     node.set_rules(&spec);
     agent.waits_for("is for a node with the UID another");
     agent.until("the status says so", || {
-        crate::agent_support::ready(&node.status()) == "False LastRulesHeld"
+        crate::agent_support::ready(&node.status()) == "False PreviousRulesEnforced"
     });
     assert_eq!(node.quota(&batch), -1);
     node.set_rules(&throttling());

@@ -283,19 +283,19 @@ fn an_agent_reports_problems(plane: &ControlPlane) {
     let mut unknown = rule("q/probe");
     unknown["unknown"] = "no sample".into();
     let status = |degraded: Value, rules: Value| {
-        let conditions = json!([condition("Ready", "True", "RulesKept"), degraded]);
+        let conditions = json!([condition("Ready", "True", "RulesEnforced"), degraded]);
         let status = json!({"status": {"conditions": conditions, "rules": rules}});
         let patch = format!("--patch={status}");
         let merge = ["--subresource=status", "--type=merge", &patch];
         plane.kubectl(&[&["patch", "nodewatermark", "a"][..], &merge].concat());
         doctor(&plane.kubeconfig).1
     };
-    let failing = condition("Degraded", "True", "NodeNotMarked");
+    let failing = condition("Degraded", "True", "NodeNotUpdated");
     let found = status(failing, json!([rule("q/cpu"), unknown]));
     finds(
         &found,
         "agents",
-        "NodeNotMarked: some actions fail on 1 node: a",
+        "NodeNotUpdated: some actions fail on 1 node: a",
     );
     finds(
         &found,
@@ -305,7 +305,7 @@ fn an_agent_reports_problems(plane: &ControlPlane) {
     let healthy = condition("Degraded", "False", "AllInOrder");
     let found = status(healthy, json!([rule("q/cpu")]));
     assert!(
-        !has(&found, "agents", "NodeNotMarked") && !has(&found, "agents", "evaluated"),
+        !has(&found, "agents", "NodeNotUpdated") && !has(&found, "agents", "evaluated"),
         "{found:?}"
     );
 }

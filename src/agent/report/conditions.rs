@@ -72,7 +72,7 @@ impl Evaluated {
         if rules > 0 && rules == not_evaluated && !self.transient {
             (false, NONE_EVALUATED, message)
         } else {
-            (true, "RulesKept", message)
+            (true, "RulesEnforced", message)
         }
     }
 }
@@ -106,7 +106,7 @@ pub enum Unready {
     /// Not every rule has been evaluated yet.
     Starting,
     /// The last valid rules are enforced instead, for this reason.
-    LastRulesHeld(String),
+    PreviousRulesEnforced(String),
     /// The agent has restored everything and ended, for this reason.
     Ended(String),
     /// The emergency stop, if there is one.
@@ -142,7 +142,9 @@ pub fn conditions(
             let message = "not every rule has been evaluated yet".to_owned();
             make(READY, false, "Starting", message)
         }
-        Some(Unready::LastRulesHeld(why)) => make(READY, false, "LastRulesHeld", why.clone()),
+        Some(Unready::PreviousRulesEnforced(why)) => {
+            make(READY, false, "PreviousRulesEnforced", why.clone())
+        }
         Some(Unready::Ended(why)) => make(READY, false, "AgentEnded", why.clone()),
         Some(Unready::Stopped) => {
             let message = "everything is stopped: rules take no action".to_owned();
@@ -164,7 +166,7 @@ pub fn conditions(
         make(STOPPED, true, reason, message)
     });
     let progress = match (&health.unready, ready.reason.as_str()) {
-        (_, NONE_EVALUATED | "LastRulesHeld") => Some(STALLED),
+        (_, NONE_EVALUATED | "PreviousRulesEnforced") => Some(STALLED),
         (Some(Unready::Starting), _) => Some(RECONCILING),
         _ => None,
     };
@@ -197,14 +199,14 @@ mod tests {
         let healthy = Health::default();
         let first = conditions(&healthy, Some(1), &[], at(100));
         let held = Health {
-            unready: Some(Unready::LastRulesHeld(
+            unready: Some(Unready::PreviousRulesEnforced(
                 "the spec is not understood".to_owned(),
             )),
             ..Health::default()
         };
         let second = conditions(&held, Some(2), &first, at(200));
         assert_eq!(second[0].status, "False");
-        assert_eq!(second[0].reason, "LastRulesHeld");
+        assert_eq!(second[0].reason, "PreviousRulesEnforced");
         assert_eq!(second[0].last_transition_time.0, at(200));
         assert_eq!(second[2].last_transition_time.0, at(100));
         assert_eq!(second[2].observed_generation, Some(2));
@@ -233,8 +235,8 @@ mod tests {
             shown(&unready(Unready::Starting)),
             "Reconciling True Starting"
         );
-        let held = unready(Unready::LastRulesHeld("why".to_owned()));
-        assert_eq!(shown(&held), "Stalled True LastRulesHeld");
+        let held = unready(Unready::PreviousRulesEnforced("why".to_owned()));
+        assert_eq!(shown(&held), "Stalled True PreviousRulesEnforced");
         assert_eq!(shown(&unready(Unready::Stopped)), "");
         let none = Health {
             rules: Evaluated {
@@ -244,7 +246,7 @@ mod tests {
             },
             ..Health::default()
         };
-        assert_eq!(shown(&none), "Stalled True NoneJudged");
+        assert_eq!(shown(&none), "Stalled True NoRuleEvaluated");
     }
 
     #[test]

@@ -326,7 +326,7 @@ impl StatusBuilder {
             stopped.left = not_restored(view);
         }
         if let Some(why) = &view.taint_state.failing {
-            health.degraded.push(("NodeNotMarked", why.clone()));
+            health.degraded.push(("NodeNotUpdated", why.clone()));
         }
         if let Some((at, why)) = &self.write_failure
             && view.now.since(*at) < WRITE_FAILURE_SHOWN_FOR

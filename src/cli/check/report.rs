@@ -183,11 +183,11 @@ impl<'a> Report<'a> {
             // The missing object may be the one that could not be read.
             let missing = matches!(
                 finding.reason,
-                Reason::UnknownAction | Reason::NobodyToActOn
+                Reason::UnknownAction | Reason::ActionNotAllowed
             );
             finding.follows || misread && missing
         };
-        let acts_on_nobody = |it: &Finding| it.reason == Reason::NobodyToActOn && follows(it);
+        let acts_on_nobody = |it: &Finding| it.reason == Reason::ActionNotAllowed && follows(it);
         let acts_on_nobody = findings.iter().any(acts_on_nobody);
         for finding in findings.iter().filter(|it| !follows(it)) {
             let mut finding = finding.clone();

@@ -27,7 +27,7 @@ const CHECKS: [ColumnCheck; 5] = [
         column: "Ready",
         reason: "Ready",
         is_problem: |reason| {
-            let healthy = ["", "RulesKept", "Starting", "Stopped", "AgentEnded"];
+            let healthy = ["", "RulesEnforced", "Starting", "Stopped", "AgentEnded"];
             !healthy.contains(&reason) && reason != condition::NONE_EVALUATED
         },
         what: "the current rules are not enforced",
@@ -55,8 +55,8 @@ const CHECKS: [ColumnCheck; 5] = [
         fix: "shows on which pods, and why: another writer (such as an agent of crane), a sched_ext scheduler, a wrong layout",
     },
     ColumnCheck {
-        column: "Unjudged",
-        reason: "Because",
+        column: "Unknown",
+        reason: "Reason",
         is_problem: |reason| {
             let temporary = [Unknown::Rebased, Unknown::Sparse].map(unknown_reason);
             !reason.is_empty() && !temporary.contains(&reason)

@@ -23,15 +23,15 @@ fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Snapshot) {
 #[test]
 fn conditions_of_nodes_are_reported() {
     assert_finding(
-        with("Ready", "LastRulesHeld"),
+        with("Ready", "PreviousRulesEnforced"),
         &[
-            "agents: LastRulesHeld: the current rules are not enforced on 2 nodes: a, b",
+            "agents: PreviousRulesEnforced: the current rules are not enforced on 2 nodes: a, b",
             "kubectl describe nodewatermark a shows why",
         ],
     );
     assert_finding(
-        with("Degraded", "NodeNotMarked"),
-        &["NodeNotMarked: some actions fail on 2 nodes: a, b"],
+        with("Degraded", "NodeNotUpdated"),
+        &["NodeNotUpdated: some actions fail on 2 nodes: a, b"],
     );
     assert_finding(
         with("Ineffective", "SchedExt"),
@@ -48,7 +48,7 @@ fn nodes_without_evaluable_rules_have_their_own_cure() {
     };
     assert_eq!(
         found.what,
-        "NoneJudged: the rules are enforced, but none can be evaluated on 2 nodes: a, b"
+        "NoRuleEvaluated: the rules are enforced, but none can be evaluated on 2 nodes: a, b"
     );
     assert!(found.fix.contains("check its metric or its probe"));
     assert!(!found.fix.contains("one version"), "{}", found.fix);
@@ -58,11 +58,11 @@ fn nodes_without_evaluable_rules_have_their_own_cure() {
 fn each_reason_is_reported_with_its_own_nodes() {
     let mut snapshot = healthy_snapshot();
     let (mut first, mut second) = (healthy("a"), healthy("b"));
-    (first[4], second[4]) = ("StateNotWritten", "NodeNotMarked");
+    (first[4], second[4]) = ("StateNotWritten", "NodeNotUpdated");
     snapshot.watermarks = watermarks(&[first, second]);
     let found: Vec<String> = findings(&snapshot).into_iter().map(|it| it.what).collect();
     assert_eq!(found.len(), 2, "{found:?}");
-    assert!(found[0].starts_with("NodeNotMarked") && found[0].ends_with("on 1 node: b"));
+    assert!(found[0].starts_with("NodeNotUpdated") && found[0].ends_with("on 1 node: b"));
     assert!(found[1].starts_with("StateNotWritten") && found[1].ends_with("on 1 node: a"));
 }
 

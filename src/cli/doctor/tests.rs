@@ -47,8 +47,8 @@ const WATERMARK: [&str; 8] = [
     "Ready",
     "Degraded",
     "Ineffective",
-    "Unjudged",
-    "Because",
+    "Unknown",
+    "Reason",
 ];
 
 /// An object that was read.
@@ -110,7 +110,7 @@ fn watermarks(rows: &[[&str; 8]]) -> Read<Table> {
 
 /// The row of a node whose agent has no problem.
 fn healthy(node: &str) -> [&str; 8] {
-    let [ready, degraded, ineffective] = ["RulesKept", "AllInOrder", "ActionsEffective"];
+    let [ready, degraded, ineffective] = ["RulesEnforced", "AllInOrder", "ActionsEffective"];
     [node, "", OURS, ready, degraded, ineffective, "", ""]
 }
 

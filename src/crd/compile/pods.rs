@@ -160,7 +160,7 @@ fn report_allowed(
         let action = actions.get(lower.as_str());
         match (Allowed::of(&lower), action) {
             (allowed, Some(action)) if does_more(action, allowed) => findings.warning(
-                Reason::KindWord,
+                Reason::AmbiguousAction,
                 path,
                 format!(
                     "\"{entry}\" allows only that type of action, and the AvoidanceAction named {lower} does more; \

@@ -180,11 +180,16 @@ impl RuleContext<'_> {
         seconds(given.unwrap_or(EVALUATION_PERIOD_SECONDS).max(1))
     }
 
+    /// At least until the next evaluation, since answers of a probe are as old as that when they are evaluated.
     fn sample_ttl(&self) -> Duration {
         let probe = self.spec.node_quality_probe.as_ref();
         let local = probe.and_then(|probe| probe.node_local_get.as_ref());
         let given = local.and_then(|local| local.local_cache_ttl_seconds);
-        seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1))
+        let given = seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1));
+        match self.probe {
+            Some(probe) => given.max(self.period() + probe.timeout),
+            None => given,
+        }
     }
 }
 

@@ -80,7 +80,7 @@ impl RuleCheck<'_, '_> {
                 "\"{metric}\" is not measured yet, so the rule is never evaluated; write for example \
                  cpu_total_utilization"
             );
-            self.error(Reason::MetricNotKept, "metricRule.name", message);
+            self.error(Reason::MetricNotMeasured, "metricRule.name", message);
         }
         let unlabelled = BTreeMap::new();
         let selector = self.rule.series.as_ref();
@@ -105,7 +105,7 @@ impl RuleCheck<'_, '_> {
                 "reclaiming page cache hardly lowers \"{metric}\", which counts reclaimable page cache as free; \
                  write for example protected_memory_stall_max, or name an action with eviction"
             );
-            self.warning(Reason::PartialLeverage, "actionName", message);
+            self.warning(Reason::ActionPartlyHelps, "actionName", message);
         }
         let Some(unable) = unable.first().copied() else {
             return Outcome::On;
@@ -126,13 +126,13 @@ impl RuleCheck<'_, '_> {
                 _ => "name an action with eviction",
             };
             let message = format!("{unable} does not lower \"{metric}\"; {fix}");
-            self.error(Reason::NoLeverage, "actionName", message);
+            self.error(Reason::ActionDoesNotHelp, "actionName", message);
             return Outcome::Off;
         }
         let message = format!(
             "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken"
         );
-        self.warning(Reason::PartialLeverage, "actionName", message);
+        self.warning(Reason::ActionPartlyHelps, "actionName", message);
         Outcome::On
     }
 
@@ -161,7 +161,7 @@ impl RuleCheck<'_, '_> {
             action.name,
             Metric::Protected(direct)
         );
-        self.warning(Reason::JudgedByProtected, "metricRule.name", message);
+        self.warning(Reason::RequiresProtectedStall, "metricRule.name", message);
     }
 
     /// A threshold under 1 % of the node is a wrong unit: usually `4` for 4 CPUs.
@@ -283,14 +283,14 @@ impl RuleCheck<'_, '_> {
             let fix = format!("correct the invalid PodQOS {}", list(rejected.iter()));
             let message = format!("{problem}; {fix}");
             self.findings
-                .following(Reason::NobodyToActOn, path, message);
+                .following(Reason::ActionNotAllowed, path, message);
         } else if let Some(entry) = self.misspelt_entry() {
             let message = format!("{problem}; correct {} in allowedActions", quoted(entry));
             self.findings
-                .following(Reason::NobodyToActOn, path, message);
+                .following(Reason::ActionNotAllowed, path, message);
         } else {
             let message = format!("{problem}; add one with allowedActions: [{}]", action.name);
-            self.findings.error(Reason::NobodyToActOn, path, message);
+            self.findings.error(Reason::ActionNotAllowed, path, message);
         }
     }
 

@@ -15,7 +15,7 @@ pub mod condition {
     /// The emergency stop is in effect. Only present then.
     pub const STOPPED: &str = "Stopped";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
-    pub const NONE_EVALUATED: &str = "NoneJudged";
+    pub const NONE_EVALUATED: &str = "NoRuleEvaluated";
 }
 
 /// The reasons of the condition [`condition::STOPPED`].

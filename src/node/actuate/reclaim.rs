@@ -202,8 +202,13 @@ fn reclaim(job: Job, limit: Duration) -> ReclaimOutcome {
     }
     let more = || boot_time().since(started) < limit;
     let current = dir.join("memory.current");
-    let Ok(before) = usage(&current) else {
-        return ReclaimOutcome::Gone { uid };
+    let before = match usage(&current) {
+        Ok(before) => before,
+        Err(source) if is_gone(&source) => return ReclaimOutcome::Gone { uid },
+        Err(source) => {
+            let error = failed("read", &current, source);
+            return ReclaimOutcome::Failed { uid, error };
+        }
     };
     match reclaim_slices(&dir.join("memory.reclaim"), amount.0, more) {
         Ok(()) => {
@@ -248,11 +253,20 @@ fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(
 }
 
 fn stop(path: &Path, error: io::Error, hint: &str) -> Stop {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENOENT | Errno::ENODEV) => Stop::NotThere,
+    match errno(&error) {
+        _ if is_gone(&error) => Stop::NotThere,
         Some(Errno::EINVAL) if !hint.is_empty() => Stop::WouldSwap,
         _ => Stop::Failed(failed("write", path, error)),
     }
+}
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().map(Errno::from_raw)
+}
+
+/// Whether the cgroup, or the file in it, does not exist.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(errno(error), Some(Errno::ENOENT | Errno::ENODEV))
 }
 
 fn has_swap() -> bool {

@@ -233,9 +233,9 @@ mod tests {
             let status = serde_json::from_value(status).expect("a status");
             Status::of(&status).observed
         };
-        assert_eq!(observed("True", "RulesKept").as_deref(), Some("abc"));
+        assert_eq!(observed("True", "RulesEnforced").as_deref(), Some("abc"));
         let unevaluated = observed("False", condition::NONE_EVALUATED);
         assert_eq!(unevaluated.as_deref(), Some("abc"));
-        assert_eq!(observed("False", "LastRulesHeld"), None);
+        assert_eq!(observed("False", "PreviousRulesEnforced"), None);
     }
 }

@@ -431,7 +431,7 @@ fn a_mostly_unresponsive_zone_is_frozen_and_no_other() {
         fleet
             .events()
             .iter()
-            .any(|(_, reason)| *reason == "AgentsHeard")
+            .any(|(_, reason)| *reason == "AgentsResponding")
     );
 }
 

@@ -267,7 +267,7 @@ fn nothing_is_restored_while_most_agents_are_unresponsive() {
         fleet.respond(name);
     }
     assert_eq!(fleet.pass(Duration::from_secs(1)), ["node08", "node09"]);
-    assert_eq!(fleet.events("AgentsHeard").len(), 1);
+    assert_eq!(fleet.events("AgentsResponding").len(), 1);
 }
 
 #[test]

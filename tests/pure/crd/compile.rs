@@ -222,15 +222,18 @@ fn a_keyword_that_is_also_the_name_of_an_action_is_a_warning() {
     };
     assert_eq!(
         (finding.reason, finding.path.as_str()),
-        (Reason::KindWord, "spec.allowedActions[0]")
+        (Reason::AmbiguousAction, "spec.allowedActions[0]")
     );
 }
 
 #[test]
 fn reclaim_for_a_metric_that_ignores_or_raises_it_is_a_warning() {
     for (metric, reasons) in [
-        ("memory_total_utilization", &[Reason::PartialLeverage][..]),
-        ("memory_pressure_some_avg60", &[Reason::JudgedByProtected]),
+        ("memory_total_utilization", &[Reason::ActionPartlyHelps][..]),
+        (
+            "memory_pressure_some_avg60",
+            &[Reason::RequiresProtectedStall],
+        ),
         ("protected_memory_stall_max", &[]),
     ] {
         let mut objects = guide_throttle();
@@ -260,7 +263,7 @@ fn throttling_on_a_metric_that_it_raises_is_a_warning() {
         objects[1]["spec"]["rules"][0]["metricRule"] = json!({"name": metric, "value": 40});
         let compiled = compiled(objects);
         let mut found = compiled.findings.iter();
-        let found = found.find(|finding| finding.reason == Reason::JudgedByProtected);
+        let found = found.find(|finding| finding.reason == Reason::RequiresProtectedStall);
         assert_eq!(found.is_some(), instead.is_some(), "{metric}");
         if let (Some(found), Some(instead)) = (found, instead) {
             assert!(found.message.contains(instead), "{}", found.message);
@@ -402,7 +405,7 @@ fn a_rule_without_pods_names_the_invalid_pod_qos() {
     let findings = compiled(objects).findings;
     let finding = findings
         .iter()
-        .find(|finding| finding.reason == Reason::NobodyToActOn);
+        .find(|finding| finding.reason == Reason::ActionNotAllowed);
     let message = &finding.unwrap().message;
     assert!(
         message.contains("correct the invalid PodQOS all-be-pods"),
@@ -417,6 +420,18 @@ fn a_probe_without_a_host_has_no_host_in_its_url() {
     let compiled = compiled(objects);
     let probe = compiled.policy.rules[0].probe.as_ref().unwrap();
     assert_eq!(&*probe.url, "http://:9100/m");
+}
+
+#[test]
+fn answers_of_a_probe_are_valid_until_the_next_evaluation() {
+    let mut objects = guide_throttle();
+    objects[1]["spec"]["evaluationPeriodSeconds"] = json!(120);
+    objects[1]["spec"]["nodeQualityProbe"] = json!({
+        "timeoutSeconds": 5, "httpGet": {"port": 9100}, "nodeLocalGet": {"localCacheTTLSeconds": 60},
+    });
+    let compiled = compiled(objects);
+    let rule = &compiled.policy.rules[0];
+    assert_eq!(rule.sample_ttl, Duration::from_secs(125));
 }
 
 /// This many `NodeQOS` objects with 60 rules each.
@@ -555,7 +570,7 @@ fn only_averages_follow_an_action() {
     for statistic in ["max_avg_1h", "p95_5m", "stddev_5m"] {
         let window = format!("{{name: w, source: gpu, window: {statistic}, httpGet: {{port: 1}}}}");
         let found = findings("w", 80, Some(&window));
-        assert_eq!(found[0].0, Reason::NoLeverage, "{found:?}");
+        assert_eq!(found[0].0, Reason::ActionDoesNotHelp, "{found:?}");
         assert!(
             found[0].1.contains("only averages follow an action"),
             "{found:?}"
@@ -563,11 +578,14 @@ fn only_averages_follow_an_action() {
     }
     // Memory is not freed by throttling CPU, whatever the window.
     let memory = "{name: w, source: memory_total_usage, window: avg_1h}";
-    assert_eq!(findings("w", 80, Some(memory))[0].0, Reason::NoLeverage);
+    assert_eq!(
+        findings("w", 80, Some(memory))[0].0,
+        Reason::ActionDoesNotHelp
+    );
     // Throttles raise what a window over CPU pressure shows.
     let pressure = "{name: w, source: cpu_pressure_some_avg10, window: avg_5m}";
     assert_eq!(
         findings("w", 80, Some(pressure))[0].0,
-        Reason::JudgedByProtected
+        Reason::RequiresProtectedStall
     );
 }

@@ -1,12 +1,13 @@
 //! The engine on a simulated node, where its actions affect what it measures.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
-use crate::simulation::{Simulation, Worker};
+use crate::simulation::{self, Simulation, Worker};
 use plimsoll::engine::metric::ActionKind;
 use plimsoll::engine::plan::{Change, Ineffective, RuleState, Unknown};
-use plimsoll::engine::policy::{Action, Rule};
+use plimsoll::engine::policy::{Action, Membership, PodPolicy, PolicySet, Rule, Scope};
 use plimsoll::engine::selector::{Requirement, Selector};
 use proptest::prelude::*;
 
@@ -463,6 +464,23 @@ fn where_every_pod_may_be_throttled_the_others_are_protected() {
     assert!(sim.stalls("greedy") > 40.0, "but for itself");
 }
 
+#[test]
+fn a_terminating_pod_gets_its_cpu_back_in_the_idle_class() {
+    let workers = vec![batch("greedy", 3.0), important(1.0)];
+    let rules = rules_for("cpu_total_usage", 1500.0, throttling(10, 90));
+    let mut sim = Simulation::new(2, rules, workers);
+    while sim.plan.throttles.is_empty() {
+        sim.tick();
+    }
+    sim.advance(PERIOD / 2);
+    sim.worker("greedy").pod.terminating = true;
+    sim.set_pods();
+    sim.advance(2);
+    assert_eq!(depths(&sim), [idle("greedy")], "at once");
+    assert!(sim.worker("greedy").allocated > 0.9, "it can shut down");
+    assert!(sim.stalls("important") < 1.0);
+}
+
 fn cool_down(sim: &Simulation) -> Duration {
     sim.engine.reports().next().unwrap().cool_down
 }
@@ -700,6 +718,80 @@ fn a_usage_above_its_threshold_gets_quotas_two_evaluations_after_the_idle_class(
     assert_eq!(changes[0].1, [idle("a"), idle("b")]);
     assert_eq!(changes[1].0 - changes[0].0, 2 * PERIOD, "{changes:?}");
     assert!(changes[1].1[0].1 < 100, "{changes:?}");
+}
+
+fn idle_then_evict() -> Action {
+    Action {
+        throttle: idle_action(10, 30).throttle,
+        ..eviction_action(1)
+    }
+}
+
+#[test]
+fn no_pod_is_evicted_where_the_idle_class_is_enough() {
+    for metric in ["protected_cpu_delay_max", "cpu_pressure_some_avg10"] {
+        let mut sim = burst(rules_for(metric, 10.0, idle_then_evict()));
+        sim.advance(10 * PERIOD);
+        assert_eq!(depths(&sim), [idle("a"), idle("b")], "{metric}");
+        assert_eq!(sim.evicted, [], "{metric}");
+    }
+}
+
+#[test]
+fn evictions_follow_two_evaluations_after_the_first_throttle() {
+    for (metric, threshold, demand) in [
+        ("cpu_total_usage", 300.0, 1.2),
+        ("protected_cpu_delay_max", 10.0, 4.0),
+    ] {
+        let mut sim = burst(rules_for(metric, threshold, idle_then_evict()));
+        sim.worker("important").demand = demand;
+        while sim.plan.throttles.is_empty() {
+            sim.tick();
+        }
+        let throttled = sim.now;
+        sim.advance(4 * PERIOD);
+        let evicted = sim.evicted.first().map(|(at, _)| at - throttled);
+        assert_eq!(evicted, Some(2 * PERIOD), "{metric}");
+    }
+}
+
+#[test]
+fn no_pod_is_evicted_because_another_rule_made_a_pod_wait() {
+    let rules = vec![
+        rule(
+            "node/a",
+            "protected_cpu_delay_max",
+            20.0,
+            idle_action(10, 30),
+        ),
+        rule(
+            "node/b",
+            "protected_cpu_delay_max",
+            35.0,
+            eviction_action(1),
+        ),
+    ];
+    let evictable = |name| {
+        let mut worker = batch(name, 0.2);
+        "evictable".clone_into(&mut worker.pod.namespace);
+        worker
+    };
+    let workers = vec![batch("batch", 1.0), evictable("evictable"), important(1.2)];
+    let mut sim = Simulation::new(2, rules.clone(), workers);
+    let of = |namespace: &str, allowed: &str| PodPolicy {
+        name: namespace.to_owned(),
+        scopes: vec![Scope::Namespace(Membership::In(vec![namespace.to_owned()]))],
+        allowed: vec![allowed.to_owned()],
+        ..simulation::batch()
+    };
+    sim.engine.set_policy(Arc::new(PolicySet {
+        rules,
+        pods: vec![of("batch", "throttle"), of("evictable", "evict")],
+    }));
+    sim.advance(6 * PERIOD);
+    assert_eq!(depths(&sim), [idle("batch")]);
+    assert!(sim.stalls("batch") > 35.0, "so the important pod runs");
+    assert_eq!(sim.evicted, [], "the important pod waits no more");
 }
 
 // ---- Effects ----------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine_support::{
-    GIB, Load, Node, PERIOD, action, disabling_scheduling, eviction_action, policy, rule,
+    GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, eviction_action, policy, rule,
     throttling,
 };
+use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Skipped};
 use plimsoll::engine::pod::{EvictionExemption, PodUid};
-use plimsoll::engine::policy::{Action, EvictionSpec, Rule, RuleId, TaintEffect};
+use plimsoll::engine::policy::{Action, EvictionSpec, Probe, Rule, RuleId, TaintEffect};
+use plimsoll::engine::sample::{ProbeSample, Series};
 use plimsoll::engine::units::Bytes;
 
 fn memory(threshold: u64, action: Action) -> Vec<Rule> {
@@ -326,7 +328,16 @@ fn reclaim_without_a_unit_of_release_takes_one_pod_per_round_in_turn() {
         force_gc: true,
         ..action("gc")
     };
-    let rules = vec![rule("n/io", "disk_read_iops", 4.0, gc)];
+    let url = "http://localhost/metrics";
+    let rules = vec![Rule {
+        metric: Metric::Probe("latency".into()),
+        probe: Some(Probe {
+            url: url.into(),
+            headers: Vec::new(),
+            timeout: SECOND,
+        }),
+        ..rule("n/probe", "cpu_load_1_min", 4.0, gc)
+    }];
     let cached = |uid: &str, cpu, cache| Load {
         cache,
         ..Load::new(uid, cpu)
@@ -339,15 +350,17 @@ fn reclaim_without_a_unit_of_release_takes_one_pod_per_round_in_turn() {
     ];
     let mut node = Node::new(rules, pods);
     let mut taken = Vec::new();
-    let mut reads = 0;
-    let loads = [1000, 1000, 1000, 1000, 0, 0, 0, 1000, 1000];
-    for load in loads {
+    for latency in [1.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 9.0, 9.0] {
         node.advance(PERIOD);
-        reads += load;
-        node.sample.node.disks = vec![plimsoll::engine::sample::DiskSample {
-            device: "vda".into(),
-            reads,
-            ..Default::default()
+        let series = Series {
+            name: "latency".into(),
+            labels: Vec::new(),
+            value: latency,
+        };
+        node.sample.probes = vec![ProbeSample {
+            url: url.into(),
+            at: node.sample.at,
+            series: [series].into(),
         }];
         node.step();
         let reclaims = node.plan.reclaims.iter();

@@ -610,6 +610,11 @@ fn a_stall_excludes_throttling_by_the_own_quota() {
     );
     assert_eq!(of(waits(5, 100, 90), Memory), known(40.0, false));
     assert_eq!(
+        stall(&waits(1, 100, 90), &waits(5, 10, 9), ten, Cpu),
+        Err(Unknown::Rebased),
+        "a container was restarted"
+    );
+    assert_eq!(
         of(waits(0, 0, 0), Cpu),
         Err(Unknown::Impossible),
         "it went back"

@@ -287,7 +287,8 @@ impl Simulation {
         self.set_pods();
     }
 
-    fn set_pods(&mut self) {
+    /// Makes the engine see edits of the workers' pods.
+    pub fn set_pods(&mut self) {
         let pods = self.workers.iter().map(|it| Arc::new(it.pod.clone()));
         self.engine.set_pods(pods.collect());
     }

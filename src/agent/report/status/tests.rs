@@ -367,23 +367,23 @@ fn ready_names_rules_without_a_sample_and_is_false_if_all_lack_one() {
         unknown: Some(why),
         ..report(RuleState::Normal, None)
     };
-    assert_eq!(ready(vec![]), "True RulesKept: this node has no rules");
+    assert_eq!(ready(vec![]), "True RulesEnforced: this node has no rules");
     assert_eq!(
         ready(vec![known(), known()]),
-        "True RulesKept: all rules are evaluated"
+        "True RulesEnforced: all rules are evaluated"
     );
     assert_eq!(
         ready(vec![known(), unknown(Unknown::Missing), known()]),
-        "True RulesKept: 2 of 3 rules are evaluated; not evaluated: q/r (no sample)"
+        "True RulesEnforced: 2 of 3 rules are evaluated; not evaluated: q/r (no sample)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Stale), unknown(Unknown::Sparse)]),
-        "False NoneJudged: no rule can be evaluated: q/r (its last sample is too old), \
+        "False NoRuleEvaluated: no rule can be evaluated: q/r (its last sample is too old), \
          q/r (less than half of its window has samples so far)"
     );
     assert_eq!(
         ready(vec![unknown(Unknown::Rebased)]),
-        "True RulesKept: no rule can be evaluated: q/r (there is no earlier sample to compare with yet)",
+        "True RulesEnforced: no rule can be evaluated: q/r (there is no earlier sample to compare with yet)",
         "transient"
     );
 }

@@ -20,7 +20,7 @@ impl LivenessCheck {
         }
         for zone in &self.unfrozen {
             let message = format!("most agents {} respond again", in_zone(zone));
-            events.push(PendingEvent::controller(false, "AgentsHeard", message));
+            events.push(PendingEvent::controller(false, "AgentsResponding", message));
         }
         for (node, grace) in &self.unresponsive {
             let message = format!(

@@ -125,17 +125,17 @@ var policies = []struct{ status, health, message string }{
 // watermarks have the conditions that src/agent/report writes.
 var watermarks = []struct{ status, health, message string }{
 	{`null`, "Progressing", "the agent of this node has not reported yet"},
-	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesKept", "ActionIneffective=False ActionsEffective", "Degraded=False AllInOrder") + `}`, "Healthy", "why"},
-	{`{"observedHash": "a", "conditions": ` + conditions("Ready=True RulesKept") + `}`, "Progressing", "the agent does not enforce the last rules yet"},
-	{`{"observedHash": "a", "conditions": ` + conditions("Ready=False LastRulesHeld") + `}`, "Degraded", "LastRulesHeld: why"},
-	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False NoneJudged") + `}`, "Degraded", "NoneJudged: why"},
+	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesEnforced", "ActionIneffective=False ActionsEffective", "Degraded=False AllInOrder") + `}`, "Healthy", "why"},
+	{`{"observedHash": "a", "conditions": ` + conditions("Ready=True RulesEnforced") + `}`, "Progressing", "the agent does not enforce the last rules yet"},
+	{`{"observedHash": "a", "conditions": ` + conditions("Ready=False PreviousRulesEnforced") + `}`, "Degraded", "PreviousRulesEnforced: why"},
+	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False NoRuleEvaluated") + `}`, "Degraded", "NoRuleEvaluated: why"},
 	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False Starting") + `}`, "Progressing", "Starting: why"},
 	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False AgentEnded") + `}`, "Progressing", "AgentEnded: why"},
 	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False Stopped", "Stopped=True Releasing") + `}`, "Suspended", "Releasing: why"},
-	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesKept", "Degraded=True NodeNotMarked") + `}`, "Degraded", "NodeNotMarked: why"},
-	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesKept", "ActionIneffective=True Contested") + `}`, "Degraded", "Contested: why"},
+	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesEnforced", "Degraded=True NodeNotUpdated") + `}`, "Degraded", "NodeNotUpdated: why"},
+	{`{"observedHash": "b", "conditions": ` + conditions("Ready=True RulesEnforced", "ActionIneffective=True Contested") + `}`, "Degraded", "Contested: why"},
 	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False Starting", "Reconciling=True Starting") + `}`, "Progressing", "Starting: why"},
-	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False LastRulesHeld", "Stalled=True LastRulesHeld") + `}`, "Degraded", "LastRulesHeld: why"},
+	{`{"observedHash": "b", "conditions": ` + conditions("Ready=False PreviousRulesEnforced", "Stalled=True PreviousRulesEnforced") + `}`, "Degraded", "PreviousRulesEnforced: why"},
 }
 
 func TestArgoCDKnowsTheHealthOfOurKinds(t *testing.T) {
