@@ -101,7 +101,7 @@ generate: ## Updates the generated files: crds/*.yaml and the chart's copies, do
 	@cp target/crds-before-1.34/ensurance.crane.io_nodeqoss.yaml $(CHART)/files/crds-before-1.34/
 	@go run -C tests/chart .
 	@[ ! -x target/e2e/bin/helm ] || scripts/kustomize-base
-	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_matrix_of_permissions
+	@PLIMSOLL_GENERATE=1 $(CARGO_TEST) -q --test pure docs::the_permissions_page
 
 chart lint: EXTRAS = checkers
 chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, rejected values, installation, upgrades, alert rules, Argo CD's health scripts, kustomize

@@ -157,7 +157,7 @@ pub enum AgentError {
 
 impl AgentError {
     /// Another agent runs on the node.
-    pub const fn is_busy(&self) -> bool {
+    pub const fn is_another_agent(&self) -> bool {
         matches!(
             self,
             Self::Lock(NodeLockError::Busy(_))

@@ -11,7 +11,7 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cluster::taint::TaintSnapshot;
+use crate::cluster::taint::NodeSnapshot;
 use crate::cluster::typed::Typed;
 use crate::crd::pod_facts::{
     ContainerFacts, PodObject, annotation, container_facts, phase, pod_facts,
@@ -141,7 +141,7 @@ pub struct SeenNode {
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Our taint and condition on it.
-    pub taint_snapshot: TaintSnapshot,
+    pub taint_snapshot: NodeSnapshot,
 }
 
 /// A Node without its images, addresses and the like.
@@ -169,7 +169,7 @@ struct FullNodeStatus {
 impl From<FullNode> for SeenNode {
     fn from(mut full: FullNode) -> Self {
         let taint_snapshot =
-            TaintSnapshot::new(&full.metadata, &full.spec.taints, &full.status.conditions);
+            NodeSnapshot::new(&full.metadata, &full.spec.taints, &full.status.conditions);
         Self {
             labels: full.metadata.labels.take().unwrap_or_default(),
             metadata: identity(full.metadata),

@@ -31,7 +31,7 @@ use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
 use super::telemetry::Telemetry;
 use super::{AgentError, Machine, Options, Stop};
 use crate::agent::backend::ApiServer;
-use crate::agent::direct_report::{Leader, Links};
+use crate::agent::direct_report::{LeaderClient, Links};
 use crate::agent::report::node_metric;
 use crate::agent::taint::ObservedNode;
 use crate::clock;
@@ -61,7 +61,7 @@ pub struct Agent {
     metrics: Arc<Metrics>,
     feed: Feed,
     node: WatchedObject<SeenNode>,
-    /// The same for the task that reconciles the taint.
+    /// The same for the tasks that reconcile the taint and the load signs.
     taint_watch: watch::Sender<ObservedNode>,
     watermark: WatchedObject<SeenWatermark>,
     rules: Rules,
@@ -75,7 +75,7 @@ pub struct Agent {
     /// Builds the `NodeMetric`.
     builder: node_metric::Builder,
     /// Evicts pods for this node.
-    leader: Leader,
+    leader: LeaderClient,
     /// Has what the leader asks for.
     links: Links,
     signs: LoadSignsTask,
@@ -111,7 +111,7 @@ impl Agent {
         let this = Writer::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
-        let leader = Leader::new(
+        let leader = LeaderClient::new(
             client.clone(),
             &options.node,
             &this.boot_id,
@@ -354,7 +354,9 @@ impl Agent {
         let opened = self.open(&kubepods, workloads, now);
         match opened {
             Ok(()) => Ok(()),
-            Err(error) if error.is_busy() && now.since(self.started) < PREDECESSOR_TIMEOUT => {
+            Err(error)
+                if error.is_another_agent() && now.since(self.started) < PREDECESSOR_TIMEOUT =>
+            {
                 self.wait(format!("{error}; waiting in case it is shutting down"));
                 Ok(())
             }
@@ -426,7 +428,7 @@ impl Agent {
         match machine::restore_expired(state_dir, hierarchy, now).map_err(AgentError::from) {
             Ok(events) => events.iter().for_each(log),
             // Its owner enforces the deadlines.
-            Err(error) if error.is_busy() => {}
+            Err(error) if error.is_another_agent() => {}
             Err(error) => tracing::warn!("{error}"),
         }
     }
@@ -518,7 +520,11 @@ impl Agent {
             crane,
             interval: asks.label_interval.unwrap_or(INTERVAL_ALONE),
         });
-        let permitted = self.options.soft_taint && asks.may_be_busy && !stopped;
+        let permitted = if self.options.soft_taint && !stopped {
+            asks.may_be_busy
+        } else {
+            Some(false)
+        };
         let busy = self.soft_taint.update(now, percent, permitted);
         machine.backend().set_busy(busy);
         self.builder.observe_load(percent);

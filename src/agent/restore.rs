@@ -15,6 +15,7 @@ use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
+use crate::node::machine::messages::count;
 use crate::node::machine::state_dir::Writer;
 
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.
@@ -47,7 +48,7 @@ pub async fn restore_running(
     let taint = machine.backend_mut().wait_for_no_taint(TIMEOUT);
     let (taint_gone, ()) = tokio::join!(taint, reporter.shut_down(TIMEOUT));
     drop(machine);
-    let removed = remove_taint(client, node).await;
+    let removed = clean_node(client, node).await;
     write_final_status(client, node, &boot_id, why, &not_restored).await;
     not_restored.records.is_empty() && (taint_gone || removed)
 }
@@ -75,7 +76,7 @@ pub async fn restore_leftovers(
         tracing::info!(%dir, "no state directory: no cgroup was changed");
     }
     if let Some(client) = client {
-        remove_taint(client, &options.node).await;
+        clean_node(client, &options.node).await;
         // If something is left, the status of the agent that did it still says what.
         if left == 0 {
             let this = Writer::this_process().map_err(AgentError::BootId)?;
@@ -86,7 +87,7 @@ pub async fn restore_leftovers(
     Ok(left == 0)
 }
 
-/// Writes in the status that nothing is in force any more.
+/// Writes the final status: what was not restored, if anything.
 async fn write_final_status(
     client: &Client,
     node: &str,
@@ -94,7 +95,13 @@ async fn write_final_status(
     why: &str,
     not_restored: &NotRestored,
 ) {
-    let why = format!("{why}: the agent has restored everything");
+    let why = match not_restored.records.len() {
+        0 => format!("{why}: the agent has restored everything"),
+        left => {
+            let files = count(left, "file");
+            format!("{why}: the agent has ended, and could not restore {files}")
+        }
+    };
     let writing = async {
         for pause in backoff(RETRY_DELAYS.0, RETRY_DELAYS.1) {
             match final_status::write(client, node, boot_id, &why, not_restored).await {
@@ -109,8 +116,8 @@ async fn write_final_status(
     }
 }
 
-/// Removes our label, crane's annotations, taints and condition; true if there are none any more.
-async fn remove_taint(client: &Client, node: &str) -> bool {
+/// Removes our label, crane's annotations, taints and condition; true if the taints and the condition are gone.
+async fn clean_node(client: &Client, node: &str) -> bool {
     let removed = async {
         let seen = taint::read(client, node).await?;
         let mut signs = LoadSignsPatch::default().without_crane(seen.crane());
@@ -120,12 +127,15 @@ async fn remove_taint(client: &Client, node: &str) -> bool {
         if !signs.is_empty()
             && let Err(error) = load_signs::write(client, node, &seen.uid, &signs).await
         {
-            tracing::warn!(%error, "failed to remove the load label; the controller does when the agent is gone");
+            tracing::warn!(
+                %error,
+                "failed to remove the load label and crane's annotations; of these the controller later removes only the label"
+            );
         }
         taint::reconcile(client, seen, DesiredTaint::Removed).await
     };
     let why = match timeout(TIMEOUT, removed).await {
-        Ok(Ok(_) | Err(TaintError::NoNode(_))) => return true,
+        Ok(Ok(_) | Err(TaintError::NoNode(..))) => return true,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer from the API server".to_owned(),
     };

@@ -1,12 +1,7 @@
 //! Whether the node has the soft taint `plimsoll.dev/busy`. Pure.
 
-use std::time::Duration;
-
-use crate::crd::load_label::{BUSY_FROM, BUSY_UNTIL};
+use crate::crd::load_label::{BUSY_FOR, BUSY_FROM, BUSY_UNTIL};
 use crate::engine::time::BootTime;
-
-/// A busy node stays so for this long at least.
-const HOLD: Duration = Duration::from_mins(5);
 
 /// The state of the soft taint.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,15 +10,15 @@ pub struct SoftTaint {
 }
 
 impl SoftTaint {
-    /// Whether the node has the taint at this load, in percent of its load line (`None`: unknown, then it stays as it is), if
-    /// it is on and the leader permits it.
-    pub fn update(&mut self, now: BootTime, load: Option<f64>, permitted: bool) -> bool {
+    /// Whether the node has the taint at this load, in percent of its load line (`None`: unknown, then it stays as it is).
+    /// `permitted`: it is on and the leader permits it; without a leader (`None`) no taint begins.
+    pub fn update(&mut self, now: BootTime, load: Option<f64>, permitted: Option<bool>) -> bool {
         let begins = load.is_some_and(|load| load >= BUSY_FROM);
         let ends = load.is_some_and(|load| load < BUSY_UNTIL);
         self.since = match self.since {
-            _ if !permitted => None,
-            None => begins.then_some(now),
-            Some(since) if ends && now.since(since) >= HOLD => None,
+            _ if permitted == Some(false) => None,
+            None => (begins && permitted == Some(true)).then_some(now),
+            Some(since) if ends && now.since(since) >= BUSY_FOR => None,
             since => since,
         };
         self.since.is_some()
@@ -53,15 +48,26 @@ mod tests {
         ];
         for (second, load, busy) in steps {
             assert_eq!(
-                taint.update(at(second), load, true),
+                taint.update(at(second), load, Some(true)),
                 busy,
                 "after {second} s"
             );
         }
-        assert!(taint.update(at(1000), Some(99.0), true));
+        assert!(taint.update(at(1000), Some(99.0), Some(true)));
         assert!(
-            !taint.update(at(1001), Some(99.0), false),
+            !taint.update(at(1001), Some(99.0), Some(false)),
             "beyond the limit of its zone"
         );
+    }
+
+    #[test]
+    fn without_a_leader_the_taint_ends_but_does_not_begin() {
+        let at = |seconds: u64| BootTime::from_nanos((1000 + seconds) * 1_000_000_000);
+        let mut taint = SoftTaint::default();
+        assert!(!taint.update(at(0), Some(99.0), None));
+        assert!(taint.update(at(1), Some(99.0), Some(true)));
+        assert!(taint.update(at(600), Some(99.0), None), "it stays");
+        assert!(!taint.update(at(601), Some(84.0), None));
+        assert!(!taint.update(at(602), Some(99.0), None));
     }
 }

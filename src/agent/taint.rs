@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
-use crate::cluster::taint::{self, Desired, DesiredTaint, NodeTaint, TaintError, TaintSnapshot};
+use crate::cluster::taint::{self, Desired, DesiredTaint, NodeSnapshot, NodeTaint, TaintError};
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
 use crate::engine::time::BootTime;
@@ -40,7 +40,7 @@ pub struct WantedTaint {
 #[derive(Clone, Debug, Default)]
 pub struct ObservedNode {
     /// Our taint and condition on it; `None` if the Node does not exist or was not seen yet.
-    pub node: Option<TaintSnapshot>,
+    pub node: Option<NodeSnapshot>,
     /// Number of full lists so far.
     pub lists: u64,
 }
@@ -48,14 +48,14 @@ pub struct ObservedNode {
 /// The Node as last seen, or as written by us since: the watch may lag behind.
 #[derive(Debug, Default)]
 pub struct NewestNode {
-    node: Option<TaintSnapshot>,
+    node: Option<NodeSnapshot>,
     /// Number of full lists at that time.
     lists: u64,
 }
 
 impl NewestNode {
     /// The Node; `None` if it does not exist or was not seen yet.
-    pub const fn get(&self) -> Option<&TaintSnapshot> {
+    pub const fn get(&self) -> Option<&NodeSnapshot> {
         self.node.as_ref()
     }
 
@@ -77,7 +77,7 @@ impl NewestNode {
     }
 
     /// The Node was written, and is now as the API server answered.
-    pub fn written(&mut self, node: TaintSnapshot) {
+    pub fn written(&mut self, node: NodeSnapshot) {
         self.node = Some(node);
     }
 }
@@ -138,7 +138,7 @@ fn publish(taint_state: &watch::Sender<TaintState>, now: TaintState) {
 #[derive(Debug, PartialEq)]
 enum Step {
     /// Write: this Node differs from the wanted state.
-    Write(TaintSnapshot),
+    Write(NodeSnapshot),
     /// Wait until something changes, or for this long.
     Wait(Option<Duration>),
 }
@@ -184,7 +184,7 @@ impl Reconciler {
         }
     }
 
-    fn matches(&self, node: &TaintSnapshot) -> bool {
+    fn matches(&self, node: &NodeSnapshot) -> bool {
         node.matches(self.desired())
     }
 
@@ -291,9 +291,16 @@ impl Reconciler {
     }
 
     /// Records the result of a write.
-    fn written(&mut self, now: BootTime, written: Result<TaintSnapshot, TaintError>) {
+    fn written(&mut self, now: BootTime, written: Result<NodeSnapshot, TaintError>) {
         match written {
-            Ok(node) => self.node.written(node),
+            Ok(node) => {
+                let is_kept = self.matches(&node);
+                self.node.written(node);
+                if !is_kept {
+                    // As if another writer had removed it: an admission webhook did so at once.
+                    self.losses.push_back(now);
+                }
+            }
             Err(error) => {
                 let text = error.to_string();
                 if self.failing.as_ref() != Some(&text) {
@@ -308,7 +315,7 @@ impl Reconciler {
     fn state(&self) -> TaintState {
         TaintState {
             known: self.node.get().is_some(),
-            effect: self.node.get().and_then(TaintSnapshot::effect),
+            effect: self.node.get().and_then(NodeSnapshot::effect),
             failing: self.failing.clone(),
             contested: self.contested.is_some(),
         }

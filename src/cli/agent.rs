@@ -188,7 +188,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::init();
     let options = args.options()?;
     match runtime::start()?.block_on(args.start(options)) {
-        Err(error) if error.is_busy() => {
+        Err(error) if error.is_another_agent() => {
             tracing::error!("{error}");
             Ok(ExitCode::from(1))
         }

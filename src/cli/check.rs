@@ -29,7 +29,7 @@ start and stop. So pass all files of a policy at once.
 An error means that an object or rule is disabled, or can't do what it says. A warning means that it is in force, but maybe \
 not as intended; this includes fields that are accepted but not enforced.
 
-Exit status: 0 no findings, 1 findings, or no policy (with --allow-warnings: only errors count), 2 a file could not be read.
+Exit status: 0 no findings, 1 findings (with --allow-warnings: errors), or no policy, 2 a file could not be read.
 
 Examples:
   plimsoll check examples/ensurance
@@ -88,8 +88,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
              *.yml and *.json are read"
         ));
     }
-    let warned = nothing || report.warnings() > 0;
-    let clean = report.errors() == 0 && (args.allow_warnings || !warned);
+    let warned = report.warnings() > 0 && !args.allow_warnings;
+    let clean = !nothing && !warned && report.errors() == 0;
     Ok(match (sources.unreadable.is_empty(), clean) {
         (false, _) => ExitCode::from(2),
         (true, true) => ExitCode::SUCCESS,
@@ -144,9 +144,9 @@ fn memory(text: &str) -> Result<Bytes, String> {
         .ok_or_else(|| "must be above 0, for example 64Gi".to_owned())
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text
-        .split_once('=')
-        .ok_or_else(|| "write KEY=VALUE, for example pool=batch".to_owned())?;
-    Ok((key.to_owned(), value.to_owned()))
+pub(super) fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write KEY=VALUE, for example pool=batch".to_owned()),
+    }
 }

@@ -29,9 +29,10 @@ use crate::preview::{
 };
 
 const HELP: &str = "\
-Replaces policies of the cluster by those given by -f, as kubectl apply would, compiles them for each node as the \
-controller does, and runs the agent's engine on live values. Shown is the first round of actions, as if each rule over its \
-threshold had been so for long enough. Nothing is written: only get and list requests are sent.
+Takes the policies of the cluster and those given by -f; of the same kind and name, the latter replace the former, as kubectl \
+apply would. Compiles them for each node as the controller does, and runs the agent's engine on live values. Shown is the \
+first round of actions, as if each rule over its threshold had been so for long enough. Nothing is written: only get and list \
+requests are sent.
 
 A value comes from the agent's status in the NodeWatermark if it has the same rule, else from the kubelet's /stats/summary. \
 Pod usage always comes from the kubelet. For a node's memory the kubelet gives only bounds, such as 1Gi .. 4Gi, so a rule \
@@ -56,7 +57,8 @@ Exit status: 0 shown, 1 the policies have errors, 2 the cluster or a file could 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Policies that replace those of the cluster: files, directories, or - for standard input
+    /// Policies to preview together with those of the cluster; one of the same kind and name is replaced: files, directories, or -
+    /// for standard input
     #[arg(short = 'f', long = "filename", value_name = "FILE|DIR|-")]
     files: Vec<PathBuf>,
 
@@ -269,16 +271,15 @@ fn preview_node(node: &Node, compiled: &Compiled, live: &Live<'_>) -> NodePrevie
 fn overrides(args: &Args, compiled: &[Compiled]) -> anyhow::Result<ValueOverrides> {
     let rules = compiled.iter().flat_map(|compiled| &compiled.policy.rules);
     let known: BTreeSet<String> = rules.map(|rule| rule.metric.to_string()).collect();
-    for (metric, _) in &args.values {
-        anyhow::ensure!(
-            known.contains(metric),
-            "no rule that selects these nodes is on {metric}; they are on {}",
-            known
-                .iter()
-                .map(String::as_str)
-                .collect::<Vec<_>>()
-                .join(", ")
-        );
+    let unused = args.values.iter().find(|(it, _)| !known.contains(it));
+    if let Some((metric, _)) = unused {
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        let instead = if known.is_empty() {
+            "these nodes have no rules".to_owned()
+        } else {
+            format!("their rules use {known}")
+        };
+        anyhow::bail!("no rule of these nodes uses the metric {metric}; {instead}");
     }
     Ok(args.values.iter().cloned().collect())
 }

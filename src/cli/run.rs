@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::check::label;
 use super::windows::WindowsFile;
 use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
@@ -162,13 +163,6 @@ impl Args {
 
 fn cgroup(text: &str) -> Result<CgroupPath, String> {
     CgroupPath::new(text).map_err(|error| error.to_string())
-}
-
-fn label(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("write KEY=VALUE".to_owned()),
-    }
 }
 
 pub(super) fn period(text: &str) -> Result<Duration, String> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::ArgAction;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -43,7 +43,8 @@ Examples:
 Permissions: patch the ConfigMap (create, if it is missing), list nodewatermarks to see the progress, and list daemonsets to \
 find the namespace; without the last, pass --lease-namespace if the chart's leases.namespace was changed.
 
-Exit status: 0 every node has restored everything, 1 not all nodes did in time, 2 the stop could not be requested.";
+Exit status: 0 every node has restored everything (with --wait=false: the stop was requested), 1 not all nodes did in time, or \
+their progress is unknown, 2 the stop could not be requested.";
 
 const RESUME_HELP: &str = "\
 Removes the annotation that `plimsoll stop` has set. Every rule starts over: evaluations are counted from zero. The \
@@ -51,7 +52,8 @@ equivalent with kubectl, if the chart's leases.namespace is unchanged:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease \\
     plimsoll.dev/stop-
 
-Exit status: 0 every node has resumed, 1 not all nodes did in time, 2 the resume could not be requested.";
+Exit status: 0 every node has resumed (with --wait=false: it was requested), 1 not all nodes did in time, or their progress is \
+unknown, 2 the resume could not be requested.";
 
 /// Arguments of `plimsoll stop`.
 #[derive(Debug, clap::Args)]
@@ -196,17 +198,14 @@ async fn request(client: &Client, namespace: &str, value: Option<&str>) -> anyho
     });
     let object: DynamicObject = serde_json::from_value(object)?;
     let api = config_maps(client, namespace);
-    match call(api.create(&PostParams::default(), &object)).await {
-        Ok(_) => print_line(&format!(
-            "note: ConfigMap {OBJECT} was missing in namespace {namespace} and has been created; agents watch it if that is \
-             their --lease-namespace (the chart's leases.namespace)"
-        )),
-        // Another client created it meanwhile.
-        Err(error) if error.code() == Some(409) => {
-            annotate(client, namespace, value).await.map_err(failed)
-        }
-        Err(error) => Err(failed(error)),
-    }
+    // A Role can allow this for a single name, but not a POST. If another client has created it meanwhile, it is changed.
+    let params = PatchParams::apply(OBJECT).force();
+    let applied = call(api.patch(OBJECT, &params, &Patch::Apply(object))).await;
+    applied.map_err(failed)?;
+    print_line(&format!(
+        "note: ConfigMap {OBJECT} was missing in namespace {namespace} and has been created; agents watch it if that is \
+         their --lease-namespace (the chart's leases.namespace)"
+    ))
 }
 
 async fn annotate(client: &Client, namespace: &str, value: Option<&str>) -> Result<(), CallError> {

@@ -36,7 +36,8 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 const HELP: &str = "\
 nodes: one line per node, with CPU as a bar that shows the lowest CPU threshold of its rules, CPU and memory in percent, \
 pressure (percent of the last 10 s in which tasks were stalled on CPU, memory or I/O), rules over their threshold, what is in \
-force, and the age of the data. Nodes whose agent does not respond come last.
+force, and the age of the data. Nodes whose agent has left or does not respond come after the others, and nodes that \
+never had an agent last.
 
 pods: the busiest pods of each node, at most 10 per node, with CPU and memory usage, pressure (for CPU: scheduling delay), and \
 the CPU limit of throttled pods.

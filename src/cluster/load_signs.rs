@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 
 use super::client::{CallError, call, stored};
-use super::taint::TaintSnapshot;
+use super::taint::NodeSnapshot;
 use crate::crd::crane_annotations::{CraneAnnotations, CraneValues, WRITTEN};
 use crate::crd::load_label::{KEY, LoadLabel};
 
@@ -71,13 +71,13 @@ pub async fn write(
     node: &str,
     uid: &str,
     signs: &LoadSignsPatch,
-) -> Result<TaintSnapshot, CallError> {
+) -> Result<NodeSnapshot, CallError> {
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Node>(&()));
     let params = PatchParams::default();
     let patch = Patch::Merge(signs.patch(uid));
     let written = call(stored(api.patch_metadata(node, &params, &patch))).await?;
     let unread = Value::Null;
-    Ok(TaintSnapshot::new(&written.metadata, &unread, &unread))
+    Ok(NodeSnapshot::new(&written.metadata, &unread, &unread))
 }
 
 #[cfg(test)]

@@ -28,6 +28,9 @@ pub const CONDITION: &str = "InterferenceIdentified";
 /// The reason of the condition while it is False.
 const NO_INTERFERENCE: &str = "NoInterference";
 
+/// What failed, in errors.
+const CHANGE_TAINTS: &str = "change the taints of";
+const CHANGE_CONDITION: &str = "set the condition of";
 /// Attempts to write before a conflict is reported.
 const MAX_ATTEMPTS: usize = 10;
 const MIN_PAUSE: Duration = Duration::from_millis(10);
@@ -64,7 +67,7 @@ impl DesiredTaint<'_> {
     }
 }
 
-/// The desired state of everything of ours on a node but its label.
+/// The desired state of everything of ours on a node but its label and crane's annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Desired<'a> {
     /// The taint and condition of rules that disable scheduling.
@@ -82,7 +85,7 @@ impl<'a> From<DesiredTaint<'a>> for Desired<'a> {
 
 /// The taints of a Node, our label, crane's annotations and our condition on it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct TaintSnapshot {
+pub struct NodeSnapshot {
     /// `metadata.name`
     pub name: String,
     /// `metadata.uid`
@@ -100,13 +103,15 @@ pub struct TaintSnapshot {
 #[derive(Debug, Error)]
 pub enum TaintError {
     /// The node is gone.
-    #[error("failed to taint node {0}: there is no such node")]
-    NoNode(String),
+    #[error("failed to {0} node {1}: there is no such node")]
+    NoNode(&'static str, String),
     /// The node was deleted and created again.
-    #[error("failed to taint node {0}: another node has its name now")]
-    Replaced(String),
+    #[error("failed to {0} node {1}: another node has its name now")]
+    Replaced(&'static str, String),
     /// Every attempt conflicted with another writer.
-    #[error("failed to taint node {0}: {MAX_ATTEMPTS} attempts conflicted with other writers")]
+    #[error(
+        "failed to {CHANGE_TAINTS} node {0}: {MAX_ATTEMPTS} attempts conflicted with other writers"
+    )]
     Contended(String),
     /// The API server refused, or did not answer.
     #[error("failed to {verb} node {node}: {}", source.message())]
@@ -132,13 +137,13 @@ impl TaintError {
     fn call(verb: &'static str, node: &str, source: CallError) -> Self {
         let node = node.to_owned();
         if source.is_not_found() {
-            return Self::NoNode(node);
+            return Self::NoNode(verb, node);
         }
         Self::Call { verb, node, source }
     }
 }
 
-impl TaintSnapshot {
+impl NodeSnapshot {
     /// From a Node in JSON.
     #[cfg(test)]
     pub(crate) fn of(node: &Value) -> Self {
@@ -309,7 +314,7 @@ fn is_busy(taint: &Value) -> bool {
 ///
 /// # Errors
 /// There is no such node, or it can't be read.
-pub async fn read(client: &Client, node: &str) -> Result<TaintSnapshot, TaintError> {
+pub async fn read(client: &Client, node: &str) -> Result<NodeSnapshot, TaintError> {
     let api = nodes(client);
     let object = call(stored(api.get(node))).await;
     object
@@ -324,9 +329,9 @@ pub async fn read(client: &Client, node: &str) -> Result<TaintSnapshot, TaintErr
 /// Something could not be written: the caller has to retry.
 pub async fn reconcile(
     client: &Client,
-    seen: TaintSnapshot,
+    seen: NodeSnapshot,
     wanted: impl Into<Desired<'_>>,
-) -> Result<TaintSnapshot, TaintError> {
+) -> Result<NodeSnapshot, TaintError> {
     let wanted = wanted.into();
     let seen = apply_taint(client, seen, wanted).await?;
     let wanted = wanted.taint;
@@ -344,16 +349,18 @@ pub async fn reconcile(
     .await;
     match patched {
         Ok(object) => Ok(snapshot(&object)),
-        Err(error) if error.code() == Some(409) => Err(TaintError::Replaced(seen.name)),
-        Err(source) => Err(TaintError::call("set the condition of", &seen.name, source)),
+        Err(error) if error.code() == Some(409) => {
+            Err(TaintError::Replaced(CHANGE_CONDITION, seen.name))
+        }
+        Err(source) => Err(TaintError::call(CHANGE_CONDITION, &seen.name, source)),
     }
 }
 
 async fn apply_taint(
     client: &Client,
-    mut seen: TaintSnapshot,
+    mut seen: NodeSnapshot,
     wanted: Desired<'_>,
-) -> Result<TaintSnapshot, TaintError> {
+) -> Result<NodeSnapshot, TaintError> {
     let api = nodes(client);
     for pause in backoff(MIN_PAUSE, MAX_PAUSE).take(MAX_ATTEMPTS) {
         let Some(patch) = seen.patch(wanted.taint.effect(), wanted.busy) else {
@@ -363,15 +370,15 @@ async fn apply_taint(
             Ok(object) => return Ok(snapshot(&object)),
             // The object has changed, or an admission policy refuses this.
             Err(refusal) if matches!(refusal.code(), Some(409 | 422)) => refusal,
-            Err(source) => return Err(TaintError::call("taint", &seen.name, source)),
+            Err(source) => return Err(TaintError::call(CHANGE_TAINTS, &seen.name, source)),
         };
         tokio::time::sleep(pause).await;
         let now = read(client, &seen.name).await?;
         if now.uid != seen.uid {
-            return Err(TaintError::Replaced(seen.name));
+            return Err(TaintError::Replaced(CHANGE_TAINTS, seen.name));
         }
         if now.version == seen.version {
-            return Err(TaintError::call("taint", &seen.name, refusal));
+            return Err(TaintError::call(CHANGE_TAINTS, &seen.name, refusal));
         }
         seen = now;
     }
@@ -392,9 +399,9 @@ fn nodes(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::erase::<Node>(&()))
 }
 
-fn snapshot(object: &DynamicObject) -> TaintSnapshot {
+fn snapshot(object: &DynamicObject) -> NodeSnapshot {
     let data = &object.data;
-    TaintSnapshot::new(
+    NodeSnapshot::new(
         &object.metadata,
         &data["spec"]["taints"],
         &data["status"]["conditions"],

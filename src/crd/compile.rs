@@ -136,7 +136,7 @@ impl ObjectFindings<'_> {
             self.warning(
                 Reason::FieldsNotEnforced,
                 format!("spec.{field}"),
-                format!("{field} is accepted and has no effect; remove it if you rely on it"),
+                format!("{field} is accepted, but has no effect; remove it, and do not rely on it"),
             );
         }
     }

@@ -141,7 +141,7 @@ pub enum Delay {
     Server,
     /// There is no leader, it cannot be reached, or it is not ready yet.
     Leader,
-    /// The eviction budget of the fleet, the zone or the node is exhausted.
+    /// The eviction budget of the fleet, the zone or the node is exhausted, or which evictions count is not known.
     Budget,
 }
 

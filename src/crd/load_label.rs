@@ -4,6 +4,7 @@
 //! installs: loads up to 60 count alike, higher ones fall in steps, a node without the label counts as one at 80.
 
 use std::fmt;
+use std::time::Duration;
 
 /// The key of the label.
 pub const KEY: &str = "plimsoll.dev/load";
@@ -14,6 +15,8 @@ pub const FULL: LoadLabel = LoadLabel(95);
 pub const BUSY_FROM: f64 = 95.0;
 /// It loses the soft taint below this load.
 pub const BUSY_UNTIL: f64 = 85.0;
+/// A busy node stays so for this long at least.
+pub const BUSY_FOR: Duration = Duration::from_mins(5);
 
 const STEP: u8 = 5;
 const MAX: u8 = 100;

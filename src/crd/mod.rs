@@ -9,6 +9,7 @@ pub mod avoidance_action;
 mod common;
 pub mod compile;
 pub mod crane_annotations;
+pub mod duration;
 pub mod emergency_stop;
 pub mod eviction;
 mod finding;

@@ -196,7 +196,7 @@ pub struct WatermarkRule {
     pub restore: Option<f64>,
     /// The number of consecutive breaches after which the action starts.
     pub avoidance_threshold: i64,
-    /// The number of consecutive evaluations at or below `restore` after which the action may end.
+    /// The number of consecutive evaluations at or below `restoreValue` after which the action may end.
     pub restore_threshold: i64,
     /// The interval of evaluations in seconds.
     pub period_seconds: i64,

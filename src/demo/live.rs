@@ -104,6 +104,9 @@ pub enum LiveError {
     /// The demo cannot be shown.
     #[error("failed to show the demo: {0}")]
     Render(#[source] io::Error),
+    /// The wait for the next frame or a signal failed.
+    #[error("failed to wait: {0}")]
+    Wait(#[source] io::Error),
     /// The state directory cannot be created.
     #[error("failed to create a directory for the journal: {0}")]
     StateDir(#[source] io::Error),
@@ -288,7 +291,7 @@ impl LiveDemo {
         let mut next_frame = boot_time();
         while self.timeline.phase() != Phase::Done {
             let next = next_frame.min(self.resources.machine.next_tick());
-            if let Some(signal) = wake.wait_until(next).map_err(LiveError::Render)? {
+            if let Some(signal) = wake.wait_until(next).map_err(LiveError::Wait)? {
                 return Ok(Outcome::Stopped(name_of(signal)));
             }
             let now = boot_time();

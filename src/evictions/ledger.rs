@@ -130,13 +130,22 @@ pub enum Granted {
     Existing,
 }
 
-/// A budget that allows no more evictions now.
+/// What allows no more evictions now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BudgetExhausted {
-    /// Scope of the budget.
-    pub scope: Scope,
-    /// The budget.
-    pub budget: Budget,
+pub enum Limit {
+    /// A budget.
+    Budget(Scope, Budget),
+    /// It is not known which earlier evictions count.
+    UnknownHistory,
+    /// The record has [`MAX_EVICTIONS`].
+    FullRecord,
+}
+
+/// No more evictions are allowed now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhausted {
+    /// By what.
+    pub limit: Limit,
     /// When it may allow one more.
     pub retry_after: Duration,
 }
@@ -166,7 +175,7 @@ pub enum Settled {
 pub struct Ledger {
     budgets: Budgets,
     entries: BTreeMap<String, Entry>,
-    /// Until then, every budget is treated as spent.
+    /// Until then, nothing is allowed: the history is unknown.
     closed_until: BootTime,
 }
 
@@ -202,7 +211,7 @@ impl Ledger {
         }
     }
 
-    /// For an unknown history: treats every budget as spent for the longest window.
+    /// For an unknown history: allows nothing for the longest window.
     #[must_use]
     pub fn close(self, now: BootTime) -> Self {
         Self {
@@ -229,22 +238,27 @@ impl Ledger {
         self.entries.contains_key(uid)
     }
 
-    /// The broadest budget that does not allow one more.
-    pub fn exhausted(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<BudgetExhausted> {
+    /// What does not allow one more; of several budgets the broadest.
+    pub fn exhausted(&self, key: &BudgetKey<'_>, now: BootTime) -> Option<Exhausted> {
         let closed_for = self.closed_until.since(now);
-        if !closed_for.is_zero() || self.entries.len() >= usize::from(MAX_EVICTIONS) {
-            return Some(self.full(closed_for.max(POLL_ENDING)));
+        let limit = if closed_for > Duration::ZERO {
+            Some(Limit::UnknownHistory)
+        } else if self.entries.len() >= usize::from(MAX_EVICTIONS) {
+            Some(Limit::FullRecord)
+        } else {
+            None
+        };
+        if let Some(limit) = limit {
+            return Some(Exhausted {
+                limit,
+                retry_after: closed_for.clamp(POLL_ENDING, MAX_WAIT),
+            });
         }
         let of = |scope| self.exhausted_in(scope, key, now);
         Scope::ALL.into_iter().find_map(of)
     }
 
-    fn exhausted_in(
-        &self,
-        scope: Scope,
-        key: &BudgetKey<'_>,
-        now: BootTime,
-    ) -> Option<BudgetExhausted> {
+    fn exhausted_in(&self, scope: Scope, key: &BudgetKey<'_>, now: BootTime) -> Option<Exhausted> {
         let budget = self.budgets.of(scope);
         let sharing = self.entries.values();
         let sharing = sharing.filter(|entry| key.shares(scope, &entry.victim.budget_key()));
@@ -254,28 +268,18 @@ impl Ledger {
         left.sort();
         // A budget of 0 never recovers.
         let wait = left.get(too_many).copied().unwrap_or(MAX_WAIT);
-        Some(BudgetExhausted {
-            scope,
-            budget,
+        Some(Exhausted {
+            limit: Limit::Budget(scope, budget),
             retry_after: wait.clamp(MIN_WAIT, MAX_WAIT),
         })
-    }
-
-    /// The record is full, whatever the budgets allow.
-    fn full(&self, wait: Duration) -> BudgetExhausted {
-        BudgetExhausted {
-            scope: Scope::Fleet,
-            budget: self.budgets.fleet,
-            retry_after: wait.min(MAX_WAIT),
-        }
     }
 
     /// Reserves an eviction if all budgets allow it. A repeated request renews the reservation for another
     /// [`RESERVATION_TIMEOUT`].
     ///
     /// # Errors
-    /// The budget that is spent.
-    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, BudgetExhausted> {
+    /// What allows no more.
+    pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Exhausted> {
         if let Some(entry) = self.entries.get_mut(&victim.uid) {
             if entry.stage == Stage::Reserved {
                 entry.since = now;

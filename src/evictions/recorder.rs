@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{BudgetExhausted, Granted, Ledger, PodState, Settled, Victim};
+use super::ledger::{Exhausted, Granted, Ledger, PodState, Settled, Victim};
 use super::metrics::EvictionMetrics;
 use super::record::{FirstSeen, Record};
 use crate::clock;
@@ -60,7 +60,7 @@ pub enum Change {
         /// The pod.
         victim: Victim,
         /// Result of the reservation; dropped if it can't be recorded.
-        reply: oneshot::Sender<Result<Granted, BudgetExhausted>>,
+        reply: oneshot::Sender<Result<Granted, Exhausted>>,
     },
     /// Settles a reservation by the API server's answer.
     Settle {
@@ -83,7 +83,7 @@ pub enum Settlement {
 }
 
 /// A pod to reserve an eviction for, and the channel for the result.
-type Reservation = (Victim, oneshot::Sender<Result<Granted, BudgetExhausted>>);
+type Reservation = (Victim, oneshot::Sender<Result<Granted, Exhausted>>);
 
 /// The ledger, shared with the handler. `None`: this replica does not lead, or has not read the record yet.
 #[derive(Clone, Default)]

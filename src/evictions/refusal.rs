@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use super::budget::Scope;
-use super::ledger::BudgetExhausted;
+use super::ledger::{Exhausted, Limit};
 use crate::crd::eviction::{Answer, Delay, Objection};
 
 /// Retry delay when the leader will soon know more.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+const UNKNOWN_HISTORY: &str =
+    "it is not known which earlier evictions count, so none is allowed for a while";
+const FULL_RECORD: &str = "the record of evictions is full";
 
 /// Why a pod is not evicted, without asking the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,29 +66,27 @@ impl Refusal {
         Self::of_pod("outdated", Answer::Refused { why })
     }
 
-    /// A budget is spent. The message is stable between attempts.
-    pub fn exhausted(exhausted: &BudgetExhausted) -> Self {
-        let whose = match exhausted.scope {
-            Scope::Fleet => "the fleet's budget of evictions",
-            Scope::Zone => "the zone's budget of evictions",
-            Scope::Node => "the node's budget of evictions",
-            Scope::Namespace => "the namespace's budget of evictions",
-            Scope::Owner => "the owner's budget of evictions",
+    /// No more evictions are allowed now. The message is stable between attempts.
+    pub fn exhausted(exhausted: &Exhausted) -> Self {
+        let (label, why) = match exhausted.limit {
+            Limit::Budget(scope, budget) => {
+                let whose = scope.name();
+                let why = format!("the {whose}'s budget of evictions, {budget}, is spent");
+                (whose, why)
+            }
+            Limit::UnknownHistory => ("unknown_history", UNKNOWN_HISTORY.to_owned()),
+            Limit::FullRecord => ("record_full", FULL_RECORD.to_owned()),
         };
-        let why = format!("{whose}, {}, is spent", exhausted.budget);
-        let answer = match exhausted.scope {
+        let answer = match exhausted.limit {
             // Another pod of the node may belong to neither.
-            Scope::Namespace | Scope::Owner => Answer::Budget { why },
-            Scope::Fleet | Scope::Zone | Scope::Node => Answer::Wait {
+            Limit::Budget(Scope::Namespace | Scope::Owner, _) => Answer::Budget { why },
+            _ => Answer::Wait {
                 wait: exhausted.retry_after,
                 by: Delay::Budget,
                 why,
             },
         };
-        Self {
-            label: exhausted.scope.name(),
-            answer,
-        }
+        Self { label, answer }
     }
 }
 
@@ -95,28 +97,28 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_budget_and_whether_another_pod_may_be_tried() {
-        let of = |scope| {
-            let budget = Budget {
-                evictions: 10,
-                window: Duration::from_mins(1),
+        let budget = Budget {
+            evictions: 10,
+            window: Duration::from_mins(1),
+        };
+        let retry_after = Duration::from_millis(6100);
+        let of = |limit| Refusal::exhausted(&Exhausted { limit, retry_after });
+        let fleet = "the fleet's budget of evictions, 10 in 1m, is spent";
+        for (limit, label, why) in [
+            (Limit::Budget(Scope::Fleet, budget), "fleet", fleet),
+            (Limit::UnknownHistory, "unknown_history", UNKNOWN_HISTORY),
+            (Limit::FullRecord, "record_full", FULL_RECORD),
+        ] {
+            let wait = Answer::Wait {
+                wait: retry_after,
+                by: Delay::Budget,
+                why: why.to_owned(),
             };
-            let retry_after = Duration::from_millis(6100);
-            Refusal::exhausted(&BudgetExhausted {
-                scope,
-                budget,
-                retry_after,
-            })
-        };
-        let fleet = of(Scope::Fleet);
-        let why = "the fleet's budget of evictions, 10 in 1m, is spent";
-        let wait = Answer::Wait {
-            wait: Duration::from_millis(6100),
-            by: Delay::Budget,
-            why: why.to_owned(),
-        };
-        assert_eq!((fleet.label, fleet.answer), ("fleet", wait));
+            let refusal = of(limit);
+            assert_eq!((refusal.label, refusal.answer), (label, wait));
+        }
         for scope in [Scope::Namespace, Scope::Owner] {
-            let refusal = of(scope);
+            let refusal = of(Limit::Budget(scope, budget));
             assert!(matches!(refusal.answer, Answer::Budget { .. }), "{scope:?}");
         }
     }

@@ -139,7 +139,7 @@ pub enum Health {
     /// Reports in time.
     Reporting,
     /// Has not reported for longer than its grace period.
-    Silent,
+    Unresponsive,
 }
 
 /// All that is known about a node's load and agent.
@@ -253,7 +253,7 @@ fn healthy(node: &StaticFields, known: &Known) -> Condition {
             reason::REPORTING,
             "the agent renews its Lease but does not report to the controller; the figures are from an exporter that the controller polls",
         ),
-        Health::Silent if known.polled.is_some() => (
+        Health::Unresponsive if known.polled.is_some() => (
             "False",
             reason::SILENT,
             "the agent has neither reported nor renewed its Lease for too long; the figures are from an exporter that the controller polls",
@@ -273,7 +273,7 @@ fn healthy(node: &StaticFields, known: &Known) -> Condition {
             reason::REPORTING,
             "the agent renews its Lease but does not report to the controller: the figures are from the summary in the Lease",
         ),
-        Health::Silent => (
+        Health::Unresponsive => (
             "False",
             reason::SILENT,
             "the agent has neither reported nor renewed its Lease for too long; the figures are the last it sent",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use hyper::HeaderMap;
+use hyper::header::HeaderValue;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt;
@@ -107,13 +108,11 @@ impl Trust {
         let first = |names: &[String]| {
             let mut values = names
                 .iter()
-                .filter_map(|name| headers.get(name).and_then(|value| value.to_str().ok()));
+                .filter_map(|name| headers.get(name).and_then(text));
             values.find(|value| !value.is_empty()).map(str::to_owned)
         };
         let groups = self.group.iter().flat_map(|name| headers.get_all(name));
-        let groups = groups
-            .filter_map(|value| value.to_str().ok())
-            .map(str::to_owned);
+        let groups = groups.filter_map(text).map(str::to_owned);
         // The same header may be configured twice with different case.
         let groups: BTreeSet<String> = groups.collect();
         Some(User {
@@ -130,7 +129,7 @@ impl Trust {
             let name = name.as_str();
             let mut prefixes = self.extra.iter().map(|prefix| prefix.to_ascii_lowercase());
             let suffix = prefixes.find_map(|prefix| name.strip_prefix(&prefix).map(str::to_owned));
-            if let (Some(suffix), Ok(value)) = (suffix, value.to_str()) {
+            if let (Some(suffix), Some(value)) = (suffix, text(value)) {
                 let key = percent_decode_str(&suffix)
                     .decode_utf8_lossy()
                     .to_lowercase();
@@ -139,6 +138,11 @@ impl Trust {
         }
         extras
     }
+}
+
+/// API servers send names as they are, in UTF-8.
+fn text(value: &HeaderValue) -> Option<&str> {
+    str::from_utf8(value.as_bytes()).ok()
 }
 
 /// The common name of a certificate's subject; the last one, as in Go, if there are several.

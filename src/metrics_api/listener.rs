@@ -46,7 +46,9 @@ const MAX_UNKNOWN: usize = 256;
 const MIN_STAY: Duration = Duration::from_millis(250);
 /// Limit of connections from API servers and replicas.
 const MAX_KNOWN: usize = 2048;
-const BUFFER: usize = 32 << 10;
+const BUFFER: usize = 64 << 10;
+/// API servers send a header for each group of the user.
+const MAX_HEADERS: usize = 1024;
 /// Kernel buffer for unread data; half of it is used by the kernel itself.
 const SEND_BUFFER: u32 = 256 << 10;
 /// Memory limit for responses in progress, besides the objects themselves.
@@ -225,6 +227,7 @@ impl Connection {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
         http.header_read_timeout(HEADER_TIMEOUT)
+            .max_headers(MAX_HEADERS)
             .max_buf_size(BUFFER);
         let connection = http.serve_connection(stream, answer);
         tokio::pin!(connection);

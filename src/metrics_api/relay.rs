@@ -122,7 +122,7 @@ impl Relay {
         }
     }
 
-    /// Relays one batch, and returns its size.
+    /// Relays what the leader has missed, and returns the number of reports.
     async fn relay(&self, leader: SocketAddr, reports: &Reports) -> Result<usize, RelayError> {
         let (mut body, mut relayed) = (b"[]".to_vec(), 0);
         for _ in 0..MAX_BATCHES {

@@ -8,8 +8,8 @@ use super::in_flight::MAX_PER_USER;
 use super::store::{Unavailable, Version};
 
 /// Why there is no data without a leader.
-const NOT_LEADING: &str = "the replica that leads is not known yet, can't be reached, or is still to hear of most nodes: it is \
-                           elected within 10 s, and after a start of all replicas hears of them within 20";
+const NOT_LEADING: &str = "the leading replica is not known yet, can't be reached, or has not received most agents' reports yet: \
+                           a leader is elected within 10 s, and has the reports within 20 s after all replicas have started";
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]

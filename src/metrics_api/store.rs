@@ -30,9 +30,10 @@ const SEQUENCE_BITS: u32 = 20;
 pub struct Version(NonZeroU64);
 
 impl Version {
-    /// The first version of the term started by this Lease write.
+    /// The first version of the term started by this Lease write. Revisions too large for a sequence, as storage other than etcd
+    /// may have, advance by more than one for each write.
     fn first(epoch: u64) -> Self {
-        let shifted = epoch.checked_shl(SEQUENCE_BITS).unwrap_or(u64::MAX);
+        let shifted = epoch.checked_mul(1 << SEQUENCE_BITS).unwrap_or(epoch);
         Self(NonZeroU64::MIN.saturating_add(shifted))
     }
 

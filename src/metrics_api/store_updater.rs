@@ -44,7 +44,7 @@ struct Entry {
     node: Option<StaticFields>,
     known: Known,
     /// Its agent is unresponsive.
-    silent: bool,
+    unresponsive: bool,
     /// When its agent last reported, and the interval to its next report.
     reported: Option<(BootTime, Duration)>,
     /// What was polled. Only without a fresh report.
@@ -83,10 +83,10 @@ impl Entry {
     fn update_health(&mut self, now: Timestamp) -> bool {
         let is_known = self.known.heartbeat.is_some() || self.known.report.is_some();
         // An agent that was removed is not unresponsive, and neither is its successor.
-        self.silent &= is_known;
-        let health = match (is_known, self.silent) {
+        self.unresponsive &= is_known;
+        let health = match (is_known, self.unresponsive) {
             (false, _) => Health::Unknown,
-            (true, true) => Health::Silent,
+            (true, true) => Health::Unresponsive,
             (true, false) => Health::Reporting,
         };
         let is_new = set(&mut self.known.health, health);
@@ -276,9 +276,9 @@ impl StoreUpdater {
     }
 
     /// An agent became unresponsive, or responsive again.
-    pub fn set_agent_silent(&mut self, name: &str, silent: bool) {
+    pub fn set_agent_unresponsive(&mut self, name: &str, unresponsive: bool) {
         self.change(name, |entry| {
-            entry.silent = silent;
+            entry.unresponsive = unresponsive;
             false
         });
     }
@@ -339,10 +339,10 @@ impl StoreUpdater {
     }
 
     fn reset_health(&mut self) {
-        let silent = self.nodes.iter().filter(|(_, entry)| entry.silent);
-        let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
-        for name in silent {
-            self.set_agent_silent(&name, false);
+        let unresponsive = self.nodes.iter().filter(|(_, entry)| entry.unresponsive);
+        let unresponsive: Vec<String> = unresponsive.map(|(name, _)| name.clone()).collect();
+        for name in unresponsive {
+            self.set_agent_unresponsive(&name, false);
         }
     }
 

@@ -8,13 +8,14 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::table::Table;
+use crate::crd::duration::format_duration;
 use crate::engine::load::LoadLine;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Change;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
-use crate::node::machine::messages::{count, format_duration, format_seconds, format_value};
+use crate::node::machine::messages::{count, format_seconds, format_value};
 
 /// Maximum number of unmatched pods, and of load lines, that are shown; JSON has all.
 const MAX_NAMED: usize = 5;
@@ -112,7 +113,7 @@ pub struct RulePreview {
     /// Threshold above which the rule acts.
     #[serde(rename = "mark")]
     pub threshold: f64,
-    /// Threshold at or below which the rule restores.
+    /// Restore value: at or below it the rule restores.
     #[serde(rename = "restore")]
     pub restore_value: f64,
     /// The value compared with the thresholds.
@@ -201,7 +202,7 @@ pub enum RuleState {
     Perhaps,
     /// Between the thresholds: what is in force stays.
     Between,
-    /// At or below the restore threshold.
+    /// At or below the restore value.
     Under,
     /// There is no value.
     Unknown,

@@ -1,7 +1,5 @@
 //! Events to publish.
 
-use std::time::Duration;
-
 use crate::crd::Kind;
 
 /// The object of an event.
@@ -62,13 +60,5 @@ impl PendingEvent {
             reason,
             message,
         }
-    }
-}
-
-/// A duration in messages: `40 s` or `10 min`.
-pub fn format_duration(time: Duration) -> String {
-    match time.as_secs() {
-        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
-        seconds => format!("{seconds} s"),
     }
 }

@@ -36,7 +36,7 @@ const AGES: [f64; 10] = [5.0, 9.0, 11.0, 15.0, 20.0, 40.0, 58.0, 65.0, 120.0, 60
 /// Labels of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct WriteLabels {
-    /// `NodeWatermark`, `status`, `Node` (removing the taint of an unresponsive agent) or `Event`.
+    /// `NodeWatermark`, `status`, `Node` (removing the taint or the load label of an unresponsive agent) or `Event`.
     pub object: &'static str,
     /// `ok` or `error`.
     pub result: &'static str,

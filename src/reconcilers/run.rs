@@ -357,7 +357,7 @@ impl Controller {
         };
         updater.lead(epoch);
         for (node, unresponsive) in changes {
-            updater.set_agent_silent(&node, unresponsive);
+            updater.set_agent_unresponsive(&node, unresponsive);
         }
         updater.flush();
     }

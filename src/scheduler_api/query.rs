@@ -47,19 +47,19 @@ pub enum QueryError {
     #[error("no load of {0} is known: no agent reports from it{1}")]
     Never(Arc<str>, String),
     /// Too old to be used.
-    #[error("the newest load of {0} is {age} old, and counts no more{2}", age = whole(*.1))]
+    #[error("the newest load of {0} is {age} old, which is too old{2}", age = whole(*.1))]
     Stale(Arc<str>, Duration, String),
     /// The node has other values, but not this one.
     #[error("{0} of {1} is not known: it is not in its report or page")]
     NoValue(String, Arc<str>),
     /// Longer ago than the history goes.
-    #[error("the controller keeps the last {limit}, and not the time {ago} ago", limit = whole(HISTORY), ago = whole(*.0))]
+    #[error("the controller has values of the last {limit} only, and none of {ago} ago", limit = whole(HISTORY), ago = whole(*.0))]
     TooLongAgo(Duration),
     /// There was none at that time.
     #[error("no load of {0} is known from {ago} ago", ago = whole(*.1))]
     NonePast(Arc<str>, Duration),
     /// Only the figures of each node have a past.
-    #[error("the controller keeps no past values of {0}, only of {names}", names = NAMES.join(", "))]
+    #[error("the controller has no past values of {0}, only of {names}", names = NAMES.join(", "))]
     NoPast(String),
 }
 
@@ -272,7 +272,7 @@ mod tests {
             by_node_name(&loads, "a", "load", now)
         };
         assert!(ask(29).is_ok());
-        let wanted = "the newest load of a is 1m 5s old, and counts no more; polling 10.0.0.1:80: no response within 1s";
+        let wanted = "the newest load of a is 1m 5s old, which is too old; polling 10.0.0.1:80: no response within 1s";
         assert_eq!(ask(65).unwrap_err().to_string(), wanted);
         let never = by_node_name(&loads, "b", "load", at()).unwrap_err();
         assert_eq!(
@@ -313,7 +313,7 @@ mod tests {
         let long = ask("a", 601).unwrap_err().to_string();
         assert_eq!(
             long,
-            "the controller keeps the last 10m, and not the time 10m 1s ago"
+            "the controller has values of the last 10m only, and none of 10m 1s ago"
         );
         assert!(ask("b", 60).is_err() && ask("x", 60).is_err());
         let through_any = any(&loads, "a", "load", Some(later), now);

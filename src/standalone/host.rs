@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::scheduling::{SchedulingFile, SchedulingState};
 use crate::clock;
+use crate::crd::duration::format_duration;
 use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
@@ -13,7 +14,6 @@ use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEvic
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
 use crate::node::machine::event::NoticeKind;
-use crate::node::machine::messages::format_duration;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, Settings};
 

@@ -6,10 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::status::{RuleStatus, Status};
+use crate::crd::duration::format_duration;
 use crate::engine::policy::Strategy;
-use crate::node::machine::messages::{
-    count, format_duration, format_seconds, format_value, unknown_reason,
-};
+use crate::node::machine::messages::{count, format_seconds, format_value, unknown_reason};
 
 /// Prints a status.
 #[derive(Debug)]

@@ -74,12 +74,12 @@ pub struct RuleStatus {
     /// The threshold.
     #[serde(rename = "watermark")]
     pub threshold: f64,
-    /// The restore threshold.
+    /// The restore value.
     #[serde(rename = "restore")]
     pub restore_value: f64,
     /// Consecutive evaluations above the threshold.
     pub breaches: u32,
-    /// Consecutive evaluations below the restore threshold.
+    /// Consecutive evaluations at or below the restore value.
     #[serde(rename = "quiets")]
     pub quiet_evaluations: u32,
     /// Why it could not be evaluated.

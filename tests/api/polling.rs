@@ -333,7 +333,10 @@ fn asks_through_the_api_server(scene: &Scene) {
     let past = ask(&past).unwrap();
     assert!(past.starts_with("83.33 percent"), "{past}");
     let long = ask(&["polled", "load", "--offset", "1h"]).unwrap_err();
-    assert!(long.contains("the controller keeps the last 10m"), "{long}");
+    assert!(
+        long.contains("the controller has values of the last 10m only"),
+        "{long}"
+    );
 }
 
 fn is_a_node_metric(scene: &Scene) {

@@ -98,7 +98,7 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     };
     plane.until("events report it and what is left to do", TIMEOUT, |p| {
         p.report("alive", &status(spoken.replace(spoken.get() + 1)));
-        reported(p, "TaintOfSilentAgentRemoved", "5 s")
+        reported(p, "TaintOfSilentAgentRemoved", "5s ago")
             && reported(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
     });
     let removed = controller.metric("plimsoll_controller_taints_removed_total");

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use plimsoll::agent::taint::{ObservedNode, TaintState, WantedTaint, run};
-use plimsoll::cluster::taint::{self, CONDITION, DesiredTaint, KEY, NodeTaint, TaintSnapshot};
+use plimsoll::cluster::taint::{self, CONDITION, DesiredTaint, KEY, NodeSnapshot, NodeTaint};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
 use serde_json::{Value, json};
@@ -165,11 +165,7 @@ async fn no_taint_is_lost_with_concurrent_writers() {
     assert_eq!(ready.message.as_deref(), Some("74"));
 }
 
-async fn reconcile(
-    client: &Client,
-    seen: TaintSnapshot,
-    wanted: DesiredTaint<'_>,
-) -> TaintSnapshot {
+async fn reconcile(client: &Client, seen: NodeSnapshot, wanted: DesiredTaint<'_>) -> NodeSnapshot {
     taint::reconcile(client, seen, wanted).await.unwrap()
 }
 
@@ -246,7 +242,7 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
         .unwrap();
     let gone = taint::reconcile(&client, old.clone(), DesiredTaint::Present(&strong)).await;
     assert!(
-        matches!(gone, Err(taint::TaintError::NoNode(_))),
+        matches!(gone, Err(taint::TaintError::NoNode(..))),
         "{gone:?}"
     );
     let mut recreated = Node::default();
@@ -257,7 +253,7 @@ async fn a_stale_node_does_no_harm_and_a_recreated_one_is_not_written() {
         .unwrap();
     let replaced = taint::reconcile(&client, old, DesiredTaint::Present(&strong)).await;
     assert!(
-        matches!(replaced, Err(taint::TaintError::Replaced(_))),
+        matches!(replaced, Err(taint::TaintError::Replaced(..))),
         "{replaced:?}"
     );
     assert!(taints(&nodes).await.is_empty());

@@ -349,7 +349,7 @@ fn a_file_with_many_objects_is_accepted() {
 }
 
 #[test]
-fn input_without_policies_is_a_warning() {
+fn input_without_policies_is_an_error() {
     for text in [
         "",
         "# later\n",
@@ -365,7 +365,7 @@ fn input_without_policies_is_a_warning() {
             "{stderr}"
         );
         let allowed = check(text, &["--allow-warnings"]);
-        assert_eq!(allowed.status.code(), Some(0), "{text}");
+        assert_eq!(allowed.status.code(), Some(1), "{text}");
     }
 }
 

@@ -412,7 +412,7 @@ fn wrong_arguments_are_explained() {
         other.contains("there is no node other that can run an agent"),
         "{other}"
     );
-    assert!(errors(&["--value", "cpu_load_1_min=3"]).contains("they are on cpu_total_usage"));
+    assert!(errors(&["--value", "cpu_load_1_min=3"]).contains("their rules use cpu_total_usage"));
     assert!(errors(&["-f", "/no/such/file"]).contains("failed to read /no/such/file"));
     fs::write(server.dir.path().join("config"), "{}").unwrap();
     assert!(errors(&[]).contains("kubeconfig"));

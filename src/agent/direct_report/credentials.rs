@@ -54,16 +54,16 @@ pub struct Credentials {
 /// Reads the files, and again when they change.
 #[derive(Debug)]
 pub struct Files {
-    token: CachedFile<HeaderValue>,
-    authorities: CachedFile<Arc<ClientConfig>>,
+    token: MountedFile<HeaderValue>,
+    authorities: MountedFile<Arc<ClientConfig>>,
 }
 
 impl Files {
     /// The files in `folder`.
     pub fn new(folder: &Path) -> Self {
         Self {
-            token: CachedFile::new(folder.join(TOKEN)),
-            authorities: CachedFile::new(folder.join(AUTHORITIES)),
+            token: MountedFile::new(folder.join(TOKEN)),
+            authorities: MountedFile::new(folder.join(AUTHORITIES)),
         }
     }
 
@@ -82,12 +82,12 @@ impl Files {
 /// A parsed file, with its content and stamp. The kubelet replaces all files of a volume together by a symbolic link, so
 /// a new token changes the stamp of the unchanged CA file, too.
 #[derive(Debug)]
-struct CachedFile<T> {
+struct MountedFile<T> {
     path: PathBuf,
     last: Option<(Stamp, Vec<u8>, T)>,
 }
 
-impl<T: Clone> CachedFile<T> {
+impl<T: Clone> MountedFile<T> {
     const fn new(path: PathBuf) -> Self {
         Self { path, last: None }
     }

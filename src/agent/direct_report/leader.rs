@@ -28,7 +28,7 @@ const MAX_ANSWER_BYTES: usize = 16 << 10;
 
 /// A client of the controller's leader for one node.
 #[derive(Clone)]
-pub struct Leader {
+pub struct LeaderClient {
     client: Client,
     node: String,
     boot_id: String,
@@ -46,7 +46,7 @@ enum Direct {
     Refused(String),
 }
 
-impl Leader {
+impl LeaderClient {
     /// For the agent of `node`; `reports` are the options of direct reports.
     pub fn new(
         client: Client,
@@ -115,7 +115,7 @@ impl Leader {
     }
 }
 
-impl Requester for Leader {
+impl Requester for LeaderClient {
     async fn evict(&self, target: &Target, rule: &RuleId, hash: &str) -> Answer {
         let request = EvictionRequest {
             key: Key {

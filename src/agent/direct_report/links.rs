@@ -28,8 +28,8 @@ struct Link {
 pub struct LeaderRequests {
     /// The least interval of writes of the load label, for long; `None` if no leader has asked for one.
     pub label_interval: Option<Duration>,
-    /// The node may have the soft taint while it is busy.
-    pub may_be_busy: bool,
+    /// The node may have the soft taint while it is busy; `None` while no leader is known.
+    pub may_be_busy: Option<bool>,
 }
 
 impl Link {

@@ -33,7 +33,7 @@ use self::schedule::Newest;
 use crate::crd::NodeMetric;
 use crate::engine::time::BootTime;
 
-pub use self::leader::Leader;
+pub use self::leader::LeaderClient;
 pub use self::links::Links;
 
 /// Timeout of a report; the connection is then considered dead.

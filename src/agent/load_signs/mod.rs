@@ -18,7 +18,7 @@ use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::CallError;
 use crate::cluster::load_signs::{self, LoadSignsPatch};
-use crate::cluster::taint::TaintSnapshot;
+use crate::cluster::taint::NodeSnapshot;
 use crate::crd::crane_annotations::{CraneValues, Zone};
 use crate::crd::load_label::LoadLabel;
 use crate::engine::load::NodeLoad;
@@ -161,7 +161,7 @@ async fn run(
     }
 }
 
-fn signs(node: &TaintSnapshot) -> SeenSigns<'_> {
+fn signs(node: &NodeSnapshot) -> SeenSigns<'_> {
     SeenSigns {
         label: node.load_label(),
         crane: node.crane(),
@@ -189,7 +189,7 @@ impl SignsWriter {
         }
     }
 
-    fn step(&mut self, wants: &WantedSigns, node: &TaintSnapshot) -> Step {
+    fn step(&mut self, wants: &WantedSigns, node: &NodeSnapshot) -> Step {
         let seen = signs(node);
         if !self.contested && self.schedule.is_contested(seen) {
             self.contested = true;
@@ -205,9 +205,9 @@ impl SignsWriter {
     async fn write(
         &mut self,
         wants: &WantedSigns,
-        node: &TaintSnapshot,
+        node: &NodeSnapshot,
         parts: Parts,
-    ) -> Result<TaintSnapshot, CallError> {
+    ) -> Result<NodeSnapshot, CallError> {
         let patch = self.patch(wants, node, parts);
         match load_signs::write(&self.client, &node.name, &node.uid, &patch).await {
             Ok(node) => {
@@ -226,7 +226,7 @@ impl SignsWriter {
         }
     }
 
-    fn patch(&self, wants: &WantedSigns, node: &TaintSnapshot, parts: Parts) -> LoadSignsPatch {
+    fn patch(&self, wants: &WantedSigns, node: &NodeSnapshot, parts: Parts) -> LoadSignsPatch {
         let mut patch = LoadSignsPatch::default();
         if parts.label {
             patch = patch.label(wants.label());

@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::crd::emergency_stop;
 use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::node_watermark::condition::{
-    ACTION_INEFFECTIVE, DEGRADED, NONE_EVALUATED, READY, STOPPED,
+    ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, DEGRADED, NONE_EVALUATED,
+    READY, RULES_ENFORCED, STARTING, STOPPED,
 };
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::engine::RuleReport;
@@ -72,7 +73,7 @@ impl Evaluated {
         if rules > 0 && rules == not_evaluated && !self.transient {
             (false, NONE_EVALUATED, message)
         } else {
-            (true, "RulesEnforced", message)
+            (true, RULES_ENFORCED, message)
         }
     }
 }
@@ -107,9 +108,9 @@ pub enum Unready {
     Starting,
     /// The last valid rules are enforced instead, for this reason.
     PreviousRulesEnforced(String),
-    /// The agent has restored everything and ended, for this reason.
+    /// The agent has ended, for this reason; the message says whether it has restored everything.
     Ended(String),
-    /// The emergency stop, if there is one.
+    /// An emergency stop is in force.
     Stopped,
 }
 
@@ -140,15 +141,15 @@ pub fn conditions(
         }
         Some(Unready::Starting) => {
             let message = "not every rule has been evaluated yet".to_owned();
-            make(READY, false, "Starting", message)
+            make(READY, false, STARTING, message)
         }
         Some(Unready::PreviousRulesEnforced(why)) => {
             make(READY, false, "PreviousRulesEnforced", why.clone())
         }
-        Some(Unready::Ended(why)) => make(READY, false, "AgentEnded", why.clone()),
+        Some(Unready::Ended(why)) => make(READY, false, AGENT_ENDED, why.clone()),
         Some(Unready::Stopped) => {
             let message = "everything is stopped: rules take no action".to_owned();
-            make(READY, false, "Stopped", message)
+            make(READY, false, STOPPED, message)
         }
     };
     let problems = |kind, without, problems: &[(&'static str, String)]| match problems {
@@ -159,8 +160,8 @@ pub fn conditions(
             make(kind, true, reason, message)
         }
     };
-    let ineffective = problems(ACTION_INEFFECTIVE, "ActionsEffective", &health.ineffective);
-    let degraded = problems(DEGRADED, "AllInOrder", &health.degraded);
+    let ineffective = problems(ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, &health.ineffective);
+    let degraded = problems(DEGRADED, ALL_IN_ORDER, &health.degraded);
     let stopped = health.stopped.as_ref().map(|stopped| {
         let (reason, message) = stopped.condition();
         make(STOPPED, true, reason, message)

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::agent::eviction::{EvictionResult, Outcome};
 use crate::agent::taint::TaintState;
+use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, RuleState, Skipped, Transition, Unknown};
@@ -20,7 +21,7 @@ use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, NoticeKind};
 use crate::node::machine::ineffective::IneffectiveAction;
-use crate::node::machine::messages::{format_duration, format_value, unknown_reason};
+use crate::node::machine::messages::{format_value, unknown_reason};
 
 mod throttles;
 
@@ -406,7 +407,7 @@ fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
             } else {
                 format!("{named} {now}, threshold {threshold}")
             };
-            let message = format!("{id}: {why}: all actions are restored{preview}");
+            let message = format!("{id}: {why}: what the rule did is being restored{preview}");
             out.push(on_node(*unknown_too_long, "RuleEnded", message));
         }
     }

@@ -1,4 +1,4 @@
-//! The final status of an agent that has restored everything, so that its last one does not stay.
+//! The final status of an agent that has ended, so that its last one does not stay: what it could not restore, if anything.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::write::{self, Report};
 use crate::agent::taint::TaintState;
 use crate::clock;
 use crate::cluster::client::{CallError, call, found};
-use crate::cluster::taint::{self, TaintError, TaintSnapshot};
+use crate::cluster::taint::{self, NodeSnapshot, TaintError};
 use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::pod::PodUid;
@@ -63,7 +63,7 @@ pub async fn write(
         return Ok(());
     };
     let node_taint = match taint::read(client, node).await {
-        Err(TaintError::NoNode(_)) => return Ok(()),
+        Err(TaintError::NoNode(..)) => return Ok(()),
         read => read?,
     };
     let report = report(&watermark, &node_taint, boot_id, why, not_restored);
@@ -76,7 +76,7 @@ pub async fn write(
 
 fn report(
     watermark: &NodeWatermark,
-    node_taint: &TaintSnapshot,
+    node_taint: &NodeSnapshot,
     boot_id: &str,
     why: &str,
     not_restored: &NotRestored,

@@ -13,6 +13,7 @@ use crate::agent::backend::{EVICTION_HISTORY, Evicted};
 use crate::agent::eviction::{EvictionResult, Outcome};
 use crate::agent::taint::TaintState;
 use crate::crd::NodeWatermarkStatus;
+use crate::crd::duration::format_duration;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
     SchedulingStatus, ThrottledStatus, WouldStatus, scheduling,
@@ -26,9 +27,7 @@ use crate::node::cgroup::control_file::Role;
 use crate::node::journal::Record;
 use crate::node::machine::event::{Decision, Event, NoticeKind};
 use crate::node::machine::ineffective::{IneffectiveAction, reason};
-use crate::node::machine::messages::{
-    count, format_duration, format_value, guard, skip_reason, unknown_reason,
-};
+use crate::node::machine::messages::{count, format_value, guard, skip_reason, unknown_reason};
 use crate::node::machine::metric;
 
 mod throttled;

@@ -8,7 +8,7 @@ fn at(seconds: u64) -> BootTime {
 }
 
 /// The watch shows the Node, after one list.
-fn observe_node(reconciler: &mut Reconciler, now: BootTime, node: Option<&TaintSnapshot>) {
+fn observe_node(reconciler: &mut Reconciler, now: BootTime, node: Option<&NodeSnapshot>) {
     let node = node.cloned();
     reconciler.observe(now, &ObservedNode { node, lists: 0 });
 }
@@ -33,7 +33,7 @@ fn enabled() -> WantedTaint {
 }
 
 /// The Node at a version, with the taint and condition of `node_taint` or none.
-fn node(version: u64, node_taint: Option<&NodeTaint>) -> TaintSnapshot {
+fn node(version: u64, node_taint: Option<&NodeTaint>) -> NodeSnapshot {
     let taints: Vec<Value> = node_taint
         .map(|node_taint| json!({"key": taint::KEY, "effect": node_taint.effect.name()}))
         .into_iter()
@@ -41,7 +41,7 @@ fn node(version: u64, node_taint: Option<&NodeTaint>) -> TaintSnapshot {
     let condition = node_taint.map_or_else(|| json!({"type": taint::CONDITION, "status": "False"}), |node_taint| {
         json!({"type": taint::CONDITION, "status": "True", "reason": node_taint.reason, "message": node_taint.message})
     });
-    TaintSnapshot::of(&json!({
+    NodeSnapshot::of(&json!({
         "metadata": {"name": "n", "uid": "u", "resourceVersion": version.to_string()},
         "spec": {"taints": taints},
         "status": {"conditions": [condition]},
@@ -119,6 +119,23 @@ fn an_older_node_from_a_restored_backup_is_accepted() {
         writes(&reconciler.step(at(2))),
         "the taint from the backup is removed"
     );
+}
+
+#[test]
+fn a_taint_that_admission_removes_is_not_written_in_a_loop() {
+    let mut reconciler = Reconciler::default();
+    reconciler.set_wanted(&disabled("m"));
+    observe_node(&mut reconciler, at(0), Some(&node(1, None)));
+    let mut writes_seen = 0;
+    for version in 2..100 {
+        if !writes(&reconciler.step(at(0))) {
+            break;
+        }
+        writes_seen += 1;
+        reconciler.written(at(0), Ok(node(version, None)));
+    }
+    assert_eq!(writes_seen, MAX_LOSSES + 1);
+    assert!(reconciler.state().contested);
 }
 
 /// Removes the taint and lets the reconciler restore it, `times` times from second `from` on. Returns the last step.
@@ -253,7 +270,7 @@ fn no_trace_removes_the_condition_until_the_next_taint() {
     reconciler.written(at(1), Ok(node(2, None)));
     assert!(writes(&reconciler.step(at(1))), "a condition remains");
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "3"}});
-    reconciler.written(at(1), Ok(TaintSnapshot::of(&bare)));
+    reconciler.written(at(1), Ok(NodeSnapshot::of(&bare)));
     assert_eq!(reconciler.step(at(1)), Step::Wait(None));
     reconciler.set_wanted(&enabled());
     assert_eq!(reconciler.step(at(2)), Step::Wait(None));
@@ -270,7 +287,7 @@ fn a_busy_node_is_tainted_and_its_end_is_no_loss() {
     assert!(matches!(reconciler.step(at(0)), Step::Write(_)));
     assert!(reconciler.desired().busy);
     let mut tainted = node(2, None);
-    tainted = TaintSnapshot::of(&json!({
+    tainted = NodeSnapshot::of(&json!({
         "metadata": {"name": tainted.name, "uid": tainted.uid, "resourceVersion": "2"},
         "spec": {"taints": [{"key": taint::BUSY_KEY, "effect": "PreferNoSchedule"}]},
     }));

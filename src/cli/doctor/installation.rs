@@ -21,8 +21,7 @@ const LEADER_GRACE: SignedDuration = SignedDuration::from_secs(60);
 
 /// The version of the API server, if known.
 pub(super) fn version_of(snapshot: &Snapshot) -> Option<KubernetesVersion> {
-    let version = snapshot.version.as_ref().ok()?;
-    KubernetesVersion::from_numbers(&version.major, &version.minor)
+    KubernetesVersion::of(snapshot.version.as_ref().ok()?)
 }
 
 /// What to run if a definition is missing or outdated.

@@ -27,7 +27,13 @@ const CHECKS: [ColumnCheck; 5] = [
         column: "Ready",
         reason: "Ready",
         is_problem: |reason| {
-            let healthy = ["", "RulesEnforced", "Starting", "Stopped", "AgentEnded"];
+            let healthy = [
+                "",
+                condition::RULES_ENFORCED,
+                condition::STARTING,
+                condition::STOPPED,
+                condition::AGENT_ENDED,
+            ];
             !healthy.contains(&reason) && reason != condition::NONE_EVALUATED
         },
         what: "the current rules are not enforced",
@@ -43,14 +49,14 @@ const CHECKS: [ColumnCheck; 5] = [
     ColumnCheck {
         column: "Degraded",
         reason: "Degraded",
-        is_problem: |reason| !["", "AllInOrder"].contains(&reason),
+        is_problem: |reason| !["", condition::ALL_IN_ORDER].contains(&reason),
         what: "some actions fail",
         fix: "shows what, and why",
     },
     ColumnCheck {
         column: "Ineffective",
         reason: "Ineffective",
-        is_problem: |reason| !["", "ActionsEffective"].contains(&reason),
+        is_problem: |reason| !["", condition::ACTIONS_EFFECTIVE].contains(&reason),
         what: "actions have no effect",
         fix: "shows on which pods, and why: another writer (such as an agent of crane), a sched_ext scheduler, a wrong layout",
     },

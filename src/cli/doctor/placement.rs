@@ -13,7 +13,7 @@ use super::finding::{Finding, finding, list as names};
 use super::pods::running;
 use super::scheduler_api::{self, Replica};
 use super::snapshot::{
-    NodeState, OURS, Read, Snapshot, Workload as _, arguments, items, list, ours, read,
+    NodeState, OURS, Read, ReadError, Snapshot, Workload as _, arguments, items, list, ours, read,
 };
 use crate::crd::NodeMetric;
 use crate::crd::crane_annotations::Zone;
@@ -52,6 +52,18 @@ pub(super) struct Placement {
 }
 
 impl Placement {
+    /// With `--only agents`.
+    pub(super) fn unread() -> Self {
+        Self {
+            loads: Err(ReadError::default()),
+            policies: Err(ReadError::default()),
+            namespaces: Err(ReadError::default()),
+            schedulers: Err(ReadError::default()),
+            groups: Err(ReadError::default()),
+            replicas: Vec::new(),
+        }
+    }
+
     pub(super) async fn read(client: &Client, controllers: &Read<Vec<Deployment>>) -> Self {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let by_load = ListParams::default().labels(BY_LOAD);

@@ -251,6 +251,14 @@ impl Scope<'_> {
         self.progress.advance();
         read
     }
+
+    async fn placement(&self, client: &Client, deployments: &Read<Vec<Deployment>>) -> Placement {
+        if self.only_agents {
+            Placement::unread()
+        } else {
+            Placement::read(client, deployments).await
+        }
+    }
 }
 
 impl Snapshot {
@@ -309,7 +317,7 @@ impl Snapshot {
             node_qos: it.full(policies::<NodeQos>(client)).await,
             pod_qos: it.full(policies::<PodQos>(client)).await,
             actions: it.full(policies::<AvoidanceAction>(client)).await,
-            placement: Placement::read(client, &deployments).await,
+            placement: it.placement(client, &deployments).await,
             reviews: Vec::new(),
             dry_runs: Vec::new(),
             version,

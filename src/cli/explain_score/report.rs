@@ -313,7 +313,7 @@ fn signs(
         _ => {}
     }
     if read.is_some_and(|label| label >= FULL) {
-        notes.push("at its load line: avoided the most".to_owned());
+        notes.push("above 90 % of its load line: avoided".to_owned());
     }
     notes
 }
@@ -391,7 +391,7 @@ mod tests {
             "taint gpu:NoSchedule is not tolerated",
             "its agent does not report; no label: counts as 80",
             "the label \"idle\" is no load: counts as 80",
-            "busy: avoided if another node is free; at its load line",
+            "busy: avoided if another node is free; above 90 % of its load line",
             "40 of 80",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");

@@ -127,7 +127,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Sorted rows, those of unresponsive agents last. Without `throttled`, throttling is unknown.
+    /// Sorted rows, those of agents that left or do not respond last. Without `throttled`, throttling is unknown.
     pub(super) fn new(
         metrics: &[NodeMetric],
         throttled: Option<&Throttled>,

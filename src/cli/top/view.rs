@@ -368,7 +368,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Sorted rows, unresponsive agents last.
+    /// Sorted rows; those of agents that left or do not respond come after the others, and nodes that never had an agent last.
     pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
         rows.sort_by(|a, b| a.compare(b, sort));
         Self {

@@ -3,13 +3,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn node(taints: &Value, condition: Option<&str>) -> TaintSnapshot {
+fn node(taints: &Value, condition: Option<&str>) -> NodeSnapshot {
     let conditions = condition.map(|status| {
         json!({"type": CONDITION, "status": status, "reason": "q/r", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"})
     });
     let ready = json!({"type": "Ready", "status": "True"});
     let conditions: Vec<Value> = [ready].into_iter().chain(conditions).collect();
-    TaintSnapshot::of(&json!({
+    NodeSnapshot::of(&json!({
         "metadata": {"name": "n", "uid": "u", "resourceVersion": "7"},
         "spec": {"taints": taints},
         "status": {"conditions": conditions},
@@ -85,7 +85,7 @@ fn a_taint_with_our_key_and_an_effect_we_never_use_is_not_ours() {
 #[test]
 fn the_transition_time_changes_only_with_the_status() {
     let now = "2026-02-02T00:00:00Z";
-    let since = |seen: &TaintSnapshot, wanted: DesiredTaint<'_>| {
+    let since = |seen: &NodeSnapshot, wanted: DesiredTaint<'_>| {
         let patch = seen.condition_patch(wanted, now);
         patch["status"]["conditions"][0]["lastTransitionTime"].clone()
     };
@@ -139,7 +139,7 @@ fn a_malformed_object_is_a_node_without_taints() {
         json!([]),
         json!({"spec": {"taints": "x"}, "status": {"conditions": 3}}),
     ] {
-        let seen = TaintSnapshot::of(&odd);
+        let seen = NodeSnapshot::of(&odd);
         assert_eq!(seen.effect(), None);
         assert!(seen.matches(DesiredTaint::Absent));
     }
@@ -191,13 +191,13 @@ fn the_taint_of_a_busy_node_is_independent_of_the_other() {
     let foreign = json!({"key": "plimsoll.dev/busy", "effect": "NoExecute"});
     let closed = json!({"key": KEY, "effect": "NoSchedule"});
     let of = |taints: Value| {
-        TaintSnapshot::of(&json!({"metadata": {"name": "n"}, "spec": {"taints": taints}}))
+        NodeSnapshot::of(&json!({"metadata": {"name": "n"}, "spec": {"taints": taints}}))
     };
     let both = of(json!([other, closed, busy]));
     assert_eq!(both.edited(NO, true), None);
     assert!(both.is_busy() && both.needs_cleanup());
     let only =
-        |it: &TaintSnapshot, effect, busy| Value::from(it.edited(effect, busy).expect("an edit"));
+        |it: &NodeSnapshot, effect, busy| Value::from(it.edited(effect, busy).expect("an edit"));
     assert_eq!(only(&both, NO, false), json!([other, closed]));
     assert_eq!(only(&both, None, true), json!([other, busy]));
     assert_eq!(only(&of(json!([closed])), NO, true), json!([closed, busy]));
@@ -211,7 +211,7 @@ fn the_taint_of_a_busy_node_is_independent_of_the_other() {
 #[test]
 fn a_load_label_is_to_be_cleaned_up() {
     let labelled = |labels: Value| {
-        TaintSnapshot::of(&json!({"metadata": {"name": "n", "labels": labels}, "spec": {}}))
+        NodeSnapshot::of(&json!({"metadata": {"name": "n", "labels": labels}, "spec": {}}))
     };
     let ours = labelled(json!({"plimsoll.dev/load": "95"}));
     assert_eq!(ours.load_label(), Some("95"));

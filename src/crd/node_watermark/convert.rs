@@ -89,7 +89,7 @@ pub enum SpecError {
     #[error("action {0} does not exist")]
     NoSuchAction(String),
     /// Two rules have the same id, or two actions or pod policies the same name.
-    #[error("is given duplicates")]
+    #[error("is given more than once")]
     Duplicate,
 }
 

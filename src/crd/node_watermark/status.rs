@@ -16,6 +16,16 @@ pub mod condition {
     pub const STOPPED: &str = "Stopped";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
     pub const NONE_EVALUATED: &str = "NoRuleEvaluated";
+    /// A reason of [`READY`]: the spec is enforced.
+    pub const RULES_ENFORCED: &str = "RulesEnforced";
+    /// A reason of [`READY`]: not every rule has been evaluated yet.
+    pub const STARTING: &str = "Starting";
+    /// A reason of [`READY`]: the agent has ended.
+    pub const AGENT_ENDED: &str = "AgentEnded";
+    /// The reason of [`DEGRADED`] while it is False.
+    pub const ALL_IN_ORDER: &str = "AllInOrder";
+    /// The reason of [`ACTION_INEFFECTIVE`] while it is False.
+    pub const ACTIONS_EFFECTIVE: &str = "ActionsEffective";
 }
 
 /// The reasons of the condition [`condition::STOPPED`].
@@ -152,8 +162,8 @@ pub struct RuleStatus {
     /// The threshold.
     #[serde(rename = "mark")]
     pub threshold: f64,
-    /// The second criterion of the rule, if it has one: a rule on pressure that throttles or reclaims acts only while
-    /// protected pods are stalled.
+    /// The second criterion of the rule, if it has one: a rule on pressure that acts on pods acts only while protected pods
+    /// are stalled; one that only evicts has it only while other actions may raise the pressure.
     #[serde(default, rename = "judgedBy", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub evaluated_by: Option<String>,

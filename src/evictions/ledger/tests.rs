@@ -80,7 +80,7 @@ fn each_budget_counts_only_evictions_in_its_scope() {
     };
     for scope in Scope::ALL {
         let exhausted = of(scope).reserve(second(), at(0)).unwrap_err();
-        assert_eq!(exhausted.scope, scope);
+        assert!(matches!(exhausted.limit, Limit::Budget(by, _) if by == scope));
     }
     for (scope, change) in changes {
         let mut other = second();
@@ -175,6 +175,7 @@ fn an_unknown_history_blocks_evictions_for_the_longest_window() {
     };
     let mut ledger = empty(budgets).close(at(0));
     let exhausted = ledger.reserve(victim(1), at(200)).unwrap_err();
+    assert_eq!(exhausted.limit, Limit::UnknownHistory);
     assert_eq!(exhausted.retry_after, Duration::from_secs(100));
     // The next leader knows no more than this one.
     let resumed = |ledger: &Ledger, now| {
@@ -201,8 +202,8 @@ fn a_budget_of_zero_allows_no_eviction() {
     });
     let exhausted = ledger.reserve(victim(1), at(0)).unwrap_err();
     assert_eq!(
-        (exhausted.scope, exhausted.retry_after),
-        (Scope::Node, MAX_WAIT)
+        (exhausted.limit, exhausted.retry_after),
+        (Limit::Budget(Scope::Node, budget(0, 60)), MAX_WAIT)
     );
 }
 
@@ -219,7 +220,8 @@ fn the_ledger_never_outgrows_its_record() {
     for number in 0..usize::from(MAX_EVICTIONS) {
         assert_eq!(ledger.reserve(victim(number), at(0)), Ok(Granted::New));
     }
-    assert!(ledger.reserve(victim(9999), at(0)).is_err());
+    let exhausted = ledger.reserve(victim(9999), at(0)).unwrap_err();
+    assert_eq!(exhausted.limit, Limit::FullRecord);
     assert!(ledger.record(1, at(0)).write().len() < 900 << 10);
 }
 

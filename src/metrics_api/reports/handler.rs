@@ -114,7 +114,7 @@ impl ReportHandler {
         let now = clock::boot_time();
         let (backlog, nodes) = {
             let mut latest = self.latest();
-            latest.find_busy(now);
+            latest.permit_soft_taints(now);
             let since = latest.waiting_since();
             let backlog = since.map_or(Duration::ZERO, |since| now.since(since));
             (backlog, latest.reporting(now))
@@ -302,7 +302,7 @@ impl ReportHandler {
             leading: term.is_some(),
             next_interval_seconds: u32::try_from(limits.interval.as_secs()).unwrap_or(u32::MAX),
             label_interval_seconds: u32::try_from(label_interval).ok(),
-            busy: self.latest().is_busy(&node),
+            busy: self.latest().may_have_soft_taint(&node),
         };
         Answered {
             answer: json(StatusCode::OK, body(&acknowledgement)),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::busy::BusyNodes;
+use super::busy::SoftTaintPermits;
 use crate::crd::report::{INTERVAL, MissingReport, RelayedReport, ReportId};
 use crate::crd::{NodeMetricStatus, Report};
 use crate::engine::time::BootTime;
@@ -98,7 +98,7 @@ pub enum Outcome {
 pub struct Latest {
     nodes: BTreeMap<Arc<str>, Node>,
     changed: BTreeSet<Arc<str>>,
-    busy: BusyNodes,
+    soft_taint: SoftTaintPermits,
     /// When all nodes were known.
     open: Option<BootTime>,
 }
@@ -143,17 +143,17 @@ impl Latest {
     }
 
     /// Decides again which nodes may have the soft taint.
-    pub fn find_busy(&mut self, now: BootTime) {
+    pub fn permit_soft_taints(&mut self, now: BootTime) {
         let nodes = self.nodes.iter().filter_map(|(name, node)| {
             let last = node.last.as_ref().filter(|last| last.is_fresh(now))?;
             Some((name, &node.zone, last.status.load.as_ref()?.percent))
         });
-        self.busy.update(nodes);
+        self.soft_taint.update(now, nodes);
     }
 
     /// Whether the node may have the soft taint.
-    pub fn is_busy(&self, node: &str) -> bool {
-        self.busy.contains(node)
+    pub fn may_have_soft_taint(&self, node: &str) -> bool {
+        self.soft_taint.contains(node)
     }
 
     /// Stores a report that arrived at `arrived_at`, unless the previous one is younger than `min_age`.

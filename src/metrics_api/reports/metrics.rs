@@ -76,7 +76,7 @@ impl ReportMetrics {
         registry.register("report_cores", help, self.busy.clone());
         let help = "Connections for reports: new, or known (after a report with a valid token)";
         registry.register("report_connections", help, self.connections.clone());
-        let help = "Closed connections for reports: no handshake, too slow, too many new ones, or too many of a node";
+        let help = "Closed connections for reports: no certificate yet, no handshake, too slow, too many new ones, or too many of a node";
         registry.register("report_connections_cut", help, self.cut.clone());
         let help = "Tokens of reports reviewed by the API server, because their keys are unknown";
         registry.register("report_token_reviews", help, self.reviews.clone());

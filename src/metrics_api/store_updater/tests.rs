@@ -130,10 +130,10 @@ fn deleted_nodes_leave_no_entries() {
     replica.updater.node("n1", None);
     // Late updates leave no entry behind, in any order.
     replica.renew_lease("seq=1");
-    replica.updater.set_agent_silent("n1", true);
+    replica.updater.set_agent_unresponsive("n1", true);
     replica.updater.heartbeat("n1", None);
     replica.updater.watermark("n1", None);
-    replica.updater.set_agent_silent("n1", false);
+    replica.updater.set_agent_unresponsive("n1", false);
     assert!(replica.updater.nodes.is_empty() && loads.read().is_empty());
 }
 
@@ -180,7 +180,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
     assert_ne!(since, "2026-01-01T00:00:00Z");
     replica.renew_lease("seq=2 cpu=60.0");
     assert_eq!(condition(&replica)["lastTransitionTime"], since);
-    replica.updater.set_agent_silent("n1", true);
+    replica.updater.set_agent_unresponsive("n1", true);
     assert_eq!(
         replica.healthy("n1"),
         (json!("False"), json!("AgentSilent"))
@@ -200,7 +200,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
 fn every_agent_is_considered_live_in_a_new_term() {
     let mut replica = Replica::of_a_node();
     replica.renew_lease("seq=1 cpu=50.0");
-    replica.updater.set_agent_silent("n1", true);
+    replica.updater.set_agent_unresponsive("n1", true);
     replica.lead(2);
     assert_eq!(
         replica.healthy("n1"),
@@ -256,13 +256,13 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
     replica.updater.report(report(3, Duration::ZERO));
     replica.updater.heartbeat("n1", summary(2));
     assert_eq!(cpu(&replica), "1500m");
-    replica.updater.set_agent_silent("n1", true);
+    replica.updater.set_agent_unresponsive("n1", true);
     assert_eq!(
         replica.healthy("n1"),
         (json!("False"), json!("AgentSilent"))
     );
     assert_eq!(cpu(&replica), "1500m", "the last figures");
-    replica.updater.set_agent_silent("n1", false);
+    replica.updater.set_agent_unresponsive("n1", false);
     // Now a heartbeat replaces it.
     replica.updater.heartbeat("n1", summary(3));
     assert_eq!(cpu(&replica), "4000m");
@@ -330,7 +330,7 @@ fn an_agent_without_a_lease_is_live_until_it_releases_one() {
 }
 
 #[test]
-fn an_agent_that_fails_during_the_warm_up_is_shown_as_silent() {
+fn an_agent_that_fails_during_the_warm_up_is_shown_as_unresponsive() {
     let mut replica = Replica::new();
     replica.updater.node("n", Some(node(4)));
     replica.updater.heartbeat("n", Some(heartbeat("cpu=1.0")));
@@ -341,7 +341,7 @@ fn an_agent_that_fails_during_the_warm_up_is_shown_as_silent() {
         None,
         "warming up"
     );
-    replica.updater.set_agent_silent("n", true);
+    replica.updater.set_agent_unresponsive("n", true);
     replica.updater.warm_up = WarmUp::none();
     replica.lead(2);
     assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::SignedDuration;
-
 use super::event::{Decision, Event, NoticeKind};
+use crate::crd::duration::format_duration;
 use crate::engine::metric::Metric;
 use crate::engine::plan::{Change, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
@@ -74,7 +73,9 @@ impl Decision {
                     self.value(*value)
                 )
             }
-            Change::OutsideHours => f.write_str("outside its hours: actions in force are restored"),
+            Change::OutsideHours => {
+                f.write_str("outside its hours: what the rule did is being restored")
+            }
             Change::WithinHours => f.write_str("within its hours"),
             Change::SchedulingDisabled { effect } => {
                 write!(f, "scheduling is disabled ({effect:?})")
@@ -301,13 +302,7 @@ pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-/// A duration to the millisecond, without needless digits: `30s`, `1m 30s`, `200ms`.
-pub fn format_duration(duration: Duration) -> String {
-    let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    format!("{:#}", SignedDuration::from_millis(millis))
-}
-
-/// The same, in whole seconds.
+/// A duration in whole seconds: `30s`, `1m 30s`.
 pub fn format_seconds(duration: Duration) -> String {
     format_duration(Duration::from_secs(duration.as_secs()))
 }
@@ -345,7 +340,9 @@ pub fn guard(guard: Guard) -> String {
             } else {
                 ""
             };
-            format!("the protected pod that waited longest did so {percent:.1} % of the time{note}")
+            format!(
+                "the protected pod or system service that waited longest did so {percent:.1} % of the time{note}"
+            )
         }
         Guard::BusiestSample(percent) => format!(
             "an estimate, without per-cgroup pressure: {percent:.0} % of the CPUs were busy in the busiest sample"
@@ -372,13 +369,17 @@ pub const fn skip_reason(reason: Skipped) -> &'static str {
         Skipped::NotRunning => "it is not running",
         Skipped::NoSample => "it has no fresh sample",
         Skipped::ContainerMissing => "one of its containers is not running",
-        Skipped::UsesLittle => "it uses less than 10m of CPU",
+        Skipped::UsesLittle => {
+            "it uses less than 10m of CPU, or no memory that its eviction would free"
+        }
         Skipped::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
         Skipped::Unowned => "it has no controller, and the action has no evictUnowned",
         Skipped::ExemptFromEviction => {
             "it is static, from a DaemonSet, system-critical or annotated to stay"
         }
-        Skipped::BackingOff => "the last attempt was refused; waiting before the next one",
+        Skipped::BackingOff => {
+            "the last attempt failed or was refused; waiting before the next one"
+        }
         Skipped::Contested => "another writer keeps changing its cgroup files",
         Skipped::Ineffective => "the last action of this kind has no effect on it",
     }

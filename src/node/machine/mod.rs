@@ -183,6 +183,7 @@ impl<O: Backend> Machine<O> {
         machine.engine.adopt_windows(machine.store.load_windows());
         machine.engine.adopt_load(machine.store.load_load());
         machine.engine.adopt(&saved.state, &recovered.throttles);
+        // Without an enforced rule, evictions of an earlier process are not continued.
         if machine.policy.rules.iter().any(is_enforced) {
             machine.backend.resume(saved.evictions);
         }
@@ -607,7 +608,7 @@ impl<O: Backend> Machine<O> {
     }
 }
 
-/// Without an enforced rule, evictions of an earlier process are not continued.
+/// Whether the rule is enforced, not only previewed.
 fn is_enforced(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce
 }

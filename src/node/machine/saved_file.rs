@@ -1,4 +1,5 @@
-//! Files in the state directory with the rules and pods of the last process, used until newer ones are available.
+//! Files in the state directory with what the last process knew: rules, pods, the emergency stop, windows and load. They are
+//! used until newer values are available.
 //!
 //! An agent saves its `NodeWatermark` and the pods that it found, and uses them while no API server answers:
 //!

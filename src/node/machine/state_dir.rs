@@ -13,8 +13,9 @@
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but the journal, `policies.json` and `stop.json` are valid within one boot only. They are replaced atomically, so
-//! that a reader never sees half a file, but not synced, since a power loss ends the boot anyway.
+//! All but the journal, `policies.json` and `stop.json` are valid within one boot only. All are replaced atomically, so
+//! that a reader never sees half a file. `engine.json`, `scheduling.json` and `status.json` are not synced, since a power
+//! loss ends the boot anyway.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};

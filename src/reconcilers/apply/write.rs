@@ -118,7 +118,7 @@ async fn remove_label(client: &Client, node: &str, uid: &str) -> Result<(), Call
 async fn remove_taint(client: &Client, node: &str, uid: &str) -> Result<bool, TaintError> {
     let node = match taint::read(client, node).await {
         Ok(node) if node.uid == uid => node,
-        Ok(_) | Err(TaintError::NoNode(_)) => return Ok(false),
+        Ok(_) | Err(TaintError::NoNode(..)) => return Ok(false),
         Err(error) => return Err(error),
     };
     let was_tainted = node.needs_cleanup();

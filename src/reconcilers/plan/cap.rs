@@ -147,7 +147,7 @@ impl CapEnforcement {
         let changed: Vec<String> = changed.cloned().collect();
         let event = |node: &String| {
             let message = format!(
-                "{wanted} of {matched} nodes are above their thresholds and at most {limit} may be unschedulable \
+                "the rules of {wanted} of {matched} nodes want them unschedulable, and at most {limit} may be \
                  (--max-unschedulable): this one gets PreferNoSchedule only"
             );
             PendingEvent::node_warning(node, "SchedulingSoftened", message)

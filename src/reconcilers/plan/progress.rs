@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rollout::{Phase, Rollout};
-use crate::reconcilers::events::format_duration;
+use crate::crd::duration::format_duration;
 
 /// The condition about a roll-out.
 pub const ROLLED_OUT: &str = "RolledOut";
@@ -23,7 +23,7 @@ pub const fn reason(rollout: &Rollout) -> Option<&'static str> {
     })
 }
 
-/// The column of `kubectl get`: `Canaries, 40 s left`.
+/// The column of `kubectl get`: `Canaries, 40s left`.
 pub fn column(rollout: &Rollout) -> Option<String> {
     let reason = reason(rollout)?;
     Some(rollout.remaining().map_or_else(

@@ -195,15 +195,14 @@ impl Rollouts {
     }
 
     /// A node was deleted or changed: roll-outs that no longer affect it continue without it, since a canary that lost the edit proves
-    /// nothing. A roll-out without nodes left to be canaries starts again. Returns whether one did, so that all nodes were added to the
-    /// queue.
+    /// nothing. A roll-out without nodes left to be canaries starts again; all nodes are then added to the queue.
     pub fn remove_node(
         &mut self,
         name: &str,
         index: &Index,
         liveness: &LivenessMonitor,
         queue: &mut WriteQueue,
-    ) -> bool {
+    ) {
         let node = index.nodes.get(name);
         let rollouts = self.by_object.iter_mut();
         let rollouts =
@@ -226,7 +225,6 @@ impl Rollouts {
             }
             queue.extend(index.nodes.keys());
         }
-        !stranded.is_empty()
     }
 
     /// Advances all roll-outs; `rate` is in nodes per second. Adds the nodes that may have more to the queue.

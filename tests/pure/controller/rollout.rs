@@ -52,15 +52,15 @@ fn the_status_says_how_long_an_edit_waits_for_its_canary() {
         panic!("one event for one transition: {events:?}")
     };
     assert_eq!((started.warning, started.reason), (false, "RolloutStarted"));
-    let text = "first, for 1 min after they enforce it; ";
+    let text = "first, for 1m after they enforce it; ";
     assert!(started.message.contains(text), "{started:?}");
     cluster.pass(Duration::from_secs(20));
     cluster.settle(0);
-    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 40 s left");
+    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 40s left");
     cluster.pass(Duration::from_secs(15));
     cluster.settle(0);
-    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 30 s left");
-    assert!(rolled_out(&mut cluster).contains("first, for 30 s more; "));
+    assert_eq!(shown(&mut cluster).unwrap(), "Canaries, 30s left");
+    assert!(rolled_out(&mut cluster).contains("first, for 30s more; "));
     cluster.finish();
     assert_eq!(shown(&mut cluster), None);
     let events = cluster.reconciler.take_events();

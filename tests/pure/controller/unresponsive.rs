@@ -104,7 +104,7 @@ fn the_taint_is_removed_once_after_ten_unresponsive_minutes() {
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].about, Subject::Node("node00".to_owned()));
     assert!(
-        events[0].message.contains("10 min"),
+        events[0].message.contains("10m ago"),
         "{}",
         events[0].message
     );
@@ -232,7 +232,7 @@ fn throttled_pods_are_reported_once_with_the_restore_command() {
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
     let events = fleet.events("ThrottledBySilentAgent");
     assert_eq!(events.len(), 1);
-    assert!(events[0].warning && events[0].message.contains("3 pods"));
+    assert!(events[0].warning && events[0].message.contains("3 of its pods"));
     let command = "plimsoll agent --restore --node-name node00";
     assert!(events[0].message.contains(command), "{}", events[0].message);
     assert_eq!(fleet.unresponsive(), [1, 1]);

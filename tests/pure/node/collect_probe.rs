@@ -76,7 +76,7 @@ fn request_head(stream: &mut impl Read) -> Vec<String> {
 }
 
 /// One probe for the series `depth`.
-struct ReceivedRequest {
+struct SentProbe {
     prober: Prober,
     demand: Demand,
     sample: Sample,
@@ -115,7 +115,7 @@ fn rule(probe: Probe, series: &str) -> Rule {
     }
 }
 
-impl ReceivedRequest {
+impl SentProbe {
     fn new(url: &str) -> Self {
         Self::with(probe(url, LONG))
     }
@@ -180,7 +180,7 @@ fn a_probe_without_a_host_goes_to_the_node() {
             let _ = stream.write_all(&ok(depth.as_bytes()));
         });
         let url = format!("http://:{port}/metrics");
-        let mut asked = ReceivedRequest::on_node(probe(&url, LONG), node);
+        let mut asked = SentProbe::on_node(probe(&url, LONG), node);
         let host = server.address.len() as f64;
         assert_eq!(asked.outcome(), Ok(vec![host]));
         // Rules find the response by the URL in the policy.
@@ -192,7 +192,7 @@ fn a_probe_without_a_host_goes_to_the_node() {
         .local_addr()
         .unwrap();
     let url = format!("http://:{}/metrics", free.port());
-    let mut asked = ReceivedRequest::new(&url);
+    let mut asked = SentProbe::new(&url);
     asked.outcome().unwrap_err();
     let (named, _) = asked.prober.failures().next().unwrap();
     assert_eq!(**named, format!("http://{free}/metrics"));
@@ -207,7 +207,7 @@ fn headers_are_sent_and_only_named_series_used() {
             b"# HELP depth x\ndepth{queue=\"mail\"} 7\nother 1\ndepth{queue=\"web\"} +Inf 12\n";
         let _ = stream.write_all(&ok(text));
     });
-    let mut asked = ReceivedRequest::new(&server.url());
+    let mut asked = SentProbe::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![7.0, f64::INFINITY]));
     let head = heads.recv().unwrap();
     assert_eq!(head[0], "GET /metrics HTTP/1.1");
@@ -241,7 +241,7 @@ fn self_signed_https_certificates_are_accepted() {
         let _ = stream.flush();
     });
     let url = server.url().replace("http:", "https:");
-    assert_eq!(ReceivedRequest::new(&url).outcome(), Ok(vec![3.0]));
+    assert_eq!(SentProbe::new(&url).outcome(), Ok(vec![3.0]));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_hanging_server_blocks_nothing_and_gets_one_request() {
         let _ = released.recv();
         let _ = stream.write_all(&ok(b"depth 5\n"));
     });
-    let mut asked = ReceivedRequest::new(&server.url());
+    let mut asked = SentProbe::new(&server.url());
     asked.prober.set_demand(&asked.demand);
     assert!(wait_for(LONG, || server.connections() == 1));
     // The server responds only after all of these have returned.
@@ -271,7 +271,7 @@ fn a_hanging_server_times_out() {
         // Left open without a response.
         std::mem::forget(stream);
     });
-    let mut asked = ReceivedRequest::with(probe(&server.url(), Duration::from_millis(50)));
+    let mut asked = SentProbe::with(probe(&server.url(), Duration::from_millis(50)));
     assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
@@ -282,7 +282,7 @@ fn a_slow_response_times_out() {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\ndep");
         std::mem::forget(stream);
     });
-    let mut asked = ReceivedRequest::with(probe(&server.url(), Duration::from_millis(50)));
+    let mut asked = SentProbe::with(probe(&server.url(), Duration::from_millis(50)));
     assert_eq!(asked.outcome(), Err("no response within 50ms".into()));
 }
 
@@ -295,7 +295,7 @@ fn a_huge_response_is_rejected_with_or_without_its_length() {
             let line = "10000\r\n".to_owned() + &"#".repeat(0x10000) + "\r\n";
             while stream.write_all(line.as_bytes()).is_ok() {}
         });
-        let outcome = ReceivedRequest::new(&server.url()).outcome();
+        let outcome = SentProbe::new(&server.url()).outcome();
         assert_eq!(
             outcome,
             Err("the response is longer than 1 MiB".into()),
@@ -313,16 +313,13 @@ fn invalid_prometheus_text_is_a_failure_with_the_line() {
         (b"depth \xff\xfe\n", "the response is not UTF-8 text"),
     ] {
         let server = Server::with_text(text);
-        assert_eq!(
-            ReceivedRequest::new(&server.url()).outcome(),
-            Err(failure.into())
-        );
+        assert_eq!(SentProbe::new(&server.url()).outcome(), Err(failure.into()));
     }
     let server = Server::start(|mut stream| {
         request_head(&mut stream);
         let _ = stream.write_all(b"220 smtp ready\r\n");
     });
-    let failure = ReceivedRequest::new(&server.url()).outcome().unwrap_err();
+    let failure = SentProbe::new(&server.url()).outcome().unwrap_err();
     assert!(failure.starts_with("the request failed: "), "{failure}");
 }
 
@@ -332,7 +329,7 @@ fn a_truncated_response_is_a_failure() {
         request_head(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndepth 1\n");
     });
-    let failure = ReceivedRequest::new(&server.url()).outcome().unwrap_err();
+    let failure = SentProbe::new(&server.url()).outcome().unwrap_err();
     assert!(
         failure.starts_with("failed to read the response"),
         "{failure}"
@@ -342,13 +339,13 @@ fn a_truncated_response_is_a_failure() {
 #[test]
 fn too_many_series_are_a_failure() {
     let many = "depth 1\n".repeat(5000);
-    let failure = ReceivedRequest::new(&Server::with_text(many).url())
+    let failure = SentProbe::new(&Server::with_text(many).url())
         .outcome()
         .unwrap_err();
     assert!(failure.starts_with("more than 4096 series"), "{failure}");
     let others = "other 1\n".repeat(5000);
     let server = Server::with_text(others + "depth 2\n");
-    assert_eq!(ReceivedRequest::new(&server.url()).outcome(), Ok(vec![2.0]));
+    assert_eq!(SentProbe::new(&server.url()).outcome(), Ok(vec![2.0]));
 }
 
 #[test]
@@ -356,7 +353,7 @@ fn a_refused_connection_is_a_failure() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", free.local_addr().unwrap());
     drop(free);
-    let failure = ReceivedRequest::new(&url).outcome().unwrap_err();
+    let failure = SentProbe::new(&url).outcome().unwrap_err();
     assert!(failure.contains("refused"), "{failure}");
 }
 
@@ -371,7 +368,7 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
             "HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n"
         );
     });
-    let failure = ReceivedRequest::new(&server.url()).outcome().unwrap_err();
+    let failure = SentProbe::new(&server.url()).outcome().unwrap_err();
     assert!(
         failure.starts_with("the response is 302 Found, and redirects"),
         "{failure}"
@@ -382,7 +379,7 @@ fn a_redirect_is_not_followed_and_other_statuses_fail() {
         request_head(&mut stream);
         let _ = stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     });
-    let outcome = ReceivedRequest::new(&server.url()).outcome();
+    let outcome = SentProbe::new(&server.url()).outcome();
     assert_eq!(
         outcome,
         Err("the response is 503 Service Unavailable".into())
@@ -401,7 +398,7 @@ fn an_old_response_keeps_its_time_until_a_newer_one() {
         };
         let _ = stream.write_all(&answer);
     });
-    let mut asked = ReceivedRequest::new(&server.url());
+    let mut asked = SentProbe::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![1.0]));
     let first = asked.sample.probes[0].at;
 
@@ -419,7 +416,7 @@ fn an_old_response_keeps_its_time_until_a_newer_one() {
 #[test]
 fn a_removed_probe_leaves_the_sample() {
     let server = Server::with_text("depth 1\n");
-    let mut asked = ReceivedRequest::new(&server.url());
+    let mut asked = SentProbe::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![1.0]));
     asked.prober.set_policy(&PolicySet::default()).unwrap();
     assert_eq!(asked.values(), NOTHING);
@@ -429,7 +426,7 @@ fn a_removed_probe_leaves_the_sample() {
 #[test]
 fn a_probe_in_a_new_policy_keeps_its_response() {
     let server = Server::with_text("depth 1\nwidth 2\n");
-    let mut asked = ReceivedRequest::new(&server.url());
+    let mut asked = SentProbe::new(&server.url());
     assert_eq!(asked.outcome(), Ok(vec![1.0]));
     let bad = probe("not a url", LONG);
     let mut policy = PolicySet {

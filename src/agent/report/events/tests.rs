@@ -138,7 +138,7 @@ fn the_end_of_the_hours_is_only_an_event_if_it_ends_something() {
     assert_eq!(record(Change::OutsideHours), [""; 0]);
     assert_eq!(
         record(state(RuleState::Breached, RuleState::Normal)),
-        ["RuleEnded node: q/r: outside its hours: all actions are restored"]
+        ["RuleEnded node: q/r: outside its hours: what the rule did is being restored"]
     );
     assert_eq!(record(Change::WithinHours), [""; 0]);
     // What was unknown before is reported again in the next hours.
@@ -175,7 +175,7 @@ fn a_rule_event_has_value_and_threshold_in_readable_units() {
         [
             "RuleBreached node: q/r: cpu_total_usage 7200m is above its threshold 4000m; action slow",
             "RuleCooling node: q/r: cpu_total_usage 7200m, threshold 4000m: actions stay in force for 5m after the last breach",
-            "RuleEnded node: q/r: cpu_total_usage 7200m, threshold 4000m: all actions are restored",
+            "RuleEnded node: q/r: cpu_total_usage 7200m, threshold 4000m: what the rule did is being restored",
         ]
     );
 }

@@ -393,7 +393,8 @@ fn parts_not_understood_are_shown_and_degrade() {
     let scene = Scene::new();
     let mut view = scene.view();
     view.not_enforced = vec![("rule", "q/new".to_owned(), "later is not known".to_owned())];
-    view.taint_state.failing = Some("failed to taint node n: forbidden (403)".to_owned());
+    view.taint_state.failing =
+        Some("failed to change the taints of node n: forbidden (403)".to_owned());
     let status = StatusBuilder::default().build(&view);
     assert_eq!(status.refused[0].rule.as_deref(), Some("q/new"));
     let degraded = &status.conditions[2];

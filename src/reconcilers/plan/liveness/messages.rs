@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::LivenessCheck;
-use crate::reconcilers::events::{PendingEvent, format_duration};
+use crate::crd::duration::format_duration;
+use crate::reconcilers::events::PendingEvent;
 
 impl LivenessCheck {
     /// The events about a check; `dead_after` is the time after which an agent is dead.
@@ -37,9 +38,9 @@ impl LivenessCheck {
         let dead_after = format_duration(dead_after);
         for (node, pods) in &self.throttled {
             let message = format!(
-                "its agent was last seen more than {dead_after} ago, and {pods} pods were throttled at its last update: they \
-                 stay throttled until an agent runs there again. To restore them by hand, have plimsoll agent --restore \
-                 --node-name {node} run there; see docs/kubernetes.md about nodes without an agent"
+                "its agent was last seen more than {dead_after} ago, when {pods} of its pods were throttled; these stay so \
+                 until an agent runs there again. To restore them by hand, run `plimsoll agent --restore --node-name {node}` \
+                 on that node; see docs/kubernetes.md about nodes without an agent"
             );
             let reason = "ThrottledBySilentAgent";
             events.push(PendingEvent::node_warning(node, reason, message));

@@ -19,7 +19,7 @@ func quantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 const closeAction = `{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction", "metadata": {"name": "close"}, "spec": {}}`
 
-// policy is a NodeQOS that closeAction nodes above a threshold; pool is a label's value, or empty for all nodes.
+// policy is a NodeQOS that closes nodes above a threshold; pool is a label's value, or empty for all nodes.
 func policy(name, pool string, threshold int, immediate bool) string {
 	selector, annotations := "{}", "{}"
 	if pool != "" {
@@ -135,7 +135,7 @@ func TestMaxUnschedulableIsNotExceeded(t *testing.T) {
 		events := p.Kubectl("get", "events", "-A", "--field-selector", "reason=SchedulingSoftened", "-o",
 			"jsonpath={range .items[*]}{.involvedObject.name} {.message}{'\\n'}{end}")
 		for line := range strings.Lines(events) {
-			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes are above their thresholds and at most 6 may be unschedulable") {
+			if strings.HasPrefix(line, nodes[0]+" ") && strings.Contains(line, "of 20 nodes want them unschedulable, and at most 6 may be") {
 				return nil
 			}
 		}

@@ -35,7 +35,7 @@ type crowd struct {
 	stop         context.CancelFunc
 }
 
-// readSlowly starts this many clients of the leader, a fifth of them with streaming lists.
+// readSlowly starts `slowReaders` clients of the leader, a fifth of them with streaming lists.
 func (f *fleet) readSlowly() *crowd {
 	running, stop := context.WithCancel(background)
 	c := &crowd{stop: stop}
