@@ -518,10 +518,12 @@ impl Agent {
             load: percent,
             remove: stopped || !self.options.load_label,
             crane,
-            interval: asks.label_interval.unwrap_or(INTERVAL_ALONE),
+            interval: asks
+                .and_then(|it| it.label_interval)
+                .unwrap_or(INTERVAL_ALONE),
         });
         let permitted = if self.options.soft_taint && !stopped {
-            asks.may_be_busy
+            asks.map(|it| it.may_be_busy)
         } else {
             Some(false)
         };

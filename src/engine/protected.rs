@@ -344,10 +344,10 @@ pub fn stall(
 /// # Errors
 /// [`Unknown::Rebased`] if the counter is new, gone, or lower than before: a container was restarted.
 fn own_quota(before: &WaitCounters, now: &WaitCounters) -> Result<f64, Unknown> {
-    let throttled = match (before.throttled_periods, now.throttled_periods) {
-        (None, None) => 0,
-        (Some(before), Some(now)) => now.checked_sub(before).ok_or(Unknown::Rebased)?,
-        _ => return Err(Unknown::Rebased),
+    let counters = (before.throttled_periods, now.throttled_periods);
+    let throttled = match counters {
+        (None, None) => 0.0,
+        (before, now) => difference(before, now).map_err(|_| Unknown::Rebased)?,
     };
-    Ok(throttled as f64 * ENFORCEMENT_PERIOD.as_nanos() as f64)
+    Ok(throttled * ENFORCEMENT_PERIOD.as_nanos() as f64)
 }

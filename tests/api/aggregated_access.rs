@@ -15,6 +15,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 const LIST: &str = "/apis/metrics.plimsoll.dev/v1alpha1/nodemetrics";
 
 /// A client of the controller's port.
+#[derive(Clone)]
 struct Caller {
     client: Client,
     headers: Vec<(&'static str, &'static str)>,
@@ -183,6 +184,11 @@ async fn trusts_the_front_proxy(port: u16, proxy: &FrontProxy) {
         text.contains(r#"User \"nobody\" cannot list resource \"nodemetrics\""#),
         "{text}"
     );
+    // API servers send a header for each group, and names as they are.
+    let groups = (0..300).fold(masters.clone(), |it, _| it.with("X-Remote-Group", "größe"));
+    assert_eq!(groups.code(LIST).await, 200);
+    let user = api_server().with("X-Remote-User", "jürgen");
+    assert_eq!(user.code(LIST).await, 403, "known, and not allowed");
     // Without a user the request is unauthenticated.
     assert_eq!(api_server().code(LIST).await, 401);
     let protobuf = masters.with("Accept", "application/vnd.kubernetes.protobuf");

@@ -501,7 +501,38 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
         text.contains("cannot patch resource") && text.contains("ask an administrator"),
         "{text}"
     );
+    a_role_for_the_name_is_enough(&node, &ann);
     it_goes_where_agents_watch(&node);
+}
+
+/// As the chart gives to the hook that uninstalls.
+fn a_role_for_the_name_is_enough(node: &Node, ann: &Path) {
+    let named = |object: Value| {
+        let mut object = object;
+        object["metadata"] = json!({"name": "stop", "namespace": LEASES});
+        object
+    };
+    node.plane.apply(&[
+        named(json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "rules": [{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [OBJECT], "verbs": ["create", "patch"]}],
+        })),
+        named(json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "stop"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}],
+        })),
+    ]);
+    node.plane
+        .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
+    let stop = ["stop", "--wait=false"];
+    node.plane
+        .until("the Role is in force", Duration::from_secs(30), |_| {
+            plimsoll_by(ann, &stop).status.success()
+        });
+    let get = ["get", "configmap", OBJECT, "-n", LEASES, "-o", "json"];
+    let there: Value = serde_json::from_str(&node.plane.kubectl(&get)).unwrap();
+    assert!(there["metadata"]["annotations"][ANNOTATION].is_string());
 }
 
 /// With another `leases.namespace` of the chart.

@@ -24,12 +24,12 @@ struct Link {
 }
 
 /// What the leader asks of a node, with its answers to reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaderRequests {
-    /// The least interval of writes of the load label, for long; `None` if no leader has asked for one.
+    /// The least interval of writes of the load label, for long; `None` if it asks for none.
     pub label_interval: Option<Duration>,
-    /// The node may have the soft taint while it is busy; `None` while no leader is known.
-    pub may_be_busy: Option<bool>,
+    /// The node may have the soft taint while it is busy.
+    pub may_be_busy: bool,
 }
 
 impl Link {
@@ -69,11 +69,11 @@ impl Links {
         best.map(|link| link.sender.clone())
     }
 
-    /// What the leader asks for; nothing while no leader is known.
-    pub fn requests(&self) -> LeaderRequests {
+    /// What the leader asks for; `None` while no leader is known.
+    pub fn requests(&self) -> Option<LeaderRequests> {
         let links = self.lock();
         let mut open = links.values().filter(|link| link.is_open());
-        open.find_map(|link| link.leads).unwrap_or_default()
+        open.find_map(|link| link.leads)
     }
 
     /// The connection to the replica at this address.

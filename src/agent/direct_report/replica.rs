@@ -210,7 +210,7 @@ impl Replica {
         });
         let asks = LeaderRequests {
             label_interval: answer.label_interval(),
-            may_be_busy: Some(answer.busy),
+            may_be_busy: answer.busy,
         };
         self.sending
             .links

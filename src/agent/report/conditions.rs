@@ -7,7 +7,7 @@ use crate::crd::emergency_stop;
 use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::node_watermark::condition::{
     ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, DEGRADED, NONE_EVALUATED,
-    READY, RULES_ENFORCED, STARTING, STOPPED,
+    PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED, STARTING, STOPPED,
 };
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::engine::RuleReport;
@@ -144,7 +144,7 @@ pub fn conditions(
             make(READY, false, STARTING, message)
         }
         Some(Unready::PreviousRulesEnforced(why)) => {
-            make(READY, false, "PreviousRulesEnforced", why.clone())
+            make(READY, false, PREVIOUS_RULES_ENFORCED, why.clone())
         }
         Some(Unready::Ended(why)) => make(READY, false, AGENT_ENDED, why.clone()),
         Some(Unready::Stopped) => {
@@ -167,7 +167,7 @@ pub fn conditions(
         make(STOPPED, true, reason, message)
     });
     let progress = match (&health.unready, ready.reason.as_str()) {
-        (_, NONE_EVALUATED | "PreviousRulesEnforced") => Some(STALLED),
+        (_, NONE_EVALUATED | PREVIOUS_RULES_ENFORCED) => Some(STALLED),
         (Some(Unready::Starting), _) => Some(RECONCILING),
         _ => None,
     };

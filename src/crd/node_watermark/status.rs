@@ -16,6 +16,8 @@ pub mod condition {
     pub const STOPPED: &str = "Stopped";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
     pub const NONE_EVALUATED: &str = "NoRuleEvaluated";
+    /// A reason of [`READY`]: the spec is not enforced, but the previous one.
+    pub const PREVIOUS_RULES_ENFORCED: &str = "PreviousRulesEnforced";
     /// A reason of [`READY`]: the spec is enforced.
     pub const RULES_ENFORCED: &str = "RulesEnforced";
     /// A reason of [`READY`]: not every rule has been evaluated yet.
