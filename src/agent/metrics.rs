@@ -269,7 +269,7 @@ impl Metrics {
                     ends";
         registry.register("actions", help, self.actions.clone());
         let help = "Pods that a rule skipped, by reason: counted when the reason changes";
-        registry.register("spared_pods", help, self.skipped.clone());
+        registry.register("skipped_pods", help, self.skipped.clone());
         let help = "Rules and pod policies of the NodeWatermark that this version does not enforce";
         registry.register("refused", help, self.refused.clone());
     }

@@ -156,11 +156,11 @@ pub struct Args {
     /// Remove plimsoll's taint from a Ready node whose agent has not reported for this long. At least 6m: an agent without
     /// a Lease may report only every 5 minutes
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::positive)]
-    silent_agent_after: Duration,
+    dead_agent_after: Duration,
 
-    /// For tests: allows --silent-agent-after below 6m
+    /// For tests: allows --dead-agent-after below 6m
     #[arg(long, hide = true)]
-    short_silence: bool,
+    short_dead_agent_after: bool,
 
     #[command(flatten)]
     windows: AgentWindowsFile,
@@ -170,7 +170,7 @@ pub struct Args {
 }
 
 /// Agents may report only every five minutes; the sixth is for delays.
-const MIN_SILENT_AGENT_AFTER: Duration = Duration::from_mins(6);
+const MIN_DEAD_AGENT_AFTER: Duration = Duration::from_mins(6);
 
 fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok();
@@ -280,10 +280,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn control(args: &Args) -> anyhow::Result<()> {
     anyhow::ensure!(
-        args.short_silence || args.silent_agent_after >= MIN_SILENT_AGENT_AFTER,
-        "--silent-agent-after {:?} is too short: agents may report only every 5 minutes, and healthy ones would lose their \
+        args.short_dead_agent_after || args.dead_agent_after >= MIN_DEAD_AGENT_AFTER,
+        "--dead-agent-after {:?} is too short: agents may report only every 5 minutes, and healthy ones would lose their \
          taint; use 6m or more",
-        args.silent_agent_after
+        args.dead_agent_after
     );
     let metrics = Arc::new(Metrics::default());
     let server = Server::find(&args.cluster.source()).await?;
@@ -293,7 +293,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
         settings: Settings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable: args.max_unschedulable,
-            silent_agent_after: args.silent_agent_after,
+            dead_agent_after: args.dead_agent_after,
             windows: Some(Arc::clone(&windows)),
         },
         namespace: args.namespace.clone(),

@@ -55,7 +55,7 @@ Examples:
   Wait until all agents are upgraded:
     plimsoll doctor --only agents --wait --timeout 4m
   List only what to do:
-    plimsoll doctor -o json | jq -r '.findings[].do'
+    plimsoll doctor -o json | jq -r '.findings[].fix'
   As an administrator, grant a user what doctor could not read as that user:
     plimsoll doctor -o json | jq '.roles[]' | kubectl apply -f -
 

@@ -81,7 +81,7 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     sample: Option<Duration>,
 
-    /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, standing, pods, ...}]}], findings, notes,
+    /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, state, pods, ...}]}], findings, notes,
     /// summary}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,

@@ -45,7 +45,7 @@ pub mod condition {
         /// True: the last report or Lease renewal is recent.
         pub const REPORTING: &str = "AgentReporting";
         /// False: there was neither within the grace period; the values are the last ones.
-        pub const SILENT: &str = "AgentSilent";
+        pub const UNRESPONSIVE: &str = "AgentUnresponsive";
         /// Unknown: the agent has not reported since the controller started; there are no values.
         pub const NO_REPORT: &str = "NoReport";
         /// Unknown: the agent has not reported since the controller started; the values are polled from an exporter.
@@ -118,7 +118,7 @@ pub struct NodeMetricStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub breached: Vec<String>,
-    /// The conditions. `Healthy` is True while the agent reports, False (`AgentSilent`) if it has not reported within the grace
+    /// The conditions. `Healthy` is True while the agent reports, False (`AgentUnresponsive`) if it has not reported within the grace
     /// period, and Unknown (`NoReport`) if it has not reported since the controller started, or (`Polled`) if the values then are
     /// those of an exporter that the controller polls. The values of an unresponsive agent are the last that it reported, or polled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

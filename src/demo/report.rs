@@ -23,7 +23,6 @@ pub struct Report {
     /// Such as `2 CPUs, cgroup v1`.
     pub machine: String,
     /// How the run ended.
-    #[serde(rename = "ended")]
     pub outcome: Outcome,
     /// `cpu.shares` of the whole demo against the rest of the machine.
     pub shares: u64,
@@ -114,7 +113,6 @@ impl ServiceFacts {
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
     /// It ran to its end.
-    #[serde(rename = "byItself")]
     Completed,
     /// The user stopped it: how.
     Stopped(String),

@@ -415,8 +415,8 @@ impl Metric {
     /// How actions of `kind` affect this metric.
     ///
     /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
-    /// requested. Pods read back what was reclaimed, which raises the rates of a disk. An average lags by minutes, so victims are
-    /// taken one at a time. Nothing lowers a past peak.
+    /// requested. Pods read back what was reclaimed, which raises the rates of a disk and the waits for it. An average lags by
+    /// minutes, so victims are taken one at a time. Nothing lowers a past peak.
     pub fn action_effect(&self, kind: ActionKind) -> ActionEffect {
         let windowed = match self {
             Self::Window(_, statistic) => Some(*statistic),
@@ -443,11 +443,11 @@ impl Metric {
             },
             (None, ActionKind::ForceGc) => match self {
                 Self::Pressure {
-                    kind: PressureKind::Memory | PressureKind::Io,
+                    kind: PressureKind::Memory,
                     ..
                 }
-                | Self::PodStall(PressureKind::Memory | PressureKind::Io)
-                | Self::Protected(Protected::MemoryStallMax | Protected::IoStallMax)
+                | Self::PodStall(PressureKind::Memory)
+                | Self::Protected(Protected::MemoryStallMax)
                 | Self::Probe(_) => ActionEffect::OneVictim,
                 _ => ActionEffect::None,
             },

@@ -155,7 +155,6 @@ pub enum Change {
         /// The metric's value; with several series, the one that decided.
         value: Option<f64>,
         /// The rule's threshold.
-        #[serde(rename = "watermark")]
         threshold: f64,
         /// It returned to Normal because its metric was Unknown for too long.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -227,7 +226,6 @@ pub enum Change {
         pod: PodUid,
     },
     /// A pod selected for the rule's action was skipped; reported once per change of reason.
-    #[serde(rename = "spared")]
     Skipped {
         /// Pod UID.
         pod: PodUid,
@@ -303,7 +301,6 @@ pub enum Skipped {
     /// It has no controller and the action does not evict such pods.
     Unowned,
     /// Never evicted: static, `DaemonSet`, system-critical, or annotated.
-    #[serde(rename = "kept")]
     ExemptFromEviction,
     /// The last attempt failed or was refused; waiting before a retry.
     BackingOff,
@@ -325,7 +322,7 @@ impl Skipped {
             Self::UsesLittle => "usesLittle",
             Self::AtFloor => "atFloor",
             Self::Unowned => "unowned",
-            Self::ExemptFromEviction => "kept",
+            Self::ExemptFromEviction => "exemptFromEviction",
             Self::BackingOff => "backingOff",
             Self::Contested => "contested",
             Self::Ineffective => "ineffective",

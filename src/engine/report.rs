@@ -26,15 +26,12 @@ pub struct RuleReport {
     /// Last evaluated value; with several series, the one that decided.
     pub value: Option<f64>,
     /// A value above this is a breach.
-    #[serde(rename = "watermark")]
     pub threshold: f64,
     /// A value at or below this is quiet.
-    #[serde(rename = "restore")]
     pub restore_value: f64,
     /// Consecutive breaches counted.
     pub breaches: u32,
     /// Consecutive quiet evaluations counted.
-    #[serde(rename = "quiets")]
     pub quiet_evaluations: u32,
     /// Why the last evaluation gave no result.
     pub unknown: Option<Unknown>,

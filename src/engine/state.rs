@@ -14,6 +14,7 @@ use super::rule::Machine;
 use super::run::Run;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
+use super::values::GAP_PERIODS;
 
 /// Restore step, in percent of the base, of a claim that is not in the saved state.
 const DEFAULT_STEP: u8 = 10;
@@ -97,13 +98,17 @@ impl Engine {
     /// Resumes from the state of the last process of the same boot. Call it after [`Self::set_policy`] and
     /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
     /// those of pods that are gone are not in the next plan.
-    pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
+    pub fn adopt(&mut self, now: BootTime, state: &EngineState, throttles: &[AdoptedThrottle]) {
         for saved in &state.rules {
             let same =
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
-                if run.counter_key() != saved.counter_key {
+                let max_pause = run.rule.period.saturating_mul(GAP_PERIODS);
+                let is_recent = |at: BootTime| now.since(at) <= max_pause;
+                if run.counter_key() != saved.counter_key
+                    || !saved.machine.last_breach.is_some_and(is_recent)
+                {
                     run.machine.reset_counters();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.

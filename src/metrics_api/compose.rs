@@ -255,7 +255,7 @@ fn healthy(node: &StaticFields, known: &Known) -> Condition {
         ),
         Health::Unresponsive if known.polled.is_some() => (
             "False",
-            reason::SILENT,
+            reason::UNRESPONSIVE,
             "the agent has neither reported nor renewed its Lease for too long; the figures are from an exporter that the controller polls",
         ),
         Health::Unknown => (
@@ -275,7 +275,7 @@ fn healthy(node: &StaticFields, known: &Known) -> Condition {
         ),
         Health::Unresponsive => (
             "False",
-            reason::SILENT,
+            reason::UNRESPONSIVE,
             "the agent has neither reported nor renewed its Lease for too long; the figures are the last it sent",
         ),
     };

@@ -71,7 +71,7 @@ const COLUMNS: [(&str, &str, &str); 13] = [
     (
         "Agent",
         "string",
-        "Healthy, AgentSilent (the figures are the last it sent), NoReport, or Polled (from an exporter).",
+        "Healthy, AgentUnresponsive (the figures are the last it sent), NoReport, or Polled (from an exporter).",
     ),
     ("Age", "string", "Age of the Node object."),
     (

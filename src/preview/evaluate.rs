@@ -130,10 +130,8 @@ impl NodeInput<'_> {
                 .collect(),
         );
         if let Some(agent_status) = self.agent_status {
-            engine.adopt(
-                &EngineState::default(),
-                &agent_status.throttles(self.subjects),
-            );
+            let throttles = agent_status.throttles(self.subjects);
+            engine.adopt(BEFORE, &EngineState::default(), &throttles);
         }
         engine.step(BEFORE, &samples.before, &mut plan);
         for (rule, source) in self.policy.rules.iter().zip(sources) {

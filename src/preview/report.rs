@@ -43,7 +43,7 @@ pub struct NodePreview {
     /// Where schedulers would see the node as full, with these rules.
     pub load_lines: LoadLines,
     /// Why its kubelet's summary is not known.
-    #[serde(rename = "silent", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_error: Option<String>,
 }
 
@@ -111,13 +111,10 @@ pub struct RulePreview {
     /// Where the value comes from.
     pub source: Source,
     /// Threshold above which the rule acts.
-    #[serde(rename = "mark")]
     pub threshold: f64,
     /// Restore value: at or below it the rule restores.
-    #[serde(rename = "restore")]
     pub restore_value: f64,
     /// The value compared with the thresholds.
-    #[serde(rename = "standing")]
     pub state: RuleState,
     /// It is outside its hours, so it does nothing now; the rest shows what it would do within them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -185,7 +182,6 @@ pub enum Source {
     /// `/stats/summary` of the node's kubelet.
     Kubelet,
     /// There is no value.
-    #[serde(rename = "nowhere")]
     Unavailable {
         /// Why.
         why: String,

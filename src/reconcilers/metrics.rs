@@ -232,11 +232,11 @@ impl Metrics {
         let help = "Nodes that a NodeQOS selects but on which no agent holds the Lease or reports: it is not enforced there";
         registry.register("nodes_without_agent", help, self.without_agent.clone());
         let help = "Unresponsive agents: their Lease is not renewed, or they write nothing while something is in force";
-        registry.register("silent_agents", help, self.unresponsive.clone());
+        registry.register("unresponsive_agents", help, self.unresponsive.clone());
         let help =
             "Unresponsive agents whose node had throttled pods: see `plimsoll agent --restore`";
         let throttled = self.unresponsive_throttled.clone();
-        registry.register("silent_agents_throttling", help, throttled);
+        registry.register("unresponsive_agents_throttling", help, throttled);
         let help =
             "Zones in which so many agents are unresponsive that nothing of theirs is restored";
         registry.register("frozen_zones", help, self.frozen_zones.clone());

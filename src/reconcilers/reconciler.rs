@@ -50,7 +50,7 @@ impl Reconciler {
             role: Role::Standby,
             rollout_rate: settings.rollout_nodes_per_second,
             index: Index::new(settings.windows),
-            liveness: LivenessMonitor::new(settings.silent_agent_after),
+            liveness: LivenessMonitor::new(settings.dead_agent_after),
             rollouts: Rollouts::default(),
             cap: CapEnforcement::new(settings.max_unschedulable),
             queue: WriteQueue::default(),

@@ -131,7 +131,10 @@ impl<W: Write> Daemon<W> {
             .collect();
         if !self.fallbacks.is_empty() {
             let findings = std::mem::take(&mut self.fallbacks);
-            events.push(Event::notice(now, NoticeKind::PoliciesKept { findings }));
+            events.push(Event::notice(
+                now,
+                NoticeKind::PoliciesRejected { findings },
+            ));
         }
         let refused = self.refused.clone();
         events.extend(
@@ -221,7 +224,10 @@ impl<W: Write> Daemon<W> {
     fn apply_policies(&mut self, loaded: Loaded, now: BootTime) -> Vec<Event> {
         let findings = loaded.new_errors(&self.problems);
         if !findings.is_empty() {
-            return vec![Event::notice(now, NoticeKind::PoliciesKept { findings })];
+            return vec![Event::notice(
+                now,
+                NoticeKind::PoliciesRejected { findings },
+            )];
         }
         let rules = loaded.policy.rules.len();
         self.inputs.set_policies(loaded.sources);
@@ -234,7 +240,7 @@ impl<W: Write> Daemon<W> {
             .iter()
             .filter(|problem| !former.contains(problem));
         let problems = new.map(|problem| NoticeKind::PolicyProblem(problem.clone()));
-        std::iter::once(NoticeKind::PoliciesTaken { rules })
+        std::iter::once(NoticeKind::PoliciesApplied { rules })
             .chain(problems)
             .map(|news| Event::notice(now, news))
             .collect()
@@ -253,7 +259,7 @@ impl<W: Write> Daemon<W> {
             .iter()
             .filter(|refusal| !former.contains(refusal));
         let refused = new.map(|refusal| refused_event(now, refusal.clone()));
-        std::iter::once(Event::notice(now, NoticeKind::PodsTaken { pods }))
+        std::iter::once(Event::notice(now, NoticeKind::PodsChanged { pods }))
             .chain(refused)
             .collect()
     }

@@ -67,20 +67,16 @@ pub struct RuleStatus {
     /// State.
     pub state: RuleState,
     /// Time in that state; absent before the first evaluation.
-    #[serde(rename = "lasts")]
     pub duration: Option<Duration>,
     /// Last value.
     pub value: Option<f64>,
     /// The threshold.
-    #[serde(rename = "watermark")]
     pub threshold: f64,
     /// The restore value.
-    #[serde(rename = "restore")]
     pub restore_value: f64,
     /// Consecutive evaluations above the threshold.
     pub breaches: u32,
     /// Consecutive evaluations at or below the restore value.
-    #[serde(rename = "quiets")]
     pub quiet_evaluations: u32,
     /// Why it could not be evaluated.
     pub unknown: Option<Unknown>,
@@ -99,7 +95,6 @@ pub struct ThrottledFile {
     /// `namespace/name`, or the UID where the name is not known.
     pub pod_name: String,
     /// The cgroup relative to the pod's; empty for the pod's own.
-    #[serde(rename = "lever")]
     pub target_cgroup: String,
     /// The file.
     pub file: String,

@@ -219,7 +219,7 @@ fn shows_heartbeats(plane: &ControlPlane) {
     let unresponsive = row();
     assert_eq!(
         (words(&unresponsive)[2], words(&unresponsive)[8]),
-        ("73%", "AgentSilent")
+        ("73%", "AgentUnresponsive")
     );
 }
 

@@ -154,7 +154,7 @@ fn a_dead_agent_leaves_no_label_that_says_idle() {
     }
     let _controller = plane.controller(
         "controller",
-        &["--silent-agent-after", "25s", "--short-silence"],
+        &["--dead-agent-after", "25s", "--short-dead-agent-after"],
     );
     let times = std::cell::Cell::new(0);
     let beat = |plane: &ControlPlane| {

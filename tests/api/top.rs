@@ -73,7 +73,7 @@ fn every_node_is_shown_once() {
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     let agents = json["nodes"].as_array().unwrap().iter();
     let agents: Vec<&Value> = agents.map(|row| &row["agent"]).collect();
-    assert_eq!(agents, ["alive", "silent", "none"]);
+    assert_eq!(agents, ["alive", "unresponsive", "none"]);
     assert_eq!(json["nodes"][0]["cpuMark"], 75.0);
 }
 
@@ -214,7 +214,7 @@ fn served(ports: [u16; 2]) -> Option<(ControlPlane, Controller)> {
     let controller = plane.controller("controller", &args);
     plane.until("the stale agent is detected", TIMEOUT, |plane| {
         let metric = plane.try_kubectl(&["get", "nm", "stale", "--no-headers"], "");
-        metric.is_ok_and(|row| row.contains("AgentSilent"))
+        metric.is_ok_and(|row| row.contains("AgentUnresponsive"))
     });
     plane.until("the node has a watermark", TIMEOUT, |plane| {
         !plane.get("nwm", "node00").is_null()

@@ -110,7 +110,7 @@ fn a_pod_without_a_controller_is_not_evicted() {
     let mut daemon = machine.start(&[]);
     daemon.wait_for_change("started");
     machine.load.set(1900);
-    let skipped = daemon.wait_for_change("spared");
+    let skipped = daemon.wait_for_change("skipped");
     assert_eq!(skipped["reason"], "unowned");
     assert!(daemon.stop(Signal::SIGINT).success());
     assert!(daemon.changes("evict").is_empty());
@@ -188,7 +188,7 @@ fn units_have_to_be_named_by_a_policy_and_system_units_are_protected() {
         "labelSelector: {matchExpressions: [{key: plimsoll.dev/unit, operator: Exists}]}",
     );
     machine.write("policies/throttle.yaml", &named);
-    daemon.wait_for_change("policiesTaken");
+    daemon.wait_for_change("policiesApplied");
     // No unit was throttled during the breach: no PodQOS named one.
     assert_eq!(daemon.changes("throttle"), Vec::<&Value>::new());
     daemon.wait_for("the unit is throttled", |line| {

@@ -38,7 +38,7 @@ fn an_overloaded_machine_is_throttled_in_steps_and_restored_exactly() {
     assert_eq!(breach["rule"], "node/cpu");
     assert_eq!(breach["metric"], "cpu_total_usage");
     assert!(breach["value"].as_f64().unwrap() > 1000.0, "{breach}");
-    assert_eq!(breach["watermark"], 1000.0);
+    assert_eq!(breach["threshold"], 1000.0);
     let step = daemon.changes("throttle")[0].clone();
     assert_eq!(step["podName"], "default/batch");
     assert_eq!((&step["from"], &step["to"]), (&100.into(), &70.into()));
@@ -179,7 +179,7 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
     let mut daemon = throttled(&machine, &[]);
     let bad = throttle().replace("stepCPURatio: 30", "stepCPURatio: 0");
     machine.write("policies/throttle.yaml", &bad);
-    let event = daemon.wait_for_change("policiesKept");
+    let event = daemon.wait_for_change("policiesRejected");
     let finding = &event["findings"][0];
     assert!(
         finding["file"].as_str().unwrap().ends_with("throttle.yaml"),
@@ -194,7 +194,7 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
         "{event}"
     );
     machine.write("policies/throttle.yaml", "a: [");
-    daemon.wait_for_change("policiesKept");
+    daemon.wait_for_change("policiesRejected");
     assert!(
         daemon
             .changes("state")
@@ -206,7 +206,7 @@ fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
     let good = throttle().replace("name: cpu_total_usage", "\n      name: cpu_total_usage");
     let good = good.replace("restoreThreshold: 2", "restoreThreshold: 3");
     machine.write("policies/throttle.yaml", &good);
-    daemon.wait_for_change("policiesTaken");
+    daemon.wait_for_change("policiesApplied");
     assert_ne!(machine.quota("batch"), original);
     let states = |daemon: &crate::run_support::Daemon| -> Vec<String> {
         let states = daemon.changes("state").into_iter();
@@ -230,13 +230,13 @@ fn a_new_pod_is_managed_and_a_deleted_one_is_restored() {
     let mut machine = machine();
     let mut daemon = throttled(&machine, &[]);
     machine.burning_pod("late");
-    let taken = daemon.wait_for_change("podsTaken");
+    let taken = daemon.wait_for_change("podsChanged");
     assert_eq!(taken["pods"], 2);
     daemon.wait_for("the late pod", |line| {
         line["change"] == "throttle" && line["podName"] == "default/late"
     });
     fs::remove_file(machine.path("pods/late.yaml")).unwrap();
-    let taken = daemon.wait_for_change("podsTaken");
+    let taken = daemon.wait_for_change("podsChanged");
     assert_eq!(taken["pods"], 1);
     // No rule throttles it any more.
     let original = if machine.hierarchy.is_v2() {

@@ -110,7 +110,7 @@ fn bad_pods_are_reported_and_the_others_are_managed() {
     }
     machine.cgroup("absent");
     daemon.wait_for("the pod whose cgroup is created later", |line| {
-        line["change"] == "podsTaken" && line["pods"] == 2
+        line["change"] == "podsChanged" && line["pods"] == 2
     });
     assert!(daemon.stop(Signal::SIGINT).success());
 }

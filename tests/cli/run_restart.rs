@@ -61,7 +61,7 @@ fn a_policy_file_that_is_broken_at_a_restart_loses_no_rule() {
         let floor = machine.quota("batch");
         machine.write("policies/throttle.yaml", &broken);
         let mut daemon = machine.start(&[]);
-        let event = daemon.wait_for_change("policiesKept");
+        let event = daemon.wait_for_change("policiesRejected");
         assert!(messages(&event).contains("in force"), "{event}");
         let started = daemon.wait_for_change("started");
         assert_eq!(
@@ -86,7 +86,7 @@ fn good_edits_apply_beside_a_broken_file_and_so_does_its_repair() {
     let other = "apiVersion: ensurance.crane.io/v1alpha1\nkind: NodeQOS\nmetadata: {name: other}\nspec:\n  rules:\n  \
                  - {name: load, actionName: act, metricRule: {name: cpu_load_1_min, value: 5000}}\n";
     machine.write("policies/other.yaml", other);
-    let taken = daemon.wait_for_change("policiesTaken");
+    let taken = daemon.wait_for_change("policiesApplied");
     assert_eq!(taken["rules"], 2, "the former rule and the new one");
     // The former rule survives a second restart.
     assert!(daemon.stop(Signal::SIGTERM).success());
@@ -96,11 +96,11 @@ fn good_edits_apply_beside_a_broken_file_and_so_does_its_repair() {
         "policies/throttle.yaml",
         &throttle().replace("value: 1000", "value: 900"),
     );
-    daemon.wait_for_change("policiesTaken");
+    daemon.wait_for_change("policiesApplied");
     eventually("the repaired file is in force without problems", || {
         let state = machine.state(&["--output", "json"]).stdout;
         let state: Value = serde_json::from_slice(&state).unwrap();
-        let threshold = &state["rules"][0]["watermark"];
+        let threshold = &state["rules"][0]["threshold"];
         let problems = state["problems"].as_array().unwrap();
         (*threshold == 900.0 && problems.is_empty()).then_some(())
     });
@@ -202,7 +202,7 @@ fn a_throttled_pod_whose_manifest_breaks_stays_throttled() {
     daemon.wait_for_change("fileSet");
     machine.write("pods/batch.yaml", "a: [");
     daemon.wait_for_change("podRefused");
-    assert_eq!(daemon.changes("podsTaken").last().unwrap()["pods"], 1);
+    assert_eq!(daemon.changes("podsChanged").last().unwrap()["pods"], 1);
     machine.load.set(100);
     daemon.wait_for_state("Cooling");
     assert_ne!(
@@ -213,7 +213,7 @@ fn a_throttled_pod_whose_manifest_breaks_stays_throttled() {
     daemon.wait_for_state("Normal");
     fs::remove_file(machine.path("pods/batch.yaml")).unwrap();
     daemon.wait_for("the pod is gone", |line| {
-        line["change"] == "podsTaken" && line["pods"] == 0
+        line["change"] == "podsChanged" && line["pods"] == 0
     });
     assert!(daemon.stop(Signal::SIGINT).success());
     assert_eq!(machine.quota("batch"), original);

@@ -248,10 +248,10 @@ fn files_replace_policies_of_the_cluster() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|node| &node["rules"][0]["mark"])
+        .map(|node| &node["rules"][0]["threshold"])
         .collect();
     assert_eq!(thresholds, [50.0, 50.0]);
-    assert_eq!(shown["nodes"][0]["rules"][0]["standing"], "over");
+    assert_eq!(shown["nodes"][0]["rules"][0]["state"], "over");
     assert_eq!(
         shown["nodes"][0]["rules"][0]["pods"][0]["would"][0]["change"],
         "throttle"

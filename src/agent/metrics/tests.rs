@@ -240,7 +240,7 @@ fn actions_and_previews_are_counted_from_zero() {
         r#"plimsoll_agent_actions_total{action="throttle",strategy="None"} 2"#,
         r#"plimsoll_agent_actions_total{action="unthrottle",strategy="None"} 1"#,
         r#"plimsoll_agent_actions_total{action="enableScheduling",strategy="Preview"} 1"#,
-        r#"plimsoll_agent_spared_pods_total{reason="protected",strategy="Preview"} 1"#,
+        r#"plimsoll_agent_skipped_pods_total{reason="protected",strategy="Preview"} 1"#,
     ] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }

@@ -23,13 +23,12 @@ pub(super) struct Finding {
     /// What is wrong with it.
     pub what: String,
     /// What to do.
-    #[serde(rename = "do")]
     pub fix: String,
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}\n  do: {}", self.about, self.what, self.fix)
+        write!(f, "{}: {}\n  fix: {}", self.about, self.what, self.fix)
     }
 }
 

@@ -68,7 +68,6 @@ pub(super) enum Agent {
     /// It released its Lease and left for good.
     Left,
     /// Its Lease has expired.
-    #[serde(rename = "silent")]
     Unresponsive,
     /// There never was one.
     None,

@@ -196,7 +196,7 @@ fn json_has_every_value_and_null_for_unknown() {
     assert_eq!((&hot["cpu"], &hot["ageSeconds"]), (&json!(91.0), &json!(9)));
     assert_eq!(hot["breachedRules"], json!(["q/cpu", "q/io"]));
     assert_eq!(hot["scheduling"], "NoSchedule");
-    assert_eq!(json["nodes"][3]["agent"], "silent");
+    assert_eq!(json["nodes"][3]["agent"], "unresponsive");
     assert_eq!(json["nodes"][4]["cpu"], Value::Null);
     assert_eq!(json["nodes"][4]["agent"], "none");
 }

@@ -123,6 +123,9 @@ impl RuleCheck<'_, '_> {
                 {
                     "of windows only averages follow an action; name an action with disableScheduling"
                 }
+                _ if metric.action_effect(ActionKind::CpuThrottle) != ActionEffect::None => {
+                    "name an action with cpuThrottle or eviction"
+                }
                 _ => "name an action with eviction",
             };
             let message = format!("{unable} does not lower \"{metric}\"; {fix}");

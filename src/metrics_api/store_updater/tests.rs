@@ -183,7 +183,7 @@ fn an_unresponsive_agents_node_keeps_its_last_figures() {
     replica.updater.set_agent_unresponsive("n1", true);
     assert_eq!(
         replica.healthy("n1"),
-        (json!("False"), json!("AgentSilent"))
+        (json!("False"), json!("AgentUnresponsive"))
     );
     assert_eq!(replica.get("n1")["status"]["usage"]["node"]["cpu"], "4800m");
     // An agent that released its Lease is removed, not unresponsive; the next one is live.
@@ -259,7 +259,7 @@ fn a_report_takes_precedence_over_heartbeats_until_it_is_stale() {
     replica.updater.set_agent_unresponsive("n1", true);
     assert_eq!(
         replica.healthy("n1"),
-        (json!("False"), json!("AgentSilent"))
+        (json!("False"), json!("AgentUnresponsive"))
     );
     assert_eq!(cpu(&replica), "1500m", "the last figures");
     replica.updater.set_agent_unresponsive("n1", false);
@@ -344,7 +344,10 @@ fn an_agent_that_fails_during_the_warm_up_is_shown_as_unresponsive() {
     replica.updater.set_agent_unresponsive("n", true);
     replica.updater.warm_up = WarmUp::none();
     replica.lead(2);
-    assert_eq!(replica.healthy("n"), (json!("False"), json!("AgentSilent")));
+    assert_eq!(
+        replica.healthy("n"),
+        (json!("False"), json!("AgentUnresponsive"))
+    );
     replica.lead(3);
     assert_eq!(replica.healthy("n").0, json!("True"), "live again");
 }

@@ -67,12 +67,12 @@ pub enum NoticeKind {
         adopted: usize,
     },
     /// A new set of policies is in force.
-    PoliciesTaken {
+    PoliciesApplied {
         /// Number of rules now in force.
         rules: usize,
     },
     /// Invalid policies, after an edit or at the start. The last valid ones stay in force.
-    PoliciesKept {
+    PoliciesRejected {
         /// The problems.
         findings: Vec<PolicyProblem>,
     },
@@ -81,7 +81,7 @@ pub enum NoticeKind {
     /// A pod that cannot be managed, or not as in its manifest.
     PodRefused(PodRefusal),
     /// Pods were added or removed.
-    PodsTaken {
+    PodsChanged {
         /// Number of managed pods now.
         pods: usize,
     },
@@ -160,7 +160,6 @@ pub enum NoticeKind {
 #[serde(rename_all = "camelCase")]
 pub struct PodRefusal {
     /// The file, or the parent cgroup.
-    #[serde(rename = "place")]
     pub location: String,
     /// The start of its document, or of what is wrong.
     #[serde(flatten)]

@@ -257,10 +257,10 @@ impl NoticeKind {
     /// Notices about the given policies and pods.
     fn fmt_input(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PoliciesTaken { rules } => {
+            Self::PoliciesApplied { rules } => {
                 write!(f, "policies applied: {}", count(*rules, "rule"))
             }
-            Self::PoliciesKept { findings } => {
+            Self::PoliciesRejected { findings } => {
                 f.write_str("the policies are invalid, the last valid ones stay in force:")?;
                 findings
                     .iter()
@@ -268,7 +268,7 @@ impl NoticeKind {
             }
             Self::PolicyProblem(problem) => write!(f, "{problem}"),
             Self::PodRefused(refusal) => write!(f, "{refusal}"),
-            Self::PodsTaken { pods } => write!(f, "managing {}", count(*pods, "pod")),
+            Self::PodsChanged { pods } => write!(f, "managing {}", count(*pods, "pod")),
             Self::FileSet {
                 pod_name,
                 file,

@@ -14,7 +14,7 @@ pub struct Settings {
     /// How many nodes may be unschedulable at a time, of those that any rule may make so.
     pub max_unschedulable: Cap,
     /// The taint of an agent that was last seen this long ago is removed.
-    pub silent_agent_after: Duration,
+    pub dead_agent_after: Duration,
     /// The windows that every agent has; `None` if they are not known.
     pub windows: Option<Arc<[CustomWindow]>>,
 }
@@ -24,7 +24,7 @@ impl Default for Settings {
         Self {
             rollout_nodes_per_second: 100.0,
             max_unschedulable: Cap::Percent(30),
-            silent_agent_after: Duration::from_mins(10),
+            dead_agent_after: Duration::from_mins(10),
             windows: None,
         }
     }

@@ -99,7 +99,7 @@ async fn an_agent_that_reports_after_its_lease_was_released_is_monitored() {
     controller.watch_lease(None);
     assert!(reports.put(report()));
     controller.take_reports();
-    assert_eq!(controller.events_after_an_hour(), ["AgentSilent"]);
+    assert_eq!(controller.events_after_an_hour(), ["AgentUnresponsive"]);
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ fn a_demo_throttles_measures_restores_and_leaves_nothing() {
     assert_eq!(code, Some(0), "{output}");
     let json = output.lines().find(|line| line.starts_with('{'));
     let report: Value = serde_json::from_str(json.expect("a report")).expect("JSON");
-    assert_eq!(report["ended"], "byItself", "{report}");
+    assert_eq!(report["outcome"], "completed", "{report}");
     for phase in ["alone", "unprotected"] {
         assert!(
             report[phase]["requests"].as_u64() > Some(0),

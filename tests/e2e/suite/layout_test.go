@@ -39,7 +39,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 	shown, read := tryKubectl("", "get", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=wait", "-o", "jsonpath={.items[*].status.containerStatuses[*].state.terminated.message}")
 	for _, node := range nodes {
 		reason := fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
-			"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])
+			"  fix: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])
 		if !strings.Contains(err.Error(), reason) {
 			t.Errorf("the error of Helm does not contain %q: %v", reason, err)
 		}
@@ -70,7 +70,7 @@ func TestWrongLayoutIsReportedAndCreatesNoCgroup(t *testing.T) {
 		}
 		for _, node := range nodes {
 			if !strings.Contains(output, fmt.Sprintf("DaemonSet %s/plimsoll-agent-%[2]s: 0 of 1 agents are ready; ContainerCreating (no directory /sys/fs/cgroup/%[3]s) on %[2]s\n"+
-				"  do: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])) {
+				"  fix: in the entry %[2]s of agent.layouts set ", namespace, node, wrongKubepods[node])) {
 				return fmt.Errorf("plimsoll doctor does not report %s: %w", node, err)
 			}
 		}

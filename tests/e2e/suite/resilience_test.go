@@ -124,7 +124,7 @@ func TestNodeWithoutAgentIsRestoredManually(t *testing.T) {
 func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) {
 	t.Parallel()
 	lockAllNodes(t)
-	setControllerArgs(t, func(args []string) []string { return append(args, "--silent-agent-after=1m", "--short-silence") })
+	setControllerArgs(t, func(args []string) []string { return append(args, "--dead-agent-after=1m", "--short-dead-agent-after") })
 	for _, node := range nodes {
 		s := newScene(t, node)
 		o, limited := underPressure(t, s)
@@ -148,7 +148,7 @@ func TestUnresponsiveAgentsTaintIsRemovedAndThrottledPodsReported(t *testing.T) 
 		if condition := nodeCondition(t, node); condition == nil || condition.Status == corev1.ConditionTrue {
 			t.Errorf("the node's condition is %+v", condition)
 		}
-		for _, reason := range []string{"AgentSilent", "TaintOfSilentAgentRemoved", "ThrottledBySilentAgent"} {
+		for _, reason := range []string{"AgentUnresponsive", "TaintOfDeadAgentRemoved", "ThrottledByDeadAgent"} {
 			eventually(t, 20*time.Second, reason+" is reported", func() error {
 				if now := reasons(t, node); now[reason] <= before[reason] {
 					return fmt.Errorf("before and now: %v, %v", before, now)

@@ -184,7 +184,7 @@ fn an_agent_is_unresponsive_ten_seconds_after_its_lease_expires() {
         "no Lease is read while all are renewed"
     );
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
     assert_eq!(fleet.leases_read, ["a1"]);
     assert_eq!((fleet.counts().agents, fleet.counts().unresponsive), (5, 1));
     assert!(fleet.counts().oldest_heartbeat > SECOND * 50);
@@ -193,12 +193,12 @@ fn an_agent_is_unresponsive_ten_seconds_after_its_lease_expires() {
     assert_eq!(fleet.leases_read.len(), 1, "nothing more has to be done");
     fleet.pass(SECOND * 10, &[]);
     fleet.pass(SECOND * 10, &[]);
-    assert_eq!(fleet.events(), event("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentResponding"));
     assert_eq!(fleet.counts().unresponsive, 0);
     fleet.pass(MINUTE, &["a1"]);
     assert_eq!(
         fleet.events(),
-        event("a1", "AgentSilent"),
+        event("a1", "AgentUnresponsive"),
         "unresponsive again"
     );
 }
@@ -215,11 +215,11 @@ fn a_reporting_agent_is_unresponsive_50_seconds_after_its_last_report() {
     fleet.pass(SECOND * 40, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
     assert_eq!(fleet.leases_read, ["a1"], "its Lease was read first");
     fleet.report("a1", 10);
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentResponding"));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_longer_report_interval_extends_the_grace_period() {
     fleet.pass(MINUTE * 5, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn after_rare_reports_the_grace_period_is_that_of_the_lease() {
     fleet.pass(SECOND * 50, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn rare_reports_without_lease_renewals_are_enough() {
     fleet.pass(MINUTE * 5, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_longer_lease_extends_the_grace_period() {
     fleet.pass(SECOND * 240, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -303,13 +303,13 @@ fn a_new_version_or_a_new_object_is_a_renewal() {
         // The watch restarts and lists what is there.
         fleet.deliver("a1");
     }
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
     let mut recreated = fleet.leases["a1"].clone();
     recreated.uid = "another".to_owned();
     fleet.leases.insert("a1".to_owned(), recreated);
     fleet.deliver("a1");
     fleet.pass(SECOND * 10, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentResponding"));
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_stalled_watch_makes_no_agent_unresponsive() {
     // It is back, and one agent is really dead.
     (fleet.api_server_down, fleet.watch_stalled) = (false, false);
     fleet.pass(MINUTE * 3, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -343,18 +343,18 @@ fn an_interrupted_lease_watch_restarts_the_timers() {
     }
     assert_eq!(fleet.events(), []);
     fleet.pass(MINUTE + SECOND * 10, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
     // Interrupted again while it is unresponsive: its recovery is reported all the same.
     fleet.reconciler.lease_watch_interrupted();
     fleet.pass(SECOND * 20, &[]);
-    assert_eq!(fleet.events(), event("a1", "AgentBack"));
+    assert_eq!(fleet.events(), event("a1", "AgentResponding"));
 }
 
 #[test]
 fn a_new_leader_gives_every_agent_its_full_grace_period() {
     let mut fleet = Fleet::of(&[("a", 5)]);
     fleet.pass(MINUTE * 5, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
     fleet.reconciler.stop_leading();
     fleet.pass(MINUTE, &["a1"]);
     fleet.reconciler.start_leading();
@@ -362,7 +362,7 @@ fn a_new_leader_gives_every_agent_its_full_grace_period() {
     fleet.pass(SECOND * 50, &["a1"]);
     assert_eq!(fleet.events(), []);
     fleet.pass(SECOND * 20, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_lease_read_that_was_cut_off_by_the_end_of_a_term_is_repeated() {
     fleet.reconciler.start_leading();
     fleet.settle();
     fleet.pass(SECOND * 70, &["a1"]);
-    assert_eq!(fleet.events(), event("a1", "AgentSilent"));
+    assert_eq!(fleet.events(), event("a1", "AgentUnresponsive"));
 }
 
 #[test]
@@ -398,16 +398,16 @@ fn a_mostly_unresponsive_zone_is_frozen_and_no_other() {
     assert_eq!(
         reasons
             .iter()
-            .filter(|(_, reason)| *reason == "AgentsSilent")
+            .filter(|(_, reason)| *reason == "AgentsUnresponsive")
             .count(),
         1
     );
     assert!(
-        reasons.contains(&(controller, "AgentsSilent")),
+        reasons.contains(&(controller, "AgentsUnresponsive")),
         "{reasons:?}"
     );
     assert!(
-        reasons.contains(&("b0".to_owned(), "AgentSilent")),
+        reasons.contains(&("b0".to_owned(), "AgentUnresponsive")),
         "{reasons:?}"
     );
     assert!(
@@ -458,7 +458,7 @@ fn after_ten_minutes_the_taint_is_removed_once_the_lease_was_read_again() {
         .into_iter()
         .map(|(_, reason)| reason)
         .collect();
-    assert_eq!(reasons, ["AgentSilent", "TaintOfSilentAgentRemoved"]);
+    assert_eq!(reasons, ["AgentUnresponsive", "TaintOfDeadAgentRemoved"]);
 }
 
 /// A node with the load label and the soft taint.

@@ -100,7 +100,7 @@ fn the_taint_is_removed_once_after_ten_unresponsive_minutes() {
         fleet.respond("node01");
     }
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
-    let events = fleet.events("TaintOfSilentAgentRemoved");
+    let events = fleet.events("TaintOfDeadAgentRemoved");
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].about, Subject::Node("node00".to_owned()));
     assert!(
@@ -228,21 +228,21 @@ fn throttled_pods_are_reported_once_with_the_restore_command() {
     fleet.write_status("node00", json!({"counts": {"throttled": 3}}));
     fleet.plan();
     assert_eq!(fleet.pass(9 * MINUTE), [""; 0]);
-    assert_eq!(fleet.events("ThrottledBySilentAgent"), []);
+    assert_eq!(fleet.events("ThrottledByDeadAgent"), []);
     assert_eq!(fleet.pass(MINUTE), [""; 0]);
-    let events = fleet.events("ThrottledBySilentAgent");
+    let events = fleet.events("ThrottledByDeadAgent");
     assert_eq!(events.len(), 1);
     assert!(events[0].warning && events[0].message.contains("3 of its pods"));
     let command = "plimsoll agent --restore --node-name node00";
     assert!(events[0].message.contains(command), "{}", events[0].message);
     assert_eq!(fleet.unresponsive(), [1, 1]);
     fleet.pass(MINUTE);
-    assert_eq!(fleet.events("ThrottledBySilentAgent"), []);
+    assert_eq!(fleet.events("ThrottledByDeadAgent"), []);
     // It responds and becomes unresponsive again: reported again.
     fleet.write_status("node00", json!({"counts": {"throttled": 2}}));
     fleet.plan();
     fleet.pass(10 * MINUTE);
-    assert_eq!(fleet.events("ThrottledBySilentAgent").len(), 1);
+    assert_eq!(fleet.events("ThrottledByDeadAgent").len(), 1);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn nothing_is_restored_while_most_agents_are_unresponsive() {
     for _ in 0..60 {
         assert_eq!(fleet.pass(MINUTE), [""; 0]);
     }
-    let events = fleet.events("AgentsSilent");
+    let events = fleet.events("AgentsUnresponsive");
     assert_eq!(events.len(), 1, "{events:?}");
     assert!(events[0].warning && events[0].about == Subject::Controller);
     assert_eq!(fleet.reconciler.liveness_counts().frozen_zones, 1);
@@ -281,7 +281,7 @@ fn agents_that_write_together_every_five_minutes_are_not_unresponsive() {
             fleet.respond(name);
         }
     }
-    assert_eq!(fleet.events("AgentsSilent"), []);
+    assert_eq!(fleet.events("AgentsUnresponsive"), []);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn two_unresponsive_agents_of_two_are_dead() {
 #[test]
 fn a_timeout_shorter_than_the_agents_write_interval_is_rejected() {
     let started = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .args(["controller", "--silent-agent-after", "5m59s"])
+        .args(["controller", "--dead-agent-after", "5m59s"])
         .env("KUBECONFIG", "/nowhere")
         .output()
         .unwrap();

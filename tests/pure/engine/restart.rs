@@ -126,6 +126,50 @@ fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
     assert_eq!(ratio(&node), Some(40));
 }
 
+/// One sample says little about a load of which nothing was known for a while, or that is compared with another value.
+#[test]
+fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_a_row() {
+    let patient = |threshold: f64| {
+        let mut rules = rules();
+        rules[0].avoidance_threshold = 2;
+        rules[0].threshold = threshold;
+        rules[0].restore_value = threshold;
+        rules
+    };
+    let edit = |node: &mut Node| node.engine.set_policy(policy(patient(4500.0)));
+    let suspend = |node: &mut Node| node.now = node.now + PERIOD * 360;
+    let stop_for_an_hour = |node: &mut Node| {
+        node.now = node.now + PERIOD * 360;
+        restart(node, scenario::policy_set(patient(4000.0)));
+    };
+    let stop_for_a_moment = |node: &mut Node| restart(node, scenario::policy_set(patient(4000.0)));
+    // How many evaluations above the threshold until the next step.
+    let cases: [(&dyn Fn(&mut Node), usize); 5] = [
+        (&|_| {}, 1),
+        (&edit, 2),
+        (&suspend, 2),
+        (&stop_for_an_hour, 2),
+        (&stop_for_a_moment, 1),
+    ];
+    for (index, (disturb, expected)) in cases.into_iter().enumerate() {
+        let mut node = Node::new(patient(4000.0), vec![Load::new("a", 3000)]);
+        for _ in 0..3 {
+            node.at(6000);
+        }
+        assert_eq!(ratio(&node), Some(70));
+        disturb(&mut node);
+        let mut evaluations = 0;
+        while ratio(&node) != Some(40) {
+            node.at(6000);
+            assert_eq!(node.state("n/cpu"), RuleState::Breached, "case {index}");
+            assert!(matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
+            let report = node.engine.reports().next().unwrap();
+            evaluations += usize::from(report.value.is_some());
+        }
+        assert_eq!(evaluations, expected, "case {index}");
+    }
+}
+
 #[test]
 fn a_cool_down_continues_over_a_restart() {
     let mut node = hot();
@@ -177,7 +221,7 @@ fn a_restore_keeps_its_pace_over_a_restart() {
 fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
     let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
     node.engine
-        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), Some(40), "not evaluated yet");
     assert_eq!(node.plan.scheduling, Scheduling::Unchanged);
@@ -192,7 +236,7 @@ fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
 fn a_throttle_of_a_pod_that_is_gone_is_dropped() {
     let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
     node.engine
-        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), None);
 }
@@ -204,7 +248,7 @@ fn a_claim_that_was_never_applied_is_dropped() {
     node.engine = Engine::new();
     node.engine.set_policy(policy(rules()));
     node.set_pods();
-    node.engine.adopt(&state, &[]);
+    node.engine.adopt(node.now, &state, &[]);
     node.at(6000);
     assert_eq!(ratio(&node), None);
 }

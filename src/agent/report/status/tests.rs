@@ -197,7 +197,7 @@ fn a_preview_shows_what_would_be_in_force_on_which_pod() {
 
 fn skipped(reason: &str, would: bool) -> Event {
     let decision = json!({
-        "at": 0, "rule": "q/r", "would": would, "change": "spared", "pod": "u", "reason": reason, "podName": "batch/a",
+        "at": 0, "rule": "q/r", "would": would, "change": "skipped", "pod": "u", "reason": reason, "podName": "batch/a",
     });
     Event::Decision(serde_json::from_value(decision).expect("a decision"))
 }
@@ -217,7 +217,7 @@ fn a_skipped_pod_is_shown_until_the_rule_ends() {
     let status = builder.build(&scene.view());
     assert_eq!(status.refused[0].pod.as_deref(), Some("batch/a"));
     let over = json!({
-        "at": 0, "rule": "q/r", "change": "state", "from": "Cooling", "to": "Normal", "value": 1.0, "watermark": 2.0,
+        "at": 0, "rule": "q/r", "change": "state", "from": "Cooling", "to": "Normal", "value": 1.0, "threshold": 2.0,
     });
     let over = Event::Decision(serde_json::from_value(over).expect("a decision"));
     builder.record(&[over]);

@@ -23,19 +23,19 @@ fn table() -> Vec<(Value, &'static str)> {
     vec![
         (
             rule(
-                &json!({"change": "state", "from": "Normal", "to": "Breached", "value": 1893.2, "watermark": 1500.0}),
+                &json!({"change": "state", "from": "Normal", "to": "Breached", "value": 1893.2, "threshold": 1500.0}),
             ),
             "n/cpu: Normal -> Breached: cpu_total_usage 1893m is above the threshold 1500m",
         ),
         (
             rule(
-                &json!({"change": "state", "from": "Breached", "to": "Cooling", "value": 900.0, "watermark": 1500.0}),
+                &json!({"change": "state", "from": "Breached", "to": "Cooling", "value": 900.0, "threshold": 1500.0}),
             ),
             "n/cpu: Breached -> Cooling: cpu_total_usage 900m, threshold 1500m",
         ),
         (
             rule(
-                &json!({"change": "state", "from": "Cooling", "to": "Normal", "value": null, "watermark": 1500.0, "unknownTooLong": true}),
+                &json!({"change": "state", "from": "Cooling", "to": "Normal", "value": null, "threshold": 1500.0, "unknownTooLong": true}),
             ),
             "n/cpu: Cooling -> Normal: cpu_total_usage has been unknown for too long",
         ),
@@ -74,7 +74,7 @@ fn table() -> Vec<(Value, &'static str)> {
             "n/cpu: evict shop/web (grace 1m 30s), to release 40m",
         ),
         (
-            pod(&json!({"change": "spared", "reason": "atFloor"})),
+            pod(&json!({"change": "skipped", "reason": "atFloor"})),
             "n/cpu: shop/web is skipped: its usage is at its floor (its CPU request or minCPURatio) or below",
         ),
         (
@@ -105,12 +105,12 @@ fn table() -> Vec<(Value, &'static str)> {
             "shop/web: eviction: it has ended",
         ),
         (
-            notice(&json!({"change": "policiesTaken", "rules": 3})),
+            notice(&json!({"change": "policiesApplied", "rules": 3})),
             "policies applied: 3 rules",
         ),
         (
             notice(
-                &json!({"change": "policiesKept", "findings": [{"file": "p.yaml", "line": 7, "column": 5, "severity": "error", "message": "wrong"}]}),
+                &json!({"change": "policiesRejected", "findings": [{"file": "p.yaml", "line": 7, "column": 5, "severity": "error", "message": "wrong"}]}),
             ),
             "the policies are invalid, the last valid ones stay in force: p.yaml:7:5: error: wrong;",
         ),
@@ -121,12 +121,12 @@ fn table() -> Vec<(Value, &'static str)> {
             "p.yaml: warning: odd",
         ),
         (
-            notice(&json!({"change": "podsTaken", "pods": 0})),
+            notice(&json!({"change": "podsChanged", "pods": 0})),
             "managing 0 pods",
         ),
         (
             notice(
-                &json!({"change": "podRefused", "place": "p.yaml", "line": 3, "pod": "shop/web", "reason": "no cgroup"}),
+                &json!({"change": "podRefused", "location": "p.yaml", "line": 3, "pod": "shop/web", "reason": "no cgroup"}),
             ),
             "p.yaml:3: error: pod shop/web: no cgroup",
         ),

@@ -17,7 +17,11 @@ impl LivenessCheck {
                  agents respond again",
                 in_zone(zone)
             );
-            events.push(PendingEvent::controller(true, "AgentsSilent", message));
+            events.push(PendingEvent::controller(
+                true,
+                "AgentsUnresponsive",
+                message,
+            ));
         }
         for zone in &self.unfrozen {
             let message = format!("most agents {} respond again", in_zone(zone));
@@ -29,11 +33,15 @@ impl LivenessCheck {
                  since. What is in force on the node stays; check why the agent's pod there is not running or not ready",
                 format_duration(*grace)
             );
-            events.push(PendingEvent::node_warning(node, "AgentSilent", message));
+            events.push(PendingEvent::node_warning(
+                node,
+                "AgentUnresponsive",
+                message,
+            ));
         }
         for node in &self.recovered {
             let message = "its agent responds again".to_owned();
-            events.push(PendingEvent::node(node, "AgentBack", message));
+            events.push(PendingEvent::node(node, "AgentResponding", message));
         }
         let dead_after = format_duration(dead_after);
         for (node, pods) in &self.throttled {
@@ -42,7 +50,7 @@ impl LivenessCheck {
                  until an agent runs there again. To restore them by hand, run `plimsoll agent --restore --node-name {node}` \
                  on that node; see docs/kubernetes.md about nodes without an agent"
             );
-            let reason = "ThrottledBySilentAgent";
+            let reason = "ThrottledByDeadAgent";
             events.push(PendingEvent::node_warning(node, reason, message));
         }
         events
@@ -56,7 +64,7 @@ pub fn taint_removed(node: &str, dead_after: Duration) -> PendingEvent {
         "its agent was last seen more than {dead_after} ago, and the node is Ready: its taint is removed, so that new pods may \
          be scheduled here again; check why the agent's pod is not running"
     );
-    PendingEvent::node_warning(node, "TaintOfSilentAgentRemoved", message)
+    PendingEvent::node_warning(node, "TaintOfDeadAgentRemoved", message)
 }
 
 fn in_zone(zone: &str) -> String {

@@ -76,7 +76,7 @@ func TestExtrasReachThePods(t *testing.T) {
 			continue
 		}
 		container := spec.Containers[0]
-		if last := container.Args[len(container.Args)-1]; last != "--silent-agent-after=7m" && last != "--sys-root=/sys" {
+		if last := container.Args[len(container.Args)-1]; last != "--dead-agent-after=7m" && last != "--sys-root=/sys" {
 			t.Errorf("%s: the last argument is %s", name, last)
 		}
 		if !slices.Contains(container.Env, corev1.EnvVar{Name: "TZ", Value: "UTC"}) {

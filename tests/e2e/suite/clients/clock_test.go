@@ -50,7 +50,7 @@ func TestClientsStayCorrectIfControllerClockIsOffByAnHour(t *testing.T) {
 					t.Errorf("%s refused %.0f reports as %s: %v", r.name, refused, offset.result, err)
 				}
 			}
-			if found := s.events("AgentSilent"); len(found) > 0 {
+			if found := s.events("AgentUnresponsive"); len(found) > 0 {
 				t.Errorf("live agents were reported as unresponsive: %v", found)
 			}
 		})
@@ -76,7 +76,7 @@ func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: agents need root")
 	}
-	s := openWith(t, setting{directly: true, flags: []string{"--max-unschedulable", "100%", "--silent-agent-after", "20s", "--short-silence"}})
+	s := openWith(t, setting{directly: true, flags: []string{"--max-unschedulable", "100%", "--dead-agent-after", "20s", "--short-dead-agent-after"}})
 	s.closeBusyNodes()
 	for _, r := range s.replicas {
 		s.Endpoint(plane.ReportService, r.name, r.report)
@@ -93,7 +93,7 @@ func TestAgentLivenessIgnoresAClockThatIsOffByAnHour(t *testing.T) {
 			}
 		}
 	}
-	if found := s.events("AgentSilent"); len(found) > 0 {
+	if found := s.events("AgentUnresponsive"); len(found) > 0 {
 		t.Errorf("live agents were reported as unresponsive: %v", found)
 	}
 	killed := time.Now()
@@ -195,7 +195,7 @@ func (m *machine) checkUnresponsive(s *scene) error {
 	if err != nil {
 		return err
 	}
-	if found := healthy(metric); found.status != "False" || found.reason != "AgentSilent" {
+	if found := healthy(metric); found.status != "False" || found.reason != "AgentUnresponsive" {
 		return fmt.Errorf("Healthy is %q", found)
 	}
 	if m.isClosed(node) {

@@ -64,7 +64,7 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     plane.nodes(&["alive".to_owned(), "dead".to_owned()]);
     let controller = plane.controller(
         "controller",
-        &["--silent-agent-after", "5s", "--short-silence"],
+        &["--dead-agent-after", "5s", "--short-dead-agent-after"],
     );
     plane.until("both nodes have a watermark", TIMEOUT, |p| {
         p.list("nwm").len() == 2
@@ -98,12 +98,12 @@ fn the_taint_of_a_dead_agent_is_removed_and_that_of_a_live_one_stays() {
     };
     plane.until("events report it and what is left to do", TIMEOUT, |p| {
         p.report("alive", &status(spoken.replace(spoken.get() + 1)));
-        reported(p, "TaintOfSilentAgentRemoved", "5s ago")
-            && reported(p, "ThrottledBySilentAgent", "plimsoll agent --restore")
+        reported(p, "TaintOfDeadAgentRemoved", "5s ago")
+            && reported(p, "ThrottledByDeadAgent", "plimsoll agent --restore")
     });
     let removed = controller.metric("plimsoll_controller_taints_removed_total");
     assert!((removed - 1.0).abs() < 0.5, "{removed} taints were removed");
-    assert!(controller.metric("plimsoll_controller_silent_agents_throttling") > 0.5);
+    assert!(controller.metric("plimsoll_controller_unresponsive_agents_throttling") > 0.5);
 }
 
 /// Renews an agent's Lease with a duration of one second.
@@ -134,7 +134,7 @@ fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
     }
     let controller = plane.controller(
         "controller",
-        &["--silent-agent-after", "20s", "--short-silence"],
+        &["--dead-agent-after", "20s", "--short-dead-agent-after"],
     );
     let times = std::cell::Cell::new(0);
     let beat = |plane: &ControlPlane, node: &str| {
@@ -146,10 +146,10 @@ fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
     });
     plane.until("the unresponsive agent is reported", TIMEOUT, |p| {
         beat(p, "alive");
-        was_reported(p, "AgentSilent", "dead")
+        was_reported(p, "AgentUnresponsive", "dead")
     });
     assert_eq!(taints(&plane, "dead").len(), 2, "it is not dead yet");
-    assert!(controller.metric("plimsoll_controller_silent_agents ") > 0.5);
+    assert!(controller.metric("plimsoll_controller_unresponsive_agents ") > 0.5);
     assert!(controller.metric("plimsoll_controller_heartbeat_age_max_seconds ") > 10.0);
     plane.until("the dead agent's taint is removed", TIMEOUT, |p| {
         beat(p, "alive");
@@ -158,10 +158,10 @@ fn an_agent_without_renewals_is_reported_and_its_taint_removed() {
     plane.until("its return is reported", TIMEOUT, |p| {
         beat(p, "alive");
         beat(p, "dead");
-        was_reported(p, "AgentBack", "dead")
+        was_reported(p, "AgentResponding", "dead")
     });
     assert_eq!(taints(&plane, "alive").len(), 2);
-    assert!(!was_reported(&plane, "AgentSilent", "alive"));
+    assert!(!was_reported(&plane, "AgentUnresponsive", "alive"));
     assert!(controller.metric("plimsoll_controller_heartbeat_age_seconds_count ") > 1.5);
 }
 
@@ -217,7 +217,7 @@ fn is_cleaned_and_reported(plane: &ControlPlane, names: &[String]) -> bool {
     let is_reported = |name: &String| {
         let about = |it: &&Value| it["involvedObject"]["name"] == name.as_str();
         let mut about = events.iter().filter(about);
-        about.any(|it| it["reason"] == "TaintOfSilentAgentRemoved")
+        about.any(|it| it["reason"] == "TaintOfDeadAgentRemoved")
     };
     plane.list("nodes").iter().all(is_open) && names.iter().all(is_reported)
 }
@@ -249,7 +249,7 @@ fn taints_of_dead_agents_are_removed_despite_failing_calls() {
         })
     });
     let kubeconfig = plane.file("proxied", &proxy.kubeconfig().to_string());
-    let args = ["--silent-agent-after", "5s", "--short-silence"];
+    let args = ["--dead-agent-after", "5s", "--short-dead-agent-after"];
     let mut controller = plane.controller_by(&kubeconfig, "controller", &args);
     let most = Duration::from_mins(5);
     let what = "taints and conditions are gone, and that is reported";
