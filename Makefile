@@ -58,7 +58,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
 	@$(PHASE) timed $(MAKE) -s timed
 	@# The tests of the command line wait a part of their time for the program's next pass.
-	@$(PHASE) cli $(CARGO_TEST) --test cli -- --test-threads=4
+	@$(PHASE) cli $(CARGO_TEST) --test cli -- --test-threads=6
 	@# The tests of the API server wait a part of their time.
 	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api
 	@$(PHASE) kernel-v2 $(MAKE) -s guest

@@ -478,15 +478,33 @@ async fn after_a_lost_answer_the_pod_tells_the_outcome() {
     assert!(!scene.is_terminating(&other).await);
 }
 
+// Several tests, so that they run side by side.
 #[tokio::test]
-async fn the_reported_outcome_is_that_of_the_pod_after_any_fault() {
+async fn the_reported_outcome_is_that_of_the_pod_after_a_client_error() {
+    outcomes_after(|fault| matches!(fault, Fault::Answer(400..429, ..))).await;
+}
+
+#[tokio::test]
+async fn the_reported_outcome_is_that_of_the_pod_after_a_server_error_or_malformed_response() {
+    outcomes_after(|fault| matches!(fault, Fault::Answer(200 | 429.., ..))).await;
+}
+
+#[tokio::test]
+async fn the_reported_outcome_is_that_of_the_pod_after_a_cut() {
+    outcomes_after(|fault| !matches!(fault, Fault::Answer(..))).await;
+}
+
+async fn outcomes_after(is_of_this_test: fn(&Fault) -> bool) {
     let Some(mut scene) = Scene::start().await else {
         return;
     };
     let boom = || Fault::Answer(500, None, "boom".to_owned());
     let gone = || Fault::Answer(404, None, "no such page".to_owned());
     let other = || Fault::Answer(200, None, r#"{"result": "ok"}"#.to_owned());
-    for (index, (what, fault)) in of_calls().into_iter().enumerate() {
+    let faults = of_calls().into_iter();
+    let faults: Vec<_> = faults.filter(|(_, fault)| is_of_this_test(fault)).collect();
+    assert!(!faults.is_empty(), "no such fault");
+    for (index, (what, fault)) in faults.into_iter().enumerate() {
         let pod = scene.pod(&format!("web-{index}"), |_| {}).await;
         scene.restart_task();
         scene.posts();

@@ -106,10 +106,6 @@ fn inject(queues: &FaultQueues, fault: &Fault) {
 }
 
 /// Whether the fault is an error response.
-const fn is_refused(fault: &Fault) -> bool {
-    matches!(fault, Fault::Answer(400.., ..))
-}
-
 /// Faults of calls, and errors within a watch.
 fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
     let refused = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));
@@ -118,17 +114,28 @@ fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
     of_calls().into_iter().chain(more)
 }
 
+// Several tests, so that they run side by side.
 #[test]
-fn the_controller_survives_an_error_response_to_every_call() {
-    survives(every_fault().filter(|(_, fault)| is_refused(fault)));
+fn the_controller_survives_a_client_error_of_every_call() {
+    survives(|fault| matches!(fault, Fault::Answer(400..429, ..)));
 }
 
 #[test]
-fn the_controller_survives_a_cut_or_malformed_response_to_every_call() {
-    survives(every_fault().filter(|(_, fault)| !is_refused(fault)));
+fn the_controller_survives_a_busy_or_failing_api_server() {
+    survives(|fault| matches!(fault, Fault::Answer(429.., ..)));
 }
 
-fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
+#[test]
+fn the_controller_survives_a_malformed_response_to_every_call() {
+    survives(|fault| matches!(fault, Fault::Answer(200, ..)));
+}
+
+#[test]
+fn the_controller_survives_a_cut_of_every_call() {
+    survives(|fault| !matches!(fault, Fault::Answer(..)));
+}
+
+fn survives(is_of_this_test: fn(&Fault) -> bool) {
     let Some(plane) = ControlPlane::start() else {
         return;
     };
@@ -141,7 +148,7 @@ fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
     let queues = FaultQueues::before(&proxy, kind_of);
     let mut injected = 0;
     let mut value = 4000;
-    for (what, fault) in faults {
+    for (what, fault) in every_fault().filter(|(_, fault)| is_of_this_test(fault)) {
         injected += 1;
         inject(&queues, &fault);
         let before = value;
@@ -170,6 +177,7 @@ fn survives(faults: impl Iterator<Item = (&'static str, Fault)>) {
     );
     let log = plane.log_of("controller");
     assert!(!log.contains("panicked"), "{log}");
+    assert!(injected > 0, "no such fault");
     // No fault counted as a success.
     for object in ["NodeWatermark", "status"] {
         let series =
