@@ -155,6 +155,7 @@ pub enum Change {
         /// The metric's value; with several series, the one that decided.
         value: Option<f64>,
         /// The rule's threshold.
+        #[serde(alias = "watermark")]
         threshold: f64,
         /// It returned to Normal because its metric was Unknown for too long.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -226,6 +227,7 @@ pub enum Change {
         pod: PodUid,
     },
     /// A pod selected for the rule's action was skipped; reported once per change of reason.
+    #[serde(alias = "spared")]
     Skipped {
         /// Pod UID.
         pod: PodUid,
@@ -301,6 +303,7 @@ pub enum Skipped {
     /// It has no controller and the action does not evict such pods.
     Unowned,
     /// Never evicted: static, `DaemonSet`, system-critical, or annotated.
+    #[serde(alias = "kept")]
     ExemptFromEviction,
     /// The last attempt failed or was refused; waiting before a retry.
     BackingOff,

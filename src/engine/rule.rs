@@ -242,15 +242,18 @@ impl Machine {
     }
 
     fn quiet(&mut self, now: BootTime, params: &Params, mut on_change: impl FnMut(StateChange)) {
+        // A rule in force with enough breaches acts again at the next one.
+        if self.state == RuleState::Normal || self.breaches < params.avoidance_threshold {
+            self.breaches = 0;
+        }
         match self.state {
-            RuleState::Normal => self.breaches = 0,
             RuleState::Breached => {
                 self.quiet_evaluations = self.quiet_evaluations.saturating_add(1);
                 if self.quiet_evaluations >= params.restore_threshold {
                     on_change(self.enter(now, RuleState::Cooling));
                 }
             }
-            RuleState::Cooling => {}
+            RuleState::Normal | RuleState::Cooling => {}
         }
     }
 

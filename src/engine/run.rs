@@ -105,6 +105,9 @@ impl Run {
             self.machine.doublings = 0;
             self.last_counted = None;
             self.nearness = None;
+        } else if self.machine.breaches >= self.rule.avoidance_threshold {
+            // A higher count is for the next time; what acts goes on.
+            self.machine.breaches = self.machine.breaches.max(rule.avoidance_threshold);
         }
         self.rule = rule;
     }

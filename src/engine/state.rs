@@ -21,10 +21,14 @@ const DEFAULT_STEP: u8 = 10;
 /// Time between these steps.
 const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
 
+/// A shorter time without a process does not reset counters: the state is only saved every few seconds.
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+
 /// The state persisted across restarts, next to the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineState {
+    saved_at: Option<BootTime>,
     rules: Vec<SavedRule>,
     claims: Vec<SavedClaim>,
     rounds: Vec<PendingEviction>,
@@ -87,6 +91,7 @@ impl Engine {
         let refused = self.pods.all().iter();
         let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.eviction_blocked_until?)));
         EngineState {
+            saved_at: Some(self.now),
             rules: self.runs.iter().map(rule).collect(),
             claims: self.ledger.0.iter().flat_map(saved_claims).collect(),
             rounds: self.rounds.pending().to_vec(),
@@ -99,16 +104,14 @@ impl Engine {
     /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
     /// those of pods that are gone are not in the next plan.
     pub fn adopt(&mut self, now: BootTime, state: &EngineState, throttles: &[AdoptedThrottle]) {
+        let pause = state.saved_at.map_or(Duration::MAX, |at| now.since(at));
         for saved in &state.rules {
             let same =
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
                 let max_pause = run.rule.period.saturating_mul(GAP_PERIODS);
-                let is_recent = |at: BootTime| now.since(at) <= max_pause;
-                if run.counter_key() != saved.counter_key
-                    || !saved.machine.last_breach.is_some_and(is_recent)
-                {
+                if run.counter_key() != saved.counter_key || pause > max_pause.max(MIN_PAUSE) {
                     run.machine.reset_counters();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.

@@ -105,7 +105,6 @@ fn inject(queues: &FaultQueues, fault: &Fault) {
     }
 }
 
-/// Whether the fault is an error response.
 /// Faults of calls, and errors within a watch.
 fn every_fault() -> impl Iterator<Item = (&'static str, Fault)> {
     let refused = [400, 422, 503].map(|code| Fault::Answer(code, None, "a fault".to_owned()));

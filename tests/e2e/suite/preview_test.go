@@ -181,9 +181,9 @@ type previewOutput struct {
 }
 
 type previewRule struct {
-	Rule, Standing, Scheduling string
-	Source                     struct{ From string }
-	Pods                       []struct {
+	Rule, State, Scheduling string
+	Source                  struct{ From string }
+	Pods                    []struct {
 		Namespace, Name string
 		Would           []struct{ Change string }
 		Reasons         []string
@@ -346,8 +346,8 @@ type spared struct{ rule, pod, reason string }
 // checkCommand checks the command's output, with the values of busy and hot from these sources.
 func (o expectedPreview) checkCommand(s *scene, rules map[string]previewRule, busyFrom, hotFrom string) error {
 	busy, heated := rules[s.name+"/busy"], rules[s.name+"/hot"]
-	if busy.Standing != "over" || heated.Standing != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
-		return fmt.Errorf("busy is %q with a value from %q, hot is %q with a value from %q", busy.Standing, busy.Source.From, heated.Standing, heated.Source.From)
+	if busy.State != "over" || heated.State != "over" || busy.Source.From != busyFrom || heated.Source.From != hotFrom {
+		return fmt.Errorf("busy is %q with a value from %q, hot is %q with a value from %q", busy.State, busy.Source.From, heated.State, heated.Source.From)
 	}
 	if busy.Scheduling != "" || heated.Scheduling != string(corev1.TaintEffectNoSchedule) {
 		return fmt.Errorf("busy would close the node with %q, hot with %q", busy.Scheduling, heated.Scheduling)

@@ -49,7 +49,7 @@ func TestRunbookCommandsWork(t *testing.T) {
 		"PlimsollRolloutStopped":         "runbook",
 		"PlimsollNodesWait":              "runbook",
 		"PlimsollCapReached":             nodes[0],
-		"PlimsollAgentsUnresponsive":           nodes[0],
+		"PlimsollAgentsUnresponsive":     nodes[0],
 		"PlimsollReportsNotAcknowledged": "plimsoll-report",
 		"PlimsollRulesRefused":           nodes[0],
 		"PlimsollEvictionsRefused":       "plimsoll-report",

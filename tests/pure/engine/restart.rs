@@ -126,6 +126,8 @@ fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
     assert_eq!(ratio(&node), Some(40));
 }
 
+type Disturbance<'a> = &'a dyn Fn(&mut Node);
+
 /// One sample says little about a load of which nothing was known for a while, or that is compared with another value.
 #[test]
 fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_a_row() {
@@ -134,6 +136,7 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         rules[0].avoidance_threshold = 2;
         rules[0].threshold = threshold;
         rules[0].restore_value = threshold;
+        rules[0].restore_threshold = 6;
         rules
     };
     let edit = |node: &mut Node| node.engine.set_policy(policy(patient(4500.0)));
@@ -143,13 +146,25 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         restart(node, scenario::policy_set(patient(4000.0)));
     };
     let stop_for_a_moment = |node: &mut Node| restart(node, scenario::policy_set(patient(4000.0)));
+    let interrupt = |node: &mut Node| {
+        edit(node);
+        node.at(6000);
+        node.at(1000);
+    };
+    let edit_the_count = |node: &mut Node| {
+        let mut rules = patient(4000.0);
+        rules[0].avoidance_threshold = 9;
+        node.engine.set_policy(policy(rules));
+    };
     // How many evaluations above the threshold until the next step.
-    let cases: [(&dyn Fn(&mut Node), usize); 5] = [
+    let cases: [(Disturbance<'_>, usize); 7] = [
         (&|_| {}, 1),
         (&edit, 2),
         (&suspend, 2),
         (&stop_for_an_hour, 2),
         (&stop_for_a_moment, 1),
+        (&interrupt, 2),
+        (&edit_the_count, 1),
     ];
     for (index, (disturb, expected)) in cases.into_iter().enumerate() {
         let mut node = Node::new(patient(4000.0), vec![Load::new("a", 3000)]);
@@ -168,6 +183,25 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         }
         assert_eq!(evaluations, expected, "case {index}");
     }
+}
+
+#[test]
+fn quiet_evaluations_are_counted_on_over_a_restart() {
+    let mut rules = rules();
+    rules[0].restore_threshold = 6;
+    let mut node = Node::new(rules.clone(), vec![Load::new("a", 3000)]);
+    for _ in 0..2 {
+        node.at(6000);
+    }
+    for _ in 0..5 {
+        node.at(1000);
+    }
+    restart(&mut node, scenario::policy_set(rules));
+    node.at(1000);
+    assert_eq!(node.state("n/cpu"), RuleState::Breached, "no rate yet");
+    node.at(1000);
+    let message = "after six quiet evaluations, and its cool-down";
+    assert_eq!(node.state("n/cpu"), RuleState::Normal, "{message}");
 }
 
 #[test]
