@@ -65,6 +65,11 @@ impl Group {
         }
     }
 
+    /// Continues after another process that evaluated last at about `last`.
+    pub(super) const fn resume(&mut self, last: Option<BootTime>) {
+        self.last = last;
+    }
+
     /// Starts an evaluation if one is due.
     pub(super) fn start(&mut self, now: BootTime) {
         let max_interval = self.period.saturating_mul(GAP_PERIODS);

@@ -14,15 +14,11 @@ use super::rule::Machine;
 use super::run::Run;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
-use super::values::GAP_PERIODS;
 
 /// Restore step, in percent of the base, of a claim that is not in the saved state.
 const DEFAULT_STEP: u8 = 10;
 /// Time between these steps.
 const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
-
-/// A shorter time without a process does not reset counters: the state is only saved every few seconds.
-const MIN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The state persisted across restarts, next to the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -103,15 +99,16 @@ impl Engine {
     /// Resumes from the state of the last process of the same boot. Call it after [`Self::set_policy`] and
     /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
     /// those of pods that are gone are not in the next plan.
-    pub fn adopt(&mut self, now: BootTime, state: &EngineState, throttles: &[AdoptedThrottle]) {
-        let pause = state.saved_at.map_or(Duration::MAX, |at| now.since(at));
+    pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
+        for group in &mut self.groups {
+            group.resume(state.saved_at);
+        }
         for saved in &state.rules {
             let same =
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
-                let max_pause = run.rule.period.saturating_mul(GAP_PERIODS);
-                if run.counter_key() != saved.counter_key || pause > max_pause.max(MIN_PAUSE) {
+                if run.counter_key() != saved.counter_key {
                     run.machine.reset_counters();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.

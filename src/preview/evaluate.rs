@@ -130,8 +130,10 @@ impl NodeInput<'_> {
                 .collect(),
         );
         if let Some(agent_status) = self.agent_status {
-            let throttles = agent_status.throttles(self.subjects);
-            engine.adopt(BEFORE, &EngineState::default(), &throttles);
+            engine.adopt(
+                &EngineState::default(),
+                &agent_status.throttles(self.subjects),
+            );
         }
         engine.step(BEFORE, &samples.before, &mut plan);
         for (rule, source) in self.policy.rules.iter().zip(sources) {

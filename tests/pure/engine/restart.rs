@@ -255,7 +255,7 @@ fn a_restore_keeps_its_pace_over_a_restart() {
 fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
     let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
     node.engine
-        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), Some(40), "not evaluated yet");
     assert_eq!(node.plan.scheduling, Scheduling::Unchanged);
@@ -270,7 +270,7 @@ fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
 fn a_throttle_of_a_pod_that_is_gone_is_dropped() {
     let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
     node.engine
-        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), None);
 }
@@ -282,7 +282,7 @@ fn a_claim_that_was_never_applied_is_dropped() {
     node.engine = Engine::new();
     node.engine.set_policy(policy(rules()));
     node.set_pods();
-    node.engine.adopt(node.now, &state, &[]);
+    node.engine.adopt(&state, &[]);
     node.at(6000);
     assert_eq!(ratio(&node), None);
 }
