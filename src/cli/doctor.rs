@@ -16,7 +16,6 @@ mod policies;
 mod role;
 mod scheduler_api;
 mod snapshot;
-mod table;
 
 use std::process::ExitCode;
 use std::time::Duration;

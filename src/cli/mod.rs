@@ -21,6 +21,7 @@ pub mod query;
 pub mod replay;
 pub mod run;
 mod runtime;
+mod server_table;
 mod settings_file;
 pub mod shell;
 pub mod state;

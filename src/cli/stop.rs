@@ -7,24 +7,25 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use clap::ArgAction;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use serde_json::{Value, json};
 
 use super::cluster_args::ClusterArgs;
 use super::doctor::lease_namespaces;
+use super::server_table::ServerTable;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::watch::resource;
+use crate::crd::NodeWatermark;
 use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
 use crate::crd::node_watermark::stopped::RELEASED;
+use crate::crd::words::named;
 
 /// How often progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of unfinished nodes that are named.
 const MAX_NAMED: usize = 10;
-/// The response format that `kubectl get` asks for.
-const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 const STOP_HELP: &str = "\
 Annotates the ConfigMap plimsoll-stop in the namespace of the agents' Leases. Every agent watches it directly, so this works \
@@ -285,12 +286,10 @@ impl ProgressError {
 }
 
 async fn poll(client: &Client, goal: Goal) -> Result<Progress, ProgressError> {
-    let path = "/apis/plimsoll.dev/v1alpha1/nodewatermarks?includeObject=None";
-    let request = hyper::Request::get(path).header("accept", TABLE);
-    let table = call(async {
-        let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
-        client.request::<Value>(request).await
-    });
+    let table = call(ServerTable::read(
+        client,
+        NodeWatermark::url_path(&(), None),
+    ));
     Progress::of(&table.await.map_err(ProgressError::List)?, goal)
 }
 
@@ -306,31 +305,27 @@ struct Progress {
 
 impl Progress {
     /// Reads the table of all `NodeWatermark`s.
-    fn of(table: &Value, goal: Goal) -> Result<Self, ProgressError> {
-        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-        let columns = list(&table["columnDefinitions"]);
-        let column = |name: &str| {
-            let index = columns.iter().position(|column| column["name"] == name);
-            index.ok_or(ProgressError::Outdated)
-        };
-        let [name, stopped, agent] = [column("Name")?, column("Stopped")?, column("Agent")?];
+    fn of(table: &ServerTable, goal: Goal) -> Result<Self, ProgressError> {
+        let columns = ["Name", "Stopped", "Agent"];
+        if !columns.iter().all(|column| table.has(column)) {
+            return Err(ProgressError::Outdated);
+        }
         let mut progress = Self {
             goal,
             nodes: 0,
             waiting: Vec::new(),
         };
-        for row in list(&table["rows"]) {
-            let cell = |index: usize| row["cells"][index].as_str().unwrap_or_default();
-            if cell(agent).is_empty() {
+        for [name, stopped, agent] in table.cells(columns) {
+            if agent.is_empty() {
                 continue;
             }
             progress.nodes += 1;
             let reached = match goal {
-                Goal::Released => cell(stopped) == RELEASED,
-                Goal::Resumed => cell(stopped).is_empty(),
+                Goal::Released => stopped == RELEASED,
+                Goal::Resumed => stopped.is_empty(),
             };
             if !reached {
-                progress.waiting.push(cell(name).to_owned());
+                progress.waiting.push(name.to_owned());
             }
         }
         Ok(progress)
@@ -338,14 +333,9 @@ impl Progress {
 
     /// The unfinished nodes, and how to find out more.
     fn names(&self) -> String {
-        let named = self.waiting.iter().take(MAX_NAMED).map(String::as_str);
-        let named = named.collect::<Vec<_>>().join(", ");
-        let more = match self.waiting.len().saturating_sub(MAX_NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let named = named(&self.waiting, MAX_NAMED);
         format!(
-            "not yet: {named}{more}; `plimsoll top` shows unresponsive agents, and `kubectl describe nodewatermark` what is \
+            "not yet: {named}; `plimsoll top` shows unresponsive agents, and `kubectl describe nodewatermark` what is \
              still in force on a node"
         )
     }
@@ -366,13 +356,17 @@ impl std::fmt::Display for Progress {
 mod tests {
     use super::*;
 
-    fn table(rows: &[(&str, Option<&str>, Option<&str>)]) -> Value {
+    fn read(table: Value) -> ServerTable {
+        serde_json::from_value(table).expect("a table")
+    }
+
+    fn table(rows: &[(&str, Option<&str>, Option<&str>)]) -> ServerTable {
         let rows = rows.iter();
         let rows = rows.map(|(name, stopped, agent)| json!({"cells": [name, 1, stopped, agent]}));
-        json!({
+        read(json!({
             "columnDefinitions": [{"name": "Name"}, {"name": "Rules"}, {"name": "Stopped"}, {"name": "Agent"}],
             "rows": rows.collect::<Vec<_>>(),
-        })
+        }))
     }
 
     #[test]
@@ -423,7 +417,7 @@ mod tests {
 
     #[test]
     fn an_outdated_definition_is_reported_with_the_fix() {
-        let older = json!({"columnDefinitions": [{"name": "Name"}], "rows": []});
+        let older = read(json!({"columnDefinitions": [{"name": "Name"}], "rows": []}));
         let error = Progress::of(&older, Goal::Released).expect_err("not understood");
         assert!(
             error.is_final() && error.to_string().contains("plimsoll crds"),

@@ -33,11 +33,11 @@ pub mod scheduler_policy;
 mod schema;
 mod served;
 mod settings_file;
-mod suggest;
 pub mod summary;
 mod unenforced;
 pub mod validate;
 pub mod windows;
+pub mod words;
 
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};

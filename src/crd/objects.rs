@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
 use super::path::rule_index;
-use super::suggest::nearest;
 use super::validate::{Problem, validate};
+use super::words::nearest;
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
 use crate::engine::selector::Selector;
 

@@ -13,8 +13,8 @@ use super::manifest::{ManifestError, Position};
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
 use super::settings_file::{self, Errors};
-use super::suggest::{self, quoted};
 use super::validate::Definition;
+use super::words::{self, quoted};
 
 /// Time from the start of a round to that of the next one.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -318,7 +318,7 @@ impl Reading<'_> {
     fn metric(&mut self, path: &str, entry: &MetricEntry) -> Option<PolledMetric> {
         let index = load_values::index(&entry.name);
         if index.is_none() {
-            let fix = suggest::nearest(&entry.name, NAMES).map_or_else(
+            let fix = words::nearest(&entry.name, NAMES).map_or_else(
                 || format!("write one of {}", NAMES.join(", ")),
                 |near| format!("did you mean {near}?"),
             );

@@ -17,8 +17,8 @@ use super::node_metric::ResourceWindows;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
 use super::settings_file::{self, Errors};
-use super::suggest::{self, quoted};
 use super::validate::Definition;
+use super::words::{self, quoted};
 
 const API_VERSION: &str = "scheduler.policy.crane.io/v1alpha1";
 const KIND: &str = "DynamicSchedulerPolicy";
@@ -300,7 +300,7 @@ impl Reading<'_> {
             return Some(PolicyMetric::Custom(name.into()));
         }
         let known = USAGE.iter().chain(&self.custom).copied();
-        let fix = suggest::nearest(name, known).map_or_else(
+        let fix = words::nearest(name, known).map_or_else(
             || format!("write one of {}, or a name of --windows", USAGE.join(", ")),
             |near| format!("did you mean {near}?"),
         );

@@ -15,8 +15,8 @@ use super::node_qos::HttpGet;
 use super::path::at_index;
 use super::schema::{inlined_schema, tidy};
 use super::settings_file::{self, Errors};
-use super::suggest::{self, quoted};
 use super::validate::Definition;
+use super::words::{self, quoted};
 use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::window::{CustomWindow, Statistic};
 
@@ -151,7 +151,7 @@ fn source(entry: &WindowEntry) -> Result<Metric, String> {
             return Ok(Metric::Probe(name.into()));
         }
         let names = Metric::names();
-        let near = suggest::nearest(name, names.iter().map(String::as_str));
+        let near = words::nearest(name, names.iter().map(String::as_str));
         let fix = near.map_or_else(
             || "write for example disk_utilization.".to_owned(),
             |near| format!("did you mean {near}?"),
@@ -170,7 +170,7 @@ fn source(entry: &WindowEntry) -> Result<Metric, String> {
 fn statistic(entry: &WindowEntry) -> Result<Statistic, String> {
     Statistic::parse(&entry.window).ok_or_else(|| {
         let names: Vec<String> = Statistic::all().map(|it| it.to_string()).collect();
-        let near = suggest::nearest(&entry.window, names.iter().map(String::as_str));
+        let near = words::nearest(&entry.window, names.iter().map(String::as_str));
         let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
         format!(
             "window is {}; write avg, stddev, p50, p90, p95 or p99 and 1m, 5m, 30m, 1h or 1d, such as avg_5m, or max_avg_1h or \

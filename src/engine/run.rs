@@ -91,20 +91,8 @@ impl Run {
 
     /// Applies an edit of the rule. Resets the counters if the metric or the thresholds changed.
     pub(super) fn edit(&mut self, rule: Rule) {
-        let same = self.rule.metric == rule.metric
-            && self.rule.series == rule.series
-            && self.rule.threshold.total_cmp(&rule.threshold).is_eq()
-            && self
-                .rule
-                .restore_value
-                .total_cmp(&rule.restore_value)
-                .is_eq();
-        if !same {
-            self.machine.reset_counters();
-            self.machine.released = None;
-            self.machine.doublings = 0;
-            self.last_counted = None;
-            self.nearness = None;
+        if counter_key(&self.rule) != counter_key(&rule) {
+            self.start_over();
         } else if self.machine.breaches >= self.rule.avoidance_threshold {
             // A higher count is for the next time; what acts goes on.
             self.machine.breaches = self.machine.breaches.max(rule.avoidance_threshold);
@@ -112,12 +100,13 @@ impl Run {
         self.rule = rule;
     }
 
-    /// Identifies what the counters count, so that after a restart they are only used for the same thresholds.
-    pub(super) fn counter_key(&self) -> String {
-        let rule = &self.rule;
-        let (metric, series) = (&rule.metric, &rule.series);
-        let (high, low) = (rule.threshold, rule.restore_value);
-        format!("{metric:?} {series:?} > {high} <= {low}")
+    /// Forgets what was counted and learned with another metric or other thresholds. What is in force stays.
+    pub(super) fn start_over(&mut self) {
+        self.machine.reset_counters();
+        self.machine.released = None;
+        self.machine.doublings = 0;
+        self.last_counted = None;
+        self.nearness = None;
     }
 
     /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
@@ -395,4 +384,11 @@ impl Run {
         self.skipped
             .binary_search_by(|(p, k, _)| p.cmp(pod).then(k.cmp(&kind)))
     }
+}
+
+/// Identifies what a rule's counters count: they are kept over an edit or a restart only while it is the same.
+pub(super) fn counter_key(rule: &Rule) -> String {
+    let (metric, series) = (&rule.metric, &rule.series);
+    let (high, low) = (rule.threshold, rule.restore_value);
+    format!("{metric:?} {series:?} > {high} <= {low}")
 }

@@ -11,7 +11,7 @@ use super::ledger::{Claim, Depth, ThrottledCgroup, ThrottledPod};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::Machine;
-use super::run::Run;
+use super::run::{Run, counter_key};
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 
@@ -81,7 +81,7 @@ impl Engine {
         let rule = |run: &Run| SavedRule {
             rule: run.rule.id.clone(),
             preview: run.is_preview(),
-            counter_key: run.counter_key(),
+            counter_key: counter_key(&run.rule),
             machine: run.machine,
         };
         let refused = self.pods.all().iter();
@@ -108,8 +108,8 @@ impl Engine {
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
-                if run.counter_key() != saved.counter_key {
-                    run.machine.reset_counters();
+                if counter_key(&run.rule) != saved.counter_key {
+                    run.start_over();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.
                 run.disables_scheduling = !run.is_preview() && run.effect().is_some();

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::table::Table;
 use crate::crd::duration::format_duration;
+use crate::crd::words::named;
 use crate::engine::load::LoadLine;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Change;
@@ -399,14 +400,10 @@ impl RulePreview {
 }
 
 fn names(pods: &[&PodPreview]) -> String {
-    let first = pods.iter().take(MAX_NAMED);
-    let mut names: Vec<_> = first
-        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
-        .collect();
-    if pods.len() > MAX_NAMED {
-        names.push("...".to_owned());
-    }
-    names.join(", ")
+    let names = pods
+        .iter()
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    named(names, MAX_NAMED)
 }
 
 impl PodPreview {

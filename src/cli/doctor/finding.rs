@@ -6,6 +6,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 
 use super::snapshot::ReadError;
+use crate::crd::words;
 
 /// What to do if nothing is installed.
 pub(super) const INSTALL: &str = "install the chart: charts/plimsoll/README.md";
@@ -54,15 +55,9 @@ pub(super) fn unreadable(about: impl Into<String>, what: &str, error: &ReadError
     finding(about, format!("{what}: {}", error.why), fix)
 }
 
-/// `a, b and 3 more`
+/// The first names of a list.
 pub(super) fn list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> String {
-    let names: Vec<S> = names.into_iter().collect();
-    let shown = names.iter().take(MAX_NAMED).map(S::as_ref);
-    let shown = shown.collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(MAX_NAMED) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
+    words::named(names, MAX_NAMED)
 }
 
 /// `namespace/name`, or the name of an object without namespace.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::super::server_table::ServerTable;
 use super::finding::{Finding, finding, list};
 use super::installation::install_command;
 use super::snapshot::Snapshot;
-use super::table::Table;
 use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
 use crate::node::machine::messages::{count, unknown_reason};
@@ -89,7 +89,7 @@ pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 impl ColumnCheck {
-    fn findings(&self, table: &Table) -> Vec<Finding> {
+    fn findings(&self, table: &ServerTable) -> Vec<Finding> {
         let mut problems: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for [node, problem, reason] in table.cells(["Name", self.column, self.reason]) {
             if (self.is_problem)(reason) {

@@ -21,12 +21,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::super::server_table::ServerTable;
 use super::dry_runs::{self, DryRun};
 use super::layout;
 use super::permissions::{self, Review};
 use super::placement::Placement;
 use super::pods::AgentPod;
-use super::table::Table;
 use crate::cli::progress::Progress;
 use crate::clock;
 use crate::cluster::client::{CallError, call};
@@ -90,7 +90,7 @@ pub(super) struct Snapshot {
     pub deployments: Read<Vec<Deployment>>,
     /// The leader election Lease of each controller.
     pub elections: Vec<Read<Lease>>,
-    pub watermarks: Read<Table>,
+    pub watermarks: Read<ServerTable>,
     pub leases: Read<Vec<Lease>>,
     pub stop: Read<ConfigMap>,
     /// How aggregated APIs can verify API servers.
@@ -294,7 +294,7 @@ impl Snapshot {
             agents.push(AgentNamespace::read(client, namespace).await);
         }
         let deployments: Read<Vec<Deployment>> = it.full(ours(client, "controller")).await;
-        let watermarks = Table::read(client, NodeWatermark::url_path(&(), None));
+        let watermarks = ServerTable::read(client, NodeWatermark::url_path(&(), None));
         let mut snapshot = Self {
             only_agents,
             nodes: list(nodes, labelled(MANAGED_SELECTOR), NodeState::from).await,

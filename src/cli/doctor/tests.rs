@@ -14,12 +14,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::super::super::server_table::ServerTable;
 use super::super::dry_runs::DryRun;
 use super::super::permissions::{Actor, Review};
 use super::super::placement::Placement;
 use super::super::pods::AgentPod;
 use super::super::snapshot::{AgentNamespace, NodeState, Read, ReadError};
-use super::super::table::Table;
 use super::*;
 use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::definitions;
@@ -67,7 +67,7 @@ fn refused<T>(code: u16) -> Read<T> {
     Err(ReadError { code, why })
 }
 
-fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Read<Table> {
+fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Read<ServerTable> {
     let columns = columns.map(|name| json!({"name": name})).to_vec();
     let row = |cells: &[&str; N]| json!({"cells": cells.to_vec()});
     let rows: Vec<Value> = rows.iter().map(row).collect();
@@ -104,7 +104,7 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
     Ok(rows.iter().map(node).collect())
 }
 
-fn watermarks(rows: &[[&str; 8]]) -> Read<Table> {
+fn watermarks(rows: &[[&str; 8]]) -> Read<ServerTable> {
     table(WATERMARK, rows)
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::super::check::report::Report;
+use crate::crd::words::named;
 use crate::crd::{Compiled, Finding, Objects, Severity, compile};
 use crate::engine::policy::NodeFacts;
 use crate::preview::Node;
@@ -91,11 +92,7 @@ impl fmt::Display for Found {
         f.write_str(message)?;
         match self.nodes.len() {
             0 => Ok(()),
-            number => {
-                let named = self.nodes[..number.min(MAX_NAMED)].join(", ");
-                let more = if number > MAX_NAMED { ", ..." } else { "" };
-                write!(f, " (on {named}{more})")
-            }
+            _ => write!(f, " (on {})", named(&self.nodes, MAX_NAMED)),
         }
     }
 }

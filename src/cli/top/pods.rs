@@ -18,6 +18,7 @@ use crate::crd::NodeMetric;
 use crate::crd::node_metric::{MAX_PODS, PodUsage};
 use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::Percent;
+use crate::crd::words::named;
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::metrics_api::table;
 use crate::preview::Table;
@@ -213,7 +214,7 @@ fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
     let nodes: Vec<String> = unknown.map(NodeMetric::name_any).collect();
     (!nodes.is_empty()).then(|| {
         let (unknown, of) = (nodes.len(), metrics.len());
-        let names = named(&nodes);
+        let names = named(&nodes, MAX_NAMED);
         format!("the pods of {unknown} of {of} nodes are unknown, because their agents do not report to the controller: {names}")
     })
 }
@@ -229,16 +230,8 @@ fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<S
     let others: Vec<String> = others
         .map(|(node, namespace, pod)| format!("{namespace}/{pod} on {node}"))
         .collect();
-    let (count, names) = (others.len(), named(&others));
+    let (count, names) = (others.len(), named(&others, MAX_NAMED));
     (count > 0).then(|| format!("throttled, but not among the busiest ({count}): {names}"))
-}
-
-fn named(names: &[String]) -> String {
-    let (first, rest) = names.split_at(names.len().min(MAX_NAMED));
-    match rest.len() {
-        0 => first.join(", "),
-        rest => format!("{} +{rest}", first.join(", ")),
-    }
 }
 
 /// The formatter's width is the width of the terminal, if any. The alternate form has colours.

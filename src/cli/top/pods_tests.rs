@@ -135,10 +135,3 @@ fn json_distinguishes_unthrottled_from_unknown() {
     );
     assert_eq!(rows(None)[1]["throttled"], Value::Null);
 }
-
-#[test]
-fn long_lists_of_names_are_truncated() {
-    let names: Vec<String> = (0..12).map(|index| format!("n{index}")).collect();
-    assert_eq!(named(&names), "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 +2");
-    assert_eq!(named(&names[..1]), "n0");
-}

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hyper::header::{ACCEPT, HeaderValue};
-use hyper::{Request, Uri};
+use hyper::Request;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::api::{ListParams, TypeMeta};
@@ -13,6 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::super::server_table::ServerTable;
 use super::pods::Throttled;
 use super::view::InForce;
 use crate::cluster::client::CallError;
@@ -21,9 +21,6 @@ use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::Scheduling;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
 use crate::reconcilers::lease::LeaseObject;
-
-/// Requests a Table instead of objects, as kubectl does.
-const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 /// A page of objects with only name and status.
 #[derive(Deserialize)]
@@ -104,54 +101,34 @@ pub(in crate::cli) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, 
     list(client, |page| api.list(page), read).await
 }
 
-fn watermarks() -> request::Request {
-    request::Request::new(NodeWatermark::url_path(&(), None))
-}
-
 /// What agents have in force, by node, without nodes whose agent never reported. A Table leaves out the rules, which are
 /// most of a `NodeWatermark`.
 pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce>, CallError> {
-    let api = watermarks();
-    let build = |page: &ListParams| {
-        let mut request = api.list(page)?;
-        let rows_only = format!("{}&includeObject=None", request.uri());
-        *request.uri_mut() = rows_only
-            .parse::<Uri>()
-            .map_err(|error| request::Error::BuildRequest(error.into()))?;
-        let table = HeaderValue::from_static(TABLE);
-        request.headers_mut().insert(ACCEPT, table);
-        Ok(request)
-    };
-    let known = list(client, build, |table: Value| rows(&table)).await?;
+    let path = NodeWatermark::url_path(&(), None);
+    let build = |page: &ListParams| ServerTable::request(&path, page);
+    let known = list(client, build, |table: ServerTable| rows(&table)).await?;
     Ok(known.into_iter().collect::<BTreeMap<_, _>>())
 }
 
-/// The rows of a Table; columns are found by name.
-fn rows(table: &Value) -> ObjectList<(String, InForce)> {
-    let columns = table["columnDefinitions"].as_array();
-    let column = |name: &str| columns?.iter().position(|column| column["name"] == name);
-    let [name, agent, scheduling, throttled] =
-        ["Name", "Agent", "Scheduling", "Throttled"].map(column);
-    let row = |row: &Value| {
-        let cell = |column: Option<usize>| row["cells"].get(column?);
-        // Without an agent version, no agent has reported yet.
-        cell(agent)?.as_str()?;
-        let scheduling = cell(scheduling).and_then(Value::as_str);
-        let throttled = cell(throttled).and_then(Value::as_u64);
+/// The rows of nodes whose agent has reported: the others have no agent version.
+fn rows(table: &ServerTable) -> ObjectList<(String, InForce)> {
+    let rows = table
+        .cells(["Name", "Agent", "Scheduling", "Throttled"])
+        .into_iter();
+    let reported = rows.filter(|[_, agent, ..]| !agent.is_empty());
+    let row = |[name, _, scheduling, throttled]: [&str; 4]| {
         let in_force = InForce {
-            scheduling: scheduling.and_then(Scheduling::parse),
-            throttled: throttled.and_then(|pods| pods.try_into().ok()),
+            scheduling: Scheduling::parse(scheduling),
+            throttled: throttled.parse().ok(),
         };
-        Some((cell(name)?.as_str()?.to_owned(), in_force))
+        (name.to_owned(), in_force)
     };
-    let rows = table["rows"].as_array().into_iter().flatten();
-    let next = table["metadata"]["continue"].as_str().map(str::to_owned);
-    page_of(rows.filter_map(row), next)
+    page_of(reported.map(row), table.next().map(str::to_owned))
 }
 
 /// Throttled pods, by node, without nodes whose agent never reported.
 pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
-    let api = watermarks();
+    let api = request::Request::new(NodeWatermark::url_path(&(), None));
     let pods = |item: Item<WatermarkStatus>| {
         let status = item.status.filter(|status| status.agent.is_some())?;
         Some((item.metadata.name?, status.throttled))
@@ -190,6 +167,10 @@ mod tests {
     use super::*;
     use crate::engine::policy::TaintEffect;
 
+    fn read(table: Value) -> ServerTable {
+        serde_json::from_value(table).expect("a table")
+    }
+
     #[test]
     fn table_columns_are_found_by_name() {
         let columns = ["Name", "Rules", "Throttled", "Scheduling", "Agent"];
@@ -202,7 +183,7 @@ mod tests {
                 {"cells": ["odd", 1, null, "Someday", "9.9"]},
             ],
         });
-        let page = rows(&table);
+        let page = rows(&read(table));
         assert_eq!(page.metadata.continue_.as_deref(), Some("here"));
         let in_force = |scheduling, throttled| InForce {
             scheduling,
@@ -214,7 +195,7 @@ mod tests {
             ("odd".to_owned(), in_force(None, None)),
         ];
         assert_eq!(page.items, expected);
-        let nameless = json!({"rows": [{"cells": ["n"]}]});
+        let nameless = read(json!({"rows": [{"cells": ["n"]}]}));
         assert!(rows(&nameless).items.is_empty());
     }
 }

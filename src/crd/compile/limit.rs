@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::super::finding::Reason;
 use super::super::node_watermark::{MAX_POD_POLICIES, MAX_RULES};
 use super::super::objects::Kind;
+use super::super::words::named;
 use super::Findings;
 use crate::engine::policy::{PodPolicy, Rule};
 
@@ -26,7 +27,7 @@ pub(super) fn rules(rules: &mut Vec<Rule>, findings: &mut Findings) {
         let message = format!(
             "a node has at most {MAX_RULES} rules, in order of NodeQOS and rule name, and {all} rules select the same node: \
              {} are off there; narrow spec.selector of one of these NodeQOS, or remove rules",
-            list(&names)
+            named(&names, MAX_NAMED)
         );
         let mut findings = findings.for_object(Kind::NodeQos, object);
         findings.error(Reason::TooMany, "spec.rules", message);
@@ -43,13 +44,5 @@ pub(super) fn pods(policies: &mut Vec<PodPolicy>, findings: &mut Findings) {
         );
         let mut findings = findings.for_object(Kind::PodQos, &policy.name);
         findings.error(Reason::TooMany, "", message);
-    }
-}
-
-fn list(names: &[&str]) -> String {
-    let first = &names[..names.len().min(MAX_NAMED)];
-    match names.len() - first.len() {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
 use super::super::pod_qos::{PodQosSpec, ScopeExpression};
-use super::super::suggest::nearest;
+use super::super::words::nearest;
 use super::{Findings, ObjectFindings};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::finding::Reason;
 use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
 use super::super::objects::{Kind, NodeRules};
-use super::super::suggest::{self, quoted};
+use super::super::words::{self, quoted};
 use super::action::seconds;
 use super::rule_check::{Outcome, check};
 use super::{ObjectFindings, Scope};
@@ -163,7 +163,7 @@ impl RuleContext<'_> {
                 findings.following(Reason::UnknownAction, path, message);
             } else {
                 let actions = self.scope.actions.keys();
-                let near = suggest::nearest(&rule.action_name, actions.clone().copied());
+                let near = words::nearest(&rule.action_name, actions.clone().copied());
                 let fix = near.map_or_else(
                     || format!("write the name of one of {}", super::pods::list(actions)),
                     |near| format!("did you mean {near}?"),
@@ -228,7 +228,7 @@ fn describe(error: &HoursError) -> String {
         return error.to_string();
     };
     let zones = time_zones();
-    let fix = suggest::nearest(zone, zones.iter().map(String::as_str)).map_or_else(
+    let fix = words::nearest(zone, zones.iter().map(String::as_str)).map_or_else(
         || "write UTC, or a name of the IANA time zone database such as Europe/Berlin".to_owned(),
         |near| format!("did you mean {near}?"),
     );
@@ -318,7 +318,7 @@ fn url(get: &HttpGet) -> Option<String> {
 fn nearest(name: &str, windows: &[CustomWindow]) -> String {
     let names = Metric::names();
     let windows = windows.iter().map(|window| &*window.metric.name);
-    let near = suggest::nearest(name, names.iter().map(String::as_str).chain(windows));
+    let near = words::nearest(name, names.iter().map(String::as_str).chain(windows));
     match near.or_else(|| usage_of(name)) {
         Some(near) => format!("did you mean {near}?"),
         None => "write for example cpu_total_usage or memory_total_utilization.".to_owned(),

@@ -5,7 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use super::super::finding::Reason;
 use super::super::objects::Kind;
-use super::super::suggest::{nearest, quoted};
+use super::super::words::{nearest, quoted};
 use super::pods::{list, selects};
 use super::{ObjectFindings, Scope};
 use crate::engine::metric::{

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::super::suggest::{nearest, quoted};
+use super::super::words::{nearest, quoted};
 use crate::engine::metric::Metric;
 
 /// The last field name in a path: `stepCPURatio` of `spec.throttle.cpuThrottle.stepCPURatio`.

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::super::metrics::Metrics;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call};
+use crate::crd::words::named;
 use crate::crd::{KubernetesVersion, definitions, missing_fields};
 
 /// Check interval, and the shorter one while something is missing.
@@ -71,7 +72,7 @@ async fn check_one(
         Some(missing) if missing.is_empty() => return Ok(None),
         Some(missing) => format!(
             "the definition is from another version of plimsoll and lacks {}",
-            list(&missing)
+            named(&missing, MAX_NAMED)
         ),
     };
     Ok(Some(format!(
@@ -86,12 +87,4 @@ async fn version_of(client: &Client) -> KubernetesVersion {
     version
         .and_then(|it| KubernetesVersion::of(&it))
         .unwrap_or_default()
-}
-
-fn list(fields: &[String]) -> String {
-    let named = &fields[..fields.len().min(MAX_NAMED)];
-    match fields.len() - named.len() {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
 }

@@ -1,4 +1,4 @@
-//! Suggestions for misspelt words.
+//! Words of messages: the one that was probably meant, quoted ones, and lists of names.
 
 /// The known word that was probably meant, ignoring case. Candidates are chosen by Jaro-Winkler similarity and ranked by
 /// Sorensen-Dice, because Jaro-Winkler gives much weight to the start of a word.
@@ -23,6 +23,16 @@ pub(super) fn quoted(text: &str) -> String {
     }
     let start: String = text.chars().take(MAX_CHARS).collect();
     format!("\"{start}...\"")
+}
+
+/// The first `max` names: `a, b and 3 more`.
+pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, max: usize) -> String {
+    let names: Vec<S> = names.into_iter().collect();
+    let first: Vec<&str> = names.iter().take(max).map(S::as_ref).collect();
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
 }
 
 #[cfg(test)]
