@@ -1,6 +1,7 @@
 //! The only place that reads the kernel's clocks (timeouts of connections use tokio's). Decisions get the time as an argument.
 
 use std::time::Duration;
+use std::{fs, io};
 
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
@@ -19,6 +20,15 @@ pub fn boot_time() -> BootTime {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME");
     let nanos = now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs();
     BootTime::from_nanos(nanos)
+}
+
+/// Identifies the boot that [`boot_time`] counts from.
+///
+/// # Errors
+/// If it cannot be read from `/proc`.
+pub fn boot_id() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
 }
 
 /// The CPU time that the calling thread has used.

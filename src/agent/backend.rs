@@ -240,14 +240,14 @@ fn update_messages(
         let name = metric.as_deref().unwrap_or("its metric");
         let threshold = value(report.threshold);
         let is_edited = |known: f64| known.total_cmp(&report.threshold).is_ne();
-        let message = match (report.value, before.get(&report.id)) {
-            (Some(now), Some((known, _))) if is_edited(*known) && now > report.threshold => {
-                format!("{}: {name} {} is above {threshold}", report.id, value(now))
-            }
-            (_, Some((_, message))) => message.clone(),
-            (Some(now), None) if now > report.threshold => {
-                format!("{}: {name} {} is above {threshold}", report.id, value(now))
-            }
+        let known = before.get(&report.id);
+        let is_current = known.is_none_or(|(known, _)| is_edited(*known));
+        let breach = report
+            .value
+            .filter(|now| is_current && *now > report.threshold);
+        let message = match (breach, known) {
+            (Some(now), _) => format!("{}: {name} {} is above {threshold}", report.id, value(now)),
+            (None, Some((_, message))) => message.clone(),
             // Only an earlier process saw the value.
             _ => format!("{}: {name} was above {threshold} before", report.id),
         };

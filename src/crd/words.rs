@@ -25,6 +25,15 @@ pub(super) fn quoted(text: &str) -> String {
     format!("\"{start}...\"")
 }
 
+/// Truncates to at most `max` bytes.
+pub fn truncated(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max.saturating_sub(3)));
+        text.push_str("...");
+    }
+    text
+}
+
 /// The first `max` names: `a, b and 3 more`.
 pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, max: usize) -> String {
     let names: Vec<S> = names.into_iter().collect();
@@ -49,6 +58,15 @@ mod tests {
         assert_eq!(nearest("x", ["a"]), None);
         assert_eq!(nearest(&"x".repeat(1000), known), None);
         assert_eq!(nearest("x", []), None);
+    }
+
+    #[test]
+    fn long_texts_and_lists_are_truncated() {
+        assert_eq!(truncated("ä".repeat(10), 9), "äää...");
+        assert_eq!(truncated("short".to_owned(), 9), "short");
+        assert_eq!(named(["a", "b"], 2), "a, b");
+        assert_eq!(named(["a", "b", "c"], 2), "a, b and 1 more");
+        assert_eq!(named::<&str>([], 2), "");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::renderer::Renderer;
 use super::report::{Figures, Outcome, PodFacts, Report, ServiceFacts};
 use super::usage::UsageTracker;
 use super::view::{PodView, View};
-use crate::clock::{boot_time, wall_time};
+use crate::clock::{boot_id, boot_time, wall_time};
 use crate::engine::Demand;
 use crate::engine::plan::Transition;
 use crate::engine::pod::{Pod, PodUid};
@@ -31,7 +31,6 @@ use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::collect::Sampler;
-use crate::node::journal::{JournalError, boot_id};
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{MachineError, Settings};
@@ -99,8 +98,8 @@ pub enum LiveError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The boot id cannot be read.
-    #[error(transparent)]
-    BootId(#[from] JournalError),
+    #[error("failed to read the boot ID: {0}")]
+    BootId(#[source] io::Error),
     /// The demo cannot be shown.
     #[error("failed to show the demo: {0}")]
     Render(#[source] io::Error),
@@ -517,7 +516,8 @@ fn start_recording(
     pods: &[Arc<Pod>],
     now: BootTime,
 ) -> Result<Recorder, LiveError> {
-    let header = Header::new(boot_id()?, now, wall_time(), node, Some(period));
+    let boot_id = boot_id().map_err(LiveError::BootId)?;
+    let header = Header::new(boot_id, now, wall_time(), node, Some(period));
     let mut recorder = Recorder::create(path, header)?;
     recorder.pods(pods)?;
     Ok(recorder)

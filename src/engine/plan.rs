@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::metric::ActionKind;
 use super::pod::PodUid;
 use super::policy::{RuleId, TaintEffect};
 use super::time::BootTime;
@@ -237,6 +238,16 @@ pub enum Change {
 }
 
 impl Change {
+    /// The kind of action on a pod; `None` for what happens to a rule or the node.
+    pub const fn action(&self) -> Option<ActionKind> {
+        match self {
+            Self::Throttle { .. } => Some(ActionKind::CpuThrottle),
+            Self::Reclaim { .. } => Some(ActionKind::ForceGc),
+            Self::Evict { .. } => Some(ActionKind::Eviction),
+            _ => None,
+        }
+    }
+
     /// The pod that the change concerns, if any.
     pub const fn pod(&self) -> Option<&PodUid> {
         match self {

@@ -119,6 +119,17 @@ pub struct Action {
     pub eviction: Option<EvictionSpec>,
 }
 
+impl Action {
+    /// Whether it acts on pods in that way.
+    pub const fn includes(&self, kind: ActionKind) -> bool {
+        match kind {
+            ActionKind::CpuThrottle => self.throttle.is_some(),
+            ActionKind::ForceGc => self.force_gc,
+            ActionKind::Eviction => self.eviction.is_some(),
+        }
+    }
+}
+
 /// Taint effect that disables scheduling, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TaintEffect {

@@ -279,13 +279,7 @@ impl Run {
 
     /// How its action of that kind affects its metric.
     pub(super) fn action_effect(&self, kind: ActionKind) -> ActionEffect {
-        let action = &self.rule.action;
-        let has = match kind {
-            ActionKind::CpuThrottle => action.throttle.is_some(),
-            ActionKind::ForceGc => action.force_gc,
-            ActionKind::Eviction => action.eviction.is_some(),
-        };
-        if has {
+        if self.rule.action.includes(kind) {
             self.rule.metric.action_effect(kind)
         } else {
             ActionEffect::None

@@ -64,7 +64,7 @@ impl<'a> Round<'a> {
         if !policies.any(|policy| policy.matches(&subject.pod)) {
             return vec!["no PodQOS matches it".to_owned()];
         }
-        let done = |kind| would.iter().any(|change| kind_of(change) == Some(kind));
+        let done = |kind| would.iter().any(|change| change.action() == Some(kind));
         let others = self.kinds.iter().filter(|(kind, _)| !done(*kind));
         let reasons: Vec<_> = others
             .filter_map(|(kind, policy)| {
@@ -120,7 +120,7 @@ impl<'a> Round<'a> {
     /// Why a pod that may be acted on is not.
     fn not_reached(&self, kind: ActionKind, pod: &Pod) -> String {
         let same =
-            |t: &&Transition| t.change.pod() == Some(&pod.uid) && kind_of(&t.change) == Some(kind);
+            |t: &&Transition| t.change.pod() == Some(&pod.uid) && t.change.action() == Some(kind);
         if let Some(other) = self.done().find(same) {
             return format!("not again, already done for {}", other.rule);
         }
@@ -179,14 +179,8 @@ impl<'a> Round<'a> {
 
 /// The kinds of the rule's action that lower its metric.
 pub(super) fn kinds(rule: &Rule) -> impl Iterator<Item = ActionKind> {
-    let action = &rule.action;
-    KINDS.into_iter().filter(move |kind| {
-        let has = match kind {
-            ActionKind::CpuThrottle => action.throttle.is_some(),
-            ActionKind::ForceGc => action.force_gc,
-            ActionKind::Eviction => action.eviction.is_some(),
-        };
-        has && rule.metric.action_effect(*kind) != ActionEffect::None
+    KINDS.into_iter().filter(|kind| {
+        rule.action.includes(*kind) && rule.metric.action_effect(*kind) != ActionEffect::None
     })
 }
 
@@ -202,15 +196,6 @@ fn with_kind(rule: &Rule, kind: ActionKind) -> Rule {
     Rule {
         action: Arc::new(action),
         ..evaluate::without_threshold(rule)
-    }
-}
-
-const fn kind_of(change: &Change) -> Option<ActionKind> {
-    match change {
-        Change::Throttle { .. } => Some(ActionKind::CpuThrottle),
-        Change::Reclaim { .. } => Some(ActionKind::ForceGc),
-        Change::Evict { .. } => Some(ActionKind::Eviction),
-        _ => None,
     }
 }
 

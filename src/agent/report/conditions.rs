@@ -10,6 +10,7 @@ use crate::crd::node_watermark::condition::{
     PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED, STARTING, STOPPED,
 };
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
+use crate::crd::words::truncated;
 use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
 use crate::node::machine::messages::unknown_reason;
@@ -129,7 +130,7 @@ pub fn conditions(
             type_: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: cut(message, MAX_MESSAGE_BYTES),
+            message: truncated(message, MAX_MESSAGE_BYTES),
             observed_generation: generation,
             last_transition_time: since.map_or(Time(now), |it| it.last_transition_time.clone()),
         }
@@ -177,17 +178,6 @@ pub fn conditions(
         .chain(stopped)
         .chain(progress)
         .collect()
-}
-
-/// Truncates to at most `max` bytes.
-pub fn cut(mut text: String, max: usize) -> String {
-    if text.len() > max {
-        let end = (0..=max.saturating_sub(3)).rev();
-        let end = end.into_iter().find(|end| text.is_char_boundary(*end));
-        text.truncate(end.unwrap_or(0));
-        text.push_str("...");
-    }
-    text
 }
 
 #[cfg(test)]
@@ -283,11 +273,5 @@ mod tests {
         let stopped = released.last().expect("a condition");
         assert_eq!(stopped.reason, RELEASED);
         assert_eq!(stopped.message, "stopped; nothing is in force");
-    }
-
-    #[test]
-    fn a_long_message_is_cut_between_characters() {
-        assert_eq!(cut("ä".repeat(10), 9), "äää...");
-        assert_eq!(cut("short".to_owned(), 9), "short");
     }
 }

@@ -8,13 +8,13 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
-use super::conditions::cut;
 use super::events::{NewEvent, Regarding};
 use crate::clock;
 use crate::cluster::backoff::{at_least, backoff};
 use crate::cluster::client::CallError;
 use crate::cluster::events::{EventSpec, Events, node_reference};
 use crate::cluster::token_bucket::TokenBucket;
+use crate::crd::words::truncated;
 use crate::engine::time::BootTime;
 
 /// Maximum length of the queue; further events are dropped and counted.
@@ -171,6 +171,6 @@ fn event_spec(event: NewEvent, node: &str, watermark_uid: Option<String>) -> Eve
         warning: event.warning,
         action: event.reason.to_owned(),
         reason: event.reason.to_owned(),
-        message: cut(event.message, MAX_MESSAGE_BYTES),
+        message: truncated(event.message, MAX_MESSAGE_BYTES),
     }
 }

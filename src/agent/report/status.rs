@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::conditions::{Evaluated, Health, conditions, cut};
+use super::conditions::{Evaluated, Health, conditions};
 use super::obstacles::{Obstacles, over_at};
 use crate::agent::backend::{EVICTION_HISTORY, Evicted};
 use crate::agent::eviction::{EvictionResult, Outcome};
@@ -18,6 +18,7 @@ use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
     SchedulingStatus, ThrottledStatus, WouldStatus, scheduling,
 };
+use crate::crd::words::truncated;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Skipped};
 use crate::engine::pod::{Pod, PodUid};
@@ -343,14 +344,14 @@ impl StatusBuilder {
                 what: (*what).to_owned(),
                 pod: None,
                 rule: Some(name.clone()),
-                reason: cut(why.clone(), 1024),
+                reason: truncated(why.clone(), 1024),
             });
         let obstacles = self.obstacles.current(view.now);
         let obstacles = obstacles.map(|(rule, reason)| RefusedStatus {
             what: EVICT.to_owned(),
             pod: None,
             rule: Some(rule.to_string()),
-            reason: cut(reason.to_owned(), 1024),
+            reason: truncated(reason.to_owned(), 1024),
         });
         let is_shown = |it: &Refused| it.until.is_none_or(|until| view.now < until);
         let pods = self.refused.iter().filter(|(_, it)| is_shown(it));
@@ -358,7 +359,7 @@ impl StatusBuilder {
             what: subject.what.to_owned(),
             pod: Some(subject.pod.clone()),
             rule: Some(subject.rule.to_string()),
-            reason: cut(it.reason.clone(), 1024),
+            reason: truncated(it.reason.clone(), 1024),
         });
         not_enforced
             .chain(obstacles)
@@ -489,7 +490,7 @@ fn would(previews: &[Decision]) -> Vec<WouldStatus> {
             what: what.to_owned(),
             namespace: name.map(|(namespace, _)| namespace.to_owned()),
             pod: name.map(|(_, name)| name.to_owned()),
-            how: Some(cut(how, 256)),
+            how: Some(truncated(how, 256)),
         })
     };
     previews.iter().filter_map(of).collect()

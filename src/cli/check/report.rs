@@ -9,6 +9,7 @@ use super::sources::{Source, Sources};
 use crate::crd::manifest::{Location, Object, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
 use crate::engine::policy::NodeFacts;
+use crate::node::machine::messages::count;
 
 /// All findings, with totals.
 #[derive(Debug, Default, Serialize)]
@@ -285,9 +286,4 @@ impl std::fmt::Display for Located<'_> {
 fn text<'a>(object: &'a Object, pointer: &str) -> &'a str {
     let field = object.value.pointer(pointer);
     field.and_then(serde_json::Value::as_str).unwrap_or("")
-}
-
-fn count(count: usize, what: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{plural}")
 }

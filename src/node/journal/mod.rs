@@ -18,6 +18,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::boot_id;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
@@ -90,13 +91,8 @@ pub struct Journal {
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The kernel's boot ID cannot be read, so it is unknown whether the cgroups still exist.
-    #[error("failed to read the boot ID from {path}: {source}")]
-    BootId {
-        /// The file.
-        path: &'static str,
-        /// The system error.
-        source: io::Error,
-    },
+    #[error("failed to read the boot ID: {0}")]
+    BootId(io::Error),
     /// The file cannot be read.
     #[error("failed to read the journal {}: {source}", path.display())]
     Read {
@@ -152,7 +148,7 @@ impl Journal {
     pub fn new(state_dir: &Path) -> Result<Self, JournalError> {
         Ok(Self {
             path: state_dir.join("journal"),
-            boot_id: boot_id()?,
+            boot_id: boot_id().map_err(JournalError::BootId)?,
         })
     }
 
@@ -320,17 +316,6 @@ fn checked(text: &str) -> Result<&str, ParseError> {
     } else {
         Err(corrupt("its checksum is wrong"))
     }
-}
-
-/// The kernel's boot ID.
-///
-/// # Errors
-/// If it cannot be read from `/proc`.
-pub fn boot_id() -> Result<String, JournalError> {
-    const PATH: &str = "/proc/sys/kernel/random/boot_id";
-    let text =
-        fs::read_to_string(PATH).map_err(|source| JournalError::BootId { path: PATH, source })?;
-    Ok(text.trim().to_owned())
 }
 
 #[cfg(test)]

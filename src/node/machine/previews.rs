@@ -52,7 +52,7 @@ impl Previews {
                 return false;
             };
             rule.strategy == Strategy::Preview
-                && match (kind(&transition.change), transition.change.pod()) {
+                && match (transition.change.action(), transition.change.pod()) {
                     (Some(kind), Some(uid)) => {
                         pod(uid).is_some_and(|pod| rule.may_act(&policy.pods, pod, kind))
                     }
@@ -72,21 +72,11 @@ impl Previews {
     }
 }
 
-/// The action on a pod; `None` for an action on the node.
-const fn kind(change: &Change) -> Option<ActionKind> {
-    match change {
-        Change::Throttle { .. } => Some(ActionKind::CpuThrottle),
-        Change::Reclaim { .. } => Some(ActionKind::ForceGc),
-        Change::Evict { .. } => Some(ActionKind::Eviction),
-        _ => None,
-    }
-}
-
 /// The subject of a decision: a later decision with the same subject replaces it.
 fn subject(decision: &Decision) -> (&RuleId, Option<ActionKind>, Option<&PodUid>) {
     let Decision { transition, .. } = decision;
     let change = &transition.change;
-    (&transition.rule, kind(change), change.pod())
+    (&transition.rule, change.action(), change.pod())
 }
 
 #[cfg(test)]

@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::state_dir::{self, StateError, boot_id};
+use super::state_dir::{self, StateError};
 use super::workload::Workload;
+use crate::clock::boot_id;
 use crate::node::cgroup::Hierarchy;
 
 /// The source of the rules in force, in the state directory.

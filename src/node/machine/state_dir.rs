@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::boot_id;
+
 /// A file of the state directory could not be written or removed; the old one is intact.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {}: {source}", path.display())]
@@ -161,11 +163,6 @@ impl Writer {
     pub fn is_alive(&self) -> bool {
         self.is_of_this_boot() && started(self.pid).is_ok_and(|started| started == self.started)
     }
-}
-
-pub(super) fn boot_id() -> io::Result<String> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(text.trim().to_owned())
 }
 
 fn started(pid: u32) -> io::Result<u64> {

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::crd::kstatus::{RECONCILING, STALLED};
+use crate::crd::words::truncated;
 use crate::crd::{Finding, Kind, Reason, Severity};
 
-/// Characters of a message.
-const MAX_MESSAGE: usize = 1024;
+/// Longer messages are truncated.
+const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// A condition without its transition time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,16 +89,8 @@ fn claim(
         reason: found
             .first()
             .map_or_else(|| kind.to_owned(), |first| first.reason.to_string()),
-        message: truncate(message.join("; ")),
+        message: truncated(message.join("; "), MAX_MESSAGE_BYTES),
     }
-}
-
-fn truncate(text: String) -> String {
-    if text.chars().count() <= MAX_MESSAGE {
-        return text;
-    }
-    let cut: String = text.chars().take(MAX_MESSAGE - 3).collect();
-    format!("{cut}...")
 }
 
 /// The conditions to write. A condition whose status is unchanged keeps its transition time.
