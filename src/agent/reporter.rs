@@ -25,6 +25,7 @@ use crate::clock;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
 use crate::engine::RuleReport;
+use crate::engine::metric::ActionKind;
 use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
@@ -353,7 +354,7 @@ pub fn log(event: &Event) {
 }
 
 /// The actions without effect: those that the engine observed, and those of rules that could not choose from all pods,
-/// since some have no cgroup where the layout expects it.
+/// since some have no cgroup where the layout expects it, or run in another one.
 fn ineffective(
     machine: &Machine,
     reports: &[RuleReport],
@@ -361,18 +362,27 @@ fn ineffective(
     now: BootTime,
 ) -> Vec<IneffectiveAction> {
     let mut actions = machine.ineffective();
+    let rules = &machine.policy().rules;
+    let acts_on_pods = |id: &RuleId| {
+        let rule = rules.iter().find(|rule| rule.id == *id);
+        rule.is_some_and(|rule| ActionKind::ALL.iter().any(|it| rule.action.includes(*it)))
+    };
     let acting = reports.iter().find(|report| {
         let lasted = report.since.map(|since| now.since(since));
         report.strategy == Strategy::Enforce
+            && acts_on_pods(&report.id)
             && report.state == RuleState::Breached
             && lasted.is_some_and(|lasted| lasted >= START_TIMEOUT)
     });
     if let Some(report) = acting {
-        actions.extend(pods.without_cgroup().map(|(uid, pod)| IneffectiveAction {
+        let absent = pods.without_cgroup();
+        let absent = absent.map(|(uid, pod)| (uid, pod, Cause::no_cgroup()));
+        let found = absent.chain(machine.moved());
+        actions.extend(found.map(|(uid, pod, cause)| IneffectiveAction {
             uid,
             pod,
             rule: report.id.clone(),
-            cause: Cause::no_cgroup(),
+            cause,
         }));
     }
     actions

@@ -41,7 +41,7 @@ pub(super) struct EffectCheck {
     written: Option<(MilliCpu, BootTime)>,
     /// It used more than its quota in the last evaluations.
     excess: Option<Excess>,
-    /// Consecutive evaluations in which a rule acted and it had no sample.
+    /// Consecutive evaluations in which a rule acted and its usage of CPU was unknown.
     unmeasured: u8,
     /// After a reclaim that freed nothing.
     pub(super) reclaim_pause: Pause,
@@ -89,6 +89,11 @@ impl EffectCheck {
         self.excess.is_some_and(|excess| {
             excess.evaluations >= MIN_MISSES && excess.to.since(excess.from) >= MIN_EXCESS
         })
+    }
+
+    /// Another writer changed its quota, which was written again: it is verified anew.
+    pub(super) fn overwritten(&mut self) {
+        self.written = None;
     }
 
     /// Adds an interval in which it used more than its quota.
@@ -188,8 +193,9 @@ impl Verification<'_> {
         }
         self.verify_quota(tracked);
         self.verify_eviction(tracked);
-        let is_unmeasured =
-            tracked.sample(self.sample).is_none() && self.acting_rule(tracked).is_some();
+        let sample = tracked.sample(self.sample);
+        let is_unmeasured = sample.is_none_or(|sample| sample.cpu_nanos.is_none())
+            && self.acting_rule(tracked).is_some();
         tracked.effect.unmeasured = if is_unmeasured {
             tracked.effect.unmeasured.saturating_add(1)
         } else {
@@ -226,14 +232,13 @@ impl Verification<'_> {
         }
     }
 
-    /// A rule that acts now and may act on the pod.
+    /// A rule that acts, by its last evaluation, and may act on the pod.
     fn acting_rule(&self, tracked: &Tracked) -> Option<&RuleId> {
         if !tracked.pod.running || tracked.pod.terminating {
             return None;
         }
         let mut runs = self.runs.iter();
-        let found =
-            runs.find(|run| run.is_acting() && !run.is_preview() && may_act_on(run, tracked));
+        let found = runs.find(|run| run.acts() && !run.is_preview() && may_act_on(run, tracked));
         found.map(|run| &run.rule.id)
     }
 

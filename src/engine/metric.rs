@@ -204,6 +204,11 @@ pub enum ActionKind {
     Eviction,
 }
 
+impl ActionKind {
+    /// All of them, mildest first.
+    pub const ALL: [Self; 3] = [Self::CpuThrottle, Self::ForceGc, Self::Eviction];
+}
+
 const PRESSURE_KINDS: [(&str, PressureKind); 3] = [
     ("cpu", PressureKind::Cpu),
     ("memory", PressureKind::Memory),

@@ -308,6 +308,13 @@ impl Engine {
                 self.ledger.revert(uid);
                 self.block_throttle(uid, self.now + FAILED_BACKOFF, Skipped::BackingOff);
             }
+            Feedback::Overwritten { uids } => {
+                for uid in uids {
+                    if let Some(tracked) = self.pods.get_mut(uid) {
+                        tracked.effect.overwritten();
+                    }
+                }
+            }
             Feedback::Contested { uid, until } => {
                 self.block_throttle(uid, *until, Skipped::Contested);
             }
@@ -318,6 +325,13 @@ impl Engine {
             } => {
                 if let Some(entry) = self.ledger.get_mut(uid) {
                     entry.resize(cgroup, *original);
+                }
+            }
+            Feedback::ReclaimUnsupported { uid, rule } => {
+                if let Some(tracked) = self.pods.get_mut(uid) {
+                    // It has nothing to read back.
+                    tracked.reclaimed = None;
+                    tracked.effect.reclaim_pause.start(self.now, rule);
                 }
             }
             Feedback::NothingReclaimed { uid, rule } => {
@@ -492,11 +506,17 @@ impl Engine {
         verification.run(&mut self.pods, out);
     }
 
-    /// The pods on which the last action has no effect, with the rule that decided it.
+    /// The pods on which the last action has no effect, with the enforced rule that decided it.
     pub fn ineffective(&self) -> impl Iterator<Item = (&PodUid, &RuleId, Ineffective)> {
+        let is_enforced = |rule: &RuleId| {
+            let mut runs = self.runs.iter();
+            runs.any(|run| run.rule.id == *rule && !run.is_preview())
+        };
         let pods = self.pods.all().iter();
-        pods.filter_map(|tracked| {
-            let (rule, observed) = tracked.effect.ineffective()?;
+        pods.filter_map(move |tracked| {
+            // Without enforced rules nothing is verified any more.
+            let found = tracked.effect.ineffective();
+            let (rule, observed) = found.filter(|(rule, _)| is_enforced(rule))?;
             Some((&tracked.pod.uid, rule, observed))
         })
     }

@@ -352,6 +352,11 @@ pub enum Feedback {
         /// Pod UID.
         uid: PodUid,
     },
+    /// Another writer changed the quotas of these pods, which were written again: for a moment they were not ours.
+    Overwritten {
+        /// Pod UIDs.
+        uids: Vec<PodUid>,
+    },
     /// Another writer keeps changing the pod's files: leave the pod alone for now.
     Contested {
         /// Pod UID.
@@ -367,6 +372,13 @@ pub enum Feedback {
         cgroup: Arc<str>,
         /// The new original.
         original: Quota,
+    },
+    /// This kernel cannot reclaim page cache of the pod.
+    ReclaimUnsupported {
+        /// Pod UID.
+        uid: PodUid,
+        /// The rule that decided it.
+        rule: RuleId,
     },
     /// Reclaiming page cache of the pod freed nothing.
     NothingReclaimed {

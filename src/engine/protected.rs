@@ -315,8 +315,8 @@ fn of_system(
     stall(&before, now, nanos, kind)
 }
 
-/// The share of an interval of `nanos` nanoseconds that a cgroup was stalled, minus 100 ms for each enforcement period in
-/// which its own quota throttled it.
+/// The share of an interval of `nanos` nanoseconds that a cgroup was stalled, minus the enforcement periods in which its own
+/// quota throttled it.
 ///
 /// # Errors
 /// If a counter could not be read, is new, or has an impossible value.
@@ -330,7 +330,7 @@ pub fn stall(
     let stalled = difference(before.stalled[of], now.stalled[of])?;
     let percent = percent(stalled / nanos as f64 * 100.0)?;
     let own_percent = match kind {
-        PressureKind::Cpu => own_quota(before, now)? / nanos as f64 * 100.0,
+        PressureKind::Cpu => own_quota(before, now, nanos)? / nanos as f64 * 100.0,
         PressureKind::Memory | PressureKind::Io => 0.0,
     };
     Ok(Waiting {
@@ -343,11 +343,23 @@ pub fn stall(
 ///
 /// # Errors
 /// [`Unknown::Rebased`] if the counter is new, gone, or lower than before: a container was restarted.
-fn own_quota(before: &WaitCounters, now: &WaitCounters) -> Result<f64, Unknown> {
+fn own_quota(before: &WaitCounters, now: &WaitCounters, nanos: u64) -> Result<f64, Unknown> {
     let counters = (before.throttled_periods, now.throttled_periods);
     let throttled = match counters {
         (None, None) => 0.0,
         (before, now) => difference(before, now).map_err(|_| Unknown::Rebased)?,
     };
-    Ok(throttled * ENFORCEMENT_PERIOD.as_nanos() as f64)
+    Ok(throttled * longest_period(before, now, nanos))
+}
+
+/// The longest that an enforcement period can be, in nanoseconds: the kubelet's `cpuCFSQuotaPeriod` may be shorter than the
+/// kernel's default, so that more periods fit in the interval. A period that began before it counts, too.
+fn longest_period(before: &WaitCounters, now: &WaitCounters, nanos: u64) -> f64 {
+    let passed = difference(before.periods, now.periods).unwrap_or(0.0);
+    let default = ENFORCEMENT_PERIOD.as_nanos() as f64;
+    if passed >= 2.0 {
+        default.min(nanos as f64 / (passed - 1.0))
+    } else {
+        default
+    }
 }

@@ -271,8 +271,12 @@ impl Run {
     /// Whether it acts on pods in this evaluation: Breached, above its threshold right now, and often enough since its
     /// counters were last reset (by an edit, or a time without evaluations).
     pub(super) fn is_acting(&self) -> bool {
-        self.due
-            && self.machine.state == RuleState::Breached
+        self.due && self.acts()
+    }
+
+    /// The same of its last evaluation.
+    pub(super) fn acts(&self) -> bool {
+        self.machine.state == RuleState::Breached
             && self.machine.breaches >= self.rule.avoidance_threshold
             && self.evaluation.is_some_and(Evaluation::breach)
     }

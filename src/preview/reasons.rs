@@ -13,12 +13,6 @@ use crate::engine::policy::{Action, PolicySet, Rule};
 use crate::engine::{Engine, EngineState};
 use crate::node::machine::messages::skip_reason;
 
-const KINDS: [ActionKind; 3] = [
-    ActionKind::CpuThrottle,
-    ActionKind::ForceGc,
-    ActionKind::Eviction,
-];
-
 /// The first round of a rule that is over its threshold.
 pub(super) struct Round<'a> {
     pub(super) input: &'a NodeInput<'a>,
@@ -179,7 +173,7 @@ impl<'a> Round<'a> {
 
 /// The kinds of the rule's action that lower its metric.
 pub(super) fn kinds(rule: &Rule) -> impl Iterator<Item = ActionKind> {
-    KINDS.into_iter().filter(|kind| {
+    ActionKind::ALL.into_iter().filter(|kind| {
         rule.action.includes(*kind) && rule.metric.action_effect(*kind) != ActionEffect::None
     })
 }

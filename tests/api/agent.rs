@@ -112,7 +112,20 @@ fn actions_without_effect_are_reported_with_their_cause() {
     let Some(mut node) = Node::new() else { return };
     let batch = node.burning_pod("batch");
     node.pod(&pod("lost", "batch"));
-    node.set_rules(&throttling());
+    // A container runs, but not in the pod's cgroup.
+    let moved = node.pod(&pod("moved", "batch"));
+    node.machine
+        .cgroup(&format!("kubepods/besteffort/pod{moved}"));
+    node.pod(&pod("other", "web"));
+    let mut spec = throttling();
+    let taint = closing();
+    for (list, id) in [("rules", "q/a"), ("actions", "close")] {
+        let mut added = taint[list][0].clone();
+        let key = if list == "rules" { "id" } else { "name" };
+        added[key] = id.into();
+        spec[list].as_array_mut().unwrap().insert(0, added);
+    }
+    node.set_rules(&spec);
     let agent = node.agent(&[]);
     agent.until("it is ready", || agent.is_ready());
     node.machine.load.set(HIGH);
@@ -134,7 +147,7 @@ fn actions_without_effect_are_reported_with_their_cause() {
         "-1"
     };
     let mut written = boot_time();
-    agent.until("the status names both causes", || {
+    agent.until("the status names every cause", || {
         if boot_time().since(written) >= Duration::from_secs(1) {
             written = boot_time();
             std::fs::write(&file, unlimited).unwrap();
@@ -142,7 +155,9 @@ fn actions_without_effect_are_reported_with_their_cause() {
         let (is_ineffective, message) = ineffective(&node);
         is_ineffective
             && message.contains("default/batch: another writer keeps changing")
-            && message.contains("default/lost: it has no cgroup")
+            && message.contains("q/cpu: default/lost: it has no cgroup")
+            && message.contains("q/cpu: default/moved: none of its processes is in")
+            && !message.contains("q/a:")
     });
     agent.until("events and metrics show it", || {
         let events = node.plane.list("events");
@@ -152,9 +167,12 @@ fn actions_without_effect_are_reported_with_their_cause() {
             })
         };
         let (_, text) = agent.http("/metrics").unwrap();
-        let count = |reason| format!("plimsoll_agent_ineffective_pods{{reason=\"{reason}\"}} 1");
-        let counted = |reason| text.contains(&count(reason));
-        reported("batch") && reported("lost") && counted("Contested") && counted("WrongLayout")
+        let counted = |reason: &str, pods: u32| {
+            let series = format!("plimsoll_agent_ineffective_pods{{reason=\"{reason}\"}} {pods}");
+            text.contains(&series)
+        };
+        let all = ["batch", "lost", "moved"].into_iter().all(reported);
+        all && counted("Contested", 1) && counted("WrongLayout", 3)
     });
     node.machine.load.set(LOW);
     agent.until("nothing is to be done any more", || !ineffective(&node).0);

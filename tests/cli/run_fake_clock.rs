@@ -45,6 +45,12 @@ const THROTTLE: &str = "\
 {apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
   spec: {allowedActions: [slow], labelSelector: {}}}
 ";
+/// Never above its threshold.
+const OTHER_PERIOD: &str = "\
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: other},
+  spec: {evaluationPeriodSeconds: 5,
+    rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 1000}}]}}
+";
 const POD: &str = "\
 {apiVersion: v1, kind: Pod, metadata: {name: batch, annotations: {plimsoll.dev/cgroup: batch}},
   spec: {containers: [{name: c}]}}
@@ -88,6 +94,10 @@ impl FakeTree {
     }
 
     fn open(&self, preview: bool) -> Machine {
+        self.open_with_problems(preview, 0)
+    }
+
+    fn open_with_problems(&self, preview: bool, problems: usize) -> Machine {
         let overrides = Overrides {
             period: None,
             preview,
@@ -98,7 +108,7 @@ impl FakeTree {
             overrides,
             &[],
         );
-        assert_eq!(loaded.problems, []);
+        assert_eq!(loaded.problems.len(), problems, "{:?}", loaded.problems);
         let hierarchy = Hierarchy::V2 {
             root: self.path("cgroup"),
         };
@@ -189,6 +199,96 @@ fn a_throttle_lasts_until_the_next_evaluation() {
         let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
         assert_eq!(quota, "70000 100000", "after {minute} minutes");
     }
+}
+
+/// Events of a minute with a throttle, whose text has this part.
+fn events_of_a_minute(
+    tree: &FakeTree,
+    period: &str,
+    part: &str,
+    mut each_second: impl FnMut(u64),
+) -> (Machine, Vec<String>) {
+    tree.write("policies/p.yaml", &THROTTLE.replace("3600", period));
+    tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
+    tree.write("cgroup/batch/cpu.max", "max 100000\n");
+    let mut machine = tree.open(false);
+    let mut found = Vec::new();
+    for second in 0..60 {
+        each_second(second);
+        let events = machine.tick(at(10 + second)).iter();
+        found.extend(
+            events
+                .map(ToString::to_string)
+                .filter(|it| it.contains(part)),
+        );
+    }
+    (machine, found)
+}
+
+#[test]
+fn usage_above_a_quota_that_another_writer_reset_is_no_missing_effect() {
+    let tree = FakeTree::new();
+    let (machine, found) = events_of_a_minute(&tree, "10", "no effect", |second| {
+        // As `systemctl daemon-reload` does; the pod uses what it gets until the next tick.
+        if second == 15 || second == 25 {
+            tree.write("cgroup/batch/cpu.max", "max 100000\n");
+        }
+        let used = format!("usage_usec {}\n", second.min(30) * 1_000_000);
+        tree.write("cgroup/batch/cpu.stat", &used);
+    });
+    let quota = fs::read_to_string(tree.path("cgroup/batch/cpu.max")).unwrap();
+    assert!(!quota.starts_with("max"), "it is throttled: {quota}");
+    assert_eq!(found, [""; 0]);
+    assert_eq!(machine.ineffective(), []);
+}
+
+#[test]
+fn a_pod_whose_usage_cannot_be_read_is_reported() {
+    let tree = FakeTree::new();
+    tree.write("policies/other.yaml", OTHER_PERIOD);
+    let (machine, found) = events_of_a_minute(&tree, "20", "no effect", |_| {
+        tree.write("cgroup/batch/cpu.stat", "unreadable\n");
+    });
+    assert!(
+        found[0].contains("its CPU usage cannot be read"),
+        "{found:?}"
+    );
+    assert_eq!(
+        found.len(),
+        1,
+        "evaluations of another rule change nothing: {found:?}"
+    );
+    assert_eq!(machine.ineffective()[0].cause.reason, "NotMeasured");
+}
+
+#[test]
+fn a_reclaim_that_the_kernel_cannot_do_is_reported_and_not_repeated() {
+    let tree = FakeTree::new();
+    let eviction = "eviction: {evictUnowned: true, terminationGracePeriodSeconds: 5}";
+    let policy = POLICY.replace(eviction, "throttle: {memoryThrottle: {forceGC: true}}");
+    tree.write("policies/p.yaml", &policy.replace("evict", "reclaim"));
+    let stat = "anon 409600\nshmem 0\nslab_unreclaimable 0\nfile 409600\n";
+    tree.write("cgroup/batch/memory.current", "819200\n");
+    tree.write("cgroup/batch/memory.stat", stat);
+    // It is warned that a reclaim does not lower this metric.
+    let mut machine = tree.open_with_problems(false, 1);
+    let mut texts = Vec::new();
+    for second in 0..200 {
+        let events = machine.tick(at(10 + second)).iter();
+        texts.extend(events.map(ToString::to_string));
+        // The thread that reclaims runs in real time.
+        thread::park_timeout(Duration::from_millis(2));
+    }
+    let why = "no page cache can be reclaimed: this kernel has no memory.reclaim";
+    let ineffective = machine.ineffective();
+    assert!(
+        ineffective[0].cause.message.starts_with(why),
+        "{ineffective:?}"
+    );
+    let tried = texts
+        .iter()
+        .filter(|it| it.starts_with("batch") || it.contains(why));
+    assert!((1..=3).contains(&tried.count()), "{texts:?}");
 }
 
 #[test]

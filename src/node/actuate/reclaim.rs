@@ -211,9 +211,10 @@ fn reclaim(job: Job, limit: Duration) -> ReclaimOutcome {
         }
     };
     match reclaim_slices(&dir.join("memory.reclaim"), amount.0, more) {
-        Ok(()) => {
+        Ok(reclaimed) => {
             let after = usage(&current).unwrap_or(before);
-            let freed = before.saturating_sub(after);
+            // The pod may have read as much again in the meantime.
+            let freed = before.saturating_sub(after).max(Bytes(reclaimed));
             ReclaimOutcome::Reclaimed { uid, freed }
         }
         Err(Stop::NotThere) if dir.exists() => ReclaimOutcome::Unsupported {
@@ -236,8 +237,9 @@ enum Stop {
     Failed(ReclaimError),
 }
 
-/// Reclaims page cache only. With swap, the kernel needs `swappiness=0` for that.
-fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(), Stop> {
+/// Reclaims page cache only. With swap, the kernel needs `swappiness=0` for that. Returns the bytes that the kernel says it
+/// reclaimed: it fails where it reclaimed less than it was asked for.
+fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<u64, Stop> {
     let hint = if has_swap() { " swappiness=0" } else { "" };
     let mut left = amount;
     while left > 0 && more() {
@@ -245,11 +247,11 @@ fn reclaim_slices(path: &Path, amount: u64, more: impl Fn() -> bool) -> Result<(
         match write(path, &format!("{slice}{hint}")) {
             Ok(()) => left -= slice,
             // Nothing more can be reclaimed.
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) => return Err(stop(path, error, hint)),
         }
     }
-    Ok(())
+    Ok(amount - left)
 }
 
 fn stop(path: &Path, error: io::Error, hint: &str) -> Stop {

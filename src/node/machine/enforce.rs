@@ -312,27 +312,32 @@ impl Actuators {
             ReclaimOutcome::Busy { .. } => None,
             _ => self.reclaiming.remove(&uid),
         };
-        let mut feedback = None;
-        let detail = match outcome {
+        let nothing = |rule| Feedback::NothingReclaimed {
+            uid: uid.clone(),
+            rule,
+        };
+        let (feedback, text) = match outcome {
             ReclaimOutcome::Busy { .. } => return None,
             ReclaimOutcome::Gone { .. } => return Some(Effect::vanished(&uid)),
             ReclaimOutcome::Reclaimed { freed, .. } => {
-                feedback =
-                    rule.filter(|_| freed == Bytes::ZERO)
-                        .map(|rule| Feedback::NothingReclaimed {
-                            uid: uid.clone(),
-                            rule,
-                        });
-                Detail::Cgroup(format!("{freed} of page cache reclaimed"))
+                let rule = rule.filter(|_| freed == Bytes::ZERO);
+                (
+                    rule.map(nothing),
+                    format!("{freed} of page cache reclaimed"),
+                )
             }
             ReclaimOutcome::Unsupported { reason, .. } => {
-                if self.unsupported.replace(reason) == Some(reason) {
-                    return None;
-                }
-                Detail::Cgroup(format!("no page cache can be reclaimed: {reason}"))
+                self.unsupported = Some(reason);
+                let unsupported = |rule| Feedback::ReclaimUnsupported {
+                    uid: uid.clone(),
+                    rule,
+                };
+                let text = format!("no page cache can be reclaimed: {reason}");
+                (rule.map(unsupported), text)
             }
-            ReclaimOutcome::Failed { error, .. } => Detail::Cgroup(error.to_string()),
+            ReclaimOutcome::Failed { error, .. } => (rule.map(nothing), error.to_string()),
         };
+        let detail = Detail::Cgroup(text);
         Some(Effect {
             pod: Some(uid),
             feedback,
@@ -404,6 +409,11 @@ impl Actuators {
         self.throttler
             .throttled_pods()
             .any(|throttled| throttled == uid)
+    }
+
+    /// Why page cache cannot be reclaimed, once that was tried.
+    pub const fn reclaim_unsupported(&self) -> Option<&'static str> {
+        self.unsupported
     }
 
     /// Whether any process runs in `cgroup` or below it.

@@ -1,8 +1,12 @@
 //! Why an action has no effect: what the engine observed, and the cause as far as this machine shows it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use super::Machine;
+use super::backend::Backend;
+use super::workload::Workload;
 use crate::engine::plan::Ineffective;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
@@ -34,10 +38,10 @@ pub struct Cause {
 pub struct Evidence {
     /// The attached `sched_ext` scheduler.
     pub scheduler: Option<String>,
-    /// The pod's cgroup, if it exists.
-    pub cgroup: Option<String>,
-    /// A process of the pod is in that cgroup or below it.
-    pub populated: bool,
+    /// The pod's cgroup exists.
+    pub has_cgroup: bool,
+    /// Why no page cache can be reclaimed on this machine.
+    pub reclaim_unsupported: Option<&'static str>,
 }
 
 /// The reasons of [`Cause`].
@@ -50,7 +54,7 @@ pub mod reason {
     pub const WRONG_LAYOUT: &str = "WrongLayout";
     /// The quota is in the kernel's file, but the pod uses more.
     pub const NOT_ENFORCED: &str = "QuotaNotEnforced";
-    /// The pod's usage cannot be read.
+    /// The pod's usage of CPU cannot be read.
     pub const NOT_MEASURED: &str = "NotMeasured";
     /// Reclaim freed nothing.
     pub const NOTHING_RECLAIMED: &str = "NothingReclaimed";
@@ -83,14 +87,17 @@ impl Cause {
                     format!("it uses {uses} of CPU with a quota of {quota}: {why}"),
                 )
             }
-            Ineffective::NotMeasured if evidence.cgroup.is_none() => return Self::no_cgroup(),
+            Ineffective::NotMeasured if !evidence.has_cgroup => return Self::no_cgroup(),
             Ineffective::NotMeasured => (
                 reason::NOT_MEASURED,
-                "its CPU and memory usage cannot be read".to_owned(),
+                "its CPU usage cannot be read".to_owned(),
             ),
             Ineffective::NothingReclaimed => (
                 reason::NOTHING_RECLAIMED,
-                "reclaiming its page cache freed nothing".to_owned(),
+                evidence.reclaim_unsupported.map_or_else(
+                    || "reclaiming its page cache freed nothing".to_owned(),
+                    |why| format!("no page cache can be reclaimed: {why}"),
+                ),
             ),
             Ineffective::NotTerminating => (
                 reason::NOT_TERMINATING,
@@ -98,6 +105,16 @@ impl Cause {
             ),
         };
         Self { reason, message }
+    }
+
+    /// No process of the pod is in its cgroup.
+    pub fn not_in(cgroup: &str) -> Self {
+        Self {
+            reason: reason::WRONG_LAYOUT,
+            message: format!(
+                "none of its processes is in `{cgroup}`: another cgroup manager moved them"
+            ),
+        }
     }
 
     /// The pod has no cgroup where the layout expects it.
@@ -110,17 +127,67 @@ impl Cause {
     }
 }
 
+impl<B: Backend> Machine<B> {
+    /// The actions without effect, with their causes.
+    pub fn ineffective(&self) -> Vec<IneffectiveAction> {
+        let mut actions = self.engine.ineffective().peekable();
+        if actions.peek().is_none() {
+            return Vec::new();
+        }
+        let scheduler = attached_scheduler(&self.settings.sys_root);
+        let actions = actions.filter_map(|(uid, rule, observed)| {
+            Some(IneffectiveAction {
+                uid: uid.clone(),
+                pod: self.name(uid)?,
+                rule: rule.clone(),
+                cause: self.cause(uid, observed, scheduler.clone()),
+            })
+        });
+        actions.collect()
+    }
+
+    /// The pods whose containers run, but not in the pod's cgroup, and that a rule may act on: UID, `namespace/name`, cause.
+    pub fn moved(&self) -> impl Iterator<Item = (PodUid, String, Cause)> {
+        let protected: BTreeSet<_> = self.protected_pods().collect();
+        let is_moved = move |workload: &&Workload| {
+            let pod = &workload.pod;
+            let runs = pod.running && !pod.terminating && !protected.contains(&pod.uid);
+            runs && workload.containers.is_some_and(|facts| !facts.missing)
+                && workload.exists(&self.settings.hierarchy)
+                && !self.actuators.is_populated(&workload.cgroup)
+        };
+        let moved = self.pods.values().filter(is_moved);
+        moved.filter_map(|workload| {
+            let uid = workload.pod.uid.clone();
+            let name = self.name(&uid)?;
+            Some((uid, name, Cause::not_in(workload.cgroup.as_str())))
+        })
+    }
+
+    pub(super) fn cause(
+        &self,
+        uid: &PodUid,
+        observed: Ineffective,
+        scheduler: Option<String>,
+    ) -> Cause {
+        let workload = self.pods.get(uid);
+        let workload = workload.filter(|it| it.exists(&self.settings.hierarchy));
+        let evidence = Evidence {
+            scheduler,
+            has_cgroup: workload.is_some(),
+            reclaim_unsupported: self.actuators.reclaim_unsupported(),
+        };
+        Cause::of(observed, &evidence)
+    }
+}
+
 fn why_not_enforced(evidence: &Evidence) -> (&'static str, String) {
-    match (&evidence.scheduler, &evidence.cgroup) {
-        (Some(scheduler), _) => (
+    match &evidence.scheduler {
+        Some(scheduler) => (
             reason::SCHED_EXT,
             format!("the sched_ext scheduler `{scheduler}` is attached, and does not enforce it"),
         ),
-        (None, Some(cgroup)) if !evidence.populated => (
-            reason::WRONG_LAYOUT,
-            format!("none of its processes is in `{cgroup}`: another cgroup manager moved them"),
-        ),
-        (None, _) => (
+        None => (
             reason::NOT_ENFORCED,
             "the kernel does not enforce it, and shows no cause".to_owned(),
         ),
@@ -155,29 +222,33 @@ mod tests {
 
     #[test]
     fn an_exceeded_quota_names_its_cause() {
-        let enforced = Evidence {
-            scheduler: None,
-            cgroup: Some("kubepods/pod1".to_owned()),
-            populated: true,
-        };
-        assert_eq!(exceeded(&enforced).reason, reason::NOT_ENFORCED);
-        let moved = Evidence {
-            populated: false,
-            ..enforced.clone()
-        };
-        let cause = exceeded(&moved);
-        assert_eq!(cause.reason, reason::WRONG_LAYOUT);
+        let cause = exceeded(&Evidence::default());
+        assert_eq!(cause.reason, reason::NOT_ENFORCED);
         assert_eq!(
             cause.message,
-            "it uses 1500m of CPU with a quota of 500m: none of its processes is in `kubepods/pod1`: another cgroup manager moved them"
+            "it uses 1500m of CPU with a quota of 500m: the kernel does not enforce it, and shows no cause"
         );
         let attached = Evidence {
             scheduler: Some("simple".to_owned()),
-            ..moved
+            ..Evidence::default()
         };
         let cause = exceeded(&attached);
         assert_eq!(cause.reason, reason::SCHED_EXT);
         assert!(cause.message.contains("`simple`"), "{}", cause.message);
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_reclaim_is_named() {
+        let evidence = Evidence {
+            reclaim_unsupported: Some("cgroup v1 has no memory.reclaim"),
+            ..Evidence::default()
+        };
+        let cause = Cause::of(Ineffective::NothingReclaimed, &evidence);
+        assert_eq!(cause.reason, reason::NOTHING_RECLAIMED);
+        assert_eq!(
+            cause.message,
+            "no page cache can be reclaimed: cgroup v1 has no memory.reclaim"
+        );
     }
 
     #[test]

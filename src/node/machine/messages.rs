@@ -73,9 +73,9 @@ impl Decision {
                     self.value(*value)
                 )
             }
-            Change::OutsideHours => {
-                f.write_str("outside its hours: what the rule did is being restored")
-            }
+            Change::OutsideHours => f.write_str(
+                "outside its hours: no action is taken, and what the rule did is restored",
+            ),
             Change::WithinHours => f.write_str("within its hours"),
             Change::SchedulingDisabled { effect } => {
                 write!(f, "scheduling is disabled ({effect:?})")

@@ -26,14 +26,14 @@ use self::backend::Backend;
 use self::enforce::{Actuators, Effect};
 use self::engine_store::EngineStore;
 use self::event::{Decision, Event, NoticeKind};
-use self::ineffective::{Cause, Evidence, IneffectiveAction, attached_scheduler};
+use self::ineffective::attached_scheduler;
 use self::previews::Previews;
 use self::problems::{Faults, Probes};
 use self::state_dir::{StateError, Writer};
 use self::workload::Workload;
 use crate::clock::boot_time;
 use crate::engine::load::NodeLoad;
-use crate::engine::plan::{Change, Ineffective, Plan, RuleState, Scheduling, Unknown};
+use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
@@ -531,35 +531,6 @@ impl<O: Backend> Machine<O> {
     /// The running pods that no rule's action may touch.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
         self.engine.protected_pods()
-    }
-
-    /// The actions without effect, with their causes.
-    pub fn ineffective(&self) -> Vec<IneffectiveAction> {
-        let mut actions = self.engine.ineffective().peekable();
-        if actions.peek().is_none() {
-            return Vec::new();
-        }
-        let scheduler = attached_scheduler(&self.settings.sys_root);
-        let actions = actions.filter_map(|(uid, rule, observed)| {
-            Some(IneffectiveAction {
-                uid: uid.clone(),
-                pod: self.name(uid)?,
-                rule: rule.clone(),
-                cause: self.cause(uid, observed, scheduler.clone()),
-            })
-        });
-        actions.collect()
-    }
-
-    fn cause(&self, uid: &PodUid, observed: Ineffective, scheduler: Option<String>) -> Cause {
-        let workload = self.pods.get(uid);
-        let workload = workload.filter(|it| it.exists(&self.settings.hierarchy));
-        let evidence = Evidence {
-            scheduler,
-            populated: workload.is_some_and(|it| self.actuators.is_populated(&it.cgroup)),
-            cgroup: workload.map(|it| it.cgroup.as_str().to_owned()),
-        };
-        Cause::of(observed, &evidence)
     }
 
     /// Every changed cgroup file.

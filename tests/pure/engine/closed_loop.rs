@@ -822,13 +822,22 @@ fn quota_exceeded(sim: &Simulation) -> bool {
 fn an_ignored_quota_is_seen_within_30_s_and_not_lowered_further() {
     let workers = vec![batch("a", 3.0), important(2.0)];
     let rules = rules_for("cpu_total_usage", 3000.0, throttling(10, 10));
-    let mut sim = Simulation::new(8, rules, workers);
+    let mut sim = Simulation::new(8, rules.clone(), workers);
     sim.ineffective = Some(ActionKind::CpuThrottle);
     while sim.plan.throttles.is_empty() {
         sim.tick();
     }
     until_ineffective(&mut sim, 31);
     assert!(quota_exceeded(&sim), "{:?}", ineffective(&sim));
+    let mut preview = rules_for("cpu_total_usage", 3000.0, throttling(10, 10));
+    preview[0].strategy = plimsoll::engine::policy::Strategy::Preview;
+    for (rules, count) in [(preview, 0), (Vec::new(), 0), (rules, 1)] {
+        sim.engine.set_policy(Arc::new(PolicySet {
+            rules,
+            pods: vec![simulation::batch()],
+        }));
+        assert_eq!(ineffective(&sim).len(), count, "of an enforced rule only");
+    }
     let depth = depths(&sim);
     sim.advance(10 * PERIOD);
     assert_eq!(depths(&sim), depth, "the same step again would not help");

@@ -604,6 +604,11 @@ fn a_stall_excludes_throttling_by_the_own_quota() {
         "of the interval, not of the periods in which it ran"
     );
     assert_eq!(
+        of(waits(5, 1001, 200), Cpu),
+        known(20.0, true),
+        "enforcement periods of 10 ms"
+    );
+    assert_eq!(
         of(waits(5, 100, 90), Cpu),
         known(0.0, true),
         "never negative"

@@ -45,8 +45,8 @@ pub enum Outcome {
     },
     /// Another writer reset all throttled pods to their originals at once, as `systemctl daemon-reload` does.
     Swept {
-        /// How many pods.
-        pods: usize,
+        /// Which pods.
+        uids: Vec<PodUid>,
     },
     /// Another writer gave a cgroup a new quota, which is the original from now on.
     Resized {
@@ -137,6 +137,10 @@ impl Outcome {
                 cgroup: Arc::clone(cgroup),
                 original: *original,
             }),
+            Self::Foreign { uid, .. } => Some(Feedback::Overwritten {
+                uids: vec![uid.clone()],
+            }),
+            Self::Swept { uids } => Some(Feedback::Overwritten { uids: uids.clone() }),
             Self::Contested { uid, until } => Some(Feedback::Contested {
                 uid: uid.clone(),
                 until: *until,
@@ -163,9 +167,10 @@ impl fmt::Display for Outcome {
             Self::Foreign { file, theirs, .. } => {
                 write!(f, "{}: another writer set it to `{theirs}`", file.display())
             }
-            Self::Swept { pods } => write!(
+            Self::Swept { uids } => write!(
                 f,
-                "another writer reset all {pods} throttled pods at once: throttled again"
+                "another writer reset all {} throttled pods at once: throttled again",
+                uids.len()
             ),
             Self::Resized {
                 uid,

@@ -37,7 +37,8 @@ impl Throttler {
             before > 1 && modified.len() == before && modified.iter().all(ModifiedPod::is_swept);
         if swept {
             self.sweeps.push(now);
-            out.push(Outcome::Swept { pods: before });
+            let uids = modified.iter().map(|pod| pod.uid.clone()).collect();
+            out.push(Outcome::Swept { uids });
         }
         for pod in modified {
             self.respond(now, pod, swept, &mut out);
