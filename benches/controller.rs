@@ -52,7 +52,7 @@ fn seen(index: usize, facts: NodeFacts) -> ObservedNode {
         facts,
         ready: true,
         tainted: false,
-        interferes: false,
+        interference_identified: false,
         ..ObservedNode::default()
     }
 }

@@ -163,7 +163,7 @@ impl Ground {
         let [node, important, batch_used] = meters.millicores();
         let others = whole.others();
         // What is due shortly before the end is still served beside the batch pods.
-        run_until(ended + scene.service.patience, &mut control);
+        run_until(ended + scene.service.request_timeout, &mut control);
         drop(control);
         drop(batch);
         let mut latencies = Latencies::default();

@@ -123,7 +123,7 @@ impl Scene {
             threads: cpus as usize,
             rate: 100 * cpus,
             work: Duration::from_micros(500),
-            patience: Duration::from_millis(300),
+            request_timeout: Duration::from_millis(300),
             first_of_chain: false,
         };
         Self {
@@ -159,7 +159,7 @@ impl Scene {
             threads: 1,
             rate: 75 * cpus,
             work: Duration::from_micros(500),
-            patience: Duration::from_millis(300),
+            request_timeout: Duration::from_millis(300),
             first_of_chain: true,
         };
         let stages = (1..=LENGTH).map(|number| {
@@ -177,7 +177,7 @@ impl Scene {
             threads: 2 * cpus as usize,
             rate: 31 * cpus,
             work: Duration::from_millis(10),
-            patience: Duration::from_hours(1),
+            request_timeout: Duration::from_hours(1),
             first_of_chain: false,
         };
         let threads = batch.threads;

@@ -261,7 +261,7 @@ impl Metrics {
         let help = "The rule's metric as last evaluated, in the metric's unit";
         registry.register("rule_value", help, self.values.clone());
         let help = "The rule's threshold, in the metric's unit";
-        registry.register("rule_mark", help, self.thresholds.clone());
+        registry.register("rule_threshold", help, self.thresholds.clone());
         let help = "Pods, and the node, on which the Preview rule would have an action in force";
         registry.register("would", help, self.would.clone());
         let help = "Actions that rules took (strategy None), or would have taken (Preview): throttle and unthrottle count \

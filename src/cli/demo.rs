@@ -99,7 +99,7 @@ pub struct LoadArgs {
     work_micros: u64,
     /// Time after which a request that no thread has begun to serve is given up
     #[arg(long, default_value_t = 1000)]
-    patience_millis: u64,
+    request_timeout_millis: u64,
     /// Pass each request on at once
     #[arg(long)]
     first_of_chain: bool,
@@ -194,7 +194,7 @@ pub(super) fn worker(args: &LoadArgs) -> anyhow::Result<ExitCode> {
         threads: args.threads,
         rate: args.rate,
         work: Duration::from_micros(args.work_micros),
-        patience: Duration::from_millis(args.patience_millis),
+        request_timeout: Duration::from_millis(args.request_timeout_millis),
         first_of_chain: args.first_of_chain,
     };
     load::serve(Pid::from_raw(args.parent), service, &unbuffered_stdout()?)?;

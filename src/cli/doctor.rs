@@ -64,7 +64,7 @@ Exit status: 0 no findings, 1 findings, 2 the API server could not be reached.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Output format; JSON and YAML have {findings: [{about, what, do}], notes: [the same], roles: [...],
+    /// Output format; JSON and YAML have {findings: [{about, what, fix}], notes: [the same], roles: [...],
     /// summary}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,

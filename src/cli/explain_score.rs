@@ -1,8 +1,8 @@
 //! `plimsoll explain-score`.
 
-mod outlets;
 mod pod;
 mod report;
+mod scheduler_views;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -103,7 +103,7 @@ fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
         500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
         502 | 503 => busy(waiting(wait, &status), why),
         // Not an answer of the API server itself, another UID, a concurrent write, or the server or etcd timed out: reading the pod
-        // will tell.
+        // shows the outcome.
         200..=299 | 404 | 409 | 500 | 501 | 504..=599 => Answer::Unknown { why },
         _ => Answer::Refused { why },
     }

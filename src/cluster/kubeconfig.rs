@@ -33,7 +33,7 @@ impl ClusterSource {
 /// Why no client could be made.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The file can't be read or is no kubeconfig.
+    /// The file can't be read or is not a kubeconfig.
     #[error("failed to read the kubeconfig {}: {why}", path.display())]
     Kubeconfig {
         /// Which file.

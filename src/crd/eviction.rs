@@ -185,7 +185,7 @@ pub enum Answer {
         /// Why.
         why: String,
     },
-    /// The request did not reach a server.
+    /// The request did not reach a server. `away` in JSON, which agents and controllers of different versions exchange.
     #[serde(rename = "away")]
     NotSent {
         /// Why.

@@ -82,9 +82,9 @@ pub enum Reason {
     /// No `PodQOS` allows the action on any pod.
     ActionNotAllowed,
     /// The threshold is under 1 % of the capacity of the node: the rule is off.
-    WatermarkTooLow,
+    ThresholdTooLow,
     /// The value can never exceed the threshold.
-    WatermarkTooHigh,
+    ThresholdTooHigh,
     /// `restoreValue` is so low that the rule would never end: the rule is off.
     RestoreNeverReached,
     /// The selector cannot match any series of the metric.

@@ -45,7 +45,7 @@ impl LoadLabel {
         })
     }
 
-    /// From the text on a Node; `None` if it is no value of the label.
+    /// From the text on a Node; `None` if it is not a valid value of the label.
     pub fn parse(text: &str) -> Option<Self> {
         let value: u8 = text.parse().ok()?;
         let label = Self(value);

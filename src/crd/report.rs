@@ -70,7 +70,7 @@ pub struct Acknowledgement {
     pub leading: bool,
     /// The requested time until the next report in seconds, from 10 to 60.
     pub next_interval_seconds: u32,
-    /// The least interval at which the node's load label may be written for long, in seconds, so that all nodes together stay
+    /// Minimum average interval between writes of the node's load label, in seconds, so that all nodes together stay
     /// within 20 writes a second; absent from earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_interval_seconds: Option<u32>,
@@ -80,7 +80,7 @@ pub struct Acknowledgement {
 }
 
 impl Acknowledgement {
-    /// The least interval of writes of the load label; `None` if the controller asks for none.
+    /// Minimum average interval between writes of the load label; `None` if the controller asks for none.
     pub fn label_interval(&self) -> Option<Duration> {
         let seconds = self.label_interval_seconds?;
         Some(Duration::from_secs(seconds.into()))

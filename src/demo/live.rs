@@ -303,7 +303,7 @@ impl LiveDemo {
             next_frame = now + FRAME_INTERVAL;
             self.latencies
                 .extend(self.resources.worker.finished_requests());
-            if !self.resources.worker.is_alive() {
+            if !self.resources.worker.check_alive() {
                 return Err(LiveError::WorkerExited);
             }
             self.advance(now)?;

@@ -30,7 +30,7 @@ const WORK: Duration = Duration::from_millis(8);
 /// Requests of the important pod per second and CPU: at [`WORK`] each they need 60 % of the CPUs.
 const RATE_PER_CPU: u32 = 75;
 /// Short, so that the queue of the overload is served within a second or two once there are CPUs for it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl DemoPods {
     /// The pods for `cpus` CPUs.
@@ -57,7 +57,7 @@ impl DemoPods {
                 threads,
                 rate: RATE_PER_CPU * cpus,
                 work: WORK,
-                patience: PATIENCE,
+                request_timeout: REQUEST_TIMEOUT,
                 first_of_chain: false,
             },
             batch: vec![

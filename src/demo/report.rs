@@ -91,7 +91,7 @@ pub struct ServiceFacts {
     /// CPU time of a request in milliseconds.
     pub work_ms: u128,
     /// Waiting time after which a request is given up, in milliseconds.
-    pub patience_ms: u128,
+    pub request_timeout_ms: u128,
     /// CPU that it needs in millicores.
     pub needed_millicores: u64,
 }
@@ -102,7 +102,7 @@ impl ServiceFacts {
         Self {
             requests_per_second: demo_pods.service.rate,
             work_ms: demo_pods.service.work.as_millis(),
-            patience_ms: demo_pods.service.patience.as_millis(),
+            request_timeout_ms: demo_pods.service.request_timeout.as_millis(),
             needed_millicores: demo_pods.needed().0,
         }
     }
@@ -238,7 +238,7 @@ impl Report {
             service.requests_per_second,
             service.work_ms,
             service.needed_millicores,
-            service.patience_ms
+            service.request_timeout_ms
         )?;
         writeln!(
             f,

@@ -138,7 +138,7 @@ impl Engine {
         Self::default()
     }
 
-    /// Sets how long a metric may be Unknown before its actions are undone (default 15 minutes).
+    /// Sets how long a metric may be Unknown before what its rules changed is restored (default 15 minutes).
     #[must_use]
     pub const fn with_unknown_limit(mut self, limit: Duration) -> Self {
         self.unknown_limit = limit;

@@ -202,7 +202,7 @@ pub struct PodPolicy {
     pub allowed: Vec<String>,
 }
 
-/// What one entry of `allowedActions` allows. A kind word allows only that kind, even if an action has that name.
+/// What one entry of `allowedActions` allows. A keyword allows only that kind, even if an action has that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed<'a> {
     /// `throttle`: CPU throttling and reclaim of page cache.

@@ -72,7 +72,7 @@ pub(super) struct Params {
     pub(super) cool_down: Duration,
     /// A breach within this time of a release is a relapse: the cool-down, but at least two evaluations.
     pub(super) relapse_window: Duration,
-    /// After being Unknown this long, its actions are undone.
+    /// After being Unknown this long, what its actions changed is restored.
     pub(super) unknown_limit: Duration,
 }
 
@@ -161,7 +161,7 @@ impl Machine {
         cool_down.saturating_mul(1 << self.doublings)
     }
 
-    /// Whether the metric has been Unknown for so long that its actions must be undone.
+    /// Whether the metric has been Unknown for so long that what the actions changed must be restored.
     pub(super) fn unknown_too_long(&self, now: BootTime, limit: Duration) -> bool {
         self.unknown_since
             .is_some_and(|since| now.since(since) >= limit)

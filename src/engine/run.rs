@@ -204,7 +204,7 @@ impl Run {
         }
     }
 
-    /// The nearness after this result. What is unknown or incomplete does not lower it until actions would be undone.
+    /// The nearness after this result. What is unknown or incomplete does not lower it before the time to restore.
     fn nearness_by(&self, evaluation: Evaluation, unknown_too_long: bool) -> Option<f64> {
         let near = evaluation.value().map(|value| {
             let near = value / self.rule.threshold;

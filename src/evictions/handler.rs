@@ -295,7 +295,7 @@ const fn label(answer: &Answer) -> &'static str {
         Answer::ManyBudgets { .. } => "many_disruption_budgets",
         Answer::Wait { .. } => "server_busy",
         Answer::Refused { .. } => "server_refused",
-        Answer::NotSent { .. } => "server_away",
+        Answer::NotSent { .. } => "server_unreachable",
         Answer::Unknown { .. } => "unknown",
     }
 }

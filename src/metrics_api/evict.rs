@@ -82,7 +82,7 @@ impl Api {
         Err(Refusal::new(403, "Forbidden", message))
     }
 
-    /// The leader's answer. If the request may have arrived but was not answered, the state of the pod tells the
+    /// The leader's answer. If the request may have arrived but was not answered, the state of the pod shows the
     /// outcome.
     async fn forward_to_leader(&self, node: &str, body: Bytes) -> Answer {
         let leader = self.leadership.borrow().leader();

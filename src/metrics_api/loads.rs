@@ -57,7 +57,7 @@ pub struct PolledLoad {
     pub status: Arc<NodeMetricStatus>,
 }
 
-/// News about a polled node.
+/// An update of a polled node.
 #[derive(Clone, Debug)]
 pub struct Polled {
     /// Its name.

@@ -247,7 +247,7 @@ impl Reconciler {
         let throttled = watermark.map_or(0, |watermark| watermark.status.throttled);
         let node = self.index.nodes.get(name).map(|node| {
             let effects = NodeEffects {
-                tainted: node.tainted || node.interferes || node.load.busy,
+                tainted: node.tainted || node.interference_identified || node.load.busy,
                 labelled: node.load.labelled,
                 ready: node.ready,
                 throttled,

@@ -33,7 +33,7 @@ pub struct Service {
     /// CPU time of a request on an idle CPU.
     pub work: Duration,
     /// A request that no thread has begun to serve by then is given up, as clients and proxies do.
-    pub patience: Duration,
+    pub request_timeout: Duration,
     /// Reports each request at once: to the next stage of a chain.
     pub first_of_chain: bool,
 }
@@ -86,7 +86,7 @@ impl Server {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let due = self.started + self.arrivals.after(number);
             sleep_until(due);
-            if boot_time().since(due) > self.service.patience {
+            if boot_time().since(due) > self.service.request_timeout {
                 writeln!(lines, "{} -", due.as_nanos())?;
             } else {
                 burn_rounds(self.rounds);

@@ -104,7 +104,7 @@ impl Load {
     }
 
     /// Whether it still runs.
-    pub fn is_alive(&mut self) -> bool {
+    pub fn check_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 }
@@ -124,7 +124,10 @@ fn arguments(service: Service) -> Vec<String> {
         format!("--threads={}", service.threads),
         format!("--rate={}", service.rate),
         format!("--work-micros={}", service.work.as_micros()),
-        format!("--patience-millis={}", service.patience.as_millis()),
+        format!(
+            "--request-timeout-millis={}",
+            service.request_timeout.as_millis()
+        ),
     ];
     arguments.extend(
         service
@@ -194,8 +197,9 @@ impl Worker {
         }
         let out = loads.last_mut().and_then(|load| load.child.stdout.take());
         let (sender, requests) = mpsc::channel();
-        let patience = service.patience;
-        let reader = out.map(|out| thread::spawn(move || read_requests(out, patience, &sender)));
+        let request_timeout = service.request_timeout;
+        let reader =
+            out.map(|out| thread::spawn(move || read_requests(out, request_timeout, &sender)));
         if let (Some(first), Some(pod)) = (loads.first_mut(), pods.first()) {
             first.begin().map_err(failed(program, pod))?;
         }
@@ -212,8 +216,8 @@ impl Worker {
     }
 
     /// Whether all processes still run.
-    pub fn is_alive(&mut self) -> bool {
-        self.loads.iter_mut().all(Load::is_alive)
+    pub fn check_alive(&mut self) -> bool {
+        self.loads.iter_mut().all(Load::check_alive)
     }
 }
 
@@ -227,9 +231,9 @@ impl Drop for Worker {
     }
 }
 
-fn read_requests(out: ChildStdout, patience: Duration, sender: &mpsc::Sender<Request>) {
+fn read_requests(out: ChildStdout, request_timeout: Duration, sender: &mpsc::Sender<Request>) {
     let lines = BufReader::new(out).lines().map_while(Result::ok);
-    for request in lines.filter_map(|line| parse_request(&line, patience)) {
+    for request in lines.filter_map(|line| parse_request(&line, request_timeout)) {
         if sender.send(request).is_err() {
             return;
         }
@@ -237,7 +241,7 @@ fn read_requests(out: ChildStdout, patience: Duration, sender: &mpsc::Sender<Req
 }
 
 /// Parses a line of [`super::load::serve`].
-fn parse_request(line: &str, patience: Duration) -> Option<Request> {
+fn parse_request(line: &str, request_timeout: Duration) -> Option<Request> {
     let (due, latency) = line.split_once(' ')?;
     let served = latency != "-";
     Some(Request {
@@ -245,7 +249,7 @@ fn parse_request(line: &str, patience: Duration) -> Option<Request> {
         latency: if served {
             Duration::from_nanos(latency.parse().ok()?)
         } else {
-            patience
+            request_timeout
         },
         served,
     })
@@ -257,21 +261,21 @@ mod tests {
 
     #[test]
     fn only_whole_lines_of_the_worker_are_parsed() {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let request = parse_request("5000000000 910000", PATIENCE).unwrap();
+        const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+        let request = parse_request("5000000000 910000", REQUEST_TIMEOUT).unwrap();
         assert_eq!(request.due, BootTime::from_nanos(5_000_000_000));
         assert_eq!(request.latency, Duration::from_micros(910));
         assert!(request.served);
         for partial in ["", "5", "5 ", " 5", "5 x"] {
-            assert_eq!(parse_request(partial, PATIENCE), None, "{partial:?}");
+            assert_eq!(parse_request(partial, REQUEST_TIMEOUT), None, "{partial:?}");
         }
     }
 
     #[test]
-    fn a_request_that_was_given_up_has_waited_all_its_patience() {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let request = parse_request("5000000000 -", PATIENCE).unwrap();
-        assert_eq!(request.latency, PATIENCE);
+    fn a_request_that_was_given_up_has_waited_for_the_whole_timeout() {
+        const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+        let request = parse_request("5000000000 -", REQUEST_TIMEOUT).unwrap();
+        assert_eq!(request.latency, REQUEST_TIMEOUT);
         assert!(!request.served);
     }
 }

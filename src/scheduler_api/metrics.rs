@@ -71,7 +71,7 @@ impl SchedulerApiMetrics {
                     without such a request";
         let suspended = self.filter_suspended.clone();
         registry.register("scheduler_filter_suspended", help, suspended);
-        let help = "1 if the extender goes by a file of --scheduler-policy";
+        let help = "1 if the extender uses a file of --scheduler-policy";
         registry.register("scheduler_policy_loaded", help, self.policy_loaded.clone());
         let help =
             "1 while the file of --scheduler-policy is invalid; its last valid content is in use";

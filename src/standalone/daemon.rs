@@ -242,7 +242,7 @@ impl<W: Write> Daemon<W> {
         let problems = new.map(|problem| NoticeKind::PolicyProblem(problem.clone()));
         std::iter::once(NoticeKind::PoliciesApplied { rules })
             .chain(problems)
-            .map(|news| Event::notice(now, news))
+            .map(|notice| Event::notice(now, notice))
             .collect()
     }
 

@@ -97,7 +97,7 @@ impl Scene {
         self.node.set_rules(&rules(self.threshold, self.effect));
         agent.until_within(TIMEOUT, what, || {
             self.assert_in_force(agent);
-            metric(agent, "plimsoll_agent_rule_mark{") == Some(f64::from(self.threshold))
+            metric(agent, "plimsoll_agent_rule_threshold{") == Some(f64::from(self.threshold))
                 && self.is_tainted()
         });
         assert!(agent.process.0.try_wait().unwrap().is_none(), "it ended");

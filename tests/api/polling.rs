@@ -272,7 +272,7 @@ fn forgets_deleted_endpoints(scene: &Scene, controller: &Controller) {
     });
 }
 
-/// The extender ranks by what was polled: less room on the node with 75 % of memory in use.
+/// The extender ranks by what was polled: less headroom on the node with 75 % of memory in use.
 fn prioritizes(scene: &Scene) {
     let pod = json!({"metadata": {"name": "web-0", "namespace": "shop", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}});
     let body = json!({"Pod": pod, "NodeNames": ["polled"]}).to_string();
@@ -283,7 +283,7 @@ fn prioritizes(scene: &Scene) {
         "{answer}"
     );
     let score = answer[0]["Score"].as_u64().unwrap();
-    // 75 of a line of 90 is a load of 83: little room, and one point for the best.
+    // 75 of a line of 90 is a load of 83: little headroom, and one point for the best.
     assert!((1..=3).contains(&score), "{answer}");
 }
 

@@ -54,7 +54,7 @@ fn a_pod_is_evicted_and_new_work_is_not_allowed_meanwhile() {
     machine.wait_for_state_output(&["not allowed (NoSchedule) by node/cpu"]);
     assert_eq!(machine.state(&["--schedulable"]).status.code(), Some(1));
     eventually("the process exits", || {
-        machine.has_exited(process).then_some(())
+        machine.poll_exit(process).then_some(())
     });
     wait_for_eviction(&mut daemon, "processes exited");
 
@@ -94,7 +94,7 @@ fn processes_that_outlast_the_grace_period_are_killed() {
         .unwrap();
     assert!(Duration::from_nanos(killed - signalled) >= Duration::from_secs(1));
     eventually("the process is gone", || {
-        machine.has_exited(process).then_some(())
+        machine.poll_exit(process).then_some(())
     });
     assert!(daemon.stop(Signal::SIGINT).success());
 }

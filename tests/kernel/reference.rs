@@ -56,10 +56,10 @@ fn quota_read(sampler: &mut Sampler) -> Quota {
 fn quotas_set_by_another_library_are_read() {
     let hierarchy = Hierarchy::detect(Path::new("/proc"), None).unwrap();
     assert_eq!(hierarchy.is_v2(), hierarchies::is_cgroup2_unified_mode());
-    let name = format!("plimsoll-oracle-{}", std::process::id());
+    let name = format!("plimsoll-reference-{}", std::process::id());
     let made = Made::new(&name, hierarchy.is_v2());
     let mut sampler = Sampler::new(Path::new("/proc"), hierarchy);
-    let pod = (PodUid::from("oracle"), CgroupPath::new(&name).unwrap());
+    let pod = (PodUid::from("reference"), CgroupPath::new(&name).unwrap());
     sampler.set_pods(std::iter::once(pod));
     assert_eq!(quota_read(&mut sampler), Quota::Unlimited);
     for (quota, period, limit) in [

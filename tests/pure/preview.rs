@@ -174,7 +174,7 @@ fn cluster(path: &str) -> Option<(u16, Value)> {
         "nodeqoss" => Some(list(&[node_qos])),
         "avoidanceactions" => Some(list(&[action])),
         "podqoss" => Some(list(&[pods])),
-        "nodes" => Some(list(&[node("calm"), node("busy")])),
+        "nodes" => Some(list(&[node("normal"), node("busy")])),
         "pods" if query.contains("busy") => {
             Some(list(&[pod("burner", "busy"), pod("idle", "busy")]))
         }
@@ -209,7 +209,7 @@ fn it_shows_planned_actions_and_sends_only_get() {
         "{shown}"
     );
     assert!(
-        row("calm").ends_with("100m      1500m  kubelet  under  -"),
+        row("normal").ends_with("100m      1500m  kubelet  under  -"),
         "{shown}"
     );
     assert!(
@@ -299,7 +299,8 @@ fn a_rule_without_effect_on_a_node_is_reported() {
     let output = server.preview(&["-f", &file]);
     let stderr = text(&output.stderr);
     assert!(
-        stderr.contains("4000 millicores can't be exceeded") && stderr.contains("(on busy, calm)"),
+        stderr.contains("4000 millicores can't be exceeded")
+            && stderr.contains("(on busy, normal)"),
         "{stderr}"
     );
     assert!(
@@ -335,7 +336,7 @@ fn without_definitions_only_files_are_previewed() {
 #[test]
 fn an_unreachable_kubelet_is_noted_and_other_nodes_are_shown() {
     let server = Server::start(|path| {
-        let unreachable = path.contains("/calm/proxy");
+        let unreachable = path.contains("/normal/proxy");
         if unreachable {
             Some((503, failure(503, "dial tcp: connection refused")))
         } else {
@@ -346,7 +347,7 @@ fn an_unreachable_kubelet_is_noted_and_other_nodes_are_shown() {
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
     assert!(
-        shown.contains("note: usage of node calm is unknown: dial tcp: connection refused (503)"),
+        shown.contains("note: usage of node normal is unknown: dial tcp: connection refused (503)"),
         "{shown}"
     );
     assert!(

@@ -48,7 +48,7 @@ image: {{ include "plimsoll.imageReference" (dict "root" . "image" .Values.place
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
-{{/* The configuration of the second scheduler. The plugin NodeAffinity keeps its weight of 2: more would outvote the spreading of a Service's pods. */}}
+{{/* The configuration of the second scheduler. The plugin NodeAffinity keeps its weight of 2: more would outweigh the spreading of a Service's pods. */}}
 {{- define "plimsoll.placement.schedulerConfig" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration

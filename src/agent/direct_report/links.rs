@@ -26,7 +26,7 @@ struct Link {
 /// What the leader asks of a node, with its answers to reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaderRequests {
-    /// The least interval of writes of the load label, for long; `None` if it asks for none.
+    /// Minimum average interval between writes of the load label; `None` if it asks for none.
     pub label_interval: Option<Duration>,
     /// The node may have the soft taint while it is busy.
     pub may_be_busy: bool,

@@ -35,7 +35,7 @@ pub(super) async fn run(
             Step::Wait(left) => tokio::select! {
                 () = sleep(left) => {}
                 () = changed(&mut acknowledged) => {}
-                () = writer.thresholds_changed(&mut input) => schedule.renew_soon(clock::boot_time()),
+                () = writer.thresholds_changed(&mut input) => schedule.plan_early_renewal(clock::boot_time()),
             },
             Step::Stuck(left) => tokio::select! {
                 () = sleep(left) => {}

@@ -147,8 +147,8 @@ impl Schedule {
         }
     }
 
-    /// Renews the Lease within [`CHANGE_DELAY`], unless the last call failed.
-    pub fn renew_soon(&mut self, now: BootTime) {
+    /// Makes the next renewal due within [`CHANGE_DELAY`], unless the last call failed.
+    pub fn plan_early_renewal(&mut self, now: BootTime) {
         if self.failures == 0 {
             self.due = self.due.min(now + CHANGE_DELAY.mul_f64(self.random.f64()));
         }

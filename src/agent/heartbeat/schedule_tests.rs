@@ -73,12 +73,12 @@ fn a_change_is_written_within_two_seconds_unless_the_last_call_failed() {
             agent.renews(since);
         }
         let since = agent.now;
-        agent.schedule.renew_soon(since);
+        agent.schedule.plan_early_renewal(since);
         assert!(agent.renews(since) <= Duration::from_secs(2));
         assert_eq!(agent.call().0, Call::Renew);
         agent.finishes(Outcome::Failed(Some(Duration::from_secs(20))));
         let since = agent.now;
-        agent.schedule.renew_soon(since);
+        agent.schedule.plan_early_renewal(since);
         assert!(agent.renews(since) >= Duration::from_secs(20));
     }
 }

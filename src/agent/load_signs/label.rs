@@ -14,7 +14,7 @@ const URGENT_FALL: u8 = 20;
 enum OnNode {
     Absent,
     Label(LoadLabel),
-    /// Text that is no value of the label.
+    /// Text that is not a valid value of the label.
     Invalid,
 }
 

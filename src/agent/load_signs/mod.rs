@@ -37,7 +37,7 @@ pub struct WantedSigns {
     pub remove: bool,
     /// crane's annotations.
     pub crane: WantedCrane,
-    /// The least interval at which writes follow each other for long, as the controller asks.
+    /// Minimum average interval between writes, as the controller asks.
     pub interval: Duration,
 }
 

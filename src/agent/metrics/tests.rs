@@ -52,7 +52,7 @@ fn a_rule_has_state_value_and_threshold() {
         r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
         r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
         r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
-        r#"plimsoll_agent_rule_mark{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
+        r#"plimsoll_agent_rule_threshold{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
         "plimsoll_agent_throttled_pods 3",
         r#"plimsoll_agent_throttled_pod_cpu_percent{namespace="shop",pod="batch",rule="q/cpu"} 30"#,
         r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,

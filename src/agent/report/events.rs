@@ -439,8 +439,8 @@ const fn on_node(warning: bool, reason: &'static str, message: String) -> NewEve
     new_event(Regarding::Node, warning, reason, message)
 }
 
-fn notice_event(news: &NoticeKind, out: &mut Vec<NewEvent>) {
-    let (reason, message) = match news {
+fn notice_event(notice: &NoticeKind, out: &mut Vec<NewEvent>) {
+    let (reason, message) = match notice {
         NoticeKind::ThrottleFailed { pod_name, reason } => {
             let pod = pod_name.as_deref().unwrap_or("a pod");
             ("ThrottleFailed", format!("{pod}: {reason}"))

@@ -135,7 +135,7 @@ mod tests {
         outcome(seconds, EvictionResult::Refused { until, why })
     }
 
-    fn leader_is_away(why: &str) -> Refusal {
+    fn leader_is_unreachable(why: &str) -> Refusal {
         Refusal::Wait {
             wait: Duration::from_secs(10),
             by: Delay::Leader,
@@ -153,12 +153,12 @@ mod tests {
     #[test]
     fn an_obstacle_is_reported_once_and_shown_until_an_eviction_is_accepted() {
         let mut obstacles = Obstacles::default();
-        assert!(obstacles.record(&refused(100, 10, leader_is_away("refused"))));
+        assert!(obstacles.record(&refused(100, 10, leader_is_unreachable("refused"))));
         for seconds in (110..400).step_by(10) {
-            assert!(!obstacles.record(&refused(seconds, 10, leader_is_away("timed out"))));
+            assert!(!obstacles.record(&refused(seconds, 10, leader_is_unreachable("timed out"))));
             assert_eq!(reported(&obstacles, seconds), ["refused"]);
         }
-        assert!(!obstacles.record(&refused(400, 10, leader_is_away("timed out"))));
+        assert!(!obstacles.record(&refused(400, 10, leader_is_unreachable("timed out"))));
         assert_eq!(
             reported(&obstacles, 400),
             ["timed out"],
@@ -166,7 +166,7 @@ mod tests {
         );
         assert!(!obstacles.record(&outcome(410, EvictionResult::Accepted)));
         assert_eq!(reported(&obstacles, 410), [""; 0]);
-        assert!(obstacles.record(&refused(420, 10, leader_is_away("refused"))));
+        assert!(obstacles.record(&refused(420, 10, leader_is_unreachable("refused"))));
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             why: "spent".to_owned(),
         };
         let is_new = |obstacles: &mut Obstacles, seconds| {
-            let first = obstacles.record(&refused(seconds, 10, leader_is_away("down")));
+            let first = obstacles.record(&refused(seconds, 10, leader_is_unreachable("down")));
             (first, obstacles.record(&refused(seconds + 10, 5, spent())))
         };
         assert_eq!(is_new(&mut obstacles, 100), (true, true));
@@ -228,12 +228,12 @@ mod tests {
     #[test]
     fn an_obstacle_ends_after_minutes_or_with_its_rule() {
         let mut obstacles = Obstacles::default();
-        obstacles.record(&refused(100, 60, leader_is_away("down")));
+        obstacles.record(&refused(100, 60, leader_is_unreachable("down")));
         assert_eq!(obstacles.ends().collect::<Vec<_>>(), [at(100 + 60 + 300)]);
         assert_eq!(reported(&obstacles, 459), ["down"]);
         assert_eq!(reported(&obstacles, 460), [""; 0]);
         assert!(
-            obstacles.record(&refused(500, 0, leader_is_away("down"))),
+            obstacles.record(&refused(500, 0, leader_is_unreachable("down"))),
             "it starts again"
         );
         obstacles.retain(|rule| *rule != RuleId::from("q/r"));

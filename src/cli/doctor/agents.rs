@@ -317,16 +317,17 @@ pub(super) fn skipped_nodes(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes that the image is not for, and where no agent runs.
-fn foreign_nodes(snapshot: &Snapshot) -> BTreeSet<&str> {
+fn unsupported_nodes(snapshot: &Snapshot) -> BTreeSet<&str> {
     let running = running(snapshot);
-    let foreign = items(&snapshot.nodes).iter().filter(|node| node.foreign);
-    let foreign = foreign.map(|node| node.name.as_str());
-    foreign.filter(|node| !running.contains(node)).collect()
+    let nodes = items(&snapshot.nodes).iter();
+    let unsupported = nodes.filter(|node| node.unsupported_architecture);
+    let unsupported = unsupported.map(|node| node.name.as_str());
+    unsupported.filter(|node| !running.contains(node)).collect()
 }
 
 /// Nodes of another architecture, which is normal in a cluster of several.
 pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
-    let nodes = foreign_nodes(snapshot);
+    let nodes = unsupported_nodes(snapshot);
     if nodes.is_empty() {
         return None;
     }
@@ -345,10 +346,10 @@ pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
     if snapshot.agents.is_empty() || unread {
         return None;
     }
-    let (pods, foreign) = (pods(snapshot), foreign_nodes(snapshot));
+    let (pods, unsupported) = (pods(snapshot), unsupported_nodes(snapshot));
     let scheduled: BTreeSet<&str> = pods.iter().filter_map(|pod| pod.node.as_deref()).collect();
     let nodes = names(snapshot);
-    let has_no_agent = |node: &&str| !scheduled.contains(node) && !foreign.contains(node);
+    let has_no_agent = |node: &&str| !scheduled.contains(node) && !unsupported.contains(node);
     let without: Vec<&str> = nodes.filter(has_no_agent).collect();
     // `uncreated` and `unready` report pods that have no node yet.
     let sets = items(&snapshot.daemon_sets).iter();

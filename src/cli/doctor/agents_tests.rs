@@ -51,7 +51,7 @@ fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
 #[test]
 fn a_node_of_another_architecture_is_noted() {
     let arm = |it: &mut Snapshot| {
-        it.nodes.as_mut().expect("a list")[1].foreign = true;
+        it.nodes.as_mut().expect("a list")[1].unsupported_architecture = true;
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
@@ -70,7 +70,7 @@ fn a_node_of_another_architecture_is_noted() {
         "{texts:?}"
     );
     let mut snapshot = healthy_snapshot();
-    snapshot.nodes.as_mut().expect("a list")[1].foreign = true;
+    snapshot.nodes.as_mut().expect("a list")[1].unsupported_architecture = true;
     assert_eq!(notes(&snapshot), [], "an agent runs there");
 }
 

@@ -288,6 +288,6 @@ pub(super) fn in_effect(snapshot: &Snapshot) -> Option<String> {
     }
     (!ways.is_empty()).then(|| {
         let ways = ways.join(", ");
-        format!("placement by load: {ways}; what outvotes it: {DOCS}#what-it-cannot-do")
+        format!("placement by load: {ways}; what outweighs it: {DOCS}#what-it-cannot-do")
     })
 }

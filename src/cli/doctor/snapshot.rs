@@ -118,7 +118,7 @@ pub(super) struct NodeState {
     /// It is being deleted.
     pub deleted: bool,
     /// The image is not for its architecture.
-    pub foreign: bool,
+    pub unsupported_architecture: bool,
     /// Its label `plimsoll.dev/load`.
     pub load_label: Option<String>,
     /// Its annotations for crane-scheduler.
@@ -132,7 +132,7 @@ impl From<Node> for NodeState {
         Self {
             ready: ready.any(|it| it.status == "True"),
             deleted: node.metadata.deletion_timestamp.is_some(),
-            foreign: node
+            unsupported_architecture: node
                 .labels()
                 .get(ARCHITECTURE)
                 .is_some_and(|it| !ARCHITECTURES.contains(&it.as_str())),

@@ -97,7 +97,7 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
         name: (*name).to_owned(),
         ready: *ready,
         deleted: false,
-        foreign: false,
+        unsupported_architecture: false,
         load_label: Some("45".to_owned()),
         crane: CraneAnnotations::default(),
     };

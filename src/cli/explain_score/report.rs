@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 use serde::Serialize;
 
-use super::outlets::{CraneLine, Outlets};
 use super::pod::PodToPlace;
+use super::scheduler_views::{CraneLine, SchedulerViews};
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
 use crate::crd::node_metric::condition::HEALTHY;
@@ -52,7 +52,7 @@ struct NodeLine {
     /// What the terms of the label add up to.
     score: u8,
     #[serde(flatten)]
-    outlets: Outlets,
+    views: SchedulerViews,
     age_seconds: Option<i64>,
     #[serde(flatten)]
     terms: Terms,
@@ -109,15 +109,15 @@ impl NodeLine {
             .zip(pod)
             .and_then(|(load, pod)| with_pod(load, pod, status, &name));
         let percent = load.map(|load| load.percent);
-        let outlets = Outlets::of(node, with_pod.or(percent));
+        let views = SchedulerViews::of(node, with_pod.or(percent));
         notes.extend(load.and_then(beside_columns));
-        notes.extend(signs(&outlets, label.as_deref(), load, healthy));
+        notes.extend(signs(&views, label.as_deref(), load, healthy));
         let age = status.timestamp.as_ref();
         let age = age.map(|time| (now.as_second() - time.0.as_second()).max(0));
         Self {
             load: percent,
             with_pod,
-            outlets,
+            views,
             score: read.map_or(DEFAULT_HEADROOM, LoadLabel::headroom),
             label,
             age_seconds: age,
@@ -149,10 +149,10 @@ impl NodeLine {
         cells.extend([
             self.label.clone().unwrap_or_else(|| "-".to_owned()),
             self.score.to_string(),
-            or_unknown(self.outlets.extender.map(|it| format!("{it:.1}"))),
+            or_unknown(self.views.extender.map(|it| format!("{it:.1}"))),
         ]);
         if crane {
-            let cell = self.outlets.crane.as_ref().map(CraneLine::cell);
+            let cell = self.views.crane.as_ref().map(CraneLine::cell);
             cells.push(cell.unwrap_or_else(|| "-".to_owned()));
         }
         cells.extend([
@@ -186,7 +186,7 @@ impl fmt::Display for Explanation {
         } else {
             &[1, 2, 3, 4]
         };
-        let crane = self.nodes.iter().any(|node| node.outlets.crane.is_some());
+        let crane = self.nodes.iter().any(|node| node.views.crane.is_some());
         if crane {
             header.push("CRANE");
         }
@@ -285,24 +285,26 @@ fn beside_columns(load: &Load) -> Option<String> {
 
 /// What schedulers see of the node's load, and what is wrong with it.
 fn signs(
-    outlets: &Outlets,
+    views: &SchedulerViews,
     label: Option<&str>,
     load: Option<&Load>,
     healthy: bool,
 ) -> Vec<String> {
     let mut notes = Vec::new();
-    if outlets.soft_taint {
+    if views.soft_taint {
         notes.push("busy: avoided if another node is free".to_owned());
     }
     if !healthy {
         notes.push("its agent does not report".to_owned());
     }
-    if !outlets.crane_of_others.is_empty() {
+    if !views.crane_of_others.is_empty() {
         notes.push("another writer sets crane's annotations".to_owned());
     }
     let read = label.and_then(LoadLabel::parse);
     match (label, read, load) {
-        (Some(text), None, _) => notes.push(format!("the label {text:?} is no load: counts as 80")),
+        (Some(text), None, _) => notes.push(format!(
+            "the label {text:?} is not a valid load: counts as 80"
+        )),
         (None, ..) => notes.push("no label: counts as 80".to_owned()),
         (_, Some(label), Some(load)) => {
             let measured = LoadLabel::of(load.percent);
@@ -358,7 +360,7 @@ mod tests {
         let busy = json!({"taints": [{"key": "plimsoll.dev/busy", "effect": "PreferNoSchedule"}]});
         vec![
             input("hot", Some("100"), Some(97.0), &busy),
-            input("calm", Some("50"), Some(50.0), &json!({})),
+            input("normal", Some("50"), Some(50.0), &json!({})),
             input("gpu", Some("10"), Some(10.0), &taint),
             input("lost", None, None, &json!({})),
             input("odd", Some("idle"), Some(30.0), &json!({})),
@@ -375,7 +377,7 @@ mod tests {
     fn nodes_are_ordered_as_a_scheduler_sees_them() {
         let shown = Explanation::new(Some(&pod()), cluster(), now());
         let names: Vec<&str> = shown.nodes.iter().map(|it| it.node.as_str()).collect();
-        assert_eq!(names, ["calm", "odd", "lost", "hot", "gpu"], "{shown}");
+        assert_eq!(names, ["normal", "odd", "lost", "hot", "gpu"], "{shown}");
         let scores: Vec<u8> = shown.nodes.iter().map(|it| it.score).collect();
         assert_eq!(scores, [8, 4, 4, 0, 8]);
         // 0.85 of 2 of 4 CPUs is 42.5 percent, of a line of 80.
@@ -390,7 +392,7 @@ mod tests {
             "n/p is expected to use 1700m CPU and 716 MiB memory",
             "taint gpu:NoSchedule is not tolerated",
             "its agent does not report; no label: counts as 80",
-            "the label \"idle\" is no load: counts as 80",
+            "the label \"idle\" is not a valid load: counts as 80",
             "busy: avoided if another node is free; above 90 % of its load line",
             "40 of 80",
         ] {
@@ -428,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn each_outlet_has_its_column() {
+    fn each_view_has_its_column() {
         let mut nodes = cluster();
         let time = "2026-01-01T12:00:00Z";
         let annotations = [
@@ -440,12 +442,12 @@ mod tests {
         nodes[1].node.metadata.annotations = Some(annotations.into_iter().collect());
         let shown = Explanation::new(None, nodes, now());
         let text = shown.to_string();
-        let calm = text.lines().find(|line| line.starts_with("calm"));
-        let words: Vec<&str> = calm.expect("its line").split_whitespace().collect();
+        let normal = text.lines().find(|line| line.starts_with("normal"));
+        let words: Vec<&str> = normal.expect("its line").split_whitespace().collect();
         // (95 - 50) / 95 of 9 points.
         assert_eq!(
             words[..7],
-            ["calm", "50", "50", "8", "4.3", "50/?", "hot"],
+            ["normal", "50", "50", "8", "4.3", "50/?", "hot"],
             "{text}"
         );
         let json = serde_json::to_value(&shown).expect("JSON");

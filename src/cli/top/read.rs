@@ -70,7 +70,7 @@ fn page_of<T: Clone>(items: impl Iterator<Item = T>, next: Option<String>) -> Ob
     }
 }
 
-/// Lists all objects of a kind. Decodes from a slice, as for reports, which keeps the binary small.
+/// Lists all objects of a kind. Decodes from a slice, as for reports.
 async fn list<Response: DeserializeOwned, T: Clone>(
     client: &Client,
     build: impl Fn(&ListParams) -> Result<Request<Vec<u8>>, request::Error>,

@@ -28,7 +28,7 @@ fn fleet() -> Vec<Row> {
     let hot = "seq=7 cpu=91.0 mem=40.0 load=100.0 cpumark=75.0 psi=12.5/0.0/- rules=3 throttled=2 scheduling=NoSchedule breached=3:q/cpu,q/io";
     vec![
         row(
-            "calm",
+            "normal",
             4,
             "cpu=10.0 mem=62.5 load=69.4 psi=0.0/0.0/0.0 rules=1 throttled=0 scheduling=Enabled breached=0",
         ),
@@ -48,12 +48,12 @@ fn the_screen_shows_thresholds_and_unresponsive_agents_last() {
         vec!["something".to_owned()],
     );
     let expected = "\
-NODE  CPU (| THRESHOLD)          CPU%  MEM%  LOAD   PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
-hot   ███████████████|██··  91.0  40.0  100.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
-calm  ██··················  10.0  62.5  69.4  0.0/0.0/0.0     -               -                        4s
-new                            ?     ?  ?  ?/?/?           ?               ?                        1s
-dead                           ?     ?  ?  ?/?/?           ?               NoSchedule, 2 throttled  LAST SEEN 3m12s ago
-bare                           ?     ?  ?  ?/?/?           ?               ?                        no agent
+NODE    CPU (| THRESHOLD)          CPU%  MEM%  LOAD   PSI CPU/MEM/IO  BREACHED        IN FORCE                 HEARTBEAT
+hot     ███████████████|██··  91.0  40.0  100.0  12.5/0.0/?      q/cpu,q/io +1   NoSchedule, 2 throttled  9s
+normal  ██··················  10.0  62.5  69.4  0.0/0.0/0.0     -               -                        4s
+new                              ?     ?  ?  ?/?/?           ?               ?                        1s
+dead                             ?     ?  ?  ?/?/?           ?               NoSchedule, 2 throttled  LAST SEEN 3m12s ago
+bare                             ?     ?  ?  ?/?/?           ?               ?                        no agent
 
 1 of 5 agents does not respond: dead
 note: something
@@ -78,14 +78,17 @@ note: something
 fn a_narrow_terminal_hides_columns_not_nodes() {
     let screen = Screen::new(Source::Leases, fleet(), Sort::Cpu, Vec::new());
     for (width, left_out) in [
-        (80, "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, MEM%"),
+        (
+            80,
+            "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, MEM%, CPU (| THRESHOLD)",
+        ),
         (
             40,
             "note: too narrow for PSI CPU/MEM/IO, HEARTBEAT, MEM%, CPU (| THRESHOLD), LOAD, IN FORCE",
         ),
     ] {
         let text = format!("{screen:width$}");
-        for node in ["hot", "calm", "new", "dead", "bare"] {
+        for node in ["hot", "normal", "new", "dead", "bare"] {
             let line = text.lines().find(|line| line.starts_with(node));
             assert!(
                 line.is_some_and(|line| line.chars().count() <= width),
@@ -128,19 +131,22 @@ fn rows_are_sorted_with_unknown_values_last() {
         let screen = Screen::new(Source::Leases, fleet(), sort, Vec::new());
         screen.nodes.into_iter().map(|row| row.node).collect()
     };
-    assert_eq!(order(Sort::Name), ["calm", "hot", "new", "dead", "bare"]);
-    assert_eq!(order(Sort::Cpu), ["hot", "calm", "new", "dead", "bare"]);
-    assert_eq!(order(Sort::Memory), ["calm", "hot", "new", "dead", "bare"]);
-    assert_eq!(order(Sort::Load), ["hot", "calm", "new", "dead", "bare"]);
+    assert_eq!(order(Sort::Name), ["hot", "new", "normal", "dead", "bare"]);
+    assert_eq!(order(Sort::Cpu), ["hot", "normal", "new", "dead", "bare"]);
+    assert_eq!(
+        order(Sort::Memory),
+        ["normal", "hot", "new", "dead", "bare"]
+    );
+    assert_eq!(order(Sort::Load), ["hot", "normal", "new", "dead", "bare"]);
     assert_eq!(
         order(Sort::Pressure),
-        ["hot", "calm", "new", "dead", "bare"]
+        ["hot", "normal", "new", "dead", "bare"]
     );
     assert_eq!(
         order(Sort::Breached),
-        ["hot", "calm", "new", "dead", "bare"]
+        ["hot", "normal", "new", "dead", "bare"]
     );
-    assert_eq!(order(Sort::Age), ["hot", "calm", "new", "dead", "bare"]);
+    assert_eq!(order(Sort::Age), ["hot", "normal", "new", "dead", "bare"]);
 }
 
 #[test]
@@ -188,7 +194,7 @@ fn bars_are_rounded_and_always_show_the_threshold() {
 fn json_has_every_value_and_null_for_unknown() {
     let screen = Screen::new(Source::Leases, fleet(), Sort::Name, Vec::new());
     let json: Value = serde_json::to_value(&screen).unwrap();
-    let hot = &json["nodes"][1];
+    let hot = &json["nodes"][0];
     assert_eq!(
         (&hot["node"], &hot["agent"]),
         (&json!("hot"), &json!("alive"))

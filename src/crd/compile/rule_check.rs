@@ -94,7 +94,7 @@ impl RuleCheck<'_, '_> {
         }
     }
 
-    /// A rule whose action does not lower the metric would act in vain, and never end.
+    /// A rule whose action does not lower the metric would act without effect, and never end.
     fn action_effect(&mut self) -> Outcome {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
@@ -185,7 +185,7 @@ impl RuleCheck<'_, '_> {
                 "{} is less than 1 % of the {capacity} {unit} of the node, so the rule is off; {fix}",
                 self.threshold_as_written()
             );
-            self.error(Reason::WatermarkTooLow, "metricRule.value", message);
+            self.error(Reason::ThresholdTooLow, "metricRule.value", message);
             return Outcome::Off;
         }
         if threshold >= capacity {
@@ -194,7 +194,7 @@ impl RuleCheck<'_, '_> {
                 self.on_the_node(),
                 suggestion(metric, capacity * 0.8)
             );
-            self.error(Reason::WatermarkTooHigh, "metricRule.value", message);
+            self.error(Reason::ThresholdTooHigh, "metricRule.value", message);
         }
         Outcome::On
     }
@@ -216,7 +216,7 @@ impl RuleCheck<'_, '_> {
             self.threshold_as_written(),
             fix.unwrap_or_else(|| format!("write for example {example}"))
         );
-        self.warning(Reason::WatermarkTooLow, "metricRule.value", message);
+        self.warning(Reason::ThresholdTooLow, "metricRule.value", message);
     }
 
     /// `85 millicores`, or `6m (0.006 millicores)`.

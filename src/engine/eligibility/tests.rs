@@ -49,7 +49,7 @@ fn an_entry_allows_an_action_by_name_or_by_kind() {
 }
 
 #[test]
-fn a_kind_word_allows_only_that_kind_even_if_an_action_has_that_name() {
+fn a_keyword_allows_only_that_kind_even_if_an_action_has_that_name() {
     let permit = Permit::of(&[everything(&["throttle"])], &pod("a"), &action("throttle"));
     assert!(permit.throttle && !permit.evict);
     let permit = Permit::of(

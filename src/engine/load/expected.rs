@@ -1,8 +1,8 @@
 //! What a pod is expected to use: what it has used since it started, at most over the last 5 minutes, and at the very
 //! beginning what pods usually use of what they request.
 //!
-//! An average over the last 5 minutes is late twice: a pod that started a minute ago is only a fifth of its use in it, and
-//! one that has ended still is. Every pod has a counter of its own, so neither has to be guessed:
+//! A 5-minute average lags twice: it shows a fifth of a pod that started a minute ago, and still shows one that has ended.
+//! Every pod has a counter of its own, so neither has to be guessed:
 //!
 //! ```text
 //! own      = CPU time of the pod over min(5 min, its age)

@@ -3,7 +3,7 @@
 //! ```text
 //! history = max(0.9 x highest 5-minute average of the last hour, 0.8 x that of the last day)
 //! ```
-//! The two weights and windows are those of crane-scheduler's default policy: load that was there lately will come back.
+//! The two weights and windows are those of crane-scheduler's default policy: recent load is likely to return.
 //! But what a pod used that has ended will not. So for each bucket of time the highest average is stored, and with it the
 //! part that each pod had in it; when a pod ends, its part is taken off. A bucket is 5 minutes or 2 hours long, so that a
 //! peak counts up to that much longer than an hour or a day, but no longer than in [`NodeWindows`].

@@ -232,7 +232,7 @@ fn breached(runs: &[Run], resource: Resource, time: Option<Timestamp>) -> Option
 }
 
 /// The rule that is closest to acting, of those over a pressure and those over other metrics that are above their threshold.
-/// One without a value for so long that its actions are undone does not count.
+/// One without a value for so long that what its actions changed is restored does not count.
 fn pressure(runs: &[Run], time: Option<Timestamp>) -> Option<PressureLoad> {
     let in_force = runs
         .iter()

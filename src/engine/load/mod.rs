@@ -3,7 +3,8 @@
 //! ```text
 //! expected CPU    = system over 5 min + running pods (own use, in their first 15 s blended with the prior)
 //!                   + pods bound here that have not started (prior)
-//! expected memory = in use now + what pods younger than 5 min still lack to their prior
+//! expected memory = in use now + what pods younger than 5 min are expected to add (`prior`: the estimate from their
+//!                   requests)
 //! load            = highest of max(expected, history) / load line, and pressure / threshold, of the enforced rules
 //! ```
 //! See [`expected`] for pods, [`history`] for the peaks of the last day, and [`line`] for the load. `system` is what the
@@ -389,7 +390,7 @@ impl LoadTracker {
             let expected = track
                 .used
                 .expected(intervals, track.pod.running, || prior(&track.pod));
-            let expected = match held_back(track, ledger, intervals) {
+            let expected = match throttled_demand(track, ledger, intervals) {
                 Some(before) => expected.max(before),
                 None => expected,
             };
@@ -404,7 +405,7 @@ impl LoadTracker {
         [total + pending, newcomers + pending]
     }
 
-    /// The memory that newcomers still lack to what is expected of them, in bytes.
+    /// Memory, in bytes, that recently started pods are expected to use and do not use yet.
     fn missing_memory(&self) -> f64 {
         let prior = |pod: &Pod| memory_prior(pod, self.node.owners.of(pod.owner.as_ref()));
         let new = self
@@ -482,7 +483,7 @@ impl LoadTracker {
 }
 
 /// What a throttled pod used before, in millicores, if it wants more than its quota.
-fn held_back(track: &Track, ledger: &Ledger, intervals: &Intervals) -> Option<f64> {
+fn throttled_demand(track: &Track, ledger: &Ledger, intervals: &Intervals) -> Option<f64> {
     let throttled = ledger.get(&track.pod.uid)?;
     let ratio = throttled.depth().ratio;
     let Quota::Limit(quota) = allowance(&throttled.target_cgroups, &track.pod, ratio) else {

@@ -92,8 +92,9 @@ fn a_watch_starts_with_all_objects_unless_it_has_a_version() {
         watch("watch=true&resourceVersion=0").since,
         Since::Initial(None)
     );
-    let silent = "watch=true&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
-    assert_eq!(watch(silent).since, Since::Now);
+    let without_initial_events =
+        "watch=true&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
+    assert_eq!(watch(without_initial_events).since, Since::Now);
     let since = Since::Version("77".parse().unwrap());
     assert_eq!(watch("watch=true&resourceVersion=77").since, since);
     let streamed = watch(

@@ -62,7 +62,7 @@ pub struct ReportLimits {
     pub interval: Duration,
     /// Minimum time between two accepted reports of a node.
     pub min_interval: Duration,
-    /// Least interval of writes of a node's load label, for long.
+    /// Minimum average interval between writes of a node's load label.
     pub label_interval: Duration,
 }
 

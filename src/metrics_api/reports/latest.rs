@@ -222,7 +222,7 @@ impl Latest {
         missed.collect()
     }
 
-    /// A node's last report, if it would be news for the replica that is missing one.
+    /// A node's last report, if it is newer than the replica's.
     pub fn relayed(
         &self,
         missed: &MissingReport,

@@ -284,7 +284,7 @@ fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
         };
         let mut replica = Replica::of_a_node();
         replica.updater.heartbeat("n1", beat(1));
-        // Nobody saw it arrive: it is as old as it says, but not from the future.
+        // Its arrival is unknown, so its own timestamp is used, but none in the future.
         assert_eq!(replica.reported().min(started), reported_at.min(started));
         assert!(replica.reported() <= clock::wall_time());
         replica.updater.heartbeat("n1", beat(2));

@@ -341,7 +341,7 @@ pub fn guard(guard: Guard) -> String {
                 ""
             };
             format!(
-                "the protected pod or system service that waited longest did so {percent:.1} % of the time{note}"
+                "the protected pod or system service with the longest wait was stalled {percent:.1} % of the time{note}"
             )
         }
         Guard::BusiestSample(percent) => format!(

@@ -25,7 +25,7 @@ pub struct Node {
     /// It has our taint.
     pub tainted: bool,
     /// Our condition is True.
-    pub interferes: bool,
+    pub interference_identified: bool,
     /// What schedulers see of its load.
     pub load: LoadSigns,
 }
@@ -89,7 +89,7 @@ impl Index {
             facts,
             ready,
             tainted,
-            interferes,
+            interference_identified,
             load,
         } = node;
         if let Some(known) = self.nodes.get_mut(name)
@@ -98,12 +98,15 @@ impl Index {
         {
             let change = if known.tainted != tainted {
                 NodeChange::Taint
-            } else if (known.ready, known.interferes, known.load) != (ready, interferes, load) {
+            } else if (known.ready, known.interference_identified, known.load)
+                != (ready, interference_identified, load)
+            {
                 NodeChange::State
             } else {
                 NodeChange::Nothing
             };
-            (known.ready, known.tainted, known.interferes) = (ready, tainted, interferes);
+            (known.ready, known.tainted, known.interference_identified) =
+                (ready, tainted, interference_identified);
             known.load = load;
             return change;
         }
@@ -117,7 +120,7 @@ impl Index {
             zone,
             ready,
             tainted,
-            interferes,
+            interference_identified,
             load,
         };
         self.nodes.insert(name.to_owned(), node);

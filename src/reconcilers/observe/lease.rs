@@ -94,7 +94,7 @@ impl From<FullLease> for LeaseObject {
 }
 
 impl LeaseObject {
-    /// The heartbeat of its agent; `None` if nobody holds the Lease.
+    /// The heartbeat of its agent; `None` if the Lease has no holder.
     pub fn heartbeat(&self) -> Option<Heartbeat> {
         self.is_held().then(|| Heartbeat {
             time: self.renewed().map(Time),

@@ -109,7 +109,7 @@ pub struct ObservedNode {
     /// It has our taint.
     pub tainted: bool,
     /// Our condition `InterferenceIdentified` is True.
-    pub interferes: bool,
+    pub interference_identified: bool,
     /// What schedulers see of its load.
     pub load: LoadSigns,
 }
@@ -144,7 +144,7 @@ impl ObservedNode {
             uid: node.metadata.uid.unwrap_or_default(),
             ready: is_true("Ready"),
             tainted: taints.iter().any(Taint::is_ours),
-            interferes: is_true(taint::CONDITION),
+            interference_identified: is_true(taint::CONDITION),
             facts: NodeFacts::of_capacity(labels, |name| {
                 status.capacity.get(name).map(String::as_str)
             }),

@@ -131,7 +131,7 @@ impl Rollout {
         }
     }
 
-    /// Chooses the first canaries. Nodes that already have the edit and act are no use as canaries.
+    /// Chooses the first canaries. Nodes that already have the edit and act cannot be canaries.
     pub fn start(
         &mut self,
         has_it: impl Fn(&str) -> bool,

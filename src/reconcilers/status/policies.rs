@@ -328,7 +328,7 @@ fn on_which(reason: Reason, first: &str, nodes: usize, all: usize) -> String {
     match (all, others) {
         (1, _) => format!("this holds for {first}, the only node that is selected"),
         (_, 0) => format!("this holds for all {all} nodes that are selected, {first} for example"),
-        _ if reason == Reason::WatermarkTooHigh => format!(
+        _ if reason == Reason::ThresholdTooHigh => format!(
             "this holds for {nodes} of the {all} nodes that are selected, {first} for example; the other {others} can exceed it"
         ),
         _ => format!(

@@ -10,7 +10,7 @@ use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::Load;
 use crate::crd::scheduler_policy::SchedulerPolicy;
 
-/// The room of each node, from 0 to 1, before its hot value. `None` for unknown nodes, and for all if no metric is known.
+/// The headroom of each node, from 0 to 1, before its hot value. `None` for unknown nodes, and for all if no metric is known.
 pub fn free(policy: &SchedulerPolicy, nodes: &[Option<&NodeMetricStatus>]) -> Vec<Option<f64>> {
     let mut sums = vec![0.0; nodes.len()];
     let mut weights = 0.0;
@@ -35,7 +35,7 @@ pub fn newcomers(load: &Load) -> Shares {
     [load.cpu.newcomers, load.memory.newcomers]
 }
 
-/// The hot value, as a part of the room: one point of crane's 100 for each percent that newcomers use.
+/// The hot value, as a part of the headroom: one point of crane's 100 for each percent that newcomers use.
 pub fn hot(newcomers: Shares, floor: Option<Shares>) -> f64 {
     let floor = floor.unwrap_or(newcomers);
     let most = newcomers[0].max(floor[0]).max(newcomers[1].max(floor[1]));

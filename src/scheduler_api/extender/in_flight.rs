@@ -12,7 +12,7 @@ use crate::engine::time::BootTime;
 
 /// How long a pod is charged.
 const LIFETIME: Duration = Duration::from_secs(2);
-/// Limit of pods; the oldest make room. No scheduler places so many in the time.
+/// Limit of pods; the oldest are dropped. No scheduler places so many in the time.
 const MAX_PODS: usize = 8192;
 
 /// CPU and memory, in percent of a node.

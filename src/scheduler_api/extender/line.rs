@@ -38,7 +38,7 @@ pub fn with_pod(load: &Load, share: Shares, floor: Option<Shares>) -> Option<f64
     finite.then(|| load.percent.max(cpu).max(memory))
 }
 
-/// The room that a load leaves: 1 at 0; 0 where the node is busy. Busy nodes are all alike.
-pub fn room(percent: f64) -> f64 {
+/// The headroom at a load: 1 at 0; 0 where the node is busy. Busy nodes are all alike.
+pub fn headroom(percent: f64) -> f64 {
     ((BUSY_FROM - percent) / BUSY_FROM).clamp(0.0, 1.0)
 }

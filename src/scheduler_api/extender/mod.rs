@@ -85,16 +85,19 @@ impl Extender {
         now: BootTime,
     ) -> (Vec<u8>, usize) {
         let known = self.known(pod, names, nodes, now);
-        let room = self.room(pod, &known);
-        let first = score::first(&room, &pod.uid, names);
+        let headroom = self.headroom(pod, &known);
+        let first = score::first(&headroom, &pod.uid, names);
         if let Some(node) = first.and_then(|index| known[index])
             && let Some(share) = line::share(pod, node.node)
         {
             let base = self.base(node);
             self.in_flight.charge(&pod.uid, node.name, base, share, now);
         }
-        let points = score::points(&score::neutral(&room), &pod.uid, first);
-        let unknown = room.iter().filter(|room| room.is_none()).count();
+        let points = score::points(&score::neutral(&headroom), &pod.uid, first);
+        let unknown = headroom
+            .iter()
+            .filter(|headroom| headroom.is_none())
+            .count();
         (points, unknown)
     }
 
@@ -133,13 +136,13 @@ impl Extender {
         [cpu.max(floor[0]), memory.max(floor[1])]
     }
 
-    /// The room on each candidate for the pod, from 0 to 1.
-    fn room(&self, pod: &PodToPlace, known: &[Option<Known<'_>>]) -> Vec<Option<f64>> {
+    /// The headroom on each candidate for the pod, from 0 to 1.
+    fn headroom(&self, pod: &PodToPlace, known: &[Option<Known<'_>>]) -> Vec<Option<f64>> {
         let Some(policy) = &self.policy else {
-            let room = |known: &Option<Known<'_>>| {
-                known.and_then(|node| Some(line::room(with_pod(pod, node)?)))
+            let headroom = |known: &Option<Known<'_>>| {
+                known.and_then(|node| Some(line::headroom(with_pod(pod, node)?)))
             };
-            return known.iter().map(room).collect();
+            return known.iter().map(headroom).collect();
         };
         let statuses = known.iter().map(Option::as_ref);
         let statuses: Vec<Option<&NodeMetricStatus>> = statuses
@@ -190,7 +193,7 @@ impl Extender {
 /// The points of a node with this load in percent of its load line: 0 to 9, as a mean over pods. The best node of a pod gets one
 /// more.
 pub fn mean_points(percent: f64) -> f64 {
-    score::mean_points(line::room(percent))
+    score::mean_points(line::headroom(percent))
 }
 
 /// The load of a node with the pod, in percent of its load line; `None` if it is unknown.

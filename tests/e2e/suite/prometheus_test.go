@@ -404,7 +404,7 @@ func (s *scene) exerciseAll(p prometheus) {
 	for _, name := range []string{throttle, closeNode, preview, evict} {
 		s.waitRulesEnforced(name)
 	}
-	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_mark) == 4`, s.name))
+	p.waitFor(time.Minute, fmt.Sprintf(`count(plimsoll_agent_rule_value{node="v1",rule=~"%s-.*"} < plimsoll_agent_rule_threshold) == 4`, s.name))
 
 	throttled := fmt.Sprintf(`plimsoll_agent_throttled_pod_cpu_percent{node="v1",namespace="%s",pod="batch"} == 30`, s.name)
 	s.set(hot)

@@ -39,8 +39,8 @@ func (l loadScene) start(name, app string, args ...string) {
 // request is a request of the service: when it was due since its node booted, and how long it took.
 type request struct{ due, latency time.Duration }
 
-// requests returns the service's requests so far. One that was given up took as long as a client waits.
-func (l loadScene) requests(pod string, patience time.Duration) (found []request) {
+// requests returns the service's requests so far. One that was given up took as long as the timeout.
+func (l loadScene) requests(pod string, timeout time.Duration) (found []request) {
 	l.Helper()
 	lines, err := kube.CoreV1().Pods(l.name).GetLogs(pod, &corev1.PodLogOptions{}).DoRaw(background)
 	if err != nil {
@@ -52,7 +52,7 @@ func (l loadScene) requests(pod string, patience time.Duration) (found []request
 		if err != nil {
 			continue
 		}
-		latency := patience
+		latency := timeout
 		if nanos, err := strconv.ParseInt(took, 10, 64); err == nil {
 			latency = time.Duration(nanos)
 		}
@@ -96,7 +96,7 @@ type protected struct {
 func TestImportantPodStaysFast(t *testing.T) {
 	onlyLong(t)
 	const (
-		patience        = time.Second
+		timeout         = time.Second
 		settle, measure = 10 * time.Second, 15 * time.Second
 	)
 	onEachNode(t, func(t *testing.T, node string) {
@@ -108,13 +108,13 @@ func TestImportantPodStaysFast(t *testing.T) {
 		}
 		l := loadScene{s, repository + ":" + tag}
 		batch := []string{"batch-a", "batch-b"}
-		l.start("important", "important", "demo-worker", "--rate=150", "--work-micros=8000", fmt.Sprintf("--patience-millis=%d", patience.Milliseconds()))
+		l.start("important", "important", "demo-worker", "--rate=150", "--work-micros=8000", fmt.Sprintf("--request-timeout-millis=%d", timeout.Milliseconds()))
 
 		table := "| way | p50 ms | p99 ms | times alone | served/s | batch CPU |\n|---|---|---|---|---|---|\n"
 		var baseline time.Duration
 		observe := func(way string, running ...string) (found protected) {
 			time.Sleep(settle)
-			earlier := l.requests("important", patience)
+			earlier := l.requests("important", timeout)
 			if len(earlier) == 0 {
 				t.Fatal("the service has logged no requests")
 			}
@@ -127,13 +127,13 @@ func TestImportantPodStaysFast(t *testing.T) {
 				found.millicores += millicores()
 			}
 			// Those that are still in the queue are given up or served by then.
-			time.Sleep(patience)
+			time.Sleep(timeout)
 			from := earlier[len(earlier)-1].due
 			var latencies []time.Duration
-			for _, each := range l.requests("important", patience) {
+			for _, each := range l.requests("important", timeout) {
 				if each.due > from && each.due <= from+measure {
 					latencies = append(latencies, each.latency)
-					if each.latency != patience {
+					if each.latency != timeout {
 						found.served++
 					}
 				}
@@ -157,7 +157,7 @@ func TestImportantPodStaysFast(t *testing.T) {
 			l.start(name, "batch", "demo-burner")
 		}
 		unprotected := observe("unprotected", batch...)
-		if baseline > patience/5 {
+		if baseline > timeout/5 {
 			t.Skipf("the p99 is %s without batch pods: the machine is too busy", baseline)
 		}
 		if unprotected.p99 < 3*baseline {

@@ -39,7 +39,7 @@ fn node(zone: &str, tainted: bool) -> ObservedNode {
         uid: "u".to_owned(),
         ready: true,
         tainted,
-        interferes: tainted,
+        interference_identified: tainted,
         facts: NodeFacts {
             labels: [label("region", "r"), label("zone", zone)].into(),
             ..NodeFacts::default()

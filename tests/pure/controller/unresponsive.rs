@@ -160,7 +160,7 @@ fn a_removal_without_the_condition_is_retried() {
 fn a_condition_left_without_its_taint_is_removed_by_any_leader() {
     let mut fleet = Fleet::tainted(1);
     let half = ObservedNode {
-        interferes: true,
+        interference_identified: true,
         ..node("node00", true, false)
     };
     fleet.now = fleet.now + 10 * MINUTE;

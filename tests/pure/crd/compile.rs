@@ -301,9 +301,9 @@ fn a_threshold_is_checked_against_the_capacity_of_the_node() {
     };
     assert_eq!(on(0), (1, vec![]));
     assert_eq!(on(8), (1, vec![]));
-    assert_eq!(on(6), (1, vec![Reason::WatermarkTooHigh]));
+    assert_eq!(on(6), (1, vec![Reason::ThresholdTooHigh]));
     assert_eq!(on(600), (1, vec![]));
-    assert_eq!(on(601), (0, vec![Reason::WatermarkTooLow]));
+    assert_eq!(on(601), (0, vec![Reason::ThresholdTooLow]));
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_tiny_threshold_is_a_warning_if_the_capacity_is_unknown() {
             usize::from(metric.starts_with("cpu"))
         );
         let warnings = compiled.findings.iter();
-        let warnings = warnings.filter(|finding| finding.reason == Reason::WatermarkTooLow);
+        let warnings = warnings.filter(|finding| finding.reason == Reason::ThresholdTooLow);
         let warnings: Vec<_> = warnings.map(|finding| &*finding.message).collect();
         assert_eq!(
             warnings.len(),
@@ -551,7 +551,7 @@ fn a_window_of_the_settings_is_a_metric() {
             "cpu_slow",
             5000,
             Some(cpu),
-            Reason::WatermarkTooHigh,
+            Reason::ThresholdTooHigh,
             "can't be exceeded",
         ),
     ];

@@ -139,7 +139,7 @@ impl<'a> Reference<'a> {
         (self.history.system.at(at), pods)
     }
 
-    /// The memory that is expected to be used, in MiB: what is in use, and what pods lack to their prior until they are 5 minutes old.
+    /// The memory that is expected to be used, in MiB: what is in use, and what pods younger than 5 minutes are expected to add.
     fn expected_memory(&self, at: u64) -> f64 {
         let (system, pods) = self.memory(at);
         let used = system + pods.iter().sum::<u64>();

@@ -131,7 +131,7 @@ type Disturbance<'a> = &'a dyn Fn(&mut Node);
 /// One sample says little about a load of which nothing was known for a while, or that is compared with another value.
 #[test]
 fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_a_row() {
-    let patient = |threshold: f64| {
+    let with_threshold = |threshold: f64| {
         let mut rules = rules();
         rules[0].avoidance_threshold = 2;
         rules[0].threshold = threshold;
@@ -139,20 +139,21 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         rules[0].restore_threshold = 6;
         rules
     };
-    let edit = |node: &mut Node| node.engine.set_policy(policy(patient(4500.0)));
+    let edit = |node: &mut Node| node.engine.set_policy(policy(with_threshold(4500.0)));
     let suspend = |node: &mut Node| node.now = node.now + PERIOD * 360;
     let stop_for_an_hour = |node: &mut Node| {
         node.now = node.now + PERIOD * 360;
-        restart(node, scenario::policy_set(patient(4000.0)));
+        restart(node, scenario::policy_set(with_threshold(4000.0)));
     };
-    let stop_for_a_moment = |node: &mut Node| restart(node, scenario::policy_set(patient(4000.0)));
+    let stop_for_a_moment =
+        |node: &mut Node| restart(node, scenario::policy_set(with_threshold(4000.0)));
     let interrupt = |node: &mut Node| {
         edit(node);
         node.at(6000);
         node.at(1000);
     };
     let edit_the_count = |node: &mut Node| {
-        let mut rules = patient(4000.0);
+        let mut rules = with_threshold(4000.0);
         rules[0].avoidance_threshold = 9;
         node.engine.set_policy(policy(rules));
     };
@@ -167,7 +168,7 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         (&edit_the_count, 1),
     ];
     for (index, (disturb, expected)) in cases.into_iter().enumerate() {
-        let mut node = Node::new(patient(4000.0), vec![Load::new("a", 3000)]);
+        let mut node = Node::new(with_threshold(4000.0), vec![Load::new("a", 3000)]);
         for _ in 0..3 {
             node.at(6000);
         }

@@ -31,7 +31,7 @@ pub fn observed_node(name: &str, facts: &NodeFacts) -> ObservedNode {
         facts: facts.clone(),
         ready: true,
         tainted: false,
-        interferes: false,
+        interference_identified: false,
         ..ObservedNode::default()
     }
 }

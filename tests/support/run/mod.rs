@@ -149,12 +149,12 @@ impl Machine {
     /// Kills a helper, and removes its cgroup.
     pub fn remove(&mut self, cgroup: &str, pid: Pid) {
         kill(pid, Signal::SIGKILL).unwrap();
-        eventually("it has exited", || self.has_exited(pid).then_some(()));
+        eventually("it has exited", || self.poll_exit(pid).then_some(()));
         self.folders(cgroup).iter().for_each(|it| remove(it));
     }
 
     /// Whether a helper has exited.
-    pub fn has_exited(&mut self, pid: Pid) -> bool {
+    pub fn poll_exit(&mut self, pid: Pid) -> bool {
         let id = pid.as_raw().unsigned_abs();
         let burner = self.burners.iter_mut().find(|it| it.id() == id);
         burner.unwrap().try_wait().unwrap().is_some()

@@ -235,7 +235,7 @@ fn it_takes_at_most_40_kb_for_110_pods() {
 }
 
 #[test]
-fn a_rule_without_a_value_counts_as_before_until_its_actions_are_undone() {
+fn a_rule_without_a_value_counts_as_before_until_its_actions_are_restored() {
     let mut node = Node::with_rules(vec![
         rule("a", "memory_pressure_full_avg10", 10.0),
         rule("b", "cpu_total_utilization", 80.0),

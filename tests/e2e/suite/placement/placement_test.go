@@ -33,7 +33,7 @@ func TestPlacement(t *testing.T) {
 				{"DaemonPodsReachAllNodes", daemonPodsReachAllNodes},
 				{"ChangesAreSeenAtOnce", changesAreSeenAtOnce},
 				{"StreamsFollowTheLabel", streamsFollowTheLabel},
-				{"WhatOutvotesIt", whatOutvotesIt},
+				{"WhatOutweighsIt", whatOutweighsIt},
 			} {
 				t.Run(each.name, func(t *testing.T) {
 					of := *c
@@ -246,8 +246,8 @@ type vote struct {
 	byLabel, byTaint string
 }
 
-// whatOutvotesIt checks what outvotes the load: the table in docs/scheduling.md.
-func whatOutvotesIt(c *cluster, as way) {
+// whatOutweighsIt checks what outweighs the load: the table in docs/scheduling.md.
+func whatOutweighsIt(c *cluster, as way) {
 	loads := []string{"80", "90", "100"}
 	switch as {
 	case bare, byPolicy: // the policy and the second scheduler give the same results

@@ -1,4 +1,4 @@
-//! What schedulers see of a node beside the label. Pure.
+//! What each scheduler sees of a node beside the label. Pure.
 
 use k8s_openapi::api::core::v1 as k8s;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::scheduler_api::extender::mean_points;
 /// Of one node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outlets {
+pub struct SchedulerViews {
     /// Points of the extender, 0 to 9, as a mean over pods; `None`: the load is unknown, and it gives the median of the others.
     pub extender: Option<f64>,
     /// It has the soft taint.
@@ -34,7 +34,7 @@ pub struct CraneLine {
     pub hot: Option<f64>,
 }
 
-impl Outlets {
+impl SchedulerViews {
     /// Of a node with this load in percent of its load line, with the pod if there is one.
     pub fn of(node: &k8s::Node, load: Option<f64>) -> Self {
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn each_outlet_is_read_from_the_node() {
+    fn each_view_is_read_from_the_node() {
         let time = "2026-11-26T04:05:06Z";
         let annotations = json!({
             "plimsoll.dev/crane-annotations": time,
             "cpu_usage_avg_5m": format!("0.63012,{time}"), "mem_usage_avg_5m": format!("0.41000,{time}"),
             "node_hot_value": format!("0.8,{time}"),
         });
-        let seen = Outlets::of(&node(&annotations, BUSY_KEY), Some(47.5));
+        let seen = SchedulerViews::of(&node(&annotations, BUSY_KEY), Some(47.5));
         assert_eq!((seen.extender, seen.soft_taint), (Some(4.5), true));
         assert_eq!(
             seen.crane.map(|it| it.cell()).as_deref(),
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn what_another_writer_set_is_not_ours() {
         let annotations = json!({"cpu_usage_avg_5m": "0.63012,2026-11-26T04:05:06Z"});
-        let seen = Outlets::of(&node(&annotations, "gpu"), None);
+        let seen = SchedulerViews::of(&node(&annotations, "gpu"), None);
         assert_eq!((seen.extender, seen.soft_taint), (None, false));
         assert_eq!(seen.crane, None);
         assert_eq!(seen.crane_of_others, ["cpu_usage_avg_5m"]);
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_busy_node_has_no_points() {
         for (load, points) in [(0.0, 9.0), (95.0, 0.0), (150.0, 0.0)] {
-            let seen = Outlets::of(&node(&json!({}), "gpu"), Some(load));
+            let seen = SchedulerViews::of(&node(&json!({}), "gpu"), Some(load));
             assert_eq!(seen.extender, Some(points), "{load}");
         }
     }
