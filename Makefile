@@ -143,7 +143,7 @@ previous: tools-build ## Builds the previous release, from which cluster tests u
 image: tools-image ## Builds a reproducible image with an SBOM: target/image (needs root; installs buildah; ARCHITECTURES="amd64 arm64" for both)
 	@scripts/image target/image $(ARCHITECTURES)
 
-image-check: tools-image ## Builds the image twice, in different folders, and compares the results (needs root; two full builds; ARCHITECTURES="amd64 arm64" for both)
+image-check: tools-image ## Builds the image twice, in different directories, and compares the results (needs root; two full builds; ARCHITECTURES="amd64 arm64" for both)
 	@scripts/image-check $(ARCHITECTURES)
 
 # Emulated, tests of speed miss their deadlines, and tests can't run the program (make release-check does).

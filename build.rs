@@ -24,8 +24,8 @@ fn main() -> std::io::Result<()> {
     // Relative relocations are ten times smaller; musl supports them since 1.2.4.
     println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
-        let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
-        let script = Path::new(&folder).join("no-unwind-tables.ld");
+        let directory = env::var("OUT_DIR").map_err(std::io::Error::other)?;
+        let script = Path::new(&directory).join("no-unwind-tables.ld");
         fs::write(&script, NO_UNWIND_TABLES)?;
         println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", script.display());
     }

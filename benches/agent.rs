@@ -50,9 +50,14 @@ fn main() -> ExitCode {
     node.plane.apply(&[lease_namespace()]);
     let credentials = tempfile::tempdir().unwrap();
     let replicas = replicas(&node, credentials.path());
-    let folder = credentials.path().display().to_string();
+    let directory = credentials.path().display().to_string();
     let own = ["--namespace", "default", "--pod-name", "agent"];
-    let reports = ["--report-service", SERVICE, "--report-credentials", &folder];
+    let reports = [
+        "--report-service",
+        SERVICE,
+        "--report-credentials",
+        &directory,
+    ];
     let sampling = ["--proc-root", "/proc", "--sample-interval", "1s"];
     let agent = node.agent(&[own, reports, sampling].concat());
     agent.until("it is ready", || agent.is_ready());
@@ -154,7 +159,7 @@ fn events(node: &Node) -> usize {
     usize::try_from(counts.sum::<u64>()).unwrap()
 }
 
-/// Two ready replicas, the first of which leads. The agent's credentials are written to the folder.
+/// Two ready replicas, the first of which leads. The agent's credentials are written to the directory.
 fn replicas(node: &Node, credentials: &Path) -> [Receiver; 2] {
     let authority = Authority::make();
     publish(credentials, &[("token", "one"), ("ca.crt", &authority.pem)]);

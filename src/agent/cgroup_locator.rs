@@ -1,10 +1,10 @@
 //! Finds the cgroups of the kubelet's pods.
 //!
-//! The tree is detected: of all `kubepods` below the cgroup root (or one folder further down) it is the one that has the
+//! The tree is detected: of all `kubepods` below the cgroup root (or one directory further down) it is the one that has the
 //! cgroup of a pod of this node.
 
 use crate::engine::pod::{PodUid, QosClass};
-use crate::node::cgroup::kubepods::{Driver, PodName, child_folders, kubepods, pod_cgroup};
+use crate::node::cgroup::kubepods::{Driver, PodName, child_directories, kubepods, pod_cgroup};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::machine::workload::inode;
 
@@ -53,7 +53,7 @@ impl CgroupLocator {
         }
     }
 
-    /// The cgroup of a pod and the inode of its folder, if it exists.
+    /// The cgroup of a pod and the inode of its directory, if it exists.
     pub fn find(&mut self, uid: &PodUid, qos: QosClass) -> Option<(CgroupPath, u64)> {
         let name = PodName {
             qos,
@@ -109,7 +109,7 @@ impl CgroupLocator {
         let roots = match &self.root {
             Some(root) => vec![root.clone()],
             None => std::iter::once("/".to_owned())
-                .chain(self.top_folders())
+                .chain(self.top_directories())
                 .collect(),
         };
         let drivers = [Driver::Systemd, Driver::Cgroupfs];
@@ -120,14 +120,14 @@ impl CgroupLocator {
             .collect()
     }
 
-    /// The folders below the cgroup root, as values of `cgroupRoot`.
-    fn top_folders(&self) -> Vec<String> {
+    /// The directories below the cgroup root, as values of `cgroupRoot`.
+    fn top_directories(&self) -> Vec<String> {
         let root = match &self.hierarchy {
             Hierarchy::V2 { root } => root,
             Hierarchy::V1 { cpu, .. } => cpu,
         };
-        let folders = child_folders(root).unwrap_or_default();
-        folders
+        let directories = child_directories(root).unwrap_or_default();
+        directories
             .into_iter()
             .map(|name| match name.strip_suffix(".slice") {
                 Some(slice) => slice.to_owned(),
@@ -162,10 +162,10 @@ mod tests {
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-    fn machine(folders: &[&str]) -> (tempfile::TempDir, Hierarchy) {
+    fn machine(directories: &[&str]) -> (tempfile::TempDir, Hierarchy) {
         let dir = tempfile::tempdir().expect("a temp dir");
-        for folder in folders {
-            fs::create_dir_all(dir.path().join(folder)).expect("a folder");
+        for directory in directories {
+            fs::create_dir_all(dir.path().join(directory)).expect("a directory");
         }
         let root = dir.path().to_owned();
         (dir, Hierarchy::V2 { root })

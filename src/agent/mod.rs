@@ -132,11 +132,11 @@ pub enum AgentError {
     Layout(#[from] LayoutError),
     /// No usable `/proc`.
     #[error(
-        "failed to read CPU time or memory from {}: {reason}; name the folder that proc is mounted at with --proc-root, usually /proc",
+        "failed to read CPU time or memory from {}: {reason}; name the directory that proc is mounted at with --proc-root, usually /proc",
         root.display()
     )]
     Proc {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
         /// The first thing that went wrong there.
         reason: String,

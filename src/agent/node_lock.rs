@@ -1,4 +1,4 @@
-//! One agent per node, whatever its state directory and container: a lock on the `kubepods` folder itself.
+//! One agent per node, whatever its state directory and container: a lock on the `kubepods` directory itself.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 /// The lock; the kernel releases it when the process dies.
 #[derive(Debug)]
 pub struct NodeLock {
-    _folder: Flock<File>,
+    _directory: Flock<File>,
 }
 
 /// Why the lock cannot be acquired.
@@ -23,10 +23,10 @@ pub enum NodeLockError {
         "another agent runs on this node: it has locked {}; run one agent per node, and stop the other one first", .0.display()
     )]
     Busy(PathBuf),
-    /// The folder cannot be locked.
+    /// The directory cannot be locked.
     #[error("failed to lock {}: {source}", path.display())]
     Io {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -34,10 +34,10 @@ pub enum NodeLockError {
 }
 
 impl NodeLock {
-    /// Locks the folder of `kubepods`.
+    /// Locks the directory of `kubepods`.
     ///
     /// # Errors
-    /// If another process holds it, or the folder cannot be opened.
+    /// If another process holds it, or the directory cannot be opened.
     pub fn acquire(hierarchy: &Hierarchy, kubepods: &CgroupPath) -> Result<Self, NodeLockError> {
         let path = hierarchy.dir(Controller::Cpu, kubepods);
         Self::lock(&path.unwrap_or_default())
@@ -48,9 +48,11 @@ impl NodeLock {
             path: path.to_owned(),
             source,
         };
-        let folder = File::open(path).map_err(failed)?;
-        match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
-            Ok(folder) => Ok(Self { _folder: folder }),
+        let directory = File::open(path).map_err(failed)?;
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+            Ok(directory) => Ok(Self {
+                _directory: directory,
+            }),
             Err((_, Errno::EWOULDBLOCK)) => Err(NodeLockError::Busy(path.to_owned())),
             Err((_, errno)) => Err(failed(errno.into())),
         }

@@ -78,12 +78,12 @@ impl From<Typed<PodObject>> for SeenPod {
 
 fn facts(pod: &PodObject) -> Result<Arc<Pod>, String> {
     let mut facts = pod_facts(pod).map_err(|error| error.to_string())?;
-    add_requests_by_folder(&mut facts, pod);
+    add_requests_by_directory(&mut facts, pod);
     Ok(Arc::new(facts))
 }
 
-/// Container throttling finds a container by the folder of its cgroup, which contains its id.
-fn add_requests_by_folder(facts: &mut Pod, pod: &PodObject) {
+/// Container throttling finds a container by the directory of its cgroup, which contains its id.
+fn add_requests_by_directory(facts: &mut Pod, pod: &PodObject) {
     if facts.container_requests.is_empty() {
         return;
     }
@@ -93,7 +93,7 @@ fn add_requests_by_folder(facts: &mut Pod, pod: &PodObject) {
         let id = status.container_id.as_deref();
         let request = facts.container_requests.get(&status.name).copied();
         if let (Some((runtime, id)), Some(request)) = (id.and_then(split_id), request) {
-            insert_folders(facts, runtime, id, request);
+            insert_directories(facts, runtime, id, request);
         }
     }
 }
@@ -103,15 +103,15 @@ fn split_id(id: &str) -> Option<(&str, &str)> {
     id.split_once("://").filter(|(_, id)| !id.is_empty())
 }
 
-fn insert_folders(facts: &mut Pod, runtime: &str, id: &str, request: MilliCpu) {
+fn insert_directories(facts: &mut Pod, runtime: &str, id: &str, request: MilliCpu) {
     let prefix = match runtime {
         "containerd" => "cri-containerd",
         "cri-o" => "crio",
         other => other,
     };
-    let folders = [id.to_owned(), format!("{prefix}-{id}.scope")];
+    let directories = [id.to_owned(), format!("{prefix}-{id}.scope")];
     let requests = &mut facts.container_requests;
-    requests.extend(folders.map(|folder| (folder, request)));
+    requests.extend(directories.map(|directory| (directory, request)));
 }
 
 /// Any pod can be annotated with another pod's UID. But the kubelet runs a pod with the mirror annotation only if it
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn container_requests_are_found_by_cgroup_folder() {
+    fn container_requests_are_found_by_cgroup_directory() {
         let seen = pod(json!({
             "metadata": {"name": "a", "namespace": "b", "uid": "u"},
             "spec": {"containers": [

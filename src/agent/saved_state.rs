@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// The temporary path that a file is replaced through: a folder there makes the write fail.
+    /// The temporary path that a file is replaced through: a directory there makes the write fail.
     fn temporary_path(dir: &TempDir, file: &str) -> PathBuf {
         dir.path().join(file).with_extension("new")
     }

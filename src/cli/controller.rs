@@ -43,10 +43,10 @@ Examples:
     kubectl get nodeqoss,podqoss,avoidanceactions,nodewatermarks
     kubectl describe nodeqos NAME
 
-Roll-out: an edit that makes a NodeQOS or PodQOS stricter first goes to 1 % of its nodes (at least one) for at least a \
+Rollout: an edit that makes a NodeQOS or PodQOS stricter first goes to 1 % of its nodes (at least one) for at least a \
 minute. If more than 20 % of these start to act, it stops there. Deleting or relaxing a policy takes effect on all nodes \
 at once. The first nodes must be Ready with a reporting agent; if there is none, the edit waits, and the condition \
-RolledOut says so. To skip the roll-out: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
+RolledOut says so. To skip the rollout: kubectl annotate nodeqos NAME plimsoll.dev/rollout=immediate
 
 Exit status: 0 stopped by SIGTERM or Ctrl-C, 2 could not start.";
 

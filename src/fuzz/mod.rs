@@ -1,7 +1,7 @@
 //! Every parser of untrusted bytes, with invariants that hold for any input. `make fuzz` runs them under libFuzzer, and the tests here
 //! over the corpus in `fuzz/corpus` and mutations of it. No release contains this module.
 //!
-//! A new parser gets a function in one of the files here, a line in [`TARGETS`] and a folder of seeds.
+//! A new parser gets a function in one of the files here, a line in [`TARGETS`] and a directory of seeds.
 
 #![allow(
     clippy::expect_used,
@@ -21,7 +21,7 @@ mod tests;
 /// One parser, or a few that read the same kind of input.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The argument of `make fuzz`, and the folder of the seeds.
+    /// The argument of `make fuzz`, and the directory of the seeds.
     pub name: &'static str,
     /// Parses the input; panics if an invariant does not hold.
     pub check: fn(&[u8]),

@@ -81,11 +81,11 @@ fn fuzz(name: &str) {
 }
 
 fn seeds(name: &str) -> Vec<Vec<u8>> {
-    let folder = root().join("fuzz/corpus").join(name);
-    let files = fs::read_dir(&folder).expect("a folder of seeds");
+    let directory = root().join("fuzz/corpus").join(name);
+    let files = fs::read_dir(&directory).expect("a directory of seeds");
     let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
     files.sort();
-    assert!(!files.is_empty(), "{} has no seeds", folder.display());
+    assert!(!files.is_empty(), "{} has no seeds", directory.display());
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
@@ -99,9 +99,9 @@ fn run(target: &Target, input: &[u8]) {
         );
     }));
     if checked.is_err() {
-        let folder = root().join("target/fuzz/crashes").join(target.name);
-        fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join(format!("crash-{:08x}", crc32fast::hash(input)));
+        let directory = root().join("target/fuzz/crashes").join(target.name);
+        fs::create_dir_all(&directory).expect("a directory");
+        let file = directory.join(format!("crash-{:08x}", crc32fast::hash(input)));
         fs::write(&file, input).expect("a file");
         panic!("run it again by: make fuzz AGAIN={}", file.display());
     }

@@ -1,7 +1,7 @@
 //! Whether this replica should be an endpoint of its Services.
 //!
 //! A replica can answer discovery whatever else it lacks, and without discovery no namespace of the cluster can be
-//! deleted. But while other replicas answer, an incomplete one should not replace them: a roll-out waits until it is
+//! deleted. But while other replicas answer, an incomplete one should not replace them: a rollout waits until it is
 //! ready.
 
 use std::future::pending;

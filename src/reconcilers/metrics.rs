@@ -51,7 +51,7 @@ pub struct AnswerLabels {
     pub code: u16,
 }
 
-/// Labels of a roll-out.
+/// Labels of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct RolloutLabels {
     /// `canaries`, `progressing` or `stopped`.

@@ -1,9 +1,9 @@
 //! The controller: compiles policies into one `NodeWatermark` per node, and reports in the policies' statuses. It is a pipeline with a
-//! folder for each stage, which imports earlier ones only:
+//! directory for each stage, which imports earlier ones only:
 //!
 //! - `observe`: watches, and objects decoded as far as they are used
 //! - `compile`: the index of nodes with their compiled policies and `NodeWatermarks`
-//! - `plan`: what may be written now: roll-outs, the cap on unschedulable nodes, unresponsive agents, the write queue
+//! - `plan`: what may be written now: rollouts, the cap on unschedulable nodes, unresponsive agents, the write queue
 //! - `apply`: operations on the API server
 //! - `status`: the statuses of policies
 //!

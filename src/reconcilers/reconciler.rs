@@ -110,7 +110,7 @@ impl Reconciler {
     }
 
     fn node_changed(&mut self, name: &str) {
-        // Roll-outs that start again affect the cap, which is invalidated below.
+        // Rollouts that start again affect the cap, which is invalidated below.
         self.rollouts
             .remove_node(name, &self.index, &self.liveness, &mut self.queue);
         self.update_effects(name);
@@ -466,7 +466,7 @@ impl Reconciler {
         self.liveness.counts().without_agent
     }
 
-    /// The number of roll-outs by phase.
+    /// The number of rollouts by phase.
     pub fn rollout_counts(&self) -> [(&'static str, usize); 3] {
         self.rollouts.counts()
     }

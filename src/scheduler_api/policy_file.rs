@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn changes_are_reported_once_each() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("policy.yaml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.yaml");
         let open = || PolicyFile::open(path.clone(), vec!["gpu".into()]);
         let missing = open().unwrap_err().to_string();
         assert!(missing.starts_with("failed to read "), "{missing}");

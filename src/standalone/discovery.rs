@@ -24,7 +24,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The paths that it scans, and how.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// Policy files and folders.
+    /// Policy files and directories.
     pub policies: Vec<PathBuf>,
     /// Sources of pods.
     pub pods: PodSources,

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{entries, is_folder};
+use super::manifest::{entries, is_directory};
 
 /// A file with another inode, size or time has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,17 +25,17 @@ impl Fingerprint {
         let mut stamps = Vec::new();
         for path in paths {
             stamps.push((path.clone(), stamp(path)));
-            stamp_folder(path, &mut stamps);
+            stamp_directory(path, &mut stamps);
         }
         stamps.sort_by(|(a, _), (b, _)| a.cmp(b));
         Self(stamps)
     }
 }
 
-fn stamp_folder(folder: &Path, stamps: &mut Vec<(PathBuf, Option<Stamp>)>) {
-    for entry in entries(folder).unwrap_or_default() {
-        if is_folder(&entry) {
-            stamp_folder(&entry, stamps);
+fn stamp_directory(directory: &Path, stamps: &mut Vec<(PathBuf, Option<Stamp>)>) {
+    for entry in entries(directory).unwrap_or_default() {
+        if is_directory(&entry) {
+            stamp_directory(&entry, stamps);
         }
         let stamp = stamp(&entry);
         stamps.push((entry, stamp));
@@ -74,7 +74,7 @@ mod tests {
         fs::write(dir.path().join("b.yaml"), "").expect("a file");
         let more = Fingerprint::take(&paths);
         assert_ne!(replaced, more);
-        fs::create_dir(dir.path().join("below")).expect("a folder");
+        fs::create_dir(dir.path().join("below")).expect("a directory");
         fs::write(dir.path().join("below/c.yaml"), "1").expect("a file");
         let below = Fingerprint::take(&paths);
         assert_ne!(more, below);

@@ -1,4 +1,4 @@
-//! Reading manifest files and folders of them.
+//! Reading manifest files and directories of them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,26 +9,26 @@ use crate::crd::manifest::{self, ManifestError, Object, Position};
 
 type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, ManifestError>);
 
-/// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below folders) and passes on every object or parse error. A parse error
+/// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below directories) and passes on every object or parse error. A parse error
 /// does not stop the other documents and files from being read.
 pub fn read(paths: &[PathBuf], mut visit: impl FnMut(&Path, Result<Object, ManifestError>)) {
     for path in paths {
         if path.is_dir() {
-            read_folder(path, &mut visit);
+            read_directory(path, &mut visit);
         } else {
             read_file(path, &mut visit);
         }
     }
 }
 
-fn read_folder(folder: &Path, visit: Visit<'_>) {
-    let entries = match entries(folder) {
+fn read_directory(directory: &Path, visit: Visit<'_>) {
+    let entries = match entries(directory) {
         Ok(entries) => entries,
-        Err(error) => return visit(folder, Err(unreadable(&error))),
+        Err(error) => return visit(directory, Err(unreadable(&error))),
     };
     for entry in entries {
-        if is_folder(&entry) {
-            read_folder(&entry, visit);
+        if is_directory(&entry) {
+            read_directory(&entry, visit);
         } else if is_manifest(&entry) {
             read_file(&entry, visit);
         }
@@ -58,9 +58,9 @@ fn unreadable(error: &io::Error) -> ManifestError {
     }
 }
 
-/// The entries of a folder by name, without hidden ones (such as `..data` in a mounted `ConfigMap`).
-pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+/// The entries of a directory by name, without hidden ones (such as `..data` in a mounted `ConfigMap`).
+pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
     let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
     entries.retain(|entry| {
         let name = entry.file_name().map(OsStr::as_encoded_bytes);
@@ -70,8 +70,8 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-/// Whether it is a folder. Links are not followed: they could form a cycle.
-pub(super) fn is_folder(path: &Path) -> bool {
+/// Whether it is a directory. Links are not followed: they could form a cycle.
+pub(super) fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
 }
 

@@ -173,8 +173,8 @@ mod tests {
         let mut file = SchedulingFile::open(&state_dir, &boot("one"));
         let time = Timestamp::UNIX_EPOCH;
         file.update(&Scheduling::Enabled, time)
-            .expect_err("no folder");
-        fs::create_dir(&state_dir).expect("a folder");
+            .expect_err("no directory");
+        fs::create_dir(&state_dir).expect("a directory");
         assert!(file.update(&Scheduling::Enabled, time).expect("written"));
     }
 }

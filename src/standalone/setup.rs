@@ -45,7 +45,7 @@ use crate::trace::record::{RecordError, Recorder};
 /// Settings of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Policy files and folders.
+    /// Policy files and directories.
     pub policies: Vec<PathBuf>,
     /// Sources of pods.
     pub pods: PodSources,
@@ -78,7 +78,7 @@ pub struct Options {
 pub enum SetupError {
     /// A policy path cannot be read.
     #[error(
-        "failed to read the policies {}: {source}; name manifests, or folders of them, with --policies",
+        "failed to read the policies {}: {source}; name manifests, or directories of them, with --policies",
         path.display()
     )]
     Policies {
@@ -92,11 +92,11 @@ pub enum SetupError {
     Layout(#[from] LayoutError),
     /// No usable `/proc`.
     #[error(
-        "failed to read CPU time or memory from {}: {reason}; name the folder that proc is mounted at with --proc-root, usually /proc",
+        "failed to read CPU time or memory from {}: {reason}; name the directory that proc is mounted at with --proc-root, usually /proc",
         root.display()
     )]
     Proc {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
         /// The first fault.
         reason: String,

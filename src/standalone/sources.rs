@@ -67,7 +67,7 @@ pub struct Merged {
     pub hidden: Vec<(ObjectRef, PathBuf)>,
 }
 
-/// Compiles what was `read`. An object with new errors, or one that may be in a file or folder that could not be parsed
+/// Compiles what was `read`. An object with new errors, or one that may be in a file or directory that could not be parsed
 /// (`unparsed`), stays in force as in `former`. An object that is missing otherwise is removed.
 pub fn merge(
     read: Vec<Source>,

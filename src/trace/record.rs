@@ -220,7 +220,7 @@ mod tests {
             assert!(size < 21_000, "{size}");
             assert!(matches!(lines(file)[..], [Line::Pods(_), ..]));
         }
-        assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 2);
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2);
         let ticks = lines(&old).len() + lines(&path).len();
         assert!(ticks > 100, "{ticks}");
     }

@@ -82,13 +82,13 @@ fn wall() -> OffsetDateTime {
     std::time::SystemTime::now().into()
 }
 
-/// A Secret as the kubelet mounts it: one folder per version, and a symlink that is replaced.
+/// A Secret as the kubelet mounts it: one directory per version, and a symlink that is replaced.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    fn new(folder: PathBuf) -> Self {
-        fs::create_dir(&folder).unwrap();
-        Self(folder)
+    fn new(directory: PathBuf) -> Self {
+        fs::create_dir(&directory).unwrap();
+        Self(directory)
     }
 
     fn publish(&self, certificate: &str, key: &str, authority: &str) {

@@ -240,7 +240,7 @@ fn a_standby_takes_over_within_ten_seconds_and_repeats_no_writes() {
 }
 
 #[test]
-fn the_time_left_of_a_roll_out_is_in_a_column_and_in_an_event() {
+fn the_time_left_of_a_rollout_is_in_a_column_and_in_an_event() {
     let Some(plane) = ControlPlane::start() else {
         return;
     };

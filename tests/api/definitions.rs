@@ -65,15 +65,15 @@ fn run_program(program: &Path, definitions: &Path, files: &[PathBuf]) -> Value {
 }
 
 fn policies() -> Vec<PathBuf> {
-    let folders = [
+    let directories = [
         "examples/ensurance",
         "tests/guide",
         "charts/plimsoll/files/policies",
     ]
-    .map(|folder| root().join(folder));
-    let entries = folders
+    .map(|directory| root().join(directory));
+    let entries = directories
         .iter()
-        .flat_map(|folder| std::fs::read_dir(folder).unwrap());
+        .flat_map(|directory| std::fs::read_dir(directory).unwrap());
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= 10, "{files:?}");

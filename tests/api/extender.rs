@@ -203,8 +203,8 @@ fn bad_requests(port: u16, controller: &Controller) {
 
 #[test]
 fn the_policy_file_is_followed() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("policy.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("policy.yaml");
     fs::write(&file, POLICY).unwrap();
     let ports = [free_port(), free_port()];
     let flag = file.to_str().unwrap();
@@ -247,8 +247,8 @@ fn the_policy_file_is_followed() {
 
 #[test]
 fn an_invalid_policy_file_is_an_error_at_the_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("policy.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("policy.yaml");
     fs::write(&file, POLICY.replace("0.2", "0")).unwrap();
     let Some(plane) = ControlPlane::start() else {
         return;

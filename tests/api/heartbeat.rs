@@ -368,8 +368,8 @@ fn audited(log: &std::path::Path) -> Vec<(String, String)> {
 
 #[test]
 fn the_sample_audit_policy_logs_no_heartbeats_but_other_writers() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("audit.log");
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("audit.log");
     let policy = concat!(
         "--audit-policy-file=",
         env!("CARGO_MANIFEST_DIR"),

@@ -412,8 +412,8 @@ fn the_controller_may_read_slices_where_they_are_polled_only() {
 
 #[test]
 fn a_file_that_is_not_valid_is_an_error_at_the_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("polling.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("polling.yaml");
     std::fs::write(
         &file,
         "services:\n- {namespace: a, name: b, metrics: [{name: cpu, series: x}]}\n",
@@ -426,7 +426,7 @@ fn a_file_that_is_not_valid_is_an_error_at_the_start() {
             "127.0.0.1:0",
             "--kubeconfig",
         ])
-        .arg(plimsoll_kubeconfig(&folder))
+        .arg(plimsoll_kubeconfig(&directory))
         .arg("--poll")
         .arg(&file)
         .output()
@@ -442,8 +442,8 @@ fn a_file_that_is_not_valid_is_an_error_at_the_start() {
 }
 
 /// A kubeconfig of a cluster that does not exist.
-fn plimsoll_kubeconfig(folder: &tempfile::TempDir) -> std::path::PathBuf {
-    let path = folder.path().join("kubeconfig");
+fn plimsoll_kubeconfig(directory: &tempfile::TempDir) -> std::path::PathBuf {
+    let path = directory.path().join("kubeconfig");
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],

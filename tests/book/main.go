@@ -2,7 +2,7 @@
 //
 // usage: links check            every link in Markdown files of the repository, and that docs/SUMMARY.md has each page once
 //
-//	links site FOLDER      every link of a built site that leads to the site
+//	links site DIRECTORY      every link of a built site that leads to the site
 //	links preprocess       mdBook's preprocessor: points links that leave docs/ to the repository
 package main
 
@@ -37,5 +37,5 @@ func run(args []string) ([]string, error) {
 		}
 		return nil, preprocess(os.Stdin, os.Stdout)
 	}
-	return nil, fmt.Errorf("usage: links check | site FOLDER | preprocess")
+	return nil, fmt.Errorf("usage: links check | site DIRECTORY | preprocess")
 }

@@ -11,17 +11,17 @@ import (
 )
 
 func main() {
-	folder := flag.String("chart", "../../charts/plimsoll", "folder of the chart")
+	directory := flag.String("chart", "../../charts/plimsoll", "directory of the chart")
 	check := flag.Bool("check", false, "write nothing; fail if a file is out of date")
 	flag.Parse()
-	if err := run(*folder, *check); err != nil {
+	if err := run(*directory, *check); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(folder string, check bool) error {
-	values, err := readValues(filepath.Join(folder, "values.yaml"))
+func run(directory string, check bool) error {
+	values, err := readValues(filepath.Join(directory, "values.yaml"))
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func run(folder string, check bool) error {
 		{"values.schema.json", completeSchema},
 		{"README.md", completeReadme},
 	} {
-		path := filepath.Join(folder, file.name)
+		path := filepath.Join(directory, file.name)
 		old, err := os.ReadFile(path)
 		if err != nil {
 			return err

@@ -311,7 +311,7 @@ fn an_unreadable_file_is_exit_2_and_the_others_are_checked() {
 }
 
 #[test]
-fn folders_are_read_recursively_and_other_kinds_are_skipped() {
+fn directories_are_read_recursively_and_other_kinds_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let hidden = dir.path().join("below/..data");
     std::fs::create_dir_all(&hidden).unwrap();

@@ -116,7 +116,7 @@ fn bad_pods_are_reported_and_the_others_are_managed() {
 }
 
 #[test]
-fn a_folder_that_is_not_a_cgroup_root_is_refused() {
+fn a_directory_that_is_not_a_cgroup_root_is_refused() {
     let machine = machine();
     let output = machine
         .command("run")
@@ -213,9 +213,9 @@ fn a_damaged_journal_is_refused_and_not_changed() {
 #[test]
 fn without_permission_run_is_refused_and_a_preview_works() {
     let machine = machine();
-    // Every user may read the folders and write the state, but only root may write cgroups.
-    for folder in [".", "policies", "pods", "proc"] {
-        fs::set_permissions(machine.path(folder), fs::Permissions::from_mode(0o755)).unwrap();
+    // Every user may read the directories and write the state, but only root may write cgroups.
+    for directory in [".", "policies", "pods", "proc"] {
+        fs::set_permissions(machine.path(directory), fs::Permissions::from_mode(0o755)).unwrap();
     }
     fs::create_dir(machine.path("state")).unwrap();
     fs::set_permissions(machine.path("state"), fs::Permissions::from_mode(0o777)).unwrap();

@@ -73,7 +73,7 @@ build() {
 }
 
 # Packs an initramfs with busybox, the binaries and an init that runs them.
-pack() { # FOLDER TEST...
+pack() { # DIRECTORY TEST...
     local root=$1/root
     shift
     mkdir -p "$root"/{bin,dev,proc,sys,tmp,var/tmp,tests}

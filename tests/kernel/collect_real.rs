@@ -343,8 +343,8 @@ fn a_real_v2_tree_is_sampled() {
         return;
     }
     let name = format!("plimsoll-collect-v2-{}", std::process::id());
-    let folder = unified.join(&name);
-    fs::create_dir(&folder).unwrap();
+    let directory = unified.join(&name);
+    fs::create_dir(&directory).unwrap();
     let hierarchy = Hierarchy::V2 {
         root: unified.into(),
     };
@@ -353,8 +353,8 @@ fn a_real_v2_tree_is_sampled() {
     sampler.set_pods([(uid("p"), CgroupPath::new(&name).unwrap())].into_iter());
     take_sample(&mut sampler, &everything(), &mut sample);
     let seen = pod(&sample, "p").cloned();
-    let pressure = folder.join("cpu.pressure").exists();
-    fs::remove_dir(&folder).unwrap();
+    let pressure = directory.join("cpu.pressure").exists();
+    fs::remove_dir(&directory).unwrap();
     let seen = seen.unwrap();
     assert_eq!((seen.cpu_nanos, seen.memory), (Some(0), None));
     assert_eq!(seen.waits.stalled[0], pressure.then_some(0));

@@ -18,10 +18,16 @@ use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 struct Disk<'a>(&'a Path);
 
 impl<'a> Disk<'a> {
-    fn on(folder: &'a Path) -> Option<Self> {
+    fn on(directory: &'a Path) -> Option<Self> {
         let size = Some("size=64k");
-        match mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), size) {
-            Ok(()) => Some(Self(folder)),
+        match mount(
+            Some("tmpfs"),
+            directory,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            size,
+        ) {
+            Ok(()) => Some(Self(directory)),
             Err(error) => {
                 eprintln!("skipped: failed to mount a tmpfs: {error}");
                 None
@@ -354,21 +360,21 @@ fn the_journal_of_another_boot_is_dropped() {
 }
 
 /// The test's cgroups, mounted read-only as in a container.
-fn read_only<'a>(cgroups: &TestCgroups, folder: &'a Path) -> Option<(Disk<'a>, Hierarchy)> {
+fn read_only<'a>(cgroups: &TestCgroups, directory: &'a Path) -> Option<(Disk<'a>, Hierarchy)> {
     let source = cgroups.dir(&cgroups.parent);
-    let bind = |flags| mount(Some(&source), folder, None::<&str>, flags, None::<&str>);
+    let bind = |flags| mount(Some(&source), directory, None::<&str>, flags, None::<&str>);
     if let Err(error) = bind(MsFlags::MS_BIND) {
         eprintln!("skipped: failed to bind: {error}");
         return None;
     }
-    let mounted = Disk(folder);
+    let mounted = Disk(directory);
     bind(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY).unwrap();
     let hierarchy = match &cgroups.hierarchy {
         Hierarchy::V2 { .. } => Hierarchy::V2 {
-            root: folder.to_owned(),
+            root: directory.to_owned(),
         },
         Hierarchy::V1 { cpuacct, .. } => Hierarchy::V1 {
-            cpu: folder.to_owned(),
+            cpu: directory.to_owned(),
             cpuacct: cpuacct.clone(),
             memory: None,
             freezer: None,
@@ -384,8 +390,8 @@ fn read_only_cgroups_are_reported_and_leave_no_record() {
         return;
     };
     let pod = cgroups.pod("pod");
-    let folder = tempfile::tempdir().unwrap();
-    let Some((_mounted, hierarchy)) = read_only(&cgroups, folder.path()) else {
+    let directory = tempfile::tempdir().unwrap();
+    let Some((_mounted, hierarchy)) = read_only(&cgroups, directory.path()) else {
         return;
     };
     let (mut throttler, _) = Throttler::open(cgroups.state.path(), hierarchy, at(0)).unwrap();
@@ -405,8 +411,8 @@ fn records_of_unreadable_files_are_retained() {
         return;
     };
     let (pod, other) = (cgroups.pod("pod"), cgroups.pod("other"));
-    let folder = tempfile::tempdir().unwrap();
-    let Some((mounted, hierarchy)) = read_only(&cgroups, folder.path()) else {
+    let directory = tempfile::tempdir().unwrap();
+    let Some((mounted, hierarchy)) = read_only(&cgroups, directory.path()) else {
         return;
     };
     let find = |uid: &PodUid| CgroupPath::new(&uid.0).ok();
@@ -446,18 +452,18 @@ fn records_of_unreadable_files_are_retained() {
     assert!(cgroups.journal_lines().is_empty());
 }
 
-/// A plain folder stands in for a kernel without `cpu.idle`. All values have the same length, since writes do not
+/// A plain directory stands in for a kernel without `cpu.idle`. All values have the same length, since writes do not
 /// truncate.
 #[test]
 fn without_an_idle_class_the_pod_gets_the_minimum_weight() {
-    let folder = tempfile::tempdir().unwrap();
-    let pod = folder.path().join("pod");
+    let directory = tempfile::tempdir().unwrap();
+    let pod = directory.path().join("pod");
     fs::create_dir(&pod).unwrap();
     fs::write(pod.join("cpu.weight"), "7\n").unwrap();
     let hierarchy = Hierarchy::V2 {
-        root: folder.path().to_owned(),
+        root: directory.path().to_owned(),
     };
-    let state = folder.path().join("state");
+    let state = directory.path().join("state");
     let (mut throttler, _) = Throttler::open(&state, hierarchy.clone(), at(0)).unwrap();
     let find = |_: &_| CgroupPath::new("pod").ok();
     let plan = [idle(throttle_of_cgroups("pod", &[("", None)]))];
@@ -476,16 +482,16 @@ fn without_an_idle_class_the_pod_gets_the_minimum_weight() {
 
 #[test]
 fn a_cgroup_behind_a_symbolic_link_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let real = folder.path().join("real");
+    let directory = tempfile::tempdir().unwrap();
+    let real = directory.path().join("real");
     fs::create_dir(&real).unwrap();
     fs::write(real.join("cpu.max"), "max 100000\n").unwrap();
-    std::os::unix::fs::symlink(&real, folder.path().join("link")).unwrap();
+    std::os::unix::fs::symlink(&real, directory.path().join("link")).unwrap();
     let hierarchy = Hierarchy::V2 {
-        root: folder.path().to_owned(),
+        root: directory.path().to_owned(),
     };
     let (mut throttler, _) =
-        Throttler::open(&folder.path().join("state"), hierarchy, at(0)).unwrap();
+        Throttler::open(&directory.path().join("state"), hierarchy, at(0)).unwrap();
     let outcomes = throttler.apply(at(0), &[throttle("link", 300)], &|_| {
         CgroupPath::new("link").ok()
     });

@@ -21,8 +21,8 @@ fn finish(reclaimer: &mut Reclaimer) -> ReclaimOutcome {
 /// Leaves 48 MiB of page cache in the pod.
 fn fill(cgroups: &mut TestCgroups, pod: &CgroupPath) -> tempfile::TempDir {
     // On a disk: a tmpfs has no page cache.
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let file = folder.path().join("big");
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = directory.path().join("big");
     let script = format!(
         "dd if=/dev/zero of={0} bs=1M count=48; sync",
         file.display()
@@ -30,7 +30,7 @@ fn fill(cgroups: &mut TestCgroups, pod: &CgroupPath) -> tempfile::TempDir {
     cgroups.spawn(pod, &format!("{script}; sleep 1000"));
     let current = || cgroups.read(pod, "memory.current").parse::<u64>().unwrap();
     assert!(wait_for(Duration::from_mins(1), || current() > 40 * MIB));
-    folder
+    directory
 }
 
 #[test]

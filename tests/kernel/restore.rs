@@ -1,4 +1,4 @@
-//! How long a machine enforces throttles, and what it restores by itself. Plain folders stand in for cgroups where no
+//! How long a machine enforces throttles, and what it restores by itself. Plain directories stand in for cgroups where no
 //! kernel is needed. Their values have the same length, since writes do not truncate.
 
 use std::fs;

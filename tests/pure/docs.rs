@@ -432,7 +432,7 @@ fn every_relative_link_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for file in pages() {
         let text = read(&file);
-        let folder = root.join(&file).parent().unwrap().to_owned();
+        let directory = root.join(&file).parent().unwrap().to_owned();
         for target in text
             .split("](")
             .skip(1)
@@ -441,7 +441,7 @@ fn every_relative_link_exists() {
             let path = target.split('#').next().unwrap();
             let local = !path.is_empty() && !path.contains("://");
             assert!(
-                !local || folder.join(path).exists(),
+                !local || directory.join(path).exists(),
                 "{file} links to {target}"
             );
         }

@@ -95,7 +95,7 @@ const LAYERS: [(&str, &[&str]); 19] = [
     ),
 ];
 
-/// The files and folders of `src/reconcilers`: each may import those before it.
+/// The files and directories of `src/reconcilers`: each may import those before it.
 const STAGES: [&str; 10] = [
     "events",
     "retry",
@@ -126,7 +126,7 @@ fn source_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// The files of a folder, or the one file of a layer without a folder.
+/// The files of a directory, or the one file of a layer without a directory.
 fn of_layer(layer: &str) -> Vec<PathBuf> {
     let file = source_root().join(layer).with_extension("rs");
     if file.exists() {

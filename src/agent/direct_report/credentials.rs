@@ -59,11 +59,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// The files in `folder`.
-    pub fn new(folder: &Path) -> Self {
+    /// The files in `directory`.
+    pub fn new(directory: &Path) -> Self {
         Self {
-            token: MountedFile::new(folder.join(TOKEN)),
-            authorities: MountedFile::new(folder.join(AUTHORITIES)),
+            token: MountedFile::new(directory.join(TOKEN)),
+            authorities: MountedFile::new(directory.join(AUTHORITIES)),
         }
     }
 
@@ -153,17 +153,17 @@ mod tests {
         pair.cert.pem()
     }
 
-    /// Updates the files as the kubelet does: a folder for each version and a replaced link.
-    fn publish(folder: &Path, version: u32, token: &str, authorities: &str) {
-        let data = folder.join(format!("..{version}"));
+    /// Updates the files as the kubelet does: a directory for each version and a replaced link.
+    fn publish(directory: &Path, version: u32, token: &str, authorities: &str) {
+        let data = directory.join(format!("..{version}"));
         fs::create_dir(&data).unwrap();
         fs::write(data.join(TOKEN), token).unwrap();
         fs::write(data.join(AUTHORITIES), authorities).unwrap();
-        let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+        let (next, link) = (directory.join("..data_tmp"), directory.join("..data"));
         symlink(&data, &next).unwrap();
         fs::rename(next, link).unwrap();
         for name in [TOKEN, AUTHORITIES] {
-            let visible = folder.join(name);
+            let visible = directory.join(name);
             if !visible.exists() {
                 symlink(Path::new("..data").join(name), visible).unwrap();
             }
@@ -172,43 +172,48 @@ mod tests {
 
     #[test]
     fn files_are_read_again_after_the_kubelet_replaced_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = Files::new(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = Files::new(directory.path());
         let missing = files.current().unwrap_err();
         assert!(missing.is_missing(), "{missing}");
         let first = authority();
-        publish(folder.path(), 1, "one\n", &first);
+        publish(directory.path(), 1, "one\n", &first);
         let one = files.current().unwrap();
         assert_eq!(one.authorization, "Bearer one");
         assert!(one.authorization.is_sensitive());
         let again = files.current().unwrap();
         assert!(Arc::ptr_eq(&one.tls, &again.tls), "nothing has changed");
-        publish(folder.path(), 2, "two", &first);
+        publish(directory.path(), 2, "two", &first);
         let two = files.current().unwrap();
         assert_eq!(two.authorization, "Bearer two");
         assert!(
             Arc::ptr_eq(&one.tls, &two.tls),
             "they are the same authorities"
         );
-        publish(folder.path(), 3, "two", &format!("{first}{}", authority()));
+        publish(
+            directory.path(),
+            3,
+            "two",
+            &format!("{first}{}", authority()),
+        );
         let rotated = files.current().unwrap();
         assert!(!Arc::ptr_eq(&one.tls, &rotated.tls));
     }
 
     #[test]
     fn an_invalid_token_or_certificate_is_reported_with_its_path() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut files = Files::new(folder.path());
-        publish(folder.path(), 1, " \n", &authority());
+        let directory = tempfile::tempdir().unwrap();
+        let mut files = Files::new(directory.path());
+        publish(directory.path(), 1, " \n", &authority());
         let error = files.current().unwrap_err();
         assert!(!error.is_missing());
         assert!(
             error.to_string().ends_with("/token: it contains no token"),
             "{error}"
         );
-        publish(folder.path(), 2, "a\u{7f}b", &authority());
+        publish(directory.path(), 2, "a\u{7f}b", &authority());
         files.current().unwrap_err();
-        publish(folder.path(), 3, "token", "no PEM");
+        publish(directory.path(), 3, "token", "no PEM");
         let error = files.current().unwrap_err().to_string();
         assert!(
             error.contains("/ca.crt: it contains no CA certificate"),

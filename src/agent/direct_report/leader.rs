@@ -55,7 +55,7 @@ impl LeaderClient {
         reports: Option<&Options>,
         links: Links,
     ) -> Self {
-        let files = |folder: &Path| Arc::new(Mutex::new(Files::new(folder)));
+        let files = |directory: &Path| Arc::new(Mutex::new(Files::new(directory)));
         let direct = reports.map(|reports| (reports.server_name(), files(&reports.credentials)));
         Self {
             client,

@@ -46,7 +46,7 @@ pub struct Options {
     pub service: String,
     /// Its namespace.
     pub namespace: String,
-    /// The folder with `token` and `ca.crt`.
+    /// The directory with `token` and `ca.crt`.
     pub credentials: PathBuf,
     /// Name of the node.
     pub node: String,

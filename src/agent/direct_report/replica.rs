@@ -96,15 +96,15 @@ impl Sending {
     }
 }
 
-fn log_problem(problem: &str, missing: bool, folder: &Path) {
-    let folder = folder.display();
+fn log_problem(problem: &str, missing: bool, directory: &Path) {
+    let directory = directory.display();
     if problem.is_empty() {
         tracing::info!("credentials for direct reports found");
     } else if missing {
         tracing::info!(
             why = problem,
             "no direct reports, only the Lease is renewed: mount a token of audience plimsoll.dev/report and the \
-             controller's ca.crt at {folder}"
+             controller's ca.crt at {directory}"
         );
     } else {
         tracing::warn!(

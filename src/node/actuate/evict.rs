@@ -30,7 +30,7 @@ pub struct PendingEviction {
     pub uid: PodUid,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// Inode of the cgroup's folder, to leave a later cgroup of the same name alone.
+    /// Inode of the cgroup's directory, to leave a later cgroup of the same name alone.
     pub inode: u64,
     /// When SIGTERM was sent.
     pub started: BootTime,
@@ -79,7 +79,7 @@ pub enum EvictError {
     /// Its processes do not exit after SIGKILL.
     #[error("failed to evict {0}: its processes were killed but hang in the kernel")]
     Stuck(CgroupPath),
-    /// The cgroup's folder cannot be opened.
+    /// The cgroup's directory cannot be opened.
     #[error(transparent)]
     Open(#[from] ControlFileError),
     /// A file of the cgroup cannot be used.
@@ -251,7 +251,7 @@ impl Eviction {
     }
 }
 
-/// The folder of the cgroup in the tree used for its process list.
-fn folder(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Option<PathBuf> {
+/// The directory of the cgroup in the tree used for its process list.
+fn directory(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Option<PathBuf> {
     hierarchy.dir(Controller::Cpu, cgroup)
 }

@@ -248,12 +248,12 @@ impl CachedFile {
         result.map_err(|error| self.failed_read(error))
     }
 
-    /// A missing file in an existing folder is not supported here; if the folder is missing too, it is gone.
+    /// A missing file in an existing directory is not supported here; if the directory is missing too, it is gone.
     fn failed_open(&mut self, source: io::Error) -> ReadError {
         let path = Arc::clone(&self.path);
         let missing = source.kind() == io::ErrorKind::NotFound;
         match path.parent() {
-            Some(folder) if missing && folder.exists() => {
+            Some(directory) if missing && directory.exists() => {
                 self.state = State::Absent;
                 ReadError::Absent(path)
             }

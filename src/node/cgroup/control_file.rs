@@ -218,7 +218,7 @@ impl ControlFileError {
     }
 }
 
-/// The folder of one cgroup in the tree of the `cpu` controller.
+/// The directory of one cgroup in the tree of the `cpu` controller.
 #[derive(Debug)]
 pub struct CpuDir {
     dir: File,
@@ -228,7 +228,7 @@ pub struct CpuDir {
 }
 
 impl CpuDir {
-    /// Opens the folder.
+    /// Opens the directory.
     ///
     /// # Errors
     /// [`ControlFileError::Gone`] if there is no such cgroup; a symbolic link below the root is refused.
@@ -254,12 +254,12 @@ impl CpuDir {
         })
     }
 
-    /// The inode of the folder. It identifies the cgroup, since names are reused.
+    /// The inode of the directory. It identifies the cgroup, since names are reused.
     pub const fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// The folder's link count: two, plus one for each cgroup below it (on file systems that count them).
+    /// The directory's link count: two, plus one for each cgroup below it (on file systems that count them).
     ///
     /// # Errors
     /// If `fstat` fails.
@@ -318,7 +318,7 @@ impl CpuDir {
     }
 }
 
-/// Opens a folder below `root` without leaving it and without following links. The root itself may be a link
+/// Opens a directory below `root` without leaving it and without following links. The root itself may be a link
 /// (`/sys/fs/cgroup/cpu -> cpu,cpuacct`).
 fn open_beneath(root: &Path, cgroup: &CgroupPath) -> Result<File, Errno> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

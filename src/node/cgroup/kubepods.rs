@@ -61,7 +61,7 @@ pub fn parse_pod_cgroup(cgroup: &CgroupPath) -> Option<PodName> {
     let (parent, last) = cgroup.as_str().rsplit_once('/')?;
     match last.strip_suffix(".slice") {
         Some(slice) => parse_slice(slice),
-        None => parse_folder(parent, last),
+        None => parse_directory(parent, last),
     }
 }
 
@@ -74,10 +74,10 @@ fn parse_slice(slice: &str) -> Option<PodName> {
     })
 }
 
-fn parse_folder(parent: &str, folder: &str) -> Option<PodName> {
+fn parse_directory(parent: &str, directory: &str) -> Option<PodName> {
     Some(PodName {
         qos: class_of(parent.rsplit('/'))?,
-        uid: uid(folder.strip_prefix("pod")?)?,
+        uid: uid(directory.strip_prefix("pod")?)?,
     })
 }
 
@@ -131,16 +131,16 @@ fn slices(parts: &[&str]) -> String {
     path
 }
 
-/// The container (or sandbox) whose cgroup folder has this name: a bare id as the cgroupfs driver names it, or a
+/// The container (or sandbox) whose cgroup directory has this name: a bare id as the cgroupfs driver names it, or a
 /// scope such as `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope`.
-pub fn container_id(folder: &str) -> Option<&str> {
-    let id = match folder.strip_suffix(".scope") {
+pub fn container_id(directory: &str) -> Option<&str> {
+    let id = match directory.strip_suffix(".scope") {
         Some(scope) => {
             let (runtime, id) = scope.rsplit_once('-').unwrap_or(("", scope));
             // `crio-conmon-<id>.scope` holds the container's monitor.
             (!runtime.ends_with("conmon")).then_some(id)?
         }
-        None => folder,
+        None => directory,
     };
     let long_enough = (12..=64).contains(&id.len());
     (long_enough && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
@@ -153,7 +153,7 @@ pub struct FoundPod {
     pub name: PodName,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// The folders of its containers, its sandbox among them, sorted.
+    /// The directories of its containers, its sandbox among them, sorted.
     pub containers: Vec<String>,
 }
 
@@ -161,7 +161,7 @@ pub struct FoundPod {
 /// vanish during the scan are left out.
 ///
 /// # Errors
-/// If an existing folder cannot be listed, or `cgroup_root` cannot be part of a path.
+/// If an existing directory cannot be listed, or `cgroup_root` cannot be part of a path.
 pub fn scan(hierarchy: &Hierarchy, cgroup_root: &str) -> Result<Vec<FoundPod>, ScanError> {
     let mut found = Vec::new();
     for driver in [Driver::Cgroupfs, Driver::Systemd] {
@@ -187,10 +187,10 @@ pub enum ScanError {
     /// The kubelet's `cgroupRoot` is not a valid path.
     #[error(transparent)]
     Path(#[from] CgroupPathError),
-    /// A folder could not be listed.
+    /// A directory could not be listed.
     #[error("failed to list the cgroups in {path}: {source}")]
     List {
-        /// The folder.
+        /// The directory.
         path: std::path::PathBuf,
         /// Why.
         source: io::Error,
@@ -228,15 +228,15 @@ fn scan_class(
     class: &CgroupPath,
     found: &mut Vec<FoundPod>,
 ) -> Result<(), ScanError> {
-    let Some(folder) = hierarchy.dir(Controller::Cpu, class) else {
+    let Some(directory) = hierarchy.dir(Controller::Cpu, class) else {
         return Ok(());
     };
-    for name in folders(&folder)? {
+    for name in directories(&directory)? {
         let cgroup = class.join(&name)?;
         let Some(pod) = parse_pod_cgroup(&cgroup) else {
             continue;
         };
-        let mut containers = folders(&folder.join(&name))?;
+        let mut containers = directories(&directory.join(&name))?;
         containers.retain(|name| container_id(name).is_some());
         found.push(FoundPod {
             name: pod,
@@ -247,19 +247,19 @@ fn scan_class(
     Ok(())
 }
 
-/// The names of the folders in `path`, sorted; empty if it does not exist.
-fn folders(path: &Path) -> Result<Vec<String>, ScanError> {
-    child_folders(path).map_err(|source| ScanError::List {
+/// The names of the directories in `path`, sorted; empty if it does not exist.
+fn directories(path: &Path) -> Result<Vec<String>, ScanError> {
+    child_directories(path).map_err(|source| ScanError::List {
         path: path.to_owned(),
         source,
     })
 }
 
-/// The names of the cgroups directly below a cgroup's folder, sorted; empty if it does not exist (any more).
+/// The names of the cgroups directly below a cgroup's directory, sorted; empty if it does not exist (any more).
 ///
 /// # Errors
-/// If the folder exists but cannot be listed.
-pub fn child_folders(path: &Path) -> io::Result<Vec<String>> {
+/// If the directory exists but cannot be listed.
+pub fn child_directories(path: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,

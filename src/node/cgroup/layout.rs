@@ -35,20 +35,20 @@ pub enum LayoutError {
         /// The list of mounts that was read.
         mounts: PathBuf,
     },
-    /// The given folder is not a cgroup root.
+    /// The given directory is not a cgroup root.
     #[error(
-        "`{root}` is not a cgroup root: it has neither `cgroup.controllers` (cgroup v2) nor the folders `cpu` and `cpuacct` (cgroup v1); name the folder that the cgroup trees are mounted at, usually /sys/fs/cgroup"
+        "`{root}` is not a cgroup root: it has neither `cgroup.controllers` (cgroup v2) nor the directories `cpu` and `cpuacct` (cgroup v1); name the directory that the cgroup trees are mounted at, usually /sys/fs/cgroup"
     )]
     NotARoot {
-        /// The folder.
+        /// The directory.
         root: PathBuf,
     },
     /// It looks like a cgroup tree, but is not a cgroup file system.
     #[error(
-        "`{path}` looks like a cgroup tree, but no cgroup file system is mounted there; name the folder that the cgroup trees are mounted at, usually /sys/fs/cgroup"
+        "`{path}` looks like a cgroup tree, but no cgroup file system is mounted there; name the directory that the cgroup trees are mounted at, usually /sys/fs/cgroup"
     )]
     NotMountedThere {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
     /// A v2 tree without the CPU controller.
@@ -133,7 +133,7 @@ impl Hierarchy {
         found.checked()
     }
 
-    /// The trees below `root`, identified by file names alone, so that tests can use any folder.
+    /// The trees below `root`, identified by file names alone, so that tests can use any directory.
     ///
     /// # Errors
     /// If the names are not those of a cgroup root with a CPU controller.
@@ -220,7 +220,7 @@ impl Hierarchy {
     }
 }
 
-/// The folder of a controller's tree below `root`: `cpu`, or a joint one such as `cpu,cpuacct`.
+/// The directory of a controller's tree below `root`: `cpu`, or a joint one such as `cpu,cpuacct`.
 fn tree_named(root: &Path, controller: &str) -> Option<PathBuf> {
     let plain = root.join(controller);
     if plain.is_dir() {

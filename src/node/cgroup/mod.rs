@@ -52,7 +52,7 @@ pub enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// The folder of `cgroup` in the tree of `controller`; `None` if that tree is not mounted.
+    /// The directory of `cgroup` in the tree of `controller`; `None` if that tree is not mounted.
     pub fn dir(&self, controller: Controller, cgroup: &CgroupPath) -> Option<PathBuf> {
         let root = match (self, controller) {
             (Self::V2 { root }, _) => Some(root),
@@ -64,7 +64,7 @@ impl Hierarchy {
         root.map(|root| root.join(&cgroup.0))
     }
 
-    /// The folders of `cgroup` in all trees, without duplicates.
+    /// The directories of `cgroup` in all trees, without duplicates.
     pub fn dirs(&self, cgroup: &CgroupPath) -> Vec<PathBuf> {
         let mut dirs = Vec::new();
         for dir in Controller::ALL

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::pod::{CpuUsage, QuotaFiles, folder};
+use super::pod::{CpuUsage, QuotaFiles, directory};
 use super::sampler::Reading;
 use super::waits::periods;
 use crate::engine::Demand;
@@ -30,10 +30,10 @@ pub struct ContainerReader {
 }
 
 impl ContainerReader {
-    /// The container whose cgroup is `folder` below the pod's; `None` if that name is not a valid path.
-    pub fn below(pod: &CgroupPath, folder: &str, reading: &Reading) -> Option<Self> {
-        let cgroup = pod.join(folder).ok()?;
-        Some(Self::new(folder.into(), true, &cgroup, reading))
+    /// The container whose cgroup is `directory` below the pod's; `None` if that name is not a valid path.
+    pub fn below(pod: &CgroupPath, directory: &str, reading: &Reading) -> Option<Self> {
+        let cgroup = pod.join(directory).ok()?;
+        Some(Self::new(directory.into(), true, &cgroup, reading))
     }
 
     /// For a pod that has no cgroup below its own.
@@ -44,7 +44,7 @@ impl ContainerReader {
 
     fn new(name: Arc<str>, below: bool, cgroup: &CgroupPath, reading: &Reading) -> Self {
         let hierarchy = &reading.hierarchy;
-        let folder = folder(hierarchy, Controller::Cpu, cgroup);
+        let directory = directory(hierarchy, Controller::Cpu, cgroup);
         let tasks = if hierarchy.is_v2() {
             "cgroup.threads"
         } else {
@@ -56,19 +56,19 @@ impl ContainerReader {
             cpu: CpuUsage::new(hierarchy, cgroup),
             quota_files: QuotaFiles::new(hierarchy, cgroup),
             quota: None,
-            stat: CachedFile::new(folder.join("cpu.stat")),
-            threads: Threads::new(CachedFile::new(folder.join(tasks))),
+            stat: CachedFile::new(directory.join("cpu.stat")),
+            threads: Threads::new(CachedFile::new(directory.join(tasks))),
             gone: false,
         }
     }
 
-    /// Its cgroup's folder name.
+    /// Its cgroup's directory name.
     pub const fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// Its cgroup's folder below the pod's; `None` if it is the pod's own cgroup.
-    pub fn folder(&self) -> Option<&str> {
+    /// Its cgroup's directory below the pod's; `None` if it is the pod's own cgroup.
+    pub fn directory(&self) -> Option<&str> {
         self.below.then_some(&*self.name)
     }
 

@@ -16,7 +16,7 @@ use crate::engine::sample::{
 };
 use crate::engine::units::{Bytes, Quota};
 use crate::node::cgroup::cached_file::{CachedFile, ReadError};
-use crate::node::cgroup::kubepods::child_folders;
+use crate::node::cgroup::kubepods::child_directories;
 use crate::node::cgroup::parse::{Bandwidth, cfs_quota, cpu_max, keyed};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
@@ -39,8 +39,8 @@ pub struct PodReader {
 
 #[derive(Debug)]
 struct PodFiles {
-    /// Folder in the CPU controller's tree. Its inode distinguishes the cgroup from a later one of the same name.
-    folder: PathBuf,
+    /// Directory in the CPU controller's tree. Its inode distinguishes the cgroup from a later one of the same name.
+    directory: PathBuf,
     inode: Option<u64>,
     cpu: CpuUsage,
     memory: Option<CachedFile>,
@@ -56,17 +56,17 @@ struct PodFiles {
     io: Option<CachedFile>,
 }
 
-/// The containers found by the last scan of the pod's folder.
+/// The containers found by the last scan of the pod's directory.
 #[derive(Debug, Default)]
 struct Containers {
     list: Vec<ContainerReader>,
-    /// Link count of the pod's folder at that scan: two, plus one per child.
+    /// Link count of the pod's directory at that scan: two, plus one per child.
     links: u64,
 }
 
 impl Containers {
     fn below(&mut self) -> impl Iterator<Item = &mut ContainerReader> {
-        self.list.iter_mut().filter(|one| one.folder().is_some())
+        self.list.iter_mut().filter(|one| one.directory().is_some())
     }
 
     /// Whether the list is still current: the link count is unchanged and no container has vanished.
@@ -127,7 +127,7 @@ impl PodReader {
             self.reset();
             result = self.files.cpu.read(reading);
         }
-        if matches!(result, Err(ReadError::Gone(_))) && !self.files.folder.exists() {
+        if matches!(result, Err(ReadError::Gone(_))) && !self.files.directory.exists() {
             return Err(Absence);
         }
         if self.files.inode.is_none() {
@@ -196,15 +196,15 @@ impl PodReader {
     /// Rescans the containers only if some were added or removed: the link count shows the number of children, and
     /// reads of a replaced container's files fail.
     fn find_containers(&mut self, reading: &mut Reading) {
-        let links = std::fs::metadata(&self.files.folder).map_or(0, |found| found.nlink());
+        let links = std::fs::metadata(&self.files.directory).map_or(0, |found| found.nlink());
         let known = &mut self.containers;
         if known.is_complete(links) {
             return;
         }
-        let names = match child_folders(&self.files.folder) {
+        let names = match child_directories(&self.files.directory) {
             Ok(names) => names,
             Err(source) => {
-                let path = Arc::from(self.files.folder.as_path());
+                let path = Arc::from(self.files.directory.as_path());
                 reading.record::<()>(Err(ReadError::Io { path, source }));
                 return;
             }
@@ -212,7 +212,7 @@ impl PodReader {
         known.links = links;
         let mut before = std::mem::take(&mut known.list);
         let mut reuse = |name: Option<&str>| {
-            let same = |one: &ContainerReader| one.folder() == name && !one.is_gone();
+            let same = |one: &ContainerReader| one.directory() == name && !one.is_gone();
             let index = before.iter().position(same)?;
             Some(before.swap_remove(index))
         };
@@ -337,10 +337,10 @@ impl PodFiles {
     fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
         let memory = |v1: &str, v2: &str| {
             let name = if hierarchy.is_v2() { v2 } else { v1 };
-            let folder = hierarchy.dir(Controller::Memory, cgroup)?;
-            (!name.is_empty()).then(|| CachedFile::new(folder.join(name)))
+            let directory = hierarchy.dir(Controller::Memory, cgroup)?;
+            (!name.is_empty()).then(|| CachedFile::new(directory.join(name)))
         };
-        let cpu = folder(hierarchy, Controller::Cpu, cgroup);
+        let cpu = directory(hierarchy, Controller::Cpu, cgroup);
         Self {
             inode: None,
             cpu: CpuUsage::new(hierarchy, cgroup),
@@ -353,7 +353,7 @@ impl PodFiles {
             io: hierarchy
                 .is_v2()
                 .then(|| CachedFile::new(cpu.join("io.stat"))),
-            folder: cpu,
+            directory: cpu,
         }
     }
 
@@ -380,7 +380,7 @@ impl PodFiles {
     }
 
     fn inode_now(&self) -> Option<u64> {
-        std::fs::metadata(&self.folder)
+        std::fs::metadata(&self.directory)
             .ok()
             .map(|found| found.ino())
     }
@@ -426,8 +426,8 @@ fn all<const N: usize>(values: [Option<u64>; N]) -> Option<[u64; N]> {
     complete.then(|| values.map(Option::unwrap_or_default))
 }
 
-/// The folder of a cgroup in a tree that every hierarchy has.
-pub fn folder(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath) -> PathBuf {
+/// The directory of a cgroup in a tree that every hierarchy has.
+pub fn directory(hierarchy: &Hierarchy, controller: Controller, cgroup: &CgroupPath) -> PathBuf {
     hierarchy.dir(controller, cgroup).unwrap_or_default()
 }
 
@@ -446,7 +446,7 @@ impl CpuUsage {
             "cpuacct.usage"
         };
         Self {
-            file: CachedFile::new(folder(hierarchy, Controller::Cpuacct, cgroup).join(name)),
+            file: CachedFile::new(directory(hierarchy, Controller::Cpuacct, cgroup).join(name)),
         }
     }
 
@@ -493,13 +493,13 @@ pub enum QuotaFiles {
 
 impl QuotaFiles {
     pub fn new(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
-        let folder = folder(hierarchy, Controller::Cpu, cgroup);
+        let directory = directory(hierarchy, Controller::Cpu, cgroup);
         if hierarchy.is_v2() {
-            Self::V2(CachedFile::new(folder.join("cpu.max")))
+            Self::V2(CachedFile::new(directory.join("cpu.max")))
         } else {
             Self::V1(
-                CachedFile::new(folder.join("cpu.cfs_quota_us")),
-                CachedFile::new(folder.join("cpu.cfs_period_us")),
+                CachedFile::new(directory.join("cpu.cfs_quota_us")),
+                CachedFile::new(directory.join("cpu.cfs_period_us")),
             )
         }
     }

@@ -171,7 +171,7 @@ impl Sampler {
         }
     }
 
-    /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc folder. For a container's own
+    /// Reads the network interfaces from `net_dev` instead of `1/net/dev` below the proc directory. For a container's own
     /// `/proc`, where that file shows the container's interfaces, and other processes are not visible; all other files
     /// read there show the machine.
     pub fn set_net_dev(&mut self, net_dev: &Path) {

@@ -37,9 +37,9 @@ pub fn io_bytes(text: &[u8]) -> Option<u64> {
 pub struct PressureFiles([CachedFile; 3]);
 
 impl PressureFiles {
-    pub fn new(folder: &Path) -> Self {
+    pub fn new(directory: &Path) -> Self {
         let names = ["cpu.pressure", "memory.pressure", "io.pressure"];
-        Self(names.map(|name| CachedFile::new(folder.join(name))))
+        Self(names.map(|name| CachedFile::new(directory.join(name))))
     }
 
     /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, and nanoseconds since the
@@ -76,10 +76,10 @@ const SYSTEM_SLICE: &str = "system.slice";
 impl SystemSlice {
     /// The slice below the root of the v2 tree; opens nothing yet.
     pub fn below(root: &Path) -> Self {
-        let folder = root.join(SYSTEM_SLICE);
+        let directory = root.join(SYSTEM_SLICE);
         Self {
-            stat: CachedFile::new(folder.join("cpu.stat")),
-            pressure: PressureFiles::new(&folder),
+            stat: CachedFile::new(directory.join("cpu.stat")),
+            pressure: PressureFiles::new(&directory),
             absent: false,
             has_pods: false,
         }

@@ -59,7 +59,7 @@ pub struct WriteError {
 /// crash at any point.
 ///
 /// # Errors
-/// If a step fails: full disk, read-only or missing folder.
+/// If a step fails: full disk, read-only or missing directory.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_atomic_with(&mut Effects::default(), path, bytes)
 }
@@ -73,12 +73,12 @@ pub fn write_atomic_with(
     path: &Path,
     bytes: &[u8],
 ) -> Result<(), WriteError> {
-    let folder = match path.parent() {
+    let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let temporary = path.with_extension("tmp");
-    let replaced = replace(effects, path, &temporary, folder, bytes);
+    let replaced = replace(effects, path, &temporary, directory, bytes);
     if replaced.is_err() {
         // A half-written file on a full disk: free the space.
         fs::remove_file(&temporary).ok();
@@ -90,7 +90,7 @@ fn replace(
     effects: &mut Effects,
     path: &Path,
     temporary: &Path,
-    folder: &Path,
+    directory: &Path,
     bytes: &[u8],
 ) -> Result<(), WriteError> {
     let file = effects
@@ -106,8 +106,8 @@ fn replace(
         .run("rename", || fs::rename(temporary, path))
         .map_err(failed("replace", path))?;
     effects
-        .run("sync folder", || File::open(folder)?.sync_all())
-        .map_err(failed("sync the folder of", path))
+        .run("sync directory", || File::open(directory)?.sync_all())
+        .map_err(failed("sync the directory of", path))
 }
 
 fn create(path: &Path) -> io::Result<File> {

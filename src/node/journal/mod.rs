@@ -45,7 +45,7 @@ pub struct Record {
     /// The file's cgroup, relative to the pod's; empty for the pod's own.
     #[serde(rename = "lever")]
     pub target_cgroup: Arc<str>,
-    /// Inode of that cgroup's folder, to detect another cgroup of the same name.
+    /// Inode of that cgroup's directory, to detect another cgroup of the same name.
     pub inode: u64,
     /// Which file.
     pub file: ControlFileKind,

@@ -21,37 +21,37 @@ fn record(name: &str) -> Record {
 }
 
 fn journal() -> (TempDir, Journal) {
-    let folder = tempfile::tempdir().unwrap();
-    let journal = Journal::new(folder.path()).unwrap();
-    (folder, journal)
+    let directory = tempfile::tempdir().unwrap();
+    let journal = Journal::new(directory.path()).unwrap();
+    (directory, journal)
 }
 
 fn saved(records: &[Record]) -> (TempDir, Journal) {
-    let (folder, journal) = journal();
+    let (directory, journal) = journal();
     let now = BootTime::from_nanos(1);
     journal
         .save(now, records.to_vec(), &mut Effects::default())
         .unwrap();
-    (folder, journal)
+    (directory, journal)
 }
 
 #[test]
 fn saved_records_are_loaded() {
     for records in [vec![], vec![record("a")], vec![record("a"), record("b")]] {
-        let (_folder, journal) = saved(&records);
+        let (_directory, journal) = saved(&records);
         assert_eq!(journal.load().unwrap(), records);
     }
 }
 
 #[test]
 fn a_missing_journal_has_no_records() {
-    let (_folder, journal) = journal();
+    let (_directory, journal) = journal();
     assert_eq!(journal.load().unwrap(), []);
 }
 
 #[test]
 fn a_truncated_journal_is_rejected() {
-    let (_folder, journal) = saved(&[record("a"), record("b")]);
+    let (_directory, journal) = saved(&[record("a"), record("b")]);
     let bytes = fs::read(journal.path()).unwrap();
     for len in 0..bytes.len() {
         fs::write(journal.path(), &bytes[..len]).unwrap();
@@ -61,7 +61,7 @@ fn a_truncated_journal_is_rejected() {
 
 #[test]
 fn a_journal_with_a_changed_byte_is_rejected() {
-    let (_folder, journal) = saved(&[record("a")]);
+    let (_directory, journal) = saved(&[record("a")]);
     let bytes = fs::read(journal.path()).unwrap();
     for index in 0..bytes.len() {
         let mut damaged = bytes.clone();
@@ -73,7 +73,7 @@ fn a_journal_with_a_changed_byte_is_rejected() {
 
 #[test]
 fn the_error_names_the_file_and_what_to_do() {
-    let (_folder, journal) = journal();
+    let (_directory, journal) = journal();
     let cases = [
         ("", "move the journal away"),
         ("[Unit]\nDescription=x\n", "not plimsoll's"),
@@ -98,7 +98,7 @@ fn the_error_names_the_file_and_what_to_do() {
 
 #[test]
 fn a_bad_record_is_rejected_with_its_line() {
-    let (_folder, journal) = journal();
+    let (_directory, journal) = journal();
     let body = "plimsoll-journal 1 x 1\n{\"uid\":\"a\"}\n";
     let sum = crc32fast::hash(body.as_bytes());
     fs::write(journal.path(), format!("{body}crc32 {sum:08x}\n")).unwrap();
@@ -114,9 +114,9 @@ fn a_path_outside_the_cgroup_root_is_rejected() {
 
 #[test]
 fn the_journal_of_another_boot_is_ignored() {
-    let (folder, journal) = saved(&[record("a")]);
+    let (directory, journal) = saved(&[record("a")]);
     let other = Journal {
-        path: folder.path().join("journal"),
+        path: directory.path().join("journal"),
         boot_id: "another boot".to_owned(),
     };
     assert_eq!(other.load().unwrap(), []);
@@ -125,10 +125,10 @@ fn the_journal_of_another_boot_is_ignored() {
 
 #[test]
 fn a_failed_write_leaves_the_old_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
     write_atomic(&path, b"old").unwrap();
-    fs::create_dir(folder.path().join("state.tmp")).unwrap();
+    fs::create_dir(directory.path().join("state.tmp")).unwrap();
     let message = write_atomic(&path, b"new").unwrap_err().to_string();
     assert!(message.starts_with("failed to create"), "{message}");
     assert_eq!(fs::read(&path).unwrap(), b"old");
@@ -136,8 +136,8 @@ fn a_failed_write_leaves_the_old_file() {
 
 #[test]
 fn a_second_process_is_rejected_with_the_holder() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
     let lock = StateLock::acquire(&path).unwrap();
     let message = StateLock::acquire(&path).unwrap_err().to_string();
     let pid = std::process::id();
@@ -148,8 +148,8 @@ fn a_second_process_is_rejected_with_the_holder() {
 
 #[test]
 fn a_missing_parent_of_the_state_directory_is_rejected() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("no/state");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("no/state");
     let message = StateLock::acquire(&path).unwrap_err().to_string();
     assert!(message.contains("--state-dir"), "{message}");
 }
@@ -178,16 +178,16 @@ fn a_damaged_journal_is_set_aside_only_if_from_an_earlier_boot() {
         (OTHER, Duration::ZERO, false),
         (&*this, years, false),
     ] {
-        let (folder, journal) = saved(&[record("a")]);
+        let (directory, journal) = saved(&[record("a")]);
         damaged(&journal, id, age);
         assert_eq!(journal.load().is_ok(), is_before, "{id} {age:?}");
         let aside = journal.set_aside().unwrap();
         assert_eq!(aside.is_some(), is_before, "{id} {age:?}");
         assert_eq!(journal.path().exists(), !is_before);
-        assert_eq!(folder.path().join("journal.damaged").exists(), is_before);
+        assert_eq!(directory.path().join("journal.damaged").exists(), is_before);
         assert_eq!(journal.load().is_ok(), is_before);
     }
-    let (_folder, journal) = saved(&[record("a")]);
+    let (_directory, journal) = saved(&[record("a")]);
     fs::write(journal.path(), [0; 300]).unwrap();
     journal.load().unwrap_err();
     let file = fs::File::options()
@@ -197,7 +197,7 @@ fn a_damaged_journal_is_set_aside_only_if_from_an_earlier_boot() {
     file.set_modified(UNIX_EPOCH).unwrap();
     assert_eq!(journal.load().unwrap(), []);
     // A file that is not ours stays in place.
-    let (_folder, journal) = saved(&[]);
+    let (_directory, journal) = saved(&[]);
     fs::write(journal.path(), "[Unit]\n").unwrap();
     let file = fs::File::options()
         .write(true)

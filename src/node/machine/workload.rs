@@ -18,7 +18,7 @@ pub struct Workload {
     pub pod: Arc<Pod>,
     /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// Inode of the cgroup's folder ([`inode`]), to detect a recreated cgroup. 0: not checked.
+    /// Inode of the cgroup's directory ([`inode`]), to detect a recreated cgroup. 0: not checked.
     pub inode: u64,
     /// Container facts from the Pod object; `None` if there is no object, as in `run`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,9 +34,9 @@ impl Workload {
     }
 }
 
-/// Why a cgroup's folder cannot be used.
+/// Why a cgroup's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum FolderError {
+pub enum DirectoryError {
     /// It does not exist.
     #[error("the cgroup `{0}` does not exist (yet): checked again every second")]
     Absent(CgroupPath),
@@ -48,7 +48,7 @@ pub enum FolderError {
         /// The part of its path.
         part: String,
     },
-    /// It is not a folder.
+    /// It is not a directory.
     #[error("`{0}` is a file, not a cgroup")]
     File(CgroupPath),
     /// It cannot be read.
@@ -61,12 +61,12 @@ pub enum FolderError {
     },
 }
 
-/// The inode of a cgroup's folder. No part of the path below the root may be a symbolic link, since a link could be
+/// The inode of a cgroup's directory. No part of the path below the root may be a symbolic link, since a link could be
 /// redirected to another cgroup between check and write.
 ///
 /// # Errors
-/// If there is no such folder, or it cannot be read.
-pub fn inode(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<u64, FolderError> {
+/// If there is no such directory, or it cannot be read.
+pub fn inode(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<u64, DirectoryError> {
     let mut inode = 0;
     let mut walked = String::new();
     for part in cgroup.as_str().split('/') {
@@ -74,31 +74,31 @@ pub fn inode(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<u64, FolderEr
             walked.push('/');
         }
         walked.push_str(part);
-        inode = folder_inode(hierarchy, cgroup, &walked)?;
+        inode = directory_inode(hierarchy, cgroup, &walked)?;
     }
     Ok(inode)
 }
 
-fn folder_inode(
+fn directory_inode(
     hierarchy: &Hierarchy,
     cgroup: &CgroupPath,
     part: &str,
-) -> Result<u64, FolderError> {
+) -> Result<u64, DirectoryError> {
     let dir = CgroupPath::new(part)
         .ok()
         .and_then(|part| hierarchy.dir(Controller::Cpu, &part))
-        .ok_or_else(|| FolderError::Absent(cgroup.clone()))?;
+        .ok_or_else(|| DirectoryError::Absent(cgroup.clone()))?;
     let meta = fs::symlink_metadata(dir).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            FolderError::Absent(cgroup.clone())
+            DirectoryError::Absent(cgroup.clone())
         }
-        _ => FolderError::Io {
+        _ => DirectoryError::Io {
             cgroup: cgroup.clone(),
             source,
         },
     })?;
     if meta.is_symlink() {
-        return Err(FolderError::Link {
+        return Err(DirectoryError::Link {
             cgroup: cgroup.clone(),
             part: part.to_owned(),
         });
@@ -106,6 +106,6 @@ fn folder_inode(
     if meta.is_dir() {
         Ok(meta.ino())
     } else {
-        Err(FolderError::File(cgroup.clone()))
+        Err(DirectoryError::File(cgroup.clone()))
     }
 }

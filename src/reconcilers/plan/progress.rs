@@ -1,18 +1,18 @@
-//! The progress of a roll-out, in words.
+//! The progress of a rollout, in words.
 
 use serde_json::Value;
 
 use super::rollout::{Phase, Rollout};
 use crate::crd::duration::format_duration;
 
-/// The condition about a roll-out.
+/// The condition about a rollout.
 pub const ROLLED_OUT: &str = "RolledOut";
-/// Its reason if the roll-out was stopped.
+/// Its reason if the rollout was stopped.
 const STOPPED: &str = "CanariesAct";
 /// Canaries to name in a message.
 const MAX_NAMED: usize = 3;
 
-/// The reason of the condition `RolledOut`; `None` when the roll-out is done.
+/// The reason of the condition `RolledOut`; `None` when the rollout is done.
 pub const fn reason(rollout: &Rollout) -> Option<&'static str> {
     Some(match rollout.phase() {
         Phase::Stopped { .. } => STOPPED,
@@ -32,7 +32,7 @@ pub fn column(rollout: &Rollout) -> Option<String> {
     ))
 }
 
-/// The progress of a roll-out, as a message.
+/// The progress of a rollout, as a message.
 pub fn message(rollout: &Rollout) -> String {
     let canaries = canaries(rollout);
     let size = rollout.size();
@@ -84,7 +84,7 @@ fn canaries(rollout: &Rollout) -> String {
     }
 }
 
-/// Whether the last leader stopped the roll-out of this generation.
+/// Whether the last leader stopped the rollout of this generation.
 pub fn stopped_before(status: Option<&Value>, generation: i64) -> bool {
     let conditions = status.and_then(|status| status["conditions"].as_array());
     conditions.into_iter().flatten().any(|condition| {

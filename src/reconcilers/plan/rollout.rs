@@ -1,4 +1,4 @@
-//! The roll-out of one tightening edit: to a few canary nodes first, and to the others if it does no harm there. Pure.
+//! The rollout of one tightening edit: to a few canary nodes first, and to the others if it does no harm there. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const MIN_SPARE: usize = 3;
 const STEP_SECONDS: u64 = 10;
 const MINUTE_STEPS_ABOVE: Duration = Duration::from_mins(5);
 
-/// The roll-out of one object's edit.
+/// The rollout of one object's edit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rollout {
     /// The nodes whose content it changes, ordered by a hash of their names, so that objects edited together share canaries.
@@ -48,7 +48,7 @@ pub struct Rollout {
 /// One number for members with an earlier version of the object in force, one for new members.
 pub type Counts = [usize; 2];
 
-/// The phase of a roll-out.
+/// The phase of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Waits until the canaries' agents confirm that they enforce the edit.
@@ -83,7 +83,7 @@ pub enum Phase {
     Done,
 }
 
-/// What is known of one node during a roll-out.
+/// What is known of one node during a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeObservation {
     /// It is Ready, and its agent reports.
@@ -168,7 +168,7 @@ impl Rollout {
         }
     }
 
-    /// Removes a node. Returns whether the roll-out has to start again with the nodes of now: with at most one member there could be
+    /// Removes a node. Returns whether the rollout has to start again with the nodes of now: with at most one member there could be
     /// no canary, and nodes that join later would wait forever.
     pub fn remove_node(&mut self, node: &str) -> bool {
         let Some(position) = self.positions.remove(node) else {

@@ -1,4 +1,4 @@
-//! All roll-outs: starts them for edits, advances them, and decides what each node may have.
+//! All rollouts: starts them for edits, advances them, and decides what each node may have.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Edit {
     }
 }
 
-/// Why a roll-out starts.
+/// Why a rollout starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// The object was edited now: no node has this edit yet.
@@ -67,7 +67,7 @@ enum Origin {
     Stopped,
 }
 
-/// What roll-outs depend on.
+/// What rollouts depend on.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub index: &'a Index,
@@ -86,7 +86,7 @@ pub struct Advance {
     pub events: Vec<PendingEvent>,
 }
 
-/// All roll-outs in progress.
+/// All rollouts in progress.
 #[derive(Default)]
 pub struct Rollouts {
     by_object: BTreeMap<Key, Rollout>,
@@ -121,18 +121,18 @@ impl Rollouts {
         self.targets.clear();
     }
 
-    /// Ends the roll-out of an object whose edits now go to all nodes at once. Returns whether there was one.
+    /// Ends the rollout of an object whose edits now go to all nodes at once. Returns whether there was one.
     pub fn cancel(&mut self, key: &Key) -> bool {
         self.by_object.remove(key).is_some()
     }
 
-    /// An object was edited: its earlier roll-out ends.
+    /// An object was edited: its earlier rollout ends.
     pub fn remove_edited(&mut self, key: &Key, affected: &Affected) {
         self.by_object
             .retain(|rolling, _| rolling != key && !affected.edits(rolling));
     }
 
-    /// Starts a roll-out for each object that is now tighter than what these nodes have.
+    /// Starts a rollout for each object that is now tighter than what these nodes have.
     pub fn start(&mut self, nodes: &[String], view: View<'_>) -> Vec<PendingEvent> {
         let mut events = Vec::new();
         for (key, edit) in view.edits(nodes) {
@@ -141,7 +141,7 @@ impl Rollouts {
         events
     }
 
-    /// Resumes the roll-outs of this replica's last term, and takes over those of other leaders. What the last leader stopped stays
+    /// Resumes the rollouts of this replica's last term, and takes over those of other leaders. What the last leader stopped stays
     /// stopped until the object is edited.
     pub fn resume(&mut self, view: View<'_>) {
         let names: Vec<String> = view.index.nodes.keys().cloned().collect();
@@ -164,7 +164,7 @@ impl Rollouts {
         }
     }
 
-    /// A roll-out in progress continues: only an edit of the object itself restarts it.
+    /// A rollout in progress continues: only an edit of the object itself restarts it.
     fn start_one(
         &mut self,
         key: Key,
@@ -194,8 +194,8 @@ impl Rollouts {
         started.flatten()
     }
 
-    /// A node was deleted or changed: roll-outs that no longer affect it continue without it, since a canary that lost the edit proves
-    /// nothing. A roll-out without nodes left to be canaries starts again; all nodes are then added to the queue.
+    /// A node was deleted or changed: rollouts that no longer affect it continue without it, since a canary that lost the edit proves
+    /// nothing. A rollout without nodes left to be canaries starts again; all nodes are then added to the queue.
     pub fn remove_node(
         &mut self,
         name: &str,
@@ -227,7 +227,7 @@ impl Rollouts {
         }
     }
 
-    /// Advances all roll-outs; `rate` is in nodes per second. Adds the nodes that may have more to the queue.
+    /// Advances all rollouts; `rate` is in nodes per second. Adds the nodes that may have more to the queue.
     pub fn advance(
         &mut self,
         now: BootTime,
@@ -261,7 +261,7 @@ impl Rollouts {
         advance
     }
 
-    /// The number of roll-outs by phase.
+    /// The number of rollouts by phase.
     pub fn counts(&self) -> [(&'static str, usize); 3] {
         let mut counts = [("canaries", 0), ("progressing", 0), ("stopped", 0)];
         for rollout in self.by_object.values() {
@@ -297,7 +297,7 @@ impl View<'_> {
         edits
     }
 
-    /// Whether the last leader stopped the roll-out of this object, and it was not edited since.
+    /// Whether the last leader stopped the rollout of this object, and it was not edited since.
     fn is_stopped(&self, key: &Key) -> bool {
         let catalog = &self.index.catalog;
         progress::stopped_before(catalog.status(key), catalog.generation(key))
@@ -314,7 +314,7 @@ impl View<'_> {
         Some((Arc::as_ptr(current), Arc::as_ptr(desired)))
     }
 
-    /// What is known of a node during the roll-out of an object.
+    /// What is known of a node during the rollout of an object.
     fn observe(&self, name: &str, key: &Key) -> NodeObservation {
         let Index {
             nodes, watermarks, ..

@@ -56,7 +56,7 @@ pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
     claims
 }
 
-/// The condition of kstatus for a roll-out with this claim: it goes on by itself, or not before someone acts. `None`: the policy
+/// The condition of kstatus for a rollout with this claim: it goes on by itself, or not before someone acts. `None`: the policy
 /// is stalled for another reason.
 pub fn progress(claims: &[Claim], rollout: &Claim, stopped: bool) -> Option<Claim> {
     let kind = if stopped { STALLED } else { RECONCILING };

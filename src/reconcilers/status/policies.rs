@@ -350,7 +350,7 @@ fn without_counts(mut status: Value) -> Value {
     status
 }
 
-/// The condition about the roll-out, and whether it has stopped.
+/// The condition about the rollout, and whether it has stopped.
 fn rollout_claim(rollout: &Rollout) -> Option<(Claim, bool)> {
     let claim = Claim {
         kind: progress::ROLLED_OUT,

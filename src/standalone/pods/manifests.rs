@@ -55,7 +55,7 @@ impl Location {
 }
 
 impl Manifests {
-    /// Reads `paths`: files as they are, and the `*.yaml`, `*.yml`, `*.json` of folders.
+    /// Reads `paths`: files as they are, and the `*.yaml`, `*.yml`, `*.json` of directories.
     pub fn read(paths: &[PathBuf]) -> Self {
         let mut manifests = Self::default();
         manifest::read(paths, |file, object| match object {

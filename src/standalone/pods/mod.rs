@@ -21,7 +21,7 @@ use self::own::OwnCgroups;
 /// Sources of pods.
 #[derive(Clone, Debug, Default)]
 pub struct PodSources {
-    /// Manifest files, and folders of them.
+    /// Manifest files, and directories of them.
     pub manifests: Vec<PathBuf>,
     /// Cgroups whose children are pods.
     pub parents: Vec<CgroupPath>,
@@ -74,8 +74,8 @@ pub fn find(
         units::list(parent, hierarchy, &mut found);
     }
     for workload in &mut found.workloads {
-        let folder = workload.cgroup.as_str().rsplit('/').next();
-        let needed = folder.is_some_and(units::is_needed_by_the_machine);
+        let directory = workload.cgroup.as_str().rsplit('/').next();
+        let needed = directory.is_some_and(units::is_needed_by_the_machine);
         if (needed || own.is_within(&workload.cgroup)) && !workload.pod.protected {
             Arc::make_mut(&mut workload.pod).protected = true;
         }

@@ -3,7 +3,7 @@
 //! | fact | value |
 //! |---|---|
 //! | namespace | the parent, as it was given |
-//! | name, and label `plimsoll.dev/unit` | the child's folder |
+//! | name, and label `plimsoll.dev/unit` | the child's directory |
 //! | UID | `<cgroup>@<inode>`: a restarted unit is another pod |
 //! | QoS class | `BestEffort`, since a unit declares no Kubernetes requests or limits |
 //! | priority, CPU request, start | 0 |
@@ -40,13 +40,13 @@ pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found
         .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.ino())))
         .collect();
     children.sort();
-    for (folder, inode) in children {
-        let Ok(cgroup) = parent.join(&folder) else {
+    for (directory, inode) in children {
+        let Ok(cgroup) = parent.join(&directory) else {
             continue;
         };
         let overlaps = |known: &Workload| overlap(&known.cgroup, &cgroup);
         if !found.workloads.iter().any(overlaps) {
-            let pod = Arc::new(unit(parent, &folder, inode));
+            let pod = Arc::new(unit(parent, &directory, inode));
             found.workloads.push(Workload {
                 pod,
                 cgroup,
@@ -75,13 +75,13 @@ fn refusal(parent: &CgroupPath, reason: String) -> PodRefusal {
     }
 }
 
-fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
-    let uid = format!("{parent}/{folder}@{inode}");
+fn unit(parent: &CgroupPath, directory: &str, inode: u64) -> Pod {
+    let uid = format!("{parent}/{directory}@{inode}");
     Pod {
         uid: PodUid::from(uid.as_str()),
         namespace: parent.to_string(),
-        name: folder.to_owned(),
-        labels: BTreeMap::from([(UNIT_LABEL.to_owned(), folder.to_owned())]),
+        name: directory.to_owned(),
+        labels: BTreeMap::from([(UNIT_LABEL.to_owned(), directory.to_owned())]),
         priority: 0,
         qos: QosClass::BestEffort,
         started: 0,
@@ -102,7 +102,7 @@ fn unit(parent: &CgroupPath, folder: &str, inode: u64) -> Pod {
 
 /// Units without which logins or the machine would not work, and slices with instances of such a unit, such as
 /// `system-getty.slice`.
-pub(super) fn is_needed_by_the_machine(folder: &str) -> bool {
+pub(super) fn is_needed_by_the_machine(directory: &str) -> bool {
     const STARTS: [&str; 14] = [
         "system.slice",
         "systemd-",
@@ -120,7 +120,7 @@ pub(super) fn is_needed_by_the_machine(folder: &str) -> bool {
         "plimsoll",
     ];
     // systemd escapes a dash within a name as `\x2d`.
-    let name = folder.replace("\\x2d", "-").to_lowercase();
+    let name = directory.replace("\\x2d", "-").to_lowercase();
     let name = name.strip_prefix("system-").unwrap_or(&name);
     name.contains("login") || STARTS.iter().any(|start| name.starts_with(start))
 }
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn units_that_the_machine_needs_are_recognized() {
-        for folder in [
+        for directory in [
             "systemd-journald.service",
             "systemd-logind.service",
             "dbus.service",
@@ -152,16 +152,16 @@ mod tests {
             "elogind.service",
             "plimsoll.service",
         ] {
-            assert!(is_needed_by_the_machine(folder), "{folder}");
+            assert!(is_needed_by_the_machine(directory), "{directory}");
         }
-        for folder in [
+        for directory in [
             "batch.service",
             "nginx.service",
             "system-postgresql.slice",
             "backup-systemd.service",
             "db",
         ] {
-            assert!(!is_needed_by_the_machine(folder), "{folder}");
+            assert!(!is_needed_by_the_machine(directory), "{directory}");
         }
     }
 

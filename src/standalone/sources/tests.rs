@@ -120,9 +120,9 @@ fn objects_that_may_be_in_an_unparsed_file_stay_in_force() {
     assert_eq!(merged.hidden[0].0.to_string(), "NodeQOS/n");
     let other = merge_files(&[action(5)], &former, &["/p/other.yaml"]);
     assert_eq!(in_force(&other), []);
-    let folder = merge_files(&[], &former, &["/p"]);
-    assert_eq!(in_force(&folder), [rule("n/r1", 60)]);
-    assert_eq!(names(&folder.sources), ["act", "n"]);
+    let directory = merge_files(&[], &former, &["/p"]);
+    assert_eq!(in_force(&directory), [rule("n/r1", 60)]);
+    assert_eq!(names(&directory.sources), ["act", "n"]);
     // An object that was moved to another file is read from there.
     let merged = merge_files(
         &[action(5), rules("act", &[2])],

@@ -60,7 +60,7 @@ fn read_only_cgroups_are_named_as_the_reason() {
 #[test]
 fn a_directory_that_is_not_a_cgroup_root_is_refused() {
     let _serial = serialize();
-    let empty = tempfile::tempdir().expect("a folder");
+    let empty = tempfile::tempdir().expect("a directory");
     let root = empty.path().to_str().expect("a plain path");
     let (output, code) =
         RunningDemo::start(demo(&["--plain", "--seconds", "10", "--cgroup-root", root])).wait();

@@ -17,7 +17,7 @@ const kubernetesVersion = "v1.34.4"
 
 const kubernetesPrograms = "kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl"
 
-// source is the folder of this program's sources, set when it is built: go build needs it for the module's versions.
+// source is the directory of this program's sources, set when it is built: go build needs it for the module's versions.
 var source string
 
 // debianPackages are the Debian packages that the cluster needs, each with one of its files.
@@ -115,34 +115,34 @@ func buildPrograms(here layout) error {
 	return nil
 }
 
-// cachedStep builds programs at most once per machine: checkouts share them through the user's cache folder.
+// cachedStep builds programs at most once per machine: checkouts share them through the user's cache directory.
 func cachedStep(name, inputs string, outputs []string, step func(layout) error) func(layout) error {
 	return func(here layout) error {
 		cache, err := os.UserCacheDir()
 		if err != nil {
 			return step(here)
 		}
-		folder := filepath.Join(cache, "plimsoll", "e2e", fmt.Sprintf("%s-%.8x", name, sha256.Sum256([]byte(inputs))))
-		if copyFiles(folder, here.bin(""), outputs) == nil {
+		directory := filepath.Join(cache, "plimsoll", "e2e", fmt.Sprintf("%s-%.8x", name, sha256.Sum256([]byte(inputs))))
+		if copyFiles(directory, here.bin(""), outputs) == nil {
 			return nil
 		}
 		if err := step(here); err != nil {
 			return err
 		}
 		// Complete or absent: another checkout may read it at any time.
-		partial := fmt.Sprintf("%s.%d", folder, os.Getpid())
+		partial := fmt.Sprintf("%s.%d", directory, os.Getpid())
 		defer os.RemoveAll(partial)
 		if err := copyFiles(here.bin(""), partial, outputs); err != nil {
 			return err
 		}
-		if err := os.RemoveAll(folder); err != nil {
+		if err := os.RemoveAll(directory); err != nil {
 			return err
 		}
-		return os.Rename(partial, folder)
+		return os.Rename(partial, directory)
 	}
 }
 
-// copyFiles copies programs from one folder to another, which it creates.
+// copyFiles copies programs from one directory to another, which it creates.
 func copyFiles(from, to string, names []string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -212,12 +212,12 @@ func buildCheckers(here layout) error {
 func unpackPromtool(here layout) error {
 	const script = `apt-get update -qq && cd "$1" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null &&
 		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --to-stdout ./usr/bin/promtool >"$2" && chmod 755 "$2"`
-	folder, err := os.MkdirTemp("", "promtool")
+	directory, err := os.MkdirTemp("", "promtool")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
-	return runQuietly("sh", "-c", script, "sh", folder, here.bin("promtool"))
+	defer os.RemoveAll(directory)
+	return runQuietly("sh", "-c", script, "sh", directory, here.bin("promtool"))
 }
 
 // buildPodtool builds the program of the tests' pods.
@@ -225,8 +225,8 @@ func buildPodtool(here layout) error {
 	return goBuild(source, "-s -w", here.bin("podtool"), "./podtool")
 }
 
-func goBuild(folder, flags, output string, packages ...string) error {
-	arguments := append([]string{"-n", "15", "go", "build", "-C", folder, "-trimpath", "-ldflags", flags, "-o", output}, packages...)
+func goBuild(directory, flags, output string, packages ...string) error {
+	arguments := append([]string{"-n", "15", "go", "build", "-C", directory, "-trimpath", "-ldflags", flags, "-o", output}, packages...)
 	command := exec.Command("nice", arguments...)
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -buildvcs=false")
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
@@ -269,10 +269,10 @@ func fingerprint(paths ...string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)), nil
 }
 
-// fingerprintFiles hashes the embedded files of a folder.
-func fingerprintFiles(folder string) (string, error) {
+// fingerprintFiles hashes the embedded files of a directory.
+func fingerprintFiles(directory string) (string, error) {
 	sum := sha256.New()
-	err := fs.WalkDir(files, folder, func(path string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(files, directory, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}

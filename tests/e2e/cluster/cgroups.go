@@ -37,15 +37,15 @@ func makeCgroup(name string) error {
 		return err
 	}
 	for _, point := range points {
-		folder := filepath.Join(point, name)
+		directory := filepath.Join(point, name)
 		if _, err := os.Stat(filepath.Join(point, "cgroup.controllers")); err == nil {
 			continue
 		}
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
 			return err
 		}
 		// High weights, so that builds on this machine do not starve the pods.
-		err := os.WriteFile(filepath.Join(folder, "cpu.shares"), []byte("16384"), 0o644)
+		err := os.WriteFile(filepath.Join(directory, "cpu.shares"), []byte("16384"), 0o644)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
@@ -56,7 +56,7 @@ func makeCgroup(name string) error {
 			} else if err != nil {
 				return err
 			}
-			if err := os.WriteFile(filepath.Join(folder, file), value, 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(directory, file), value, 0o644); err != nil {
 				return err
 			}
 		}
@@ -86,9 +86,9 @@ func removeCgroup(name string) error {
 	return nil
 }
 
-// removeTree removes a cgroup and those below it. The kernel removes the files of a cgroup with its folder.
-func removeTree(folder string) error {
-	entries, err := os.ReadDir(folder)
+// removeTree removes a cgroup and those below it. The kernel removes the files of a cgroup with its directory.
+func removeTree(directory string) error {
+	entries, err := os.ReadDir(directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -96,13 +96,13 @@ func removeTree(folder string) error {
 	}
 	for _, entry := range entries {
 		if entry.IsDir() {
-			if err := removeTree(filepath.Join(folder, entry.Name())); err != nil {
+			if err := removeTree(filepath.Join(directory, entry.Name())); err != nil {
 				return err
 			}
 		}
 	}
-	if err := unix.Rmdir(folder); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
+	if err := unix.Rmdir(directory); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "rmdir", Path: directory, Err: err}
 	}
 	return nil
 }

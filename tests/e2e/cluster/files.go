@@ -25,7 +25,7 @@ func render(name string, values any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// renderTo renders a file and creates its folder.
+// renderTo renders a file and creates its directory.
 func renderTo(path, name string, values any) error {
 	text, err := render(name, values)
 	if err != nil {

@@ -26,8 +26,8 @@ func buildDebian(here layout) error {
 
 // buildGuest makes the guest's initramfs and root file system.
 func buildGuest(here layout) error {
-	folder := here.guest("")
-	if err := writeEmbedded("files/guest", folder); err != nil {
+	directory := here.guest("")
+	if err := writeEmbedded("files/guest", directory); err != nil {
 		return err
 	}
 	for _, file := range guestConfig(here) {
@@ -35,7 +35,7 @@ func buildGuest(here layout) error {
 			return err
 		}
 	}
-	command := []string{"nice", "-n", "15", "bash", filepath.Join(folder, "build.sh"), here.debian(), here.bin("kubelet")}
+	command := []string{"nice", "-n", "15", "bash", filepath.Join(directory, "build.sh"), here.debian(), here.bin("kubelet")}
 	for _, tag := range podImages {
 		command = append(command, here.image(tag))
 	}
@@ -83,16 +83,16 @@ func guestInputs(here layout) (string, error) {
 	return fmt.Sprintf("%s %s %x", inputs, kubelet, sum.Sum(nil)), nil
 }
 
-// writeEmbedded replaces a folder by the files of an embedded one.
-func writeEmbedded(source, folder string) error {
+// writeEmbedded replaces a directory by the files of an embedded one.
+func writeEmbedded(source, directory string) error {
 	embedded, err := fs.Sub(files, source)
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(folder); err != nil {
+	if err := os.RemoveAll(directory); err != nil {
 		return err
 	}
-	return os.CopyFS(folder, embedded)
+	return os.CopyFS(directory, embedded)
 }
 
 // startGuest boots the guest of node v2. It starts from the same disk each time; what differs, its identity, comes on a second disk.
@@ -119,12 +119,12 @@ func (s *supervisor) startGuest() error {
 
 // makeIdentity writes the disk with the guest's keys, and the key pair for ssh.
 func (s *supervisor) makeIdentity() (string, error) {
-	folder, disk := s.here.run("identity"), s.here.run("identity.ext4")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	directory, disk := s.here.run("identity"), s.here.run("identity.ext4")
+	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return "", err
 	}
 	for _, name := range []string{"ca.crt", "v2.crt", "v2.key", "v2.kubeconfig"} {
-		if err := copyFile(filepath.Join(s.here.run("pki"), name), filepath.Join(folder, name)); err != nil {
+		if err := copyFile(filepath.Join(s.here.run("pki"), name), filepath.Join(directory, name)); err != nil {
 			return "", err
 		}
 	}
@@ -132,10 +132,10 @@ func (s *supervisor) makeIdentity() (string, error) {
 	if err := runQuietly("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key); err != nil {
 		return "", err
 	}
-	if err := copyFile(key+".pub", filepath.Join(folder, "authorized_keys")); err != nil {
+	if err := copyFile(key+".pub", filepath.Join(directory, "authorized_keys")); err != nil {
 		return "", err
 	}
-	return disk, runQuietly("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", folder, disk, "4M")
+	return disk, runQuietly("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", directory, disk, "4M")
 }
 
 func copyFile(from, to string) error {

@@ -76,13 +76,13 @@ func testLayout(t *testing.T) layout {
 	return layout{dir}
 }
 
-// existedBefore are the folders that this machine had before the first cluster came up.
+// existedBefore are the directories that this machine had before the first cluster came up.
 var existedBefore = map[string]bool{}
 
 func TestMain(m *testing.M) {
-	for _, folder := range borrowed {
-		_, err := os.Stat(folder)
-		existedBefore[folder] = err == nil
+	for _, directory := range borrowed {
+		_, err := os.Stat(directory)
+		existedBefore[directory] = err == nil
 	}
 	if bin, err := filepath.Abs(repository + "/target/e2e/bin"); err == nil {
 		os.Setenv("PATH", os.Getenv("PATH")+":"+bin) // provides kubectl

@@ -69,8 +69,8 @@ func (i image) write(tag, archive string) error {
 func (i image) layer() ([]byte, error) {
 	var out bytes.Buffer
 	files := tar.NewWriter(&out)
-	for _, folder := range []string{"bin/", "tmp/"} {
-		if err := files.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: folder, Mode: 0o777}); err != nil {
+	for _, directory := range []string{"bin/", "tmp/"} {
+		if err := files.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: directory, Mode: 0o777}); err != nil {
 			return nil, err
 		}
 	}
@@ -158,7 +158,7 @@ func loadImages(here layout, archives []string) error {
 	return nil
 }
 
-// importImage imports an archive into the containerd whose socket is in a folder.
+// importImage imports an archive into the containerd whose socket is in a directory.
 func importImage(state, archive string) error {
 	return runQuietly("ctr", "--address", state+"/containerd.sock", "--namespace", "k8s.io", "images", "import", archive)
 }

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// layout is the folder with all of the cluster's files (target/e2e), the parent of this binary's bin/.
+// layout is the directory with all of the cluster's files (target/e2e), the parent of this binary's bin/.
 type layout struct{ dir string }
 
 func findLayout() (layout, error) {
@@ -35,13 +35,13 @@ func (l layout) helm() []string {
 	return []string{l.bin(cmp.Or(os.Getenv("PLIMSOLL_E2E_HELM"), "helm")), "--kubeconfig", l.kubeconfig(), "--repository-cache", l.run("helm"), "--registry-config", l.run("helm/registry.json")}
 }
 
-// debian is the folder of the guest's Debian files, including the kernel.
+// debian is the directory of the guest's Debian files, including the kernel.
 func (l layout) debian() string { return filepath.Join(l.dir, "debian") }
 
-// guest is the folder of the guest's initramfs and root disk, which stay between runs.
+// guest is the directory of the guest's initramfs and root disk, which stay between runs.
 func (l layout) guest(name string) string { return filepath.Join(l.dir, "guest", name) }
 
-// run is the folder of one run: keys, databases, container stores. It is deleted with the cluster.
+// run is the directory of one run: keys, databases, container stores. It is deleted with the cluster.
 func (l layout) run(name string) string { return filepath.Join(l.dir, "run", name) }
 
 // cgroupName is the one cgroup, in every hierarchy of this machine, below which the v1 node's pods live.

@@ -17,7 +17,7 @@ const usage = `usage: cluster COMMAND
   kubectl ARGS...        runs kubectl against it
   helm ARGS...           runs helm against it
   on NODE CMD ARGS...    runs a command on a node (v1 or v2) as root
-  cgroup NS/POD [FILE]   prints the folder of a pod's cgroup on its node, or a file in it
+  cgroup NS/POD [FILE]   prints the directory of a pod's cgroup on its node, or a file in it
   layouts                prints the values with which Plimsoll's Helm chart fits the nodes
   image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
   load ARCHIVE...        imports image archives into every node

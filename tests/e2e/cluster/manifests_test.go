@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// repository is the root of the project, seen from this folder.
+// repository is the root of the project, seen from this directory.
 const repository = "../../.."
 
 func TestAPIServerAcceptsTheManifests(t *testing.T) {
@@ -28,9 +28,9 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 			t.Errorf("%s: %s", file, violations)
 		}
 	}
-	for _, folder := range []string{"examples/ensurance", "tests/guide"} {
-		for _, file := range manifests(t, folder) {
-			t.Run(folder+"/"+filepath.Base(file), func(t *testing.T) {
+	for _, directory := range []string{"examples/ensurance", "tests/guide"} {
+		for _, file := range manifests(t, directory) {
+			t.Run(directory+"/"+filepath.Base(file), func(t *testing.T) {
 				t.Log(must(t, "kubectl", "apply", "--dry-run=server", "--validate=strict", "-f", file))
 			})
 		}
@@ -53,11 +53,11 @@ spec: {throttle: {}}
 	})
 }
 
-func manifests(t *testing.T, folder string) []string {
+func manifests(t *testing.T, directory string) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(repository, folder, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(repository, directory, "*.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no manifests in %s (%v)", folder, err)
+		t.Fatalf("no manifests in %s (%v)", directory, err)
 	}
 	return files
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// borrowed are mount points on this machine for the sandbox's folders; `down` removes those that did not exist.
+// borrowed are mount points on this machine for the sandbox's directories; `down` removes those that did not exist.
 var borrowed = []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/plimsoll", "/var/log/pods", "/var/log/containers"}
 
 // kernelSettings are machine-wide settings that a kubelet changes. In the sandbox they appear as already set, so that the kubelet leaves the
@@ -42,7 +42,7 @@ func coverKernelSettings() error {
 	return nil
 }
 
-// mountSandbox gives the sandbox its own /proc, /run and node folders, which are not visible outside.
+// mountSandbox gives the sandbox its own /proc, /run and node directories, which are not visible outside.
 func mountSandbox(here layout) error {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("failed to make the mounts private: %w", err)
@@ -55,27 +55,27 @@ func mountSandbox(here layout) error {
 	if err := coverKernelSettings(); err != nil {
 		return err
 	}
-	for _, folder := range borrowed {
-		source := here.run(strings.TrimPrefix(folder, "/"))
-		if folder == "/var/log/pods" {
+	for _, directory := range borrowed {
+		source := here.run(strings.TrimPrefix(directory, "/"))
+		if directory == "/var/log/pods" {
 			source = filepath.Join(here.dir, "logs", "pods")
 		}
 		if err := os.MkdirAll(source, 0o755); err != nil {
 			return err
 		}
-		if err := unix.Mount(source, folder, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("failed to mount %s: %w", folder, err)
+		if err := unix.Mount(source, directory, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("failed to mount %s: %w", directory, err)
 		}
 	}
 	return nil
 }
 
-// borrowFolders creates missing mount points, after recording them.
-func borrowFolders(here layout) error {
+// borrowDirectories creates missing mount points, after recording them.
+func borrowDirectories(here layout) error {
 	var missing []string
-	for _, folder := range borrowed {
-		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
-			missing = append(missing, folder)
+	for _, directory := range borrowed {
+		if _, err := os.Stat(directory); errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, directory)
 		}
 	}
 	if err := os.MkdirAll(here.run(""), 0o755); err != nil {
@@ -84,23 +84,23 @@ func borrowFolders(here layout) error {
 	if err := os.WriteFile(here.run("borrowed"), []byte(strings.Join(missing, "\n")), 0o644); err != nil {
 		return err
 	}
-	for _, folder := range missing {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+	for _, directory := range missing {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
 			return err
 		}
 	}
 	return os.MkdirAll(filepath.Join(here.dir, "logs"), 0o755)
 }
 
-// returnFolders removes the mount points that borrowFolders created, if they are empty.
-func returnFolders(here layout) error {
+// returnDirectories removes the mount points that borrowDirectories created, if they are empty.
+func returnDirectories(here layout) error {
 	recorded, err := os.ReadFile(here.run("borrowed"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, folder := range strings.Fields(string(recorded)) {
-		if err := unix.Rmdir(folder); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
-			return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
+	for _, directory := range strings.Fields(string(recorded)) {
+		if err := unix.Rmdir(directory); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+			return &fs.PathError{Op: "rmdir", Path: directory, Err: err}
 		}
 	}
 	return nil

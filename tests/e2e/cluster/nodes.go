@@ -96,15 +96,15 @@ func podCgroup(here layout, args []string) error {
 	if err := json.Unmarshal(out, &pod); err != nil {
 		return err
 	}
-	folder := pod.cgroup(here)
+	directory := pod.cgroup(here)
 	if len(args) == 1 {
-		fmt.Println(folder)
+		fmt.Println(directory)
 		return nil
 	}
-	path := "/sys/fs/cgroup/" + folder + "/" + args[1]
+	path := "/sys/fs/cgroup/" + directory + "/" + args[1]
 	if pod.Spec.NodeName == "v1" {
 		controller, _, _ := strings.Cut(args[1], ".")
-		path = "/sys/fs/cgroup/" + controller + "/" + folder + "/" + args[1]
+		path = "/sys/fs/cgroup/" + controller + "/" + directory + "/" + args[1]
 	}
 	return onNode(here, []string{pod.Spec.NodeName, "cat", path})
 }
@@ -126,10 +126,10 @@ func (p pod) cgroup(here layout) string {
 		return filepath.Join(here.cgroupName(), "kubepods", class, "pod"+p.Metadata.UID)
 	}
 	parent := "kubepods"
-	folder := "kubepods.slice"
+	directory := "kubepods.slice"
 	if class != "guaranteed" {
 		parent += "-" + class
-		folder += "/" + parent + ".slice"
+		directory += "/" + parent + ".slice"
 	}
-	return folder + "/" + parent + "-pod" + strings.ReplaceAll(p.Metadata.UID, "-", "_") + ".slice"
+	return directory + "/" + parent + "-pod" + strings.ReplaceAll(p.Metadata.UID, "-", "_") + ".slice"
 }

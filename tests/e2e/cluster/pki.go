@@ -18,19 +18,19 @@ import (
 
 // authority signs the certificates of one run.
 type authority struct {
-	folder string
-	name   string
-	cert   *x509.Certificate
-	key    *ecdsa.PrivateKey
+	directory string
+	name      string
+	cert      *x509.Certificate
+	key       *ecdsa.PrivateKey
 }
 
-// newAuthority makes a CA and writes NAME.crt and NAME.key into the folder.
-func newAuthority(folder, name string) (*authority, error) {
+// newAuthority makes a CA and writes NAME.crt and NAME.key into the directory.
+func newAuthority(directory, name string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	ca := &authority{folder: folder, name: name, key: key}
+	ca := &authority{directory: directory, name: name, key: key}
 	template := certificate(name, nil)
 	template.IsCA, template.BasicConstraintsValid = true, true
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
@@ -77,10 +77,10 @@ func (ca *authority) sign(template *x509.Certificate, key *ecdsa.PrivateKey, nam
 			return err
 		}
 	}
-	if err := writePem(filepath.Join(ca.folder, name+".crt"), "CERTIFICATE", der); err != nil {
+	if err := writePem(filepath.Join(ca.directory, name+".crt"), "CERTIFICATE", der); err != nil {
 		return err
 	}
-	return writeKey(filepath.Join(ca.folder, name+".key"), key)
+	return writeKey(filepath.Join(ca.directory, name+".key"), key)
 }
 
 func writeKey(path string, key *ecdsa.PrivateKey) error {
@@ -103,7 +103,7 @@ func writePem(path, kind string, der []byte) error {
 func (ca *authority) writeKubeconfig(path, server, user string) error {
 	values := map[string]any{"Server": server}
 	for key, name := range map[string]string{"CA": ca.name + ".crt", "Cert": user + ".crt", "Key": user + ".key"} {
-		data, err := os.ReadFile(filepath.Join(ca.folder, name))
+		data, err := os.ReadFile(filepath.Join(ca.directory, name))
 		if err != nil {
 			return err
 		}
@@ -130,15 +130,15 @@ var users = []struct {
 
 // makePki writes all keys, certificates and kubeconfigs of a run into run/pki. port is where the host reaches the API server.
 func makePki(here layout, nodes []string, network network, port int) error {
-	folder := here.run("pki")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	directory := here.run("pki")
+	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return err
 	}
-	ca, err := newAuthority(folder, "ca")
+	ca, err := newAuthority(directory, "ca")
 	if err != nil {
 		return err
 	}
-	front, err := newAuthority(folder, "front-proxy-ca")
+	front, err := newAuthority(directory, "front-proxy-ca")
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func makePki(here layout, nodes []string, network network, port int) error {
 		if err := ca.issue(u.name, u.user, u.groups); err != nil {
 			return err
 		}
-		if err := ca.writeKubeconfig(filepath.Join(folder, u.name+".kubeconfig"), inside, u.name); err != nil {
+		if err := ca.writeKubeconfig(filepath.Join(directory, u.name+".kubeconfig"), inside, u.name); err != nil {
 			return err
 		}
 	}
@@ -168,7 +168,7 @@ func makePki(here layout, nodes []string, network network, port int) error {
 		if err := ca.issue(node, "system:node:"+node, []string{"system:nodes"}, append(network.nodeAddresses(node), node)...); err != nil {
 			return err
 		}
-		if err := ca.writeKubeconfig(filepath.Join(folder, node+".kubeconfig"), inside, node); err != nil {
+		if err := ca.writeKubeconfig(filepath.Join(directory, node+".kubeconfig"), inside, node); err != nil {
 			return err
 		}
 	}

@@ -57,7 +57,7 @@ func up(here layout, nodes []string) error {
 	if err := removeLeftovers(here); err != nil {
 		return err
 	}
-	if err := borrowFolders(here); err != nil {
+	if err := borrowDirectories(here); err != nil {
 		return err
 	}
 	if err := startSandbox(here, nodes); err != nil {
@@ -246,7 +246,7 @@ func removeLeftovers(here layout) error {
 	if err := removeCgroup(here.cgroupName()); err != nil {
 		return err
 	}
-	if err := returnFolders(here); err != nil {
+	if err := returnDirectories(here); err != nil {
 		return err
 	}
 	for _, path := range []string{here.run(""), here.kubeconfig(), here.lock()} {

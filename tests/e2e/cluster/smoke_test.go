@@ -177,8 +177,8 @@ func machineSettings(t *testing.T) map[string]string {
 func checkCgroup(t *testing.T, node string) {
 	uid := must(t, "kubectl", "get", "pod", node, "-o", "jsonpath={.metadata.uid}")
 	if node == "v1" {
-		folder := "/sys/fs/cgroup/cpu/" + testLayout(t).cgroupName() + "/kubepods/burstable/pod" + uid
-		quota, err := os.ReadFile(folder + "/cpu.cfs_quota_us")
+		directory := "/sys/fs/cgroup/cpu/" + testLayout(t).cgroupName() + "/kubepods/burstable/pod" + uid
+		quota, err := os.ReadFile(directory + "/cpu.cfs_quota_us")
 		if err != nil || string(quota) != "20000\n" {
 			t.Fatalf("quota %q, %v", quota, err)
 		}
@@ -187,14 +187,14 @@ func checkCgroup(t *testing.T, node string) {
 	if name := must(t, "on", "v2", "cat", "/proc/1/comm"); name != "systemd" {
 		t.Fatalf("process 1 is %s", name)
 	}
-	folder := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
-	if got := must(t, "cgroup", "default/"+node); got != folder {
-		t.Fatalf("cluster cgroup prints %s, not %s", got, folder)
+	directory := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
+	if got := must(t, "cgroup", "default/"+node); got != directory {
+		t.Fatalf("cluster cgroup prints %s, not %s", got, directory)
 	}
 	if limit := must(t, "cgroup", "default/"+node, "cpu.max"); limit != "20000 100000" {
 		t.Fatalf("cpu.max is %q", limit)
 	}
-	scopes := must(t, "on", "v2", "sh", "-c", "cd /sys/fs/cgroup/"+folder+" && ls -d cri-containerd-*.scope | wc -l")
+	scopes := must(t, "on", "v2", "sh", "-c", "cd /sys/fs/cgroup/"+directory+" && ls -d cri-containerd-*.scope | wc -l")
 	if scopes != "2" {
 		t.Fatalf("%s scopes instead of 2, the sandbox's and the container's", scopes)
 	}

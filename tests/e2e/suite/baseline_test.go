@@ -80,7 +80,7 @@ func (o *baseline) checkBystander() error {
 	if o.bystander == nil {
 		return nil
 	}
-	now, err := readSettings(o.scene.node, o.bystander.folder)
+	now, err := readSettings(o.scene.node, o.bystander.directory)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (o *baseline) checkJournal() error {
 // bounded checks whether every quota is between the floor and the original.
 func (o *baseline) bounded() error {
 	for uid, v := range o.before {
-		now, err := readSettings(o.scene.node, v.folder)
+		now, err := readSettings(o.scene.node, v.directory)
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (o *baseline) snapshotScript() string {
 	script := "cat /var/lib/plimsoll/journal; "
 	files := settingFiles + " */" + strings.ReplaceAll(settingFiles, " ", " */")
 	for uid, v := range o.before {
-		script += fmt.Sprintf("cd %s; grep -sH '' %s | sed 's|^|%s |'; ", v.folder, files, uid)
+		script += fmt.Sprintf("cd %s; grep -sH '' %s | sed 's|^|%s |'; ", v.directory, files, uid)
 	}
 	return script
 }
@@ -254,7 +254,7 @@ func (o *baseline) originals() map[string]string {
 
 // hadValue checks whether a file of the pod, or of one of its containers, had this value before the test.
 func (v *victim) hadValue(file, value string) bool {
-	if folder, name := path.Split(file); folder != "" {
+	if directory, name := path.Split(file); directory != "" {
 		return slices.Contains(strings.Split(v.before["containers/"+name], ", "), value)
 	}
 	return v.before["pod/"+file] == value
@@ -265,7 +265,7 @@ func (o *baseline) waitAllRestored(limit time.Duration) {
 	o.scene.Helper()
 	deadline := time.Now().Add(limit)
 	for _, v := range o.before {
-		o.scene.waitRestored(time.Until(deadline), v.folder, v.before)
+		o.scene.waitRestored(time.Until(deadline), v.directory, v.before)
 	}
 	o.waitAccounted(5 * time.Second)
 	o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// repository is the root of the project, seen from this folder.
+// repository is the root of the project, seen from this directory.
 const repository = "../../.."
 
 // clients of the cluster under test, and their configuration.

@@ -14,7 +14,7 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-// craneChart imitates crane's chart: CRDs in the folder that Helm never upgrades, without status subresource and with little validation,
+// craneChart imitates crane's chart: CRDs in the directory that Helm never upgrades, without status subresource and with little validation,
 // and an agent that does nothing. It maps file names to contents.
 func craneChart() map[string]string {
 	files := map[string]string{
@@ -104,7 +104,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	apply(t, fmt.Sprintf(cranePolicies, s.name, s.node, gaugeAddress, s.metric(), threshold))
 	t.Cleanup(func() {
 		kubectl(t, "delete", "nodeqos/watermark2", "nodeqos/accepted-by-crane", "podqos/all-be-pods", "avoidanceaction/throttle", "--ignore-not-found")
-		s.waitRestored(time.Minute, limited.folder, limited.before)
+		s.waitRestored(time.Minute, limited.directory, limited.before)
 	})
 	kubectl(t, "taint", "node", s.node, taintKey+":PreferNoSchedule")
 	before := policyUIDs(t)
@@ -131,7 +131,7 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 	if out, err := page.Try("Check what they would do"); err == nil || !strings.Contains(out, "accepted-by-crane") {
 		t.Errorf("plimsoll doctor does not report the rule without a metric: %s (%v)", out, err)
 	}
-	if err := checkRestored(limited.before, s.settings(limited.folder)); err != nil {
+	if err := checkRestored(limited.before, s.settings(limited.directory)); err != nil {
 		t.Errorf("in Preview: %v", err)
 	}
 
@@ -142,16 +142,16 @@ func TestMigrationFromCraneFollowsTheDocs(t *testing.T) {
 		t.Errorf("an action that only throttles closes the node: %v (%v)", found, err)
 	}
 	s.set(cold)
-	s.waitRestored(time.Minute, limited.folder, limited.before)
+	s.waitRestored(time.Minute, limited.directory, limited.before)
 	page.CheckAllRun()
 }
 
 // installCrane installs the imitation of crane.
 func installCrane(t *testing.T) {
 	t.Helper()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	for name, text := range craneChart() {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(directory, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func installCrane(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := helm("", "install", "crane", folder, "--namespace", "crane-system", "--create-namespace", "--wait"); err != nil {
+	if _, err := helm("", "install", "crane", directory, "--namespace", "crane-system", "--create-namespace", "--wait"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

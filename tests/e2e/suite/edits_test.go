@@ -60,7 +60,7 @@ func TestEndOfOneRuleKeepsActionsOfAnother(t *testing.T) {
 		})
 		always(t, 3*time.Second, "the actions of the stricter rule stay in force", func() error { return s.inForce(limited) })
 		s.setMetric(second, cold)
-		s.waitRestored(20*time.Second, limited.folder, limited.before)
+		s.waitRestored(20*time.Second, limited.directory, limited.before)
 		s.waitNoTaint(20 * time.Second)
 	})
 }
@@ -88,7 +88,7 @@ func TestEditTakesEffectWhileActionIsInForce(t *testing.T) {
 		s.waitRatio(30*time.Second, limited, 25)
 		// A higher threshold: the value is below it now.
 		s.rule(s.name, rule{action: s.name, threshold: 1000})
-		s.waitRestored(20*time.Second, limited.folder, limited.before)
+		s.waitRestored(20*time.Second, limited.directory, limited.before)
 	})
 }
 
@@ -116,7 +116,7 @@ func TestActionsThatNoPolicyAsksForAreRestored(t *testing.T) {
 		} {
 			s.applyPolicies()
 			eventually(t, 30*time.Second, "the pod is throttled", func() error {
-				if now := s.settings(limited.folder).millicores(); now < 0 || now > 55 {
+				if now := s.settings(limited.directory).millicores(); now < 0 || now > 55 {
 					return fmt.Errorf("its quota is %dm", now)
 				}
 				return nil
@@ -124,7 +124,7 @@ func TestActionsThatNoPolicyAsksForAreRestored(t *testing.T) {
 			s.waitTaint(15*time.Second, corev1.TaintEffectNoSchedule) // again, after the first case
 			change.make()
 			eventually(t, 30*time.Second, "the quota is restored, because "+change.what, func() error {
-				return checkRestored(limited.before, s.settings(limited.folder))
+				return checkRestored(limited.before, s.settings(limited.directory))
 			})
 			if change.opens {
 				s.waitNoTaint(30 * time.Second)
@@ -168,10 +168,10 @@ func TestRuleWithMissingActionReportsAndActsOnceItExists(t *testing.T) {
 		if message := kubectl(t, "get", "nodeqos", s.name, "-o", `jsonpath={.status.conditions[?(@.type=="ActionsResolved")].message}`); message == "" {
 			t.Error("the condition does not name the action")
 		}
-		always(t, 4*time.Second, "nothing is done", func() error { return checkRestored(limited.before, s.settings(limited.folder)) })
+		always(t, 4*time.Second, "nothing is done", func() error { return checkRestored(limited.before, s.settings(limited.directory)) })
 		s.action(s.name, gently)
 		s.waitRatio(30*time.Second, limited, 50)
 		s.set(cold)
-		s.waitRestored(20*time.Second, limited.folder, limited.before)
+		s.waitRestored(20*time.Second, limited.directory, limited.before)
 	})
 }

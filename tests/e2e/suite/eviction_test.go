@@ -344,13 +344,13 @@ func (s *scene) unselected() string {
 // static has the kubelet itself run a static pod, which the API server shows as a mirror pod.
 func (s *scene) static(name string) {
 	s.Helper()
-	const folder = "/run/kubernetes/manifests"
+	const directory = "/run/kubernetes/manifests"
 	manifest := fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata: {name: %s, namespace: %s, labels: {app: %s}}
 spec: {terminationGracePeriodSeconds: 1, containers: [{name: work, image: "%s", imagePullPolicy: IfNotPresent, args: [burn, "30"]}]}`, name, s.name, name, toolsImage)
-	file := folder + "/" + s.name + ".yaml"
-	onNode(s, s.node, "mkdir -p "+folder+" && cat > "+file+" <<'END'\n"+manifest+"\nEND")
+	file := directory + "/" + s.name + ".yaml"
+	onNode(s, s.node, "mkdir -p "+directory+" && cat > "+file+" <<'END'\n"+manifest+"\nEND")
 	s.Cleanup(func() { onNode(s, s.node, "rm "+file) })
 }
 

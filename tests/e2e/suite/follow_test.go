@@ -30,7 +30,7 @@ func (s *scene) follow(v *victim) (seen func() []change, end func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		tryOnNode(s.node, fmt.Sprintf("exec nice -n 5 sh -c '"+loop+"'", file, v.folder))
+		tryOnNode(s.node, fmt.Sprintf("exec nice -n 5 sh -c '"+loop+"'", file, v.directory))
 	}()
 	end = func() {
 		tryOnNode(s.node, "rm -f "+file)

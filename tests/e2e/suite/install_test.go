@@ -155,12 +155,12 @@ func podNames(pods []corev1.Pod) (names []string) {
 	return names
 }
 
-// manifests are the files of a folder of the repository.
-func manifests(t *testing.T, folder string) []string {
+// manifests are the files of a directory of the repository.
+func manifests(t *testing.T, directory string) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(repository, folder, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(repository, directory, "*.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no manifests in %s (%v)", folder, err)
+		t.Fatalf("no manifests in %s (%v)", directory, err)
 	}
 	return files
 }
@@ -242,10 +242,10 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 			return nil
 		})
 		// It has no limit of its own, and uses about 150m.
-		if quota := s.settings(s.folder("besteffort")).millicores(); quota < 0 || quota > 400 {
+		if quota := s.settings(s.directory("besteffort")).millicores(); quota < 0 || quota > 400 {
 			t.Errorf("the quota of the BestEffort pod is %dm", quota)
 		}
-		if err := checkRestored(before[node].before, s.settings(before[node].folder)); err != nil {
+		if err := checkRestored(before[node].before, s.settings(before[node].directory)); err != nil {
 			t.Errorf("the Burstable pod was changed: %v", err)
 		}
 		eventually(t, 45*time.Second, "the third policy, a Preview, reports the pod that it would evict", func() error {
@@ -271,7 +271,7 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 		s.waitNoTaint(30 * time.Second)
 		// Compare with a new pod of the same kind: this one was throttled soon after it started.
 		s.running(work{name: "like", args: []string{"pause"}})
-		s.waitRestored(s.settleTimeout, s.folder("besteffort"), s.victim("like").before)
+		s.waitRestored(s.settleTimeout, s.directory("besteffort"), s.victim("like").before)
 	}
 }
 
@@ -286,16 +286,16 @@ func TestExamplesAreEnforcedTogether(t *testing.T) {
 	needShell(t) // on a shared cluster they could act on other pods
 	t.Parallel()
 	lockAllNodes(t) // their PodQOS would match the pods of other scenes
-	folder := absolute("examples/ensurance")
+	directory := absolute("examples/ensurance")
 	t.Cleanup(func() {
-		tryKubectl("", "delete", "-f", folder, "--ignore-not-found")
+		tryKubectl("", "delete", "-f", directory, "--ignore-not-found")
 		for _, node := range nodes {
 			eventually(t, time.Minute, "node "+node+" has no rules left", func() error { return checkNoRules(node) })
 		}
 	})
-	kubectl(t, "apply", "--validate=strict", "-f", folder)
-	kubectl(t, "wait", "-f", folder, "--for=condition=Accepted", "--timeout=20s")
-	kubectl(t, "annotate", "-f", folder, "plimsoll.dev/rollout=immediate", "--overwrite")
+	kubectl(t, "apply", "--validate=strict", "-f", directory)
+	kubectl(t, "wait", "-f", directory, "--for=condition=Accepted", "--timeout=20s")
+	kubectl(t, "annotate", "-f", directory, "plimsoll.dev/rollout=immediate", "--overwrite")
 	for _, name := range []string{"cpu-pressure", "disk", "memory", "temperature", "watermark1", "watermark2", "watermark3"} {
 		kubectl(t, "wait", "nodeqos/"+name, "--for=condition=ActionsResolved", "--timeout=10s")
 	}

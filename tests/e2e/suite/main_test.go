@@ -185,12 +185,12 @@ func loadArchive(file string) (repository string, err error) {
 
 // packed packs the archive of an image whose only file is /bin/plimsoll, whatever the binary's name is.
 func packed(name, binary string) (archive string, err error) {
-	folder, err := os.MkdirTemp("", "plimsoll-image")
+	directory, err := os.MkdirTemp("", "plimsoll-image")
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(folder)
-	link := filepath.Join(folder, "plimsoll")
+	defer os.RemoveAll(directory)
+	link := filepath.Join(directory, "plimsoll")
 	if err := os.Symlink(binary, link); err != nil {
 		return "", err
 	}

@@ -219,14 +219,14 @@ func (s *scene) waitNoTaint(limit time.Duration) {
 	})
 }
 
-// folder is the pod's cgroup on its node: on cgroup v1 in the cpu hierarchy.
-func (s *scene) folder(pod string) string {
+// directory is the pod's cgroup on its node: on cgroup v1 in the cpu hierarchy.
+func (s *scene) directory(pod string) string {
 	s.Helper()
-	return s.folderOf(s.name, pod, "cpu")
+	return s.directoryOf(s.name, pod, "cpu")
 }
 
-// folderOf is the cgroup of any pod of the scene's node: on cgroup v1 in this controller's hierarchy.
-func (s *scene) folderOf(namespace, pod, controller string) string {
+// directoryOf is the cgroup of any pod of the scene's node: on cgroup v1 in this controller's hierarchy.
+func (s *scene) directoryOf(namespace, pod, controller string) string {
 	s.Helper()
 	needShell(s)
 	below, err := run("", clusterTool, "cgroup", namespace+"/"+pod)
@@ -245,18 +245,18 @@ type settings map[string]string
 
 const settingFiles = "cpu.max cpu.max.burst cpu.weight cpu.idle cpu.cfs_quota_us cpu.cfs_period_us cpu.cfs_burst_us cpu.shares memory.high"
 
-func (s *scene) settings(folder string) settings {
+func (s *scene) settings(directory string) settings {
 	s.Helper()
-	read, err := readSettings(s.node, folder)
+	read, err := readSettings(s.node, directory)
 	if err != nil {
 		s.Fatal(err)
 	}
 	return read
 }
 
-// readSettings reads the settings of a pod's cgroup folder on a node.
-func readSettings(node, folder string) (settings, error) {
-	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", folder, settingFiles))
+// readSettings reads the settings of a pod's cgroup directory on a node.
+func readSettings(node, directory string) (settings, error) {
+	out, err := tryOnNode(node, fmt.Sprintf("cd %s && for file in %s; do grep -sH '' $file */$file; done; true", directory, settingFiles))
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ func readSettings(node, folder string) (settings, error) {
 	for _, line := range strings.Split(out, "\n") {
 		path, value, ok := strings.Cut(line, ":")
 		if !ok {
-			return nil, fmt.Errorf("no settings in %s: %q", folder, out)
+			return nil, fmt.Errorf("no settings in %s: %q", directory, out)
 		}
 		if below := strings.LastIndex(path, "/"); below >= 0 {
 			containers[path[below+1:]] = append(containers[path[below+1:]], value)
@@ -323,10 +323,10 @@ func checkRestored(before, now settings) error {
 }
 
 // waitRestored waits until a pod's settings are as before.
-func (s *scene) waitRestored(limit time.Duration, folder string, before settings) {
+func (s *scene) waitRestored(limit time.Duration, directory string, before settings) {
 	s.Helper()
-	eventually(s, limit, folder+" is restored", func() error {
-		now, err := readSettings(s.node, folder)
+	eventually(s, limit, directory+" is restored", func() error {
+		now, err := readSettings(s.node, directory)
 		if err != nil {
 			return err
 		}
@@ -335,11 +335,11 @@ func (s *scene) waitRestored(limit time.Duration, folder string, before settings
 }
 
 // usage measures what a cgroup uses, in millicores.
-func (s *scene) usage(folder string, length time.Duration) int {
+func (s *scene) usage(directory string, length time.Duration) int {
 	s.Helper()
-	file, unit := folder+"/cpu.stat", 1000
+	file, unit := directory+"/cpu.stat", 1000
 	if s.node == "v1" {
-		file, unit = strings.Replace(folder, "/cgroup/cpu/", "/cgroup/cpuacct/", 1)+"/cpuacct.usage", 1
+		file, unit = strings.Replace(directory, "/cgroup/cpu/", "/cgroup/cpuacct/", 1)+"/cpuacct.usage", 1
 	}
 	read := fmt.Sprintf("set -- $(head -n 1 %s); for last; do :; done; echo $last $(date +%%s%%N)", file)
 	out := onNode(s, s.node, fmt.Sprintf("%s; sleep %.1f; %s", read, length.Seconds(), read))

@@ -82,7 +82,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 				return err
 			}
 			for _, v := range []*victim{slowed, other} {
-				if err := checkRestored(v.before, s.settings(v.folder)); err != nil {
+				if err := checkRestored(v.before, s.settings(v.directory)); err != nil {
 					return err
 				}
 			}
@@ -135,7 +135,7 @@ func TestPreviewChangesNothingAndNamesTheLaterActions(t *testing.T) {
 			return checkRow(node, "NoSchedule", map[string]int{"BREACHED": 2, "THROTTLED": 1})
 		})
 		s.set(cold)
-		s.waitRestored(20*time.Second, slowed.folder, slowed.before)
+		s.waitRestored(20*time.Second, slowed.directory, slowed.before)
 		s.waitNoTaint(20 * time.Second)
 	})
 }

@@ -171,12 +171,12 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	}
 	s := shared(t, node)
 	s.running(work{name: "cache", args: []string{"pause"}})
-	folder := s.folder("cache")
+	directory := s.directory("cache")
 	// Dirty pages cannot be reclaimed.
 	kubectl(t, "exec", "-n", s.name, "cache", "--", "/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/file", "bs=1M", "count=24", "conv=fsync")
 	cached := func() int {
 		t.Helper()
-		bytes, err := strconv.Atoi(strings.TrimSpace(onNode(t, node, "sed -n 's/^file //p' "+folder+"/memory.stat")))
+		bytes, err := strconv.Atoi(strings.TrimSpace(onNode(t, node, "sed -n 's/^file //p' "+directory+"/memory.stat")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 		s.set(hot)
 		s.waitIdleClass(free)
 		s.waitIdleClass(guaranteed)
-		if original, now := guaranteed.before.millicores(), s.settings(guaranteed.folder).millicores(); now != original {
+		if original, now := guaranteed.before.millicores(), s.settings(guaranteed.directory).millicores(); now != original {
 			t.Errorf("the quota of the Guaranteed pod is %dm, not %dm", now, original)
 		}
 		eventually(t, 20*time.Second, "the status shows that it is throttled", func() error {
@@ -262,14 +262,14 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 
 		// The kernel resets the weight to its default when a cgroup leaves the idle class: this pod has another weight.
 		s.set(cold)
-		s.waitRestored(30*time.Second, free.folder, free.before)
-		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
+		s.waitRestored(30*time.Second, free.directory, free.before)
+		s.waitRestored(30*time.Second, guaranteed.directory, guaranteed.before)
 		s.set(hot)
 		s.waitIdleClass(free)
 		s.waitIdleClass(guaranteed)
 		s.noPolicies()
-		s.waitRestored(30*time.Second, free.folder, free.before)
-		s.waitRestored(30*time.Second, guaranteed.folder, guaranteed.before)
+		s.waitRestored(30*time.Second, free.directory, free.before)
+		s.waitRestored(30*time.Second, guaranteed.directory, guaranteed.before)
 	})
 }
 
@@ -277,7 +277,7 @@ func TestLockedAgentSetsPodIdleClass(t *testing.T) {
 func (s *scene) waitIdleClass(v *victim) {
 	s.Helper()
 	eventually(s, 30*time.Second, v.name+" is in the idle class", func() error {
-		read, err := readSettings(s.node, v.folder)
+		read, err := readSettings(s.node, v.directory)
 		if err != nil {
 			return err
 		}

@@ -145,16 +145,16 @@ func jobs(t *testing.T, monitor monitoring.PodMonitor, kubeconfig string) (jobs 
 func startPrometheus(t *testing.T, node string) prometheus {
 	t.Helper()
 	monitor, rules := monitoringObjects(t)
-	folder := t.TempDir()
+	directory := t.TempDir()
 	write := func(name string, content any) string {
 		text, err := json.Marshal(content) // JSON is YAML too
 		if err == nil {
-			err = os.WriteFile(filepath.Join(folder, name), text, 0o644)
+			err = os.WriteFile(filepath.Join(directory, name), text, 0o644)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		return filepath.Join(folder, name)
+		return filepath.Join(directory, name)
 	}
 	config := write("prometheus.yaml", map[string]any{
 		"global":         map[string]any{"evaluation_interval": scrapeInterval.String()},
@@ -165,7 +165,7 @@ func startPrometheus(t *testing.T, node string) prometheus {
 	address := addressOf(t, node) + ":" + port
 	// It stops when the shell's stdin is closed.
 	process := exec.Command(clusterTool, "on", node, "sh", "-c", `"$@" & read -r _; kill $!; wait $!`, "sh",
-		absolute("target/e2e/bin/prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(folder, "data"), "--web.listen-address="+address)
+		absolute("target/e2e/bin/prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(directory, "data"), "--web.listen-address="+address)
 	var log strings.Builder
 	process.Stdout, process.Stderr = &log, &log
 	input, err := process.StdinPipe()

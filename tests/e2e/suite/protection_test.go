@@ -64,10 +64,10 @@ func (l loadScene) requests(pod string, timeout time.Duration) (found []request)
 // used is the CPU time of a pod.
 func (l loadScene) used(pod string) time.Duration {
 	l.Helper()
-	read := "cat " + l.folderOf(l.name, pod, "cpuacct") + "/cpuacct.usage"
+	read := "cat " + l.directoryOf(l.name, pod, "cpuacct") + "/cpuacct.usage"
 	unit := time.Nanosecond
 	if l.node != "v1" {
-		read = "sed -n 's/^usage_usec //p' " + l.folderOf(l.name, pod, "cpu") + "/cpu.stat"
+		read = "sed -n 's/^usage_usec //p' " + l.directoryOf(l.name, pod, "cpu") + "/cpu.stat"
 		unit = time.Microsecond
 	}
 	count, err := strconv.ParseInt(strings.TrimSpace(onNode(l, l.node, read)), 10, 64)

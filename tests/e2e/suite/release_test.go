@@ -167,7 +167,7 @@ func (o *baseline) checkNoTrace(t *testing.T) {
 // checkUnchanged returns an error that names the changed cgroups.
 func (o *baseline) checkUnchanged() error {
 	for _, v := range o.before {
-		now, err := readSettings(o.scene.node, v.folder)
+		now, err := readSettings(o.scene.node, v.directory)
 		if err == nil {
 			err = checkRestored(v.before, now)
 		}
@@ -407,7 +407,7 @@ func upgradeDuringRound(t *testing.T, r *release) {
 	}
 	before := r.installPrevious(t, chart, older)
 	s := newScene(t, nodes[0])
-	const grace = 45 // longer than a roll-out of the agents takes
+	const grace = 45 // longer than a rollout of the agents takes
 	pods := s.owned(s.lingers("first", grace), s.lingers("second", grace), s.lingers("third", grace), s.lingers("fourth", grace))
 	e := s.watchTerminations(pods)
 	s.evictOnePodPerRound()
@@ -431,21 +431,21 @@ func upgradeDuringRound(t *testing.T, r *release) {
 	e.onePerRound()
 }
 
-// olderRelease returns the folder of the older chart and its binary, and an error if they are not available. A binary that the environment names
+// olderRelease returns the directory of the older chart and its binary, and an error if they are not available. A binary that the environment names
 // must exist.
 func olderRelease(t *testing.T) (chart, older string, missing error) {
 	t.Helper()
 	named := os.Getenv("PLIMSOLL_E2E_PREVIOUS_BINARY")
 	older = cmp.Or(named, absolute("target/previous/plimsoll"))
-	folder := t.TempDir()
-	script := "test -x " + older + " && git -C " + absolute(".") + " archive " + previousRelease + " charts/plimsoll | tar -x -C " + folder
+	directory := t.TempDir()
+	script := "test -x " + older + " && git -C " + absolute(".") + " archive " + previousRelease + " charts/plimsoll | tar -x -C " + directory
 	if out, err := exec.Command("bash", "-o", "pipefail", "-c", script).CombinedOutput(); err != nil {
 		missing = fmt.Errorf("%w: %s", err, out)
 	}
 	if named != "" && missing != nil {
 		t.Fatalf("%s and the chart of revision %s are not available: %v", named, previousRelease, missing)
 	}
-	return filepath.Join(folder, "charts/plimsoll"), older, missing
+	return filepath.Join(directory, "charts/plimsoll"), older, missing
 }
 
 // waitAgentsRun waits until all agents, and nothing else, run an image.
@@ -471,7 +471,7 @@ func watchInForce(t *testing.T, all []*baseline) (check func(during string)) {
 	quotas := map[*victim]int{}
 	for _, o := range all {
 		for _, v := range o.before {
-			quotas[v] = o.scene.settings(v.folder).millicores()
+			quotas[v] = o.scene.settings(v.directory).millicores()
 		}
 	}
 	var lock sync.Mutex

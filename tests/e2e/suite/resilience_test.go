@@ -217,7 +217,7 @@ func TestAgentKilledAtAnyTimeRecoversItsState(t *testing.T) {
 // agent's image has no other program; oom_score_adj makes the kernel kill the agent first.
 func (s *scene) exhaustMemory(agent string) string {
 	s.Helper()
-	pod := s.folderOf(namespace, agentPod(s.node), "memory")
+	pod := s.directoryOf(namespace, agentPod(s.node), "memory")
 	return fmt.Sprintf(`set -e; procs=$(grep -lx %[1]s %[2]s/*/cgroup.procs); cd "${procs%%/cgroup.procs}"; echo 1000 >/proc/%[1]s/oom_score_adj; `+
 		`sh -c 'echo $$ >cgroup.procs && x=0123456789abcdef && while :; do x=$x$x; done' & eater=$!; trap 'kill -KILL $eater 2>/dev/null || true' EXIT; `+
 		untilGone(agent)+`grep -sh '^oom_kill ' memory.events ../memory.events memory.oom_control || true; `, agent, pod)
@@ -371,9 +371,9 @@ func withoutAPIServer(t *testing.T, all []pressedScene, restarted string, outage
 	// Another writer resets a file to the pod's limit: the agent throttles again without the API server.
 	for _, each := range all {
 		file := "cpu.max"
-		reset := "echo '10000 100000' > " + each.victim.folder + "/cpu.max"
+		reset := "echo '10000 100000' > " + each.victim.directory + "/cpu.max"
 		if each.scene.node == "v1" {
-			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.folder+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // skips the sandbox, which is at the smallest quota
+			file, reset = "cpu.cfs_quota_us", "for f in "+each.victim.directory+"/*/cpu.cfs_quota_us; do [ $(cat $f) -le 2000 ] || echo 10000 > $f; done" // skips the sandbox, which is at the smallest quota
 		}
 		onNode(t, each.scene.node, reset)
 		eventually(t, 15*time.Second, file+" is written again without an API server", func() error {
@@ -513,7 +513,7 @@ func holder(t *testing.T) string {
 // leader returns the identity of the leading replica and its pod. It waits while a replica that is being replaced still leads.
 func leader(t *testing.T) (identity string, pod *corev1.Pod) {
 	t.Helper()
-	eventually(t, 30*time.Second, "a replica of the current roll-out leads", func() error {
+	eventually(t, 30*time.Second, "a replica of the current rollout leads", func() error {
 		identity = holder(t)
 		for _, each := range componentPods(t, "controller") {
 			if strings.HasPrefix(identity, each.Name+"_") {
@@ -591,7 +591,7 @@ func TestRebootedNodeStartsClean(t *testing.T) {
 	// The pods are back in new cgroups; the rule, still breached, throttles them again from their new original values.
 	s.waitRatio(60*time.Second, limited, 50)
 	// They are the same pods with the same original values, so the journal checks apply again.
-	s.waitRestored(90*time.Second, o.bystander.folder, o.bystander.before)
+	s.waitRestored(90*time.Second, o.bystander.directory, o.bystander.before)
 	o.waitAccounted(30 * time.Second)
 	s.set(cold)
 	o.waitAllRestored(90 * time.Second)
@@ -600,7 +600,7 @@ func TestRebootedNodeStartsClean(t *testing.T) {
 		t.Errorf("unexpected entries in the journal: %v (%v)", entries, err)
 	}
 	s.running(work{name: "like", args: []string{"pause"}, limits: "100m", requests: "10m"})
-	s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
+	s.waitRestored(10*time.Second, limited.directory, s.victim("like").before)
 }
 
 func TestManualNodeWatermarkChangeIsReverted(t *testing.T) {

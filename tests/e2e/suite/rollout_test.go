@@ -115,7 +115,7 @@ func (e *edits) waitEvent(reason string) {
 	})
 }
 
-// TestStagedEditStopsAtActingCanaryOrReachesBothNodes edits a threshold as users do, without the annotation of other scenes for immediate roll-out.
+// TestStagedEditStopsAtActingCanaryOrReachesBothNodes edits a threshold as users do, without the annotation of other scenes for immediate rollout.
 func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	onlyLong(t)
 	needShell(t)
@@ -151,14 +151,14 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 			return fmt.Errorf("nodes with the edit: %v; nodes with the previous version: %v", changed, others)
 		}
 		other := victims[idle.node]
-		return checkRestored(other.before, idle.settings(other.folder))
+		return checkRestored(other.before, idle.settings(other.directory))
 	})
 
 	// The revert reaches all nodes at once.
 	e.edit(lax, "")
 	e.waitAllWith(20*time.Second, lax)
 	e.waitRolledOut(20*time.Second, "")
-	acting.waitRestored(30*time.Second, victims[canary].folder, victims[canary].before)
+	acting.waitRestored(30*time.Second, victims[canary].directory, victims[canary].before)
 
 	e.edit(good, "")
 	e.waitOne(good)
@@ -173,7 +173,7 @@ func TestStagedEditStopsAtActingCanaryOrReachesBothNodes(t *testing.T) {
 	e.waitEvent("RolledOut")
 	e.waitRolledOut(20*time.Second, "")
 	for _, s := range e.nodes {
-		if err := checkRestored(victims[s.node].before, s.settings(victims[s.node].folder)); err != nil {
+		if err := checkRestored(victims[s.node].before, s.settings(victims[s.node].directory)); err != nil {
 			t.Errorf("%s: %v", s.node, err)
 		}
 	}

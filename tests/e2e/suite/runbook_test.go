@@ -131,7 +131,7 @@ func runReadmeCommands(t *testing.T) {
 	}
 }
 
-// waitReplicasReplaced waits until the controller's roll-out is complete and one of the new replicas leads.
+// waitReplicasReplaced waits until the controller's rollout is complete and one of the new replicas leads.
 func waitReplicasReplaced(t *testing.T) {
 	t.Helper()
 	kubectl(t, "rollout", "status", "-n", namespace, "deployment/plimsoll-controller", "--timeout=180s")

@@ -39,7 +39,7 @@ func TestEmergencyStopReleasesAllNodesAndSurvivesRestartsAndUpgrades(t *testing.
 	first.setEmergencyStop("seen from the suite")
 	for _, o := range baselines {
 		for _, v := range o.before {
-			o.scene.waitRestored(max(time.Second, time.Until(deadline)), v.folder, v.before)
+			o.scene.waitRestored(max(time.Second, time.Until(deadline)), v.directory, v.before)
 		}
 		o.scene.waitNoTaint(max(time.Second, time.Until(deadline)))
 	}
@@ -128,7 +128,7 @@ func TestAgentWithDroppedConnectionsSeesEmergencyStop(t *testing.T) {
 	started := time.Now()
 	s.setEmergencyStop("seen from the suite")
 	for _, v := range o.before {
-		s.waitRestored(25*time.Second-time.Since(started), v.folder, v.before)
+		s.waitRestored(25*time.Second-time.Since(started), v.directory, v.before)
 	}
 	s.waitNoTaint(25*time.Second - time.Since(started))
 	t.Logf("%d connections were cut: everything was restored after %s", len(ports), time.Since(started).Round(time.Second))

@@ -20,16 +20,16 @@ const gently = "{coolDownSeconds: 2, throttle: {cpuThrottle: {stepCPURatio: 25, 
 
 // victim is a pod to be throttled, with its cgroup and original settings.
 type victim struct {
-	name   string
-	folder string
-	before settings
-	quota  int // millicores, once it is throttled
+	name      string
+	directory string
+	before    settings
+	quota     int // millicores, once it is throttled
 }
 
 func (s *scene) victim(name string) *victim {
 	s.Helper()
-	folder := s.folder(name)
-	return &victim{name: name, folder: folder, before: s.settings(folder)}
+	directory := s.directory(name)
+	return &victim{name: name, directory: directory, before: s.settings(directory)}
 }
 
 // throttled is the status entry of a pod of the scene; nil if it is not throttled.
@@ -56,7 +56,7 @@ func (s *scene) waitRatio(limit time.Duration, v *victim, ratio int) (quota int)
 		if reported == nil || reported.Ratio != ratio || reported.ToMillicores == nil {
 			return fmt.Errorf("the status reports %+v", reported)
 		}
-		read, err := readSettings(s.node, v.folder)
+		read, err := readSettings(s.node, v.directory)
 		if err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (s *scene) waitQuota(limit time.Duration, v *victim, millicores int) {
 
 // checkQuota checks that a pod has a quota of this many millicores.
 func (s *scene) checkQuota(v *victim, millicores int) error {
-	read, err := readSettings(s.node, v.folder)
+	read, err := readSettings(s.node, v.directory)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 	onNode(s, s.node, "touch "+stop)
 	traced := make(chan string, 1)
 	go func() {
-		out, _ := tryOnNode(s.node, fmt.Sprintf("cd %s; while [ -e %s ]; do echo $(cat %s); sleep 0.2; done; echo $(cat %s)", v.folder, stop, file, file))
+		out, _ := tryOnNode(s.node, fmt.Sprintf("cd %s; while [ -e %s ]; do echo $(cat %s); sleep 0.2; done; echo $(cat %s)", v.directory, stop, file, file))
 		traced <- out
 	}()
 	return func() (seen []int) {
@@ -137,7 +137,7 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 		s.allow(s.name, "limited", s.name)
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
-		if free := s.usage(limited.folder, 2*time.Second); free < 70 {
+		if free := s.usage(limited.directory, 2*time.Second); free < 70 {
 			t.Fatalf("the pod uses only %dm of 100m while nothing is in force", free)
 		}
 
@@ -145,21 +145,21 @@ func TestThrottleStepsDownToFloorAndRestores(t *testing.T) {
 		s.set(hot)
 		quota := s.waitRatio(30*time.Second, limited, 40)
 		checkSteps(t, trace(), 100, quota)
-		if used := s.usage(limited.folder, 4*time.Second); used > quota*105/100+2 || used < quota*60/100 {
+		if used := s.usage(limited.directory, 4*time.Second); used > quota*105/100+2 || used < quota*60/100 {
 			t.Errorf("at a quota of %dm the pod uses %dm", quota, used)
 		}
 		if reported := s.throttled("limited"); reported == nil || reported.Rule != s.name+"/hot" || reported.FromMillicores == nil || *reported.FromMillicores != 100 {
 			t.Errorf("the status reports %+v", reported)
 		}
-		if err := checkRestored(bystander.before, s.settings(bystander.folder)); err != nil {
+		if err := checkRestored(bystander.before, s.settings(bystander.directory)); err != nil {
 			t.Errorf("a pod that no PodQOS selects was changed: %v", err)
 		}
 
 		trace = s.trace(limited)
 		s.set(cold)
-		s.waitRestored(30*time.Second, limited.folder, limited.before)
+		s.waitRestored(30*time.Second, limited.directory, limited.before)
 		checkSteps(t, trace(), quota, 100)
-		if used := s.usage(limited.folder, 2*time.Second); used < 70 {
+		if used := s.usage(limited.directory, 2*time.Second); used < 70 {
 			t.Errorf("its 100m are restored, but it uses only %dm", used)
 		}
 		reported := strings.Join(events(t, "Pod", s.name, "limited"), "\n")
@@ -190,24 +190,24 @@ func TestThrottleOfPodWithoutLimitStartsFromItsUsage(t *testing.T) {
 		if before := free.before.millicores(); before != -1 {
 			t.Fatalf("the pod already has a quota of %dm", before)
 		}
-		used := s.usage(free.folder, 3*time.Second)
+		used := s.usage(free.directory, 3*time.Second)
 		s.action(s.name, gently)
 		s.allow(s.name, "", s.name)
 		s.rule(s.name, rule{action: s.name})
 		s.waitRulesEnforced(s.name)
 		s.set(hot)
 		eventually(t, 20*time.Second, "its quota is below its usage", func() error {
-			if now := s.settings(free.folder).millicores(); now < 0 || now > used*3/4 {
+			if now := s.settings(free.directory).millicores(); now < 0 || now > used*3/4 {
 				return fmt.Errorf("it used %dm, and its quota is %dm", used, now)
 			}
 			return nil
 		})
-		quota := s.settings(free.folder).millicores()
-		if now := s.usage(free.folder, 4*time.Second); now > quota*108/100+2 {
+		quota := s.settings(free.directory).millicores()
+		if now := s.usage(free.directory, 4*time.Second); now > quota*108/100+2 {
 			t.Errorf("at a quota of %dm the pod uses %dm", quota, now)
 		}
 		s.set(cold)
-		s.waitRestored(20*time.Second, free.folder, free.before)
+		s.waitRestored(20*time.Second, free.directory, free.before)
 	})
 }
 
@@ -304,11 +304,11 @@ func TestThrottleSurvivesRestartsOnTheNode(t *testing.T) {
 		s.checkQuotaRaised("the resize", all, 100)
 
 		s.set(cold)
-		s.waitRestored(20*time.Second, free.folder, free.before)
+		s.waitRestored(20*time.Second, free.directory, free.before)
 		s.waitQuota(20*time.Second, limited, 200)
 		// Compare with a new pod of the same kind.
 		s.running(work{name: "like", args: []string{"pause"}, limits: "200m", requests: "10m"})
-		s.waitRestored(10*time.Second, limited.folder, s.victim("like").before)
+		s.waitRestored(10*time.Second, limited.directory, s.victim("like").before)
 	})
 }
 
@@ -341,7 +341,7 @@ func TestCrashLoopingContainerStartsInThrottledPod(t *testing.T) {
 	_, id, _ := strings.Cut(containerOf(t, s.pod("mixed"), "work").ContainerID, "://")
 	// throttled checks that the busy container is below its original quota.
 	throttled := func() error {
-		quota, err := tryOnNode("v1", "cat "+mixed.folder+"/"+id+"/cpu.cfs_quota_us")
+		quota, err := tryOnNode("v1", "cat "+mixed.directory+"/"+id+"/cpu.cfs_quota_us")
 		if err != nil {
 			return err
 		}

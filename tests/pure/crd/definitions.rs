@@ -32,10 +32,10 @@ fn walk(schema: &Value, path: &str, visit: &mut dyn FnMut(&str, &Value)) {
 
 #[test]
 fn the_checked_in_definitions_are_up_to_date() {
-    for folder in ["crds", "charts/plimsoll/files/crds"] {
+    for directory in ["crds", "charts/plimsoll/files/crds"] {
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["crds", "--check"])
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(directory))
             .output()
             .unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();

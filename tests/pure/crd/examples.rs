@@ -106,8 +106,8 @@ fn no_example_has_findings() {
 #[test]
 fn the_guide_and_the_examples_have_the_same_objects() {
     for file in ["disable-scheduling.yaml", "throttle.yaml", "eviction.yaml"] {
-        let read = |folder: &str| {
-            let text = std::fs::read_to_string(path(folder).join(file)).unwrap();
+        let read = |directory: &str| {
+            let text = std::fs::read_to_string(path(directory).join(file)).unwrap();
             manifest::read(&text)
                 .objects
                 .into_iter()
@@ -124,8 +124,8 @@ fn disable_scheduling() {
         scheduling: Some(TaintEffect::NoSchedule),
         ..action("disablescheduling", 300)
     };
-    for folder in ["tests/guide", "examples/ensurance"] {
-        let policy = compiled(&format!("{folder}/disable-scheduling.yaml"), &[]);
+    for directory in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{directory}/disable-scheduling.yaml"), &[]);
         let expected = rule(
             "watermark1/cpu-usage",
             Metric::CpuUsage,
@@ -143,8 +143,8 @@ fn throttling() {
         throttle: Some(throttle(10, 10)),
         ..action("throttle", 300)
     };
-    for folder in ["tests/guide", "examples/ensurance"] {
-        let policy = compiled(&format!("{folder}/throttle.yaml"), &[]);
+    for directory in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{directory}/throttle.yaml"), &[]);
         let expected = rule(
             "watermark2/cpu-usage",
             Metric::CpuUsage,
@@ -174,8 +174,8 @@ fn eviction() {
         }),
         ..action("eviction", 300)
     };
-    for folder in ["tests/guide", "examples/ensurance"] {
-        let policy = compiled(&format!("{folder}/eviction.yaml"), &[]);
+    for directory in ["tests/guide", "examples/ensurance"] {
+        let policy = compiled(&format!("{directory}/eviction.yaml"), &[]);
         let expected = Rule {
             strategy: Strategy::Preview,
             ..rule(

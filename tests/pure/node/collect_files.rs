@@ -1,4 +1,4 @@
-//! The sampler on fake folders for other kernels, and on damaged files.
+//! The sampler on fake directories for other kernels, and on damaged files.
 
 use std::time::Duration;
 
@@ -483,8 +483,8 @@ fn a_v2_pod_is_sampled_with_either_driver() {
 fn a_pod_is_sampled_on_joint_and_hybrid_v1_trees() {
     for (cpu, cpuacct) in [("cpu,cpuacct", "cpu,cpuacct"), ("cpu", "cpuacct")] {
         let fake = Fake::new();
-        let root = fake.folder("cg");
-        fake.folder("cg/unified/p");
+        let root = fake.directory("cg");
+        fake.directory("cg/unified/p");
         fake.file(&format!("cg/{cpuacct}/p/cpuacct.usage"), "77\n")
             .file(&format!("cg/{cpu}/p/cpu.cfs_quota_us"), "25000\n")
             .file(&format!("cg/{cpu}/p/cpu.cfs_period_us"), "100000\n")

@@ -112,10 +112,10 @@ fn a_given_root_is_identified_by_its_file_names() {
     let root = fake.root().join("two");
     assert_eq!(Hierarchy::below(&root).unwrap(), Hierarchy::V2 { root });
 
-    let one = fake.folder("one");
-    fake.folder("one/cpu,cpuacct");
-    fake.folder("one/memory");
-    fake.folder("one/freezer");
+    let one = fake.directory("one");
+    fake.directory("one/cpu,cpuacct");
+    fake.directory("one/memory");
+    fake.directory("one/freezer");
     let joined = one.join("cpu,cpuacct");
     let expected = Hierarchy::V1 {
         cpu: joined.clone(),
@@ -156,11 +156,11 @@ fn an_invalid_root_is_rejected_with_what_was_expected() {
 }
 
 #[test]
-fn a_folder_that_is_not_a_cgroup_fs_is_rejected() {
+fn a_directory_that_is_not_a_cgroup_fs_is_rejected() {
     let fake = Fake::new();
     fake.file("two/cgroup.controllers", "cpu memory\n");
     for name in ["one/cpu", "one/cpuacct"] {
-        fake.folder(name);
+        fake.directory(name);
     }
     for name in ["one", "two"] {
         let root = fake.root().join(name);

@@ -128,13 +128,13 @@ fn container_names_of_every_runtime_are_recognized() {
 fn a_scan_finds_the_pods_of_every_class_with_their_containers() {
     let fake = Fake::new();
     let root = fake.root().to_owned();
-    for folder in [
+    for directory in [
         format!("kubepods/pod{STATIC}/{CONTAINER}"),
         format!("kubepods/burstable/pod{UID}"),
         "kubepods/besteffort/not-a-pod".to_owned(),
         "system.slice/ssh.service".to_owned(),
     ] {
-        fake.folder(&folder);
+        fake.directory(&directory);
     }
     let hierarchy = Hierarchy::V2 { root };
     let found = scan(&hierarchy, "/").unwrap();
@@ -157,8 +157,8 @@ fn a_scan_finds_systemd_pods_below_a_cgroup_root() {
     let wanted = pod(QosClass::BestEffort, UID);
     let cgroup = pod_cgroup(Driver::Systemd, "/lab", &wanted).unwrap();
     let pause = format!("cri-containerd-{CONTAINER}.scope");
-    fake.folder(&format!("{cgroup}/{pause}"));
-    fake.folder(&format!("{cgroup}/crio-conmon-{CONTAINER}.scope"));
+    fake.directory(&format!("{cgroup}/{pause}"));
+    fake.directory(&format!("{cgroup}/crio-conmon-{CONTAINER}.scope"));
     let root = fake.root().to_owned();
     let found = scan(&Hierarchy::V2 { root }, "/lab").unwrap();
     assert_eq!(found.len(), 1);

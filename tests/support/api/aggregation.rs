@@ -70,7 +70,7 @@ impl FrontProxy {
         Self::make()
     }
 
-    /// That of the API server in this folder.
+    /// That of the API server in this directory.
     pub fn of(dir: &Path) -> Self {
         let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
         Self {

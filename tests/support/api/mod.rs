@@ -156,7 +156,7 @@ impl ControlPlane {
         }
         if let Some(missing) = missing {
             say(&format!(
-                "\nNOT TESTED: {missing} is not in {}: run `make cluster-build`, or set PLIMSOLL_E2E_BIN to a folder \
+                "\nNOT TESTED: {missing} is not in {}: run `make cluster-build`, or set PLIMSOLL_E2E_BIN to a directory \
                  with etcd, kube-apiserver and kubectl, or PLIMSOLL_E2E_KUBECONFIG to a cluster for tests\n",
                 bin.display()
             ));
@@ -434,9 +434,9 @@ impl ControlPlane {
 
     fn logs(&self) -> String {
         let servers = self.servers.iter().map(Servers::dir);
-        let folders = servers.chain([self.dir.path()]);
-        let files = folders.flat_map(|folder| {
-            let entries = fs::read_dir(folder).unwrap();
+        let directories = servers.chain([self.dir.path()]);
+        let files = directories.flat_map(|directory| {
+            let entries = fs::read_dir(directory).unwrap();
             entries.map(|entry| entry.unwrap().path())
         });
         let logs = files.filter(|path| path.extension().is_some_and(|e| e == "log"));
@@ -457,7 +457,7 @@ impl ControlPlane {
         self.controller_by(&self.kubeconfig, name, args)
     }
 
-    /// Creates a file in the control plane's folder.
+    /// Creates a file in the control plane's directory.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         fs::write(&path, text).unwrap();

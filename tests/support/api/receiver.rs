@@ -253,19 +253,19 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Writes files like the kubelet: one folder per version, and a symlink that is replaced.
-pub fn publish(folder: &Path, files: &[(&str, &str)]) {
-    let version = fs::read_dir(folder).unwrap().count();
-    let data = folder.join(format!("..version-{version}"));
+/// Writes files like the kubelet: one directory per version, and a symlink that is replaced.
+pub fn publish(directory: &Path, files: &[(&str, &str)]) {
+    let version = fs::read_dir(directory).unwrap().count();
+    let data = directory.join(format!("..version-{version}"));
     fs::create_dir(&data).unwrap();
     for (name, text) in files {
         fs::write(data.join(name), text).unwrap();
-        let visible = folder.join(name);
+        let visible = directory.join(name);
         if fs::symlink_metadata(&visible).is_err() {
             symlink(Path::new("..data").join(name), visible).unwrap();
         }
     }
-    let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+    let (next, link) = (directory.join("..data_tmp"), directory.join("..data"));
     symlink(&data, &next).unwrap();
     fs::rename(next, link).unwrap();
 }

@@ -136,7 +136,7 @@ impl Servers {
             .collect()
     }
 
-    /// Folder of the logs and certificates.
+    /// Directory of the logs and certificates.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -187,7 +187,7 @@ fn spawn(command: Command) -> Process {
     Process(receiver.recv().unwrap().unwrap())
 }
 
-/// The program, with its log in this folder.
+/// The program, with its log in this directory.
 fn command(bin: &Path, dir: &Path, name: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(bin.join(name));

@@ -1,4 +1,4 @@
-//! Fixtures for collector tests: real cgroups below a parent of their own, and fake kernel folders.
+//! Fixtures for collector tests: real cgroups below a parent of their own, and fake kernel directories.
 #![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::fs;
@@ -38,14 +38,14 @@ impl CgroupFixture {
             parent: CgroupPath::new(&name).unwrap(),
             children: Vec::new(),
         };
-        for folder in fixture.hierarchy.dirs(&fixture.parent) {
-            if let Err(error) = fs::create_dir(&folder) {
-                eprintln!("skipped: failed to create {}: {error}", folder.display());
+        for directory in fixture.hierarchy.dirs(&fixture.parent) {
+            if let Err(error) = fs::create_dir(&directory) {
+                eprintln!("skipped: failed to create {}: {error}", directory.display());
                 return None;
             }
-            let of_parent = folder.parent().into_iter();
+            let of_parent = directory.parent().into_iter();
             of_parent
-                .chain([&*folder])
+                .chain([&*directory])
                 .for_each(|it| fixture.enable_controllers(it));
         }
         Some(fixture)
@@ -59,24 +59,24 @@ impl CgroupFixture {
     /// Creates the cgroup `name` in every tree.
     pub fn mkdir(&self, name: &str) -> CgroupPath {
         let path = self.path(name);
-        for folder in self.hierarchy.dirs(&path) {
-            fs::create_dir_all(&folder).unwrap();
-            self.enable_controllers(folder.parent().unwrap());
+        for directory in self.hierarchy.dirs(&path) {
+            fs::create_dir_all(&directory).unwrap();
+            self.enable_controllers(directory.parent().unwrap());
         }
         path
     }
 
     /// On v2, the children of a cgroup have only the controllers that it enables. A test fails if it needs one that cannot be enabled.
-    fn enable_controllers(&self, folder: &Path) {
+    fn enable_controllers(&self, directory: &Path) {
         if self.hierarchy.is_v2() {
-            let _ = fs::write(folder.join("cgroup.subtree_control"), "+cpu +memory");
+            let _ = fs::write(directory.join("cgroup.subtree_control"), "+cpu +memory");
         }
     }
 
     /// Removes the cgroup `name` and its descendants from every tree.
     pub fn rmdir(&self, name: &str) {
-        for folder in self.hierarchy.dirs(&self.path(name)) {
-            remove_tree(&folder);
+        for directory in self.hierarchy.dirs(&self.path(name)) {
+            remove_tree(&directory);
         }
     }
 
@@ -93,8 +93,8 @@ impl CgroupFixture {
             .spawn()
             .unwrap();
         let pid = child.id();
-        for folder in self.hierarchy.dirs(&self.path(name)) {
-            fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap();
+        for directory in self.hierarchy.dirs(&self.path(name)) {
+            fs::write(directory.join("cgroup.procs"), pid.to_string()).unwrap();
         }
         let mut stdin = child.stdin.as_ref().unwrap();
         std::io::Write::write_all(&mut stdin, b"\n").unwrap();
@@ -115,21 +115,21 @@ impl CgroupFixture {
 impl Drop for CgroupFixture {
     fn drop(&mut self) {
         self.stop_all();
-        for folder in self.hierarchy.dirs(&self.parent) {
-            remove_tree(&folder);
+        for directory in self.hierarchy.dirs(&self.parent) {
+            remove_tree(&directory);
         }
     }
 }
 
 /// Removes a cgroup and its descendants; busy ones are retried while their last tasks exit.
-fn remove_tree(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+fn remove_tree(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_tree(&entry.path());
         }
     }
     let _ = wait_for(Duration::from_secs(5), || {
-        !folder.exists() || fs::remove_dir(folder).is_ok()
+        !directory.exists() || fs::remove_dir(directory).is_ok()
     });
 }
 
@@ -146,7 +146,7 @@ pub fn wait_for(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool
     true
 }
 
-/// A fake kernel folder: files are written as given.
+/// A fake kernel directory: files are written as given.
 pub struct Fake(pub tempfile::TempDir);
 
 impl Fake {
@@ -165,7 +165,7 @@ impl Fake {
         self
     }
 
-    pub fn folder(&self, path: &str) -> PathBuf {
+    pub fn directory(&self, path: &str) -> PathBuf {
         let path = self.root().join(path);
         fs::create_dir_all(&path).unwrap();
         path

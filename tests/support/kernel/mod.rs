@@ -96,35 +96,35 @@ impl TestCgroups {
 
     /// Creates the cgroup in every tree; on v2 the parent delegates its controllers.
     fn mkdir(&self, path: &CgroupPath) -> Result<(), String> {
-        for folder in self.hierarchy.dirs(path) {
-            if let (true, Some(parent)) = (self.is_v2(), folder.parent()) {
+        for directory in self.hierarchy.dirs(path) {
+            if let (true, Some(parent)) = (self.is_v2(), directory.parent()) {
                 delegate(parent)?;
             }
-            fs::create_dir(&folder)
-                .map_err(|error| format!("failed to create {}: {error}", folder.display()))?;
+            fs::create_dir(&directory)
+                .map_err(|error| format!("failed to create {}: {error}", directory.display()))?;
         }
         Ok(())
     }
 
     /// Kills the processes of a cgroup and removes it and its descendants.
     pub fn remove(&self, path: &CgroupPath) {
-        let folders = self.hierarchy.dirs(path);
+        let directories = self.hierarchy.dirs(path);
         let gone = wait_for(Duration::from_secs(20), || {
-            for folder in &folders {
-                kill_all(folder);
-                remove_tree(folder);
+            for directory in &directories {
+                kill_all(directory);
+                remove_tree(directory);
             }
-            folders.iter().all(|folder| !folder.exists())
+            directories.iter().all(|directory| !directory.exists())
         });
         assert!(gone || std::thread::panicking(), "{path} cannot be removed");
     }
 
     /// Returns a function that removes the empty cgroup of a pod.
     pub fn removal(&self, path: &CgroupPath) -> impl FnMut() + Send + 'static {
-        let folders = self.hierarchy.dirs(path);
+        let directories = self.hierarchy.dirs(path);
         move || {
-            for folder in &folders {
-                fs::remove_dir(folder).ok();
+            for directory in &directories {
+                fs::remove_dir(directory).ok();
             }
         }
     }
@@ -198,8 +198,8 @@ impl TestCgroups {
         let enter = self
             .existing(path)
             .iter()
-            .fold(String::new(), |script, folder| {
-                script + &format!("echo $$ > {}/cgroup.procs && ", folder.display())
+            .fold(String::new(), |script, directory| {
+                script + &format!("echo $$ > {}/cgroup.procs && ", directory.display())
             });
         let child = Command::new("sh")
             .args(["-c", &format!("{enter} {{ {script}\n}}")])
@@ -223,8 +223,8 @@ impl TestCgroups {
     }
 
     fn contains(&self, path: &CgroupPath, pid: u32) -> bool {
-        self.existing(path).iter().all(|folder| {
-            fs::read_to_string(folder.join("cgroup.procs"))
+        self.existing(path).iter().all(|directory| {
+            fs::read_to_string(directory.join("cgroup.procs"))
                 .is_ok_and(|text| text.lines().any(|line| line == pid.to_string()))
         })
     }
@@ -253,15 +253,15 @@ impl TestCgroups {
     }
 
     fn cpu_nanos(&self, path: &CgroupPath) -> u64 {
-        let folder = self.hierarchy.dir(Controller::Cpuacct, path).unwrap();
+        let directory = self.hierarchy.dir(Controller::Cpuacct, path).unwrap();
         if self.is_v2() {
-            let text = fs::read_to_string(folder.join("cpu.stat")).unwrap();
+            let text = fs::read_to_string(directory.join("cpu.stat")).unwrap();
             let usage = text
                 .lines()
                 .find_map(|line| line.strip_prefix("usage_usec "));
             usage.unwrap().parse::<u64>().unwrap() * 1000
         } else {
-            let text = fs::read_to_string(folder.join("cpuacct.usage")).unwrap();
+            let text = fs::read_to_string(directory.join("cpuacct.usage")).unwrap();
             text.trim_end().parse().unwrap()
         }
     }
@@ -297,11 +297,11 @@ impl TestCgroups {
         move |uid| parent.join(&uid.0).ok()
     }
 
-    /// The cgroup's folders that exist: it need not be in every tree.
+    /// The cgroup's directories that exist: it need not be in every tree.
     fn existing(&self, path: &CgroupPath) -> Vec<PathBuf> {
-        let mut folders = self.hierarchy.dirs(path);
-        folders.retain(|folder| folder.exists());
-        folders
+        let mut directories = self.hierarchy.dirs(path);
+        directories.retain(|directory| directory.exists());
+        directories
     }
 }
 
@@ -314,18 +314,18 @@ impl Drop for TestCgroups {
     }
 }
 
-fn delegate(folder: &Path) -> Result<(), String> {
-    let file = folder.join("cgroup.subtree_control");
+fn delegate(directory: &Path) -> Result<(), String> {
+    let file = directory.join("cgroup.subtree_control");
     fs::write(&file, "+cpu +memory").map_err(|error| format!("{}: {error}", file.display()))
 }
 
-fn procs(folder: &Path) -> Vec<i32> {
-    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+fn procs(directory: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-fn children(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn children(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
@@ -333,21 +333,21 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Kills only processes below this test's own parent.
-fn kill_all(folder: &Path) {
-    for child in children(folder) {
+fn kill_all(directory: &Path) {
+    for child in children(directory) {
         kill_all(&child);
     }
-    fs::write(folder.join("freezer.state"), "THAWED").ok();
-    for pid in procs(folder).into_iter().filter(|pid| *pid > 1) {
+    fs::write(directory.join("freezer.state"), "THAWED").ok();
+    for pid in procs(directory).into_iter().filter(|pid| *pid > 1) {
         kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
     }
 }
 
-fn remove_tree(folder: &Path) {
-    for child in children(folder) {
+fn remove_tree(directory: &Path) {
+    for child in children(directory) {
         remove_tree(&child);
     }
-    fs::remove_dir(folder).ok();
+    fs::remove_dir(directory).ok();
 }
 
 /// Waits until `condition` is true; false after the deadline.

@@ -319,7 +319,7 @@ impl Maker {
             let length = self.exponential(SERVICE_LENGTH);
             self.arrive(at, template, Some(length));
         }
-        // Roll-outs replace them, all day.
+        // Rollouts replace them, all day.
         self.keep_arriving(SERVICE_LENGTH / f64::from(services), |maker| {
             let length = maker.exponential(SERVICE_LENGTH);
             (maker.random.usize(..OWNERS), length)

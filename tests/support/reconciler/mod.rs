@@ -270,7 +270,7 @@ impl Cluster {
         self.now = self.now + time;
     }
 
-    /// Waits until roll-outs and retries are finished.
+    /// Waits until rollouts and retries are finished.
     pub fn finish(&mut self) {
         for _ in 0..8 {
             self.settle(0);

@@ -45,7 +45,7 @@ pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A machine for one test: a cgroup parent of its own, folders for policies, pods and state, and a load.
+/// A machine for one test: a cgroup parent of its own, directories for policies, pods and state, and a load.
 pub struct Machine {
     pub dir: TempDir,
     pub hierarchy: Hierarchy,
@@ -59,8 +59,8 @@ impl Machine {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = tempfile::tempdir().unwrap();
-        for folder in ["policies", "pods", "proc"] {
-            fs::create_dir(dir.path().join(folder)).unwrap();
+        for directory in ["policies", "pods", "proc"] {
+            fs::create_dir(dir.path().join(directory)).unwrap();
         }
         let machine = Self {
             hierarchy: Hierarchy::detect(Path::new("/proc"), None).unwrap(),
@@ -84,16 +84,16 @@ impl Machine {
         fs::rename(new, self.path(file)).unwrap();
     }
 
-    fn folders(&self, cgroup: &str) -> Vec<PathBuf> {
+    fn directories(&self, cgroup: &str) -> Vec<PathBuf> {
         self.hierarchy.dirs(&CgroupPath::new(cgroup).unwrap())
     }
 
     fn create(&self, cgroup: &str) {
-        for folder in self.folders(cgroup) {
-            fs::create_dir_all(&folder).unwrap();
+        for directory in self.directories(cgroup) {
+            fs::create_dir_all(&directory).unwrap();
             if self.hierarchy.is_v2() {
                 // Children need the controllers too. It fails for a leaf with processes, which needs none.
-                let parent = folder.parent().unwrap();
+                let parent = directory.parent().unwrap();
                 let _leaf = fs::write(parent.join("cgroup.subtree_control"), "+cpu +memory");
             }
         }
@@ -140,8 +140,8 @@ impl Machine {
             .unwrap();
         let pid = child.id();
         self.burners.push(child);
-        for folder in self.folders(cgroup) {
-            fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap();
+        for directory in self.directories(cgroup) {
+            fs::write(directory.join("cgroup.procs"), pid.to_string()).unwrap();
         }
         Pid::from_raw(pid.cast_signed())
     }
@@ -150,7 +150,7 @@ impl Machine {
     pub fn remove(&mut self, cgroup: &str, pid: Pid) {
         kill(pid, Signal::SIGKILL).unwrap();
         eventually("it has exited", || self.poll_exit(pid).then_some(()));
-        self.folders(cgroup).iter().for_each(|it| remove(it));
+        self.directories(cgroup).iter().for_each(|it| remove(it));
     }
 
     /// Whether a helper has exited.
@@ -187,7 +187,7 @@ impl Machine {
         command
     }
 
-    /// `plimsoll run` over the folders of this machine, with its load.
+    /// `plimsoll run` over the directories of this machine, with its load.
     pub fn run_command(&self, more: &[&str]) -> Command {
         let mut command = self.command("run");
         command
@@ -236,15 +236,15 @@ impl Drop for Machine {
             let _gone = burner.kill();
             let _gone = burner.wait();
         }
-        for folder in self.folders(&self.parent) {
-            remove(&folder);
+        for directory in self.directories(&self.parent) {
+            remove(&directory);
         }
     }
 }
 
 /// Removes a cgroup and its children once their processes are reaped.
-fn remove(folder: &Path) {
-    let entries = match fs::read_dir(folder) {
+fn remove(directory: &Path) {
+    let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return,
         entries => entries.unwrap(),
     };
@@ -254,9 +254,11 @@ fn remove(folder: &Path) {
             remove(&entry.path());
         }
     }
-    eventually("the cgroup is removed", || match fs::remove_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => None,
-        _ => Some(()),
+    eventually("the cgroup is removed", || {
+        match fs::remove_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => None,
+            _ => Some(()),
+        }
     });
 }
 

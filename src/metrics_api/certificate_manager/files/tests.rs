@@ -72,17 +72,17 @@ impl Authority {
     }
 }
 
-/// A folder as the kubelet mounts it: one folder per version, and a symlink that is replaced.
+/// A directory as the kubelet mounts it: one directory per version, and a symlink that is replaced.
 struct Mounted {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     files: Files,
     versions: u32,
 }
 
 impl Mounted {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name| directory.path().join(name);
         let files = TlsFiles {
             certificate: path("tls.crt"),
             key: path("tls.key"),
@@ -91,7 +91,7 @@ impl Mounted {
         let names = vec![METRICS.to_owned(), REPORT.to_owned()];
         Self {
             files: Files::new(files, names),
-            folder,
+            directory,
             versions: 0,
         }
     }
@@ -99,8 +99,8 @@ impl Mounted {
     /// `None`: the file does not exist.
     fn publish(&mut self, pair: &(String, String), authorities: Option<&str>) {
         self.versions += 1;
-        let folder = self.folder.path();
-        let data = folder.join(format!("..{}", self.versions));
+        let directory = self.directory.path();
+        let data = directory.join(format!("..{}", self.versions));
         fs::create_dir(&data).unwrap();
         let files = [
             ("tls.crt", Some(pair.0.as_str())),
@@ -111,12 +111,12 @@ impl Mounted {
             if let Some(text) = text {
                 fs::write(data.join(name), text).unwrap();
             }
-            let visible = folder.join(name);
+            let visible = directory.join(name);
             if visible.symlink_metadata().is_err() {
                 symlink(Path::new("..data").join(name), visible).unwrap();
             }
         }
-        let (next, link) = (folder.join("..data_tmp"), folder.join("..data"));
+        let (next, link) = (directory.join("..data_tmp"), directory.join("..data"));
         symlink(&data, &next).unwrap();
         fs::rename(next, link).unwrap();
     }
@@ -124,9 +124,9 @@ impl Mounted {
     /// The error at this second, or empty.
     fn refresh(&mut self, second: i64) -> String {
         let outcome = self.files.refresh(at(second));
-        let folder = self.folder.path().display().to_string();
+        let directory = self.directory.path().display().to_string();
         let why = outcome.map_or_else(|error| describe(&error), |()| String::new());
-        why.replace(&folder, "")
+        why.replace(&directory, "")
     }
 
     fn served(&self) -> Vec<CertificateDer<'static>> {

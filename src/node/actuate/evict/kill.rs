@@ -10,7 +10,7 @@ use rustix::process::{Pid, test_kill_process};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
 use super::members::Members;
-use super::{EvictError, folder};
+use super::{EvictError, directory};
 
 /// Checks of a freezing cgroup within one tick. Freezing takes the kernel well under a millisecond.
 const MAX_FREEZE_CHECKS: usize = 1000;
@@ -24,7 +24,7 @@ pub(super) fn kill(
     cgroup: &CgroupPath,
     members: &Members,
 ) -> Result<(), EvictError> {
-    let Some(dir) = folder(hierarchy, cgroup) else {
+    let Some(dir) = directory(hierarchy, cgroup) else {
         return Ok(());
     };
     if hierarchy.is_v2() {
@@ -78,7 +78,7 @@ impl Freezer {
                 thaw: "0",
             });
         }
-        let inside = Members::in_folder(dir.clone());
+        let inside = Members::in_directory(dir.clone());
         let known = members.again();
         let is_foreign = |pid: &&i32| !known.pids().contains(*pid) && is_alive(**pid);
         if inside.is_empty() || inside.pids().iter().any(|pid| is_foreign(&pid)) {

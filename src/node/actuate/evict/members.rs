@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
-use super::{EvictError, folder};
+use super::{EvictError, directory};
 
 /// Maximum number of pidfds open at once while sending signals.
 const BATCH: usize = 128;
@@ -18,20 +18,20 @@ const BATCH: usize = 128;
 /// another PID namespace.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     pids: BTreeSet<i32>,
 }
 
 impl Members {
     pub fn of(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Self {
-        folder(hierarchy, cgroup).map_or_else(Self::default, Self::in_folder)
+        directory(hierarchy, cgroup).map_or_else(Self::default, Self::in_directory)
     }
 
-    pub fn in_folder(folder: PathBuf) -> Self {
+    pub fn in_directory(directory: PathBuf) -> Self {
         let mut pids = BTreeSet::new();
-        collect(&folder, &mut pids);
+        collect(&directory, &mut pids);
         Self {
-            folder: Some(folder),
+            directory: Some(directory),
             pids,
         }
     }
@@ -46,9 +46,9 @@ impl Members {
 
     /// The same cgroup, read again.
     pub fn again(&self) -> Self {
-        self.folder
+        self.directory
             .clone()
-            .map_or_else(Self::default, Self::in_folder)
+            .map_or_else(Self::default, Self::in_directory)
     }
 
     /// # Errors
@@ -114,11 +114,11 @@ fn log_failure(pid: Pid, sent: Result<(), Errno>) {
 }
 
 /// A cgroup that vanishes meanwhile has no processes; those of a threaded cgroup are listed in its parent.
-fn collect(folder: &Path, pids: &mut BTreeSet<i32>) {
-    if let Ok(text) = fs::read_to_string(folder.join("cgroup.procs")) {
+fn collect(directory: &Path, pids: &mut BTreeSet<i32>) {
+    if let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) {
         pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     }
-    let Ok(children) = fs::read_dir(folder) else {
+    let Ok(children) = fs::read_dir(directory) else {
         return;
     };
     for child in children.flatten() {

@@ -10,16 +10,16 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 use super::Throttler;
 use super::outcome::Outcome;
 
-/// The folder of such a pod.
+/// The directory of such a pod.
 #[derive(Debug)]
-pub(super) struct PodFolder {
+pub(super) struct PodDirectory {
     path: CgroupPath,
     dir: CpuDir,
     /// Link count when its containers were last checked; 0 forces a check.
     links: u64,
 }
 
-impl PodFolder {
+impl PodDirectory {
     fn open(hierarchy: &Hierarchy, path: CgroupPath) -> Result<Self, ControlFileError> {
         let dir = CpuDir::open(hierarchy, &path)?;
         let links = dir.links()?;
@@ -40,21 +40,22 @@ pub(super) fn is_by_container(throttle: &Throttle) -> bool {
 impl Throttler {
     /// The pods that are throttled by their containers, including those without a container right now.
     pub fn by_container(&self) -> impl Iterator<Item = &PodUid> {
-        self.folders.keys()
+        self.directories.keys()
     }
 
     /// The pods from [`Self::by_container`] whose containers changed since the last call. Without changes it costs one
     /// `fstat` per pod and does not allocate.
     pub fn take_changed(&mut self) -> Vec<PodUid> {
-        let changed =
-            |(uid, folder): (&PodUid, &PodFolder)| folder.is_changed().then(|| uid.clone());
-        let changed: Vec<PodUid> = self.folders.iter().filter_map(changed).collect();
+        let changed = |(uid, directory): (&PodUid, &PodDirectory)| {
+            directory.is_changed().then(|| uid.clone())
+        };
+        let changed: Vec<PodUid> = self.directories.iter().filter_map(changed).collect();
         for uid in &changed {
-            // Reopened by path: the folder may have been recreated.
-            if let Some(PodFolder { path, .. }) = self.folders.remove(uid)
-                && let Ok(reopened) = PodFolder::open(&self.hierarchy, path)
+            // Reopened by path: the directory may have been recreated.
+            if let Some(PodDirectory { path, .. }) = self.directories.remove(uid)
+                && let Ok(reopened) = PodDirectory::open(&self.hierarchy, path)
             {
-                self.folders.insert(uid.clone(), reopened);
+                self.directories.insert(uid.clone(), reopened);
             }
         }
         changed
@@ -78,21 +79,26 @@ impl Throttler {
     /// Starts detecting changes of the pod's containers.
     pub(super) fn watch_containers(&mut self, throttle: &Throttle, path: &CgroupPath) {
         let uid = &throttle.uid;
-        let known = self.folders.get(uid);
-        if !is_by_container(throttle) || known.is_some_and(|folder| folder.path == *path) {
+        let known = self.directories.get(uid);
+        if !is_by_container(throttle) || known.is_some_and(|directory| directory.path == *path) {
             return;
         }
-        if let Ok(folder) = PodFolder::open(&self.hierarchy, path.clone()) {
+        if let Ok(directory) = PodDirectory::open(&self.hierarchy, path.clone()) {
             // A container may have started since the plan was made.
-            self.folders
-                .insert(uid.clone(), PodFolder { links: 0, ..folder });
+            self.directories.insert(
+                uid.clone(),
+                PodDirectory {
+                    links: 0,
+                    ..directory
+                },
+            );
         }
     }
 
     /// Forces a check after a container of the pod is gone: another may have replaced it with the same link count.
     pub(super) fn recheck_containers(&mut self, uid: &PodUid) {
-        if let Some(folder) = self.folders.get_mut(uid) {
-            folder.links = 0;
+        if let Some(directory) = self.directories.get_mut(uid) {
+            directory.links = 0;
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
 
-use self::containers::{PodFolder, is_by_container};
+use self::containers::{PodDirectory, is_by_container};
 pub use self::outcome::{Outcome, ReleaseResult};
 pub use self::recover::Recovered;
 use self::throttled_pod::{ThrottleSpec, ThrottledPod, Window};
@@ -38,8 +38,8 @@ pub struct Throttler {
     journal: Journal,
     _lock: StateLock,
     pods: BTreeMap<PodUid, ThrottledPod>,
-    /// Folders of pods that are throttled by their containers.
-    folders: BTreeMap<PodUid, PodFolder>,
+    /// Directories of pods that are throttled by their containers.
+    directories: BTreeMap<PodUid, PodDirectory>,
     /// Records of an earlier process whose files cannot be opened now; kept until they can.
     unopened: Vec<Record>,
     /// Pods that are left alone, and until when.
@@ -104,7 +104,7 @@ impl Throttler {
             journal,
             _lock: lock,
             pods: BTreeMap::new(),
-            folders: BTreeMap::new(),
+            directories: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
             sweeps: Window::default(),
@@ -132,7 +132,7 @@ impl Throttler {
             let mut throttles = throttles.iter();
             throttles.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
         };
-        self.folders.retain(|uid, _| by_container(uid));
+        self.directories.retain(|uid, _| by_container(uid));
         for throttle in throttles {
             if !self.contested.contains_key(&throttle.uid) {
                 self.stage(now, throttle, pods(&throttle.uid), &mut out);
@@ -168,7 +168,7 @@ impl Throttler {
 
     /// Restores everything.
     pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
-        self.folders.clear();
+        self.directories.clear();
         self.restore_except(now, &[])
     }
 

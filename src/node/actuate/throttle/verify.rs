@@ -91,7 +91,7 @@ impl Throttler {
         self.recheck_containers(uid);
         let pod_gone = CpuDir::open(&self.hierarchy, &pod.path).is_err_and(|error| error.is_gone());
         if pod_gone {
-            self.folders.remove(uid);
+            self.directories.remove(uid);
             out.push(Outcome::Gone { uid: uid.clone() });
         }
         pod_gone

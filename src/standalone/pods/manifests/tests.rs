@@ -4,7 +4,7 @@ use super::super::find;
 use super::super::own::OwnCgroups;
 use super::*;
 
-/// A fake cgroup root and a folder of manifests.
+/// A fake cgroup root and a directory of manifests.
 struct TestMachine {
     dir: tempfile::TempDir,
 }
@@ -15,7 +15,7 @@ impl TestMachine {
         for cgroup in cgroups {
             fs::create_dir_all(dir.path().join("cgroup").join(cgroup)).expect("a cgroup");
         }
-        fs::create_dir(dir.path().join("pods")).expect("a folder");
+        fs::create_dir(dir.path().join("pods")).expect("a directory");
         Self { dir }
     }
 
@@ -69,8 +69,8 @@ fn pods_of_several_documents_and_files_are_found() {
             "spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}}]}"#,
     );
     machine.write("notes.txt", "not a manifest");
-    for folder in ["jobs", ".git"] {
-        fs::create_dir(machine.dir.path().join("pods").join(folder)).expect("a folder");
+    for directory in ["jobs", ".git"] {
+        fs::create_dir(machine.dir.path().join("pods").join(directory)).expect("a directory");
     }
     machine.write("jobs/3.yml", &pod("c", "batch/c"));
     machine.write(".git/4.yml", "not looked at");
@@ -253,7 +253,7 @@ fn a_manifest_does_not_unprotect_a_unit_that_the_machine_needs() {
 }
 
 #[test]
-fn policies_in_the_same_folder_are_skipped() {
+fn policies_in_the_same_directory_are_skipped() {
     let machine = TestMachine::with_cgroups(&["a"]);
     machine.write("a.yaml", &pod("a", "a"));
     machine.write(

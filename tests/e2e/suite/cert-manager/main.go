@@ -1,5 +1,5 @@
 // Command cert-manager runs those of cert-manager's controllers that the chart's Certificates and Issuers need, as cert-manager's own program
-// does. That program cannot be built as a dependency, because its module's name differs from its folder; the module of the controllers can.
+// does. That program cannot be built as a dependency, because its module's name differs from its directory; the module of the controllers can.
 package main
 
 import (

@@ -104,20 +104,20 @@ func (c cluster) helm(command, release, namespace string, args ...string) (strin
 	return c.helmOf(plane.Absolute(c.T, chart), command, release, namespace, args...)
 }
 
-// helmOf does the same with the chart in this folder.
-func (c cluster) helmOf(folder, command, release, namespace string, args ...string) (string, error) {
+// helmOf does the same with the chart in this directory.
+func (c cluster) helmOf(directory, command, release, namespace string, args ...string) (string, error) {
 	c.T.Helper()
-	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, release, folder, "--namespace", namespace}, args...)...)
+	return run(c.T, "", plane.Helm(), append([]string{"--kubeconfig", c.Kubeconfig, command, release, directory, "--namespace", namespace}, args...)...)
 }
 
-// olderChart is the folder of a chart whose NodeWatermark CRD has another column.
+// olderChart is the directory of a chart whose NodeWatermark CRD has another column.
 func olderChart(t *testing.T) string {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(t, chart))); err != nil {
+	directory := t.TempDir()
+	if err := os.CopyFS(directory, os.DirFS(plane.Absolute(t, chart))); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(folder, "files/crds/plimsoll.dev_nodewatermarks.yaml")
+	file := filepath.Join(directory, "files/crds/plimsoll.dev_nodewatermarks.yaml")
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func olderChart(t *testing.T) string {
 	if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return folder
+	return directory
 }
 
 // mustHelm fails the test if Helm fails; it returns the output.
@@ -336,15 +336,15 @@ func (c cluster) objectsOfOtherWritersAreKept(t *testing.T) {
 // objectsOfOlderChartsAreKept upgrades twice from a release whose chart contained one of these objects.
 func (c cluster) objectsOfOlderChartsAreKept(same func(after string)) {
 	c.T.Helper()
-	folder := c.T.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(plane.Absolute(c.T, chart))); err != nil {
+	directory := c.T.TempDir()
+	if err := os.CopyFS(directory, os.DirFS(plane.Absolute(c.T, chart))); err != nil {
 		c.T.Fatal(err)
 	}
 	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plimsoll-report-ca, namespace: plimsoll}\n"
-	if err := os.WriteFile(filepath.Join(folder, "templates/before.yaml"), []byte(object), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, "templates/before.yaml"), []byte(object), 0o600); err != nil {
 		c.T.Fatal(err)
 	}
-	if _, err := c.helmOf(folder, "upgrade", "plimsoll", "plimsoll", "--reset-then-reuse-values", "--take-ownership"); err != nil {
+	if _, err := c.helmOf(directory, "upgrade", "plimsoll", "plimsoll", "--reset-then-reuse-values", "--take-ownership"); err != nil {
 		c.T.Fatal(err)
 	}
 	for _, which := range []string{"first", "second"} {

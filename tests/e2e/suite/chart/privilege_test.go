@@ -87,7 +87,7 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+	const directory = "/var/run/secrets/kubernetes.io/serviceaccount"
 	pods := podsOf(t, rendered)
 	for name, spec := range pods {
 		if mounted := spec.AutomountServiceAccountToken; mounted == nil || *mounted {
@@ -107,7 +107,7 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 				if token != nil && (token.ExpirationSeconds == nil || *token.ExpirationSeconds != 3600) {
 					t.Errorf("%s: the token of volume %s does not expire after an hour", name, volume.Name)
 				}
-				if volumes[volume.Name] != folder {
+				if volumes[volume.Name] != directory {
 					continue
 				}
 				switch {
@@ -121,7 +121,7 @@ func TestPodTokensExpireWithinAnHour(t *testing.T) {
 			}
 		}
 		if slices.Sort(files); fmt.Sprint(files) != "[ca.crt namespace token]" {
-			t.Errorf("%s: unexpected files in %s: %v", name, folder, files)
+			t.Errorf("%s: unexpected files in %s: %v", name, directory, files)
 		}
 	}
 	if len(pods) != 4 {

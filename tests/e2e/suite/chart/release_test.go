@@ -47,7 +47,7 @@ func TestReleaseLifecycle(t *testing.T) {
 	}
 	// Data that only replicas write must survive an upgrade.
 	c.Kubectl("patch", "apiservice", "v1alpha1.metrics.plimsoll.dev", "--type=merge", "-p", `{"spec":{"caBundle":"`+authority+`"}}`)
-	waitRolledOut := c.watchRollOut()
+	waitRolledOut := c.watchRollout()
 	c.mustHelm("upgrade", "--reset-then-reuse-values", "--set=image.tag=next,agent.log=debug", "--wait", "--timeout=3m")
 	if unready := waitRolledOut(); unready < 1 || unready > maxUnavailable {
 		t.Errorf("of %d agents up to %d were not ready at the same time, but only %d may be", workers, unready, maxUnavailable)
@@ -104,9 +104,9 @@ func (c cluster) nodes(count int) {
 	c.Apply(`{"apiVersion":"v1","kind":"List","items":[` + strings.Join(all, ",") + `]}`)
 }
 
-// watchRollOut follows the agents, all of which are ready, by watching their pods. The returned function waits until all of them have
+// watchRollout follows the agents, all of which are ready, by watching their pods. The returned function waits until all of them have
 // been replaced, and returns the maximum number that were not ready at a time.
-func (c cluster) watchRollOut() (waitRolledOut func() int) {
+func (c cluster) watchRollout() (waitRolledOut func() int) {
 	c.T.Helper()
 	pods := kubernetes.NewForConfigOrDie(c.Config()).CoreV1().Pods("plimsoll") // without a timeout, which would end a watch too
 	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=agent"}
@@ -150,7 +150,7 @@ func (c cluster) watchRollOut() (waitRolledOut func() int) {
 		select {
 		case complete := <-done:
 			if !complete {
-				c.T.Fatal("the watch of the agents ended before their roll-out")
+				c.T.Fatal("the watch of the agents ended before their rollout")
 			}
 		case <-time.After(3 * time.Minute):
 			c.T.Fatal("the agents were not all replaced")

@@ -90,7 +90,7 @@ func addReferenced(all map[string]map[string]any, schema any, set map[string]any
 // schemas writes a schema for each kind of Kubernetes, cert-manager and ours, in the file layout of kubeconform.
 func schemas(t *testing.T) string {
 	t.Helper()
-	folder := t.TempDir()
+	directory := t.TempDir()
 	write := func(group, version, kind string, schema map[string]any) {
 		name := strings.ToLower(kind)
 		if group != "" {
@@ -98,7 +98,7 @@ func schemas(t *testing.T) string {
 		}
 		text, err := json.Marshal(schema)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(folder, name+"-"+version+".json"), text, 0o600)
+			err = os.WriteFile(filepath.Join(directory, name+"-"+version+".json"), text, 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func schemas(t *testing.T) string {
 		seal(schema)
 		write(group, version["name"].(string), names, schema)
 	}
-	return folder
+	return directory
 }
 
 // ownCRDs are the project's CRDs.

@@ -158,8 +158,8 @@ func (s *scene) cgroup(name string) string {
 		path := filepath.Join(filepath.Dir(tree), parent)
 		s.agents.must(nil, os.MkdirAll(filepath.Join(path, "kubepods", "besteffort"), 0o755))
 		s.T.Cleanup(func() {
-			for _, folder := range []string{"kubepods/besteffort", "kubepods", ""} {
-				os.Remove(filepath.Join(path, folder))
+			for _, directory := range []string{"kubepods/besteffort", "kubepods", ""} {
+				os.Remove(filepath.Join(path, directory))
 			}
 		})
 	}

@@ -14,14 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A mount simulates a kubelet's Secret volume. Each version is a folder, and a symlink points to the current one.
+// A mount simulates a kubelet's Secret volume. Each version is a directory, and a symlink points to the current one.
 type mount struct {
 	*testing.T
-	folder   string
-	versions int
+	directory string
+	versions  int
 }
 
-func (m *mount) file(name string) string { return filepath.Join(m.folder, name) }
+func (m *mount) file(name string) string { return filepath.Join(m.directory, name) }
 
 // publish replaces the content atomically.
 func (m *mount) publish(data map[string][]byte) {
@@ -49,7 +49,7 @@ func (m *mount) must(err error) {
 // mountSecret mounts a Secret as soon as it exists, and later versions after this delay, as kubelets do.
 func (s *scene) mountSecret(secret string, lag time.Duration) *mount {
 	s.T.Helper()
-	m := &mount{T: s.T, folder: s.T.TempDir()}
+	m := &mount{T: s.T, directory: s.T.TempDir()}
 	var seen map[string][]byte
 	sync := func() error {
 		found, err := s.Kube.CoreV1().Secrets("default").Get(background, secret, metav1.GetOptions{})

@@ -15,13 +15,13 @@ import (
 var users = []string{"metrics-server", "plimsoll-0", "plimsoll-1", agents}
 
 // audit returns the path of an audit log, and the API server's flags to record each request of the users once.
-func audit(t *testing.T, folder string) (string, []string) {
-	log := filepath.Join(folder, "audit.log")
+func audit(t *testing.T, directory string) (string, []string) {
+	log := filepath.Join(directory, "audit.log")
 	policy := marshal(object{
 		"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": []string{"ResponseStarted", "ResponseComplete", "Panic"},
 		"rules": []object{{"level": "Metadata", "users": users}, {"level": "None"}},
 	})
-	return log, []string{"--audit-log-path=" + log, "--audit-policy-file=" + plane.WriteFile(t, filepath.Join(folder, "audit.json"), policy)}
+	return log, []string{"--audit-log-path=" + log, "--audit-policy-file=" + plane.WriteFile(t, filepath.Join(directory, "audit.json"), policy)}
 }
 
 // requests counts the requests in this time, by user, verb and resource.

@@ -50,19 +50,19 @@ type server struct {
 }
 
 func open(t *testing.T, nodes int) *scene {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	authority := plane.NewAuthority(t, "front-proxy-ca")
-	flags := append(plane.AggregationFlags(t, folder, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
+	flags := append(plane.AggregationFlags(t, directory, authority), "--max-requests-inflight=800", "--max-mutating-requests-inflight=400",
 		// metrics-server requires a client CA, as every cluster has one.
-		"--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
-	log, audited := audit(t, folder)
+		"--client-ca-file="+plane.WriteFile(t, filepath.Join(directory, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
+	log, audited := audit(t, directory)
 	s := &scene{nodes: nodes, audit: log}
 	s.Plane = plane.Start(t, append(flags, audited...), users...)
 	s.kwok(authority)
 	s.populate()
 	s.controllers()
 	s.report()
-	s.serveMetrics(folder)
+	s.serveMetrics(directory)
 	for _, v := range s.views() {
 		s.Eventually(2*waitTimeout, v.path+" lists all objects", func() error { return s.poll(v) })
 	}
@@ -182,12 +182,12 @@ func (s *scene) report() {
 }
 
 // serveMetrics starts metrics-server as its manifests do, except that it runs on this machine and does not verify kubelet certificates.
-func (s *scene) serveMetrics(folder string) {
+func (s *scene) serveMetrics(directory string) {
 	const service = "metrics-server"
 	s.Aggregate("metrics.k8s.io", "v1beta1", service)
 	s.Kubectl("patch", "apiservice", "v1beta1.metrics.k8s.io", "--type=merge", "-p", `{"spec":{"insecureSkipTLSVerify":true}}`)
 	port, kubeconfig := plane.FreePort(s.T), s.KubeconfigFor(service)
-	s.metricsServer = &server{user: service, Process: s.Run(service, "--cert-dir="+folder, "--secure-port="+strconv.Itoa(port),
+	s.metricsServer = &server{user: service, Process: s.Run(service, "--cert-dir="+directory, "--secure-port="+strconv.Itoa(port),
 		"--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig,
 		"--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname", "--kubelet-use-node-status-port",
 		"--metric-resolution="+resolution.String(), "--kubelet-insecure-tls")}

@@ -111,16 +111,16 @@ func (s *deschedulerScene) command(t *testing.T, policy string, interval time.Du
 	return command
 }
 
-// account is a folder with the files that the kubelet mounts for a service account.
+// account is a directory with the files that the kubelet mounts for a service account.
 func (s *deschedulerScene) account() string {
 	s.T.Helper()
-	folder := s.File("account")
-	if err := os.MkdirAll(folder, 0o700); err != nil {
+	directory := s.File("account")
+	if err := os.MkdirAll(directory, 0o700); err != nil {
 		s.T.Fatal(err)
 	}
-	plane.WriteFile(s.T, filepath.Join(folder, "token"), "it")
-	plane.WriteFile(s.T, filepath.Join(folder, "ca.crt"), s.authority.PEM)
-	return folder
+	plane.WriteFile(s.T, filepath.Join(directory, "token"), "it")
+	plane.WriteFile(s.T, filepath.Join(directory, "ca.crt"), s.authority.PEM)
+	return directory
 }
 
 // run runs the descheduler once with this query, and returns its log.

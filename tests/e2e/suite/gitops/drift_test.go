@@ -38,8 +38,8 @@ func run(t *testing.T, name string, args ...string) []unstructured.Unstructured 
 // rendered are the objects of the chart with one of its values files.
 func rendered(t *testing.T, values string) []unstructured.Unstructured {
 	t.Helper()
-	folder := plane.Absolute(t, "charts/plimsoll")
-	return run(t, plane.Helm(), "template", "plimsoll", folder, "--namespace", "plimsoll", "--values", filepath.Join(folder, "ci", values+"-values.yaml"))
+	directory := plane.Absolute(t, "charts/plimsoll")
+	return run(t, plane.Helm(), "template", "plimsoll", directory, "--namespace", "plimsoll", "--values", filepath.Join(directory, "ci", values+"-values.yaml"))
 }
 
 // resource is the plural of a kind, for NodeQOS nodeqoss.
@@ -125,9 +125,9 @@ func TestKustomizeBuildsTheChart(t *testing.T) {
 	}
 	want := append(names(chart), "Namespace /plimsoll", "ConfigMap plimsoll-node-lease/plimsoll-stop")
 	slices.Sort(want)
-	for _, folder := range []string{"base", "example"} {
-		if found := names(run(t, "kubectl", "kustomize", plane.Absolute(t, "deploy/kustomize/"+folder))); !slices.Equal(found, want) {
-			t.Errorf("%s has\n%v\ninstead of\n%v", folder, found, want)
+	for _, directory := range []string{"base", "example"} {
+		if found := names(run(t, "kubectl", "kustomize", plane.Absolute(t, "deploy/kustomize/"+directory))); !slices.Equal(found, want) {
+			t.Errorf("%s has\n%v\ninstead of\n%v", directory, found, want)
 		}
 	}
 }

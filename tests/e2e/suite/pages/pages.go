@@ -15,12 +15,12 @@ import (
 	"testing"
 )
 
-// A Page is a page of the documentation. Its commands run in a folder with the parts of the repository that the documentation mentions.
+// A Page is a page of the documentation. Its commands run in a directory with the parts of the repository that the documentation mentions.
 type Page struct {
-	t      *testing.T
-	folder string
-	bin    string
-	env    []string
+	t         *testing.T
+	directory string
+	bin       string
+	env       []string
 	// scripts are the commands under each heading, notRun the headings whose commands have not run yet.
 	scripts map[string]string
 	notRun  []string
@@ -34,11 +34,11 @@ func Read(t *testing.T, root, file, binary string, env ...string) *Page {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Page{t: t, folder: t.TempDir(), bin: t.TempDir()}
+	p := &Page{t: t, directory: t.TempDir(), bin: t.TempDir()}
 	p.env = append(env, "PATH="+p.bin+":"+filepath.Join(root, "target/e2e/bin")+":"+os.Getenv("PATH"))
 	for link, target := range map[string]string{
-		filepath.Join(p.folder, "charts"): filepath.Join(root, "charts"),
-		filepath.Join(p.bin, "plimsoll"):  binary,
+		filepath.Join(p.directory, "charts"): filepath.Join(root, "charts"),
+		filepath.Join(p.bin, "plimsoll"):     binary,
 	} {
 		if err := os.Symlink(target, link); err != nil {
 			t.Fatal(err)
@@ -156,10 +156,10 @@ func (p *Page) RunElsewhere(heading string) {
 	p.script(heading)
 }
 
-// File writes a file into the folder of the commands.
+// File writes a file into the directory of the commands.
 func (p *Page) File(name, content string) {
 	p.t.Helper()
-	if err := os.WriteFile(filepath.Join(p.folder, name), []byte(content), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(p.directory, name), []byte(content), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -181,7 +181,7 @@ func (p *Page) script(heading string) string {
 // bash runs a script.
 func (p *Page) bash(script string) (out, stderr string, err error) {
 	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
-	command.Dir, command.Env = p.folder, append(os.Environ(), p.env...)
+	command.Dir, command.Env = p.directory, append(os.Environ(), p.env...)
 	var outBuffer, errBuffer strings.Builder
 	command.Stdout, command.Stderr = &outBuffer, &errBuffer
 	err = command.Run()

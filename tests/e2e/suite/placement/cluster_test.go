@@ -42,10 +42,10 @@ type cluster struct {
 
 // open starts an API server with a namespace for the chart.
 func open(t *testing.T) *cluster {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	// For the ConfigMap extension-apiserver-authentication, which every cluster has.
-	flags := plane.AggregationFlags(t, folder, plane.NewAuthority(t, "front-proxy-ca"))
-	flags = append(flags, "--client-ca-file="+plane.WriteFile(t, filepath.Join(folder, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
+	flags := plane.AggregationFlags(t, directory, plane.NewAuthority(t, "front-proxy-ca"))
+	flags = append(flags, "--client-ca-file="+plane.WriteFile(t, filepath.Join(directory, "client-ca.crt"), plane.NewAuthority(t, "client-ca").PEM))
 	c := &cluster{Plane: plane.Start(t, append(flags, mutatingPolicies(t)...)), secondPort: plane.FreePort(t)}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + ", labels: {pod-security.kubernetes.io/enforce: privileged}}}")
 	return c

@@ -12,10 +12,10 @@ import (
 // FrontProxy is the common name in the API server's proxy client certificate.
 const FrontProxy = "front-proxy-client"
 
-// AggregationFlags are the API server's flags for API aggregation. Its certificates are written into this folder.
-func AggregationFlags(t *testing.T, folder string, authority *Authority) []string {
+// AggregationFlags are the API server's flags for API aggregation. Its certificates are written into this directory.
+func AggregationFlags(t *testing.T, directory string, authority *Authority) []string {
 	certificate, key := authority.Client(FrontProxy)
-	file := func(name, content string) string { return WriteFile(t, filepath.Join(folder, name), content) }
+	file := func(name, content string) string { return WriteFile(t, filepath.Join(directory, name), content) }
 	return []string{
 		"--requestheader-client-ca-file=" + file("ca.crt", authority.PEM),
 		"--proxy-client-cert-file=" + file("proxy.crt", certificate),

@@ -24,11 +24,11 @@ var Certificates = schema.GroupVersionResource{Group: "cert-manager.io", Version
 func CertManagerCRDFiles(t *testing.T) []string {
 	t.Helper()
 	const module = "github.com/cert-manager/cert-manager"
-	folder := Absolute(t, "tests/e2e/suite/cert-manager")
-	if out, err := exec.Command("go", "mod", "download", "-C", folder, module).CombinedOutput(); err != nil {
+	directory := Absolute(t, "tests/e2e/suite/cert-manager")
+	if out, err := exec.Command("go", "mod", "download", "-C", directory, module).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
-	sources, err := exec.Command("go", "list", "-C", folder, "-m", "-f", "{{.Dir}}", module).Output()
+	sources, err := exec.Command("go", "list", "-C", directory, "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

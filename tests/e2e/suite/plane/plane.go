@@ -135,10 +135,10 @@ func (p *Plane) Plimsoll(ahead time.Duration, args ...string) *Process {
 }
 
 // build builds one of the programs that tests need.
-func (p *Plane) build(folder string) string {
+func (p *Plane) build(directory string) string {
 	p.T.Helper()
-	program := p.File(filepath.Base(folder))
-	build := exec.Command("go", "build", "-o", program, folder)
+	program := p.File(filepath.Base(directory))
+	build := exec.Command("go", "build", "-o", program, directory)
 	build.Dir = Absolute(p.T, "tests/e2e/suite")
 	if out, err := build.CombinedOutput(); err != nil {
 		p.T.Fatalf("go build: %v: %s", err, out)
@@ -153,9 +153,9 @@ func Absolute(t *testing.T, path string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for folder := here; folder != filepath.Dir(folder); folder = filepath.Dir(folder) {
-		if _, err := os.Stat(filepath.Join(folder, "Cargo.toml")); err == nil {
-			return filepath.Join(folder, path)
+	for directory := here; directory != filepath.Dir(directory); directory = filepath.Dir(directory) {
+		if _, err := os.Stat(filepath.Join(directory, "Cargo.toml")); err == nil {
+			return filepath.Join(directory, path)
 		}
 	}
 	t.Fatalf("%s is not in the repository", here)
@@ -192,10 +192,10 @@ func FreePort(t *testing.T) int {
 // Local is the URL of a port of this machine.
 func Local(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
 
-// File is the path of a file in the plane's folder.
+// File is the path of a file in the plane's directory.
 func (p *Plane) File(name string) string { return filepath.Join(p.dir, name) }
 
-// Write writes a file into the plane's folder.
+// Write writes a file into the plane's directory.
 func (p *Plane) Write(name, content string) string {
 	p.T.Helper()
 	return WriteFile(p.T, p.File(name), content)
@@ -240,7 +240,7 @@ func Tool(t *testing.T, name string) string {
 	}
 	path := filepath.Join(bin, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`, cert-manager: `make cert-manager`, trimaran-scheduler and descheduler: `make consumers`), PLIMSOLL_E2E_BIN names another folder", err)
+		t.Fatalf("%v: `make cluster-build` builds it (metrics-server: `make compare`, cert-manager: `make cert-manager`, trimaran-scheduler and descheduler: `make consumers`), PLIMSOLL_E2E_BIN names another directory", err)
 	}
 	return path
 }

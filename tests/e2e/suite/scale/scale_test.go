@@ -194,7 +194,7 @@ func (p *plane) versions() map[string]string {
 	return versions
 }
 
-// TestThousandNodesAndFiftyPolicies: a tightening edit reaches all nodes in the time of its roll-out (a minute with ten
+// TestThousandNodesAndFiftyPolicies: a tightening edit reaches all nodes in the time of its rollout (a minute with ten
 // canaries, then a hundred nodes a second). After that nothing is written.
 func TestThousandNodesAndFiftyPolicies(t *testing.T) {
 	p := start(t)

@@ -29,7 +29,7 @@ def service():
 
 def files():
     """The files of the system, in no order."""
-    found = [os.path.join(folder, name) for folder, _, names in os.walk("/usr/lib") for name in names]
+    found = [os.path.join(directory, name) for directory, _, names in os.walk("/usr/lib") for name in names]
     random.shuffle(found)
     return [name for name in found if os.path.isfile(name) and 10_000 < os.path.getsize(name) < 3_000_000]
 

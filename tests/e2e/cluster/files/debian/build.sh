@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches Debian for the guest into the folder where this script stands: root.tar, vmlinuz and modules/.
+# Fetches Debian for the guest into the directory where this script stands: root.tar, vmlinuz and modules/.
 set -euo pipefail
 cd "$(dirname "$0")"
 packages=mount,systemd-sysv,dbus,kmod,iproute2,containerd,runc,containernetworking-plugins,dropbear-bin

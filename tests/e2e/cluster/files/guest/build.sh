@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the guest of node v2 in the folder where this script stands: initrd.gz and root.ext4.
+# Builds the guest of node v2 in the directory where this script stands: initrd.gz and root.ext4.
 # usage: build.sh DEBIAN KUBELET IMAGE...   (beside it: overlay/ with the files that are ours, init, import.toml)
 set -euo pipefail
 cd "$(dirname "$0")"
