@@ -1,6 +1,8 @@
 //! CPU and memory of an idle `plimsoll run` with 110 pods, sampled every second.
 //!
-//! `cargo bench --bench daemon --target x86_64-unknown-linux-musl [-- --pods 110 --seconds 60 --assert]`
+//! `cargo bench --bench daemon --target x86_64-unknown-linux-musl [-- --pods 110 --seconds 60 --protected --program FILE --assert]`
+//!
+//! `--protected` adds a rule on what the pods wait, which needs cgroup v2. `--program` measures another binary.
 //!
 //! The real binary on real cgroups of this machine, two containers a pod, and the real `/proc`; rules on CPU and memory,
 //! evaluated every 10 s and never breached. CPU time and resident memory are the kernel's figures for the process, read
@@ -36,7 +38,8 @@ struct Reading {
 fn main() -> ExitCode {
     let pods = run_support::argument("--pods").map_or(110, |count| count.parse().unwrap());
     let seconds: usize = run_support::argument("--seconds").map_or(60, |it| it.parse().unwrap());
-    let assert = std::env::args().any(|arg| arg == "--assert");
+    let has = |option: &str| std::env::args().any(|arg| arg == option);
+    let (assert, protected) = (has("--assert"), has("--protected"));
     let machine = Machine::new();
     for number in 0..pods {
         for container in ["main", "pause"] {
@@ -47,9 +50,15 @@ fn main() -> ExitCode {
     let cpu = "metricRule: {name: cpu_total_usage, value: 1000000}\n";
     let memory = "metricRule: {name: memory_total_utilization, value: 99.9}\n";
     let rules = policy(action, "throttle, evict", 2, 1_000_000);
-    let both = format!("{cpu}  - name: memory\n    actionName: act\n    {memory}");
-    machine.write("policies/idle.yaml", &rules.replace(cpu, &both));
-    let mut command = machine.command("run");
+    let mut all = format!("{cpu}  - name: memory\n    actionName: act\n    {memory}");
+    if protected {
+        let wait = "metricRule: {name: protected_cpu_delay_max, value: 99.9}\n";
+        write!(all, "  - name: wait\n    actionName: act\n    {wait}").unwrap();
+    }
+    machine.write("policies/idle.yaml", &rules.replace(cpu, &all));
+    let program = run_support::argument("--program");
+    let program = program.unwrap_or_else(|| run_support::BINARY.to_owned());
+    let mut command = machine.command_of(&program, "run");
     command
         .args([
             "--output",

@@ -177,7 +177,12 @@ impl Machine {
     }
 
     pub fn command(&self, subcommand: &str) -> Command {
-        let mut command = Command::new(BINARY);
+        self.command_of(BINARY, subcommand)
+    }
+
+    /// The same with another binary.
+    pub fn command_of(&self, program: &str, subcommand: &str) -> Command {
+        let mut command = Command::new(program);
         command
             .arg(subcommand)
             .arg("--state-dir")
