@@ -16,7 +16,7 @@ use plimsoll::standalone::wake::Wake;
 use serde_json::Value;
 
 use super::support::{
-    RunningDemo, cgroups_of, demo, leftovers_of, processes_of, serialize, wait_until,
+    RunningDemo, cgroups_of, demo, has_threads, leftovers_of, processes_of, serialize, wait_until,
     writable_cgroups,
 };
 
@@ -112,11 +112,11 @@ fn the_next_demo_removes_what_a_killed_one_left() {
     killed.signal(Signal::SIGKILL);
     let (_, code) = killed.wait();
     assert_eq!(code, None, "killed");
-    wait_until("its processes die with it", || processes_of(pid).is_empty());
-    assert!(
-        !cgroups_of(pid, &hierarchy).is_empty(),
-        "kill -9 leaves cgroups"
-    );
+    let cgroups = cgroups_of(pid, &hierarchy);
+    assert!(!cgroups.is_empty(), "kill -9 leaves cgroups");
+    wait_until("its processes die with it", || {
+        processes_of(pid).is_empty() && !cgroups.iter().any(|cgroup| has_threads(cgroup))
+    });
 
     let mut next = RunningDemo::start(demo(&["--plain", "--seconds", "10"]));
     next.wait_for("the important pod runs alone");

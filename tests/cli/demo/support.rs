@@ -134,6 +134,16 @@ pub fn cgroups_of(pid: u32, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     dirs
 }
 
+/// Whether a thread is in this cgroup or below it. One that exits has no command line any more, and is still in it.
+pub fn has_threads(cgroup: &Path) -> bool {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    let mut below = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir());
+    let threads = ["tasks", "cgroup.threads"].map(|file| fs::read_to_string(cgroup.join(file)));
+    threads.into_iter().flatten().any(|text| !text.is_empty()) || below.any(|it| has_threads(&it))
+}
+
 /// The processes that the demo with this process id started, by their command lines.
 pub fn processes_of(pid: u32) -> Vec<PathBuf> {
     let parent = format!("--parent={pid}");
