@@ -241,10 +241,8 @@ fn update_messages(
         let threshold = value(report.threshold);
         let is_edited = |known: f64| known.total_cmp(&report.threshold).is_ne();
         let known = before.get(&report.id);
-        let is_current = known.is_none_or(|(known, _)| is_edited(*known));
-        let breach = report
-            .value
-            .filter(|now| is_current && *now > report.threshold);
+        let is_new = known.is_none_or(|(known, _)| is_edited(*known));
+        let breach = report.value.filter(|now| is_new && *now > report.threshold);
         let message = match (breach, known) {
             (Some(now), _) => format!("{}: {name} {} is above {threshold}", report.id, value(now)),
             (None, Some((_, message))) => message.clone(),

@@ -354,7 +354,7 @@ pub fn log(event: &Event) {
 }
 
 /// The actions without effect: those that the engine observed, and those of rules that could not choose from all pods,
-/// since some have no cgroup where the layout expects it, or run in another one.
+/// since some have no cgroup where the layout expects it.
 fn ineffective(
     machine: &Machine,
     reports: &[RuleReport],
@@ -375,14 +375,11 @@ fn ineffective(
             && lasted.is_some_and(|lasted| lasted >= START_TIMEOUT)
     });
     if let Some(report) = acting {
-        let absent = pods.without_cgroup();
-        let absent = absent.map(|(uid, pod)| (uid, pod, Cause::no_cgroup()));
-        let found = absent.chain(machine.moved());
-        actions.extend(found.map(|(uid, pod, cause)| IneffectiveAction {
+        actions.extend(pods.without_cgroup().map(|(uid, pod)| IneffectiveAction {
             uid,
             pod,
             rule: report.id.clone(),
-            cause,
+            cause: Cause::no_cgroup(),
         }));
     }
     actions

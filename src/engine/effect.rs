@@ -31,6 +31,8 @@ const MAX_OVERRUN: Duration = Duration::from_millis(5);
 const BANDWIDTH_SLICE: Duration = Duration::from_millis(5);
 /// A pod is neither reclaimed from nor evicted again for this time after that had no effect.
 const RETRY_PAUSE: Duration = Duration::from_mins(5);
+/// The same where this kernel cannot reclaim at all.
+const UNSUPPORTED_PAUSE: Duration = Duration::from_hours(1);
 /// An evicted pod is seen terminating within this time: the API server sets its deletion timestamp with the answer.
 const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
 
@@ -58,6 +60,11 @@ pub(super) struct Pause(Option<(BootTime, RuleId)>);
 impl Pause {
     pub(super) fn start(&mut self, now: BootTime, rule: &RuleId) {
         self.0 = Some((now + RETRY_PAUSE, rule.clone()));
+    }
+
+    /// Starts one for what will not work later either.
+    pub(super) fn start_unsupported(&mut self, now: BootTime, rule: &RuleId) {
+        self.0 = Some((now + UNSUPPORTED_PAUSE, rule.clone()));
     }
 
     /// The rule that acted last, until the end.

@@ -331,7 +331,10 @@ impl Engine {
                 if let Some(tracked) = self.pods.get_mut(uid) {
                     // It has nothing to read back.
                     tracked.reclaimed = None;
-                    tracked.effect.reclaim_pause.start(self.now, rule);
+                    tracked
+                        .effect
+                        .reclaim_pause
+                        .start_unsupported(self.now, rule);
                 }
             }
             Feedback::NothingReclaimed { uid, rule } => {

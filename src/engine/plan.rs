@@ -352,7 +352,7 @@ pub enum Feedback {
         /// Pod UID.
         uid: PodUid,
     },
-    /// Another writer changed the quotas of these pods, which were written again: for a moment they were not ours.
+    /// Another writer changed files of these pods, which were written again: for a moment their quotas were not ours.
     Overwritten {
         /// Pod UIDs.
         uids: Vec<PodUid>,

@@ -120,7 +120,7 @@ pub struct WaitCounters {
     /// Nanoseconds in which some thread waited for `[CPU, memory, I/O]` (`total=` of the `some` lines of `*.pressure`).
     /// Missing on cgroup v1.
     pub stalled: [Option<u64>; 3],
-    /// Enforcement periods of the cgroup's own quota that passed (`nr_periods`).
+    /// Enforcement periods of the cgroup's own quota that passed (`nr_periods`), or of a container's if they are more.
     pub periods: Option<u64>,
     /// Those in which it was throttled (`nr_throttled`), or the sum over its containers if that is more.
     pub throttled_periods: Option<u64>,

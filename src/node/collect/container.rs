@@ -94,11 +94,10 @@ impl ContainerReader {
         Some(self.record(reading, result)?.nanos)
     }
 
-    /// Enforcement periods in which its own quota throttled it.
-    pub fn throttled_periods(&mut self, reading: &mut Reading) -> Option<u64> {
+    /// Enforcement periods of its own quota, and those in which that throttled it.
+    pub fn periods(&mut self, reading: &mut Reading) -> [Option<u64>; 2] {
         let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
-        let [_, throttled] = self.record(reading, result)?;
-        throttled
+        self.record(reading, result).unwrap_or_default()
     }
 
     /// Reads what `demand` asks for.

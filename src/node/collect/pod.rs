@@ -175,11 +175,13 @@ impl PodReader {
     /// A pod's `cpu.stat` counts only throttling by its own quota, but its pressure includes throttling by its
     /// containers' quotas.
     fn count_quotas_of_containers(&mut self, reading: &mut Reading, waits: &mut WaitCounters) {
-        let mut throttled = 0_u64;
+        let (mut passed, mut throttled) = (0, 0_u64);
         for container in self.containers.below() {
-            let periods = container.throttled_periods(reading).unwrap_or_default();
-            throttled = throttled.saturating_add(periods);
+            let [periods, of_them] = container.periods(reading).map(Option::unwrap_or_default);
+            passed = passed.max(periods);
+            throttled = throttled.saturating_add(of_them);
         }
+        waits.periods = waits.periods.map(|own| own.max(passed));
         waits.throttled_periods = waits.throttled_periods.map(|own| own.max(throttled));
     }
 

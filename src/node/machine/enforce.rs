@@ -32,8 +32,8 @@ pub struct Actuators {
     reclaimer: Reclaimer,
     /// The rule of each pod's last reclaim.
     reclaiming: BTreeMap<PodUid, RuleId>,
-    /// Why page cache cannot be reclaimed here, as last reported.
-    unsupported: Option<&'static str>,
+    /// Why the last reclaim failed.
+    reclaim_failure: Option<String>,
     /// For each throttled pod: whether its containers are limited instead of the pod.
     pinned: BTreeMap<PodUid, bool>,
     /// When throttles outside the plan were last restored; `None` before the first plan.
@@ -204,7 +204,7 @@ impl Actuators {
             throttler,
             reclaimer: Reclaimer::new(hierarchy.clone()),
             reclaiming: BTreeMap::new(),
-            unsupported: None,
+            reclaim_failure: None,
             hierarchy,
             pinned: BTreeMap::new(),
             last_restore: None,
@@ -320,6 +320,7 @@ impl Actuators {
             ReclaimOutcome::Busy { .. } => return None,
             ReclaimOutcome::Gone { .. } => return Some(Effect::vanished(&uid)),
             ReclaimOutcome::Reclaimed { freed, .. } => {
+                self.reclaim_failure = None;
                 let rule = rule.filter(|_| freed == Bytes::ZERO);
                 (
                     rule.map(nothing),
@@ -327,7 +328,7 @@ impl Actuators {
                 )
             }
             ReclaimOutcome::Unsupported { reason, .. } => {
-                self.unsupported = Some(reason);
+                self.reclaim_failure = Some(reason.to_owned());
                 let unsupported = |rule| Feedback::ReclaimUnsupported {
                     uid: uid.clone(),
                     rule,
@@ -335,7 +336,11 @@ impl Actuators {
                 let text = format!("no page cache can be reclaimed: {reason}");
                 (rule.map(unsupported), text)
             }
-            ReclaimOutcome::Failed { error, .. } => (rule.map(nothing), error.to_string()),
+            ReclaimOutcome::Failed { error, .. } => {
+                let text = error.to_string();
+                self.reclaim_failure = Some(text.clone());
+                (rule.map(nothing), text)
+            }
         };
         let detail = Detail::Cgroup(text);
         Some(Effect {
@@ -411,9 +416,9 @@ impl Actuators {
             .any(|throttled| throttled == uid)
     }
 
-    /// Why page cache cannot be reclaimed, once that was tried.
-    pub const fn reclaim_unsupported(&self) -> Option<&'static str> {
-        self.unsupported
+    /// Why the last reclaim failed.
+    pub fn reclaim_failure(&self) -> Option<&str> {
+        self.reclaim_failure.as_deref()
     }
 
     /// Whether any process runs in `cgroup` or below it.

@@ -1,12 +1,10 @@
 //! Why an action has no effect: what the engine observed, and the cause as far as this machine shows it.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::Machine;
 use super::backend::Backend;
-use super::workload::Workload;
 use crate::engine::plan::Ineffective;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
@@ -40,8 +38,8 @@ pub struct Evidence {
     pub scheduler: Option<String>,
     /// The pod's cgroup exists.
     pub has_cgroup: bool,
-    /// Why no page cache can be reclaimed on this machine.
-    pub reclaim_unsupported: Option<&'static str>,
+    /// Why the last reclaim on this machine failed.
+    pub reclaim_failure: Option<String>,
 }
 
 /// The reasons of [`Cause`].
@@ -94,7 +92,7 @@ impl Cause {
             ),
             Ineffective::NothingReclaimed => (
                 reason::NOTHING_RECLAIMED,
-                evidence.reclaim_unsupported.map_or_else(
+                evidence.reclaim_failure.as_ref().map_or_else(
                     || "reclaiming its page cache freed nothing".to_owned(),
                     |why| format!("no page cache can be reclaimed: {why}"),
                 ),
@@ -105,16 +103,6 @@ impl Cause {
             ),
         };
         Self { reason, message }
-    }
-
-    /// No process of the pod is in its cgroup.
-    pub fn not_in(cgroup: &str) -> Self {
-        Self {
-            reason: reason::WRONG_LAYOUT,
-            message: format!(
-                "none of its processes is in `{cgroup}`: another cgroup manager moved them"
-            ),
-        }
     }
 
     /// The pod has no cgroup where the layout expects it.
@@ -146,24 +134,6 @@ impl<B: Backend> Machine<B> {
         actions.collect()
     }
 
-    /// The pods whose containers run, but not in the pod's cgroup, and that a rule may act on: UID, `namespace/name`, cause.
-    pub fn moved(&self) -> impl Iterator<Item = (PodUid, String, Cause)> {
-        let protected: BTreeSet<_> = self.protected_pods().collect();
-        let is_moved = move |workload: &&Workload| {
-            let pod = &workload.pod;
-            let runs = pod.running && !pod.terminating && !protected.contains(&pod.uid);
-            runs && workload.containers.is_some_and(|facts| !facts.missing)
-                && workload.exists(&self.settings.hierarchy)
-                && !self.actuators.is_populated(&workload.cgroup)
-        };
-        let moved = self.pods.values().filter(is_moved);
-        moved.filter_map(|workload| {
-            let uid = workload.pod.uid.clone();
-            let name = self.name(&uid)?;
-            Some((uid, name, Cause::not_in(workload.cgroup.as_str())))
-        })
-    }
-
     pub(super) fn cause(
         &self,
         uid: &PodUid,
@@ -175,7 +145,7 @@ impl<B: Backend> Machine<B> {
         let evidence = Evidence {
             scheduler,
             has_cgroup: workload.is_some(),
-            reclaim_unsupported: self.actuators.reclaim_unsupported(),
+            reclaim_failure: self.actuators.reclaim_failure().map(str::to_owned),
         };
         Cause::of(observed, &evidence)
     }
@@ -238,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_reclaim_is_named() {
+    fn the_failure_of_a_reclaim_is_named() {
         let evidence = Evidence {
-            reclaim_unsupported: Some("cgroup v1 has no memory.reclaim"),
+            reclaim_failure: Some("cgroup v1 has no memory.reclaim".to_owned()),
             ..Evidence::default()
         };
         let cause = Cause::of(Ineffective::NothingReclaimed, &evidence);

@@ -126,6 +126,25 @@ fn a_breached_rule_with_edited_thresholds_stays_breached_over_a_restart() {
     assert_eq!(ratio(&node), Some(40));
 }
 
+/// An edit while the agent is down is like one while it is up: a relapse is one of the same thresholds.
+#[test]
+fn what_was_learned_of_relapses_is_resumed_for_the_same_thresholds_only() {
+    let doublings = |threshold: f64| {
+        let node = hot();
+        let mut state = serde_json::to_value(node.engine.state()).unwrap();
+        state["rules"][0]["doublings"] = 3.into();
+        let mut edited = rules();
+        edited[0].threshold = threshold;
+        let mut engine = Engine::new();
+        engine.set_policy(Arc::new(scenario::policy_set(edited)));
+        engine.adopt(&serde_json::from_value(state).unwrap(), &[]);
+        let resumed = serde_json::to_value(engine.state()).unwrap();
+        resumed["rules"][0]["doublings"].clone()
+    };
+    assert_eq!(doublings(rules()[0].threshold), 3);
+    assert_eq!(doublings(5000.0), 0);
+}
+
 type Disturbance<'a> = &'a dyn Fn(&mut Node);
 
 /// One sample says little about a load of which nothing was known for a while, or that is compared with another value.
