@@ -741,7 +741,7 @@ fn an_agent_that_starts_without_an_api_server_uses_the_saved_state() {
     node.machine.load.set(HIGH);
     let agent = node.agent(&[]);
     agent.until("the pod is throttled to its floor", || {
-        agent.output().contains("at its floor")
+        agent.output().contains("-> 20 %")
     });
     let floor = node.quota(&batch);
     node.plane.stop();
