@@ -404,14 +404,14 @@ const BURNER: &str = "run_support::burn_cpu";
 #[ignore = "started by other tests as a process: uses half a CPU until it is killed"]
 fn burn_cpu() {
     // Half, because tests run beside each other.
-    burn(TURN);
+    burn(TURN, 4 * TIMEOUT);
 }
 
 const TURN: Duration = Duration::from_millis(5);
 
-/// Uses a CPU for a [`TURN`], pauses, and so on until it is killed, at the latest after a while.
-pub fn burn(pause: Duration) {
-    let end = boot_time() + 4 * TIMEOUT;
+/// Uses a CPU for a [`TURN`], pauses, and so on until it is killed, at the latest after `longest`.
+pub fn burn(pause: Duration, longest: Duration) {
+    let end = boot_time() + longest;
     while boot_time() < end {
         let started = boot_time();
         while since(started) < TURN {
