@@ -79,7 +79,7 @@ protect: tools-protect ## Measures how far important pods are protected, each wa
 
 protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that only ratios count (an hour)
 	cargo bench --target $(TARGET) --bench protect --no-run
-	GUEST_TIMEOUT=7200 GUEST_ARGS="--rounds 2 --only burst,wake-ups,chain --program /bin/plimsoll" \
+	GUEST_TIMEOUT=7200 GUEST_ARGS="--rounds 2 --length-factor 3 --only burst,wake-ups,chain --program /bin/plimsoll" \
 		tests/guest/run.sh "$$(ls -t target/$(TARGET)/release/deps/protect-* | grep -v '\.d$$' | head -1)" $(BINARY)
 
 # Without the release's link-time optimisation, which would take longer than the simulation; the result is the same.

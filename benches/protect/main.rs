@@ -1,6 +1,6 @@
 //! Latency of important pods beside batch pods: unprotected, and protected in several ways.
 //!
-//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --only burst,redis --program FILE --write --assert]`
+//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --length-factor 1 --only burst,redis --program FILE --write --assert]`
 //!
 //! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
 //! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
@@ -43,6 +43,8 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::from(assert));
     };
     let rounds: usize = argument("--rounds").map_or(5, |rounds| rounds.parse().unwrap());
+    let length_factor: u32 =
+        argument("--length-factor").map_or(1, |factor| factor.parse().unwrap());
     let only = argument("--only");
     let wanted = |name: &str| {
         let mut names = only.iter().flat_map(|only| only.split(','));
@@ -57,7 +59,10 @@ fn main() -> ExitCode {
     let mut scenes: Vec<SceneFigures> = Scene::all(ground.cpus)
         .into_iter()
         .filter(|scene| wanted(scene.name))
-        .map(|scene| ground.measure(&scene, rounds))
+        .map(|mut scene| {
+            scene.length *= length_factor;
+            ground.measure(&scene, rounds)
+        })
         .collect();
     if wanted(redis::NAME) {
         scenes.extend(redis::measure(&ground, rounds));
