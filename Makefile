@@ -77,7 +77,7 @@ bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their basel
 protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; half an hour)
 	cargo bench --target $(TARGET) --bench protect -- --write --assert
 
-protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that only ratios count (an hour)
+protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that only ratios count (half an hour)
 	cargo bench --target $(TARGET) --bench protect --no-run
 	GUEST_TIMEOUT=7200 GUEST_ARGS="--rounds 2 --length-factor 3 --only burst,wake-ups,chain --program /bin/plimsoll" \
 		tests/guest/run.sh "$$(ls -t target/$(TARGET)/release/deps/protect-* | grep -v '\.d$$' | head -1)" $(BINARY)
