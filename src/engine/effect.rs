@@ -30,9 +30,9 @@ const MAX_OVERRUN: Duration = Duration::from_millis(5);
 /// The kernel hands quota out in slices; each CPU may use the rest of one (`sched_cfs_bandwidth_slice_us`).
 const BANDWIDTH_SLICE: Duration = Duration::from_millis(5);
 /// A pod is neither reclaimed from nor evicted again for this time after that had no effect.
-const RETRY_PAUSE: Duration = Duration::from_mins(5);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_mins(5);
 /// The same where this kernel cannot reclaim at all.
-const UNSUPPORTED_PAUSE: Duration = Duration::from_hours(1);
+pub(super) const UNSUPPORTED_PAUSE: Duration = Duration::from_hours(1);
 /// An evicted pod is seen terminating within this time: the API server sets its deletion timestamp with the answer.
 const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
 
@@ -58,13 +58,8 @@ pub(super) struct EffectCheck {
 pub(super) struct Pause(Option<(BootTime, RuleId)>);
 
 impl Pause {
-    pub(super) fn start(&mut self, now: BootTime, rule: &RuleId) {
-        self.0 = Some((now + RETRY_PAUSE, rule.clone()));
-    }
-
-    /// Starts one for what will not work later either.
-    pub(super) fn start_unsupported(&mut self, now: BootTime, rule: &RuleId) {
-        self.0 = Some((now + UNSUPPORTED_PAUSE, rule.clone()));
+    pub(super) fn start(&mut self, until: BootTime, rule: &RuleId) {
+        self.0 = Some((until, rule.clone()));
     }
 
     /// The rule that acted last, until the end.
@@ -98,7 +93,7 @@ impl EffectCheck {
         })
     }
 
-    /// Another writer changed its quota, which was written again: it is verified anew.
+    /// Another writer changed its quota, which was written again: its effect is verified from then on.
     pub(super) fn overwritten(&mut self) {
         self.written = None;
     }
@@ -235,7 +230,10 @@ impl Verification<'_> {
         } else if let Some((at, rule)) = self.rounds.accepted(&tracked.pod.uid)
             && self.now.since(at) >= self.termination_notice(rule)
         {
-            tracked.effect.eviction_pause.start(self.now, rule);
+            tracked
+                .effect
+                .eviction_pause
+                .start(self.now + RETRY_PAUSE, rule);
         }
     }
 

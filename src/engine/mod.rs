@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::demand::Demand;
-use self::effect::Verification;
+use self::effect::{RETRY_PAUSE, UNSUPPORTED_PAUSE, Verification};
 use self::evict::Rounds;
 use self::group::Group;
 use self::ledger::Ledger;
@@ -334,12 +334,15 @@ impl Engine {
                     tracked
                         .effect
                         .reclaim_pause
-                        .start_unsupported(self.now, rule);
+                        .start(self.now + UNSUPPORTED_PAUSE, rule);
                 }
             }
             Feedback::NothingReclaimed { uid, rule } => {
                 if let Some(tracked) = self.pods.get_mut(uid) {
-                    tracked.effect.reclaim_pause.start(self.now, rule);
+                    tracked
+                        .effect
+                        .reclaim_pause
+                        .start(self.now + RETRY_PAUSE, rule);
                 }
             }
             Feedback::EvictionAccepted { uid } => self.rounds.accept(uid, self.now),
@@ -419,7 +422,7 @@ impl Engine {
         for (uid, rule) in self.rounds.timed_out(now) {
             let tracked = self.pods.get_mut(uid);
             if let Some(tracked) = tracked.filter(|it| it.pod.running && !it.pod.terminating) {
-                tracked.effect.eviction_pause.start(now, rule);
+                tracked.effect.eviction_pause.start(now + RETRY_PAUSE, rule);
             }
         }
         self.rounds.settle(now, sample.at, &self.pods);
