@@ -14,7 +14,7 @@ use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings};
+use plimsoll::reconcilers::reconciler::{ControllerSettings, Operation, Reconciler};
 use plimsoll::reconcilers::wire::{ObservedNode, Watermark, WatermarkObject};
 use serde_json::{Value, json};
 
@@ -141,7 +141,7 @@ impl Bars {
 fn main() -> ExitCode {
     let before = resident();
     let mut bars = Bars(true);
-    let mut reconciler = Reconciler::new(Settings::default());
+    let mut reconciler = Reconciler::new(ControllerSettings::default());
     let close = json!({
         "apiVersion": "ensurance.crane.io/v1alpha1", "kind": "AvoidanceAction",
         "metadata": {"name": "close", "generation": 1}, "spec": {},

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use plimsoll::clock;
 use plimsoll::engine::units::{Bytes, MilliCpu};
-use plimsoll::metrics_api::loads::{ByNode, NodeLoad};
-use plimsoll::scheduler_api::extender::{Extender, Request};
+use plimsoll::metrics_api::loads::{ByNode, KnownLoad};
+use plimsoll::scheduler_api::extender::{Extender, ExtenderRequest};
 use serde_json::json;
 
 const NODES: usize = 5000;
@@ -35,11 +35,11 @@ fn name(index: usize) -> String {
     )
 }
 
-fn node(index: usize) -> NodeLoad {
+fn node(index: usize) -> KnownLoad {
     let load = (index * 37 % 100) as f64;
     let resource = |load: f64| json!({"percent": load, "expected": load * 0.8, "newcomers": 0.0, "history": load * 0.7, "line": 80.0});
     let status = json!({"load": {"percent": load, "worst": "cpu", "cpu": resource(load), "memory": resource(load / 2.0)}});
-    NodeLoad {
+    KnownLoad {
         at: clock::boot_time(),
         interval: Duration::from_mins(5),
         cpu: MilliCpu(16_000),
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
             .map(|pod| {
                 let body = body(pod % 50, &names);
                 let start = clock::thread_time();
-                let request = Request::read(&body).unwrap();
+                let request = ExtenderRequest::read(&body).unwrap();
                 let answer = extender.prioritize(&request, &nodes, clock::boot_time());
                 let took = clock::thread_time().saturating_sub(start);
                 assert!(answer.unknown == 0 && !answer.body.is_empty());

@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 
 use allocation_counter::measure;
 use libfuzzer_sys::{Corpus, fuzz_target};
-use plimsoll::fuzz::{TARGETS, Target};
+use plimsoll::fuzz::{TARGETS, FuzzTarget};
 
-static TARGET: OnceLock<Target> = OnceLock::new();
+static TARGET: OnceLock<FuzzTarget> = OnceLock::new();
 
-fn target() -> Target {
+fn target() -> FuzzTarget {
     let name = env::var("TARGET").unwrap_or_default();
     let found = TARGETS.into_iter().find(|target| target.name == name);
     found.unwrap_or_else(|| {

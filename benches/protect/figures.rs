@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plimsoll::scene::latency::{Distribution, Latencies, Span};
+use plimsoll::scene::latency::{Distribution, Latencies, TimeSpan};
 
 use crate::ways::Way;
 
@@ -20,7 +20,7 @@ pub struct Figures {
     pub others: f64,
     /// All requests of the round, and from the start of the batch pods to the end; `None` where the client reports no single
     /// requests.
-    pub round: Option<(Latencies, Span)>,
+    pub round: Option<(Latencies, TimeSpan)>,
 }
 
 /// When the important pods had recovered from the batch pods.
@@ -54,7 +54,7 @@ impl Figures {
         let (requests, round) = self.round.as_ref()?;
         let mut from = round.from;
         let harmed = loop {
-            let second = Span {
+            let second = TimeSpan {
                 from,
                 to: from + SECOND,
             };
@@ -66,7 +66,7 @@ impl Figures {
             }
             from = from + SECOND / 10;
         };
-        let rest = Span {
+        let rest = TimeSpan {
             from: harmed,
             to: round.to,
         };

@@ -10,7 +10,7 @@ use plimsoll::clock::boot_time;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::latency::Distribution;
 use plimsoll::scene::pod::ScenePod;
-use plimsoll::scene::process::Load;
+use plimsoll::scene::process::LoadProcess;
 
 use crate::figures::{Figures, SceneFigures};
 use crate::round::{Ground, Meters, run_until};
@@ -85,12 +85,12 @@ fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
     wait_for_server(&socket);
     let batch_pods: Vec<ScenePod> = scene.batch.iter().map(|(pod, _)| pod.clone()).collect();
     let started = boot_time();
-    let batch: Vec<Load> = if way == Way::Alone {
+    let batch: Vec<LoadProcess> = if way == Way::Alone {
         Vec::new()
     } else {
         let program = &ground.program;
         let pods = batch_pods.iter();
-        pods.map(|pod| Load::batch(program, pod, &cgroups).unwrap())
+        pods.map(|pod| LoadProcess::batch(program, pod, &cgroups).unwrap())
             .collect()
     };
     let mut control = Control::start(way, ground, &cgroups, scene, &batch_pods);

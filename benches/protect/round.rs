@@ -16,9 +16,9 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::collect::Sampler;
 use plimsoll::scene::cgroups::SceneCgroups;
-use plimsoll::scene::latency::{Latencies, Span};
+use plimsoll::scene::latency::{Latencies, TimeSpan};
 use plimsoll::scene::pod::ScenePod;
-use plimsoll::scene::process::{Load, Worker};
+use plimsoll::scene::process::{LoadProcess, Worker};
 
 use crate::figures::{Figures, SceneFigures};
 use crate::scenes::{Batch, Scene};
@@ -175,7 +175,7 @@ impl Ground {
                 writeln!(csv, "{round},{},{due},{latency},{served}", way.name()).unwrap();
             }
         }));
-        let span = Span {
+        let span = TimeSpan {
             from: settled,
             to: ended,
         };
@@ -187,7 +187,7 @@ impl Ground {
             others,
             round: Some((
                 latencies,
-                Span {
+                TimeSpan {
                     from: started,
                     to: ended,
                 },
@@ -203,10 +203,10 @@ pub fn raw() -> PathBuf {
     raw
 }
 
-fn start_batch(program: &Path, scene: &Scene, cgroups: &SceneCgroups) -> Vec<Load> {
+fn start_batch(program: &Path, scene: &Scene, cgroups: &SceneCgroups) -> Vec<LoadProcess> {
     let loads = scene.batch.iter().map(|(pod, batch)| match batch {
-        Batch::Busy => Load::batch(program, pod, cgroups),
-        Batch::Paced(service) => Load::paced(program, pod, *service, cgroups),
+        Batch::Busy => LoadProcess::batch(program, pod, cgroups),
+        Batch::Paced(service) => LoadProcess::paced(program, pod, *service, cgroups),
     });
     loads.map(Result::unwrap).collect()
 }

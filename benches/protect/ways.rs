@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use plimsoll::clock::boot_time;
 use plimsoll::crd::{Objects, compile};
-use plimsoll::demo::phase::Schedule;
+use plimsoll::demo::phase::PhaseSchedule;
 use plimsoll::demo::pods::DemoPods;
 use plimsoll::demo::policy;
 use plimsoll::engine::policy::{CpuThrottle, NodeFacts, PolicySet};
 use plimsoll::engine::time::BootTime;
-use plimsoll::node::machine::Settings;
+use plimsoll::node::machine::MachineSettings;
 use plimsoll::node::machine::workload::Workload;
 use plimsoll::scene::cgroups::SceneCgroups;
 use plimsoll::scene::pod::ScenePod;
@@ -122,7 +122,7 @@ impl Control {
             Way::Crane => Self::Crane(Crane::new(cgroups, batch, threshold)),
             Way::Quota | Way::Idle | Way::IdleAndQuota => {
                 let state = tempfile::tempdir().unwrap();
-                let settings = Settings {
+                let settings = MachineSettings {
                     hierarchy: ground.hierarchy.clone(),
                     proc_root: PathBuf::from("/proc"),
                     sys_root: PathBuf::from("/sys"),
@@ -206,7 +206,7 @@ fn by_waiting(policy: ByWaiting, node: &NodeFacts) -> PolicySet {
 
 fn by_usage(ground: &Ground) -> PolicySet {
     let demo_pods = DemoPods::for_cpus(ground.cpus);
-    let schedule = Schedule::lasting(Duration::from_mins(10));
+    let schedule = PhaseSchedule::lasting(Duration::from_mins(10));
     let adapted = policy::adapt(&demo_pods, &schedule, &ground.node, false).unwrap();
     let mut policy = adapted.policy;
     for rule in &mut policy.rules {

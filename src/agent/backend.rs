@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::eviction::{
-    EvictionResult, Evictions, Evictor, InForce, Obstacle, Outcome, Request, Requester,
+    EvictionChannel, EvictionObstacle, EvictionOutcome, EvictionResult, Evictor, PoliciesInForce,
+    Requester, WantedEviction,
 };
-use super::taint::{self, ObservedNode, TaintState, WantedTaint};
+use super::taint::{self, TaintState, WantedTaint, WatchedNode};
 use crate::clock;
 use crate::engine::RuleReport;
 use crate::engine::plan::{Evict, Scheduling};
@@ -58,8 +59,8 @@ pub struct Evicted {
 pub struct ApiServer {
     wanted: watch::Sender<WantedTaint>,
     taint_state: watch::Receiver<TaintState>,
-    in_force: watch::Sender<InForce>,
-    evictions: Evictions,
+    in_force: watch::Sender<PoliciesInForce>,
+    evictions: EvictionChannel,
     /// Requested evictions without an answer yet.
     requested: Vec<PodUid>,
     /// For each rule that disables scheduling: its threshold, and the message of the evaluation that started it.
@@ -67,7 +68,7 @@ pub struct ApiServer {
     /// Newest first.
     evicted: VecDeque<Evicted>,
     /// Outcomes since the last [`Self::take_outcomes`].
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<EvictionOutcome>,
 }
 
 impl ApiServer {
@@ -77,9 +78,9 @@ impl ApiServer {
         client: Client,
         node: &str,
         requester: impl Requester,
-        seen: watch::Receiver<ObservedNode>,
+        seen: watch::Receiver<WatchedNode>,
     ) -> Self {
-        let (in_force, watched) = watch::channel(InForce::default());
+        let (in_force, watched) = watch::channel(PoliciesInForce::default());
         let (wanted, wanted_receiver) = watch::channel(WantedTaint::default());
         let (taint_sender, taint_state) = watch::channel(TaintState::default());
         let (evictor, evictions) = Evictor::new(
@@ -106,7 +107,7 @@ impl ApiServer {
     /// Sets the policies in force and the hash of their `NodeWatermark`: evictions that they no longer want are not
     /// requested.
     pub fn set_policy(&self, policy: Arc<PolicySet>, hash: Arc<str>) {
-        self.in_force.send_replace(InForce { policy, hash });
+        self.in_force.send_replace(PoliciesInForce { policy, hash });
     }
 
     /// Stops waiting for evicted pods that no longer exist, according to `is_there`.
@@ -173,7 +174,7 @@ impl ApiServer {
     }
 
     /// Eviction outcomes since the last call.
-    pub fn take_outcomes(&mut self) -> Vec<Outcome> {
+    pub fn take_outcomes(&mut self) -> Vec<EvictionOutcome> {
         std::mem::take(&mut self.outcomes)
     }
 
@@ -183,7 +184,7 @@ impl ApiServer {
         self.evicted.iter().filter(recent)
     }
 
-    fn handle_outcome(&mut self, outcome: Outcome, effects: &mut Vec<Effect>) {
+    fn handle_outcome(&mut self, outcome: EvictionOutcome, effects: &mut Vec<Effect>) {
         let uid = outcome.request.uid();
         let message = outcome.result.to_string();
         if !matches!(outcome.result, EvictionResult::ResultUnknown(_)) {
@@ -203,7 +204,7 @@ impl ApiServer {
         self.outcomes.push(outcome);
     }
 
-    fn remember(&mut self, request: &Request, now: BootTime) {
+    fn remember(&mut self, request: &WantedEviction, now: BootTime) {
         self.evicted
             .retain(|it| now.since(it.at) < EVICTION_HISTORY);
         self.evicted.truncate(MAX_REMEMBERED - 1);
@@ -281,7 +282,7 @@ impl Backend for ApiServer {
         if self.evicting().any(|uid| *uid == evict.uid) {
             return;
         }
-        let request = Request::of(evict, &workload.pod, self.expiry(&evict.rule, now));
+        let request = WantedEviction::of(evict, &workload.pod, self.expiry(&evict.rule, now));
         self.requested.push(evict.uid.clone());
         if let Some(outcome) = self.evictions.request(request, now) {
             self.handle_outcome(outcome, effects);
@@ -312,9 +313,9 @@ impl Backend for ApiServer {
     }
 }
 
-impl Outcome {
+impl EvictionOutcome {
     /// The obstacle to all evictions on this node, if this eviction was refused for one.
-    pub const fn obstacle(&self) -> Option<Obstacle> {
+    pub const fn obstacle(&self) -> Option<EvictionObstacle> {
         match &self.result {
             EvictionResult::Refused { why, .. } => why.obstacle(),
             _ => None,

@@ -4,7 +4,9 @@
 //! cgroup of a pod of this node.
 
 use crate::engine::pod::{PodUid, QosClass};
-use crate::node::cgroup::kubepods::{Driver, PodName, child_directories, kubepods, pod_cgroup};
+use crate::node::cgroup::kubepods::{
+    CgroupPodName, Driver, child_directories, kubepods, pod_cgroup,
+};
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::machine::workload::inode;
 
@@ -55,7 +57,7 @@ impl CgroupLocator {
 
     /// The cgroup of a pod and the inode of its directory, if it exists.
     pub fn find(&mut self, uid: &PodUid, qos: QosClass) -> Option<(CgroupPath, u64)> {
-        let name = PodName {
+        let name = CgroupPodName {
             qos,
             uid: uid.clone(),
         };
@@ -71,7 +73,7 @@ impl CgroupLocator {
         None
     }
 
-    fn find_in(&self, tree: &Tree, name: &PodName) -> Option<(CgroupPath, u64)> {
+    fn find_in(&self, tree: &Tree, name: &CgroupPodName) -> Option<(CgroupPath, u64)> {
         let cgroup = pod_cgroup(tree.driver, &tree.root, name).ok()?;
         let inode = inode(&self.hierarchy, &cgroup).ok()?;
         Some((cgroup, inode))

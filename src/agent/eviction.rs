@@ -11,13 +11,13 @@ use std::time::Duration;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
-pub use self::refusal::{Obstacle, Refusal};
+pub use self::refusal::{EvictionObstacle, Refusal};
 use super::taint::TaintState;
 use crate::clock;
 use crate::cluster::backoff::{backoff, exponential, jittered};
 use crate::cluster::client::CallError;
 use crate::cluster::eviction;
-use crate::crd::eviction::{Answer, Delay, Objection, Target, permit};
+use crate::crd::eviction::{Delay, EvictionAnswer, EvictionTarget, Objection, permit};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::plan::Evict;
 use crate::engine::pod::{Pod as Facts, PodUid};
@@ -39,9 +39,9 @@ const POLL_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A request to evict a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct WantedEviction {
     /// Which pod.
-    pub target: Target,
+    pub target: EvictionTarget,
     /// The rule that wants it.
     pub rule: RuleId,
     /// Time from SIGTERM to SIGKILL.
@@ -50,11 +50,11 @@ pub struct Request {
     pub expires: BootTime,
 }
 
-impl Request {
+impl WantedEviction {
     /// The request for an engine decision; `expires` is when the rule is evaluated next.
     pub fn of(evict: &Evict, pod: &Facts, expires: BootTime) -> Self {
         Self {
-            target: Target {
+            target: EvictionTarget {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 uid: evict.uid.to_string(),
@@ -73,9 +73,9 @@ impl Request {
 
 /// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct EvictionOutcome {
     /// The request.
-    pub request: Request,
+    pub request: WantedEviction,
     /// When it was known.
     pub at: BootTime,
     /// The result.
@@ -116,16 +116,16 @@ impl fmt::Display for EvictionResult {
 
 /// The channel to the task; neither side ever blocks.
 #[derive(Debug)]
-pub struct Evictions {
-    requests: mpsc::Sender<Request>,
-    outcomes: mpsc::UnboundedReceiver<Outcome>,
+pub struct EvictionChannel {
+    requests: mpsc::Sender<WantedEviction>,
+    outcomes: mpsc::UnboundedReceiver<EvictionOutcome>,
 }
 
-impl Evictions {
+impl EvictionChannel {
     /// Requests an eviction; returns its outcome at once if too many are pending.
-    pub fn request(&self, request: Request, now: BootTime) -> Option<Outcome> {
+    pub fn request(&self, request: WantedEviction, now: BootTime) -> Option<EvictionOutcome> {
         let error = self.requests.try_send(request).err()?;
-        Some(Outcome {
+        Some(EvictionOutcome {
             request: error.into_inner(),
             at: now,
             result: late(now),
@@ -133,7 +133,7 @@ impl Evictions {
     }
 
     /// The next outcome, if there is one.
-    pub fn poll(&mut self) -> Option<Outcome> {
+    pub fn poll(&mut self) -> Option<EvictionOutcome> {
         self.outcomes.try_recv().ok()
     }
 }
@@ -147,7 +147,7 @@ const fn late(now: BootTime) -> EvictionResult {
 
 /// The policies in force on a node.
 #[derive(Clone, Debug, Default)]
-pub struct InForce {
+pub struct PoliciesInForce {
     /// The policies.
     pub policy: Arc<PolicySet>,
     /// `spec.hash` of their `NodeWatermark`; empty if they are not from one.
@@ -159,10 +159,10 @@ pub trait Requester: Send + Sync + 'static {
     /// Requests the eviction of a pod, for a rule of the `NodeWatermark` with this hash.
     fn evict(
         &self,
-        target: &Target,
+        target: &EvictionTarget,
         rule: &RuleId,
         hash: &str,
-    ) -> impl Future<Output = Answer> + Send;
+    ) -> impl Future<Output = EvictionAnswer> + Send;
 }
 
 /// Requests evictions of one node's pods, as long as the policies in force still want them.
@@ -170,10 +170,10 @@ pub struct Evictor<R> {
     client: Client,
     requester: R,
     node: String,
-    in_force: watch::Receiver<InForce>,
+    in_force: watch::Receiver<PoliciesInForce>,
     taint_state: watch::Receiver<TaintState>,
-    requests: mpsc::Receiver<Request>,
-    outcomes: mpsc::UnboundedSender<Outcome>,
+    requests: mpsc::Receiver<WantedEviction>,
+    outcomes: mpsc::UnboundedSender<EvictionOutcome>,
     refusals: Refusals,
     call_timeout: Duration,
     /// No request is sent before this time; who asked for the delay, and why.
@@ -186,9 +186,9 @@ impl<R: Requester> Evictor<R> {
         client: Client,
         requester: R,
         node: &str,
-        in_force: watch::Receiver<InForce>,
+        in_force: watch::Receiver<PoliciesInForce>,
         taint_state: watch::Receiver<TaintState>,
-    ) -> (Self, Evictions) {
+    ) -> (Self, EvictionChannel) {
         let (requests, received) = mpsc::channel(MAX_PENDING_REQUESTS);
         let (sender, outcomes) = mpsc::unbounded_channel();
         let evictor = Self {
@@ -203,7 +203,7 @@ impl<R: Requester> Evictor<R> {
             call_timeout: CALL_TIMEOUT,
             wait: None,
         };
-        (evictor, Evictions { requests, outcomes })
+        (evictor, EvictionChannel { requests, outcomes })
     }
 
     /// Sets the time within which a request without an answer is carried out, or never. The default is 10 s.
@@ -229,9 +229,9 @@ impl<R: Requester> Evictor<R> {
         }
     }
 
-    fn report(&self, request: Request, result: EvictionResult) {
+    fn report(&self, request: WantedEviction, result: EvictionResult) {
         // If the receiver is gone, the loop ends at its next request.
-        drop(self.outcomes.send(Outcome {
+        drop(self.outcomes.send(EvictionOutcome {
             request,
             at: clock::boot_time(),
             result,
@@ -239,7 +239,7 @@ impl<R: Requester> Evictor<R> {
     }
 
     /// Whether a request may be sent now.
-    fn admit(&mut self, request: &Request, now: BootTime) -> Result<(), EvictionResult> {
+    fn admit(&mut self, request: &WantedEviction, now: BootTime) -> Result<(), EvictionResult> {
         if let Some((until, by, why)) = self.wait.clone() {
             if now < until {
                 let wait = until.since(now);
@@ -255,7 +255,7 @@ impl<R: Requester> Evictor<R> {
     }
 
     /// Waits for the taint that the rule's action needs, until the request expires.
-    async fn wait_for_taint(&mut self, request: &Request) -> Result<(), EvictionResult> {
+    async fn wait_for_taint(&mut self, request: &WantedEviction) -> Result<(), EvictionResult> {
         let in_force = &self.in_force;
         let tainted = self.taint_state.wait_for(|taint_state| {
             taint_state.effect >= wanted_effect(&in_force.borrow().policy, request)
@@ -280,7 +280,7 @@ impl<R: Requester> Evictor<R> {
         })
     }
 
-    async fn evict(&mut self, request: &Request) -> EvictionResult {
+    async fn evict(&mut self, request: &WantedEviction) -> EvictionResult {
         if let Err(result) = self.wait_for_taint(request).await {
             return result;
         }
@@ -298,23 +298,23 @@ impl<R: Requester> Evictor<R> {
         }
         let hash = Arc::clone(&self.in_force.borrow().hash);
         match self.requester.evict(target, &request.rule, &hash).await {
-            Answer::Accepted => EvictionResult::Accepted,
-            Answer::Terminating => EvictionResult::Terminating,
-            Answer::Gone => EvictionResult::Gone,
-            Answer::Budget { why } => self.refuse(request, Refusal::Budget(why)),
-            Answer::ManyBudgets { why } => self.refuse(request, Refusal::ManyBudgets(why)),
-            Answer::Refused { why } => self.refuse(request, Refusal::Server(why)),
-            Answer::Wait { wait, by, why } => self.delay(wait, by, why),
-            Answer::NotSent { why } => EvictionResult::Refused {
+            EvictionAnswer::Accepted => EvictionResult::Accepted,
+            EvictionAnswer::Terminating => EvictionResult::Terminating,
+            EvictionAnswer::Gone => EvictionResult::Gone,
+            EvictionAnswer::Budget { why } => self.refuse(request, Refusal::Budget(why)),
+            EvictionAnswer::ManyBudgets { why } => self.refuse(request, Refusal::ManyBudgets(why)),
+            EvictionAnswer::Refused { why } => self.refuse(request, Refusal::Server(why)),
+            EvictionAnswer::Wait { wait, by, why } => self.delay(wait, by, why),
+            EvictionAnswer::NotSent { why } => EvictionResult::Refused {
                 until: clock::boot_time(),
                 why: Refusal::ApiServerUnreachable(why),
             },
-            Answer::Unknown { why } => self.poll_result(request, why).await,
+            EvictionAnswer::Unknown { why } => self.poll_result(request, why).await,
         }
     }
 
     /// The pod can't be read, so nothing is sent.
-    fn unreadable(&mut self, request: &Request, error: &CallError) -> EvictionResult {
+    fn unreadable(&mut self, request: &WantedEviction, error: &CallError) -> EvictionResult {
         let why = error.message();
         match error.code() {
             Some(429 | 503) => {
@@ -329,7 +329,7 @@ impl<R: Requester> Evictor<R> {
         }
     }
 
-    fn check(&mut self, request: &Request, pod: &PodObject) -> Option<EvictionResult> {
+    fn check(&mut self, request: &WantedEviction, pod: &PodObject) -> Option<EvictionResult> {
         let objection = {
             let in_force = self.in_force.borrow();
             permit(pod, &self.node, &request.rule, &in_force.policy).err()?
@@ -340,7 +340,7 @@ impl<R: Requester> Evictor<R> {
         })
     }
 
-    fn refuse(&mut self, request: &Request, why: Refusal) -> EvictionResult {
+    fn refuse(&mut self, request: &WantedEviction, why: Refusal) -> EvictionResult {
         let now = clock::boot_time();
         let pause = match why {
             Refusal::ManyBudgets(_) => jittered(MAX_RETRY_DELAY),
@@ -361,7 +361,7 @@ impl<R: Requester> Evictor<R> {
     }
 
     /// The request may have been carried out: polls the pod to find out.
-    async fn poll_result(&mut self, request: &Request, why: String) -> EvictionResult {
+    async fn poll_result(&mut self, request: &WantedEviction, why: String) -> EvictionResult {
         self.report(request.clone(), EvictionResult::ResultUnknown(why.clone()));
         let started = clock::boot_time();
         for pause in backoff(POLL_INTERVAL.0, POLL_INTERVAL.1) {
@@ -384,7 +384,7 @@ impl<R: Requester> Evictor<R> {
 }
 
 /// The taint effect required before an eviction: that of the rule's action, or `PreferNoSchedule` beyond the fleet cap.
-fn wanted_effect(policy: &PolicySet, request: &Request) -> Option<TaintEffect> {
+fn wanted_effect(policy: &PolicySet, request: &WantedEviction) -> Option<TaintEffect> {
     let mut rules = policy.rules.iter();
     rules
         .find(|rule| rule.id == request.rule)?

@@ -18,7 +18,7 @@ use crate::crd::emergency_stop;
 
 /// A watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum AgentWatch {
     /// Our Node.
     Node,
     /// Our `NodeWatermark`.
@@ -29,7 +29,7 @@ pub enum Source {
     Stop,
 }
 
-impl Source {
+impl AgentWatch {
     /// The kind of the objects.
     pub const fn kind(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Source {
 
 /// A change seen by a watch.
 #[derive(Debug)]
-pub enum Change {
+pub enum WatchChange {
     /// Of our Node.
     Node(Event<SeenNode>),
     /// Of our `NodeWatermark`.
@@ -53,7 +53,7 @@ pub enum Change {
     /// Of the emergency stop.
     Stop(Event<DynamicObject>),
     /// A watch failed and is restarted.
-    Failed(Source, Failure),
+    Failed(AgentWatch, Failure),
 }
 
 /// Why a watch failed.
@@ -66,7 +66,7 @@ pub struct Failure {
 }
 
 /// All changes, starting from a full list.
-pub type Feed = SelectAll<BoxStream<'static, Change>>;
+pub type Feed = SelectAll<BoxStream<'static, WatchChange>>;
 
 /// Watches everything about a node, and the emergency stop in the namespace of the Leases.
 pub fn feed(client: &Client, node: &str, lease_namespace: &str) -> Feed {
@@ -78,26 +78,36 @@ pub fn feed(client: &Client, node: &str, lease_namespace: &str) -> Feed {
     let config_maps = resource("", "v1", "ConfigMap", "configmaps");
     let config_maps = Api::namespaced_with(all(), lease_namespace, &config_maps);
     let mut feed = Feed::new();
-    feed.push(changes(Api::all(all()), Source::Node, &this, Change::Node));
+    feed.push(changes(
+        Api::all(all()),
+        AgentWatch::Node,
+        &this,
+        WatchChange::Node,
+    ));
     let watermarks = Api::all(all());
     feed.push(changes(
         watermarks,
-        Source::Watermark,
+        AgentWatch::Watermark,
         &this,
-        Change::Watermark,
+        WatchChange::Watermark,
     ));
     let pods = Api::all(all());
-    feed.push(changes(pods, Source::Pods, &on_node, Change::Pods));
-    feed.push(changes(config_maps, Source::Stop, &stop, Change::Stop));
+    feed.push(changes(pods, AgentWatch::Pods, &on_node, WatchChange::Pods));
+    feed.push(changes(
+        config_maps,
+        AgentWatch::Stop,
+        &stop,
+        WatchChange::Stop,
+    ));
     feed
 }
 
 fn changes<T>(
     api: Api<T>,
-    source: Source,
+    source: AgentWatch,
     fields: &str,
-    change: fn(Event<T>) -> Change,
-) -> BoxStream<'static, Change>
+    change: fn(Event<T>) -> WatchChange,
+) -> BoxStream<'static, WatchChange>
 where
     T: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -110,21 +120,21 @@ where
     with_backoff(api, config)
         .map(move |event| match event {
             Ok(event) => change(event),
-            Err(error) => Change::Failed(source, Failure::of(source, &error)),
+            Err(error) => WatchChange::Failed(source, Failure::of(source, &error)),
         })
         .boxed()
 }
 
 impl Failure {
-    fn of(source: Source, error: &watcher::Error) -> Self {
+    fn of(source: AgentWatch, error: &watcher::Error) -> Self {
         let status = status(error);
         let code = status.map(|status| status.code);
         let message = status.map_or_else(|| describe(error), |status| status.message.clone());
         let why = match (source, code) {
-            (Source::Watermark, Some(404)) => format!(
+            (AgentWatch::Watermark, Some(404)) => format!(
                 "the CRD of NodeWatermark is not installed (`plimsoll crds | kubectl apply --server-side -f -`): {message}"
             ),
-            (Source::Stop, Some(403)) => format!(
+            (AgentWatch::Stop, Some(403)) => format!(
                 "failed to read the emergency stop; its last known state applies: {message}"
             ),
             (_, Some(401)) => {

@@ -15,24 +15,25 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use self::load::Load;
+use self::load::LoadMetrics;
 use self::throttled::Throttled;
-pub use self::throttled::ThrottledPod;
-use crate::agent::direct_report::metrics::Reports;
+pub use self::throttled::ThrottledSeries;
+use crate::agent::direct_report::metrics::DirectReportMetrics;
 use crate::agent::eviction::EvictionResult;
 use crate::agent::heartbeat::metrics::Heartbeats;
 use crate::agent::report::publish::Published;
 use crate::agent::report::write::Writes;
 use crate::clock;
-use crate::cluster::requests::Observer;
+use crate::cluster::requests::RequestObserver;
 use crate::crd::NodeMetric;
 use crate::engine::RuleReport;
-use crate::engine::plan::{Change, RuleState, Scheduling, Transition};
+use crate::engine::plan::{PlanChange, RuleState, Scheduling, Transition};
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::engine::window::CustomWindow;
 use crate::serve::{
-    Document, KindLabels, ReasonLabels, RequestLabels, ResultLabels, Source, with_one_series,
+    JsonDocument, KindLabels, ReasonLabels, RequestLabels, ResultLabels, ServedState,
+    with_one_series,
 };
 
 /// The loop runs at least every few seconds: after this time without a run it hangs.
@@ -90,7 +91,7 @@ pub struct Figures {
     /// Pods that are throttled.
     pub throttled: usize,
     /// The throttled cgroups; a pod with several containers may occur several times.
-    pub throttled_pods: Vec<ThrottledPod>,
+    pub throttled_pods: Vec<ThrottledSeries>,
     /// For each reason, the pods on which the last action has no effect.
     pub ineffective: BTreeMap<&'static str, i64>,
     /// Pods with a cgroup on this node.
@@ -119,11 +120,11 @@ pub struct PodData {
 }
 
 /// All metrics of the agent.
-pub struct Metrics {
+pub struct AgentMetrics {
     registry: Registry,
     /// Metrics with names given by others, without our prefix.
     bare: Registry,
-    load: Load,
+    load: LoadMetrics,
     actions: Family<ActionLabels, Counter>,
     skipped: Family<SkippedLabels, Counter>,
     states: Family<StateLabels, Gauge>,
@@ -152,7 +153,7 @@ pub struct Metrics {
     /// Metrics of the Lease.
     pub heartbeats: Heartbeats,
     /// Metrics of direct reports.
-    pub reports: Reports,
+    pub reports: DirectReportMetrics,
     pod_data: PodData,
     state: Mutex<State>,
 }
@@ -184,13 +185,13 @@ const NODE_METRIC: &str = "/v1/node-metric";
 /// The answer to clients that do not connect over loopback.
 const FORBIDDEN: &str = "this report names pods: connect over loopback (kubectl port-forward), or start the agent with --open-node-metric";
 
-impl Metrics {
+impl AgentMetrics {
     /// Metrics without values, among them one for each of the `windows`.
     pub fn new(now: BootTime, pod_data: PodData, windows: &[CustomWindow]) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_agent"),
             bare: Registry::default(),
-            load: Load::new(windows),
+            load: LoadMetrics::new(windows),
             actions: Family::default(),
             skipped: Family::default(),
             states: Family::default(),
@@ -213,7 +214,7 @@ impl Metrics {
             events: Family::default(),
             writes: Family::default(),
             heartbeats: Heartbeats::default(),
-            reports: Reports::default(),
+            reports: DirectReportMetrics::default(),
             pod_data,
             state: Mutex::new(State {
                 figures: Figures::default(),
@@ -378,7 +379,7 @@ impl Metrics {
             if let Some(action) = action(change).filter(|it| *would || *it != EVICT) {
                 self.acted(action, strategy);
             }
-            if let Change::Skipped { reason, .. } = change {
+            if let PlanChange::Skipped { reason, .. } = change {
                 let (reason, strategy) = (reason.name(), strategy.name());
                 let labels = SkippedLabels { reason, strategy };
                 self.skipped.get_or_create(&labels).inc();
@@ -511,22 +512,22 @@ impl Metrics {
 }
 
 /// The label of a change.
-const fn action(change: &Change) -> Option<&'static str> {
+const fn action(change: &PlanChange) -> Option<&'static str> {
     match change {
-        Change::Throttle { from, to, idle, .. } if *to < *from || *idle => Some("throttle"),
-        Change::Throttle { .. } => Some("unthrottle"),
-        Change::Reclaim { .. } => Some("reclaim"),
-        Change::Evict { .. } => Some(EVICT),
-        Change::SchedulingDisabled { .. } => Some("disableScheduling"),
-        Change::SchedulingEnabled => Some("enableScheduling"),
-        Change::State { .. }
-        | Change::Unknown { .. }
-        | Change::Known { .. }
-        | Change::Ineffective { .. }
-        | Change::Effective { .. }
-        | Change::OutsideHours
-        | Change::WithinHours
-        | Change::Skipped { .. } => None,
+        PlanChange::Throttle { from, to, idle, .. } if *to < *from || *idle => Some("throttle"),
+        PlanChange::Throttle { .. } => Some("unthrottle"),
+        PlanChange::Reclaim { .. } => Some("reclaim"),
+        PlanChange::Evict { .. } => Some(EVICT),
+        PlanChange::SchedulingDisabled { .. } => Some("disableScheduling"),
+        PlanChange::SchedulingEnabled => Some("enableScheduling"),
+        PlanChange::State { .. }
+        | PlanChange::Unknown { .. }
+        | PlanChange::Known { .. }
+        | PlanChange::Ineffective { .. }
+        | PlanChange::Effective { .. }
+        | PlanChange::OutsideHours
+        | PlanChange::WithinHours
+        | PlanChange::Skipped { .. } => None,
     }
 }
 
@@ -538,14 +539,14 @@ fn raise_to(family: &Family<ResultLabels, Counter>, counts: &[(&'static str, u64
     }
 }
 
-impl Observer for Metrics {
+impl RequestObserver for AgentMetrics {
     fn requested(&self, verb: &'static str, code: Option<u16>) {
         let labels = RequestLabels::new(verb, code);
         self.requests.get_or_create(&labels).inc();
     }
 }
 
-impl Source for Metrics {
+impl ServedState for AgentMetrics {
     fn livez(&self) -> Result<(), String> {
         let idle = clock::boot_time().since(self.state(|state| state.last_run));
         if idle > HANG_TIMEOUT {
@@ -562,16 +563,16 @@ impl Source for Metrics {
         &[NODE_METRIC]
     }
 
-    fn document(&self, path: &str, local: bool) -> Option<Document> {
+    fn document(&self, path: &str, local: bool) -> Option<JsonDocument> {
         if path != NODE_METRIC {
             return None;
         }
         if !local && !self.pod_data.node_metric {
-            return Some(Document::Forbidden(FORBIDDEN.to_owned()));
+            return Some(JsonDocument::Forbidden(FORBIDDEN.to_owned()));
         }
         let known = self.state(|state| state.node_metric.as_ref().map(|(_, json)| json.clone()));
-        let missing = || Document::Missing("the node has not been measured yet".to_owned());
-        Some(known.map_or_else(missing, Document::Json))
+        let missing = || JsonDocument::Missing("the node has not been measured yet".to_owned());
+        Some(known.map_or_else(missing, JsonDocument::Json))
     }
 
     fn metrics(&self) -> String {

@@ -42,7 +42,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use self::direct_report::Links;
-use self::metrics::Metrics;
+use self::metrics::AgentMetrics;
 pub use self::metrics::PodData;
 use self::node_lock::NodeLockError;
 pub use self::pods::PodRef;
@@ -168,7 +168,7 @@ impl AgentError {
 
 /// One series of every metric of the agent, in the text format of `OpenMetrics`: for the documentation.
 pub fn metrics_example() -> String {
-    Metrics::example()
+    AgentMetrics::example()
 }
 
 /// Runs until it is stopped; true if everything that had to be restored was.
@@ -182,7 +182,7 @@ pub async fn run(
     let hierarchy = Hierarchy::detect(&options.proc_root, options.cgroup_root.as_deref())?;
     let now = clock::boot_time();
     check_proc(&options, &hierarchy, now)?;
-    let metrics = Arc::new(Metrics::new(now, options.pod_data, &options.windows));
+    let metrics = Arc::new(AgentMetrics::new(now, options.pod_data, &options.windows));
     let server = Server::find(&options.cluster).await?;
     let client = server.client(metrics.clone())?;
     let heartbeat_client = server.client(metrics.clone())?;

@@ -23,7 +23,7 @@ pub struct PodRef {
 
 /// The pods of this node.
 #[derive(Debug, Default)]
-pub struct Pods {
+pub struct NodePods {
     /// By UID.
     known: BTreeMap<String, Known>,
     /// During a new list: the pods listed so far.
@@ -43,7 +43,7 @@ struct Known {
     unresolved: bool,
 }
 
-impl Pods {
+impl NodePods {
     /// No pods yet. `own` is the agent's own pod, which is never acted on.
     pub fn new(own: Option<PodRef>) -> Self {
         Self {
@@ -235,7 +235,7 @@ mod tests {
     struct Fixture {
         dir: tempfile::TempDir,
         locator: CgroupLocator,
-        pods: Pods,
+        pods: NodePods,
     }
 
     impl Fixture {
@@ -247,7 +247,7 @@ mod tests {
                 namespace: "default".to_owned(),
                 name: "own".to_owned(),
             };
-            let pods = Pods::new(Some(own));
+            let pods = NodePods::new(Some(own));
             Self { dir, locator, pods }
         }
 
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn pods_that_are_bound_after_the_first_list_are_counted() {
         let mut pods = Fixture::new().pods;
-        let list = |pods: &mut Pods, numbers: &[u8]| {
+        let list = |pods: &mut NodePods, numbers: &[u8]| {
             pods.apply(Event::Init);
             for number in numbers {
                 pods.apply(Event::InitApply(pod("a", &uid(*number), "Pending")));

@@ -13,18 +13,18 @@ use tokio::time::sleep;
 
 use super::cgroup_locator::CgroupLocator;
 use super::emergency_stop::{EmergencyStop, RESTORE_WITHIN};
-use super::feed::{Change, Failure, Feed, Source, WatchedObject, feed};
+use super::feed::{AgentWatch, Failure, Feed, WatchChange, WatchedObject, feed};
 use super::load_signs::schedule::INTERVAL_ALONE;
 use super::load_signs::{LoadSignsTask, WantedCrane, WantedSigns, crane_values};
-use super::metrics::Metrics;
+use super::metrics::AgentMetrics;
 use super::node_lock::NodeLock;
 use super::objects::{self, SeenNode, SeenWatermark};
-use super::pods::Pods;
+use super::pods::NodePods;
 use super::regret::Regret;
-use super::reporter::{Reporter, Target, log};
+use super::reporter::{Reporter, StatusTarget, log};
 use super::restore::{restore_leftovers, restore_running};
-use super::rules::{Problem, Rules, Seen};
-use super::saved_state::SavedState;
+use super::rules::{Rules, RulesProblem, Seen};
+use super::saved_state::SavedFiles;
 use super::shutdown::{self, Shutdown};
 use super::soft_taint::SoftTaint;
 use super::start::{PREDECESSOR_TIMEOUT, Start, StartState};
@@ -33,16 +33,16 @@ use super::{AgentError, Machine, Options, Stop};
 use crate::agent::backend::ApiServer;
 use crate::agent::direct_report::{LeaderClient, Links};
 use crate::agent::report::node_metric;
-use crate::agent::taint::ObservedNode;
+use crate::agent::taint::WatchedNode;
 use crate::clock;
 use crate::crd::node_selector::NodeView;
 use crate::engine::load::NodeLoad;
-use crate::engine::plan::Change as PlanChange;
+use crate::engine::plan::PlanChange;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::machine::state_dir::Writer;
+use crate::node::machine::state_dir::WriterProcess;
 use crate::node::machine::workload::Workload;
-use crate::node::machine::{self, Settings};
+use crate::node::machine::{self, MachineSettings};
 use crate::serve::KindLabels;
 
 /// How often starting the machine is retried.
@@ -58,19 +58,19 @@ pub struct Agent {
     client: Client,
     options: Options,
     hierarchy: Hierarchy,
-    metrics: Arc<Metrics>,
+    metrics: Arc<AgentMetrics>,
     feed: Feed,
     node: WatchedObject<SeenNode>,
     /// The same for the tasks that reconcile the taint and the load signs.
-    taint_watch: watch::Sender<ObservedNode>,
+    taint_watch: watch::Sender<WatchedNode>,
     watermark: WatchedObject<SeenWatermark>,
     rules: Rules,
     stop: EmergencyStop,
-    pods: Pods,
+    pods: NodePods,
     locator: CgroupLocator,
     /// Why watches fail, until they deliver something again.
-    failures: BTreeMap<Source, Failure>,
-    saved: SavedState,
+    failures: BTreeMap<AgentWatch, Failure>,
+    saved: SavedFiles,
     reporter: Reporter,
     /// Builds the `NodeMetric`.
     builder: node_metric::Builder,
@@ -92,7 +92,7 @@ pub struct Agent {
     /// What the start waits for, as last logged.
     waiting: String,
     /// What is wrong with the rules, as last logged.
-    problem: Option<Problem>,
+    problem: Option<RulesProblem>,
     evaluated: bool,
 }
 
@@ -102,13 +102,13 @@ impl Agent {
         client: Client,
         options: Options,
         hierarchy: Hierarchy,
-        metrics: Arc<Metrics>,
+        metrics: Arc<AgentMetrics>,
         telemetry: Telemetry,
         links: Links,
         now: BootTime,
     ) -> Result<Self, AgentError> {
-        let mut saved = SavedState::new(&options.state_dir).map_err(AgentError::BootId)?;
-        let this = Writer::this_process().map_err(AgentError::BootId)?;
+        let mut saved = SavedFiles::new(&options.state_dir).map_err(AgentError::BootId)?;
+        let this = WriterProcess::this_process().map_err(AgentError::BootId)?;
         let reporter = Reporter::start(&client, &options.node, &this.boot_id);
         let builder = node_metric::Builder::new(&options.node, &this.boot_id, now, Rng::new());
         let leader = LeaderClient::new(
@@ -118,7 +118,7 @@ impl Agent {
             options.reports.as_ref(),
             links.clone(),
         );
-        let taint_watch = watch::Sender::new(ObservedNode::default());
+        let taint_watch = watch::Sender::new(WatchedNode::default());
         let zone = options.crane_annotations.clone();
         let signs = LoadSignsTask::start(client.clone(), taint_watch.subscribe(), zone);
         Ok(Self {
@@ -129,7 +129,7 @@ impl Agent {
             regret: Regret::default(),
             feed: feed(&client, &options.node, &options.lease_namespace),
             locator: CgroupLocator::new(hierarchy.clone(), options.kubelet_root.clone()),
-            pods: Pods::new(options.own.clone()),
+            pods: NodePods::new(options.own.clone()),
             client,
             options,
             hierarchy,
@@ -187,29 +187,29 @@ impl Agent {
         Box::pin(self.shut_down(stop)).await
     }
 
-    fn apply(&mut self, change: Change) {
+    fn apply(&mut self, change: WatchChange) {
         let source = match change {
-            Change::Failed(source, failure) => return self.failed(source, failure),
-            Change::Node(event) => {
+            WatchChange::Failed(source, failure) => return self.failed(source, failure),
+            WatchChange::Node(event) => {
                 self.node.apply(event);
                 let node = self.node.seen.present();
-                self.taint_watch.send_replace(ObservedNode {
+                self.taint_watch.send_replace(WatchedNode {
                     node: node.map(|node| node.taint_snapshot.clone()),
                     lists: self.node.lists,
                 });
-                Source::Node
+                AgentWatch::Node
             }
-            Change::Watermark(event) => {
+            WatchChange::Watermark(event) => {
                 self.watermark.apply(event);
-                Source::Watermark
+                AgentWatch::Watermark
             }
-            Change::Pods(event) => {
+            WatchChange::Pods(event) => {
                 self.pods.apply(event);
-                Source::Pods
+                AgentWatch::Pods
             }
-            Change::Stop(event) => {
+            WatchChange::Stop(event) => {
                 self.stop.apply(event);
-                Source::Stop
+                AgentWatch::Stop
             }
         };
         if self.failures.remove(&source).is_some() {
@@ -217,7 +217,7 @@ impl Agent {
         }
     }
 
-    fn failed(&mut self, source: Source, failure: Failure) {
+    fn failed(&mut self, source: AgentWatch, failure: Failure) {
         let kind = source.kind();
         let labels = KindLabels { kind };
         self.metrics.watch_errors.get_or_create(&labels).inc();
@@ -373,7 +373,7 @@ impl Agent {
         if self.lock.is_none() {
             self.lock = Some(NodeLock::acquire(&self.hierarchy, kubepods)?);
         }
-        let settings = Settings {
+        let settings = MachineSettings {
             hierarchy: self.hierarchy.clone(),
             proc_root: self.options.proc_root.clone(),
             sys_root: self.options.sys_root.clone(),
@@ -549,7 +549,7 @@ impl Agent {
             return;
         }
         let changed = self.builder.due().is_none();
-        let (metric, json) = self.builder.build(&node_metric::View {
+        let (metric, json) = self.builder.build(&node_metric::MetricView {
             time: clock::wall_time(),
             sample: machine.sample(),
             windows: machine.windows(),
@@ -606,7 +606,7 @@ impl Agent {
             return shutdown::without_owner(None);
         };
         let Some(owner) = self.pods.own_daemon_set() else {
-            return shutdown::without_owner(self.failures.get(&Source::Pods));
+            return shutdown::without_owner(self.failures.get(&AgentWatch::Pods));
         };
         let node = NodeView {
             name: &self.options.node,
@@ -633,8 +633,8 @@ impl Agent {
     }
 }
 
-fn target(watermark: &SeenWatermark) -> Target<'_> {
-    Target {
+fn target(watermark: &SeenWatermark) -> StatusTarget<'_> {
+    StatusTarget {
         uid: objects::uid(watermark),
         generation: watermark.generation,
         reported: watermark.reported,

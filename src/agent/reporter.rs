@@ -11,15 +11,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Machine;
-use super::metrics::{Metrics, ThrottledPod};
-use super::pods::Pods;
+use super::metrics::{AgentMetrics, ThrottledSeries};
+use super::pods::NodePods;
 use super::rules::Rules;
-use crate::agent::eviction::Outcome;
-use crate::agent::report::conditions::{Health, Stopped, Unready};
-use crate::agent::report::events::{self, EventBuilder, Facts, NewEvent};
+use crate::agent::eviction::EvictionOutcome;
+use crate::agent::report::conditions::{AgentHealth, StopProgress, Unready};
+use crate::agent::report::events::{self, EventBuilder, MessageFacts, NewEvent};
 use crate::agent::report::publish::Publisher;
-use crate::agent::report::status::{StatusBuilder, View, this_agent};
-use crate::agent::report::write::{self, Report, Writes};
+use crate::agent::report::status::{StatusBuilder, StatusView, this_agent};
+use crate::agent::report::write::{self, PendingStatus, Writes};
 use crate::agent::taint::TaintState;
 use crate::clock;
 use crate::crd::NodeWatermarkStatus;
@@ -30,7 +30,7 @@ use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
-use crate::node::machine::event::{Decision, Event};
+use crate::node::machine::event::{Event, NamedDecision};
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
 
 /// A pod has its cgroup within this time after it is reported running.
@@ -38,7 +38,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The `NodeWatermark` that the status goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target<'a> {
+pub struct StatusTarget<'a> {
     /// Its UID.
     pub uid: &'a str,
     /// Its generation.
@@ -47,7 +47,7 @@ pub struct Target<'a> {
     pub reported: Option<Timestamp>,
 }
 
-impl Target<'_> {
+impl StatusTarget<'_> {
     fn to_owned(self) -> (String, i64, Option<Timestamp>) {
         (self.uid.to_owned(), self.generation, self.reported)
     }
@@ -59,7 +59,7 @@ pub struct Reporter {
     builder: StatusBuilder,
     event_builder: EventBuilder,
     publisher: Publisher,
-    reports: watch::Sender<Option<Report>>,
+    reports: watch::Sender<Option<PendingStatus>>,
     /// The task that writes the status.
     writer: JoinHandle<()>,
     /// Results of status writes.
@@ -133,9 +133,9 @@ impl Reporter {
         &mut self,
         machine: &mut Machine,
         rules: &Rules,
-        target: Option<Target<'_>>,
-        pods: &Pods,
-        metrics: &Metrics,
+        target: Option<StatusTarget<'_>>,
+        pods: &NodePods,
+        metrics: &AgentMetrics,
         now: BootTime,
     ) {
         let outcomes = machine.backend_mut().take_outcomes();
@@ -190,11 +190,11 @@ impl Reporter {
         &mut self,
         machine: &Machine,
         reports: &[RuleReport],
-        outcomes: &[Outcome],
+        outcomes: &[EvictionOutcome],
         taint_state: &TaintState,
     ) {
         let policy = machine.policy();
-        let facts = Facts { policy, reports };
+        let facts = MessageFacts { policy, reports };
         self.event_builder
             .record(machine.events(), facts, &mut self.new_events);
         self.event_builder
@@ -220,7 +220,12 @@ impl Reporter {
     }
 
     /// Reports why no rules are enforced, before there is a machine: only if the reason is in the `NodeWatermark`.
-    pub fn report_waiting(&mut self, rules: &Rules, target: Option<Target<'_>>, now: BootTime) {
+    pub fn report_waiting(
+        &mut self,
+        rules: &Rules,
+        target: Option<StatusTarget<'_>>,
+        now: BootTime,
+    ) {
         let (Some(target), Some(problem)) = (target, rules.problem()) else {
             return;
         };
@@ -231,11 +236,11 @@ impl Reporter {
             return;
         }
         self.target = Some(target.to_owned());
-        let health = Health {
+        let health = AgentHealth {
             unready: Some(Unready::PreviousRulesEnforced(problem.to_string())),
-            ..Health::default()
+            ..AgentHealth::default()
         };
-        let status = self.builder.build(&View {
+        let status = self.builder.build(&StatusView {
             now,
             time: clock::wall_time(),
             generation: Some(target.generation),
@@ -265,29 +270,29 @@ impl Reporter {
         }
     }
 
-    fn send(&self, target: Target<'_>, status: NodeWatermarkStatus) {
-        self.reports.send_replace(Some(Report {
+    fn send(&self, target: StatusTarget<'_>, status: NodeWatermarkStatus) {
+        self.reports.send_replace(Some(PendingStatus {
             uid: target.uid.to_owned(),
             status,
             replaces: target.reported,
         }));
     }
 
-    fn health(&self, machine: &Machine, rules: &Rules) -> Health {
+    fn health(&self, machine: &Machine, rules: &Rules) -> AgentHealth {
         let decided = machine.plan().scheduling != Scheduling::Unchanged;
-        let stopped = self.stopped.as_ref().map(|(reason, _)| Stopped {
+        let stopped = self.stopped.as_ref().map(|(reason, _)| StopProgress {
             reason: reason.clone(),
-            ..Stopped::default()
+            ..StopProgress::default()
         });
         let unready = match rules.problem() {
             Some(problem) => Some(Unready::PreviousRulesEnforced(problem.to_string())),
             None if stopped.is_some() => Some(Unready::Stopped),
             None => (!decided).then_some(Unready::Starting),
         };
-        Health {
+        AgentHealth {
             unready,
             stopped,
-            ..Health::default()
+            ..AgentHealth::default()
         }
     }
 
@@ -297,11 +302,11 @@ impl Reporter {
         &mut self,
         machine: &Machine,
         rules: &Rules,
-        target: Option<Target<'_>>,
+        target: Option<StatusTarget<'_>>,
         now: BootTime,
     ) {
         let known = self.target.as_ref();
-        let known = known.map(|(uid, generation, reported)| Target {
+        let known = known.map(|(uid, generation, reported)| StatusTarget {
             uid,
             generation: *generation,
             reported: *reported,
@@ -315,12 +320,12 @@ impl Reporter {
         self.changed = false;
         let evicted: Vec<_> = machine.backend().evicted(now).cloned().collect();
         self.changes_at = self.builder.changes_at(now, &evicted);
-        self.target = target.map(Target::to_owned);
+        self.target = target.map(StatusTarget::to_owned);
         let Some(target) = target else {
             self.reports.send_replace(None);
             return;
         };
-        let status = self.builder.build(&View {
+        let status = self.builder.build(&StatusView {
             now,
             time: clock::wall_time(),
             generation: Some(target.generation),
@@ -358,7 +363,7 @@ pub fn log(event: &Event) {
 fn ineffective(
     machine: &Machine,
     reports: &[RuleReport],
-    pods: &Pods,
+    pods: &NodePods,
     now: BootTime,
 ) -> Vec<IneffectiveAction> {
     let mut actions = machine.ineffective();
@@ -395,11 +400,11 @@ fn count_reasons(actions: &[IneffectiveAction]) -> BTreeMap<&'static str, i64> {
 }
 
 /// Every throttled cgroup file, with its pod.
-fn throttled_pods(machine: &Machine) -> Vec<ThrottledPod> {
+fn throttled_pods(machine: &Machine) -> Vec<ThrottledSeries> {
     let pods = machine.records().filter_map(|record| {
         let name = machine.name(&record.uid)?;
         let (namespace, pod) = name.split_once('/')?;
-        Some(ThrottledPod {
+        Some(ThrottledSeries {
             percent: record.ratio,
             namespace: namespace.to_owned(),
             pod: pod.to_owned(),
@@ -424,8 +429,8 @@ fn not_enforced(rules: &Rules) -> Vec<(&'static str, String, String)> {
 }
 
 /// Counts for each Preview rule the pods, and the node, on which it would have an action in force.
-fn would(previews: &[Decision]) -> BTreeMap<RuleId, i64> {
-    let subject = |it: &Decision| {
+fn would(previews: &[NamedDecision]) -> BTreeMap<RuleId, i64> {
+    let subject = |it: &NamedDecision| {
         let uid = it.transition.change.pod().cloned();
         (it.transition.rule.clone(), uid)
     };
@@ -449,7 +454,7 @@ mod tests {
             let mut decision = json!({"at": 0, "rule": "q/r", "would": true});
             let fields = change.as_object().expect("an object").clone();
             decision.as_object_mut().expect("an object").extend(fields);
-            serde_json::from_value::<Decision>(decision).expect("a decision")
+            serde_json::from_value::<NamedDecision>(decision).expect("a decision")
         };
         let grace = json!({"secs": 30, "nanos": 0});
         let previews = [
@@ -458,7 +463,7 @@ mod tests {
             json!({"change": "evict", "pod": "a", "grace": grace}),
             json!({"change": "evict", "pod": "b", "grace": grace}),
         ];
-        let previews: Vec<Decision> = previews.iter().map(decision).collect();
+        let previews: Vec<NamedDecision> = previews.iter().map(decision).collect();
         let counts = would(&previews);
         assert_eq!(counts, BTreeMap::from([(RuleId::from("q/r"), 3)]));
     }

@@ -16,7 +16,7 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
 use crate::node::machine::messages::count;
-use crate::node::machine::state_dir::Writer;
+use crate::node::machine::state_dir::WriterProcess;
 
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ pub async fn restore_leftovers(
         clean_node(client, &options.node).await;
         // If something is left, the status of the agent that did it still says what.
         if left == 0 {
-            let this = Writer::this_process().map_err(AgentError::BootId)?;
+            let this = WriterProcess::this_process().map_err(AgentError::BootId)?;
             let none = NotRestored::default();
             write_final_status(client, &options.node, &this.boot_id, why, &none).await;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::objects::SeenWatermark;
 use crate::crd::NodeWatermarkSpec;
-use crate::crd::node_watermark::Refusal;
+use crate::crd::node_watermark::UnenforcedEntry;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
 
@@ -52,7 +52,7 @@ impl<T> Seen<T> {
 
 /// Why the current `NodeWatermark` is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum RulesProblem {
     /// It does not exist.
     Missing,
     /// It is for a node of another UID.
@@ -61,7 +61,7 @@ pub enum Problem {
     Unreadable(String),
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for RulesProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => write!(
@@ -83,8 +83,8 @@ pub struct Rules {
     policy: Option<Arc<PolicySet>>,
     /// The spec that they come from.
     spec: Option<Arc<NodeWatermarkSpec>>,
-    refused: Vec<Refusal>,
-    problem: Option<Problem>,
+    refused: Vec<UnenforcedEntry>,
+    problem: Option<RulesProblem>,
     /// Since when there is no `NodeWatermark` for this node.
     missing: Option<BootTime>,
 }
@@ -108,12 +108,12 @@ impl Rules {
     }
 
     /// The parts that are not enforced.
-    pub fn refused(&self) -> &[Refusal] {
+    pub fn refused(&self) -> &[UnenforcedEntry] {
         &self.refused
     }
 
     /// Why the current `NodeWatermark` is not enforced.
-    pub const fn problem(&self) -> Option<&Problem> {
+    pub const fn problem(&self) -> Option<&RulesProblem> {
         self.problem.as_ref()
     }
 
@@ -126,13 +126,13 @@ impl Rules {
     ) -> bool {
         let watermark = match (seen, node_uid) {
             (Seen::Unknown, _) | (Seen::Present(_), None) => return false,
-            (Seen::Absent, _) => return self.keep_while_missing(Problem::Missing, now),
+            (Seen::Absent, _) => return self.keep_while_missing(RulesProblem::Missing, now),
             (Seen::Present(watermark), Some(_)) => watermark,
         };
         match &watermark.spec {
             Err(why) => self.keep_last(why),
             Ok(spec) if Some(&*spec.node_uid) != node_uid => {
-                self.keep_while_missing(Problem::OtherNode(spec.node_uid.clone()), now)
+                self.keep_while_missing(RulesProblem::OtherNode(spec.node_uid.clone()), now)
             }
             Ok(spec) => {
                 self.missing = None;
@@ -164,13 +164,13 @@ impl Rules {
     /// Keeps the last valid rules: what is not understood may concern every rule.
     fn keep_last(&mut self, why: &str) -> bool {
         self.missing = None;
-        if !matches!(&self.problem, Some(Problem::Unreadable(known)) if known == why) {
-            self.problem = Some(Problem::Unreadable(why.to_owned()));
+        if !matches!(&self.problem, Some(RulesProblem::Unreadable(known)) if known == why) {
+            self.problem = Some(RulesProblem::Unreadable(why.to_owned()));
         }
         false
     }
 
-    fn keep_while_missing(&mut self, problem: Problem, now: BootTime) -> bool {
+    fn keep_while_missing(&mut self, problem: RulesProblem, now: BootTime) -> bool {
         let since = *self.missing.get_or_insert(now);
         if self.problem.as_ref() != Some(&problem) {
             self.problem = Some(problem);
@@ -292,7 +292,7 @@ mod tests {
         assert!(!rules.evaluate(Seen::Absent, NODE, at(200)));
         assert!(rules.evaluate(Seen::Absent, NODE, at(260)));
         assert_eq!(count(&rules), Some(0));
-        assert_eq!(rules.problem(), Some(&Problem::Missing));
+        assert_eq!(rules.problem(), Some(&RulesProblem::Missing));
         assert!(rules.evaluate(Seen::Present(&spec(&json!({}))), NODE, at(300)));
         assert_eq!(count(&rules), Some(1));
     }

@@ -28,7 +28,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The saved files.
 #[derive(Debug)]
-pub struct SavedState {
+pub struct SavedFiles {
     /// A saved `None` means: there are no rules.
     rules: RetriedFile<Option<Arc<NodeWatermarkSpec>>>,
     pods: RetriedFile<Vec<Workload>>,
@@ -74,7 +74,7 @@ impl<T: Clone + Serialize + DeserializeOwned> RetriedFile<T> {
     }
 }
 
-impl SavedState {
+impl SavedFiles {
     /// The files of a state directory.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ mod tests {
 
     /// What the next process finds: the reason of the stop, "-" without a stop, "" if unknown; and whether there are rules.
     fn next(dir: &TempDir) -> (String, bool) {
-        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
         let shown = |reason: Option<String>| reason.unwrap_or_else(|| "-".to_owned());
         let stop = saved.stop().map(|stop| shown(stop.reason));
         (stop.unwrap_or_default(), saved.rules().is_some())
@@ -165,7 +165,7 @@ mod tests {
     fn the_next_process_knows_that_a_stop_ended() {
         let dir = tempfile::tempdir().expect("a temp dir");
         assert_eq!(next(&dir), (String::new(), false));
-        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
         saved.save_stop(Some("why"));
         assert_eq!(next(&dir), ("why".to_owned(), false));
         saved.save_stop(None);
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn a_failed_write_is_retried_with_the_newest_content() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut saved = SavedState::new(dir.path()).expect("a boot id");
+        let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
         saved.save_stop(None);
         saved.save_rules(Some(&spec()));
         let paths = [STOP_FILE, POLICIES_FILE].map(|file| temporary_path(&dir, file));

@@ -38,7 +38,7 @@ pub struct WantedTaint {
 
 /// The Node from a watch.
 #[derive(Clone, Debug, Default)]
-pub struct ObservedNode {
+pub struct WatchedNode {
     /// Our taint and condition on it; `None` if the Node does not exist or was not seen yet.
     pub node: Option<NodeSnapshot>,
     /// Number of full lists so far.
@@ -61,7 +61,7 @@ impl NewestNode {
 
     /// Takes the Node from the watch, unless it is older than the known one; false if it is. From a new list it is taken even
     /// then: versions restart when etcd is restored from a backup.
-    pub fn observe(&mut self, seen: &ObservedNode) -> bool {
+    pub fn observe(&mut self, seen: &WatchedNode) -> bool {
         if seen.lists != self.lists {
             self.lists = seen.lists;
             self.node = None;
@@ -100,7 +100,7 @@ pub struct TaintState {
 pub async fn run(
     client: Client,
     mut wanted: watch::Receiver<WantedTaint>,
-    mut node: watch::Receiver<ObservedNode>,
+    mut node: watch::Receiver<WatchedNode>,
     taint_state: watch::Sender<TaintState>,
 ) {
     let mut reconciler = Reconciler::default();
@@ -220,7 +220,7 @@ impl Reconciler {
         }
     }
 
-    fn observe(&mut self, now: BootTime, seen: &ObservedNode) {
+    fn observe(&mut self, now: BootTime, seen: &WatchedNode) {
         let is_newer = self.node.observe(seen);
         let node = self.node.get();
         if is_newer && self.in_sync && !node.is_some_and(|node| self.matches(node)) {

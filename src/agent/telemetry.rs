@@ -5,14 +5,14 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch;
 
-use super::metrics::Metrics;
+use super::metrics::AgentMetrics;
 use super::{Machine, Options};
-use crate::agent::direct_report::{DirectReports, Links};
-use crate::agent::heartbeat::digest::{self, Facts};
+use crate::agent::direct_report::{Links, ReportTasks};
+use crate::agent::heartbeat::digest::{self, DigestInput};
 use crate::agent::heartbeat::{self, Heartbeat, HeartbeatInput};
 use crate::agent::taint::TaintState;
 use crate::crd::NodeMetric;
-use crate::crd::summary::Scheduling;
+use crate::crd::summary::ReportedScheduling;
 use crate::engine::time::BootTime;
 
 /// The sampling loop is stuck after this many of its intervals without a run.
@@ -22,7 +22,7 @@ const STUCK_INTERVALS: u32 = 5;
 pub struct Telemetry {
     input: watch::Sender<HeartbeatInput>,
     heartbeat: Heartbeat,
-    reports: Option<DirectReports>,
+    reports: Option<ReportTasks>,
 }
 
 impl Telemetry {
@@ -32,14 +32,14 @@ impl Telemetry {
         client: &Client,
         heartbeat_client: Client,
         options: &Options,
-        metrics: &Metrics,
+        metrics: &AgentMetrics,
         links: Links,
         now: BootTime,
     ) -> Self {
         let (input, received) = watch::channel(HeartbeatInput::default());
         let (acknowledged_sender, acknowledged) = watch::channel(false);
         let reports = options.reports.clone().map(|how| {
-            DirectReports::start(
+            ReportTasks::start(
                 client.clone(),
                 how,
                 now,
@@ -85,7 +85,7 @@ impl Telemetry {
         if let Some(reports) = &self.reports {
             reports.submit(machine.sample().at, Arc::clone(metric), changed);
         }
-        let summary = digest::summary(Facts {
+        let summary = digest::summary(DigestInput {
             node: &machine.sample().node,
             used,
             load: metric.status.load.as_ref().map(|load| load.percent),
@@ -104,10 +104,10 @@ impl Telemetry {
     }
 }
 
-fn scheduling(taint_state: &TaintState) -> Option<Scheduling> {
+fn scheduling(taint_state: &TaintState) -> Option<ReportedScheduling> {
     let state = taint_state
         .effect
-        .map_or(Scheduling::Enabled, Scheduling::Disabled);
+        .map_or(ReportedScheduling::Enabled, ReportedScheduling::Disabled);
     taint_state.known.then_some(state)
 }
 
@@ -138,8 +138,8 @@ mod tests {
             credentials: PathBuf::new(),
             node: "node-a".to_owned(),
         };
-        let figures = direct_report::metrics::Reports::default();
-        let reports = DirectReports::start(
+        let figures = direct_report::metrics::DirectReportMetrics::default();
+        let reports = ReportTasks::start(
             client.clone(),
             how,
             boot_time(),

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::cluster_args::ClusterArgs;
-use super::run::StateDir;
+use super::run::StateDirArgs;
 use super::windows::WindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
 use crate::agent::{self, AgentError, Options, PodData, PodRef, Stop};
@@ -63,7 +63,7 @@ pub struct Args {
     node_name: String,
 
     #[command(flatten)]
-    state_dir: StateDir,
+    state_dir: StateDirArgs,
 
     /// Where the cgroup trees are mounted [default: found among the mounts]
     #[arg(long, value_name = "DIR")]

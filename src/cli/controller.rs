@@ -22,8 +22,8 @@ use crate::evictions;
 use crate::metrics_api::{self, CertificateSource, ObjectNames, ReportEndpoint, TlsFiles, reports};
 use crate::polling;
 use crate::reconcilers::cap::Cap;
-use crate::reconcilers::metrics::Metrics;
-use crate::reconcilers::reconciler::Settings;
+use crate::reconcilers::metrics::ControllerMetrics;
+use crate::reconcilers::reconciler::ControllerSettings;
 use crate::reconcilers::run::{self, Options};
 use crate::scheduler_api::{self, PolicyFile, PolicyFileError};
 
@@ -180,7 +180,7 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    fn metrics_api(&self, metrics: &Metrics) -> Option<metrics_api::Options> {
+    fn metrics_api(&self, metrics: &ControllerMetrics) -> Option<metrics_api::Options> {
         let account = format!("{}:{}", self.namespace, self.report_account);
         let agents = format!("system:serviceaccount:{account}");
         let reports = self.report_listen.map(|listen| reports::Options {
@@ -235,7 +235,7 @@ impl Args {
     fn scheduler_api(
         &self,
         windows: &[CustomWindow],
-        metrics: &Metrics,
+        metrics: &ControllerMetrics,
     ) -> anyhow::Result<Option<scheduler_api::Options>> {
         let Some(listen) = self.scheduler_listen else {
             return Ok(None);
@@ -255,7 +255,7 @@ impl Args {
         }))
     }
 
-    fn polling(&self, metrics: &Metrics) -> anyhow::Result<Option<polling::Options>> {
+    fn polling(&self, metrics: &ControllerMetrics) -> anyhow::Result<Option<polling::Options>> {
         let read = |path: &PathBuf| settings_file::read(path, crd::polling::read);
         let settings = self.poll.as_ref().map(read).transpose()?;
         Ok(settings.map(|settings| polling::Options {
@@ -285,12 +285,12 @@ async fn control(args: &Args) -> anyhow::Result<()> {
          taint; use 6m or more",
         args.dead_agent_after
     );
-    let metrics = Arc::new(Metrics::default());
+    let metrics = Arc::new(ControllerMetrics::default());
     let server = Server::find(&args.cluster.source()).await?;
     let identity = identity();
     let windows = args.windows.read()?.unwrap_or_default();
     let options = Options {
-        settings: Settings {
+        settings: ControllerSettings {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable: args.max_unschedulable,
             dead_agent_after: args.dead_agent_after,

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 
 use super::cluster_args::ClusterArgs;
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::{duration, runtime};
 use crate::clock;
 use crate::cluster::client::call;
@@ -92,7 +92,7 @@ async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
     let timeout = args.timeout;
     let definitions = definitions();
     let started = clock::boot_time();
-    let progress = Progress::new("waiting for definitions", Some(definitions.len()));
+    let progress = ProgressLine::new("waiting for definitions", Some(definitions.len()));
     while let Err(missing) = are_served(&client, &definitions, &progress).await {
         if clock::boot_time().since(started) >= timeout {
             let version = call(client.apiserver_version()).await.ok();
@@ -109,7 +109,7 @@ async fn wait_until_served(args: &Args) -> anyhow::Result<ExitCode> {
 async fn are_served(
     client: &Client,
     definitions: &[CustomResourceDefinition],
-    progress: &Progress,
+    progress: &ProgressLine,
 ) -> Result<(), String> {
     for (served, definition) in definitions.iter().enumerate() {
         progress.set(served);

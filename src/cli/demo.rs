@@ -19,7 +19,7 @@ use crate::demo::live::{self, Options};
 use crate::demo::obstacle::Obstacle;
 use crate::demo::plain::TextRenderer;
 use crate::demo::renderer::Renderer;
-use crate::demo::report::Report;
+use crate::demo::report::DemoReport;
 use crate::demo::terminal::TerminalRenderer;
 use crate::node::cgroup::Hierarchy;
 use crate::scene::load::{self, Service};
@@ -177,7 +177,7 @@ impl Args {
         })
     }
 
-    fn print_report(&self, report: &Report) -> anyhow::Result<ExitCode> {
+    fn print_report(&self, report: &DemoReport) -> anyhow::Result<ExitCode> {
         let structured = self.output.of(report)?;
         let text = structured.unwrap_or_else(|| match terminal_width() {
             Some(width) => format!("\n{report:width$}"),

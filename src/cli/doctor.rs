@@ -24,12 +24,12 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use self::checks::{findings, notes, summary};
-use self::finding::Finding;
-use self::snapshot::Snapshot;
+use self::finding::DoctorFinding;
+use self::snapshot::ClusterSnapshot;
 pub(super) use self::snapshot::lease_namespaces;
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::{LEASE_NAMESPACE, color, duration, print, print_text, runtime};
 use crate::clock;
 
@@ -108,10 +108,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let client = args.cluster.connect().await?;
         let only_agents = args.only == Some(Part::Agents);
         let started = clock::boot_time();
-        let progress = Progress::new("reading the cluster", None);
+        let progress = ProgressLine::new("reading the cluster", None);
         loop {
             let namespace = args.lease_namespace.as_deref();
-            let snapshot = Snapshot::read(&client, only_agents, namespace, &progress);
+            let snapshot = ClusterSnapshot::read(&client, only_agents, namespace, &progress);
             let snapshot = Box::pin(snapshot).await;
             let left = snapshot.as_ref().map_or(1, |it| findings(it).len());
             if left == 0 || !args.wait || clock::boot_time().since(started) >= args.timeout {
@@ -133,8 +133,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn render(
     output: Output,
-    found: &[Finding],
-    notes: &[Finding],
+    found: &[DoctorFinding],
+    notes: &[DoctorFinding],
     summary: &str,
 ) -> anyhow::Result<String> {
     let roles = role::missing(found);

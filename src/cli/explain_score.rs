@@ -13,8 +13,8 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use serde_json::Value;
 
-use self::pod::PodToPlace;
-use self::report::{Explanation, NodeInput};
+use self::pod::ExplainedPod;
+use self::report::{ExplainedNode, Explanation};
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
 use super::top::read;
@@ -96,18 +96,18 @@ async fn explain(args: &Args) -> anyhow::Result<String> {
     Ok(structured.unwrap_or_else(|| explanation.to_string()))
 }
 
-async fn get_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<PodToPlace> {
+async fn get_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<ExplainedPod> {
     let kind = ApiResource::erase::<k8s::Pod>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
     let object = call(api.get(name)).await;
     let object = object
         .map_err(|error| anyhow!("failed to read pod {namespace}/{name}: {}", error.message()))?;
-    PodToPlace::of(&serde_json::to_value(object)?)
+    ExplainedPod::of(&serde_json::to_value(object)?)
         .with_context(|| format!("failed to read pod {namespace}/{name}"))
 }
 
 /// The nodes with what is known of their load.
-async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeInput>> {
+async fn nodes(client: &Client) -> anyhow::Result<Vec<ExplainedNode>> {
     let api: Api<k8s::Node> = Api::all(client.clone());
     let list = all(ListParams::default(), async |page| api.list(&page).await);
     let (nodes, metrics) = tokio::join!(list, read::metrics(client));
@@ -125,7 +125,7 @@ async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeInput>> {
         .collect();
     let with_load = |node: k8s::Node| {
         let status = metrics.remove(node.metadata.name.as_deref().unwrap_or_default());
-        NodeInput {
+        ExplainedNode {
             node,
             status: status.unwrap_or_default(),
         }

@@ -10,12 +10,12 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use self::findings::{Findings, Found};
+use self::findings::{FindingOnNodes, Findings};
 use super::check::report::Report;
 use super::check::sources::{self, Sources};
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
 use crate::clock;
@@ -24,8 +24,8 @@ use crate::engine::metric::{InterfaceRate, Metric, PressureKind};
 use crate::engine::policy::{NodeFacts, Rule};
 use crate::engine::quantity::Quantity;
 use crate::preview::{
-    self, AgentStatus, Cluster, KubeletError, KubeletResult, Node, NodeInput, NodePreview, Options,
-    Preview, ReadError, Selection, ValueOverrides, overlay, subjects,
+    self, Cluster, ClusterNode, ClusterReadError, KubeletError, KubeletResult, NodeInput,
+    NodePreview, Options, Preview, ReportedWatermark, Selection, ValueOverrides, overlay, subjects,
 };
 
 const HELP: &str = "\
@@ -137,7 +137,10 @@ async fn show(args: &Args, sources: &Sources, any_node: &NodeFacts) -> anyhow::R
 }
 
 /// The policies of the cluster that the files do not replace.
-async fn other_policies(cluster: &Cluster, sources: &Sources) -> Result<Vec<Value>, ReadError> {
+async fn other_policies(
+    cluster: &Cluster,
+    sources: &Sources,
+) -> Result<Vec<Value>, ClusterReadError> {
     let files = || {
         sources
             .files
@@ -147,7 +150,7 @@ async fn other_policies(cluster: &Cluster, sources: &Sources) -> Result<Vec<Valu
     match cluster.policies().await {
         Ok(policies) => Ok(overlay(policies, files().map(|object| &object.value))),
         // Policies can be previewed before anything is installed.
-        Err(ReadError::NoDefinitions) if files().next().is_some() => Ok(Vec::new()),
+        Err(ClusterReadError::NoDefinitions) if files().next().is_some() => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
@@ -178,7 +181,7 @@ impl Policies {
 async fn preview_nodes(
     args: &Args,
     cluster: &Cluster,
-    nodes: &[Node],
+    nodes: &[ClusterNode],
     compiled: &[Compiled],
 ) -> anyhow::Result<Preview> {
     let overrides = overrides(args, compiled)?;
@@ -206,7 +209,7 @@ async fn preview_nodes(
         all: rules().any(needs_full_summary),
         sample: args.sample,
     };
-    let progress = Progress::new("listing pods and agents", None);
+    let progress = ProgressLine::new("listing pods and agents", None);
     let pods = cluster.pods(&names).await?;
     let agent_statuses = cluster.agent_statuses().await.unwrap_or_else(|error| {
         preview
@@ -240,13 +243,13 @@ async fn preview_nodes(
 
 /// Live data of a node.
 struct Live<'a> {
-    subjects: &'a [preview::Subject],
+    subjects: &'a [preview::PodSubject],
     summary: Option<&'a KubeletResult>,
-    agent_status: Option<&'a AgentStatus>,
+    agent_status: Option<&'a ReportedWatermark>,
     overrides: &'a ValueOverrides,
 }
 
-fn preview_node(node: &Node, compiled: &Compiled, live: &Live<'_>) -> NodePreview {
+fn preview_node(node: &ClusterNode, compiled: &Compiled, live: &Live<'_>) -> NodePreview {
     let (summary, earlier) = match live.summary {
         Some(Ok((summary, earlier))) => (Ok(summary), earlier.as_ref()),
         Some(Err(KubeletError::Forbidden(_))) => {
@@ -322,7 +325,7 @@ struct Structured<'a> {
     preview: &'a Preview,
     summary: String,
     files: &'a Report<'a>,
-    findings: &'a [Found],
+    findings: &'a [FindingOnNodes],
 }
 
 fn print(

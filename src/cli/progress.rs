@@ -14,7 +14,7 @@ const CLEAR: &str = "\r\x1b[K";
 
 /// Shows progress until it is dropped.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct ProgressLine {
     shared: Arc<Shared>,
     /// `None`: nothing is shown.
     thread: Option<JoinHandle<()>>,
@@ -34,7 +34,7 @@ struct Count {
     is_over: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Starts with what is done, for example `replaying samples`, and how many there are, if that is known.
     pub(super) fn new(what: &str, total: Option<usize>) -> Self {
         let progress = if stderr().is_terminal() {
@@ -81,7 +81,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.shared.count().is_over = true;
         self.shared.changed.notify_all();
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_line_has_the_count_and_is_removed_at_the_end() {
         let (sender, receiver) = channel();
-        let progress = Progress::on(Screen(sender), Duration::ZERO);
+        let progress = ProgressLine::on(Screen(sender), Duration::ZERO);
         progress.next("asking kubelets", Some(12));
         (0..7).for_each(|_| progress.advance());
         let mut screen = String::new();
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn what_is_quick_shows_nothing() {
         let (sender, receiver) = channel();
-        drop(Progress::on(Screen(sender), Duration::from_mins(1)));
+        drop(ProgressLine::on(Screen(sender), Duration::from_mins(1)));
         assert_eq!(receiver.try_iter().count(), 0);
     }
 

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::progress::Progress;
+use super::progress::ProgressLine;
 use super::run::period;
 use super::windows::WindowsFile;
 use super::{FileErrors, print_error};
 use crate::engine::policy::NodeFacts;
-use crate::node::machine::event::{Decision, Event, PolicyProblem};
+use crate::node::machine::event::{Event, NamedDecision, PolicyProblem};
 use crate::node::machine::metric;
-use crate::standalone::output::{Format, Output};
+use crate::standalone::output::{EventFormat, EventOutput};
 use crate::standalone::policies::{self, Overrides};
 use crate::standalone::replay_summary::ReplaySummary;
 use crate::trace::read::TraceError;
@@ -57,7 +57,7 @@ pub struct Args {
 
     /// Output format
     #[arg(long, value_enum, default_value_t)]
-    output: Format,
+    output: EventFormat,
 }
 
 /// Runs it.
@@ -99,12 +99,12 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     if replay.policy().rules.is_empty() {
         bail!("{}", no_rule(&args.policies));
     }
-    let mut output = Output::new(args.output, stdout().lock());
+    let mut output = EventOutput::new(args.output, stdout().lock());
     // On a terminal, the events themselves show the progress.
     let progress = if stdout().is_terminal() {
-        Progress::hidden()
+        ProgressLine::hidden()
     } else {
-        Progress::new("replaying samples", None)
+        ProgressLine::new("replaying samples", None)
     };
     while replay.step().map_err(failed)? {
         progress.advance();
@@ -116,8 +116,8 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     drop(progress);
     let summary = ReplaySummary::new(&replay);
     match args.output {
-        Format::Text => write!(stdout(), "{summary}")?,
-        Format::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,
+        EventFormat::Text => write!(stdout(), "{summary}")?,
+        EventFormat::Json => writeln!(stdout(), "{}", serde_json::to_string(&summary)?)?,
     }
     let failed = problems.iter().any(PolicyProblem::is_error);
     Ok(ExitCode::from(u8::from(failed)))
@@ -137,7 +137,7 @@ fn no_rule(policies: &[PathBuf]) -> String {
 
 fn events<R: BufRead>(replay: &Replay<R>) -> Vec<Event> {
     let transitions = replay.transitions().iter();
-    let decision = transitions.map(|transition| Decision {
+    let decision = transitions.map(|transition| NamedDecision {
         cause: None,
         transition: transition.clone(),
         metric: metric(replay.policy(), &transition.rule),

@@ -9,7 +9,7 @@ use super::check::label;
 use super::windows::WindowsFile;
 use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
-use crate::standalone::output::Format;
+use crate::standalone::output::EventFormat;
 use crate::standalone::pods::PodSources;
 use crate::standalone::policies::Overrides;
 use crate::standalone::setup::{self, Options};
@@ -68,7 +68,7 @@ pub struct Args {
     sys_root: PathBuf,
 
     #[command(flatten)]
-    state_dir: StateDir,
+    state_dir: StateDirArgs,
 
     /// Labels of this node, for the selectors of a `NodeQOS`
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = label, value_delimiter = ',')]
@@ -99,7 +99,7 @@ pub struct Args {
 
     /// Format of events on standard output
     #[arg(long, value_enum, default_value_t)]
-    output: Format,
+    output: EventFormat,
 
     /// Write a trace of all samples and transitions, for `plimsoll replay`
     #[arg(long, value_name = "FILE")]
@@ -108,7 +108,7 @@ pub struct Args {
 
 /// The directory of files that outlive the process.
 #[derive(Clone, Debug, clap::Args)]
-pub struct StateDir {
+pub struct StateDirArgs {
     /// Directory of the journal and state files; created if missing, but its parents are not
     #[arg(
         long,

@@ -8,12 +8,12 @@ use anyhow::{Context, anyhow, bail};
 
 use super::output::Output;
 use super::print;
-use super::run::StateDir;
+use super::run::StateDirArgs;
 use crate::clock;
 use crate::node::machine::state_dir;
 use crate::standalone::report;
 use crate::standalone::scheduling::{self, SchedulingState};
-use crate::standalone::status::{self, Status};
+use crate::standalone::status::{self, MachineStatus};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +35,7 @@ or if its file cannot be read.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    state_dir: StateDir,
+    state_dir: StateDirArgs,
 
     /// Answer by exit status whether new work may start: 0 yes, 1 no, 2 unknown
     #[arg(long, conflicts_with = "output")]
@@ -53,10 +53,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let state = schedulable(dir)?;
         return Ok(ExitCode::from(u8::from(!state.schedulable)));
     }
-    let status: Status = read(&dir.join(status::FILE))?;
+    let status: MachineStatus = read(&dir.join(status::FILE))?;
     let structured = args.output.of(&status)?;
     let text = structured.unwrap_or_else(|| {
-        let report = report::Report::new(&status, clock::wall_time());
+        let report = report::StatusText::new(&status, clock::wall_time());
         report.to_string()
     });
     print(text.as_bytes())

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
 use serde::Serialize;
 
-use self::view::{Row, Screen, Sort, Source};
+use self::view::{LoadSource, NodeRow, NodesScreen, Sort};
 use super::cluster_args::ClusterArgs;
 use super::output::{Output, TableOutput};
 use super::{
@@ -188,7 +188,7 @@ async fn pods(
     args: &Args,
     client: &Client,
     metrics: Result<Vec<NodeMetric>, CallError>,
-) -> anyhow::Result<pods::Screen> {
+) -> anyhow::Result<pods::PodsScreen> {
     let metrics = metrics.map_err(|error| match error.code() {
         Some(NOT_SERVED) => anyhow!(
             "failed to list NodeMetrics, which `top pods` needs: {API_VERSION} is not served in this cluster; install \
@@ -202,13 +202,13 @@ async fn pods(
     })?;
     let throttled = read::throttled(client).await;
     let (throttled, note) = or_note(throttled, "throttled pods are unknown");
-    let screen = pods::Screen::new(&metrics, throttled.as_ref(), args.sort, clock::wall_time());
+    let screen = pods::PodsScreen::new(&metrics, throttled.as_ref(), args.sort, clock::wall_time());
     let screen = screen.of_namespace(args.namespace.as_deref());
     Ok(screen.with_note(note).wide(args.is_wide()))
 }
 
 /// The nodes, from `NodeMetric`s.
-async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Screen {
+async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> NodesScreen {
     let namespace = &args.lease_namespace;
     let (leases, in_force) = tokio::join!(read::leases(client, namespace), read::in_force(client));
     let (in_force, note) = or_note(in_force, "what is in force may be a minute old");
@@ -229,10 +229,10 @@ async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> Scr
         let in_force = in_force
             .as_ref()
             .and_then(|known| known.get(&name).copied());
-        Row::measured(metric, leases.remove(&name), in_force, now)
+        NodeRow::measured(metric, leases.remove(&name), in_force, now)
     };
     let rows = metrics.iter().map(row).collect();
-    Screen::new(Source::NodeMetrics, rows, args.sort, notes).wide(args.is_wide())
+    NodesScreen::new(LoadSource::NodeMetrics, rows, args.sort, notes).wide(args.is_wide())
 }
 
 /// The value, or a note that begins with the consequence.
@@ -260,7 +260,7 @@ fn no_heartbeat(namespace: &str) -> String {
 }
 
 /// The nodes, from Leases.
-async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
+async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<NodesScreen> {
     let namespace = &args.lease_namespace;
     let (leases, known) = tokio::join!(read::leases(client, namespace), read::nodes(client));
     let leases = leases.map_err(|error| anyhow!(no_leases(namespace, &error)))?;
@@ -275,17 +275,17 @@ async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<Screen> {
         ));
     });
     let rows = rows(leases, known.ok(), clock::wall_time());
-    Ok(Screen::new(Source::Leases, rows, args.sort, notes).wide(args.is_wide()))
+    Ok(NodesScreen::new(LoadSource::Leases, rows, args.sort, notes).wide(args.is_wide()))
 }
 
 /// One row per node; if nodes are unknown, one per Lease.
-fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestamp) -> Vec<Row> {
-    let by_lease = leases.into_iter().map(|lease| Row::of(lease, now));
+fn rows(leases: Vec<LeaseObject>, nodes: Option<BTreeSet<String>>, now: Timestamp) -> Vec<NodeRow> {
+    let by_lease = leases.into_iter().map(|lease| NodeRow::of(lease, now));
     let Some(mut nodes) = nodes else {
         return by_lease.collect();
     };
-    let mut rows: Vec<Row> = by_lease.filter(|row| nodes.remove(&row.node)).collect();
-    rows.extend(nodes.into_iter().map(Row::without_agent));
+    let mut rows: Vec<NodeRow> = by_lease.filter(|row| nodes.remove(&row.node)).collect();
+    rows.extend(nodes.into_iter().map(NodeRow::without_agent));
     rows
 }
 

@@ -21,7 +21,7 @@ use tower::{BoxError, ServiceBuilder};
 
 pub use super::kubeconfig::ClientError;
 use super::kubeconfig::{self, ClusterSource};
-use super::requests::{self, Observer, Requests};
+use super::requests::{self, RequestObserver, Requests};
 use super::unreachable::Unreachable;
 
 /// Limit for setting up a connection.
@@ -62,7 +62,7 @@ impl Server {
 
     /// A client with its own connections, which belong to the runtime it is made on; `observer` sees every request. kube's default
     /// client takes minutes to notice a dead watch connection.
-    pub fn client(&self, observer: Arc<dyn Observer>) -> Result<Client, ClientError> {
+    pub fn client(&self, observer: Arc<dyn RequestObserver>) -> Result<Client, ClientError> {
         let mut config = self.0.clone();
         let user_agent = (USER_AGENT, HeaderValue::from_static(AGENT));
         config.headers.push(user_agent);

@@ -106,7 +106,7 @@ pub struct ElectionState {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum ElectionStep {
     /// Wait: another replica leads.
     Wait,
     /// Create the Lease.
@@ -137,11 +137,16 @@ impl ElectionState {
     }
 
     /// Records the Lease that was read (`None`: there is none) and decides what to do. Pure.
-    pub fn decide(&mut self, me: &str, lease: Option<&ObservedLease>, now: BootTime) -> Decision {
+    pub fn decide(
+        &mut self,
+        me: &str,
+        lease: Option<&ObservedLease>,
+        now: BootTime,
+    ) -> ElectionStep {
         self.expiry = None;
         let Some(lease) = lease else {
             self.observed = None;
-            return Decision::Create;
+            return ElectionStep::Create;
         };
         let known = self
             .observed
@@ -150,14 +155,14 @@ impl ElectionState {
         let since = known.map_or(now, |(_, since)| *since);
         self.observed = Some((lease.version.clone(), since));
         if lease.holder == me {
-            return Decision::Renew;
+            return ElectionStep::Renew;
         }
         let duration = lease.duration.max(LEASE_DURATION);
         if lease.holder.is_empty() || now.since(since) > duration {
-            return Decision::Take;
+            return ElectionStep::Take;
         }
         self.expiry = Some(since + duration);
-        Decision::Wait
+        ElectionStep::Wait
     }
 
     /// The pause until the Lease should be read again: at the retry interval, or just after another replica's Lease expires.

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::client::{CallError, call, found, stored};
 use super::typed::Typed;
-use crate::crd::eviction::{Answer, Delay, Target};
+use crate::crd::eviction::{Delay, EvictionAnswer, EvictionTarget};
 
 /// Upper limit for a delay that the server asks for.
 const MAX_WAIT: Duration = Duration::from_mins(5);
@@ -29,7 +29,7 @@ const WEBHOOK_WAIT: Duration = Duration::from_secs(10);
 
 /// Requests the eviction of a pod. A `grace` period below one second is sent as one: 0 would be a forced deletion, which can start
 /// a second instance of a `StatefulSet`'s pod beside the first.
-pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer {
+pub async fn evict(client: &Client, target: &EvictionTarget, grace: Duration) -> EvictionAnswer {
     let body = body(target, grace);
     let outcome = call(async {
         let url = Pod::url_path(&(), Some(&target.namespace));
@@ -48,15 +48,15 @@ pub async fn evict(client: &Client, target: &Target, grace: Duration) -> Answer 
         Err(error) => {
             let why = error.message();
             if was_not_sent(&error) {
-                Answer::NotSent { why }
+                EvictionAnswer::NotSent { why }
             } else {
-                Answer::Unknown { why }
+                EvictionAnswer::Unknown { why }
             }
         }
     }
 }
 
-fn body(target: &Target, grace: Duration) -> Vec<u8> {
+fn body(target: &EvictionTarget, grace: Duration) -> Vec<u8> {
     let eviction = json!({
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -73,7 +73,7 @@ fn body(target: &Target, grace: Duration) -> Vec<u8> {
 ///
 /// # Errors
 /// The pod can't be read.
-pub async fn read_pod<P>(client: &Client, target: &Target) -> Result<Option<P>, CallError>
+pub async fn read_pod<P>(client: &Client, target: &EvictionTarget) -> Result<Option<P>, CallError>
 where
     P: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -86,32 +86,34 @@ where
 }
 
 /// Interprets a response.
-fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> Answer {
+fn read(code: u16, wait: Option<Duration>, body: &[u8]) -> EvictionAnswer {
     let status = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(body);
         Status::failure(text.trim(), "")
     });
     let why = status.message.clone();
     match code {
-        200..=299 if status.is_success() => Answer::Accepted,
-        404 if status.reason == "NotFound" => Answer::Gone,
+        200..=299 if status.is_success() => EvictionAnswer::Accepted,
+        404 if status.reason == "NotFound" => EvictionAnswer::Gone,
         429 => match budget(&status) {
-            Some(why) => Answer::Budget { why },
+            Some(why) => EvictionAnswer::Budget { why },
             None => busy(waiting(wait, &status), why),
         },
-        500 if why.contains("more than one PodDisruptionBudget") => Answer::ManyBudgets { why },
+        500 if why.contains("more than one PodDisruptionBudget") => {
+            EvictionAnswer::ManyBudgets { why }
+        }
         500 if why.contains("failed calling webhook") => busy(WEBHOOK_WAIT, why),
         502 | 503 => busy(waiting(wait, &status), why),
         // Not an answer of the API server itself, another UID, a concurrent write, or the server or etcd timed out: reading the pod
         // shows the outcome.
-        200..=299 | 404 | 409 | 500 | 501 | 504..=599 => Answer::Unknown { why },
-        _ => Answer::Refused { why },
+        200..=299 | 404 | 409 | 500 | 501 | 504..=599 => EvictionAnswer::Unknown { why },
+        _ => EvictionAnswer::Refused { why },
     }
 }
 
-const fn busy(wait: Duration, why: String) -> Answer {
+const fn busy(wait: Duration, why: String) -> EvictionAnswer {
     let by = Delay::Server;
-    Answer::Wait { wait, by, why }
+    EvictionAnswer::Wait { wait, by, why }
 }
 
 fn waiting(header: Option<Duration>, status: &Status) -> Duration {
@@ -165,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_request_has_uid_and_grace_period_in_the_field_names_of_the_api() {
-        let target = Target {
+        let target = EvictionTarget {
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
             uid: "u".to_owned(),
@@ -186,7 +188,7 @@ mod tests {
             "Cannot evict pod as it would violate the pod's disruption budget.",
             &details,
         );
-        let of = |why: &str| Answer::Budget {
+        let of = |why: &str| EvictionAnswer::Budget {
             why: why.to_owned(),
         };
         assert_eq!(read(429, None, &budget), of(cause));
@@ -225,8 +227,11 @@ mod tests {
             });
             read(code, None, status.to_string().as_bytes())
         };
-        assert_eq!(from_server(201, "Success", ""), Answer::Accepted);
-        assert_eq!(from_server(404, "Failure", "NotFound"), Answer::Gone);
+        assert_eq!(from_server(201, "Success", ""), EvictionAnswer::Accepted);
+        assert_eq!(
+            from_server(404, "Failure", "NotFound"),
+            EvictionAnswer::Gone
+        );
         for (code, body) in [
             (200, "<html>Welcome</html>"),
             (201, ""),
@@ -234,7 +239,7 @@ mod tests {
         ] {
             let answer = read(code, None, body.as_bytes());
             let why = body.to_owned();
-            assert_eq!(answer, Answer::Unknown { why }, "{code}");
+            assert_eq!(answer, EvictionAnswer::Unknown { why }, "{code}");
         }
     }
 
@@ -250,14 +255,16 @@ mod tests {
     fn responses_are_interpreted() {
         let many = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
         let read = |code, message: &str| read(code, None, &status(code, message, &json!({})));
-        let refused = |why: &str| Answer::Refused {
+        let refused = |why: &str| EvictionAnswer::Refused {
             why: why.to_owned(),
         };
-        assert!(matches!(read(409, "uid"), Answer::Unknown { .. }));
-        assert!(matches!(read(500, many), Answer::ManyBudgets { why } if why == many));
+        assert!(matches!(read(409, "uid"), EvictionAnswer::Unknown { .. }));
+        assert!(matches!(read(500, many), EvictionAnswer::ManyBudgets { why } if why == many));
         let timed_out = "etcdserver: request timed out";
-        assert!(matches!(read(500, timed_out), Answer::Unknown { why } if why == timed_out));
+        assert!(
+            matches!(read(500, timed_out), EvictionAnswer::Unknown { why } if why == timed_out)
+        );
         assert_eq!(read(403, "denied"), refused("denied"));
-        assert!(matches!(read(504, "late"), Answer::Unknown { .. }));
+        assert!(matches!(read(504, "late"), EvictionAnswer::Unknown { .. }));
     }
 }

@@ -27,13 +27,13 @@ const MAX_REFUSAL: u64 = 64 * 1024;
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
 /// Observes the requests of a client.
-pub trait Observer: Send + Sync {
+pub trait RequestObserver: Send + Sync {
     /// A request with this verb of the Kubernetes API finished; `None`: without a response, or it was cancelled.
     fn requested(&self, verb: &'static str, code: Option<u16>);
 }
 
 /// Ignores all requests.
-impl Observer for () {
+impl RequestObserver for () {
     fn requested(&self, _: &'static str, _: Option<u16>) {}
 }
 
@@ -57,7 +57,7 @@ pub(super) fn peer() -> String {
 /// Wraps a client's service.
 #[derive(Clone)]
 pub(super) struct Requests {
-    pub(super) observer: Arc<dyn Observer>,
+    pub(super) observer: Arc<dyn RequestObserver>,
     pub(super) address: Arc<str>,
 }
 
@@ -77,7 +77,7 @@ impl<S> Layer<S> for Requests {
 #[derive(Clone)]
 pub(super) struct Observed<S> {
     inner: S,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn RequestObserver>,
     address: Arc<str>,
 }
 
@@ -138,7 +138,7 @@ struct NotAnApiServer {
 struct ReportOnDrop {
     verb: &'static str,
     code: Option<u16>,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn RequestObserver>,
 }
 
 impl ReportOnDrop {

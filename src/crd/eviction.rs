@@ -42,7 +42,7 @@ pub fn api_path(node: &str) -> String {
 
 /// The pod to evict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
+pub struct EvictionTarget {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -71,7 +71,7 @@ pub struct EvictionRequest {
     pub key: Key,
     /// The pod to evict.
     #[serde(flatten)]
-    pub target: Target,
+    pub target: EvictionTarget,
     /// The id of the rule that requests it: `<nodeqos>/<rule>`.
     pub rule: String,
     /// `spec.hash` of the `NodeWatermark` that the agent enforces.
@@ -152,7 +152,7 @@ pub enum Delay {
     rename_all = "camelCase",
     rename_all_fields = "camelCase"
 )]
-pub enum Answer {
+pub enum EvictionAnswer {
     /// The pod is being terminated.
     Accepted,
     /// The pod was already being terminated for another reason.
@@ -198,7 +198,7 @@ pub enum Answer {
     },
 }
 
-impl Answer {
+impl EvictionAnswer {
     /// Why the pod was not evicted, or may not have been; `None`: it is being terminated, or is gone.
     pub fn why(&self) -> Option<&str> {
         match self {
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn every_answer_survives_a_round_trip() {
         let why = || "w".to_owned();
-        let wait = Answer::Wait {
+        let wait = EvictionAnswer::Wait {
             wait: Duration::from_millis(1500),
             by: Delay::Budget,
             why: why(),
@@ -299,17 +299,20 @@ mod tests {
         assert_eq!(serde_json::to_value(&wait).unwrap(), written);
         for answer in [
             wait,
-            Answer::Accepted,
-            Answer::Terminating,
-            Answer::Gone,
-            Answer::Budget { why: why() },
-            Answer::ManyBudgets { why: why() },
-            Answer::Refused { why: why() },
-            Answer::NotSent { why: why() },
-            Answer::Unknown { why: why() },
+            EvictionAnswer::Accepted,
+            EvictionAnswer::Terminating,
+            EvictionAnswer::Gone,
+            EvictionAnswer::Budget { why: why() },
+            EvictionAnswer::ManyBudgets { why: why() },
+            EvictionAnswer::Refused { why: why() },
+            EvictionAnswer::NotSent { why: why() },
+            EvictionAnswer::Unknown { why: why() },
         ] {
             let text = serde_json::to_string(&answer).unwrap();
-            assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), answer);
+            assert_eq!(
+                serde_json::from_str::<EvictionAnswer>(&text).unwrap(),
+                answer
+            );
         }
     }
 

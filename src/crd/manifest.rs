@@ -12,7 +12,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 pub use self::position::{Location, Position};
-use self::tree::{Content, Node};
+use self::tree::{NodeContent, TreeNode};
 use super::finding::Severity;
 use super::path::{at_index, at_key};
 
@@ -25,14 +25,14 @@ const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
     /// The objects in order; the items of a `v1 List` are separate objects.
-    pub objects: Vec<Object>,
+    pub objects: Vec<ManifestObject>,
     /// The errors.
     pub parse_errors: Vec<ManifestError>,
 }
 
 /// One object of a manifest.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Object {
+pub struct ManifestObject {
     /// The object as an API server would get it.
     pub value: Value,
     /// The positions of its fields.
@@ -185,8 +185,8 @@ impl Manifest {
         }
     }
 
-    fn add_root(&mut self, base: usize, node: &Node) {
-        if matches!(node.content, Content::Null) {
+    fn add_root(&mut self, base: usize, node: &TreeNode) {
+        if matches!(node.content, NodeContent::Null) {
             return;
         }
         let mut reader = Reader {
@@ -215,9 +215,9 @@ impl Manifest {
             Some(Value::Array(items)) if is_list => items,
             Some(other) => {
                 value["items"] = other;
-                return self.objects.push(Object { value, positions });
+                return self.objects.push(ManifestObject { value, positions });
             }
-            None => return self.objects.push(Object { value, positions }),
+            None => return self.objects.push(ManifestObject { value, positions }),
         };
         let positions = positions
             .children
@@ -227,7 +227,7 @@ impl Manifest {
             });
         for (value, (_, positions)) in items.into_iter().zip(positions.unwrap_or_default()) {
             if value.is_object() {
-                self.objects.push(Object { value, positions });
+                self.objects.push(ManifestObject { value, positions });
             } else {
                 self.add_error(
                     positions.position,
@@ -239,7 +239,7 @@ impl Manifest {
 }
 
 /// The message of a syntax error, with a fix for the most common one.
-fn explain(error: &tree::ParseError, text: &str) -> String {
+fn explain(error: &tree::SyntaxError, text: &str) -> String {
     let line = text.lines().nth(error.position.line.saturating_sub(1));
     let line = line.unwrap_or("");
     let indentation = line.len() - line.trim_start().len();
@@ -256,17 +256,17 @@ struct Reader {
 }
 
 impl Reader {
-    fn value(&mut self, path: &str, node: &Node) -> (Value, Positions) {
+    fn value(&mut self, path: &str, node: &TreeNode) -> (Value, Positions) {
         let mut positions = Positions {
             position: node.position.after(self.base),
             children: Vec::new(),
         };
         let value = match &node.content {
-            Content::Null => Value::Null,
-            Content::Bool(value) => Value::Bool(*value),
-            Content::Number(number) => Value::Number(number.clone()),
-            Content::Text(text) => Value::String(text.clone()),
-            Content::NotFinite(text) => {
+            NodeContent::Null => Value::Null,
+            NodeContent::Bool(value) => Value::Bool(*value),
+            NodeContent::Number(number) => Value::Number(number.clone()),
+            NodeContent::Text(text) => Value::String(text.clone()),
+            NodeContent::NotFinite(text) => {
                 self.parse_errors.push(ManifestError {
                     position: positions.position,
                     path: path.to_owned(),
@@ -276,8 +276,8 @@ impl Reader {
                 });
                 Value::Null
             }
-            Content::List(items) => self.list(path, items, &mut positions),
-            Content::Map(entries) => self.map(path, entries, &mut positions),
+            NodeContent::List(items) => self.list(path, items, &mut positions),
+            NodeContent::Map(entries) => self.map(path, entries, &mut positions),
         };
         (value, positions)
     }
@@ -285,7 +285,7 @@ impl Reader {
     fn list(
         &mut self,
         path: &str,
-        items: &[std::rc::Rc<Node>],
+        items: &[std::rc::Rc<TreeNode>],
         positions: &mut Positions,
     ) -> Value {
         let mut values = Vec::with_capacity(items.len());
@@ -297,7 +297,7 @@ impl Reader {
         Value::Array(values)
     }
 
-    fn map(&mut self, path: &str, entries: &[tree::Entry], positions: &mut Positions) -> Value {
+    fn map(&mut self, path: &str, entries: &[tree::MapEntry], positions: &mut Positions) -> Value {
         let mut fields = Map::new();
         for entry in entries {
             let (value, mut child) = self.value(&at_key(path, &entry.key), &entry.value);

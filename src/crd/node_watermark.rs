@@ -17,7 +17,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use convert::{ParsedSpec, Refusal, SpecError};
+pub use convert::{ParsedSpec, SpecError, UnenforcedEntry};
 pub use hash::Hash;
 pub use part::Part;
 pub use status::{

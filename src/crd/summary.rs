@@ -52,12 +52,12 @@ pub struct Summary {
     /// The number of throttled pods.
     pub throttled: Option<u32>,
     /// Whether plimsoll disables scheduling.
-    pub scheduling: Option<Scheduling>,
+    pub scheduling: Option<ReportedScheduling>,
 }
 
 /// Whether plimsoll disables scheduling on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheduling {
+pub enum ReportedScheduling {
     /// It does not.
     Enabled,
     /// It does, with a taint of this effect.
@@ -98,7 +98,7 @@ impl Serialize for Percent {
     }
 }
 
-impl Scheduling {
+impl ReportedScheduling {
     /// The name, as in the status of a `NodeWatermark`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -118,7 +118,7 @@ impl Scheduling {
     }
 }
 
-impl Serialize for Scheduling {
+impl Serialize for ReportedScheduling {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
     }
@@ -149,7 +149,7 @@ impl Summary {
             }
             "rules" => self.rules = number(value),
             "throttled" => self.throttled = number(value),
-            "scheduling" => self.scheduling = Scheduling::parse(value),
+            "scheduling" => self.scheduling = ReportedScheduling::parse(value),
             "breached" => {
                 let (count, names) = value.split_once(':').unwrap_or((value, ""));
                 self.breached = number(count);
@@ -197,7 +197,7 @@ impl fmt::Display for Summary {
         }
         line.put("rules", self.rules);
         line.put("throttled", self.throttled);
-        line.put("scheduling", self.scheduling.map(Scheduling::name));
+        line.put("scheduling", self.scheduling.map(ReportedScheduling::name));
         let fits = |version: &&String| version.len() <= MAX_VERSION && is_word(version);
         line.put("v", self.version.as_ref().filter(fits));
         line.put("breached", self.breached);

@@ -17,7 +17,7 @@ fn busy() -> Summary {
         breached: Some(2),
         breached_rules: vec![RuleId::from("q/cpu"), RuleId::from("q/io")],
         throttled: Some(3),
-        scheduling: Some(Scheduling::Disabled(TaintEffect::NoSchedule)),
+        scheduling: Some(ReportedScheduling::Disabled(TaintEffect::NoSchedule)),
     }
 }
 
@@ -85,11 +85,11 @@ fn percents() -> impl Strategy<Value = Option<Percent>> {
     option::of((0_u16..=1000).prop_map(Percent))
 }
 
-fn schedulings() -> impl Strategy<Value = Option<Scheduling>> {
+fn schedulings() -> impl Strategy<Value = Option<ReportedScheduling>> {
     option::of(sample::select(vec![
-        Scheduling::Enabled,
-        Scheduling::Disabled(TaintEffect::PreferNoSchedule),
-        Scheduling::Disabled(TaintEffect::NoSchedule),
+        ReportedScheduling::Enabled,
+        ReportedScheduling::Disabled(TaintEffect::PreferNoSchedule),
+        ReportedScheduling::Disabled(TaintEffect::NoSchedule),
     ]))
 }
 

@@ -7,20 +7,20 @@ use serde::Serialize;
 
 use super::phase::Phase;
 use super::view::{LogEntry, Mark, Second};
-use crate::engine::plan::{Change, Skipped};
+use crate::engine::plan::{PlanChange, Skipped};
 use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::node::machine::event::{Decision, Event, NoticeKind};
-use crate::scene::latency::{Latencies, Span};
+use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
+use crate::scene::latency::{Latencies, TimeSpan};
 
 /// The important pod has recovered at this multiple of the p99 that it has alone.
 pub const RECOVERED: f64 = 1.5;
 
 /// The history of one run.
 #[derive(Clone, Debug)]
-pub struct History {
+pub struct DemoHistory {
     started: BootTime,
     finished: Option<BootTime>,
     /// Start of each phase.
@@ -57,7 +57,7 @@ pub struct MeanUse {
     pub batch: u64,
 }
 
-impl History {
+impl DemoHistory {
     /// Starts with the first phase.
     pub fn start(now: BootTime) -> Self {
         Self {
@@ -127,21 +127,21 @@ impl History {
         }
     }
 
-    fn add_decision(&mut self, decision: &Decision) {
+    fn add_decision(&mut self, decision: &NamedDecision) {
         let transition = &decision.transition;
         match &transition.change {
-            Change::Throttle { from, to, idle, .. } if !transition.would => {
+            PlanChange::Throttle { from, to, idle, .. } if !transition.would => {
                 // At the same ratio it became idle class, or left it.
                 let (down, up) = (to < from || (to == from && *idle), to > from || !idle);
                 self.steps_down += usize::from(down);
                 self.steps_up += usize::from(!down && up);
             }
             // Nothing more is taken from a pod that is throttled.
-            Change::Skipped {
+            PlanChange::Skipped {
                 reason: Skipped::AtFloor | Skipped::UsesLittle,
                 ..
             } if self.steps_down > 0 => return,
-            Change::Skipped { pod, reason } => {
+            PlanChange::Skipped { pod, reason } => {
                 // Near the floor the reasons alternate; each is logged once.
                 let reason = (pod.clone(), *reason);
                 if self.skipped.contains(&reason) {
@@ -242,7 +242,7 @@ impl History {
     /// the pod alone.
     fn recovered(&self, latencies: &Latencies) -> Option<BootTime> {
         let [alone, ..] = self.phase_spans();
-        let span = Span {
+        let span = TimeSpan {
             from: self.first_step?,
             to: self.start_of(Phase::Release).or(self.finished)?,
         };
@@ -260,20 +260,20 @@ impl History {
 
     /// The important pod alone; unprotected; protected. The last starts with its recovery, or with the first write if it has
     /// not recovered.
-    pub fn spans(&self, latencies: &Latencies) -> [Option<Span>; 3] {
+    pub fn spans(&self, latencies: &Latencies) -> [Option<TimeSpan>; 3] {
         let [alone, unprotected, since_first_step] = self.phase_spans();
-        let protected = since_first_step.map(|span| Span {
+        let protected = since_first_step.map(|span| TimeSpan {
             from: self.recovered(latencies).unwrap_or(span.from),
             to: span.to,
         });
         [alone, unprotected, protected]
     }
 
-    fn phase_spans(&self) -> [Option<Span>; 3] {
+    fn phase_spans(&self) -> [Option<TimeSpan>; 3] {
         let until = |phase: Phase| self.start_of(phase).or(self.finished);
         let span = |from: Option<BootTime>, to: Option<BootTime>| {
             let (from, to) = (from?, to?);
-            (from < to).then_some(Span { from, to })
+            (from < to).then_some(TimeSpan { from, to })
         };
         [
             span(Some(self.started), until(Phase::Overloaded)),
@@ -288,7 +288,7 @@ impl History {
     }
 
     /// Mean CPU use over a span; `None` without two samples in it.
-    pub fn mean_use(&self, span: Span) -> Option<MeanUse> {
+    pub fn mean_use(&self, span: TimeSpan) -> Option<MeanUse> {
         let inside = |busy: &&BusyTime| busy.at >= span.from && busy.at < span.to;
         let mut inside = self.busy.iter().filter(inside);
         let first = inside.next()?;
@@ -307,7 +307,7 @@ impl History {
 
     /// Mean CPU use of everything but the demo's pods over the whole run, in millicores.
     pub fn others_mean(&self) -> Option<u64> {
-        let mean = self.mean_use(Span {
+        let mean = self.mean_use(TimeSpan {
             from: self.started,
             to: self.finished?,
         })?;
@@ -333,11 +333,11 @@ impl History {
 }
 
 fn is_step(event: &Event) -> bool {
-    matches!(event, Event::Decision(decision) if matches!(decision.transition.change, Change::Throttle { .. }))
+    matches!(event, Event::Decision(decision) if matches!(decision.transition.change, PlanChange::Throttle { .. }))
 }
 
 /// Without the rule's name: the demo has one rule, and its lines have to fit 80 columns.
-fn without_rule(decision: &Decision) -> String {
+fn without_rule(decision: &NamedDecision) -> String {
     let message = decision.to_string();
     let rule = decision.transition.rule.to_string();
     let rest = message.strip_prefix(&rule).unwrap_or(&message);
@@ -348,20 +348,20 @@ fn without_rule(decision: &Decision) -> String {
 mod tests {
     use super::*;
     use crate::engine::plan::Transition;
-    use crate::scene::latency::Request;
+    use crate::scene::latency::TimedRequest;
 
     const fn at(millis: u64) -> BootTime {
         BootTime::from_nanos(millis * 1_000_000)
     }
 
     fn step(at: BootTime, from: u8, to: u8) -> Event {
-        Event::Decision(Decision {
+        Event::Decision(NamedDecision {
             cause: None,
             transition: Transition {
                 at,
                 rule: "q/r".into(),
                 would: false,
-                change: Change::Throttle {
+                change: PlanChange::Throttle {
                     pod: "a".into(),
                     from,
                     to,
@@ -375,8 +375,8 @@ mod tests {
         })
     }
 
-    fn finished_run() -> History {
-        let mut history = History::start(at(0));
+    fn finished_run() -> DemoHistory {
+        let mut history = DemoHistory::start(at(0));
         history.enter(Phase::Overloaded, at(1000));
         history.enter(Phase::Enforced, at(2000));
         history.add_breach(at(2400));
@@ -391,7 +391,7 @@ mod tests {
     /// A request every 10 ms, slow from 1 s to `recovery`.
     fn latencies(recovery: u64) -> Latencies {
         let mut latencies = Latencies::default();
-        latencies.extend((0..900).map(|n| Request {
+        latencies.extend((0..900).map(|n| TimedRequest {
             due: at(n * 10),
             latency: Duration::from_millis(if (1000..recovery).contains(&(n * 10)) {
                 900
@@ -403,8 +403,8 @@ mod tests {
         latencies
     }
 
-    const fn span(from: u64, to: u64) -> Span {
-        Span {
+    const fn span(from: u64, to: u64) -> TimeSpan {
+        TimeSpan {
             from: at(from),
             to: at(to),
         }
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_run_that_was_stopped_early_has_the_spans_it_reached() {
-        let mut history = History::start(at(0));
+        let mut history = DemoHistory::start(at(0));
         history.enter(Phase::Overloaded, at(1000));
         history.finish(at(1500));
         let [alone, unprotected, protected] = history.spans(&Latencies::default());

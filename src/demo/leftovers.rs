@@ -14,11 +14,11 @@ pub const PREFIX: &str = "plimsoll-demo-";
 
 /// The directory of the demo's journal; removed on drop.
 #[derive(Debug)]
-pub struct StateDir {
+pub struct DemoStateDir {
     path: PathBuf,
 }
 
-impl StateDir {
+impl DemoStateDir {
     /// Creates it in the temporary directory, readable by this user alone.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl StateDir {
     }
 }
 
-impl Drop for StateDir {
+impl Drop for DemoStateDir {
     fn drop(&mut self) {
         // The next demo tries again.
         let _removed = self.remove();
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_state_directory_is_removed_with_its_content() {
-        let state = StateDir::create(99_999_998).unwrap();
+        let state = DemoStateDir::create(99_999_998).unwrap();
         let path = state.path().to_owned();
         fs::write(path.join("journal"), "x").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);

@@ -12,15 +12,15 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::history::History;
-use super::leftovers::{PREFIX, StateDir};
-use super::phase::{Phase, Schedule, Timeline};
+use super::history::DemoHistory;
+use super::leftovers::{DemoStateDir, PREFIX};
+use super::phase::{Phase, PhaseSchedule, Timeline};
 use super::pods::DemoPods;
 use super::policy::{self, Adapted, PolicyError};
 use super::renderer::Renderer;
-use super::report::{Figures, Outcome, PodFacts, Report, ServiceFacts};
+use super::report::{DemoOutcome, DemoReport, PhaseFigures, PodFacts, ServiceFacts};
 use super::usage::UsageTracker;
-use super::view::{PodView, View};
+use super::view::{DemoView, PodView};
 use crate::clock::{boot_id, boot_time, wall_time};
 use crate::engine::Demand;
 use crate::engine::plan::Transition;
@@ -33,15 +33,15 @@ use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::collect::Sampler;
 use crate::node::machine::event::Event;
 use crate::node::machine::workload::Workload;
-use crate::node::machine::{MachineError, Settings};
+use crate::node::machine::{MachineError, MachineSettings};
 use crate::scene::cgroups::{CgroupError, FileChange, FileSnapshot, SceneCgroups};
-use crate::scene::latency::{Latencies, Span};
+use crate::scene::latency::{Latencies, TimeSpan};
 use crate::scene::pod::{ScenePod, shares};
-use crate::scene::process::{Load, LoadError, Worker};
+use crate::scene::process::{LoadError, LoadProcess, Worker};
 use crate::standalone::host::{self, Machine};
 use crate::standalone::wake::Wake;
-use crate::trace::Header;
-use crate::trace::record::{RecordError, Recorder};
+use crate::trace::TraceHeader;
+use crate::trace::record::{RecordError, TraceRecorder};
 
 const FRAME_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -119,7 +119,7 @@ pub fn run(
     options: &Options,
     wake: &Wake,
     open_renderer: impl FnOnce() -> io::Result<Box<dyn Renderer>>,
-) -> Result<Report, LiveError> {
+) -> Result<DemoReport, LiveError> {
     let cpus = confine(options.cpus.as_deref())?;
     let node = node_facts(&options.hierarchy)?;
     let mut live = LiveDemo::start(options, &node, cpus)?;
@@ -188,10 +188,10 @@ fn node_facts(hierarchy: &Hierarchy) -> Result<NodeFacts, LiveError> {
 
 /// Everything that has to be removed; dropped in this order.
 struct Resources {
-    batch: Vec<Load>,
+    batch: Vec<LoadProcess>,
     worker: Worker,
     machine: Machine,
-    state_dir: StateDir,
+    state_dir: DemoStateDir,
     cgroups: SceneCgroups,
 }
 
@@ -216,8 +216,8 @@ struct LiveDemo {
     timeline: Timeline,
     usage: UsageTracker,
     latencies: Latencies,
-    history: History,
-    recorder: Option<Recorder>,
+    history: DemoHistory,
+    recorder: Option<TraceRecorder>,
     /// The policies had not restored everything by the end.
     restored_by_demo: bool,
 }
@@ -225,10 +225,10 @@ struct LiveDemo {
 impl LiveDemo {
     fn start(options: &Options, node: &NodeFacts, cpus: u32) -> Result<Self, LiveError> {
         let demo_pods = DemoPods::for_cpus(cpus);
-        let schedule = Schedule::lasting(options.total);
+        let schedule = PhaseSchedule::lasting(options.total);
         let waits_measured = options.hierarchy.is_v2() && Path::new("/proc/pressure/cpu").exists();
         let adapted = policy::adapt(&demo_pods, &schedule, node, waits_measured)?;
-        let state_dir = StateDir::create(std::process::id()).map_err(LiveError::StateDir)?;
+        let state_dir = DemoStateDir::create(std::process::id()).map_err(LiveError::StateDir)?;
         let top_shares = options
             .shares
             .unwrap_or_else(|| shares(demo_pods.capacity()));
@@ -269,7 +269,7 @@ impl LiveDemo {
             timeline: Timeline::start(schedule, now),
             usage: UsageTracker::new(MilliCpu(u64::from(node.cpus) * 1000), demo_pods.threshold()),
             latencies: Latencies::default(),
-            history: History::start(now),
+            history: DemoHistory::start(now),
             recorder: recorder.transpose()?,
             restored_by_demo: false,
             demo_pods,
@@ -286,12 +286,12 @@ impl LiveDemo {
     }
 
     /// Runs until the last phase is over or the user stops it.
-    fn run(&mut self, wake: &Wake, renderer: &mut dyn Renderer) -> Result<Outcome, LiveError> {
+    fn run(&mut self, wake: &Wake, renderer: &mut dyn Renderer) -> Result<DemoOutcome, LiveError> {
         let mut next_frame = boot_time();
         while self.timeline.phase() != Phase::Done {
             let next = next_frame.min(self.resources.machine.next_tick());
             if let Some(signal) = wake.wait_until(next).map_err(LiveError::Wait)? {
-                return Ok(Outcome::Stopped(name_of(signal)));
+                return Ok(DemoOutcome::Stopped(name_of(signal)));
             }
             let now = boot_time();
             if now >= self.resources.machine.next_tick() {
@@ -311,10 +311,10 @@ impl LiveDemo {
                 .render(&self.view(now))
                 .map_err(LiveError::Render)?;
             if renderer.stop_requested().map_err(LiveError::Render)? {
-                return Ok(Outcome::Stopped("a key".to_owned()));
+                return Ok(DemoOutcome::Stopped("a key".to_owned()));
             }
         }
-        Ok(Outcome::Completed)
+        Ok(DemoOutcome::Completed)
     }
 
     fn tick(&mut self, now: BootTime) -> Result<(), LiveError> {
@@ -378,7 +378,7 @@ impl LiveDemo {
 
     fn start_batch(&mut self, now: BootTime) -> Result<(), LiveError> {
         for demo_pod in &self.demo_pods.batch {
-            let load = Load::batch(&self.program, demo_pod, &self.resources.cgroups)?;
+            let load = LoadProcess::batch(&self.program, demo_pod, &self.resources.cgroups)?;
             self.resources.batch.push(load);
             self.history.log(
                 now,
@@ -396,9 +396,9 @@ impl LiveDemo {
         originals.filter_map(FileSnapshot::change).collect()
     }
 
-    fn view(&self, now: BootTime) -> View {
+    fn view(&self, now: BootTime) -> DemoView {
         let started = self.timeline.started();
-        View {
+        DemoView {
             machine: self.machine_name.clone(),
             phase: self.timeline.phase(),
             elapsed: now.since(started),
@@ -433,7 +433,7 @@ impl LiveDemo {
     }
 
     /// Stops the load, restores what is still changed, compares, and removes everything.
-    fn finish(mut self, outcome: Outcome) -> Report {
+    fn finish(mut self, outcome: DemoOutcome) -> DemoReport {
         let now = boot_time();
         self.history.finish(now);
         self.resources.batch.clear();
@@ -445,22 +445,22 @@ impl LiveDemo {
         report
     }
 
-    fn report(&self, outcome: Outcome) -> Report {
+    fn report(&self, outcome: DemoOutcome) -> DemoReport {
         let weight_file = self.resources.cgroups.weight_file();
         let facts = |(demo_pod, shown): (&ScenePod, &ShownPod)| {
             let weight = shown.weight.as_deref().unwrap_or("?");
             let throttled = self.history.deepest_throttle(&demo_pod.name);
             PodFacts::new(demo_pod, format!("{weight_file} {weight}"), throttled)
         };
-        let figures = |span: Option<Span>| {
-            Some(Figures {
+        let figures = |span: Option<TimeSpan>| {
+            Some(PhaseFigures {
                 latency: self.latencies.over(span?)?,
                 mean_use: self.history.mean_use(span?),
             })
         };
         let [alone, unprotected, protected] = self.history.spans(&self.latencies).map(figures);
         let now = boot_time();
-        Report {
+        DemoReport {
             machine: self.machine_name.clone(),
             outcome,
             shares: self.top_shares,
@@ -515,10 +515,10 @@ fn start_recording(
     period: Duration,
     pods: &[Arc<Pod>],
     now: BootTime,
-) -> Result<Recorder, LiveError> {
+) -> Result<TraceRecorder, LiveError> {
     let boot_id = boot_id().map_err(LiveError::BootId)?;
-    let header = Header::new(boot_id, now, wall_time(), node, Some(period));
-    let mut recorder = Recorder::create(path, header)?;
+    let header = TraceHeader::new(boot_id, now, wall_time(), node, Some(period));
+    let mut recorder = TraceRecorder::create(path, header)?;
     recorder.pods(pods)?;
     Ok(recorder)
 }
@@ -530,8 +530,8 @@ fn transition(event: &Event) -> Option<&Transition> {
     }
 }
 
-fn settings(options: &Options, state_dir: &StateDir) -> Settings {
-    Settings {
+fn settings(options: &Options, state_dir: &DemoStateDir) -> MachineSettings {
+    MachineSettings {
         hierarchy: options.hierarchy.clone(),
         proc_root: PathBuf::from("/proc"),
         sys_root: PathBuf::from("/sys"),

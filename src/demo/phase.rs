@@ -34,7 +34,7 @@ impl fmt::Display for Phase {
 
 /// How long the phases last, and policy settings that fit them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct PhaseSchedule {
     /// The important pod alone.
     pub alone: Duration,
     /// Overload without policies.
@@ -55,7 +55,7 @@ pub struct Schedule {
 /// The shortest demo in which every phase fits.
 pub const MIN_DURATION: Duration = Duration::from_secs(10);
 
-impl Schedule {
+impl PhaseSchedule {
     /// The phases of a demo that lasts about `total`, at least [`MIN_DURATION`].
     pub fn lasting(total: Duration) -> Self {
         let total = total.max(MIN_DURATION);
@@ -90,7 +90,7 @@ fn whole_seconds(duration: Duration) -> Duration {
 /// Progress through the phases.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeline {
-    schedule: Schedule,
+    schedule: PhaseSchedule,
     phase: Phase,
     phase_started: BootTime,
     started: BootTime,
@@ -98,7 +98,7 @@ pub struct Timeline {
 
 impl Timeline {
     /// Starts with [`Phase::Alone`].
-    pub const fn start(schedule: Schedule, now: BootTime) -> Self {
+    pub const fn start(schedule: PhaseSchedule, now: BootTime) -> Self {
         Self {
             schedule,
             phase: Phase::Alone,
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn every_phase_is_entered_and_the_demo_ends() {
-        let schedule = Schedule::lasting(Duration::from_mins(1));
+        let schedule = PhaseSchedule::lasting(Duration::from_mins(1));
         let mut timeline = Timeline::start(schedule, at(0));
         let mut phases = vec![timeline.phase()];
         let mut now = 0;
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn it_ends_early_once_the_batch_work_has_stopped_and_all_is_restored() {
-        let mut timeline = Timeline::start(Schedule::lasting(Duration::from_mins(1)), at(0));
+        let mut timeline = Timeline::start(PhaseSchedule::lasting(Duration::from_mins(1)), at(0));
         let mut now = 0;
         while timeline.phase() < Phase::Release {
             now += 100;
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn the_policies_have_time_to_restore_everything() {
         for seconds in 10..=600 {
-            let schedule = Schedule::lasting(Duration::from_secs(seconds));
+            let schedule = PhaseSchedule::lasting(Duration::from_secs(seconds));
             // The last breach comes a few evaluations after the policies; from then on the cool-down runs.
             let last_breach = schedule.period * 8;
             let after_harm = schedule
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_stalled_machine_skips_no_phase() {
-        let mut timeline = Timeline::start(Schedule::lasting(Duration::from_secs(10)), at(0));
+        let mut timeline = Timeline::start(PhaseSchedule::lasting(Duration::from_secs(10)), at(0));
         assert_eq!(
             timeline.advance(at(100_000), false),
             Some(Phase::Overloaded)

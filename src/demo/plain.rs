@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::phase::Phase;
 use super::renderer::Renderer;
-use super::view::{LogEntry, PodView, View};
+use super::view::{DemoView, LogEntry, PodView};
 use crate::engine::units::MilliCpu;
 
 /// Interval between lines with figures, beside one for each log entry.
@@ -36,7 +36,11 @@ impl<W: Write> TextRenderer<W> {
     }
 
     /// Writes the next log entries while they are `due`.
-    fn write_entries(&mut self, view: &View, due: impl Fn(&LogEntry) -> bool) -> io::Result<()> {
+    fn write_entries(
+        &mut self,
+        view: &DemoView,
+        due: impl Fn(&LogEntry) -> bool,
+    ) -> io::Result<()> {
         for event in view
             .events
             .iter()
@@ -51,7 +55,7 @@ impl<W: Write> TextRenderer<W> {
 }
 
 impl<W: Write> Renderer for TextRenderer<W> {
-    fn render(&mut self, view: &View) -> io::Result<()> {
+    fn render(&mut self, view: &DemoView) -> io::Result<()> {
         if self.phase.is_none() {
             writeln!(self.out, "Plimsoll demo on this machine: {}", view.machine)?;
         }
@@ -74,7 +78,7 @@ impl<W: Write> Renderer for TextRenderer<W> {
     }
 }
 
-fn figures(view: &View) -> String {
+fn figures(view: &DemoView) -> String {
     let node = amount(view.node.usage);
     let pods: Vec<String> = view.pods.iter().map(pod_figures).collect();
     let p99 = view

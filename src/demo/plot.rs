@@ -24,7 +24,7 @@ pub struct Plot {
 
 /// One character of the plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cell {
+pub enum PlotCell {
     /// Part of a bar.
     Bar(char, Phase),
     /// Above the bar at the moment of a mark.
@@ -33,7 +33,7 @@ pub enum Cell {
     Empty,
 }
 
-impl Cell {
+impl PlotCell {
     /// The character.
     pub const fn symbol(self) -> char {
         match self {
@@ -87,7 +87,7 @@ impl Plot {
     }
 
     /// The cells of each of `height` rows, the top row first.
-    pub fn rows(&self, height: usize) -> impl Iterator<Item = Vec<Cell>> {
+    pub fn rows(&self, height: usize) -> impl Iterator<Item = Vec<PlotCell>> {
         let width = self
             .bars
             .len()
@@ -99,14 +99,18 @@ impl Plot {
         })
     }
 
-    fn cell(&self, column: usize, row: usize, height: usize) -> Cell {
+    fn cell(&self, column: usize, row: usize, height: usize) -> PlotCell {
         let bar = self.bars.get(column).copied().flatten();
         let bar = bar.and_then(|(ms, phase)| {
             let above = self.eighths(ms, height).checked_sub(row * 8 + 1)?;
-            Some(Cell::Bar(EIGHTHS[above.min(7)], phase))
+            Some(PlotCell::Bar(EIGHTHS[above.min(7)], phase))
         });
         let mark = self.marks.contains(&column);
-        bar.unwrap_or(if mark { Cell::Mark } else { Cell::Empty })
+        bar.unwrap_or(if mark {
+            PlotCell::Mark
+        } else {
+            PlotCell::Empty
+        })
     }
 
     /// At least one: a value is always seen.
@@ -148,8 +152,8 @@ impl Plot {
 
     /// The whole plot as lines of text.
     pub fn lines(&self, height: usize) -> Vec<String> {
-        let line = |(row, cells): (usize, Vec<Cell>)| {
-            let cells: String = cells.into_iter().map(Cell::symbol).collect();
+        let line = |(row, cells): (usize, Vec<PlotCell>)| {
+            let cells: String = cells.into_iter().map(PlotCell::symbol).collect();
             format!("{}{cells}", self.scale(row, height))
                 .trim_end()
                 .to_owned()

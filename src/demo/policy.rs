@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::phase::Schedule;
+use super::phase::PhaseSchedule;
 use super::pods::{DemoPods, THRESHOLD_PERCENT};
 use crate::crd::{Objects, compile};
 use crate::engine::policy::{NodeFacts, PolicySet};
@@ -35,7 +35,7 @@ pub const WAITING: (u8, u8) = (60, 45);
 
 /// One field that the demo changes in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct FieldChange {
     /// Kind and field.
     pub field: String,
     /// The manifest's value; absent if it has none.
@@ -57,7 +57,7 @@ pub struct Adapted {
     /// Compiled for this machine.
     pub policy: PolicySet,
     /// The differences from the manifest.
-    pub changes: Vec<Change>,
+    pub changes: Vec<FieldChange>,
 }
 
 /// The manifest is not the one that this program was built for.
@@ -88,7 +88,7 @@ pub enum PolicyError {
 /// Where the example is not the one that this program was built for.
 pub fn adapt(
     demo_pods: &DemoPods,
-    schedule: &Schedule,
+    schedule: &PhaseSchedule,
     node: &NodeFacts,
     waits_measured: bool,
 ) -> Result<Adapted, PolicyError> {
@@ -149,8 +149,8 @@ pub fn adapt(
     })
 }
 
-fn period_change(from: Duration, to: Duration) -> Change {
-    Change {
+fn period_change(from: Duration, to: Duration) -> FieldChange {
+    FieldChange {
         field: "NodeQOS .spec.evaluationPeriodSeconds".to_owned(),
         from: Some(format!("{} s", from.as_secs_f64())),
         to: format!("{} s", to.as_secs_f64()),
@@ -179,7 +179,7 @@ fn compile_for(
 struct Manifest {
     example: Example,
     objects: Vec<Value>,
-    changes: Vec<Change>,
+    changes: Vec<FieldChange>,
 }
 
 impl Manifest {
@@ -203,7 +203,7 @@ impl Manifest {
     ) -> Result<(), PolicyError> {
         let field = self.field(kind, pointer)?;
         let from = std::mem::replace(field, to.clone());
-        self.changes.push(Change {
+        self.changes.push(FieldChange {
             field: format!("{kind} {}", pointer.replace('/', ".")),
             from: Some(from.to_string()),
             to: if to.is_null() {
@@ -242,7 +242,7 @@ mod tests {
 
     fn adapted(waits_measured: bool) -> Adapted {
         let demo_pods = DemoPods::for_cpus(2);
-        let schedule = Schedule::lasting(Duration::from_mins(1));
+        let schedule = PhaseSchedule::lasting(Duration::from_mins(1));
         let node = NodeFacts {
             cpus: 2,
             memory: Bytes(8 << 30),

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::view::View;
+use super::view::DemoView;
 
 /// A terminal, or lines of text.
 pub trait Renderer {
@@ -10,7 +10,7 @@ pub trait Renderer {
     ///
     /// # Errors
     /// Where it cannot be written.
-    fn render(&mut self, view: &View) -> io::Result<()>;
+    fn render(&mut self, view: &DemoView) -> io::Result<()>;
 
     /// Whether the user pressed a key that stops the demo.
     ///

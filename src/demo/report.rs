@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::history::{MeanUse, RECOVERED};
 use super::plot::{Plot, legend};
 use super::pods::DemoPods;
-use super::policy::Change;
+use super::policy::FieldChange;
 use super::view::{Mark, Second};
 use crate::scene::cgroups::FileChange;
 use crate::scene::latency::Distribution;
@@ -19,11 +19,11 @@ const MAX_PLOT: usize = 72;
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct DemoReport {
     /// Such as `2 CPUs, cgroup v1`.
     pub machine: String,
     /// How the run ended.
-    pub outcome: Outcome,
+    pub outcome: DemoOutcome,
     /// `cpu.shares` of the whole demo against the rest of the machine.
     pub shares: u64,
     /// The pods.
@@ -36,13 +36,13 @@ pub struct Report {
     #[serde(skip)]
     pub acts: String,
     /// Fields that the demo changed in the example.
-    pub policy_changes: Vec<Change>,
+    pub policy_changes: Vec<FieldChange>,
     /// The important pod alone.
-    pub alone: Option<Figures>,
+    pub alone: Option<PhaseFigures>,
     /// While the batch pods ran and no policy was in force.
-    pub unprotected: Option<Figures>,
+    pub unprotected: Option<PhaseFigures>,
     /// From the important pod's recovery (or the first write, if it has not recovered) until the batch pods stopped.
-    pub protected: Option<Figures>,
+    pub protected: Option<PhaseFigures>,
     /// Steps down, all pods together.
     pub steps_down: usize,
     /// Steps up, all pods together.
@@ -73,7 +73,7 @@ pub struct Report {
 
 /// What was measured in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Figures {
+pub struct PhaseFigures {
     /// The important pod's requests.
     #[serde(flatten)]
     pub latency: Distribution,
@@ -111,7 +111,7 @@ impl ServiceFacts {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Outcome {
+pub enum DemoOutcome {
     /// It ran to its end.
     Completed,
     /// The user stopped it: how.
@@ -183,7 +183,7 @@ pub fn verdict(alone: f64, unprotected: f64, protected: f64) -> Verdict {
     }
 }
 
-impl Report {
+impl DemoReport {
     /// Whether the originals are restored and nothing is left behind.
     pub fn is_clean(&self) -> bool {
         self.files_changed.is_empty() && self.left_behind.is_empty()
@@ -194,7 +194,7 @@ impl Report {
         if self.unserved_alone() > 1.0 {
             return Verdict::NoRoom;
         }
-        let p99 = |figures: &Option<Figures>| figures.map(|figures| figures.latency.p99_ms);
+        let p99 = |figures: &Option<PhaseFigures>| figures.map(|figures| figures.latency.p99_ms);
         match (
             p99(&self.alone),
             p99(&self.unprotected),
@@ -303,8 +303,8 @@ impl Report {
     }
 
     fn conclusion(&self) -> Vec<String> {
-        let times = |figures: Option<Figures>| {
-            let p99 = |figures: Option<Figures>| figures.map_or(0.0, |it| it.latency.p99_ms);
+        let times = |figures: Option<PhaseFigures>| {
+            let p99 = |figures: Option<PhaseFigures>| figures.map_or(0.0, |it| it.latency.p99_ms);
             format!("{:.1} times", p99(figures) / p99(self.alone))
         };
         let mut lines = match self.verdict() {
@@ -415,11 +415,11 @@ impl Report {
 }
 
 /// The formatter's width is the width of the terminal, if any.
-impl fmt::Display for Report {
+impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stopped = match &self.outcome {
-            Outcome::Completed => String::new(),
-            Outcome::Stopped(how) => format!(" (stopped by {how} before its end)"),
+            DemoOutcome::Completed => String::new(),
+            DemoOutcome::Stopped(how) => format!(" (stopped by {how} before its end)"),
         };
         writeln!(
             f,
@@ -434,8 +434,8 @@ impl fmt::Display for Report {
     }
 }
 
-fn fmt_phase(f: &mut fmt::Formatter<'_>, name: &str, figures: Option<Figures>) -> fmt::Result {
-    let Some(Figures { latency, mean_use }) = figures else {
+fn fmt_phase(f: &mut fmt::Formatter<'_>, name: &str, figures: Option<PhaseFigures>) -> fmt::Result {
+    let Some(PhaseFigures { latency, mean_use }) = figures else {
         return writeln!(f, "  {name:<12} not measured");
     };
     let used = |of: fn(&MeanUse) -> u64| {
@@ -476,8 +476,8 @@ mod tests {
         assert_eq!(verdict(20.0, 30.0, 20.0), Verdict::NoHarm);
     }
 
-    fn figures(p99_ms: f64) -> Figures {
-        Figures {
+    fn figures(p99_ms: f64) -> PhaseFigures {
+        PhaseFigures {
             latency: Distribution {
                 requests: 100,
                 unserved: if p99_ms < 100.0 { 0 } else { 25 },
@@ -496,14 +496,14 @@ mod tests {
         }
     }
 
-    fn report(protected_p99_ms: f64) -> Report {
+    fn report(protected_p99_ms: f64) -> DemoReport {
         let second = |p99_ms, phase| Second {
             p99_ms: Some(p99_ms),
             phase,
         };
-        Report {
+        DemoReport {
             machine: "2 CPUs".to_owned(),
-            outcome: Outcome::Completed,
+            outcome: DemoOutcome::Completed,
             shares: 2048,
             pods: Vec::new(),
             service: ServiceFacts::new(&DemoPods::for_cpus(2)),
@@ -569,7 +569,7 @@ mod tests {
         let text = report(1000.0).to_string();
         assert!(text.contains("NOT helped"), "{text}");
         assert!(text.contains("Other processes used 1000m"), "{text}");
-        let nothing_throttled = Report {
+        let nothing_throttled = DemoReport {
             policy_to_first_step_seconds: None,
             ..report(1000.0)
         };
@@ -588,7 +588,7 @@ mod tests {
 
     #[test]
     fn the_summary_says_when_there_was_no_harm() {
-        let unharmed = Report {
+        let unharmed = DemoReport {
             unprotected: Some(figures(21.0)),
             ..report(21.0)
         };

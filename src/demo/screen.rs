@@ -8,8 +8,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Table, Widget};
 
 use super::phase::Phase;
-use super::plot::{Cell, Plot, SCALE_WIDTH, legend};
-use super::view::{LogEntry, NodeView, PodView, View};
+use super::plot::{Plot, PlotCell, SCALE_WIDTH, legend};
+use super::view::{DemoNode, DemoView, LogEntry, PodView};
 use crate::engine::units::MilliCpu;
 
 /// Above the threshold, and during the overload.
@@ -22,7 +22,7 @@ const MARK: Color = Color::LightYellow;
 const FOOTER: &str = " q or Ctrl-C: stop now and restore everything";
 
 /// Draws the view.
-pub fn draw(frame: &mut Frame<'_>, view: &View) {
+pub fn draw(frame: &mut Frame<'_>, view: &DemoView) {
     let [head, node, pods, latency, events, foot] = Layout::vertical([
         Constraint::Length(2),
         Constraint::Length(2),
@@ -49,7 +49,7 @@ fn rows(count: usize) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
 }
 
-fn heading(view: &View) -> Paragraph<'_> {
+fn heading(view: &DemoView) -> Paragraph<'_> {
     let label = Span::styled(
         " Plimsoll demo on this machine ",
         Style::new().reversed().bold(),
@@ -88,7 +88,7 @@ const fn phase_colour(phase: Phase) -> Color {
 }
 
 /// The node's CPU in words, and as a bar with the threshold drawn on it.
-struct UsageBar<'a>(&'a NodeView);
+struct UsageBar<'a>(&'a DemoNode);
 
 impl Widget for UsageBar<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
@@ -191,7 +191,7 @@ fn allowance(pod: &PodView) -> String {
     }
 }
 
-fn pod_table(view: &View, width: u16) -> Table<'_> {
+fn pod_table(view: &DemoView, width: u16) -> Table<'_> {
     let shown = || {
         COLUMNS
             .iter()
@@ -223,7 +223,7 @@ fn use_bar(pod: &PodView, capacity: MilliCpu) -> String {
         .collect()
 }
 
-fn draw_latency(frame: &mut Frame<'_>, area: Rect, view: &View) {
+fn draw_latency(frame: &mut Frame<'_>, area: Rect, view: &DemoView) {
     let now = view
         .latest_p99()
         .map_or_else(|| "none yet".to_owned(), |p99| format!("{p99:.0} ms"));
@@ -248,16 +248,16 @@ fn draw_latency(frame: &mut Frame<'_>, area: Rect, view: &View) {
     frame.render_widget(Paragraph::new(lines), inner);
 }
 
-fn cell_span(cell: Cell) -> Span<'static> {
+fn cell_span(cell: PlotCell) -> Span<'static> {
     let colour = match cell {
-        Cell::Bar(_, phase) => phase_colour(phase),
-        Cell::Mark | Cell::Empty => MARK,
+        PlotCell::Bar(_, phase) => phase_colour(phase),
+        PlotCell::Mark | PlotCell::Empty => MARK,
     };
     Span::raw(cell.symbol().to_string()).fg(colour)
 }
 
 /// As many marks on a line as fit.
-fn legend_lines(view: &View, width: u16) -> Vec<String> {
+fn legend_lines(view: &DemoView, width: u16) -> Vec<String> {
     let mut lines = vec![String::new()];
     for entry in legend(&view.marks) {
         let line = lines.last_mut();

@@ -7,13 +7,13 @@ use super::super::view::{Mark, Second};
 use super::*;
 use crate::engine::units::Quota;
 
-fn view() -> View {
-    View {
+fn view() -> DemoView {
+    DemoView {
         machine: "2 CPUs, cgroup v1".to_owned(),
         phase: Phase::Enforced,
         elapsed: Duration::from_secs(25),
         left: Duration::from_secs(35),
-        node: NodeView {
+        node: DemoNode {
             usage: Some(MilliCpu(1500)),
             capacity: MilliCpu(2000),
             threshold: MilliCpu(1400),
@@ -81,7 +81,7 @@ fn pod(name: &str, original: Quota, quota: Quota) -> PodView {
 }
 
 /// The screen's rows as text.
-fn rendered(view: &View, width: u16, height: u16) -> Vec<String> {
+fn rendered(view: &DemoView, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, view)).unwrap();
     let buffer = terminal.backend().buffer();

@@ -10,7 +10,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 
 use super::renderer::Renderer;
 use super::screen;
-use super::view::View;
+use super::view::DemoView;
 
 /// The terminal in raw mode on its alternate screen; restored on drop, and before a panic message is printed.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Drop for TerminalRenderer {
 }
 
 impl Renderer for TerminalRenderer {
-    fn render(&mut self, view: &View) -> io::Result<()> {
+    fn render(&mut self, view: &DemoView) -> io::Result<()> {
         self.terminal
             .draw(|frame| screen::draw(frame, view))
             .map(drop)

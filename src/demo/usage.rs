@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::view::{NodeView, PodView};
+use super::view::{DemoNode, PodView};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
@@ -77,8 +77,8 @@ impl UsageTracker {
     }
 
     /// The node.
-    pub fn node(&self) -> NodeView {
-        NodeView {
+    pub fn node(&self) -> DemoNode {
+        DemoNode {
             usage: self.node_usage(),
             capacity: self.capacity,
             threshold: self.threshold,

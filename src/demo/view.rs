@@ -7,7 +7,7 @@ use crate::engine::units::{MilliCpu, Quota};
 
 /// The state of the demo at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct View {
+pub struct DemoView {
     /// Such as `2 CPUs, cgroup v1`.
     pub machine: String,
     /// The phase.
@@ -17,7 +17,7 @@ pub struct View {
     /// Upper bound of the time left.
     pub left: Duration,
     /// The node.
-    pub node: NodeView,
+    pub node: DemoNode,
     /// The pods, the important one first.
     pub pods: Vec<PodView>,
     /// The important pod's latency in every second since the start.
@@ -30,7 +30,7 @@ pub struct View {
 
 /// CPU use of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeView {
+pub struct DemoNode {
     /// In use; `None` before the second sample.
     pub usage: Option<MilliCpu>,
     /// All CPUs.
@@ -101,7 +101,7 @@ impl PodView {
     }
 }
 
-impl View {
+impl DemoView {
     /// The p99 of the last second that has one.
     pub fn latest_p99(&self) -> Option<f64> {
         self.latency.iter().rev().find_map(|second| second.p99_ms)

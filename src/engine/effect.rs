@@ -6,15 +6,15 @@
 use std::time::Duration;
 
 use super::evict::Rounds;
-use super::ledger::{Ledger, allowance};
-use super::plan::{Change, Ineffective, Skipped, Transition};
+use super::ledger::{ThrottleLedger, allowance};
+use super::plan::{Ineffective, PlanChange, Skipped, Transition};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::protected::{ENFORCEMENT_PERIOD, may_act_on};
 use super::run::Run;
 use super::sample::Sample;
 use super::time::BootTime;
-use super::track::{Pods, Tracked};
+use super::track::{Tracked, TrackedPods};
 use super::units::{MilliCpu, Quota};
 
 /// Consecutive evaluations that must show no effect.
@@ -111,7 +111,7 @@ impl EffectCheck {
 }
 
 /// Records the quotas of the last evaluation, which are written after the sample of time `at`.
-pub(super) fn record_quotas(pods: &mut Pods, ledger: &Ledger, at: BootTime) {
+pub(super) fn record_quotas(pods: &mut TrackedPods, ledger: &ThrottleLedger, at: BootTime) {
     for tracked in pods.all_mut() {
         let entry = ledger.get(&tracked.pod.uid);
         let quota = entry.map_or(Quota::Unlimited, |entry| {
@@ -135,13 +135,13 @@ pub(super) struct Verification<'a> {
     /// The period over which pod usage is measured.
     pub(super) period: Duration,
     pub(super) runs: &'a [Run],
-    pub(super) ledger: &'a Ledger,
+    pub(super) ledger: &'a ThrottleLedger,
     pub(super) rounds: &'a Rounds,
 }
 
 impl Verification<'_> {
     /// Checks all pods and reports those whose result changed.
-    pub(super) fn run(&self, pods: &mut Pods, out: &mut Vec<Transition>) {
+    pub(super) fn run(&self, pods: &mut TrackedPods, out: &mut Vec<Transition>) {
         for tracked in pods.all_mut() {
             self.count(tracked);
             let found = self.find(tracked);
@@ -167,9 +167,9 @@ impl Verification<'_> {
         let (rule, change) = match (found, before) {
             (Some((rule, observed)), _) => {
                 let observed = *observed;
-                (rule.clone(), Change::Ineffective { pod, observed })
+                (rule.clone(), PlanChange::Ineffective { pod, observed })
             }
-            (None, Some((rule, _))) => (rule, Change::Effective { pod }),
+            (None, Some((rule, _))) => (rule, PlanChange::Effective { pod }),
             (None, None) => return None,
         };
         Some(Transition {

@@ -2,7 +2,7 @@
 
 use super::metric::{ActionEffect, ActionKind};
 use super::pod::{Pod, Reserved, UNIT_LABEL};
-use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, Scope};
+use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, ScopeRequirement};
 
 /// What the policies allow one action to do to one pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl PodPolicy {
 
     fn names_namespace(&self, namespace: &str) -> bool {
         self.scopes.iter().any(|scope| {
-            matches!(scope, Scope::Namespace(Membership::In(names)) if names.iter().any(|n| n == namespace))
+            matches!(scope, ScopeRequirement::Namespace(Membership::In(names)) if names.iter().any(|n| n == namespace))
         })
     }
 
@@ -79,7 +79,7 @@ impl PodPolicy {
     }
 }
 
-impl Scope {
+impl ScopeRequirement {
     fn matches(&self, pod: &Pod) -> bool {
         match self {
             Self::Qos(classes) => classes.matches(|class| *class == pod.qos),

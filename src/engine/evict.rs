@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ledger::{Claim, Ledger, MIN_QUOTA};
+use super::ledger::{Claim, MIN_QUOTA, ThrottleLedger};
 use super::metric::{ActionEffect, ActionKind, RankBy};
-use super::plan::{Change, Evict, Skipped, Transition};
+use super::plan::{Evict, PlanChange, Skipped, Transition};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::run::Run;
 use super::throttle::{EVALUATIONS_TO_SHOW, Released};
 use super::time::BootTime;
-use super::track::Pods;
+use super::track::TrackedPods;
 use super::walk::{Skip, Walk, cpu_used, unreclaimable_memory};
 
 const KIND: ActionKind = ActionKind::Eviction;
@@ -58,7 +58,7 @@ impl Rounds {
     }
 
     /// Drops the pods that are gone or timed out; a sample taken `at` no longer includes them.
-    pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &Pods) {
+    pub(super) fn settle(&mut self, now: BootTime, at: BootTime, pods: &TrackedPods) {
         let settled = &mut self.settled;
         self.pending.retain(|it| {
             let stays = now < it.until && pods.get(&it.uid).is_some_and(|t| t.pod.running);
@@ -140,7 +140,7 @@ pub(super) struct EvictionPass<'a> {
     pub(super) settle_timeout: Duration,
     pub(super) released: &'a Released,
     /// The throttles of this round's rules.
-    pub(super) ledger: &'a Ledger,
+    pub(super) ledger: &'a ThrottleLedger,
     pub(super) evictions: &'a mut Vec<Evict>,
     pub(super) out: &'a mut Vec<Transition>,
 }
@@ -307,7 +307,7 @@ impl EvictionPass<'_> {
             accepted: None,
         });
         let pod = pod.uid.clone();
-        let change = Change::Evict {
+        let change = PlanChange::Evict {
             pod,
             grace,
             release,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::{TargetCgroup, Throttle};
+use super::plan::{PodThrottle, TargetCgroup};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
 use super::sample::TargetCgroupSample;
 use super::time::BootTime;
-use super::track::Pods;
+use super::track::TrackedPods;
 use super::units::{MilliCpu, Quota};
 
 /// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
@@ -211,7 +211,7 @@ pub(super) fn at_floor(
 
 /// One pod under throttle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ThrottledPod {
+pub(super) struct ThrottleEntry {
     pub(super) uid: PodUid,
     /// The base of all target cgroups together when it was first throttled.
     pub(super) base: MilliCpu,
@@ -220,7 +220,7 @@ pub(super) struct ThrottledPod {
     pub(super) claims: Vec<Claim>,
 }
 
-impl ThrottledPod {
+impl ThrottleEntry {
     pub(super) fn new(uid: PodUid, target_cgroups: Vec<ThrottledCgroup>) -> Self {
         let base = target_cgroups
             .iter()
@@ -325,7 +325,7 @@ impl ThrottledPod {
     }
 
     /// Writes the throttle in force into `to`, reusing its buffers.
-    fn write(&self, pod: &Pod, to: &mut Throttle) {
+    fn write(&self, pod: &Pod, to: &mut PodThrottle) {
         let Some(effective) = self.effective_claim() else {
             return;
         };
@@ -346,14 +346,14 @@ impl ThrottledPod {
 
 /// All throttled pods, sorted by UID.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(pub(super) Vec<ThrottledPod>);
+pub(super) struct ThrottleLedger(pub(super) Vec<ThrottleEntry>);
 
-impl Ledger {
-    pub(super) fn get(&self, uid: &PodUid) -> Option<&ThrottledPod> {
+impl ThrottleLedger {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&ThrottleEntry> {
         self.find(uid).ok().map(|index| &self.0[index])
     }
 
-    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ThrottledPod> {
+    pub(super) fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ThrottleEntry> {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
@@ -362,12 +362,12 @@ impl Ledger {
         &mut self,
         uid: &PodUid,
         target_cgroups: impl FnOnce() -> Vec<ThrottledCgroup>,
-    ) -> &mut ThrottledPod {
+    ) -> &mut ThrottleEntry {
         let index = match self.find(uid) {
             Ok(index) => index,
             Err(index) => {
                 self.0
-                    .insert(index, ThrottledPod::new(uid.clone(), target_cgroups()));
+                    .insert(index, ThrottleEntry::new(uid.clone(), target_cgroups()));
                 index
             }
         };
@@ -388,7 +388,7 @@ impl Ledger {
     }
 
     /// The number of terminating pods.
-    pub(super) fn terminating(&self, pods: &Pods) -> usize {
+    pub(super) fn terminating(&self, pods: &TrackedPods) -> usize {
         let tracked = self.0.iter().filter_map(|entry| pods.get(&entry.uid));
         tracked.filter(|it| it.pod.terminating).count()
     }
@@ -402,19 +402,19 @@ impl Ledger {
     }
 
     /// The throttle in force for the pod.
-    pub(super) fn throttle(&self, pod: &Pod) -> Option<Throttle> {
+    pub(super) fn throttle(&self, pod: &Pod) -> Option<PodThrottle> {
         let mut written = Vec::new();
         self.write(pod, 0, &mut written);
         written.pop()
     }
 
     /// Writes the throttle of the pod to `throttles[index]`.
-    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<Throttle>) -> bool {
+    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<PodThrottle>) -> bool {
         let Some(entry) = self.get(&pod.uid) else {
             return false;
         };
         if index == throttles.len() {
-            throttles.push(Throttle {
+            throttles.push(PodThrottle {
                 uid: entry.uid.clone(),
                 rule: entry.claims[0].rule.clone(),
                 ratio: FULL_RATIO,

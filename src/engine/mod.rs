@@ -52,10 +52,12 @@ pub use self::demand::Demand;
 use self::effect::{RETRY_PAUSE, UNSUPPORTED_PAUSE, Verification};
 use self::evict::Rounds;
 use self::group::Group;
-use self::ledger::Ledger;
+use self::ledger::ThrottleLedger;
 use self::load::LoadTracker;
 use self::metric::{ActionEffect, ActionKind, RankBy};
-use self::plan::{Change, Feedback, Ineffective, Plan, Skipped, Throttle, Transition, Unknown};
+use self::plan::{
+    Feedback, Ineffective, Plan, PlanChange, PodThrottle, Skipped, Transition, Unknown,
+};
 use self::pod::{Pod, PodUid};
 use self::policy::{PolicySet, Rule, RuleId};
 use self::preview::PreviewPass;
@@ -69,7 +71,7 @@ pub use self::state::{AdoptedThrottle, EngineState};
 use self::throttle::RestorePass;
 use self::time::BootTime;
 pub use self::track::usage;
-use self::track::{Pods, Tracked};
+use self::track::{Tracked, TrackedPods};
 use self::values::EvalContext;
 use self::window::{CustomWindow, NodeWindows};
 
@@ -87,9 +89,9 @@ pub struct Engine {
     runs: Vec<Run>,
     /// Sorted by period.
     groups: Vec<Group>,
-    pods: Pods,
+    pods: TrackedPods,
     /// The throttles in force.
-    ledger: Ledger,
+    ledger: ThrottleLedger,
     /// Eviction rounds that have not settled.
     rounds: Rounds,
     /// Removed rules that had disabled scheduling; the transition is still to be reported.
@@ -115,8 +117,8 @@ impl Default for Engine {
             policy: None,
             runs: Vec::new(),
             groups: Vec::new(),
-            pods: Pods::default(),
-            ledger: Ledger::default(),
+            pods: TrackedPods::default(),
+            ledger: ThrottleLedger::default(),
             rounds: Rounds::default(),
             removed_disabling: Vec::new(),
             scheduling_known: false,
@@ -366,7 +368,7 @@ impl Engine {
         &mut self,
         uid: &PodUid,
         target_cgroups: &[TargetCgroupSample],
-    ) -> Option<Throttle> {
+    ) -> Option<PodThrottle> {
         let pod = &self.pods.get(uid)?.pod;
         self.ledger.get_mut(uid)?.sync_cgroups(pod, target_cgroups);
         self.ledger.throttle(pod)
@@ -596,7 +598,7 @@ impl Engine {
             at: self.now,
             rule,
             would: false,
-            change: Change::SchedulingEnabled,
+            change: PlanChange::SchedulingEnabled,
         }));
         scheduling::report_changes(self.now, &mut self.runs, out);
         self.scheduling_known |= scheduling::all_known(&self.runs);

@@ -21,7 +21,7 @@ pub struct Plan {
     /// The desired scheduling state.
     pub scheduling: Scheduling,
     /// Every pod to throttle, in victim order.
-    pub throttles: Vec<Throttle>,
+    pub throttles: Vec<PodThrottle>,
     /// Page cache to reclaim now.
     pub reclaims: Vec<Reclaim>,
     /// Pods to evict now.
@@ -49,7 +49,7 @@ pub enum Scheduling {
 
 /// The desired throttle of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Throttle {
+pub struct PodThrottle {
     /// Pod UID.
     pub uid: PodUid,
     /// The rule with the lowest ratio, which is in force.
@@ -136,7 +136,7 @@ pub struct Transition {
     pub would: bool,
     /// The change.
     #[serde(flatten)]
-    pub change: Change,
+    pub change: PlanChange,
 }
 
 /// The kinds of change.
@@ -146,7 +146,7 @@ pub struct Transition {
     rename_all = "camelCase",
     rename_all_fields = "camelCase"
 )]
-pub enum Change {
+pub enum PlanChange {
     /// The rule changed state.
     State {
         /// Previous state.
@@ -237,7 +237,7 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl PlanChange {
     /// The kind of action on a pod; `None` for what happens to a rule or the node.
     pub const fn action(&self) -> Option<ActionKind> {
         match self {

@@ -197,7 +197,7 @@ pub struct PodPolicy {
     /// Selects pods by label; `None` matches all, if a scope is given.
     pub labels: Option<Selector>,
     /// All of these must match. With neither labels nor scopes, the policy matches nothing.
-    pub scopes: Vec<Scope>,
+    pub scopes: Vec<ScopeRequirement>,
     /// Entries of `allowedActions`, lower case.
     pub allowed: Vec<String>,
 }
@@ -245,7 +245,7 @@ impl<'a> Allowed<'a> {
 
 /// One expression of a scope selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum ScopeRequirement {
     /// Quality-of-service class.
     Qos(Membership<super::pod::QosClass>),
     /// Inclusive ranges of priority.

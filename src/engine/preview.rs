@@ -5,21 +5,21 @@
 
 use super::evict::Rounds;
 use super::gap::gap;
-use super::ledger::{Ledger, ThrottledPod, allowance};
+use super::ledger::{ThrottleEntry, ThrottleLedger, allowance};
 use super::metric::{Metric, Resource};
 use super::plan::Transition;
 use super::pod::{Pod, PodUid};
 use super::round::{ActionRound, Buffers, Enforced, RoundContext};
 use super::run::Run;
 use super::throttle::RestorePass;
-use super::track::{PodUsage, Pods};
+use super::track::{TrackedPods, TrackedUsage};
 use super::units::Quota;
 use super::walk::{cpu_used, unreclaimable_memory};
 
 /// The actions that a Preview rule would have in force.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    pub(super) ledger: Ledger,
+    pub(super) ledger: ThrottleLedger,
     rounds: Rounds,
     /// Pods that it would have evicted, sorted.
     removed: Vec<PodUid>,
@@ -37,13 +37,18 @@ impl Shadow {
     }
 
     /// Reduces pod usage by what the rule would have saved so far, and returns the total per resource.
-    fn cap(&self, pods: &Pods, enforced: &Ledger, usage: &mut [PodUsage]) -> Saved {
+    fn cap(
+        &self,
+        pods: &TrackedPods,
+        enforced: &ThrottleLedger,
+        usage: &mut [TrackedUsage],
+    ) -> Saved {
         let mut saved = Saved::default();
         for uid in &self.removed {
             if let Some(index) = pods.find(uid) {
                 saved.cpu += cpu_used(&usage[index]);
                 saved.memory += unreclaimable_memory(&usage[index]);
-                usage[index] = PodUsage::default();
+                usage[index] = TrackedUsage::default();
             }
         }
         for entry in &self.ledger.0 {
@@ -77,7 +82,7 @@ impl Saved {
     }
 }
 
-fn union_allowance(shadow: &ThrottledPod, enforced: Option<&ThrottledPod>, pod: &Pod) -> Quota {
+fn union_allowance(shadow: &ThrottleEntry, enforced: Option<&ThrottleEntry>, pod: &Pod) -> Quota {
     let ratio = shadow.depth().ratio;
     match enforced {
         Some(enforced) => allowance(

@@ -1,7 +1,7 @@
 //! Page cache reclaim: how much from which pods.
 
 use super::metric::{ActionEffect, ActionKind, RankBy, Resource};
-use super::plan::{Change, Reclaim, Skipped, Transition};
+use super::plan::{PlanChange, Reclaim, Skipped, Transition};
 use super::run::Run;
 use super::units::Bytes;
 use super::walk::{Skip, Walk};
@@ -103,7 +103,7 @@ impl ReclaimPass<'_> {
         });
         run.clear_skip(uid, KIND);
         let pod = uid.clone();
-        let change = Change::Reclaim { pod, amount };
+        let change = PlanChange::Reclaim { pod, amount };
         self.out.push(run.transition(self.walk.now, change));
     }
 }

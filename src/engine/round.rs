@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::evict::{EvictionPass, Rounds};
-use super::ledger::{Ledger, ThrottledCgroup};
+use super::ledger::{ThrottleLedger, ThrottledCgroup};
 use super::metric::RankBy;
 use super::plan::{Evict, Reclaim, Transition};
 use super::pod::{PodUid, SETTLE_TIMEOUT};
@@ -12,7 +12,7 @@ use super::run::Run;
 use super::sample::Sample;
 use super::throttle::{Released, ThrottlePass};
 use super::time::BootTime;
-use super::track::{PodUsage, Pods, Tracked};
+use super::track::{Tracked, TrackedPods, TrackedUsage};
 use super::walk::{Walk, ranked_usage, sort};
 
 /// The input of a round.
@@ -20,7 +20,7 @@ use super::walk::{Walk, ranked_usage, sort};
 pub(super) struct RoundContext<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
-    pub(super) pods: &'a Pods,
+    pub(super) pods: &'a TrackedPods,
     /// The period over which pod usage is measured.
     pub(super) period: Duration,
     pub(super) unknown_limit: Duration,
@@ -30,7 +30,7 @@ pub(super) struct RoundContext<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     /// What each pod uses, in the order of the pods.
-    pub(super) usage: Vec<PodUsage>,
+    pub(super) usage: Vec<TrackedUsage>,
     /// Pod indexes in victim order, one list per resource.
     pub(super) orders: [Vec<usize>; RankBy::ALL.len()],
     pub(super) released: Released,
@@ -54,7 +54,7 @@ impl Buffers {
     }
 
     /// Sorts the victims.
-    pub(super) fn sort(&mut self, pods: &Pods) {
+    pub(super) fn sort(&mut self, pods: &TrackedPods) {
         self.reclaims.clear();
         self.evictions.clear();
         let io_is_known = self.usage.iter().any(|usage| usage.io.is_some());
@@ -69,7 +69,7 @@ impl Buffers {
 /// The enforced actions that a Preview round builds on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Enforced<'a> {
-    pub(super) ledger: &'a Ledger,
+    pub(super) ledger: &'a ThrottleLedger,
     pub(super) rounds: &'a Rounds,
     /// By group: its enforced round had not settled when this evaluation began.
     pub(super) settling: [bool; RankBy::ALL.len()],
@@ -94,7 +94,7 @@ macro_rules! walk {
 pub(super) struct ActionRound<'a> {
     pub(super) ctx: RoundContext<'a>,
     pub(super) buffers: &'a mut Buffers,
-    pub(super) ledger: &'a mut Ledger,
+    pub(super) ledger: &'a mut ThrottleLedger,
     pub(super) rounds: &'a mut Rounds,
     /// Pods that the Preview would have evicted.
     pub(super) removed: &'a [PodUid],

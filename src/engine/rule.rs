@@ -104,7 +104,7 @@ pub(super) struct StateChange {
 /// State and counters. Persisted across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Machine {
+pub(super) struct RuleMachine {
     pub(super) state: RuleState,
     pub(super) since: Option<BootTime>,
     pub(super) breaches: u32,
@@ -118,7 +118,7 @@ pub(super) struct Machine {
     pub(super) doublings: u8,
 }
 
-impl Machine {
+impl RuleMachine {
     /// Processes one evaluation and calls `on_change` for each state change: at most two, since Cooling ends in the
     /// same evaluation if the cool-down has already expired.
     pub(super) fn observe(

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::ledger::{Depth, Ledger};
+use super::ledger::{Depth, ThrottleLedger};
 use super::metric::{ActionEffect, ActionKind};
-use super::plan::{Change, RuleState, Skipped, Transition, Unknown};
+use super::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
 use super::protected::Guard;
-use super::rule::{Evaluation, Machine, Params};
+use super::rule::{Evaluation, Params, RuleMachine};
 use super::time::BootTime;
 use super::values::Input;
 
@@ -30,7 +30,7 @@ pub(super) struct Run {
     pub(super) rule: Rule,
     /// Its index among the rules, and so in every pod's permits.
     pub(super) index: usize,
-    pub(super) machine: Machine,
+    pub(super) machine: RuleMachine,
     /// The last result; `None` before the first evaluation.
     pub(super) evaluation: Option<Evaluation>,
     /// The last known value over the threshold: above 1, the rule acts or will. `None` once that is too old.
@@ -69,7 +69,7 @@ impl Run {
         Self {
             rule,
             index: 0,
-            machine: Machine::default(),
+            machine: RuleMachine::default(),
             evaluation: None,
             nearness: None,
             due: false,
@@ -158,7 +158,7 @@ impl Run {
         self.rule.strategy == Strategy::Preview
     }
 
-    pub(super) fn transition(&self, at: BootTime, change: Change) -> Transition {
+    pub(super) fn transition(&self, at: BootTime, change: PlanChange) -> Transition {
         Transition {
             at,
             rule: self.rule.id.clone(),
@@ -184,7 +184,7 @@ impl Run {
         let mut relapsed = false;
         machine.observe(now, evaluation, &params, |state_change| {
             relapsed = state_change.relapse;
-            let change = Change::State {
+            let change = PlanChange::State {
                 from: state_change.from,
                 to: state_change.to,
                 value: evaluation.value(),
@@ -235,9 +235,9 @@ impl Run {
             return;
         }
         let change = if outside {
-            Change::OutsideHours
+            PlanChange::OutsideHours
         } else {
-            Change::WithinHours
+            PlanChange::WithinHours
         };
         out.push(self.transition(now, change));
     }
@@ -255,14 +255,14 @@ impl Run {
                 ..
             } if self.reported_unknown != Some(reason) => {
                 self.reported_unknown = Some(reason);
-                out.push(self.transition(now, Change::Unknown { reason }));
+                out.push(self.transition(now, PlanChange::Unknown { reason }));
             }
             Evaluation::Known {
                 value,
                 incomplete: None,
                 ..
             } if self.reported_unknown.take().is_some() => {
-                out.push(self.transition(now, Change::Known { value }));
+                out.push(self.transition(now, PlanChange::Known { value }));
             }
             _ => {}
         }
@@ -302,7 +302,7 @@ impl Run {
 
     /// Tracks the release of its throttles (enforced, or of a Preview): the depths when it started, and when it was last
     /// in progress.
-    pub(super) fn track_release(&mut self, now: BootTime, enforced: &Ledger) {
+    pub(super) fn track_release(&mut self, now: BootTime, enforced: &ThrottleLedger) {
         if !self.due || self.machine.state != RuleState::Normal {
             return;
         }
@@ -361,7 +361,7 @@ impl Run {
             |(p, k, r): &(PodUid, ActionKind, Skipped)| p == pod && *k != kind && *r == reason;
         if !self.skipped.iter().any(is_reported) {
             let pod = pod.clone();
-            out.push(self.transition(now, Change::Skipped { pod, reason }));
+            out.push(self.transition(now, PlanChange::Skipped { pod, reason }));
         }
     }
 

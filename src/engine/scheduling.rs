@@ -1,6 +1,6 @@
 //! Whether new pods may be scheduled to the node: the union over all rules.
 
-use super::plan::{Change, Scheduling, Transition};
+use super::plan::{PlanChange, Scheduling, Transition};
 use super::policy::{RuleId, TaintEffect};
 use super::run::Run;
 use super::time::BootTime;
@@ -13,8 +13,8 @@ pub(super) fn report_changes(now: BootTime, runs: &mut [Run], out: &mut Vec<Tran
             continue;
         }
         run.disables_scheduling = effect.is_some();
-        let change = effect.map_or(Change::SchedulingEnabled, |effect| {
-            Change::SchedulingDisabled { effect }
+        let change = effect.map_or(PlanChange::SchedulingEnabled, |effect| {
+            PlanChange::SchedulingDisabled { effect }
         });
         out.push(run.transition(now, change));
     }

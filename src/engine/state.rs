@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::evict::{PendingEviction, Rounds};
-use super::ledger::{Claim, Depth, ThrottledCgroup, ThrottledPod};
+use super::ledger::{Claim, Depth, ThrottleEntry, ThrottledCgroup};
 use super::pod::PodUid;
 use super::policy::RuleId;
-use super::rule::Machine;
+use super::rule::RuleMachine;
 use super::run::{Run, counter_key};
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
@@ -43,7 +43,7 @@ struct SavedRule {
     #[serde(default, rename = "marks")]
     counter_key: String,
     #[serde(flatten)]
-    machine: Machine,
+    machine: RuleMachine,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,7 +164,7 @@ fn throttled_cgroup((cgroup, base, original): &(Arc<str>, MilliCpu, Quota)) -> T
     ThrottledCgroup::new(Arc::clone(cgroup), *base, *original)
 }
 
-fn saved_claims(entry: &ThrottledPod) -> impl Iterator<Item = SavedClaim> {
+fn saved_claims(entry: &ThrottleEntry) -> impl Iterator<Item = SavedClaim> {
     entry.claims.iter().map(|claim| SavedClaim {
         pod: entry.uid.clone(),
         rule: claim.rule.clone(),

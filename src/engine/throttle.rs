@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ledger::{
-    Claim, Depth, FULL_RATIO, Ledger, MIN_QUOTA, ThrottledCgroup, allowance, at_floor, request,
+    Claim, Depth, FULL_RATIO, MIN_QUOTA, ThrottleLedger, ThrottledCgroup, allowance, at_floor,
+    request,
 };
 use super::metric::{ActionEffect, ActionKind, RankBy, Resource};
-use super::plan::{Change, Skipped, Transition};
+use super::plan::{PlanChange, Skipped, Transition};
 use super::policy::CpuThrottle;
 use super::round::RoundContext;
 use super::run::Run;
@@ -62,9 +63,9 @@ pub(super) struct ThrottlePass<'a> {
     /// The period over which pod usage is measured.
     pub(super) period: Duration,
     /// The claims to change.
-    pub(super) ledger: &'a mut Ledger,
+    pub(super) ledger: &'a mut ThrottleLedger,
     /// The enforced claims, in a Preview.
-    pub(super) enforced: Option<&'a Ledger>,
+    pub(super) enforced: Option<&'a ThrottleLedger>,
     pub(super) released: &'a mut Released,
     /// Buffer for the target cgroups of a pod that is not throttled yet.
     pub(super) target_cgroups: &'a mut Vec<ThrottledCgroup>,
@@ -310,7 +311,7 @@ impl ThrottlePass<'_> {
             .min(enforced_pod.map_or(100, |entry| entry.depth().ratio));
         let quota = allowance(self.target_cgroups, pod, ratio);
         let release = self.release(&self.walk.pods[pod_index], uses, ratio);
-        let change = Change::Throttle {
+        let change = PlanChange::Throttle {
             pod: pod.uid.clone(),
             from: from.ratio,
             to: to.ratio,
@@ -383,7 +384,7 @@ pub(super) struct RestorePass<'a> {
 
 impl RestorePass<'_> {
     /// Restores every claim whose rule is back to normal by one step, and removes those that are back at their original.
-    pub(super) fn run(&mut self, runs: &[Run], ledger: &mut Ledger) {
+    pub(super) fn run(&mut self, runs: &[Run], ledger: &mut ThrottleLedger) {
         for entry in &mut ledger.0 {
             let Some(tracked) = self.ctx.pods.get(&entry.uid) else {
                 entry.claims.clear();
@@ -440,7 +441,7 @@ impl RestorePass<'_> {
             at: self.ctx.now,
             rule: claim.rule.clone(),
             would: find(runs, claim).is_some_and(Run::is_preview) && claim.retired.is_none(),
-            change: Change::Throttle {
+            change: PlanChange::Throttle {
                 pod: tracked.pod.uid.clone(),
                 from: claim.before.ratio,
                 to: claim.depth.ratio,

@@ -41,7 +41,7 @@ pub(super) struct Tracked {
 
 /// The resource usage of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct PodUsage {
+pub(super) struct TrackedUsage {
     /// Time of the sample; `None` without one.
     pub(super) at: Option<BootTime>,
     /// CPU over the interval.
@@ -93,13 +93,18 @@ impl Tracked {
     }
 
     /// Its usage over the evaluation period; a value that exceeds the node's `cpus` is dropped.
-    pub(super) fn usage(&self, sample: &Sample, period: Duration, cpus: Option<u32>) -> PodUsage {
+    pub(super) fn usage(
+        &self,
+        sample: &Sample,
+        period: Duration,
+        cpus: Option<u32>,
+    ) -> TrackedUsage {
         let Some(now) = self.sample(sample) else {
-            return PodUsage::default();
+            return TrackedUsage::default();
         };
         let before = self.baseline(period);
         let io = before.and_then(|before| now.io_bytes?.checked_sub(before.io_bytes?));
-        PodUsage {
+        TrackedUsage {
             at: Some(now.at),
             cpu: before.and_then(|before| cpu(before, now, period, cpus)),
             memory: now.memory_parts,
@@ -159,9 +164,9 @@ fn copy(to: &mut PodSample, from: &PodSample) {
 
 /// The pods of the node, sorted by UID.
 #[derive(Debug, Default)]
-pub(super) struct Pods(Vec<Tracked>);
+pub(super) struct TrackedPods(Vec<Tracked>);
 
-impl Pods {
+impl TrackedPods {
     pub(super) fn all(&self) -> &[Tracked] {
         &self.0
     }

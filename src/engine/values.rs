@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use self::node::NodeValues;
 pub(super) use self::node::{Interval, Query, largest};
-use super::ledger::Ledger;
+use super::ledger::ThrottleLedger;
 use super::metric::{Metric, PressureKind, Resource};
 use super::plan::Unknown;
 use super::pod::Pod;
@@ -71,7 +71,7 @@ pub(super) struct EvalContext<'a> {
     pub(super) pods: &'a [Tracked],
     pub(super) windows: &'a NodeWindows,
     /// The throttles in force.
-    pub(super) ledger: &'a Ledger,
+    pub(super) ledger: &'a ThrottleLedger,
     /// Mean number of tasks in the samples since the previous evaluation.
     pub(super) tasks: Option<f64>,
     /// Percentage of busy CPUs in the busiest of these samples.

@@ -7,7 +7,7 @@ use super::rank::compare;
 use super::run::Run;
 use super::sample::{MemoryParts, Sample};
 use super::time::BootTime;
-use super::track::{PodUsage, Tracked};
+use super::track::{Tracked, TrackedUsage};
 use super::units::MilliCpu;
 
 /// Why a candidate is skipped; `None` if that is not worth reporting.
@@ -20,7 +20,7 @@ pub(super) struct Walk<'a> {
     pub(super) sample: &'a Sample,
     pub(super) pods: &'a [Tracked],
     /// Usage of each pod.
-    pub(super) usage: &'a [PodUsage],
+    pub(super) usage: &'a [TrackedUsage],
     /// Pod indexes in victim order.
     pub(super) order: &'a [usize],
     /// Pods that a Preview would have evicted, sorted.
@@ -63,7 +63,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn fresh_usage(&self, run: &Run, pod_index: usize) -> Option<&PodUsage> {
+    fn fresh_usage(&self, run: &Run, pod_index: usize) -> Option<&TrackedUsage> {
         let usage = &self.usage[pod_index];
         let at = usage.at?;
         (self.now.since(at) <= run.rule.sample_ttl).then_some(usage)
@@ -100,8 +100,8 @@ impl Walk<'_> {
 pub(super) fn sort(
     order: &mut Vec<usize>,
     pods: &[Tracked],
-    usage: &[PodUsage],
-    uses: fn(&PodUsage) -> u64,
+    usage: &[TrackedUsage],
+    uses: fn(&TrackedUsage) -> u64,
 ) {
     order.clear();
     order.extend(0..pods.len());
@@ -112,7 +112,7 @@ pub(super) fn sort(
 }
 
 /// By what victims are ranked: by memory in place of I/O that the kernel does not count by cgroup.
-pub(super) fn ranked_usage(rank_by: RankBy, io_is_known: bool) -> fn(&PodUsage) -> u64 {
+pub(super) fn ranked_usage(rank_by: RankBy, io_is_known: bool) -> fn(&TrackedUsage) -> u64 {
     match rank_by {
         RankBy::Cpu => cpu_used,
         RankBy::Io if io_is_known => io_done,
@@ -121,16 +121,16 @@ pub(super) fn ranked_usage(rank_by: RankBy, io_is_known: bool) -> fn(&PodUsage) 
 }
 
 /// CPU usage, for ranking.
-pub(super) fn cpu_used(usage: &PodUsage) -> u64 {
+pub(super) fn cpu_used(usage: &TrackedUsage) -> u64 {
     usage.cpu.map_or(0, |cpu| cpu.0)
 }
 
 /// Bytes read and written, for ranking.
-pub(super) fn io_done(usage: &PodUsage) -> u64 {
+pub(super) fn io_done(usage: &TrackedUsage) -> u64 {
     usage.io.unwrap_or_default()
 }
 
 /// Unreclaimable memory, for ranking.
-pub(super) fn unreclaimable_memory(usage: &PodUsage) -> u64 {
+pub(super) fn unreclaimable_memory(usage: &TrackedUsage) -> u64 {
     usage.memory.map_or(0, |memory| memory.unreclaimable.0)
 }

@@ -18,7 +18,7 @@
 //!   across two blocks would count half. Maxima are stored per minute and per 5 minutes, so a peak stays up to that much
 //!   longer than the window, but is never missed within it.
 //!
-//! One [`Series`] takes 13.9 KiB, of which a day of minutes is 7 KiB, and a node has two; adding a sample is O(1) and does
+//! One [`TimeSeries`] takes 13.9 KiB, of which a day of minutes is 7 KiB, and a node has two; adding a sample is O(1) and does
 //! not allocate.
 
 mod buckets;
@@ -111,7 +111,7 @@ pub struct Spread {
 /// One quantity over time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Series {
+pub struct TimeSeries {
     /// The closed slots of the last hour, NaN for a gap; slot `n` is at index `n % SLOTS`.
     #[serde(deserialize_with = "gaps::deserialize")]
     slots: Box<[f32]>,
@@ -146,7 +146,7 @@ struct Sum {
     count: u32,
 }
 
-impl Default for Series {
+impl Default for TimeSeries {
     fn default() -> Self {
         Self {
             slots: vec![f32::NAN; SLOTS].into(),
@@ -159,7 +159,7 @@ impl Default for Series {
     }
 }
 
-impl Series {
+impl TimeSeries {
     /// Recomputes the sums of a deserialized series. Returns `false` if the series is invalid and must not be used.
     #[must_use]
     fn resume(&mut self) -> bool {

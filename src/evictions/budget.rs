@@ -28,7 +28,7 @@ impl fmt::Display for Budget {
 
 /// The set of evictions that a budget limits, broadest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scope {
+pub enum BudgetScope {
     /// All nodes.
     Fleet,
     /// The nodes of one `topology.kubernetes.io/zone`. A node without the label belongs to no zone.
@@ -41,7 +41,7 @@ pub enum Scope {
     Owner,
 }
 
-impl Scope {
+impl BudgetScope {
     /// All scopes, broadest first.
     pub const ALL: [Self; 5] = [
         Self::Fleet,
@@ -80,19 +80,19 @@ pub struct Budgets {
 
 impl Budgets {
     /// The budget of a scope.
-    pub const fn of(&self, scope: Scope) -> Budget {
+    pub const fn of(&self, scope: BudgetScope) -> Budget {
         match scope {
-            Scope::Fleet => self.fleet,
-            Scope::Zone => self.zone,
-            Scope::Node => self.node,
-            Scope::Namespace => self.namespace,
-            Scope::Owner => self.owner,
+            BudgetScope::Fleet => self.fleet,
+            BudgetScope::Zone => self.zone,
+            BudgetScope::Node => self.node,
+            BudgetScope::Namespace => self.namespace,
+            BudgetScope::Owner => self.owner,
         }
     }
 
     /// The longest window of all budgets.
     pub fn longest(&self) -> Duration {
-        let windows = Scope::ALL.map(|scope| self.of(scope).window);
+        let windows = BudgetScope::ALL.map(|scope| self.of(scope).window);
         windows.into_iter().max().unwrap_or_default()
     }
 }

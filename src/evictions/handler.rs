@@ -11,15 +11,15 @@ use tokio::time::timeout;
 
 use super::ledger::{BudgetKey, Granted, Settled, Victim};
 use super::metrics::EvictionMetrics;
-use super::recorder::{Change, Settlement, SharedLedger};
-use super::refusal::Refusal;
-use super::{Denial, Permit, RuleQuery};
+use super::recorder::{LedgerChange, Settlement, SharedLedger};
+use super::refusal::LeaderRefusal;
+use super::{Denial, EvictionPermit, RuleQuery};
 use crate::clock;
 use crate::cluster::client::{CallError, call, found};
 use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
 use crate::crd::emergency_stop;
-use crate::crd::eviction::{Answer, EvictionRequest};
+use crate::crd::eviction::{EvictionAnswer, EvictionRequest};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
@@ -34,7 +34,7 @@ enum Prepared {
     /// The pod may be evicted.
     Reserved { grace: Duration, granted: Granted },
     /// An earlier request has evicted it already.
-    Done(Answer),
+    Done(EvictionAnswer),
 }
 
 /// Decides on requests, and posts Evictions.
@@ -44,7 +44,7 @@ pub struct Handler {
     pub(super) lease_namespace: String,
     pub(super) rules: mpsc::Sender<RuleQuery>,
     /// The ledger, and the channel for changes to it. `None`: no budgets.
-    pub(super) budgets: Option<(SharedLedger, mpsc::Sender<Change>)>,
+    pub(super) budgets: Option<(SharedLedger, mpsc::Sender<LedgerChange>)>,
     pub(super) metrics: EvictionMetrics,
 }
 
@@ -60,7 +60,7 @@ impl Handler {
         node: &Arc<str>,
         request: &EvictionRequest,
         deadline: BootTime,
-    ) -> Answer {
+    ) -> EvictionAnswer {
         let started = clock::boot_time();
         let (result, answer) = match self.try_evict(node, request, deadline).await {
             Ok(answer) => (label(&answer), answer),
@@ -80,12 +80,14 @@ impl Handler {
         node: &Arc<str>,
         request: &EvictionRequest,
         deadline: BootTime,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<EvictionAnswer, LeaderRefusal> {
         let prepared = timeout(
             deadline.since(clock::boot_time()),
             self.prepare(node, request),
         );
-        let prepared = prepared.await.unwrap_or_else(|_| Err(Refusal::late()))?;
+        let prepared = prepared
+            .await
+            .unwrap_or_else(|_| Err(LeaderRefusal::late()))?;
         let uid = &request.target.uid;
         let (grace, granted) = match prepared {
             Prepared::Reserved { grace, granted } => (grace, granted),
@@ -103,12 +105,15 @@ impl Handler {
     }
 
     /// Last checks right before the Eviction: emergency stop, deadline, leadership.
-    async fn recheck(&self, deadline: BootTime) -> Result<(), Refusal> {
+    async fn recheck(&self, deadline: BootTime) -> Result<(), LeaderRefusal> {
         if self.is_stopped().await? {
-            return Err(Refusal::later("stopped", "an emergency stop is in force"));
+            return Err(LeaderRefusal::later(
+                "stopped",
+                "an emergency stop is in force",
+            ));
         }
         if clock::boot_time() >= deadline {
-            return Err(Refusal::late());
+            return Err(LeaderRefusal::late());
         }
         if !self.leads() {
             return Err(not_ready(NOT_LEADING));
@@ -121,7 +126,7 @@ impl Handler {
         &self,
         node: &Arc<str>,
         request: &EvictionRequest,
-    ) -> Result<Prepared, Refusal> {
+    ) -> Result<Prepared, LeaderRefusal> {
         let target = &request.target;
         let key = BudgetKey {
             node,
@@ -132,12 +137,12 @@ impl Handler {
         self.within_budgets(&target.uid, &key)?;
         let pod = eviction::read_pod::<PodObject>(&self.client, target).await;
         let pod = pod.map_err(|error| unread("the pod", &error))?;
-        let pod = pod.ok_or_else(Refusal::gone)?;
+        let pod = pod.ok_or_else(LeaderRefusal::gone)?;
         if pod.metadata.deletion_timestamp.is_some() && self.is_ours(&target.uid) {
-            return Ok(Prepared::Done(Answer::Accepted));
+            return Ok(Prepared::Done(EvictionAnswer::Accepted));
         }
         let owner = controller(&pod);
-        let Permit { grace, zone } = self.permit(node, request, pod).await?;
+        let EvictionPermit { grace, zone } = self.permit(node, request, pod).await?;
         let victim = Victim {
             uid: target.uid.clone(),
             namespace: target.namespace.clone(),
@@ -151,7 +156,7 @@ impl Handler {
     }
 
     /// Reads the emergency stop from the API server.
-    async fn is_stopped(&self) -> Result<bool, Refusal> {
+    async fn is_stopped(&self) -> Result<bool, LeaderRefusal> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.lease_namespace);
         let object = found(call(api.get_metadata(emergency_stop::OBJECT)).await);
         let object = object.map_err(|error| unread("the emergency stop", &error))?;
@@ -165,7 +170,7 @@ impl Handler {
         node: &Arc<str>,
         request: &EvictionRequest,
         pod: PodObject,
-    ) -> Result<Permit, Refusal> {
+    ) -> Result<EvictionPermit, LeaderRefusal> {
         let (reply, permit) = oneshot::channel();
         let query = RuleQuery {
             node: Arc::clone(node),
@@ -184,24 +189,26 @@ impl Handler {
             Ok(Err(Denial::OtherRules)) => {
                 let why =
                     "the node's rules have changed: the agent retries when it has the new ones";
-                Err(Refusal::later("other_rules", why))
+                Err(LeaderRefusal::later("other_rules", why))
             }
-            Ok(Err(Denial::Objection(objection))) => Err(Refusal::objection(&objection)),
+            Ok(Err(Denial::Objection(objection))) => Err(LeaderRefusal::objection(&objection)),
         }
     }
 
     /// Whether the budgets allow one more eviction, or contain this one already.
-    fn within_budgets(&self, uid: &str, key: &BudgetKey<'_>) -> Result<(), Refusal> {
+    fn within_budgets(&self, uid: &str, key: &BudgetKey<'_>) -> Result<(), LeaderRefusal> {
         let Some((ledger, _)) = &self.budgets else {
             return Ok(());
         };
         let verdict = ledger.read(|ledger| {
             if ledger.is_unsettled(key.node, uid) {
                 let why = "the outcome of another eviction on the node is not known yet";
-                return Err(Refusal::later("unsettled", why));
+                return Err(LeaderRefusal::later("unsettled", why));
             }
             match ledger.exhausted(key, clock::boot_time()) {
-                Some(exhausted) if !ledger.contains(uid) => Err(Refusal::exhausted(&exhausted)),
+                Some(exhausted) if !ledger.contains(uid) => {
+                    Err(LeaderRefusal::exhausted(&exhausted))
+                }
                 _ => Ok(()),
             }
         });
@@ -209,7 +216,7 @@ impl Handler {
     }
 
     /// A leader has not read something yet: `why` names it. A replica that no longer leads reads nothing.
-    fn not_read(&self, why: &str) -> Refusal {
+    fn not_read(&self, why: &str) -> LeaderRefusal {
         not_ready(if self.leads() { why } else { NOT_LEADING })
     }
 
@@ -221,16 +228,16 @@ impl Handler {
     }
 
     /// Records the reservation. An eviction that is not on record is never posted.
-    async fn reserve(&self, victim: Victim) -> Result<Granted, Refusal> {
+    async fn reserve(&self, victim: Victim) -> Result<Granted, LeaderRefusal> {
         let Some((_, changes)) = &self.budgets else {
             return Ok(Granted::New);
         };
         let (reply, granted) = oneshot::channel();
-        let reserved = changes.send(Change::Reserve { victim, reply }).await;
+        let reserved = changes.send(LedgerChange::Reserve { victim, reply }).await;
         reserved.map_err(|_| unrecorded())?;
         match granted.await {
             Ok(Ok(granted)) => Ok(granted),
-            Ok(Err(exhausted)) => Err(Refusal::exhausted(&exhausted)),
+            Ok(Err(exhausted)) => Err(LeaderRefusal::exhausted(&exhausted)),
             Err(_) if !self.leads() => Err(not_ready(NOT_LEADING)),
             Err(_) => Err(unrecorded()),
         }
@@ -243,7 +250,7 @@ impl Handler {
         };
         let (done, is_done) = oneshot::channel();
         let uid = uid.to_owned();
-        let change = Change::Settle { uid, settled, done };
+        let change = LedgerChange::Settle { uid, settled, done };
         // The recorder runs until the process exits.
         if changes.send(change).await.is_ok() {
             is_done.await.ok();
@@ -252,15 +259,17 @@ impl Handler {
 }
 
 /// Outcome of a reservation according to the answer. `None`: unclear, polling the pod will settle it.
-const fn settlement(answer: &Answer, granted: Granted) -> Option<Settlement> {
+const fn settlement(answer: &EvictionAnswer, granted: Granted) -> Option<Settlement> {
     match answer {
-        Answer::Accepted | Answer::Terminating => Some(Settlement::Known(Settled::Confirmed)),
-        Answer::Gone
-        | Answer::Budget { .. }
-        | Answer::ManyBudgets { .. }
-        | Answer::Refused { .. }
-        | Answer::NotSent { .. } => Some(release(granted)),
-        Answer::Wait { .. } | Answer::Unknown { .. } => None,
+        EvictionAnswer::Accepted | EvictionAnswer::Terminating => {
+            Some(Settlement::Known(Settled::Confirmed))
+        }
+        EvictionAnswer::Gone
+        | EvictionAnswer::Budget { .. }
+        | EvictionAnswer::ManyBudgets { .. }
+        | EvictionAnswer::Refused { .. }
+        | EvictionAnswer::NotSent { .. } => Some(release(granted)),
+        EvictionAnswer::Wait { .. } | EvictionAnswer::Unknown { .. } => None,
     }
 }
 
@@ -271,32 +280,32 @@ const fn release(granted: Granted) -> Settlement {
     }
 }
 
-fn not_ready(why: &str) -> Refusal {
-    Refusal::later("not_ready", why)
+fn not_ready(why: &str) -> LeaderRefusal {
+    LeaderRefusal::later("not_ready", why)
 }
 
-fn unrecorded() -> Refusal {
+fn unrecorded() -> LeaderRefusal {
     let why = "the controller cannot record the eviction: see its log";
-    Refusal::later("unrecorded", why)
+    LeaderRefusal::later("unrecorded", why)
 }
 
-fn unread(what: &str, error: &CallError) -> Refusal {
+fn unread(what: &str, error: &CallError) -> LeaderRefusal {
     let why = format!("failed to read {what}: {}", error.message());
-    Refusal::later("unread", why)
+    LeaderRefusal::later("unread", why)
 }
 
 /// Metric label for an answer of the API server.
-const fn label(answer: &Answer) -> &'static str {
+const fn label(answer: &EvictionAnswer) -> &'static str {
     match answer {
-        Answer::Accepted => "accepted",
-        Answer::Terminating => "terminating",
-        Answer::Gone => "gone",
-        Answer::Budget { .. } => "disruption_budget",
-        Answer::ManyBudgets { .. } => "many_disruption_budgets",
-        Answer::Wait { .. } => "server_busy",
-        Answer::Refused { .. } => "server_refused",
-        Answer::NotSent { .. } => "server_unreachable",
-        Answer::Unknown { .. } => "unknown",
+        EvictionAnswer::Accepted => "accepted",
+        EvictionAnswer::Terminating => "terminating",
+        EvictionAnswer::Gone => "gone",
+        EvictionAnswer::Budget { .. } => "disruption_budget",
+        EvictionAnswer::ManyBudgets { .. } => "many_disruption_budgets",
+        EvictionAnswer::Wait { .. } => "server_busy",
+        EvictionAnswer::Refused { .. } => "server_refused",
+        EvictionAnswer::NotSent { .. } => "server_unreachable",
+        EvictionAnswer::Unknown { .. } => "unknown",
     }
 }
 

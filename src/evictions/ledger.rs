@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Budget, Budgets, MAX_EVICTIONS, Scope};
-use super::record::{FirstSeen, Record, Recorded};
+use super::budget::{Budget, BudgetScope, Budgets, MAX_EVICTIONS};
+use super::record::{EvictionRecord, FirstSeen, Recorded};
 use crate::engine::time::BootTime;
 
 /// An allowed eviction must be carried out within this time. If a later poll finds the pod running, it was not
@@ -72,21 +72,23 @@ pub struct BudgetKey<'a> {
 }
 
 impl BudgetKey<'_> {
-    fn shares(&self, scope: Scope, other: &BudgetKey<'_>) -> bool {
+    fn shares(&self, scope: BudgetScope, other: &BudgetKey<'_>) -> bool {
         let same_namespace = self.namespace == other.namespace;
         match scope {
-            Scope::Fleet => true,
-            Scope::Zone => self.zone.is_some() && self.zone == other.zone,
-            Scope::Node => self.node == other.node,
-            Scope::Namespace => same_namespace,
-            Scope::Owner => self.owner.is_some() && self.owner == other.owner && same_namespace,
+            BudgetScope::Fleet => true,
+            BudgetScope::Zone => self.zone.is_some() && self.zone == other.zone,
+            BudgetScope::Node => self.node == other.node,
+            BudgetScope::Namespace => same_namespace,
+            BudgetScope::Owner => {
+                self.owner.is_some() && self.owner == other.owner && same_namespace
+            }
         }
     }
 }
 
 /// Progress of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum EvictionStage {
     /// Allowed, not confirmed yet.
     Reserved,
     /// The pod is terminating.
@@ -98,7 +100,7 @@ pub enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     victim: Victim,
-    stage: Stage,
+    stage: EvictionStage,
     /// When it was first reserved.
     reserved: BootTime,
     /// When it was last reserved, or when the pod was first seen terminating.
@@ -113,10 +115,10 @@ impl Entry {
         let age = now.since(self.since);
         let left = |of: Duration| of.checked_sub(age).filter(|left| !left.is_zero());
         match self.stage {
-            Stage::Reserved => Some(RESERVATION_TIMEOUT.saturating_sub(age)),
-            Stage::Ending => left(window.max(MAX_TERMINATING))
+            EvictionStage::Reserved => Some(RESERVATION_TIMEOUT.saturating_sub(age)),
+            EvictionStage::Ending => left(window.max(MAX_TERMINATING))
                 .map(|at_most| left(window).unwrap_or_else(|| POLL_ENDING.min(at_most))),
-            Stage::Ended => left(window),
+            EvictionStage::Ended => left(window),
         }
     }
 }
@@ -134,7 +136,7 @@ pub enum Granted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// A budget.
-    Budget(Scope, Budget),
+    Budget(BudgetScope, Budget),
     /// It is not known which earlier evictions count.
     UnknownHistory,
     /// The record has [`MAX_EVICTIONS`].
@@ -172,23 +174,28 @@ pub enum Settled {
 
 /// All evictions that count against the budgets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ledger {
+pub struct EvictionLedger {
     budgets: Budgets,
     entries: BTreeMap<String, Entry>,
     /// Until then, nothing is allowed: the history is unknown.
     closed_until: BootTime,
 }
 
-impl Ledger {
+impl EvictionLedger {
     /// Continues from the record of the previous leader. Reservations may still be carried out at any time. Confirmed
     /// evictions count from when this replica first saw the confirmation, which is never earlier than the eviction.
-    pub fn resume(budgets: Budgets, record: Record, first_seen: &FirstSeen, now: BootTime) -> Self {
+    pub fn resume(
+        budgets: Budgets,
+        record: EvictionRecord,
+        first_seen: &FirstSeen,
+        now: BootTime,
+    ) -> Self {
         let entry = |recorded: Recorded| {
             let confirmed = first_seen.confirmed(&recorded).unwrap_or(now);
             let (stage, since) = if recorded.confirmed {
-                (Stage::Ending, confirmed)
+                (EvictionStage::Ending, confirmed)
             } else {
-                (Stage::Reserved, now)
+                (EvictionStage::Reserved, now)
             };
             let entry = Entry {
                 victim: recorded.victim,
@@ -221,12 +228,12 @@ impl Ledger {
     }
 
     /// The record for the next leader.
-    pub fn record(&self, epoch: u64, now: BootTime) -> Record {
+    pub fn record(&self, epoch: u64, now: BootTime) -> EvictionRecord {
         let recorded = |entry: &Entry| Recorded {
             victim: entry.victim.clone(),
-            confirmed: entry.stage != Stage::Reserved,
+            confirmed: entry.stage != EvictionStage::Reserved,
         };
-        Record {
+        EvictionRecord {
             epoch,
             shut: !self.closed_until.since(now).is_zero(),
             evictions: self.entries.values().map(recorded).collect(),
@@ -255,10 +262,15 @@ impl Ledger {
             });
         }
         let of = |scope| self.exhausted_in(scope, key, now);
-        Scope::ALL.into_iter().find_map(of)
+        BudgetScope::ALL.into_iter().find_map(of)
     }
 
-    fn exhausted_in(&self, scope: Scope, key: &BudgetKey<'_>, now: BootTime) -> Option<Exhausted> {
+    fn exhausted_in(
+        &self,
+        scope: BudgetScope,
+        key: &BudgetKey<'_>,
+        now: BootTime,
+    ) -> Option<Exhausted> {
         let budget = self.budgets.of(scope);
         let sharing = self.entries.values();
         let sharing = sharing.filter(|entry| key.shares(scope, &entry.victim.budget_key()));
@@ -281,7 +293,7 @@ impl Ledger {
     /// What allows no more.
     pub fn reserve(&mut self, victim: Victim, now: BootTime) -> Result<Granted, Exhausted> {
         if let Some(entry) = self.entries.get_mut(&victim.uid) {
-            if entry.stage == Stage::Reserved {
+            if entry.stage == EvictionStage::Reserved {
                 entry.since = now;
             }
             return Ok(Granted::Existing);
@@ -290,7 +302,7 @@ impl Ledger {
             return Err(exhausted);
         }
         let entry = Entry {
-            stage: Stage::Reserved,
+            stage: EvictionStage::Reserved,
             reserved: now,
             since: now,
             last_polled: now,
@@ -304,9 +316,9 @@ impl Ledger {
     pub fn due_for_poll(&mut self, now: BootTime, max: usize) -> Vec<Victim> {
         let is_due = |entry: &&mut Entry| {
             let pause = match entry.stage {
-                Stage::Reserved => POLL_RESERVED,
-                Stage::Ending => POLL_ENDING,
-                Stage::Ended => return false,
+                EvictionStage::Reserved => POLL_RESERVED,
+                EvictionStage::Ending => POLL_ENDING,
+                EvictionStage::Ended => return false,
             };
             now.since(entry.last_polled) >= pause
         };
@@ -329,23 +341,23 @@ impl Ledger {
     ) -> Option<Settled> {
         let entry = self.entries.get_mut(uid)?;
         match (entry.stage, seen) {
-            (Stage::Reserved, PodState::Running) => {
+            (EvictionStage::Reserved, PodState::Running) => {
                 if started.since(entry.since) < RESERVATION_TIMEOUT {
                     return None;
                 }
                 self.entries.remove(uid);
                 Some(Settled::Returned)
             }
-            (Stage::Reserved, PodState::Terminating | PodState::Gone) => {
+            (EvictionStage::Reserved, PodState::Terminating | PodState::Gone) => {
                 entry.since = now;
-                entry.stage = Stage::Ending;
+                entry.stage = EvictionStage::Ending;
                 if seen == PodState::Gone {
-                    entry.stage = Stage::Ended;
+                    entry.stage = EvictionStage::Ended;
                 }
                 Some(Settled::Confirmed)
             }
-            (Stage::Ending, PodState::Gone) => {
-                entry.stage = Stage::Ended;
+            (EvictionStage::Ending, PodState::Gone) => {
+                entry.stage = EvictionStage::Ended;
                 None
             }
             _ => None,
@@ -355,13 +367,13 @@ impl Ledger {
     /// Whether another pod of the node has a reservation with an unknown outcome.
     pub fn is_unsettled(&self, node: &str, uid: &str) -> bool {
         let mut others = self.entries.values().filter(|it| it.victim.uid != uid);
-        others.any(|it| it.stage == Stage::Reserved && it.victim.node == node)
+        others.any(|it| it.stage == EvictionStage::Reserved && it.victim.node == node)
     }
 
     /// Restarts the reservation's timeout once it is on record, right before the Eviction is posted.
     pub fn renew(&mut self, uid: &str, now: BootTime) {
         let reserved = self.entries.get_mut(uid);
-        if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
+        if let Some(entry) = reserved.filter(|entry| entry.stage == EvictionStage::Reserved) {
             entry.since = now;
         }
     }
@@ -370,7 +382,7 @@ impl Ledger {
     /// original timeout.
     pub fn refused_again(&mut self, uid: &str) {
         let reserved = self.entries.get_mut(uid);
-        if let Some(entry) = reserved.filter(|entry| entry.stage == Stage::Reserved) {
+        if let Some(entry) = reserved.filter(|entry| entry.stage == EvictionStage::Reserved) {
             entry.since = entry.reserved;
         }
     }
@@ -380,11 +392,11 @@ impl Ledger {
         let Some(entry) = self.entries.get_mut(uid) else {
             return false;
         };
-        if entry.stage != Stage::Reserved {
+        if entry.stage != EvictionStage::Reserved {
             return false;
         }
         match settled {
-            Settled::Confirmed => (entry.stage, entry.since) = (Stage::Ending, now),
+            Settled::Confirmed => (entry.stage, entry.since) = (EvictionStage::Ending, now),
             Settled::Returned => drop(self.entries.remove(uid)),
         }
         true
@@ -398,8 +410,13 @@ impl Ledger {
     }
 
     /// Number of evictions at each stage.
-    pub fn stages(&self) -> [(Stage, usize); 3] {
-        [Stage::Reserved, Stage::Ending, Stage::Ended].map(|stage| {
+    pub fn stages(&self) -> [(EvictionStage, usize); 3] {
+        [
+            EvictionStage::Reserved,
+            EvictionStage::Ending,
+            EvictionStage::Ended,
+        ]
+        .map(|stage| {
             let at = self.entries.values().filter(|entry| entry.stage == stage);
             (stage, at.count())
         })

@@ -8,8 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::budget::Scope;
-use super::ledger::{Ledger, Settled, Stage};
+use super::budget::BudgetScope;
+use super::ledger::{EvictionLedger, EvictionStage, Settled};
 use crate::engine::time::BootTime;
 use crate::serve::{ResultLabels, StateLabels, with_one_series};
 
@@ -41,7 +41,11 @@ impl EvictionMetrics {
     /// Registers the metrics. Counters start at 0: Prometheus misses the first increment of a series that appears with
     /// it.
     pub fn register(&self, registry: &mut Registry) {
-        for result in Scope::ALL.map(Scope::name).into_iter().chain(["accepted"]) {
+        for result in BudgetScope::ALL
+            .map(BudgetScope::name)
+            .into_iter()
+            .chain(["accepted"])
+        {
             drop(self.answers.get_or_create(&ResultLabels { result }));
         }
         for result in ["confirmed", "returned"] {
@@ -86,7 +90,7 @@ impl EvictionMetrics {
     }
 
     /// Sets the gauges from the ledger. `None`: this replica does not lead.
-    pub(super) fn counts(&self, ledger: Option<&Ledger>, now: BootTime) {
+    pub(super) fn counts(&self, ledger: Option<&EvictionLedger>, now: BootTime) {
         let Some(ledger) = ledger else {
             self.stages.clear();
             self.fleet.set(0);
@@ -97,9 +101,9 @@ impl EvictionMetrics {
         };
         for (stage, count) in ledger.stages() {
             let state = match stage {
-                Stage::Reserved => "reserved",
-                Stage::Ending => "ending",
-                Stage::Ended => "ended",
+                EvictionStage::Reserved => "reserved",
+                EvictionStage::Ending => "ending",
+                EvictionStage::Ended => "ended",
             };
             set(&self.stages.get_or_create(&StateLabels { state }), count);
         }

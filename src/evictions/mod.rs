@@ -6,7 +6,7 @@
 //!                                                              │
 //!                                                              └─ the controller's rules of that node
 //! ```
-//! [`ledger::Ledger`] decides about budgets and does no I/O; the recorder writes each eviction to a `ConfigMap` before it is
+//! [`ledger::EvictionLedger`] decides about budgets and does no I/O; the recorder writes each eviction to a `ConfigMap` before it is
 //! posted, so that the next leader continues the budgets and evicts no pod twice.
 
 pub mod budget;
@@ -29,14 +29,14 @@ use kube::Client;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cluster::election::Leadership;
-use crate::crd::eviction::{Answer, EvictionRequest, Objection};
+use crate::crd::eviction::{EvictionAnswer, EvictionRequest, Objection};
 use crate::crd::pod_facts::PodObject;
 use crate::engine::policy::RuleId;
 use budget::Budgets;
 use handler::Handler;
 use queue::{Pending, Queue};
-use recorder::{Location, Recorder, SharedLedger};
-use refusal::Refusal;
+use recorder::{RecordLocation, Recorder, SharedLedger};
+use refusal::LeaderRefusal;
 
 pub use metrics::EvictionMetrics;
 
@@ -70,12 +70,12 @@ pub struct RuleQuery {
     /// The pod as the API server has it.
     pub pod: Box<PodObject>,
     /// Channel for the answer.
-    pub reply: oneshot::Sender<Result<Permit, Denial>>,
+    pub reply: oneshot::Sender<Result<EvictionPermit, Denial>>,
 }
 
 /// The node's rules allow the eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Permit {
+pub struct EvictionPermit {
     /// Grace period of the eviction.
     pub grace: Duration,
     /// Zone of the node, if any.
@@ -97,7 +97,7 @@ pub enum Denial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The leader's answer.
-    Answer(Answer),
+    Answer(EvictionAnswer),
     /// This replica does not lead. Carries the leader's address, if known.
     NotLeading(Option<IpAddr>),
 }
@@ -120,7 +120,7 @@ impl Evictions {
             reply,
         };
         if self.requests.try_send(pending).is_err() {
-            let refusal = Refusal::later("busy", "too many eviction requests at once");
+            let refusal = LeaderRefusal::later("busy", "too many eviction requests at once");
             self.metrics.answered(refusal.label, Duration::ZERO);
             return Reply::Answer(refusal.answer);
         }
@@ -170,7 +170,7 @@ pub fn start(
     let (changes, to_record) = mpsc::channel(MAX_WAITING);
     let ledger = SharedLedger::default();
     let recorder = options.budgets.map(|budgets| {
-        let location = Location {
+        let location = RecordLocation {
             namespace: options.namespace.clone(),
             name: options.record.clone(),
             budgets,

@@ -10,9 +10,9 @@ use futures::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 
 use super::handler::Handler;
-use super::refusal::Refusal;
+use super::refusal::LeaderRefusal;
 use crate::clock;
-use crate::crd::eviction::{ANSWER_TIMEOUT, Answer, EvictionRequest, Key};
+use crate::crd::eviction::{ANSWER_TIMEOUT, EvictionAnswer, EvictionRequest, Key};
 use crate::engine::time::BootTime;
 
 /// Limit of requests in progress at a time; others wait.
@@ -32,10 +32,10 @@ pub struct Pending {
     /// The request.
     pub request: EvictionRequest,
     /// Channel for the answer.
-    pub reply: oneshot::Sender<Option<Answer>>,
+    pub reply: oneshot::Sender<Option<EvictionAnswer>>,
 }
 
-type Reply = oneshot::Sender<Option<Answer>>;
+type Reply = oneshot::Sender<Option<EvictionAnswer>>;
 
 /// The last request of a node.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct LastRequest {
 enum State {
     /// In progress, with the channels waiting for the answer.
     Running(Vec<Reply>),
-    Done(Answer),
+    Done(EvictionAnswer),
 }
 
 impl LastRequest {
@@ -70,14 +70,14 @@ impl LastRequest {
     }
 
     /// Why another request of the node is refused.
-    fn refusal_of(&self, key: &Key) -> Option<Refusal> {
+    fn refusal_of(&self, key: &Key) -> Option<LeaderRefusal> {
         if self.is_running() {
             // Most likely the agent was restarted.
             let why = "another eviction of the same node is in progress";
-            return Some(Refusal::later("running", why));
+            return Some(LeaderRefusal::later("running", why));
         }
         let is_older = self.key.boot_id == key.boot_id && self.key > *key;
-        is_older.then(Refusal::outdated)
+        is_older.then(LeaderRefusal::outdated)
     }
 }
 
@@ -87,9 +87,9 @@ enum Step {
     /// New: carry it out.
     Run,
     /// Answer it.
-    Answer(Reply, Answer),
+    Answer(Reply, EvictionAnswer),
     /// Refuse it.
-    Refuse(Reply, Refusal),
+    Refuse(Reply, LeaderRefusal),
     /// Already in progress: it gets the same answer.
     Join,
 }
@@ -114,7 +114,7 @@ impl LastRequests {
         }
         if window.1 >= MAX_IN_WINDOW {
             let why = "the node's agent requests too many evictions";
-            return Step::Refuse(reply, Refusal::later("too_many", why));
+            return Step::Refuse(reply, LeaderRefusal::later("too_many", why));
         }
         let last = LastRequest {
             key: key.clone(),
@@ -139,7 +139,7 @@ impl LastRequests {
     }
 
     /// Stores the answer, and returns the channels waiting for it.
-    fn finish(&mut self, node: &str, answer: &Answer) -> Vec<Reply> {
+    fn finish(&mut self, node: &str, answer: &EvictionAnswer) -> Vec<Reply> {
         let Some(last) = self.0.get_mut(node) else {
             return Vec::new();
         };
@@ -157,7 +157,7 @@ pub struct Queue {
     last_requests: LastRequests,
     /// Accepted but not started, at most one per node.
     waiting: VecDeque<(Arc<str>, EvictionRequest, BootTime)>,
-    running: FuturesUnordered<BoxFuture<'static, (Arc<str>, Answer)>>,
+    running: FuturesUnordered<BoxFuture<'static, (Arc<str>, EvictionAnswer)>>,
 }
 
 impl Queue {
@@ -218,7 +218,7 @@ impl Queue {
             && let Some((node, request, deadline)) = self.waiting.pop_front()
         {
             if clock::boot_time() >= deadline {
-                let late = Refusal::late();
+                let late = LeaderRefusal::late();
                 self.handler.metrics.answered(late.label, ANSWER_TIMEOUT);
                 self.finish(&node, &late.answer);
                 continue;
@@ -232,7 +232,7 @@ impl Queue {
         }
     }
 
-    fn finish(&mut self, node: &str, answer: &Answer) {
+    fn finish(&mut self, node: &str, answer: &EvictionAnswer) {
         for reply in self.last_requests.finish(node, answer) {
             // The connection may be gone.
             reply.send(Some(answer.clone())).ok();
@@ -254,7 +254,7 @@ mod tests {
     fn take(
         last_requests: &mut LastRequests,
         key: &Key,
-    ) -> (Step, oneshot::Receiver<Option<Answer>>) {
+    ) -> (Step, oneshot::Receiver<Option<EvictionAnswer>>) {
         take_at(last_requests, key, 0)
     }
 
@@ -262,7 +262,7 @@ mod tests {
         last_requests: &mut LastRequests,
         key: &Key,
         second: u64,
-    ) -> (Step, oneshot::Receiver<Option<Answer>>) {
+    ) -> (Step, oneshot::Receiver<Option<EvictionAnswer>>) {
         let (reply, answer) = oneshot::channel();
         let now = BootTime::default() + Duration::from_secs(100 + second);
         (last_requests.take(&Arc::from("n"), key, reply, now), answer)
@@ -280,10 +280,13 @@ mod tests {
             matches!(&other, Step::Refuse(_, refusal) if refusal.label == "running"),
             "{other:?}"
         );
-        assert_eq!(last_requests.finish("n", &Answer::Accepted).len(), 2);
+        assert_eq!(
+            last_requests.finish("n", &EvictionAnswer::Accepted).len(),
+            2
+        );
         let (late, _answer) = take(&mut last_requests, &key("b", 1));
         assert!(
-            matches!(late, Step::Answer(_, Answer::Accepted)),
+            matches!(late, Step::Answer(_, EvictionAnswer::Accepted)),
             "{late:?}"
         );
     }
@@ -294,7 +297,7 @@ mod tests {
         let runs = |last_requests: &mut LastRequests, sequence, second| {
             let (step, _answer) = take_at(last_requests, &key("b", sequence), second);
             let runs = matches!(step, Step::Run);
-            drop(last_requests.finish("n", &Answer::Gone));
+            drop(last_requests.finish("n", &EvictionAnswer::Gone));
             runs
         };
         let taken = (0..1000).filter(|sequence| runs(&mut last_requests, *sequence, 0));
@@ -307,7 +310,7 @@ mod tests {
     fn older_requests_of_a_boot_are_refused_and_a_new_boot_starts_over() {
         let mut last_requests = LastRequests::default();
         drop(take(&mut last_requests, &key("b", 7)));
-        drop(last_requests.finish("n", &Answer::Gone));
+        drop(last_requests.finish("n", &EvictionAnswer::Gone));
         let (old, _answer) = take(&mut last_requests, &key("b", 6));
         assert!(
             matches!(&old, Step::Refuse(_, refusal) if refusal.label == "outdated"),

@@ -11,7 +11,7 @@ use crate::engine::time::BootTime;
 /// The evictions that count. It has no times: clocks of different machines are never compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct EvictionRecord {
     /// Term of the leader that wrote it. A replica that finds a later term than its own has lost leadership.
     pub epoch: u64,
     /// The history is unknown: nothing is allowed for as long as anything could count.
@@ -31,7 +31,7 @@ pub struct Recorded {
     pub confirmed: bool,
 }
 
-impl Record {
+impl EvictionRecord {
     /// Parses the stored form.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ pub struct FirstSeen(BTreeMap<String, BootTime>);
 
 impl FirstSeen {
     /// Updates from the current record.
-    pub fn update(&mut self, record: &Record, now: BootTime) {
+    pub fn update(&mut self, record: &EvictionRecord, now: BootTime) {
         let before = std::mem::take(&mut self.0);
         let confirmed = record.evictions.iter().filter(|it| it.confirmed);
         let since = |uid: &String| before.get(uid).copied().unwrap_or(now);

@@ -18,14 +18,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::budget::Budgets;
-use super::ledger::{Exhausted, Granted, Ledger, PodState, Settled, Victim};
+use super::ledger::{EvictionLedger, Exhausted, Granted, PodState, Settled, Victim};
 use super::metrics::EvictionMetrics;
-use super::record::{FirstSeen, Record};
+use super::record::{EvictionRecord, FirstSeen};
 use crate::clock;
 use crate::cluster::client::{CallError, call, describe, found, stored};
 use crate::cluster::election::Leadership;
 use crate::cluster::eviction;
-use crate::crd::eviction::Target;
+use crate::crd::eviction::EvictionTarget;
 use crate::crd::pod_facts::PodObject;
 use crate::engine::time::BootTime;
 
@@ -41,7 +41,7 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// Why no eviction can be allowed.
 #[derive(Debug, Error)]
-pub enum RecordError {
+pub enum LedgerError {
     /// The record can't be read or written.
     #[error("failed to read or write the ConfigMap {0}: {message}", message = .1.message())]
     Access(String, CallError),
@@ -54,7 +54,7 @@ pub enum RecordError {
 }
 
 /// A change of the ledger.
-pub enum Change {
+pub enum LedgerChange {
     /// Reserves an eviction.
     Reserve {
         /// The pod.
@@ -87,26 +87,26 @@ type Reservation = (Victim, oneshot::Sender<Result<Granted, Exhausted>>);
 
 /// The ledger, shared with the handler. `None`: this replica does not lead, or has not read the record yet.
 #[derive(Clone, Default)]
-pub struct SharedLedger(Arc<Mutex<Option<Ledger>>>);
+pub struct SharedLedger(Arc<Mutex<Option<EvictionLedger>>>);
 
 impl SharedLedger {
-    fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
+    fn lock(&self) -> MutexGuard<'_, Option<EvictionLedger>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the ledger.
-    pub fn read<T>(&self, read: impl FnOnce(&Ledger) -> T) -> Option<T> {
+    pub fn read<T>(&self, read: impl FnOnce(&EvictionLedger) -> T) -> Option<T> {
         self.lock().as_ref().map(read)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> Option<T> {
+    fn change<T>(&self, change: impl FnOnce(&mut EvictionLedger) -> T) -> Option<T> {
         self.lock().as_mut().map(change)
     }
 }
 
 /// Where the record is, and the budgets that it counts for.
 #[derive(Clone)]
-pub struct Location {
+pub struct RecordLocation {
     /// Namespace of the `ConfigMap`.
     pub namespace: String,
     /// Name of the `ConfigMap`.
@@ -122,17 +122,17 @@ type PollResult = (String, BootTime, Result<PodState, CallError>);
 pub struct Recorder {
     client: Client,
     records: Api<ConfigMap>,
-    location: Location,
+    location: RecordLocation,
     leadership: watch::Receiver<Leadership>,
     ledger: SharedLedger,
-    changes: mpsc::Receiver<Change>,
+    changes: mpsc::Receiver<LedgerChange>,
     metrics: EvictionMetrics,
     first_seen: FirstSeen,
     polls: FuturesUnordered<BoxFuture<'static, PollResult>>,
     /// Term in which the ledger was opened.
     epoch: Option<u64>,
     /// The record as last written, and its version. `None`: it does not exist.
-    written: Record,
+    written: EvictionRecord,
     version: Option<String>,
     /// The last error, so that it is logged once.
     last_error: String,
@@ -142,10 +142,10 @@ impl Recorder {
     /// Starts without a ledger.
     pub fn new(
         client: Client,
-        location: Location,
+        location: RecordLocation,
         leadership: watch::Receiver<Leadership>,
         ledger: SharedLedger,
-        changes: mpsc::Receiver<Change>,
+        changes: mpsc::Receiver<LedgerChange>,
         metrics: EvictionMetrics,
     ) -> Self {
         Self {
@@ -159,7 +159,7 @@ impl Recorder {
             first_seen: FirstSeen::default(),
             polls: FuturesUnordered::new(),
             epoch: None,
-            written: Record::default(),
+            written: EvictionRecord::default(),
             version: None,
             last_error: String::new(),
         }
@@ -228,7 +228,7 @@ impl Recorder {
         self.metrics.counts(None, clock::boot_time());
     }
 
-    fn log_outcome(&mut self, outcome: Result<(), RecordError>) {
+    fn log_outcome(&mut self, outcome: Result<(), LedgerError>) {
         let why = outcome
             .err()
             .map_or_else(String::new, |error| describe(&error));
@@ -242,19 +242,19 @@ impl Recorder {
     }
 
     /// Starts a term from the previous leader's record.
-    async fn open(&mut self, epoch: u64) -> Result<(), RecordError> {
+    async fn open(&mut self, epoch: u64) -> Result<(), LedgerError> {
         let record = self.read(epoch).await?;
         let now = clock::boot_time();
         let ledger = if let Ok(record) = record {
             self.first_seen.update(&record, now);
-            Ledger::resume(self.location.budgets, record, &self.first_seen, now)
+            EvictionLedger::resume(self.location.budgets, record, &self.first_seen, now)
         } else {
-            let nothing = Record::default();
-            Ledger::resume(self.location.budgets, nothing, &self.first_seen, now).close(now)
+            let nothing = EvictionRecord::default();
+            EvictionLedger::resume(self.location.budgets, nothing, &self.first_seen, now).close(now)
         };
         // Conditional on the version just read: if the previous leader has written since, that is read first.
         let stored = self.store(&ledger.record(epoch, now)).await;
-        stored.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
+        stored.map_err(|error| LedgerError::Access(self.location.name.clone(), error))?;
         let counting = self.written.evictions.len();
         tracing::info!(
             epoch,
@@ -267,7 +267,7 @@ impl Recorder {
     }
 
     /// Polls pods, and records what was settled since.
-    async fn settle(&mut self, epoch: u64) -> Result<(), RecordError> {
+    async fn settle(&mut self, epoch: u64) -> Result<(), LedgerError> {
         let now = clock::boot_time();
         let free = MAX_CONCURRENT_POLLS.saturating_sub(self.polls.len());
         let due = self.ledger.change(|ledger| {
@@ -303,7 +303,7 @@ impl Recorder {
     }
 
     /// Applies this change and all others that are queued, with one write.
-    async fn apply(&mut self, change: Change) {
+    async fn apply(&mut self, change: LedgerChange) {
         let mut changes = vec![change];
         while changes.len() < MAX_BATCH
             && let Ok(more) = self.changes.try_recv()
@@ -314,8 +314,8 @@ impl Recorder {
             return;
         };
         let reservations = changes.into_iter().filter_map(|change| match change {
-            Change::Reserve { victim, reply } => Some((victim, reply)),
-            Change::Settle { uid, settled, done } => {
+            LedgerChange::Reserve { victim, reply } => Some((victim, reply)),
+            LedgerChange::Settle { uid, settled, done } => {
                 self.settled(&uid, settled);
                 // The handler waits for this, so that the node's next request sees the change.
                 done.send(()).ok();
@@ -344,7 +344,7 @@ impl Recorder {
     }
 
     async fn reserve(&mut self, epoch: u64, reservations: Vec<Reservation>) {
-        let Some(mut ledger) = self.ledger.read(Ledger::clone) else {
+        let Some(mut ledger) = self.ledger.read(EvictionLedger::clone) else {
             return;
         };
         let now = clock::boot_time();
@@ -376,15 +376,20 @@ impl Recorder {
 
     /// Reads the record and its version. The inner error means that another client overwrote it, and its content is
     /// lost.
-    async fn read(&mut self, epoch: u64) -> Result<serde_json::Result<Record>, RecordError> {
+    async fn read(
+        &mut self,
+        epoch: u64,
+    ) -> Result<serde_json::Result<EvictionRecord>, LedgerError> {
         let map = found(call(self.records.get(&self.location.name)).await);
-        let map = map.map_err(|error| RecordError::Access(self.location.name.clone(), error))?;
+        let map = map.map_err(|error| LedgerError::Access(self.location.name.clone(), error))?;
         self.version = map
             .as_ref()
             .and_then(|map| map.metadata.resource_version.clone());
-        let record = map.as_ref().map_or_else(|| Ok(Record::default()), read);
+        let record = map
+            .as_ref()
+            .map_or_else(|| Ok(EvictionRecord::default()), read);
         match &record {
-            Ok(record) if record.epoch > epoch => return Err(RecordError::Deposed(epoch)),
+            Ok(record) if record.epoch > epoch => return Err(LedgerError::Deposed(epoch)),
             Ok(_) => {}
             Err(error) => {
                 let name = &self.location.name;
@@ -395,7 +400,7 @@ impl Recorder {
     }
 
     /// Writes the record in our term, unless another replica leads.
-    async fn write(&mut self, epoch: u64, record: &Record) -> Result<(), RecordError> {
+    async fn write(&mut self, epoch: u64, record: &EvictionRecord) -> Result<(), LedgerError> {
         for _ in 0..MAX_ATTEMPTS {
             match self.store(record).await {
                 Ok(()) => return Ok(()),
@@ -403,17 +408,17 @@ impl Recorder {
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {
                     drop(self.read(epoch).await?);
                     if self.term() != Some(epoch) {
-                        return Err(RecordError::Deposed(epoch));
+                        return Err(LedgerError::Deposed(epoch));
                     }
                 }
-                Err(error) => return Err(RecordError::Access(self.location.name.clone(), error)),
+                Err(error) => return Err(LedgerError::Access(self.location.name.clone(), error)),
             }
         }
-        Err(RecordError::Contested(self.location.name.clone()))
+        Err(LedgerError::Contested(self.location.name.clone()))
     }
 
     /// Writes it, conditional on the version last read or written.
-    async fn store(&mut self, record: &Record) -> Result<(), CallError> {
+    async fn store(&mut self, record: &EvictionRecord) -> Result<(), CallError> {
         let version = self.version.as_deref();
         let map = put(&self.records, &self.location.name, version, record).await?;
         self.version = map.metadata.resource_version;
@@ -427,7 +432,7 @@ async fn put(
     records: &Api<ConfigMap>,
     name: &str,
     version: Option<&str>,
-    record: &Record,
+    record: &EvictionRecord,
 ) -> Result<ConfigMap, CallError> {
     let text = record.write();
     if let Some(version) = version {
@@ -448,7 +453,7 @@ async fn put(
 
 /// State of a pod.
 async fn poll(client: &Client, victim: &Victim) -> Result<PodState, CallError> {
-    let target = Target {
+    let target = EvictionTarget {
         namespace: victim.namespace.clone(),
         name: victim.name.clone(),
         uid: victim.uid.clone(),
@@ -462,7 +467,10 @@ async fn poll(client: &Client, victim: &Victim) -> Result<PodState, CallError> {
 }
 
 /// Parses the record of a `ConfigMap`. A new one is empty.
-fn read(map: &ConfigMap) -> serde_json::Result<Record> {
+fn read(map: &ConfigMap) -> serde_json::Result<EvictionRecord> {
     let text = map.data.as_ref().and_then(|data| data.get(FIELD));
-    text.map_or_else(|| Ok(Record::default()), |text| Record::read(text))
+    text.map_or_else(
+        || Ok(EvictionRecord::default()),
+        |text| EvictionRecord::read(text),
+    )
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::budget::Scope;
+use super::budget::BudgetScope;
 use super::ledger::{Exhausted, Limit};
-use crate::crd::eviction::{Answer, Delay, Objection};
+use crate::crd::eviction::{Delay, EvictionAnswer, Objection};
 
 /// Retry delay when the leader will soon know more.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -15,17 +15,17 @@ const FULL_RECORD: &str = "the record of evictions is full";
 
 /// Why a pod is not evicted, without asking the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct LeaderRefusal {
     /// Metric label.
     pub label: &'static str,
     /// Answer to the agent.
-    pub answer: Answer,
+    pub answer: EvictionAnswer,
 }
 
-impl Refusal {
+impl LeaderRefusal {
     /// To be retried, for a reason that is not about the pod.
     pub fn later(label: &'static str, why: impl Into<String>) -> Self {
-        let answer = Answer::Wait {
+        let answer = EvictionAnswer::Wait {
             wait: RETRY_INTERVAL,
             by: Delay::Leader,
             why: why.into(),
@@ -33,7 +33,7 @@ impl Refusal {
         Self { label, answer }
     }
 
-    const fn of_pod(label: &'static str, answer: Answer) -> Self {
+    const fn of_pod(label: &'static str, answer: EvictionAnswer) -> Self {
         Self { label, answer }
     }
 
@@ -44,26 +44,28 @@ impl Refusal {
 
     /// The pod is gone, or another one has its name.
     pub fn gone() -> Self {
-        Self::of_pod("gone", Answer::Gone)
+        Self::of_pod("gone", EvictionAnswer::Gone)
     }
 
     /// The pod must not be evicted.
     pub fn objection(objection: &Objection) -> Self {
         let label = match objection {
-            Objection::Terminating => return Self::of_pod("terminating", Answer::Terminating),
+            Objection::Terminating => {
+                return Self::of_pod("terminating", EvictionAnswer::Terminating);
+            }
             Objection::OtherNode => "other_node",
             Objection::NotWanted => "no_rule",
             Objection::NotAllowed => "not_allowed",
             _ => "protected",
         };
         let why = objection.to_string();
-        Self::of_pod(label, Answer::Refused { why })
+        Self::of_pod(label, EvictionAnswer::Refused { why })
     }
 
     /// A request older than the last one.
     pub fn outdated() -> Self {
         let why = "the node's agent has sent a later request since".to_owned();
-        Self::of_pod("outdated", Answer::Refused { why })
+        Self::of_pod("outdated", EvictionAnswer::Refused { why })
     }
 
     /// No more evictions are allowed now. The message is stable between attempts.
@@ -79,8 +81,10 @@ impl Refusal {
         };
         let answer = match exhausted.limit {
             // Another pod of the node may belong to neither.
-            Limit::Budget(Scope::Namespace | Scope::Owner, _) => Answer::Budget { why },
-            _ => Answer::Wait {
+            Limit::Budget(BudgetScope::Namespace | BudgetScope::Owner, _) => {
+                EvictionAnswer::Budget { why }
+            }
+            _ => EvictionAnswer::Wait {
                 wait: exhausted.retry_after,
                 by: Delay::Budget,
                 why,
@@ -102,14 +106,14 @@ mod tests {
             window: Duration::from_mins(1),
         };
         let retry_after = Duration::from_millis(6100);
-        let of = |limit| Refusal::exhausted(&Exhausted { limit, retry_after });
+        let of = |limit| LeaderRefusal::exhausted(&Exhausted { limit, retry_after });
         let fleet = "the fleet's budget of evictions, 10 in 1m, is spent";
         for (limit, label, why) in [
-            (Limit::Budget(Scope::Fleet, budget), "fleet", fleet),
+            (Limit::Budget(BudgetScope::Fleet, budget), "fleet", fleet),
             (Limit::UnknownHistory, "unknown_history", UNKNOWN_HISTORY),
             (Limit::FullRecord, "record_full", FULL_RECORD),
         ] {
-            let wait = Answer::Wait {
+            let wait = EvictionAnswer::Wait {
                 wait: retry_after,
                 by: Delay::Budget,
                 why: why.to_owned(),
@@ -117,9 +121,12 @@ mod tests {
             let refusal = of(limit);
             assert_eq!((refusal.label, refusal.answer), (label, wait));
         }
-        for scope in [Scope::Namespace, Scope::Owner] {
+        for scope in [BudgetScope::Namespace, BudgetScope::Owner] {
             let refusal = of(Limit::Budget(scope, budget));
-            assert!(matches!(refusal.answer, Answer::Budget { .. }), "{scope:?}");
+            assert!(
+                matches!(refusal.answer, EvictionAnswer::Budget { .. }),
+                "{scope:?}"
+            );
         }
     }
 }

@@ -17,7 +17,7 @@ use super::budget::Budget;
 use super::*;
 use crate::clock;
 use crate::cluster::election::Term;
-use crate::crd::eviction::{Delay, Key, Target};
+use crate::crd::eviction::{Delay, EvictionTarget, Key};
 
 /// Enough for a very slow machine.
 const TIMEOUT: Duration = Duration::from_mins(2);
@@ -121,7 +121,10 @@ impl Leader {
         tokio::spawn(async move {
             while let Some(query) = queries.recv().await {
                 let grace = Duration::from_secs(30);
-                query.reply.send(Ok(Permit { grace, zone: None })).ok();
+                query
+                    .reply
+                    .send(Ok(EvictionPermit { grace, zone: None }))
+                    .ok();
             }
             drop(elected);
         });
@@ -136,7 +139,7 @@ impl Leader {
     }
 
     /// Asks until the leader has read its record and answers in time.
-    async fn send(&self, node: &str, pod: &str) -> Answer {
+    async fn send(&self, node: &str, pod: &str) -> EvictionAnswer {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         loop {
             let request = EvictionRequest {
@@ -144,7 +147,7 @@ impl Leader {
                     boot_id: "b".to_owned(),
                     sequence: SEQUENCE.fetch_add(1, Ordering::Relaxed),
                 },
-                target: Target {
+                target: EvictionTarget {
                     namespace: "shop".to_owned(),
                     name: pod.to_owned(),
                     uid: pod.to_owned(),
@@ -210,12 +213,12 @@ async fn wait_until(mut condition: impl AsyncFnMut() -> bool) {
     timeout(TIMEOUT, wait).await.unwrap();
 }
 
-fn is_unsettled(answer: &Answer) -> bool {
-    matches!(answer, Answer::Wait { by: Delay::Leader, why, .. } if why.contains("is not known yet"))
+fn is_unsettled(answer: &EvictionAnswer) -> bool {
+    matches!(answer, EvictionAnswer::Wait { by: Delay::Leader, why, .. } if why.contains("is not known yet"))
 }
 
-fn is_refused_by_budget(answer: &Answer) -> bool {
-    matches!(answer, Answer::Wait { by: Delay::Budget, why, .. } if why.contains("the fleet's budget"))
+fn is_refused_by_budget(answer: &EvictionAnswer) -> bool {
+    matches!(answer, EvictionAnswer::Wait { by: Delay::Budget, why, .. } if why.contains("the fleet's budget"))
 }
 
 /// An eviction with an unclear answer counts, until the pod is seen terminating and afterwards.
@@ -228,8 +231,8 @@ async fn assert_counts(answer: Posted) {
     assert!(
         matches!(
             unclear,
-            Answer::Unknown { .. }
-                | Answer::Wait {
+            EvictionAnswer::Unknown { .. }
+                | EvictionAnswer::Wait {
                     by: Delay::Server,
                     ..
                 }
@@ -271,7 +274,7 @@ async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
         stops_when_recorded: true,
         ..ApiServer::default()
     });
-    let Answer::Wait { by, why, .. } = leader.send("node-a", "first").await else {
+    let EvictionAnswer::Wait { by, why, .. } = leader.send("node-a", "first").await else {
         panic!("evicted despite the emergency stop");
     };
     assert_eq!(
@@ -283,6 +286,9 @@ async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
         assert_eq!(api_server.posted, [""; 0]);
         (api_server.is_stopped, api_server.stops_when_recorded) = (false, false);
     }
-    assert_eq!(leader.send("node-b", "second").await, Answer::Accepted);
+    assert_eq!(
+        leader.send("node-b", "second").await,
+        EvictionAnswer::Accepted
+    );
     assert_eq!(leader.api_server().posted, ["second"]);
 }

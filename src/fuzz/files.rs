@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 
-use crate::crd::manifest::{self, Object};
+use crate::crd::manifest::{self, ManifestObject};
 use crate::crd::pod_facts::{PodObject, container_facts, cpu_quota, pod_facts};
 use crate::crd::{NodeWatermarkSpec, Objects, compile};
 use crate::engine::pod::Pod;
@@ -18,7 +18,7 @@ use crate::node::cgroup::CgroupPath;
 use crate::node::journal;
 use crate::trace::read::Reader;
 use crate::trace::replay::Replay;
-use crate::trace::{Line, LineRef, TickRef};
+use crate::trace::{LineRef, TickRef, TraceLine};
 
 /// Policies in YAML or JSON, up to what a node enforces of them.
 pub fn manifest(bytes: &[u8]) {
@@ -43,7 +43,7 @@ pub fn manifest(bytes: &[u8]) {
 }
 
 /// JSON is YAML: an object reads the same in both.
-fn same_as_json(object: &Object) {
+fn same_as_json(object: &ManifestObject) {
     let text = object.value.to_string();
     // Aliases may expand to much more text; a list is read as its items.
     if text.len() > 1 << 20 || has_long_key(&object.value) || object.value["kind"] == "List" {
@@ -180,26 +180,26 @@ pub fn trace(bytes: &[u8]) {
     let Ok((header, mut reader)) = Reader::open(Cursor::new(bytes)) else {
         return;
     };
-    let written = |line: &Line| {
+    let written = |line: &TraceLine| {
         let line = match line {
-            Line::Header(header) => LineRef::Header(header),
-            Line::Pods(pods) => LineRef::Pods(pods),
-            Line::Tick(tick) => LineRef::Tick(TickRef {
+            TraceLine::Header(header) => LineRef::Header(header),
+            TraceLine::Pods(pods) => LineRef::Pods(pods),
+            TraceLine::Tick(tick) => LineRef::Tick(TickRef {
                 now: tick.now,
                 sample: &tick.sample,
             }),
-            Line::Transition(transition) => LineRef::Transition(transition),
+            TraceLine::Transition(transition) => LineRef::Transition(transition),
         };
         serde_json::to_string(&line).expect("a line has a JSON form")
     };
-    let mut lines = vec![Line::Header(header)];
+    let mut lines = vec![TraceLine::Header(header)];
     while let Ok(Some(line)) = reader.read() {
         lines.push(line);
     }
     assert!(lines.len() <= bytes.len());
     for line in &lines {
         let text = written(line);
-        let again: Line = serde_json::from_str(&text).expect("the line");
+        let again: TraceLine = serde_json::from_str(&text).expect("the line");
         assert_eq!(written(&again), text);
     }
     replay(bytes);

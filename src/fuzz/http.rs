@@ -10,18 +10,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::crd::eviction::{Answer, EvictionRequest};
+use crate::crd::eviction::{EvictionAnswer, EvictionRequest};
 use crate::crd::node_metric::{MAX_BREACHED, MAX_PODS, NodeMetric};
 use crate::crd::report::{Acknowledgement, INTERVAL, MAX_INTERVAL, MissingReport, RelayedReport};
 use crate::crd::{NodeMetricStatus, Report, Summary, summary as lease};
 use crate::engine::selector::{Requirement, Selector};
 use crate::metrics_api::authn::bearer;
-use crate::metrics_api::compose::{self, Health, Known, NodeKnown, StaticFields};
-use crate::metrics_api::encode::Writer;
+use crate::metrics_api::compose::{self, NodeKnowledge, NodeKnown, Reachability, StaticFields};
+use crate::metrics_api::encode::Encoder;
 use crate::metrics_api::negotiate::{self, Form};
 use crate::metrics_api::options::selector::{labels, names};
 use crate::metrics_api::options::{Include, ListOrWatch, Options};
-use crate::metrics_api::store::{Limits, Object, Store};
+use crate::metrics_api::store::{Limits, Store, StoredObject};
 use crate::metrics_api::table;
 
 use super::tokens::TRUST;
@@ -51,9 +51,9 @@ pub fn eviction(bytes: &[u8]) {
         let text = serde_json::to_vec(&request).expect("a request has a JSON form");
         assert_eq!(EvictionRequest::parse(&text).as_ref(), Ok(&request));
     }
-    if let Ok(answer) = serde_json::from_slice::<Answer>(bytes) {
+    if let Ok(answer) = serde_json::from_slice::<EvictionAnswer>(bytes) {
         let text = serde_json::to_vec(&answer).expect("an answer has a JSON form");
-        let again = serde_json::from_slice::<Answer>(&text);
+        let again = serde_json::from_slice::<EvictionAnswer>(&text);
         assert_eq!(again.expect("an answer"), answer);
     }
 }
@@ -66,7 +66,7 @@ fn check_answers(status: &NodeMetricStatus) {
         table::columns().as_array().map(Vec::len)
     );
     let written = |form| -> Value {
-        let writer = Writer {
+        let writer = Encoder {
             form,
             include: Include::Object,
             now: Timestamp::UNIX_EPOCH,
@@ -83,18 +83,18 @@ fn check_answers(status: &NodeMetricStatus) {
     assert_eq!(read, *status);
 }
 
-fn object(status: NodeMetricStatus) -> Object {
+fn object(status: NodeMetricStatus) -> StoredObject {
     let node = NodeKnown {
         uid: "uid".to_owned(),
         created: Some(Time(Timestamp::UNIX_EPOCH)),
         ..NodeKnown::default()
     };
     let fields = StaticFields::of("node", node).expect("a node has a JSON form");
-    let known = Known {
+    let known = NodeKnowledge {
         report: Some(Arc::new(status)),
         reported: Some(Timestamp::UNIX_EPOCH),
-        health: Health::Reporting,
-        ..Known::default()
+        health: Reachability::Reporting,
+        ..NodeKnowledge::default()
     };
     let content = compose::content("node", &fields, &known).expect("a report has a JSON form");
     let mut store = Store::new(Limits::default());
@@ -148,7 +148,7 @@ pub fn query(bytes: &[u8]) {
     assert!(!(taken && options.filter.only().is_some_and(|name| name != "node")));
 }
 
-static OBJECT: LazyLock<Object> = LazyLock::new(|| object(NodeMetricStatus::default()));
+static OBJECT: LazyLock<StoredObject> = LazyLock::new(|| object(NodeMetricStatus::default()));
 
 /// A selector reads the same from its plain form.
 fn selectors(text: &str) {

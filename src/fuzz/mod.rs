@@ -20,7 +20,7 @@ mod tests;
 
 /// One parser, or a few that read the same kind of input.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct FuzzTarget {
     /// The argument of `make fuzz`, and the directory of the seeds.
     pub name: &'static str,
     /// Parses the input; panics if an invariant does not hold.
@@ -34,7 +34,7 @@ pub struct Target {
 /// Bytes that each byte of an input may allocate: a tree of values, some copies of it, and its texts.
 const MEMORY_PER_BYTE: u64 = 2 << 10;
 
-impl Target {
+impl FuzzTarget {
     const fn new(name: &'static str, check: fn(&[u8]), max_len: usize) -> Self {
         Self {
             name,
@@ -56,30 +56,30 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 21] = [
-    Target::new("accept", http::accept, 4 << 10),
-    Target::new("certificate", tokens::certificate, 4 << 10),
-    Target::new("cgroup", kernel::cgroup, 4 << 10),
-    Target::new("eviction", http::eviction, crate::crd::eviction::MAX_BYTES),
-    Target::new("headers", http::headers, 4 << 10),
-    Target::new("journal", files::journal, 16 << 10),
-    Target::new("keys", tokens::keys, 8 << 10),
-    Target::new("manifest", files::manifest, 16 << 10).with_mib(256),
-    Target::new("mounts", kernel::mounts, 4 << 10),
-    Target::new("pod", files::pod, 16 << 10),
-    Target::new("pressure", kernel::pressure, 1 << 10),
-    Target::new("proc", kernel::proc, 4 << 10),
-    Target::new("prometheus", kernel::prometheus, 16 << 10),
-    Target::new("quantity", files::quantity, 1 << 10),
-    Target::new("query", http::query, 4 << 10),
-    Target::new("relay", http::relay, 16 << 10),
-    Target::new(
+pub const TARGETS: [FuzzTarget; 21] = [
+    FuzzTarget::new("accept", http::accept, 4 << 10),
+    FuzzTarget::new("certificate", tokens::certificate, 4 << 10),
+    FuzzTarget::new("cgroup", kernel::cgroup, 4 << 10),
+    FuzzTarget::new("eviction", http::eviction, crate::crd::eviction::MAX_BYTES),
+    FuzzTarget::new("headers", http::headers, 4 << 10),
+    FuzzTarget::new("journal", files::journal, 16 << 10),
+    FuzzTarget::new("keys", tokens::keys, 8 << 10),
+    FuzzTarget::new("manifest", files::manifest, 16 << 10).with_mib(256),
+    FuzzTarget::new("mounts", kernel::mounts, 4 << 10),
+    FuzzTarget::new("pod", files::pod, 16 << 10),
+    FuzzTarget::new("pressure", kernel::pressure, 1 << 10),
+    FuzzTarget::new("proc", kernel::proc, 4 << 10),
+    FuzzTarget::new("prometheus", kernel::prometheus, 16 << 10),
+    FuzzTarget::new("quantity", files::quantity, 1 << 10),
+    FuzzTarget::new("query", http::query, 4 << 10),
+    FuzzTarget::new("relay", http::relay, 16 << 10),
+    FuzzTarget::new(
         "report",
         http::report,
         crate::crd::report::MAX_ACCEPTED_BYTES,
     ),
-    Target::new("summary", http::summary, 1 << 10),
-    Target::new("token", tokens::token, 9 << 10),
-    Target::new("trace", files::trace, 16 << 10),
-    Target::new("watermark", files::watermark, 16 << 10),
+    FuzzTarget::new("summary", http::summary, 1 << 10),
+    FuzzTarget::new("token", tokens::token, 9 << 10),
+    FuzzTarget::new("trace", files::trace, 16 << 10),
+    FuzzTarget::new("watermark", files::watermark, 16 << 10),
 ];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use allocation_counter::measure;
 use fastrand::Rng;
 
-use super::{TARGETS, Target};
+use super::{FuzzTarget, TARGETS};
 use crate::clock::boot_time;
 
 /// How long each runs.
@@ -89,7 +89,7 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
-fn run(target: &Target, input: &[u8]) {
+fn run(target: &FuzzTarget, input: &[u8]) {
     let checked = catch_unwind(AssertUnwindSafe(|| {
         let used = measure(|| (target.check)(input)).bytes_max;
         assert!(

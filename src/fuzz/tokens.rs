@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use crate::crd::report::AUDIENCE;
 use crate::metrics_api::front_proxy::{Trust, common_name, last_common_name};
-use crate::metrics_api::reports::token::{BadToken, Keys, MAX_TOKEN_BYTES, Token, WrittenKeys};
+use crate::metrics_api::reports::token::{
+    AgentToken, BadToken, Keys, MAX_TOKEN_BYTES, WrittenKeys,
+};
 
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 /// Signed with ES256 and RS256.
@@ -54,7 +56,7 @@ pub fn token(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let Ok(token) = Token::read(text) else {
+    let Ok(token) = AgentToken::read(text) else {
         return;
     };
     assert!(text.len() <= MAX_TOKEN_BYTES);
@@ -75,7 +77,7 @@ pub fn keys(bytes: &[u8]) {
     };
     let keys = Keys::of(ISSUER.to_owned(), &written);
     for (text, field) in VALID.iter().zip(["x", "n"]) {
-        let token = Token::read(text).expect("a token");
+        let token = AgentToken::read(text).expect("a token");
         if keys.verify(&token).is_ok() {
             assert!(has_key(bytes, field), "another key verifies {text}");
         }

@@ -16,7 +16,7 @@ use crate::cluster::client::call;
 use crate::cluster::reviews::{Bounds, Reviews};
 
 use super::front_proxy::Trust;
-use super::status::Refusal;
+use super::status::ErrorResponse;
 
 /// Longer tokens are ignored.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
@@ -79,11 +79,11 @@ impl Authenticator {
         &self,
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
-    ) -> Result<User, Refusal> {
+    ) -> Result<User, ErrorResponse> {
         let forwarded_user = {
             let trust = self.trust.borrow();
             if trust.is_none() && !certificates.is_empty() {
-                return Err(Refusal::unknown("which front proxies to trust"));
+                return Err(ErrorResponse::unknown("which front proxies to trust"));
             }
             let is_proxy = |trust: &&Trust| trust.is_proxy(certificates, clock::wall_time());
             let trust = trust.as_ref().filter(is_proxy);
@@ -94,9 +94,9 @@ impl Authenticator {
             (None, Some(token)) => {
                 let review = review(&self.client, token, None);
                 let user = self.tokens.answer(token.as_bytes(), review).await?;
-                user.ok_or_else(Refusal::unauthorized)
+                user.ok_or_else(ErrorResponse::unauthorized)
             }
-            (None, None) => Err(Refusal::unauthorized()),
+            (None, None) => Err(ErrorResponse::unauthorized()),
         }
     }
 }
@@ -109,7 +109,7 @@ pub async fn review(
     client: &Client,
     token: &str,
     audience: Option<&str>,
-) -> Result<Option<User>, Refusal> {
+) -> Result<Option<User>, ErrorResponse> {
     let review = TokenReview {
         spec: TokenReviewSpec {
             token: Some(token.to_owned()),
@@ -121,7 +121,7 @@ pub async fn review(
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
         tracing::warn!(why = error.message(), "failed to review a token");
-        Refusal::unknown("to review the token")
+        ErrorResponse::unknown("to review the token")
     })?;
     let status = answer.status.unwrap_or_default();
     let audiences = status.audiences.unwrap_or_default();

@@ -13,7 +13,7 @@ use crate::cluster::reviews::{Bounds, Reviews};
 use crate::crd::node_metric::{GROUP, PLURAL, VERSION};
 
 use super::authn::User;
-use super::status::Refusal;
+use super::status::ErrorResponse;
 
 /// Its members may do everything, also while the API server can't be asked.
 const MASTERS_GROUP: &str = "system:masters";
@@ -49,7 +49,7 @@ impl Authorizer {
     ///
     /// # Errors
     /// It is denied, or the API server does not answer.
-    pub async fn allow(&self, user: &User, access: Access<'_>) -> Result<(), Refusal> {
+    pub async fn allow(&self, user: &User, access: Access<'_>) -> Result<(), ErrorResponse> {
         if user.groups.iter().any(|group| group == MASTERS_GROUP) {
             return Ok(());
         }
@@ -57,12 +57,13 @@ impl Authorizer {
         let question = serde_json::to_vec(&spec).unwrap_or_default();
         let review = review(&self.client, spec);
         let answer = self.answers.answer(&question, review).await?;
-        answer
-            .map_err(|why| Refusal::forbidden(&user.name, access.verb, access.name, why.as_deref()))
+        answer.map_err(|why| {
+            ErrorResponse::forbidden(&user.name, access.verb, access.name, why.as_deref())
+        })
     }
 }
 
-async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer, Refusal> {
+async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer, ErrorResponse> {
     let review = SubjectAccessReview {
         spec,
         ..SubjectAccessReview::default()
@@ -71,7 +72,7 @@ async fn review(client: &Client, spec: SubjectAccessReviewSpec) -> Result<Answer
     let answer = call(api.create(&PostParams::default(), &review)).await;
     let answer = answer.map_err(|error| {
         tracing::warn!(why = error.message(), "failed to review an access");
-        Refusal::unknown("to review the access")
+        ErrorResponse::unknown("to review the access")
     })?;
     let status = answer.status.unwrap_or_default();
     Ok(if status.allowed {

@@ -31,10 +31,10 @@ use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call, describe};
 use crate::cluster::election::Leadership;
 
-use super::Observer;
+use super::ApiObserver;
 use super::authorities::{CertificateError, REPLICA};
 use super::certificates::{Pair, Tls, TlsError};
-use files::{Files, FilesError};
+use files::{CertificateFiles, FilesError};
 use roots::Roots;
 use self_issued::SelfIssued;
 
@@ -144,7 +144,7 @@ pub struct Certificate {
 
 enum Source {
     SelfIssued(SelfIssued),
-    Files(Files),
+    Files(CertificateFiles),
 }
 
 impl Source {
@@ -160,7 +160,9 @@ impl Source {
                     dns_names,
                 ))
             }
-            CertificateSource::Files(files) => Self::Files(Files::new(files.clone(), dns_names)),
+            CertificateSource::Files(files) => {
+                Self::Files(CertificateFiles::new(files.clone(), dns_names))
+            }
         }
     }
 
@@ -209,7 +211,7 @@ pub struct CertificateManager {
     names: ObjectNames,
     leadership: watch::Receiver<Leadership>,
     tls: watch::Sender<Option<Tls>>,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn ApiObserver>,
     source: Source,
     roots: Roots,
     served: Served,
@@ -222,7 +224,7 @@ impl CertificateManager {
         names: ObjectNames,
         leadership: watch::Receiver<Leadership>,
         tls: watch::Sender<Option<Tls>>,
-        observer: Arc<dyn Observer>,
+        observer: Arc<dyn ApiObserver>,
     ) -> Self {
         Self {
             source: Source::of(&client, &names),

@@ -15,7 +15,7 @@ use crate::crd::summary::Percent;
 use crate::crd::{NodeMetricStatus, NodeWatermarkStatus, Summary};
 use crate::engine::policy::NodeFacts;
 
-use super::store::Content;
+use super::store::ObjectContent;
 use super::table;
 
 /// The fields of a Node that are used.
@@ -42,7 +42,7 @@ pub struct StaticFields {
     /// Capacity. The labels are kept separately.
     facts: NodeFacts,
     labels: Arc<BTreeMap<String, String>>,
-    /// As in [`Content`].
+    /// As in [`ObjectContent`].
     metadata: Arc<str>,
 }
 
@@ -123,7 +123,7 @@ impl RulesKnown {
 
 /// Content of an agent's Lease.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Heartbeat {
+pub struct LeaseContent {
     /// Renewal time, by the node's clock.
     pub time: Option<Time>,
     /// The node's load.
@@ -132,7 +132,7 @@ pub struct Heartbeat {
 
 /// Health of an agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Health {
+pub enum Reachability {
     /// Never seen.
     #[default]
     Unknown,
@@ -144,11 +144,11 @@ pub enum Health {
 
 /// All that is known about a node's load and agent.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct NodeKnowledge {
     /// From the `NodeWatermark`.
     pub rules: Option<RulesKnown>,
     /// From the Lease.
-    pub heartbeat: Option<Heartbeat>,
+    pub heartbeat: Option<LeaseContent>,
     /// When the heartbeat was seen, by this replica's clock.
     pub heartbeat_at: Option<Timestamp>,
     /// The last report, unless it is stale and the heartbeat is newer.
@@ -158,7 +158,7 @@ pub struct Known {
     /// What was polled, and when, by this replica's clock. Only without a recent report.
     pub polled: Option<(Arc<NodeMetricStatus>, Timestamp)>,
     /// Health of the agent.
-    pub health: Health,
+    pub health: Reachability,
     /// Since when the agent has this health, as far as this replica knows.
     pub since: Option<Timestamp>,
 }
@@ -167,14 +167,18 @@ pub struct Known {
 ///
 /// # Errors
 /// It can't be encoded as JSON.
-pub fn content(name: &str, node: &StaticFields, known: &Known) -> serde_json::Result<Content> {
+pub fn content(
+    name: &str,
+    node: &StaticFields,
+    known: &NodeKnowledge,
+) -> serde_json::Result<ObjectContent> {
     let (mut status, received_at) = match (&known.polled, &known.report) {
         (Some((polled, at)), _) => (by_poll(node, polled, *at), Some(*at)),
         (None, Some(report)) => (NodeMetricStatus::clone(report), known.reported),
         (None, None) => (by_heartbeat(node, known), known.heartbeat_at),
     };
     status.conditions = vec![healthy(node, known)];
-    Ok(Content {
+    Ok(ObjectContent {
         labels: Arc::clone(&node.labels),
         metadata: Arc::clone(&node.metadata),
         status: serde_json::to_string(&status)?.into(),
@@ -192,7 +196,7 @@ fn by_poll(node: &StaticFields, polled: &NodeMetricStatus, at: Timestamp) -> Nod
 }
 
 /// Status from the Lease and the `NodeWatermark`, for an agent that does not report.
-fn by_heartbeat(node: &StaticFields, known: &Known) -> NodeMetricStatus {
+fn by_heartbeat(node: &StaticFields, known: &NodeKnowledge) -> NodeMetricStatus {
     let (rules, heartbeat) = (known.rules.as_ref(), known.heartbeat.as_ref());
     let used = heartbeat.map(|heartbeat| used(&node.facts, &heartbeat.summary));
     NodeMetricStatus {
@@ -232,7 +236,7 @@ fn used(facts: &NodeFacts, summary: &Summary) -> Amounts {
     }
 }
 
-fn agent(known: &Known) -> Option<ReportingAgent> {
+fn agent(known: &NodeKnowledge) -> Option<ReportingAgent> {
     let (rules, heartbeat) = (known.rules.as_ref()?, known.heartbeat.as_ref()?);
     Some(ReportingAgent {
         version: rules.version.clone(),
@@ -241,39 +245,39 @@ fn agent(known: &Known) -> Option<ReportingAgent> {
     })
 }
 
-fn healthy(node: &StaticFields, known: &Known) -> Condition {
+fn healthy(node: &StaticFields, known: &NodeKnowledge) -> Condition {
     let (status, reason, message) = match known.health {
-        Health::Unknown if known.polled.is_some() => (
+        Reachability::Unknown if known.polled.is_some() => (
             "Unknown",
             reason::POLLED,
             "no agent renews its Lease or reports; the figures are from an exporter that the controller polls",
         ),
-        Health::Reporting if known.polled.is_some() => (
+        Reachability::Reporting if known.polled.is_some() => (
             "True",
             reason::REPORTING,
             "the agent renews its Lease but does not report to the controller; the figures are from an exporter that the controller polls",
         ),
-        Health::Unresponsive if known.polled.is_some() => (
+        Reachability::Unresponsive if known.polled.is_some() => (
             "False",
             reason::UNRESPONSIVE,
             "the agent has neither reported nor renewed its Lease for too long; the figures are from an exporter that the controller polls",
         ),
-        Health::Unknown => (
+        Reachability::Unknown => (
             "Unknown",
             reason::NO_REPORT,
             "no measurement of this node was received: no agent renews its Lease or reports",
         ),
-        Health::Reporting if known.report.is_some() => (
+        Reachability::Reporting if known.report.is_some() => (
             "True",
             reason::REPORTING,
             "the agent reports to the controller",
         ),
-        Health::Reporting => (
+        Reachability::Reporting => (
             "True",
             reason::REPORTING,
             "the agent renews its Lease but does not report to the controller: the figures are from the summary in the Lease",
         ),
-        Health::Unresponsive => (
+        Reachability::Unresponsive => (
             "False",
             reason::UNRESPONSIVE,
             "the agent has neither reported nor renewed its Lease for too long; the figures are the last it sent",

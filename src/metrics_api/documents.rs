@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use crate::crd::node_metric::{API_VERSION, GROUP};
 
-use super::status::Refusal;
+use super::status::ErrorResponse;
 use super::{discovery, negotiate, openapi};
 
 const JSON: &str = "application/json";
 
 /// A static document.
 #[derive(Clone, Debug)]
-pub struct Document {
+pub struct StaticDocument {
     /// Content.
     pub body: Bytes,
     /// Media type.
@@ -25,7 +25,7 @@ pub struct Document {
     pub etag: String,
 }
 
-impl Document {
+impl StaticDocument {
     fn new(value: &Value, media: &'static str) -> Self {
         let body = value.to_string();
         let digest = digest(&SHA512, body.as_bytes());
@@ -48,20 +48,20 @@ fn hex(bytes: &[u8]) -> String {
 
 /// All documents by path.
 pub struct Documents {
-    plain: Vec<(String, Document)>,
-    aggregated: Document,
+    plain: Vec<(String, StaticDocument)>,
+    aggregated: StaticDocument,
 }
 
 impl Default for Documents {
     fn default() -> Self {
-        let v3 = Document::new(&openapi::v3(), JSON);
+        let v3 = StaticDocument::new(&openapi::v3(), JSON);
         let index = openapi::v3_index(v3.etag.trim_matches('"'));
         let version = json!({
             "major": env!("CARGO_PKG_VERSION_MAJOR"),
             "minor": env!("CARGO_PKG_VERSION_MINOR"),
             "gitVersion": concat!("v", env!("CARGO_PKG_VERSION")),
         });
-        let plain = |path: &str, value: &Value| (path.to_owned(), Document::new(value, JSON));
+        let plain = |path: &str, value: &Value| (path.to_owned(), StaticDocument::new(value, JSON));
         Self {
             plain: vec![
                 plain("/apis", &discovery::groups()),
@@ -72,7 +72,7 @@ impl Default for Documents {
                 (format!("/openapi/v3/{}", openapi::V3_PATH), v3),
                 plain("/version", &version),
             ],
-            aggregated: Document::new(&discovery::aggregated(), discovery::AGGREGATED),
+            aggregated: StaticDocument::new(&discovery::aggregated(), discovery::AGGREGATED),
         }
     }
 }
@@ -82,7 +82,7 @@ impl Documents {
     ///
     /// # Errors
     /// The client does not accept its media type.
-    pub fn at(&self, path: &str, accept: &str) -> Option<Result<&Document, Refusal>> {
+    pub fn at(&self, path: &str, accept: &str) -> Option<Result<&StaticDocument, ErrorResponse>> {
         let path = path.strip_suffix('/').unwrap_or(path);
         let (_, document) = self.plain.iter().find(|(known, _)| known == path)?;
         Some(if path == "/apis" && negotiate::aggregated(accept) {
@@ -90,7 +90,7 @@ impl Documents {
         } else if negotiate::accepts_json(accept) {
             Ok(document)
         } else {
-            Err(Refusal::not_acceptable())
+            Err(ErrorResponse::not_acceptable())
         })
     }
 }

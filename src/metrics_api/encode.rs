@@ -7,7 +7,7 @@ use crate::crd::node_metric::{API_VERSION, KIND};
 
 use super::negotiate::Form;
 use super::options::Include;
-use super::store::{Object, Page, Version};
+use super::store::{Page, StoredObject, Version};
 use super::table;
 
 /// Objects encoded at a time: about 70 kB, so that buffers can be reused.
@@ -19,7 +19,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// Encoding of responses.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer {
+pub struct Encoder {
     /// The form.
     pub form: Form,
     /// What table rows include.
@@ -28,7 +28,7 @@ pub struct Writer {
     pub now: Timestamp,
 }
 
-fn plain(object: &Object, text: &mut String) {
+fn plain(object: &StoredObject, text: &mut String) {
     let (version, content) = (object.version.to_string(), &object.content);
     text.extend([
         r#"{"apiVersion":""#,
@@ -45,7 +45,7 @@ fn plain(object: &Object, text: &mut String) {
     ]);
 }
 
-fn metadata(object: &Object, api_version: &str, text: &mut String) {
+fn metadata(object: &StoredObject, api_version: &str, text: &mut String) {
     text.extend([
         r#"{"kind":"PartialObjectMetadata","apiVersion":""#,
         api_version,
@@ -57,9 +57,9 @@ fn metadata(object: &Object, api_version: &str, text: &mut String) {
     ]);
 }
 
-impl Writer {
+impl Encoder {
     /// Estimated size of encoded objects in bytes.
-    fn size_hint<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> usize {
+    fn size_hint<'a>(&self, objects: impl Iterator<Item = &'a StoredObject>) -> usize {
         let whole = match self.form {
             Form::Plain => true,
             Form::Metadata => false,
@@ -73,7 +73,7 @@ impl Writer {
         sizes.sum()
     }
 
-    fn row(&self, object: &Object, version: &str, text: &mut String) {
+    fn row(&self, object: &StoredObject, version: &str, text: &mut String) {
         let cells = object.content.cells.iter().map(|cell| cell.value(self.now));
         let cells: Value = cells.collect();
         text.extend([r#"{"cells":"#, &cells.to_string(), r#","object":"#]);
@@ -85,7 +85,7 @@ impl Writer {
         text.push('}');
     }
 
-    fn item(&self, object: &Object, text: &mut String) {
+    fn item(&self, object: &StoredObject, text: &mut String) {
         match self.form {
             Form::Plain => plain(object, text),
             Form::Metadata => metadata(object, "meta.k8s.io/v1", text),
@@ -94,13 +94,13 @@ impl Writer {
     }
 
     /// A single object. `columns`: include the column definitions in a Table.
-    pub fn object(&self, object: &Object, columns: bool) -> String {
+    pub fn object(&self, object: &StoredObject, columns: bool) -> String {
         let mut text = String::with_capacity(self.size_hint(std::iter::once(object)));
         self.write(object, columns, &mut text);
         text
     }
 
-    fn write(&self, object: &Object, columns: bool, text: &mut String) {
+    fn write(&self, object: &StoredObject, columns: bool, text: &mut String) {
         let Form::Table(_) = self.form else {
             return self.item(object, text);
         };
@@ -111,7 +111,7 @@ impl Writer {
     }
 
     /// Watch events, one per line. `columns`: include the column definitions in the first one of a Table.
-    pub fn lines(&self, events: &[(&str, Object)], mut columns: bool) -> String {
+    pub fn lines(&self, events: &[(&str, StoredObject)], mut columns: bool) -> String {
         let mut text =
             String::with_capacity(self.size_hint(events.iter().map(|(_, object)| object)));
         for (kind, object) in events {

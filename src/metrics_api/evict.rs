@@ -17,7 +17,7 @@ use crate::evictions::Reply;
 use super::forward;
 use super::reports::{NODE_NAME, Reports};
 use super::server::{Answer, Api, JSON, body_of, full_response};
-use super::status::Refusal;
+use super::status::ErrorResponse;
 
 /// Time limit for reading the body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,9 +39,9 @@ impl Api {
         request: Request<Incoming>,
         certificates: &[CertificateDer<'static>],
         is_forwarded: bool,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         if *request.method() != Method::POST {
-            return Err(Refusal::method());
+            return Err(ErrorResponse::method());
         }
         // The forwarding replica has authenticated it already.
         if !is_forwarded {
@@ -50,10 +50,10 @@ impl Api {
                 .await?;
         }
         let body = body_of(request, MAX_BYTES, BODY_TIMEOUT).await;
-        let broken = || Refusal::bad_request("the request is too long or incomplete");
+        let broken = || ErrorResponse::bad_request("the request is too long or incomplete");
         let body = body.ok_or_else(broken)?;
         let request = EvictionRequest::parse(&body);
-        let request = request.map_err(|error| Refusal::bad_request(error.to_string()))?;
+        let request = request.map_err(|error| ErrorResponse::bad_request(error.to_string()))?;
         match reports.evictions().evict(Arc::clone(&node), request).await {
             Reply::Answer(answer) => Ok(answered(&answer)),
             // Never forward twice.
@@ -69,7 +69,7 @@ impl Api {
         agents: &str,
         request: &Request<Incoming>,
         certificates: &[CertificateDer<'static>],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let user = self
             .authenticator
             .identify(request.headers(), certificates)
@@ -79,7 +79,7 @@ impl Api {
             return Ok(());
         }
         let message = format!("only the agent of node {node:?} may request evictions of its pods");
-        Err(Refusal::new(403, "Forbidden", message))
+        Err(ErrorResponse::new(403, "Forbidden", message))
     }
 
     /// The leader's answer. If the request may have arrived but was not answered, the state of the pod shows the
@@ -102,7 +102,7 @@ impl Api {
 }
 
 /// Converts an error response of the leader. A leader of another version may not know the path.
-fn not_evicted(status: StatusCode) -> eviction::Answer {
+fn not_evicted(status: StatusCode) -> eviction::EvictionAnswer {
     let why = format!("the leader answered {status}");
     if status.is_client_error() {
         wait(why)
@@ -111,23 +111,23 @@ fn not_evicted(status: StatusCode) -> eviction::Answer {
     }
 }
 
-fn leaderless() -> eviction::Answer {
+fn leaderless() -> eviction::EvictionAnswer {
     wait("no replica of the controller leads".to_owned())
 }
 
-const fn wait(why: String) -> eviction::Answer {
-    eviction::Answer::Wait {
+const fn wait(why: String) -> eviction::EvictionAnswer {
+    eviction::EvictionAnswer::Wait {
         wait: LEADERLESS_WAIT,
         by: Delay::Leader,
         why,
     }
 }
 
-const fn unknown(why: String) -> eviction::Answer {
-    eviction::Answer::Unknown { why }
+const fn unknown(why: String) -> eviction::EvictionAnswer {
+    eviction::EvictionAnswer::Unknown { why }
 }
 
-fn answered(answer: &eviction::Answer) -> Answer {
+fn answered(answer: &eviction::EvictionAnswer) -> Answer {
     // Serialization can't fail.
     let answer = serde_json::to_vec(answer).unwrap_or_default();
     full_response(StatusCode::OK, JSON, answer.into())
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_client_error_of_the_leader_means_no_eviction() {
-        let waits = |status| matches!(not_evicted(status), eviction::Answer::Wait { .. });
+        let waits = |status| matches!(not_evicted(status), eviction::EvictionAnswer::Wait { .. });
         assert!(waits(StatusCode::NOT_FOUND) && waits(StatusCode::FORBIDDEN));
         assert!(!waits(StatusCode::INTERNAL_SERVER_ERROR) && !waits(StatusCode::BAD_GATEWAY));
     }

@@ -23,7 +23,7 @@ use webpki::EndEntityCert;
 
 use crate::cluster::client::describe;
 
-use super::Observer;
+use super::ApiObserver;
 use super::authn::User;
 use super::certificates::is_signed;
 
@@ -190,7 +190,7 @@ fn sequence(content: &[u8]) -> Option<Vec<u8>> {
 pub async fn follow(
     client: Client,
     trust: watch::Sender<Option<Trust>>,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn ApiObserver>,
 ) {
     observer.front_proxy_loaded(Err("not loaded yet"));
     let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);

@@ -8,7 +8,7 @@ pub const MAX_PER_USER: usize = 100;
 
 /// Counts per user.
 #[derive(Debug)]
-pub struct InFlight {
+pub struct RequestsInFlight {
     users: Mutex<HashMap<String, usize>>,
     max: usize,
 }
@@ -16,11 +16,11 @@ pub struct InFlight {
 /// A slot; released on drop.
 #[derive(Debug)]
 pub struct InFlightSlot {
-    all: Arc<InFlight>,
+    all: Arc<RequestsInFlight>,
     user: String,
 }
 
-impl InFlight {
+impl RequestsInFlight {
     /// With this limit per user.
     pub fn new(max: usize) -> Self {
         Self {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_limit_applies_per_user() {
-        let all = Arc::new(InFlight::new(2));
+        let all = Arc::new(RequestsInFlight::new(2));
         let first = all.begin("ann").unwrap();
         let second = all.begin("ann").unwrap();
         assert!(all.begin("ann").is_none());

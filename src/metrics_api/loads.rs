@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-pub use self::history::{HISTORY, History, Past};
+pub use self::history::{HISTORY, LoadHistory, Past};
 use super::reports::is_fresh;
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_values::LoadValues;
@@ -18,7 +18,7 @@ use crate::engine::units::{Bytes, MilliCpu};
 
 /// The last report of a node, or what was polled.
 #[derive(Clone, Debug)]
-pub struct NodeLoad {
+pub struct KnownLoad {
     /// When it was received, or what was polled was measured.
     pub at: BootTime,
     /// Time until the next one.
@@ -33,7 +33,7 @@ pub struct NodeLoad {
     pub polled: bool,
 }
 
-impl NodeLoad {
+impl KnownLoad {
     /// The load, if the agent knows it and the report is younger than three of its intervals.
     pub fn fresh(&self, now: BootTime) -> Option<&Load> {
         let load = self.status.load.as_ref();
@@ -67,7 +67,7 @@ pub struct Polled {
 }
 
 /// All nodes of the cluster by name; `None`: the node has no report. Hashed, for the extender looks up hundreds of names for each pod.
-pub type ByNode = HashMap<Arc<str>, Option<NodeLoad>>;
+pub type ByNode = HashMap<Arc<str>, Option<KnownLoad>>;
 
 /// What is known of a Node besides its load.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ struct Record {
     addresses: Vec<IpAddr>,
     cpu: MilliCpu,
     memory: Bytes,
-    history: History,
+    history: LoadHistory,
     /// Why it was not polled the last time.
     failure: Option<String>,
 }
@@ -95,7 +95,7 @@ impl NodeLoads {
     }
 
     /// The node exists, with this report.
-    pub fn set(&self, node: &str, load: Option<NodeLoad>) {
+    pub fn set(&self, node: &str, load: Option<KnownLoad>) {
         if let Some(load) = &load {
             let values = LoadValues::of(&load.status);
             self.change(node, |record| record.history.push(load.at, &values));

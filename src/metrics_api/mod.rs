@@ -43,7 +43,7 @@ use jiff::Timestamp;
 pub use certificate_manager::{CertificateSource, ObjectNames, ReportEndpoint, TlsFiles};
 pub use serving::{Serving, start};
 pub use start_error::StartError;
-pub use status::Refusal;
+pub use status::ErrorResponse;
 pub use store_updater::StoreUpdater;
 
 /// Settings of the API.
@@ -58,7 +58,7 @@ pub struct Options {
 }
 
 /// Receives metrics and states from the API, and reports the readiness of the rest of the replica.
-pub trait Observer: Send + Sync {
+pub trait ApiObserver: Send + Sync {
     /// A request was answered with this code. `what` is `get`, `list`, `watch`, `discovery`, `health`, `eviction`,
     /// `relay` or `other`.
     fn answered(&self, what: &'static str, code: u16);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::engine::selector::Selector;
 
-use super::status::Refusal;
-use super::store::{Freshness, Object, Version};
+use super::status::ErrorResponse;
+use super::store::{Freshness, StoredObject, Version};
 
 /// Selection of objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Filter {
 
 impl Filter {
     /// Whether it selects the object.
-    pub fn matches(&self, object: &Object) -> bool {
+    pub fn matches(&self, object: &StoredObject) -> bool {
         let named = self
             .names
             .iter()
@@ -42,14 +42,14 @@ impl Filter {
 
 /// A `continue` token: where the next page of a list starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Token {
+pub struct ContinueToken {
     /// Version of the list.
     pub version: Version,
     /// Last name of the previous page.
     pub start: String,
 }
 
-impl Token {
+impl ContinueToken {
     /// The encoded token.
     pub fn text(&self) -> String {
         format!("{}.{}", self.version, self.start)
@@ -89,7 +89,7 @@ pub enum Since {
 
 /// Options of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watch {
+pub struct WatchOptions {
     /// From when.
     pub since: Since,
     /// Whether a bookmark marks the end of the initial objects.
@@ -108,7 +108,7 @@ pub struct List {
     /// Page size.
     pub limit: Option<usize>,
     /// Start of this page.
-    pub token: Option<Token>,
+    pub token: Option<ContinueToken>,
 }
 
 /// List or watch.
@@ -117,7 +117,7 @@ pub enum ListOrWatch {
     /// A list.
     List(List),
     /// A watch.
-    Watch(Watch),
+    Watch(WatchOptions),
 }
 
 /// All options of a request.
@@ -150,7 +150,7 @@ impl Options {
     ///
     /// # Errors
     /// A parameter is invalid, or conflicts with another.
-    pub fn of(query: &str) -> Result<Self, Refusal> {
+    pub fn of(query: &str) -> Result<Self, ErrorResponse> {
         let mut raw = Raw::default();
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
             raw.set(&key, &value)?;
@@ -170,8 +170,8 @@ impl Options {
 }
 
 impl Raw {
-    fn set(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
-        let bad = |what: &str| Refusal::bad_request(format!("{key} {value:?} is not {what}"));
+    fn set(&mut self, key: &str, value: &str) -> Result<(), ErrorResponse> {
+        let bad = |what: &str| ErrorResponse::bad_request(format!("{key} {value:?} is not {what}"));
         match key {
             "watch" => self.watch = flag(value),
             "allowWatchBookmarks" => self.bookmarks = flag(value),
@@ -188,10 +188,10 @@ impl Raw {
             "resourceVersion" => value.clone_into(&mut self.version),
             "resourceVersionMatch" => self.matching = given(value),
             "labelSelector" => {
-                self.filter.labels = selector::labels(value).map_err(Refusal::bad_request)?;
+                self.filter.labels = selector::labels(value).map_err(ErrorResponse::bad_request)?;
             }
             "fieldSelector" => {
-                self.filter.names = selector::names(value).map_err(Refusal::bad_request)?;
+                self.filter.names = selector::names(value).map_err(ErrorResponse::bad_request)?;
             }
             "includeObject" => {
                 let included = include(value);
@@ -204,37 +204,39 @@ impl Raw {
     }
 
     /// `None`: any version.
-    fn version(&self) -> Result<Option<Version>, Refusal> {
+    fn version(&self) -> Result<Option<Version>, ErrorResponse> {
         if matches!(self.version.as_str(), "" | "0") {
             return Ok(None);
         }
         let version = self.version.parse().map(Some);
         version.map_err(|()| {
-            Refusal::bad_request(format!(
+            ErrorResponse::bad_request(format!(
                 "resourceVersion {:?} was not issued by this API",
                 self.version
             ))
         })
     }
 
-    fn list(self) -> Result<List, Refusal> {
+    fn list(self) -> Result<List, ErrorResponse> {
         if self.initial.is_some() {
-            return Err(Refusal::invalid("sendInitialEvents is forbidden for list"));
+            return Err(ErrorResponse::invalid(
+                "sendInitialEvents is forbidden for list",
+            ));
         }
         let version = self.version()?;
         let freshness = match (self.matching.as_deref(), version) {
             (Some(_), _) if self.token.is_some() => {
-                return Err(Refusal::invalid(
+                return Err(ErrorResponse::invalid(
                     "resourceVersionMatch is forbidden when continue is provided",
                 ));
             }
             (Some(_), _) if self.version.is_empty() => {
-                return Err(Refusal::invalid(
+                return Err(ErrorResponse::invalid(
                     "resourceVersionMatch is forbidden unless resourceVersion is provided",
                 ));
             }
             (Some("Exact"), None) => {
-                return Err(Refusal::invalid(
+                return Err(ErrorResponse::invalid(
                     "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"",
                 ));
             }
@@ -244,8 +246,8 @@ impl Raw {
             (Some(other), _) => return Err(unsupported(other)),
         };
         let token = self.token.as_deref().map(|token| {
-            Token::read(token).ok_or_else(|| {
-                Refusal::bad_request(format!("continue {token:?} was not issued by this API"))
+            ContinueToken::read(token).ok_or_else(|| {
+                ErrorResponse::bad_request(format!("continue {token:?} was not issued by this API"))
             })
         });
         Ok(List {
@@ -255,16 +257,16 @@ impl Raw {
         })
     }
 
-    fn watch(self) -> Result<Watch, Refusal> {
+    fn watch(self) -> Result<WatchOptions, ErrorResponse> {
         let version = self.version()?;
         match (self.initial, self.matching.as_deref()) {
             (Some(_), None) => {
-                return Err(Refusal::invalid(
+                return Err(ErrorResponse::invalid(
                     "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
                 ));
             }
             (None, Some(_)) => {
-                return Err(Refusal::invalid(
+                return Err(ErrorResponse::invalid(
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
                 ));
             }
@@ -277,7 +279,7 @@ impl Raw {
             (Some(false), None) => Since::Now,
             (None, None) => Since::Initial(None),
         };
-        Ok(Watch {
+        Ok(WatchOptions {
             since,
             marks_initial: self.initial == Some(true),
             bookmarks: self.bookmarks,
@@ -289,8 +291,8 @@ impl Raw {
     }
 }
 
-fn unsupported(matching: &str) -> Refusal {
-    Refusal::invalid(&format!(
+fn unsupported(matching: &str) -> ErrorResponse {
+    ErrorResponse::invalid(&format!(
         "resourceVersionMatch {matching:?} is not supported; use NotOlderThan, or Exact for a list"
     ))
 }

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use crate::cluster::client::call;
 
-use super::Observer;
+use super::ApiObserver;
 use super::certificate_manager::API_SERVICE;
 
 /// A replica is normally complete within this time after its start.
@@ -25,14 +25,14 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// State of the readiness probe.
 pub struct Readiness {
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn ApiObserver>,
     /// Once ready, it stays ready: a problem common to all replicas must not take discovery down.
     ready: AtomicBool,
 }
 
 impl Readiness {
     /// Starts not ready.
-    pub fn new(observer: Arc<dyn Observer>) -> Self {
+    pub fn new(observer: Arc<dyn ApiObserver>) -> Self {
         Self {
             observer,
             ready: AtomicBool::new(false),
@@ -103,7 +103,7 @@ mod tests {
     #[derive(Default)]
     struct Replica(Mutex<Option<&'static str>>);
 
-    impl Observer for Replica {
+    impl ApiObserver for Replica {
         fn answered(&self, _: &'static str, _: u16) {}
         fn certified(&self, _: Result<(), &str>) {}
         fn certificates_reconciled(&self, _: Option<jiff::Timestamp>, _: bool) {}

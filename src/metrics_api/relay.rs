@@ -21,7 +21,7 @@ use super::certificates::Tls;
 use super::forward::{self, ANSWER_TIMEOUT, ForwardError};
 use super::reports::Reports;
 use super::server::{Answer, Api, JSON, body_of, full_response};
-use super::status::Refusal;
+use super::status::ErrorResponse;
 
 /// How often the leader is asked.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,16 +55,19 @@ enum RelayError {
 }
 
 /// Stores relayed reports, and answers which reports are missing here.
-pub async fn receive(reports: &Reports, request: Request<Incoming>) -> Result<Answer, Refusal> {
+pub async fn receive(
+    reports: &Reports,
+    request: Request<Incoming>,
+) -> Result<Answer, ErrorResponse> {
     if *request.method() != Method::POST {
         let message = "reports are relayed by POST";
-        return Err(Refusal::new(405, "MethodNotAllowed", message));
+        return Err(ErrorResponse::new(405, "MethodNotAllowed", message));
     }
-    let broken = || Refusal::bad_request("the request is too long or incomplete");
+    let broken = || ErrorResponse::bad_request("the request is too long or incomplete");
     let body = body_of(request, MAX_BATCH_BYTES, BODY_TIMEOUT).await;
     let missed = reports.store_relayed(&body.ok_or_else(broken)?);
     let answer = missed.and_then(|missed| serde_json::to_vec(&missed));
-    let answer = answer.map_err(|error| Refusal::bad_request(error.to_string()))?;
+    let answer = answer.map_err(|error| ErrorResponse::bad_request(error.to_string()))?;
     Ok(full_response(StatusCode::OK, JSON, answer.into()))
 }
 

@@ -24,22 +24,22 @@ use crate::cluster::election::Leadership;
 use crate::crd::node_metric::{API_VERSION, PLURAL};
 use crate::crd::report::RELAY_PATH;
 
-use super::Observer;
+use super::ApiObserver;
 use super::authn::{Authenticator, User};
 use super::authz::{Access, Authorizer};
 use super::certificates::Tls;
 use super::data::Data;
-use super::documents::{Document, Documents};
-use super::encode::Writer;
+use super::documents::{Documents, StaticDocument};
+use super::encode::Encoder;
 use super::evict;
 use super::forward::{self, ANSWER_TIMEOUT};
-use super::in_flight::{InFlight, InFlightSlot};
+use super::in_flight::{InFlightSlot, RequestsInFlight};
 use super::negotiate;
 use super::options::{Filter, List, ListOrWatch, Options};
 use super::readiness::Readiness;
 use super::relay;
 use super::reports::Reports;
-use super::status::Refusal;
+use super::status::ErrorResponse;
 use super::store::Unavailable;
 use super::watch;
 
@@ -78,11 +78,11 @@ pub struct Api {
     /// Limits requests that wait for a leader.
     pub waiting: Semaphore,
     /// Limits lists and watches per user.
-    pub in_flight: Arc<InFlight>,
+    pub in_flight: Arc<RequestsInFlight>,
     /// Readiness of this replica.
     pub readiness: Arc<Readiness>,
     /// Receives metrics of each response.
-    pub observer: Arc<dyn Observer>,
+    pub observer: Arc<dyn ApiObserver>,
     /// Reports and evictions. `None`: disabled.
     pub reports: Option<Reports>,
 }
@@ -123,7 +123,7 @@ impl Api {
         request: Request<Incoming>,
         certificates: &[CertificateDer<'static>],
         what: &mut &'static str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         let path = request.uri().path();
         let accept = accept(request.headers());
         if matches!(path, "/healthz" | "/livez" | "/readyz") {
@@ -135,7 +135,7 @@ impl Api {
             *what = "discovery";
             return match *request.method() {
                 Method::GET | Method::HEAD => Ok(documented(document?, request.headers())),
-                _ => Err(Refusal::method()),
+                _ => Err(ErrorResponse::method()),
             };
         }
         let is_forwarded =
@@ -151,7 +151,7 @@ impl Api {
                 .evict(reports, node, request, certificates, is_forwarded)
                 .await;
         }
-        let target = target(path).ok_or_else(Refusal::no_path)?;
+        let target = target(path).ok_or_else(ErrorResponse::no_path)?;
         let parsed = ApiRequest::of(&target, &request, &accept)?;
         *what = parsed.verb();
         if is_forwarded {
@@ -160,13 +160,13 @@ impl Api {
         }
         let user = tokio::select! {
             user = self.authorize(request.headers(), certificates, &parsed) => user?,
-            () = self.disconnected() => return Err(Refusal::unknown("to authenticate or authorize the request")),
+            () = self.disconnected() => return Err(ErrorResponse::unknown("to authenticate or authorize the request")),
         };
         if matches!(parsed.what, Operation::Get(_)) {
             return self.serve_or_wait(&parsed, &request, &accept).await;
         }
         let slot = self.in_flight.begin(&user.name);
-        let slot = slot.ok_or_else(|| Refusal::too_many_in_flight(&user.name))?;
+        let slot = slot.ok_or_else(|| ErrorResponse::too_many_in_flight(&user.name))?;
         let answer = self.serve_or_wait(&parsed, &request, &accept).await?;
         Ok(answer.map(|body| hold_slot(body, slot)))
     }
@@ -176,14 +176,14 @@ impl Api {
         parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         let Ok(_permit) = self.waiting.try_acquire() else {
             return self.serve_or_forward(parsed, request, accept).await;
         };
         // A refused client backs off longer and longer; one that waits is answered as soon as there is a leader.
         let answer = self.wait_for_leader(parsed, request, accept);
         let answer = timeout(LEADER_TIMEOUT, answer).await;
-        answer.unwrap_or_else(|_| Err(Refusal::not_leading()))
+        answer.unwrap_or_else(|_| Err(ErrorResponse::not_leading()))
     }
 
     async fn wait_for_leader(
@@ -191,7 +191,7 @@ impl Api {
         parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         let (mut leadership, mut changes) = (self.leadership.clone(), self.data.changes());
         leadership.mark_unchanged();
         let over = async {
@@ -219,7 +219,7 @@ impl Api {
         parsed: &ApiRequest,
         request: &Request<Incoming>,
         accept: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         let answer = self.serve(parsed);
         if is_not_leading(&answer) {
             return self.forward(request, accept, parsed.verb()).await;
@@ -244,7 +244,7 @@ impl Api {
         headers: &HeaderMap,
         certificates: &[CertificateDer<'static>],
         parsed: &ApiRequest,
-    ) -> Result<User, Refusal> {
+    ) -> Result<User, ErrorResponse> {
         let user = self.authenticator.identify(headers, certificates).await?;
         let access = Access {
             verb: parsed.verb(),
@@ -268,11 +268,11 @@ impl Api {
         request: &Request<Incoming>,
         accept: &str,
         verb: &str,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ErrorResponse> {
         let leader = self.leadership.borrow().leader();
         let tls = self.tls.borrow().clone();
         let (Some(leader), Some(tls)) = (leader, tls) else {
-            return Err(Refusal::not_leading());
+            return Err(ErrorResponse::not_leading());
         };
         let path = request
             .uri()
@@ -290,11 +290,11 @@ impl Api {
         let forwarded = tokio::select! {
             forwarded = forwarded => forwarded,
             // The leader may be suspended: the next one is asked as soon as it leads.
-            () = self.leadership_lost(leader, false) => return Err(Refusal::not_leading()),
+            () = self.leadership_lost(leader, false) => return Err(ErrorResponse::not_leading()),
         };
         let answer = forwarded.map_err(|error| {
             tracing::debug!(%leader, why = crate::cluster::client::describe(&error), "failed to forward a request");
-            Refusal::not_leading()
+            ErrorResponse::not_leading()
         })?;
         if matches!(
             answer.status(),
@@ -302,7 +302,7 @@ impl Api {
         ) {
             // It lost leadership, is warming up, or does not trust our authority yet: the client waits as it would
             // there.
-            return Err(Refusal::not_leading());
+            return Err(ErrorResponse::not_leading());
         }
         Ok(answer.map(|body| until(body, self.leadership_lost(leader, verb == "watch"))))
     }
@@ -328,13 +328,13 @@ impl Api {
         async move { drop(stop.wait_for(|stop| *stop).await) }
     }
 
-    fn serve(&self, parsed: &ApiRequest) -> Result<Answer, Refusal> {
+    fn serve(&self, parsed: &ApiRequest) -> Result<Answer, ErrorResponse> {
         let ApiRequest { what, writer, .. } = parsed;
         match what {
             Operation::Get(name) => {
                 let found = self.data.read(|store| store.get(name)).and_then(Result::ok);
-                let object = found.ok_or_else(Refusal::not_leading)?;
-                let object = object.ok_or_else(|| Refusal::no_object(name))?;
+                let object = found.ok_or_else(ErrorResponse::not_leading)?;
+                let object = object.ok_or_else(|| ErrorResponse::no_object(name))?;
                 Ok(full_response(
                     StatusCode::OK,
                     JSON,
@@ -353,7 +353,7 @@ impl Api {
         }
     }
 
-    fn list(&self, list: &List, filter: &Filter, writer: Writer) -> Result<Answer, Refusal> {
+    fn list(&self, list: &List, filter: &Filter, writer: Encoder) -> Result<Answer, ErrorResponse> {
         let List {
             freshness,
             limit,
@@ -370,8 +370,8 @@ impl Api {
     }
 }
 
-fn is_not_leading(answer: &Result<Answer, Refusal>) -> bool {
-    answer.as_ref().is_err_and(Refusal::is_not_leading)
+fn is_not_leading(answer: &Result<Answer, ErrorResponse>) -> bool {
+    answer.as_ref().is_err_and(ErrorResponse::is_not_leading)
 }
 
 pub(super) const JSON: &str = "application/json";
@@ -379,7 +379,7 @@ pub(super) const JSON: &str = "application/json";
 /// A parsed request.
 struct ApiRequest {
     what: Operation,
-    writer: Writer,
+    writer: Encoder,
 }
 
 enum Operation {
@@ -388,13 +388,17 @@ enum Operation {
 }
 
 impl ApiRequest {
-    fn of(target: &Target<'_>, request: &Request<Incoming>, accept: &str) -> Result<Self, Refusal> {
+    fn of(
+        target: &Target<'_>,
+        request: &Request<Incoming>,
+        accept: &str,
+    ) -> Result<Self, ErrorResponse> {
         if *request.method() != Method::GET {
-            return Err(Refusal::method());
+            return Err(ErrorResponse::method());
         }
-        let form = negotiate::form(accept).ok_or_else(Refusal::not_acceptable)?;
+        let form = negotiate::form(accept).ok_or_else(ErrorResponse::not_acceptable)?;
         let mut options = Options::of(request.uri().query().unwrap_or_default())?;
-        let writer = Writer {
+        let writer = Encoder {
             form,
             include: options.include,
             now: clock::wall_time(),
@@ -445,7 +449,7 @@ fn health(missing: Option<String>) -> Answer {
     full_response(status, "text/plain", format!("{text}\n").into())
 }
 
-fn documented(document: &Document, headers: &HeaderMap) -> Answer {
+fn documented(document: &StaticDocument, headers: &HeaderMap) -> Answer {
     let matches = headers
         .get(IF_NONE_MATCH)
         .is_some_and(|tag| *tag == *document.etag);
@@ -459,7 +463,7 @@ fn documented(document: &Document, headers: &HeaderMap) -> Answer {
     answer
 }
 
-fn refused(refusal: &Refusal) -> Answer {
+fn refused(refusal: &ErrorResponse) -> Answer {
     let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut answer = full_response(status, JSON, refusal.status().to_string().into());
     if let Some(seconds) = refusal.retry_after {

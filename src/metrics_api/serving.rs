@@ -24,7 +24,7 @@ use super::certificates::Tls;
 use super::data::Data;
 use super::documents::Documents;
 use super::front_proxy;
-use super::in_flight::{InFlight, MAX_PER_USER};
+use super::in_flight::{MAX_PER_USER, RequestsInFlight};
 use super::listener;
 use super::readiness::Readiness;
 use super::relay::Relay;
@@ -33,7 +33,7 @@ use super::server::{Api, MAX_WAITING};
 use super::start_error::StartError;
 use super::store::Limits;
 use super::store_updater::StoreUpdater;
-use super::{Observer, Options};
+use super::{ApiObserver, Options};
 
 /// Handle of the serving thread. Dropping it stops the thread; [`Self::end`] waits for that.
 pub struct Serving {
@@ -68,11 +68,11 @@ impl Serving {
 /// The address can't be listened on, or there is no thread.
 pub fn start(
     server: Server,
-    requests: Arc<dyn requests::Observer>,
+    requests: Arc<dyn requests::RequestObserver>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
     leadership: watch::Receiver<Leadership>,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn ApiObserver>,
 ) -> Result<(StoreUpdater, Serving), StartError> {
     let listener = options.listen.map(bind).transpose()?;
     let data = Arc::new(Data::new(Limits::default(), leadership.clone()));
@@ -106,7 +106,7 @@ pub fn start(
             server_name: options.names.server_name(),
             stop: stopped.clone(),
             waiting: Semaphore::new(MAX_WAITING),
-            in_flight: Arc::new(InFlight::new(MAX_PER_USER)),
+            in_flight: Arc::new(RequestsInFlight::new(MAX_PER_USER)),
             readiness: Arc::clone(&readiness),
             observer: Arc::clone(&observer),
             reports,

@@ -13,7 +13,7 @@ const NOT_LEADING: &str = "the leading replica is not known yet, can't be reache
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ErrorResponse {
     /// HTTP status code.
     pub code: u16,
     /// Machine-readable reason.
@@ -28,7 +28,7 @@ pub struct Refusal {
     cause: Option<(&'static str, &'static str)>,
 }
 
-impl Refusal {
+impl ErrorResponse {
     /// A refusal without further details.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -193,7 +193,7 @@ impl Refusal {
     }
 }
 
-impl From<Unavailable> for Refusal {
+impl From<Unavailable> for ErrorResponse {
     fn from(why: Unavailable) -> Self {
         match why {
             Unavailable::NotLeading => Self::not_leading(),

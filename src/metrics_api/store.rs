@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::table::Cell;
 
-use super::options::{Filter, Token};
+use super::options::{ContinueToken, Filter};
 use ring::Ring;
-pub use ring::{Event, EventKind, Limits};
+pub use ring::{EventKind, Limits, StoreEvent};
 
 /// Bits of the sequence. Its versions must stay below those of the next etcd revision's term. The leader's renewals
 /// advance etcd once a second, so this is safe below a million events per second.
@@ -69,7 +69,7 @@ impl FromStr for Version {
 /// Content of an object except its version, encoded as JSON once. The parts that do not depend on the load are shared
 /// between versions.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Content {
+pub struct ObjectContent {
     /// Labels.
     pub labels: Arc<BTreeMap<String, String>>,
     /// The fields of `metadata` without braces and version; at least one.
@@ -80,7 +80,7 @@ pub struct Content {
     pub cells: Vec<Cell>,
 }
 
-impl Content {
+impl ObjectContent {
     /// Approximate size of the parts that depend on the load.
     fn load(&self) -> usize {
         // Approximate size of a cell besides its text.
@@ -100,14 +100,14 @@ impl Content {
 /// A content whose size counts as long as anything references it.
 #[derive(Debug)]
 pub struct Counted {
-    content: Content,
+    content: ObjectContent,
     bytes: usize,
     /// Total size of all referenced contents.
     held: Arc<AtomicUsize>,
 }
 
 impl Counted {
-    fn new(content: Content, held: &Arc<AtomicUsize>) -> Self {
+    fn new(content: ObjectContent, held: &Arc<AtomicUsize>) -> Self {
         let bytes = content.load();
         held.fetch_add(bytes, Ordering::Relaxed);
         Self {
@@ -119,9 +119,9 @@ impl Counted {
 }
 
 impl Deref for Counted {
-    type Target = Content;
+    type Target = ObjectContent;
 
-    fn deref(&self) -> &Content {
+    fn deref(&self) -> &ObjectContent {
         &self.content
     }
 }
@@ -140,7 +140,7 @@ impl Drop for Counted {
 
 /// An object at a version.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Object {
+pub struct StoredObject {
     /// Name.
     pub name: Arc<str>,
     /// Version.
@@ -176,9 +176,9 @@ pub struct Page {
     /// The version of all pages of the list.
     pub version: Version,
     /// The objects in order of name.
-    pub objects: Vec<Object>,
+    pub objects: Vec<StoredObject>,
     /// Start of the next page, and the number of remaining objects.
-    pub next: Option<(Token, usize)>,
+    pub next: Option<(ContinueToken, usize)>,
 }
 
 /// Required version of a list.
@@ -276,7 +276,7 @@ impl Store {
     }
 
     /// Creates or updates an object. Identical content is no event.
-    pub fn apply(&mut self, name: &str, content: Content) {
+    pub fn apply(&mut self, name: &str, content: ObjectContent) {
         let before = self.contents.get_key_value(name);
         if before.is_some_and(|(_, (_, before))| before.content == content) {
             return;
@@ -294,7 +294,7 @@ impl Store {
             .insert(Arc::clone(&name), (version, Arc::clone(&content)));
         let Some(version) = version else { return };
         let before = before.and_then(|(name, version, content)| {
-            Some(Object {
+            Some(StoredObject {
                 name,
                 version: version?,
                 content,
@@ -305,9 +305,9 @@ impl Store {
         } else {
             EventKind::Added
         };
-        self.ring.push(Event {
+        self.ring.push(StoreEvent {
             kind,
-            object: Object {
+            object: StoredObject {
                 name,
                 version,
                 content,
@@ -326,13 +326,13 @@ impl Store {
         else {
             return;
         };
-        let object = |version| Object {
+        let object = |version| StoredObject {
             name: Arc::clone(&name),
             version,
             content: Arc::clone(&content),
         };
         let kind = EventKind::Deleted;
-        self.ring.push(Event {
+        self.ring.push(StoreEvent {
             kind,
             object: object(version),
             before: Some(object(before)),
@@ -340,7 +340,7 @@ impl Store {
     }
 
     /// Gets an object.
-    pub fn get(&self, name: &str) -> Result<Option<Object>, NotLeading> {
+    pub fn get(&self, name: &str) -> Result<Option<StoredObject>, NotLeading> {
         self.version()?;
         let found = self.contents.get_key_value(name);
         Ok(found.and_then(|(name, (version, content))| object(name, *version, content)))
@@ -352,7 +352,7 @@ impl Store {
         filter: &Filter,
         freshness: Freshness,
         limit: Option<usize>,
-        token: Option<&Token>,
+        token: Option<&ContinueToken>,
     ) -> Result<Page, Unavailable> {
         let now = self.version()?;
         let version = match (freshness, token) {
@@ -368,11 +368,11 @@ impl Store {
         let mut objects = self
             .at(&undone, start)
             .filter(|object| filter.matches(object));
-        let page: Vec<Object> = match limit {
+        let page: Vec<StoredObject> = match limit {
             Some(limit) => objects.by_ref().take(limit).collect(),
             None => objects.by_ref().collect(),
         };
-        let next = page.last().map(|last| Token {
+        let next = page.last().map(|last| ContinueToken {
             version,
             start: last.name.to_string(),
         });
@@ -387,9 +387,9 @@ impl Store {
     /// The objects after this name as they were before these events.
     fn at<'a>(
         &'a self,
-        undone: &'a BTreeMap<Arc<str>, Option<Object>>,
+        undone: &'a BTreeMap<Arc<str>, Option<StoredObject>>,
         after: Option<&'a str>,
-    ) -> impl Iterator<Item = Object> + 'a {
+    ) -> impl Iterator<Item = StoredObject> + 'a {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = (after, Bound::Unbounded);
         let live = self.contents.range::<str, _>(range);
@@ -407,14 +407,18 @@ impl Store {
     }
 
     /// At most `most` events after this version, oldest first; empty if it is the current one.
-    pub fn events(&self, after: Version, most: usize) -> Result<Vec<Arc<Event>>, Unavailable> {
+    pub fn events(&self, after: Version, most: usize) -> Result<Vec<Arc<StoreEvent>>, Unavailable> {
         self.version()?;
         Ok(self.ring.after(after)?.take(most).cloned().collect())
     }
 }
 
-fn object(name: &Arc<str>, version: Option<Version>, content: &Arc<Counted>) -> Option<Object> {
-    Some(Object {
+fn object(
+    name: &Arc<str>,
+    version: Option<Version>,
+    content: &Arc<Counted>,
+) -> Option<StoredObject> {
+    Some(StoredObject {
         name: Arc::clone(name),
         version: version?,
         content: Arc::clone(content),

@@ -13,10 +13,12 @@ use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
-use super::compose::{Health, Heartbeat, Known, NodeKnown, RulesKnown, StaticFields, content};
+use super::compose::{
+    LeaseContent, NodeKnowledge, NodeKnown, Reachability, RulesKnown, StaticFields, content,
+};
 use super::data::Data;
-use super::loads::{NodeLoad, NodeLoads, Polled, PolledLoad};
-use super::reports::warm_up::{Progress, WarmUp};
+use super::loads::{KnownLoad, NodeLoads, Polled, PolledLoad};
+use super::reports::warm_up::{WarmUp, WarmUpProgress};
 use super::reports::{ReceivedReport, Reports, is_fresh};
 
 /// Applies observations of nodes to the store. Every existing Node has an object, whatever else is known about it.
@@ -42,7 +44,7 @@ pub struct StoreUpdater {
 struct Entry {
     /// The Node. `None`: it does not exist.
     node: Option<StaticFields>,
-    known: Known,
+    known: NodeKnowledge,
     /// Its agent is unresponsive.
     unresponsive: bool,
     /// When its agent last reported, and the interval to its next report.
@@ -85,9 +87,9 @@ impl Entry {
         // An agent that was removed is not unresponsive, and neither is its successor.
         self.unresponsive &= is_known;
         let health = match (is_known, self.unresponsive) {
-            (false, _) => Health::Unknown,
-            (true, true) => Health::Unresponsive,
-            (true, false) => Health::Reporting,
+            (false, _) => Reachability::Unknown,
+            (true, true) => Reachability::Unresponsive,
+            (true, false) => Reachability::Reporting,
         };
         let is_new = set(&mut self.known.health, health);
         if is_new {
@@ -99,7 +101,12 @@ impl Entry {
     /// Applies a heartbeat, which replaces a stale report. An agent without a Lease was removed. Returns whether
     /// anything changed. The renewal time of the Lease is only used if it was `listed`; otherwise the heartbeat was
     /// observed just now.
-    fn observe_heartbeat(&mut self, heartbeat: Option<Heartbeat>, listed: bool, now: Now) -> bool {
+    fn observe_heartbeat(
+        &mut self,
+        heartbeat: Option<LeaseContent>,
+        listed: bool,
+        now: Now,
+    ) -> bool {
         let fresh = |(at, interval)| is_fresh(at, interval, now.boot);
         let is_stale = !self.reported.is_some_and(fresh);
         let mut is_new = false;
@@ -120,7 +127,7 @@ impl Entry {
     }
 
     /// What was polled, or the last report; `None` if there is neither.
-    fn load(&self) -> Option<NodeLoad> {
+    fn load(&self) -> Option<KnownLoad> {
         let facts = self.node.as_ref()?.facts();
         let polled = self.polled.as_ref();
         let (at, interval, status) = if let Some(polled) = polled {
@@ -129,7 +136,7 @@ impl Entry {
             let (at, interval) = self.reported?;
             (at, interval, self.known.report.as_ref()?)
         };
-        Some(NodeLoad {
+        Some(KnownLoad {
             at,
             interval,
             cpu: cpu(facts),
@@ -240,7 +247,7 @@ impl StoreUpdater {
     }
 
     /// An agent's Lease changed. `None`: it has no holder.
-    pub fn heartbeat(&mut self, name: &str, heartbeat: Option<Heartbeat>) {
+    pub fn heartbeat(&mut self, name: &str, heartbeat: Option<LeaseContent>) {
         let (listed, now) = (!self.leases, Now::read());
         self.change(name, |entry| {
             entry.observe_heartbeat(heartbeat, listed, now)
@@ -359,7 +366,7 @@ impl StoreUpdater {
                 all += 1;
                 reported += usize::from(entry.reported.is_some());
             }
-            Progress {
+            WarmUpProgress {
                 live: leases.then_some(all),
                 reported,
             }

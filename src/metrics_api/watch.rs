@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep_until};
 use crate::clock;
 
 use super::data::Data;
-use super::encode::{Writer, event};
+use super::encode::{Encoder, event};
 use super::negotiate::Form;
-use super::options::{Filter, Since, Watch};
-use super::status::Refusal;
-use super::store::{Event, EventKind, Freshness, Object, Unavailable, Version};
+use super::options::{Filter, Since, WatchOptions};
+use super::status::ErrorResponse;
+use super::store::{EventKind, Freshness, StoreEvent, StoredObject, Unavailable, Version};
 
 /// Events read from the store at a time: about 70 kB that wait for a slow watcher.
 const BATCH: usize = 16;
@@ -31,11 +31,11 @@ pub const MAX_DURATION: Duration = Duration::from_hours(1);
 struct Watcher {
     data: Arc<Data>,
     changes: watch::Receiver<u64>,
-    writer: Writer,
+    writer: Encoder,
     filter: Filter,
-    options: Watch,
+    options: WatchOptions,
     /// Initial objects that are not sent yet, from before the cursor.
-    initial: VecDeque<Object>,
+    initial: VecDeque<StoredObject>,
     /// Everything up to this version is sent once `initial` is empty.
     cursor: Version,
     initial_mark: bool,
@@ -52,10 +52,10 @@ struct Watcher {
 /// This replica does not lead. Later errors are sent within the stream.
 pub fn stream(
     data: Arc<Data>,
-    options: Watch,
+    options: WatchOptions,
     filter: Filter,
-    writer: Writer,
-) -> Result<impl Stream<Item = Bytes> + Send, Refusal> {
+    writer: Encoder,
+) -> Result<impl Stream<Item = Bytes> + Send, ErrorResponse> {
     let changes = data.changes();
     let (first, watcher) = match initial_state(&data, &options, &filter) {
         Ok(state) => {
@@ -63,9 +63,11 @@ pub fn stream(
             // An empty first part sends the headers immediately.
             (Bytes::new(), Some(watcher))
         }
-        Err(Unavailable::NotLeading) => return Err(Refusal::not_leading()),
+        Err(Unavailable::NotLeading) => return Err(ErrorResponse::not_leading()),
         // For any such version, the client lists again.
-        Err(Unavailable::Expired | Unavailable::Future(_)) => (error(&Refusal::expired()), None),
+        Err(Unavailable::Expired | Unavailable::Future(_)) => {
+            (error(&ErrorResponse::expired()), None)
+        }
     };
     let rest = stream::unfold(watcher, |watcher| async move {
         let mut watcher = watcher?;
@@ -76,11 +78,11 @@ pub fn stream(
 }
 
 /// The initial objects of a watch, and the version that they are up to date with.
-type InitialState = (VecDeque<Object>, Version);
+type InitialState = (VecDeque<StoredObject>, Version);
 
 fn initial_state(
     data: &Data,
-    options: &Watch,
+    options: &WatchOptions,
     filter: &Filter,
 ) -> Result<InitialState, Unavailable> {
     let state = data.read(|store| match options.since {
@@ -98,7 +100,7 @@ fn initial_state(
     state.unwrap_or(Err(Unavailable::NotLeading))
 }
 
-fn error(refusal: &Refusal) -> Bytes {
+fn error(refusal: &ErrorResponse) -> Bytes {
     event("ERROR", &refusal.status().to_string()).into()
 }
 
@@ -107,9 +109,9 @@ impl Watcher {
         (initial, cursor): InitialState,
         data: Arc<Data>,
         changes: watch::Receiver<u64>,
-        options: Watch,
+        options: WatchOptions,
         filter: Filter,
-        writer: Writer,
+        writer: Encoder,
     ) -> Self {
         let now = Instant::now();
         let duration = options
@@ -177,7 +179,7 @@ impl Watcher {
                 Some(Err(Unavailable::Expired)) => {
                     // It lagged behind further than the ring reaches, or a new term started.
                     self.done = true;
-                    return Some(error(&Refusal::expired()));
+                    return Some(error(&ErrorResponse::expired()));
                 }
                 // This replica lost leadership: the client asks again and finds the leader.
                 Some(Err(_)) | None => {
@@ -198,7 +200,7 @@ impl Watcher {
 
     /// An event as seen through the filter: objects that start to match are added, those that stop matching are
     /// deleted.
-    fn visible(&self, event: &Event) -> Option<(&'static str, Object)> {
+    fn visible(&self, event: &StoreEvent) -> Option<(&'static str, StoredObject)> {
         let was = event
             .before
             .as_ref()
@@ -213,7 +215,7 @@ impl Watcher {
         if kind == "DELETED" && event.kind != EventKind::Deleted {
             // The last matching object, with the version of the event.
             let before = event.before.clone()?;
-            let gone = Object {
+            let gone = StoredObject {
                 version: event.object.version,
                 ..before
             };
@@ -222,7 +224,7 @@ impl Watcher {
         Some((kind, event.object.clone()))
     }
 
-    fn lines(&mut self, events: &[(&str, Object)]) -> Bytes {
+    fn lines(&mut self, events: &[(&str, StoredObject)]) -> Bytes {
         let columns = std::mem::take(&mut self.columns);
         self.data.part(self.writer.lines(events, columns))
     }

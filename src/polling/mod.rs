@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 pub use self::metrics::PollMetrics;
 use crate::cluster::client::{ClientError, Server};
-use crate::cluster::requests::Observer;
+use crate::cluster::requests::RequestObserver;
 use crate::cluster::watch;
 use crate::crd::polling::PollSettings;
 use crate::metrics_api::loads::{NodeLoads, Polled};
@@ -57,7 +57,7 @@ pub enum StartError {
 /// There is no client, or no thread.
 pub fn start(
     server: &Server,
-    requests: Arc<dyn Observer>,
+    requests: Arc<dyn RequestObserver>,
     options: Options,
     loads: NodeLoads,
 ) -> Result<mpsc::Receiver<Polled>, StartError> {

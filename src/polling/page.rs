@@ -43,7 +43,7 @@ pub enum PageError {
 
 /// A node's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
+pub struct PolledCapacity {
     /// 0 if unknown.
     pub cpu: MilliCpu,
     /// 0 if unknown.
@@ -66,7 +66,7 @@ pub struct Clock {
 pub fn read(
     page: &[u8],
     metrics: &[PolledMetric],
-    capacity: Capacity,
+    capacity: PolledCapacity,
     clock: Clock,
 ) -> Result<(NodeMetricStatus, Duration), PageError> {
     let text = std::str::from_utf8(page).map_err(|_| PageError::NotText)?;
@@ -116,7 +116,7 @@ fn is_meant(series: &Series, metric: &PolledMetric) -> bool {
 }
 
 /// The value in percent.
-fn percent(value: f64, metric: &PolledMetric, capacity: Capacity) -> Result<f64, PageError> {
+fn percent(value: f64, metric: &PolledMetric, capacity: PolledCapacity) -> Result<f64, PageError> {
     let value = value * metric.scale;
     let part = |amount: f64, of: f64| {
         let no_capacity = PageError::NoCapacity(NAMES[metric.index]);
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::crd::polling;
 
-    const CAPACITY: Capacity = Capacity {
+    const CAPACITY: PolledCapacity = PolledCapacity {
         cpu: MilliCpu(8000),
         memory: Bytes(16 << 30),
     };
@@ -197,7 +197,7 @@ cpu_usage_max_avg_1d NaN
         let unknown = read(
             b"c 1\nm 1\n",
             &parsed(metrics),
-            Capacity::default(),
+            PolledCapacity::default(),
             clock(),
         );
         assert!(unknown.is_err());
@@ -236,7 +236,7 @@ cpu_usage_max_avg_1d NaN
         let unit = parsed(
             "{name: cpu_usage_avg_5m, series: c, unit: cores}, {name: mem_expected, series: m}",
         );
-        let no_capacity = read(b"c 1\nm 1\n", &unit, Capacity::default(), clock());
+        let no_capacity = read(b"c 1\nm 1\n", &unit, PolledCapacity::default(), clock());
         assert_eq!(
             no_capacity.unwrap_err(),
             PageError::NoCapacity("cpu_usage_avg_5m")

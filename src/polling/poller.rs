@@ -14,9 +14,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Options;
 use super::metrics::PollMetrics;
-use super::page::{self, Capacity, Clock, PageError};
-use super::schedule::Schedule;
-use super::targets::{Target, Targets};
+use super::page::{self, Clock, PageError, PolledCapacity};
+use super::schedule::PollSchedule;
+use super::targets::{PollTarget, PollTargets};
 use crate::clock;
 use crate::cluster::watch::Change;
 use crate::crd::NodeMetricStatus;
@@ -67,7 +67,7 @@ impl PollError {
 /// An endpoint has answered, or not.
 struct Outcome {
     node: Arc<str>,
-    target: Target,
+    target: PollTarget,
     page: Result<Bytes, ProbeError>,
 }
 
@@ -86,9 +86,9 @@ struct Poller {
     metrics: PollMetrics,
     loads: NodeLoads,
     client: HttpClient,
-    targets: Targets,
-    schedule: Schedule,
-    waiting: VecDeque<(Arc<str>, Target)>,
+    targets: PollTargets,
+    schedule: PollSchedule,
+    waiting: VecDeque<(Arc<str>, PollTarget)>,
     running: FuturesUnordered<BoxFuture<'static, Outcome>>,
     round: Option<Round>,
     /// When the last round began.
@@ -115,8 +115,8 @@ pub async fn run(
     // A round is finished before the next begins, and ticks that were missed meanwhile are one.
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut poller = Poller {
-        targets: Targets::new(&options.settings.services),
-        schedule: Schedule::new(options.settings.interval),
+        targets: PollTargets::new(&options.settings.services),
+        schedule: PollSchedule::new(options.settings.interval),
         settings: options.settings,
         metrics: options.metrics,
         loads,
@@ -179,7 +179,7 @@ impl Poller {
         let round = {
             let nodes = self.loads.read();
             let count = targets.len();
-            let exists = |(node, _): &(Arc<str>, Target)| nodes.contains_key(node);
+            let exists = |(node, _): &(Arc<str>, PollTarget)| nodes.contains_key(node);
             let targets: BTreeMap<_, _> = targets.into_iter().filter(exists).collect();
             unknown += count - targets.len();
             let reports = |node: &str| {
@@ -264,7 +264,7 @@ impl Poller {
     fn read(
         &self,
         node: &str,
-        target: Target,
+        target: PollTarget,
         page: &[u8],
     ) -> Result<(NodeMetricStatus, Duration), PollError> {
         let service = self.settings.services.get(target.service);
@@ -274,10 +274,15 @@ impl Poller {
             max_age: lifetime(self.settings.interval),
         };
         let (cpu, memory) = self.loads.capacity(node);
-        Ok(page::read(page, metrics, Capacity { cpu, memory }, clock)?)
+        Ok(page::read(
+            page,
+            metrics,
+            PolledCapacity { cpu, memory },
+            clock,
+        )?)
     }
 
-    fn failed(&mut self, node: &str, target: Target, error: &PollError) {
+    fn failed(&mut self, node: &str, target: PollTarget, error: &PollError) {
         self.metrics.failed(error.reason());
         let why = format!("{}: {error}", target.address);
         tracing::debug!(node, why, "failed to poll");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::targets::Target;
+use super::targets::PollTarget;
 use crate::cluster::backoff::exponential;
 use crate::engine::time::BootTime;
 use crate::metrics_api::reports::is_fresh;
@@ -15,14 +15,14 @@ const MAX_PAUSE: u32 = 8;
 
 /// The state of all polled nodes.
 #[derive(Debug)]
-pub struct Schedule {
+pub struct PollSchedule {
     interval: Duration,
     nodes: BTreeMap<Arc<str>, State>,
 }
 
 #[derive(Debug)]
 struct State {
-    target: Target,
+    target: PollTarget,
     /// In a row.
     failures: u32,
     /// Not asked before this time.
@@ -35,16 +35,16 @@ struct State {
 
 /// What a round begins with.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Round {
+pub struct PollRound {
     /// The nodes to ask.
-    pub due: Vec<(Arc<str>, Target)>,
+    pub due: Vec<(Arc<str>, PollTarget)>,
     /// Those whose value is to be forgotten: their endpoint is gone, or it has failed for too long.
     pub gone: Vec<Arc<str>>,
 }
 
 /// The nodes by what is known of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PolledNodes {
     /// With a value that may be used.
     pub current: usize,
     /// Without one.
@@ -53,7 +53,7 @@ pub struct Counts {
     pub reporting: usize,
 }
 
-impl Schedule {
+impl PollSchedule {
     /// No nodes.
     pub const fn new(interval: Duration) -> Self {
         Self {
@@ -70,12 +70,12 @@ impl Schedule {
     /// Begins a round with these endpoints. A node whose agent reports is left alone.
     pub fn begin(
         &mut self,
-        targets: BTreeMap<Arc<str>, Target>,
+        targets: BTreeMap<Arc<str>, PollTarget>,
         reports: impl Fn(&str) -> bool,
         now: BootTime,
-    ) -> Round {
+    ) -> PollRound {
         let mut before = std::mem::take(&mut self.nodes);
-        let mut round = Round::default();
+        let mut round = PollRound::default();
         // Rounds begin a little earlier or later than planned.
         let slack = self.interval / 2;
         for (node, target) in targets {
@@ -127,8 +127,8 @@ impl Schedule {
     }
 
     /// The nodes by what is known of them.
-    pub fn counts(&self, now: BootTime) -> Counts {
-        let mut counts = Counts::default();
+    pub fn counts(&self, now: BootTime) -> PolledNodes {
+        let mut counts = PolledNodes::default();
         for state in self.nodes.values() {
             let is_current = |at| is_fresh(at, self.interval, now);
             let count = if state.reports {
@@ -154,8 +154,8 @@ mod tests {
         BootTime::default() + Duration::from_secs(1000 + seconds)
     }
 
-    fn targets(nodes: &[(&str, u16)]) -> BTreeMap<Arc<str>, Target> {
-        let target = |port| Target {
+    fn targets(nodes: &[(&str, u16)]) -> BTreeMap<Arc<str>, PollTarget> {
+        let target = |port| PollTarget {
             address: ([10, 0, 0, 1], port).into(),
             service: 0,
         };
@@ -165,13 +165,13 @@ mod tests {
             .collect()
     }
 
-    fn names(round: &[(Arc<str>, Target)]) -> Vec<&str> {
+    fn names(round: &[(Arc<str>, PollTarget)]) -> Vec<&str> {
         round.iter().map(|(node, _)| &**node).collect()
     }
 
     #[test]
     fn a_node_that_fails_is_asked_less_often_and_at_once_when_it_has_moved() {
-        let mut schedule = Schedule::new(INTERVAL);
+        let mut schedule = PollSchedule::new(INTERVAL);
         let mut asked = Vec::new();
         for round in 0..40 {
             let now = at(round * 15);
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(asked, [0, 1, 3, 7, 15, 23, 31, 39]);
         assert_eq!(
             schedule.counts(at(39 * 15)),
-            Counts {
+            PolledNodes {
                 current: 1,
                 failed: 1,
                 reporting: 0
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_round_may_begin_early_or_late() {
-        let mut schedule = Schedule::new(INTERVAL);
+        let mut schedule = PollSchedule::new(INTERVAL);
         for millis in [0, 14_990, 30_020, 47_000] {
             let now = at(0) + Duration::from_millis(millis);
             let round = schedule.begin(targets(&[("a", 1)]), |_| false, now);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn age_and_not_the_round_decides_when_a_value_is_forgotten() {
-        let mut schedule = Schedule::new(INTERVAL);
+        let mut schedule = PollSchedule::new(INTERVAL);
         schedule.begin(targets(&[("a", 1)]), |_| false, at(0));
         // Measured 10 s before it was asked for.
         schedule.record("a", Some(at(0).before(Duration::from_secs(10))), at(0));
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_deleted_endpoint_leaves_nothing() {
-        let mut schedule = Schedule::new(INTERVAL);
+        let mut schedule = PollSchedule::new(INTERVAL);
         schedule.begin(targets(&[("a", 1), ("b", 1)]), |_| false, at(0));
         schedule.record("a", Some(at(1)), at(0));
         schedule.record("b", None, at(0));
@@ -243,11 +243,11 @@ mod tests {
 
     #[test]
     fn a_node_whose_agent_reports_is_not_asked() {
-        let mut schedule = Schedule::new(INTERVAL);
+        let mut schedule = PollSchedule::new(INTERVAL);
         schedule.begin(targets(&[("a", 1)]), |_| false, at(0));
         schedule.record("a", Some(at(1)), at(0));
         let round = schedule.begin(targets(&[("a", 1)]), |node| node == "a", at(15));
-        assert_eq!(round, Round::default());
+        assert_eq!(round, PollRound::default());
         assert_eq!(schedule.counts(at(15)).reporting, 1);
         let round = schedule.begin(targets(&[("a", 1)]), |_| false, at(30));
         assert_eq!(names(&round.due), ["a"]);

@@ -22,7 +22,7 @@ struct Endpoint {
 
 /// Where a node is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct PollTarget {
     /// Address of the page.
     pub address: SocketAddr,
     /// Index of the Service in the settings.
@@ -39,11 +39,11 @@ struct Slices {
 
 /// The endpoints of all polled Services.
 #[derive(Debug)]
-pub struct Targets {
+pub struct PollTargets {
     services: Vec<(PolledService, Slices)>,
 }
 
-impl Targets {
+impl PollTargets {
     /// No endpoints yet.
     pub fn new(services: &[PolledService]) -> Self {
         let services = services.iter().cloned();
@@ -76,8 +76,8 @@ impl Targets {
     pub fn by_node(
         &self,
         node_at: impl Fn(IpAddr) -> Option<Arc<str>>,
-    ) -> (BTreeMap<Arc<str>, Target>, usize) {
-        let mut targets: BTreeMap<Arc<str>, Target> = BTreeMap::new();
+    ) -> (BTreeMap<Arc<str>, PollTarget>, usize) {
+        let mut targets: BTreeMap<Arc<str>, PollTarget> = BTreeMap::new();
         let mut without_node = 0;
         for (service, (_, slices)) in self.services.iter().enumerate() {
             let endpoints = slices.known.values().flatten();
@@ -86,7 +86,7 @@ impl Targets {
                     without_node += 1;
                     continue;
                 };
-                let target = Target {
+                let target = PollTarget {
                     address: *address,
                     service,
                 };
@@ -133,10 +133,10 @@ mod tests {
     use super::*;
     use crate::crd::polling;
 
-    fn targets() -> Targets {
+    fn targets() -> PollTargets {
         let settings =
             "services: [{namespace: a, name: first}, {namespace: a, name: second, port: metrics}]";
-        Targets::new(&polling::read(settings).unwrap().services)
+        PollTargets::new(&polling::read(settings).unwrap().services)
     }
 
     fn slice(endpoints: &[(&str, Option<&str>)]) -> Value {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// `node service address`.
-    fn found(targets: &Targets) -> Vec<String> {
+    fn found(targets: &PollTargets) -> Vec<String> {
         let (found, _) = targets.by_node(|address| {
             (address == IpAddr::from([10, 0, 0, 9])).then(|| Arc::from("by-address"))
         });

@@ -25,7 +25,7 @@ use crate::engine::units::Bytes;
 use crate::metrics_api::StoreUpdater;
 use crate::metrics_api::compose::NodeKnown;
 use crate::metrics_api::data::Data;
-use crate::metrics_api::loads::{ByNode, NodeLoad, NodeLoads};
+use crate::metrics_api::loads::{ByNode, KnownLoad, NodeLoads};
 use crate::metrics_api::store::Limits;
 
 /// What an endpoint does.
@@ -208,7 +208,7 @@ fn options(interval: Duration, limit: Duration) -> Options {
     }
 }
 
-fn sorted(loads: &ByNode) -> BTreeMap<&str, Option<&NodeLoad>> {
+fn sorted(loads: &ByNode) -> BTreeMap<&str, Option<&KnownLoad>> {
     let loads = loads.iter();
     loads.map(|(name, load)| (&**name, load.as_ref())).collect()
 }

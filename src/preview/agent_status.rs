@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde::Deserialize;
 
-use super::Subject;
+use super::PodSubject;
 use crate::crd::node_watermark::{NodeWatermarkSpec, NodeWatermarkStatus, ThrottledStatus};
 use crate::engine::AdoptedThrottle;
 use crate::engine::policy::{Rule, RuleId};
@@ -14,14 +14,14 @@ use crate::engine::units::{MilliCpu, Quota};
 
 /// A `NodeWatermark` with its status.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct AgentStatus {
+pub struct ReportedWatermark {
     rules: Vec<Rule>,
     status: NodeWatermarkStatus,
     /// When the status was written, by the API server's clock.
     written: Option<Timestamp>,
 }
 
-impl AgentStatus {
+impl ReportedWatermark {
     /// Reads the object; `None` if it has no status for its current spec.
     pub fn of(object: &DynamicObject) -> Option<Self> {
         let spec = NodeWatermarkSpec::deserialize(&object.data["spec"]).ok()?;
@@ -62,7 +62,7 @@ impl AgentStatus {
     }
 
     /// The throttles in force on these pods.
-    pub(super) fn throttles(&self, subjects: &[Subject]) -> Vec<AdoptedThrottle> {
+    pub(super) fn throttles(&self, subjects: &[PodSubject]) -> Vec<AdoptedThrottle> {
         let exists = |throttled: &&ThrottledStatus| {
             let mut pods = subjects.iter();
             pods.any(|subject| *subject.pod.uid.0 == *throttled.uid)

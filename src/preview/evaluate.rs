@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::reasons::{Round, kinds};
-use super::report::{LoadLines, NodePreview, PodPreview, RulePreview, RuleState, Source};
+use super::reasons::{FirstRound, kinds};
+use super::report::{
+    LoadLines, NodePreview, PodPreview, RulePreview, ThresholdComparison, ValueSource,
+};
 use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
-use super::{AgentStatus, Subject, Summary};
+use super::{KubeletSummary, PodSubject, ReportedWatermark};
 use crate::engine::load::load_lines;
 use crate::engine::metric::{InterfaceRate, Metric, Resource};
-use crate::engine::plan::{Change, Plan};
+use crate::engine::plan::{Plan, PlanChange};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::units::MilliCpu;
@@ -31,13 +33,13 @@ pub struct NodeInput<'a> {
     /// Compiled policies of the node.
     pub policy: &'a PolicySet,
     /// Pods of the node.
-    pub subjects: &'a [Subject],
+    pub subjects: &'a [PodSubject],
     /// The kubelet's summary, or why there is none.
-    pub summary: Result<&'a Summary, &'a str>,
+    pub summary: Result<&'a KubeletSummary, &'a str>,
     /// An earlier summary, for rates.
-    pub earlier: Option<&'a Summary>,
+    pub earlier: Option<&'a KubeletSummary>,
     /// The agent's last status.
-    pub agent_status: Option<&'a AgentStatus>,
+    pub agent_status: Option<&'a ReportedWatermark>,
     /// Values given by `--value`.
     pub overrides: &'a ValueOverrides,
     /// Current wall-clock time.
@@ -85,7 +87,7 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
 
 impl NodeInput<'_> {
     /// The source of each rule's value.
-    fn sources(&self) -> Vec<Source> {
+    fn sources(&self) -> Vec<ValueSource> {
         self.policy
             .rules
             .iter()
@@ -93,31 +95,31 @@ impl NodeInput<'_> {
             .collect()
     }
 
-    fn source(&self, rule: &Rule) -> Source {
+    fn source(&self, rule: &Rule) -> ValueSource {
         if let Some(value) = self.overrides.get(&rule.metric.to_string()) {
-            return Source::Given { value: *value };
+            return ValueSource::Given { value: *value };
         }
         if let Some((value, age)) = self
             .agent_status
             .and_then(|agent_status| agent_status.value(rule, self.now))
         {
-            return Source::Agent { value, age };
+            return ValueSource::Agent { value, age };
         }
         match self.summary {
             Ok(_) => match unavailable_reason(&rule.metric, self.earlier.is_some()) {
-                None => Source::Kubelet,
-                Some(why) => Source::Unavailable {
+                None => ValueSource::Kubelet,
+                Some(why) => ValueSource::Unavailable {
                     why: why.to_owned(),
                 },
             },
-            Err(why) => Source::Unavailable {
+            Err(why) => ValueSource::Unavailable {
                 why: why.to_owned(),
             },
         }
     }
 
     /// Runs two engine steps; rules start to act at the second.
-    fn run_engine(&self, samples: &Samples, sources: &[Source]) -> (Engine, Plan) {
+    fn run_engine(&self, samples: &Samples, sources: &[ValueSource]) -> (Engine, Plan) {
         let mut engine = Engine::new();
         let mut plan = Plan::default();
         let rules = self.policy.rules.iter().map(without_threshold).collect();
@@ -138,12 +140,12 @@ impl NodeInput<'_> {
         engine.step(BEFORE, &samples.before, &mut plan);
         for (rule, source) in self.policy.rules.iter().zip(sources) {
             match source {
-                Source::Given { value } | Source::Agent { value, .. } => {
+                ValueSource::Given { value } | ValueSource::Agent { value, .. } => {
                     engine.assume(&rule.id, *value);
                 }
                 // NaN is never compared.
-                Source::Unavailable { .. } => engine.assume(&rule.id, f64::NAN),
-                Source::Kubelet => {}
+                ValueSource::Unavailable { .. } => engine.assume(&rule.id, f64::NAN),
+                ValueSource::Kubelet => {}
             }
         }
         engine.step(BEFORE + PERIOD, &samples.now, &mut plan);
@@ -194,10 +196,13 @@ struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    fn rule(&self, rule: &Rule, source: Source, report: &RuleReport) -> RulePreview {
+    fn rule(&self, rule: &Rule, source: ValueSource, report: &RuleReport) -> RulePreview {
         let at_least = self.at_least(rule, &source);
         let state = state(rule, report.value, at_least);
-        let over = matches!(state, RuleState::Over | RuleState::Perhaps);
+        let over = matches!(
+            state,
+            ThresholdComparison::Over | ThresholdComparison::Perhaps
+        );
         RulePreview {
             rule: rule.id.clone(),
             strategy: rule.strategy,
@@ -224,10 +229,10 @@ impl Evaluation<'_> {
     }
 
     /// Lower bound of the value, in the metric's unit, if the kubelet only gives bounds.
-    fn at_least(&self, rule: &Rule, source: &Source) -> Option<f64> {
+    fn at_least(&self, rule: &Rule, source: &ValueSource) -> Option<f64> {
         let memory = self.input.summary.ok()?.min_memory().unwrap_or_default();
         match rule.metric {
-            _ if *source != Source::Kubelet => None,
+            _ if *source != ValueSource::Kubelet => None,
             Metric::MemoryUsage => Some(memory.0 as f64),
             Metric::MemoryUtilization => {
                 Some(memory.0 as f64 * 100.0 / self.input.facts.memory.0 as f64)
@@ -252,10 +257,10 @@ impl Evaluation<'_> {
     /// Every pod of the node in victim order, with what would be done to it, or why nothing would.
     fn pods(&self, rule: &Rule, value: f64) -> Vec<PodPreview> {
         let gap = self.engine.gap(&rule.id);
-        let round = Round::new(self.input, self.samples, self.plan, rule, value, gap);
+        let round = FirstRound::new(self.input, self.samples, self.plan, rule, value, gap);
         let by_memory = rule.metric.resource() == Some(Resource::Memory);
-        let sample = |subject: &Subject| self.sample(subject);
-        let used = |subject: &Subject| {
+        let sample = |subject: &PodSubject| self.sample(subject);
+        let used = |subject: &PodSubject| {
             let (cpu, memory) = sample(subject).map(uses).unwrap_or_default();
             if by_memory {
                 memory.unwrap_or_default().0
@@ -263,7 +268,7 @@ impl Evaluation<'_> {
                 cpu.unwrap_or_default().0
             }
         };
-        let mut subjects: Vec<&Subject> = self.input.subjects.iter().collect();
+        let mut subjects: Vec<&PodSubject> = self.input.subjects.iter().collect();
         subjects.sort_by(|a, b| compare_victims((&a.pod, used(a)), (&b.pod, used(b))));
         let pods = subjects
             .into_iter()
@@ -271,19 +276,19 @@ impl Evaluation<'_> {
         pods.collect()
     }
 
-    fn sample(&self, subject: &Subject) -> Option<&PodSample> {
+    fn sample(&self, subject: &PodSubject) -> Option<&PodSample> {
         let mut pods = self.samples.now.pods.iter();
         pods.find(|sample| sample.uid == subject.pod.uid)
     }
 
-    fn pod(&self, round: &Round<'_>, subject: &Subject) -> PodPreview {
+    fn pod(&self, round: &FirstRound<'_>, subject: &PodSubject) -> PodPreview {
         let pod = &subject.pod;
         let decided = self.plan.transitions.iter();
         let decided =
             decided.filter(|t| t.rule == round.rule.id && t.change.pod() == Some(&pod.uid));
-        let would: Vec<Change> = decided
+        let would: Vec<PlanChange> = decided
             .map(|t| t.change.clone())
-            .filter(|change| !matches!(change, Change::Skipped { .. }))
+            .filter(|change| !matches!(change, PlanChange::Skipped { .. }))
             .collect();
         let mut policies = self.input.policy.pods.iter();
         let (cpu, memory) = self.sample(subject).map(uses).unwrap_or_default();
@@ -301,22 +306,22 @@ impl Evaluation<'_> {
     }
 }
 
-fn state(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> RuleState {
+fn state(rule: &Rule, value: Option<f64>, at_least: Option<f64>) -> ThresholdComparison {
     match value {
-        None => RuleState::Unknown,
+        None => ThresholdComparison::Unknown,
         Some(value) if value > rule.threshold => match at_least {
-            Some(least) if least <= rule.threshold => RuleState::Perhaps,
-            _ => RuleState::Over,
+            Some(least) if least <= rule.threshold => ThresholdComparison::Perhaps,
+            _ => ThresholdComparison::Over,
         },
-        Some(value) if value > rule.restore_value => RuleState::Between,
-        Some(_) => RuleState::Under,
+        Some(value) if value > rule.restore_value => ThresholdComparison::Between,
+        Some(_) => ThresholdComparison::Under,
     }
 }
 
 /// Why there is no value.
-fn unknown(rule: &Rule, source: &Source, report: &RuleReport) -> Option<String> {
+fn unknown(rule: &Rule, source: &ValueSource, report: &RuleReport) -> Option<String> {
     let reason = report.unknown?;
-    if let Source::Unavailable { why } = source {
+    if let ValueSource::Unavailable { why } = source {
         return Some(why.clone());
     }
     Some(match rule.metric {

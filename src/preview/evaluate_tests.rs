@@ -9,8 +9,8 @@ use crate::engine::pod::{EvictionExemption, Pod, QosClass};
 use crate::engine::testing::pod;
 use crate::engine::units::{Bytes, Quota};
 
-fn subject(pod: Pod) -> Subject {
-    Subject {
+fn subject(pod: Pod) -> PodSubject {
+    PodSubject {
         kubelet_uid: pod.uid.to_string(),
         quota: Quota::Unlimited,
         pod: Arc::new(pod),
@@ -20,8 +20,8 @@ fn subject(pod: Pod) -> Subject {
 /// A node of 4 CPUs and 8 GiB.
 struct TestNode {
     objects: Vec<serde_json::Value>,
-    subjects: Vec<Subject>,
-    summary: Summary,
+    subjects: Vec<PodSubject>,
+    summary: KubeletSummary,
     overrides: ValueOverrides,
 }
 
@@ -88,7 +88,7 @@ impl TestNode {
         self
     }
 
-    fn node(&self, summary: Result<&Summary, &str>) -> NodePreview {
+    fn node(&self, summary: Result<&KubeletSummary, &str>) -> NodePreview {
         let facts = NodeFacts {
             labels: BTreeMap::new(),
             cpus: 4,
@@ -128,10 +128,10 @@ fn throttle() -> serde_json::Value {
 fn describe(rule: &RulePreview, name: &str) -> String {
     let pod = rule.pods.iter().find(|pod| pod.name == name).unwrap();
     let steps = pod.would.iter().map(|change| match change {
-        Change::Throttle {
+        PlanChange::Throttle {
             from, to, release, ..
         } => format!("throttle {from}->{to} {release}"),
-        Change::Evict { release, .. } => format!("evict {release:?}"),
+        PlanChange::Evict { release, .. } => format!("evict {release:?}"),
         other => format!("{other:?}"),
     });
     steps
@@ -156,7 +156,7 @@ fn victims_are_throttled_in_order_until_the_gap_is_covered() {
     let rule = node.rule();
     assert_eq!(
         (rule.state, rule.value, rule.gap),
-        (RuleState::Over, Some(3100.0), Some(110))
+        (ThresholdComparison::Over, Some(3100.0), Some(110))
     );
     let order: Vec<_> = rule.pods.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(order, ["big", "safe", "small", "tiny", "idle", "other"]);
@@ -301,7 +301,7 @@ fn the_kubelets_memory_is_given_as_two_bounds() {
         (node.rule().state, node.preview().to_string())
     };
     let (state, text) = with_rss(1 << 30, 2 << 30);
-    assert_eq!(state, RuleState::Perhaps);
+    assert_eq!(state, ThresholdComparison::Perhaps);
     assert!(
         text.contains("1Gi .. 4Gi") && text.contains("at most: disable scheduling"),
         "{text}"
@@ -310,18 +310,21 @@ fn the_kubelets_memory_is_given_as_two_bounds() {
         text.contains("0 of 1 node over a threshold; perhaps over one: 1 node"),
         "{text}"
     );
-    assert_eq!(with_rss(3 << 30, 2 << 30).0, RuleState::Over);
-    assert_eq!(with_rss(1 << 30, 5 << 30).0, RuleState::Under);
+    assert_eq!(with_rss(3 << 30, 2 << 30).0, ThresholdComparison::Over);
+    assert_eq!(with_rss(1 << 30, 5 << 30).0, ThresholdComparison::Under);
 }
 
 #[test]
 fn a_given_value_replaces_the_live_one() {
     let mut node = TestNode::new("cpu_total_usage", 3000, &throttle(), 100, &[("b", 90)]);
-    assert_eq!(node.rule().state, RuleState::Under);
+    assert_eq!(node.rule().state, ThresholdComparison::Under);
     assert!(node.rule().pods.is_empty());
     node.overrides.insert("cpu_total_usage".to_owned(), 3500.0);
     let rule = node.rule();
-    assert_eq!((rule.state, rule.value), (RuleState::Over, Some(3500.0)));
+    assert_eq!(
+        (rule.state, rule.value),
+        (ThresholdComparison::Over, Some(3500.0))
+    );
     assert_eq!(describe(&rule, "b"), "throttle 100->90 9m");
 }
 
@@ -337,7 +340,7 @@ fn a_rule_on_an_unreported_metric_is_unknown_and_does_nothing() {
         let rule = node.rule();
         assert_eq!(
             (rule.state, rule.value),
-            (RuleState::Unknown, None),
+            (ThresholdComparison::Unknown, None),
             "{metric}"
         );
         assert!(rule.unknown.is_some() && rule.pods.is_empty() && rule.scheduling.is_none());
@@ -362,7 +365,7 @@ fn without_a_kubelet_values_are_unknown_and_pods_are_left_alone() {
         .node(Err("its kubelet does not answer"))
         .rules
         .remove(0);
-    assert_eq!(rule.state, RuleState::Over);
+    assert_eq!(rule.state, ThresholdComparison::Over);
     assert_eq!(describe(&rule, "b"), "it has no fresh sample");
 }
 
@@ -386,7 +389,7 @@ fn a_rule_outside_its_hours_shows_what_it_would_do_within_them() {
         node.objects[0]["spec"]["rules"][0]["activeDuring"] = json!([hours]);
         let rule = node.rule();
         assert_eq!(rule.outside_hours, outside);
-        assert_eq!(rule.state, RuleState::Over);
+        assert_eq!(rule.state, ThresholdComparison::Over);
         let text = node.preview().to_string();
         let now = text.contains("throttle 1 pod") && !text.contains("outside its hours");
         let later = text.contains("outside its hours; within them: throttle 1 pod");
@@ -463,7 +466,7 @@ fn throttles_in_force_are_continued() {
         },
     }))
     .unwrap();
-    let agent_status = AgentStatus::of(&object).unwrap();
+    let agent_status = ReportedWatermark::of(&object).unwrap();
     let at = |now: &str| {
         evaluate(&NodeInput {
             node: "a",
@@ -479,10 +482,13 @@ fn throttles_in_force_are_continued() {
     };
     let rule = at("2026-11-21T16:00:20Z").rules.remove(0);
     let age = Duration::from_secs(20);
-    assert_eq!(rule.source, Source::Agent { value: 3300.0, age });
+    assert_eq!(rule.source, ValueSource::Agent { value: 3300.0, age });
     assert_eq!((rule.value, rule.in_force), (Some(3300.0), 1));
     assert_eq!(describe(&rule, "b"), "throttle 50->40 80m");
     // The kubelet is preferred to an outdated agent status.
     let rule = at("2026-11-21T16:02:00Z").rules.remove(0);
-    assert_eq!((rule.source, rule.value), (Source::Kubelet, Some(3500.0)));
+    assert_eq!(
+        (rule.source, rule.value),
+        (ValueSource::Kubelet, Some(3500.0))
+    );
 }

@@ -20,16 +20,17 @@ use crate::crd::pod_facts::{self, PodFactsError, PodObject};
 use crate::engine::pod::Pod;
 use crate::engine::units::Quota;
 
-pub use self::agent_status::AgentStatus;
+pub use self::agent_status::ReportedWatermark;
 pub use self::evaluate::{NodeInput, ValueOverrides, evaluate};
 pub use self::overlay::overlay;
 pub use self::read::{
-    Cluster, KubeletError, KubeletResult, Node, Options, ReadError, Selection, subjects,
+    Cluster, ClusterNode, ClusterReadError, KubeletError, KubeletResult, Options, Selection,
+    subjects,
 };
 pub use self::report::{
-    LoadLines, NodePreview, PodPreview, Preview, RulePreview, RuleState, Source,
+    LoadLines, NodePreview, PodPreview, Preview, RulePreview, ThresholdComparison, ValueSource,
 };
-pub use self::summary::Summary;
+pub use self::summary::KubeletSummary;
 pub use self::table::{Table, wrapped};
 
 /// Annotation of a mirror pod with the UID that the kubelet uses for the static pod.
@@ -42,7 +43,7 @@ const AGENT_LABELS: [(&str, &str); 2] = [
 
 /// A pod that may be acted on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Subject {
+pub struct PodSubject {
     /// The facts that the engine decides by.
     pub pod: Arc<Pod>,
     /// The quota of its cgroup, derived from its limits.
@@ -51,7 +52,7 @@ pub struct Subject {
     pub kubelet_uid: String,
 }
 
-impl Subject {
+impl PodSubject {
     /// Reads a pod object.
     ///
     /// # Errors
@@ -86,7 +87,7 @@ mod tests {
             "spec": {"containers": [{"name": "c"}]},
         });
         let pod = serde_json::from_value(pod).expect("a pod");
-        Subject::of(&pod).expect("facts").kubelet_uid
+        PodSubject::of(&pod).expect("facts").kubelet_uid
     }
 
     #[test]

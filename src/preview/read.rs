@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::{AgentStatus, Subject, Summary};
+use super::{KubeletSummary, PodSubject, ReportedWatermark};
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
 use crate::cluster::nodes::MANAGED_SELECTOR;
@@ -31,7 +31,7 @@ const MAX_LISTS_BY_NODE: usize = 10;
 
 /// Why the cluster could not be read.
 #[derive(Debug, Error)]
-pub enum ReadError {
+pub enum ClusterReadError {
     /// A list failed.
     #[error("failed to list {what}: {why}")]
     List {
@@ -71,7 +71,7 @@ pub struct Options {
 
 /// A node.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct ClusterNode {
     /// Name of the node.
     pub name: String,
     /// Labels and size.
@@ -79,7 +79,7 @@ pub struct Node {
 }
 
 /// The last summary of a kubelet, and the one before if it was queried twice.
-pub type KubeletResult = Result<(Summary, Option<Summary>), KubeletError>;
+pub type KubeletResult = Result<(KubeletSummary, Option<KubeletSummary>), KubeletError>;
 
 /// Why a kubelet's summary is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,13 +103,15 @@ impl Cluster {
     /// All policies.
     ///
     /// # Errors
-    /// They can't be listed; [`ReadError::NoDefinitions`] if the API server does not serve them.
-    pub async fn policies(&self) -> Result<Vec<Value>, ReadError> {
+    /// They can't be listed; [`ClusterReadError::NoDefinitions`] if the API server does not serve them.
+    pub async fn policies(&self) -> Result<Vec<Value>, ClusterReadError> {
         let mut objects = Vec::new();
         for kind in Kind::ALL {
             let resource = resource(crd::GROUP, crd::VERSION, kind.name(), kind.plural());
             let found = match self.dynamic(&resource).await {
-                Err(error) if error.code() == Some(404) => return Err(ReadError::NoDefinitions),
+                Err(error) if error.code() == Some(404) => {
+                    return Err(ClusterReadError::NoDefinitions);
+                }
                 found => found.map_err(failed(kind.plural()))?,
             };
             objects.extend(found.into_iter().map(|object| policy(kind, object)));
@@ -121,7 +123,7 @@ impl Cluster {
     ///
     /// # Errors
     /// They can't be listed, or a named node does not exist.
-    pub async fn nodes(&self, selection: &Selection) -> Result<Vec<Node>, ReadError> {
+    pub async fn nodes(&self, selection: &Selection) -> Result<Vec<ClusterNode>, ClusterReadError> {
         let resource = resource("", "v1", "Node", "nodes");
         let api: Api<DynamicObject> = Api::all_with(self.0.clone(), &resource);
         let labels = selection.labels.iter().map(|it| it.trim());
@@ -135,11 +137,11 @@ impl Cluster {
             let params = params.clone().fields(&format!("metadata.name={name}"));
             let one = list(&api, params).await.map_err(failed("nodes"))?;
             if one.is_empty() && selection.labels.is_none() {
-                return Err(ReadError::NoSuchNode(name.clone()));
+                return Err(ClusterReadError::NoSuchNode(name.clone()));
             }
             found.extend(one);
         }
-        let mut nodes: Vec<Node> = found.into_iter().map(node).collect();
+        let mut nodes: Vec<ClusterNode> = found.into_iter().map(node).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         nodes.dedup_by(|a, b| a.name == b.name);
         Ok(nodes)
@@ -152,7 +154,7 @@ impl Cluster {
     pub async fn pods(
         &self,
         nodes: &[&str],
-    ) -> Result<BTreeMap<String, Vec<PodObject>>, ReadError> {
+    ) -> Result<BTreeMap<String, Vec<PodObject>>, ClusterReadError> {
         const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
         let api: Api<Typed<PodObject>> = Api::all(self.0.clone());
         let fields: Vec<String> = if nodes.len() > MAX_LISTS_BY_NODE {
@@ -178,7 +180,9 @@ impl Cluster {
     ///
     /// # Errors
     /// They can't be listed.
-    pub async fn agent_statuses(&self) -> Result<BTreeMap<String, AgentStatus>, ReadError> {
+    pub async fn agent_statuses(
+        &self,
+    ) -> Result<BTreeMap<String, ReportedWatermark>, ClusterReadError> {
         let resource = resource(
             node_watermark::GROUP,
             "v1alpha1",
@@ -191,7 +195,7 @@ impl Cluster {
         };
         let watermarks = found.into_iter();
         Ok(watermarks
-            .filter_map(|object| Some((object.name_any(), AgentStatus::of(&object)?)))
+            .filter_map(|object| Some((object.name_any(), ReportedWatermark::of(&object)?)))
             .collect::<BTreeMap<_, _>>())
     }
 
@@ -208,7 +212,7 @@ impl Cluster {
             tokio::time::sleep(sample).await;
         }
         let now = self.summaries(nodes, options.all, &on_answer).await;
-        let pair = |(name, summary): (String, Result<Summary, KubeletError>)| {
+        let pair = |(name, summary): (String, Result<KubeletSummary, KubeletError>)| {
             let before = earlier.remove(&name).and_then(Result::ok);
             (name, summary.map(|summary| (summary, before)))
         };
@@ -220,7 +224,7 @@ impl Cluster {
         nodes: &[&str],
         all: bool,
         on_answer: impl Fn(),
-    ) -> BTreeMap<String, Result<Summary, KubeletError>> {
+    ) -> BTreeMap<String, Result<KubeletSummary, KubeletError>> {
         let request = |node: &str| {
             let (cluster, node) = (self.clone(), node.to_owned());
             async move {
@@ -236,13 +240,13 @@ impl Cluster {
             .await
     }
 
-    async fn summary(&self, node: &str, all: bool) -> Result<Summary, KubeletError> {
+    async fn summary(&self, node: &str, all: bool) -> Result<KubeletSummary, KubeletError> {
         let only = if all { "" } else { "?only_cpu_and_memory=true" };
         let path = format!("/api/v1/nodes/{node}/proxy/stats/summary{only}");
         let request = hyper::Request::get(path).body(Vec::new());
         let request = request.map_err(|error| KubeletError::NoAnswer(error.to_string()))?;
         let answer =
-            tokio::time::timeout(KUBELET_TIMEOUT, self.0.request::<Summary>(request)).await;
+            tokio::time::timeout(KUBELET_TIMEOUT, self.0.request::<KubeletSummary>(request)).await;
         let no_answer = || format!("no answer within {} s", KUBELET_TIMEOUT.as_secs());
         let answer = answer.map_err(|_| KubeletError::NoAnswer(no_answer()))?;
         answer
@@ -259,8 +263,8 @@ impl Cluster {
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(CallError) -> ReadError {
-    move |error| ReadError::List {
+fn failed(what: &'static str) -> impl Fn(CallError) -> ClusterReadError {
+    move |error| ClusterReadError::List {
         what,
         why: error.message(),
     }
@@ -282,22 +286,22 @@ fn policy(kind: Kind, object: DynamicObject) -> Value {
     value
 }
 
-fn node(object: DynamicObject) -> Node {
+fn node(object: DynamicObject) -> ClusterNode {
     let name = object.name_any();
     let mut value = object.data;
     value["metadata"] = json!({"labels": object.metadata.labels});
-    Node {
+    ClusterNode {
         name,
         facts: node_facts(&value),
     }
 }
 
 /// The pods of one node, and a message for each pod that is invalid.
-pub fn subjects(pods: &[PodObject]) -> (Vec<Subject>, Vec<String>) {
+pub fn subjects(pods: &[PodObject]) -> (Vec<PodSubject>, Vec<String>) {
     let mut subjects = Vec::new();
     let mut unreadable = Vec::new();
     for pod in pods {
-        match Subject::of(pod) {
+        match PodSubject::of(pod) {
             Ok(subject) => subjects.push(subject),
             Err(error) => unreadable.push(format!("pod {} is skipped: {error}", pod.name_any())),
         }

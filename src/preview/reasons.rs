@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use super::evaluate::NodeInput;
 use super::summary::{BEFORE, PERIOD, Samples};
-use super::{Subject, evaluate};
+use super::{PodSubject, evaluate};
 use crate::engine::metric::{ActionEffect, ActionKind};
-use crate::engine::plan::{Change, Plan, Skipped, Transition};
+use crate::engine::plan::{Plan, PlanChange, Skipped, Transition};
 use crate::engine::pod::{EvictionExemption, Pod};
 use crate::engine::policy::{Action, PolicySet, Rule};
 use crate::engine::{Engine, EngineState};
 use crate::node::machine::messages::skip_reason;
 
 /// The first round of a rule that is over its threshold.
-pub(super) struct Round<'a> {
+pub(super) struct FirstRound<'a> {
     pub(super) input: &'a NodeInput<'a>,
     pub(super) samples: &'a Samples,
     pub(super) plan: &'a Plan,
@@ -27,7 +27,7 @@ pub(super) struct Round<'a> {
     kinds: Vec<(ActionKind, Arc<PolicySet>)>,
 }
 
-impl<'a> Round<'a> {
+impl<'a> FirstRound<'a> {
     pub(super) fn new(
         input: &'a NodeInput<'a>,
         samples: &'a Samples,
@@ -53,7 +53,7 @@ impl<'a> Round<'a> {
     }
 
     /// Why actions other than `would` are not taken on the pod.
-    pub(super) fn reasons(&self, subject: &Subject, would: &[Change]) -> Vec<String> {
+    pub(super) fn reasons(&self, subject: &PodSubject, would: &[PlanChange]) -> Vec<String> {
         let mut policies = self.input.policy.pods.iter();
         if !policies.any(|policy| policy.matches(&subject.pod)) {
             return vec!["no PodQOS matches it".to_owned()];
@@ -82,20 +82,20 @@ impl<'a> Round<'a> {
         &self,
         kind: ActionKind,
         policy: &Arc<PolicySet>,
-        subject: &Subject,
+        subject: &PodSubject,
         acted: bool,
     ) -> Option<String> {
         let pod = &subject.pod;
         let mut changes = self.alone(policy, subject).into_iter();
         match changes.find(|change| change.pod() == Some(&pod.uid)) {
-            Some(Change::Skipped { reason, .. }) => Some(describe(reason, pod)),
+            Some(PlanChange::Skipped { reason, .. }) => Some(describe(reason, pod)),
             Some(_) => (!acted).then(|| self.not_reached(kind, pod)),
             None => Some(self.untouched(kind)),
         }
     }
 
     /// What the engine would do if this were the only pod of the node.
-    fn alone(&self, policy: &Arc<PolicySet>, subject: &Subject) -> Vec<Change> {
+    fn alone(&self, policy: &Arc<PolicySet>, subject: &PodSubject) -> Vec<PlanChange> {
         let mut engine = Engine::new();
         let mut plan = Plan::default();
         engine.set_policy(Arc::clone(policy));
@@ -124,7 +124,7 @@ impl<'a> Round<'a> {
         }
         let evicted = || {
             self.done()
-                .any(|t| matches!(t.change, Change::Evict { .. }))
+                .any(|t| matches!(t.change, PlanChange::Evict { .. }))
         };
         if kind == ActionKind::Eviction && evicted() && self.released() < self.gap {
             let eviction = self.rule.action.eviction;
@@ -163,8 +163,8 @@ impl<'a> Round<'a> {
     /// Amount that throttles and evictions release, in the unit of `gap`.
     fn released(&self) -> u64 {
         let release = |t: &Transition| match &t.change {
-            Change::Throttle { release, .. } => Some(release.0),
-            Change::Evict { release, .. } => *release,
+            PlanChange::Throttle { release, .. } => Some(release.0),
+            PlanChange::Evict { release, .. } => *release,
             _ => None,
         };
         self.done().filter_map(release).sum()

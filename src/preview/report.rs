@@ -12,7 +12,7 @@ use crate::crd::duration::format_duration;
 use crate::crd::words::named;
 use crate::engine::load::LoadLine;
 use crate::engine::metric::Metric;
-use crate::engine::plan::Change;
+use crate::engine::plan::PlanChange;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
@@ -110,13 +110,13 @@ pub struct RulePreview {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
     /// Where the value comes from.
-    pub source: Source,
+    pub source: ValueSource,
     /// Threshold above which the rule acts.
     pub threshold: f64,
     /// Restore value: at or below it the rule restores.
     pub restore_value: f64,
     /// The value compared with the thresholds.
-    pub state: RuleState,
+    pub state: ThresholdComparison,
     /// It is outside its hours, so it does nothing now; the rest shows what it would do within them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside_hours: bool,
@@ -158,7 +158,7 @@ pub struct PodPreview {
     #[serde(rename = "memoryBytes")]
     pub memory: Option<Bytes>,
     /// Actions that would be taken on it.
-    pub would: Vec<Change>,
+    pub would: Vec<PlanChange>,
     /// Why other actions are not taken on it.
     pub reasons: Vec<String>,
 }
@@ -166,7 +166,7 @@ pub struct PodPreview {
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "from")]
-pub enum Source {
+pub enum ValueSource {
     /// `--value`.
     Given {
         /// The given value.
@@ -192,7 +192,7 @@ pub enum Source {
 /// A value compared with its thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum RuleState {
+pub enum ThresholdComparison {
     /// Above the threshold.
     Over,
     /// The upper bound of the value is above the threshold, the lower bound is not.
@@ -209,7 +209,7 @@ fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S
     serializer.serialize_f64(duration.as_secs_f64())
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Given { .. } => f.write_str("given"),
@@ -220,7 +220,7 @@ impl fmt::Display for Source {
     }
 }
 
-impl fmt::Display for RuleState {
+impl fmt::Display for ThresholdComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Over => "OVER",
@@ -255,11 +255,11 @@ impl<'a> AffectedPods<'a> {
         affected
     }
 
-    fn add(&mut self, pod: PodId<'a>, change: &Change) {
+    fn add(&mut self, pod: PodId<'a>, change: &PlanChange) {
         let pods = match change {
-            Change::Throttle { .. } => &mut self.throttled,
-            Change::Reclaim { .. } => &mut self.reclaimed,
-            Change::Evict { .. } => &mut self.evicted,
+            PlanChange::Throttle { .. } => &mut self.throttled,
+            PlanChange::Reclaim { .. } => &mut self.reclaimed,
+            PlanChange::Evict { .. } => &mut self.evicted,
             _ => return,
         };
         pods.insert(pod);
@@ -279,7 +279,7 @@ impl<'a> AffectedPods<'a> {
 
 impl RulePreview {
     fn is_over(&self, strategy: Strategy) -> bool {
-        self.strategy == strategy && self.state == RuleState::Over && !self.outside_hours
+        self.strategy == strategy && self.state == ThresholdComparison::Over && !self.outside_hours
     }
 
     fn value_of(&self, value: f64) -> String {
@@ -307,19 +307,19 @@ impl RulePreview {
 
     fn would_within_hours(&self) -> String {
         match self.state {
-            RuleState::Over => self.would_when_over(),
-            RuleState::Perhaps => format!("at most: {}", self.would_when_over()),
-            RuleState::Unknown => {
+            ThresholdComparison::Over => self.would_when_over(),
+            ThresholdComparison::Perhaps => format!("at most: {}", self.would_when_over()),
+            ThresholdComparison::Unknown => {
                 let why = self.unknown.as_deref().unwrap_or("no value");
                 format!("nothing starts: {why}")
             }
-            RuleState::Between | RuleState::Under if self.in_force > 0 => {
+            ThresholdComparison::Between | ThresholdComparison::Under if self.in_force > 0 => {
                 format!(
                     "keep throttling {}, then restore",
                     count(self.in_force, "pod")
                 )
             }
-            RuleState::Between | RuleState::Under => "-".to_owned(),
+            ThresholdComparison::Between | ThresholdComparison::Under => "-".to_owned(),
         }
     }
 
@@ -432,9 +432,9 @@ impl PodPreview {
     }
 }
 
-fn act(change: &Change, rule: &RulePreview) -> String {
+fn act(change: &PlanChange, rule: &RulePreview) -> String {
     match change {
-        Change::Throttle {
+        PlanChange::Throttle {
             from,
             to,
             idle,
@@ -445,8 +445,8 @@ fn act(change: &Change, rule: &RulePreview) -> String {
             let idle = if *idle { ", idle class" } else { "" };
             format!("throttle {from} % -> {to} % ({quota}{idle}), releases {release}")
         }
-        Change::Reclaim { amount, .. } => format!("reclaim up to {amount} of page cache"),
-        Change::Evict { grace, release, .. } => {
+        PlanChange::Reclaim { amount, .. } => format!("reclaim up to {amount} of page cache"),
+        PlanChange::Evict { grace, release, .. } => {
             let release = release.map(|release| format!(", releases {}", rule.amount(release)));
             format!(
                 "evict (grace {}){}",
@@ -529,16 +529,16 @@ impl Preview {
         );
         let unknown = self
             .rules()
-            .filter(|(_, rule)| rule.state == RuleState::Unknown);
+            .filter(|(_, rule)| rule.state == ThresholdComparison::Unknown);
         let reported =
             acts(Strategy::Preview).describe(["throttle of", "reclaim of", "eviction of"]);
         let all = count(self.nodes.len() + self.untouched, "node");
         let mut parts = vec![format!(
             "{} of {all} over a threshold",
-            nodes_in(RuleState::Over)
+            nodes_in(ThresholdComparison::Over)
         )];
         parts.extend(some(
-            nodes_in(RuleState::Perhaps),
+            nodes_in(ThresholdComparison::Perhaps),
             "perhaps over one",
             "node",
         ));

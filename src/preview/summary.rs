@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::Subject;
+use super::PodSubject;
 use crate::engine::sample::{
     CpuTimes, InterfaceSample, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample,
     TargetCgroupSample,
@@ -29,7 +29,7 @@ const SECONDS: u64 = PERIOD.as_secs();
 /// The fields of `/stats/summary` that are used.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Summary {
+pub struct KubeletSummary {
     node: NodeStats,
     pods: Vec<PodStats>,
 }
@@ -139,9 +139,9 @@ impl Samples {
     /// Converts the summaries of a node's kubelet; there is an earlier one only with `--sample`.
     pub(super) fn of(
         size: Size,
-        earlier: Option<&Summary>,
-        summary: Option<&Summary>,
-        pods: &[Subject],
+        earlier: Option<&KubeletSummary>,
+        summary: Option<&KubeletSummary>,
+        pods: &[PodSubject],
     ) -> Self {
         let summary = summary.cloned().unwrap_or_default();
         let newest = summary.newest();
@@ -188,7 +188,7 @@ fn back(at: BootTime, age: Duration) -> BootTime {
     BootTime::from_nanos(at.as_nanos().saturating_sub(age))
 }
 
-impl Summary {
+impl KubeletSummary {
     /// Lower bound of `MemTotal` - `MemAvailable`.
     pub(super) fn min_memory(&self) -> Option<Bytes> {
         self.node.memory.as_ref()?.rss_bytes.map(Bytes)
@@ -308,7 +308,7 @@ impl PsiLine {
 
 impl PodStats {
     /// The pod's sample, `seconds` after its counters were 0.
-    fn sample(&self, subject: &Subject, at: BootTime, seconds: u64) -> PodSample {
+    fn sample(&self, subject: &PodSubject, at: BootTime, seconds: u64) -> PodSample {
         let cpu_nanos = self.cpu_nanos().map(|rate| rate.saturating_mul(seconds));
         let memory = self.memory();
         PodSample {

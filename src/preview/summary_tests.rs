@@ -12,19 +12,19 @@ const SIZE: Size = Size {
     memory: Bytes(8 << 30),
 };
 
-fn read(summary: Value) -> Summary {
+fn read(summary: Value) -> KubeletSummary {
     serde_json::from_value(summary).unwrap()
 }
 
-fn subject(uid: &str) -> Subject {
-    Subject {
+fn subject(uid: &str) -> PodSubject {
+    PodSubject {
         pod: Arc::new(pod(uid)),
         quota: Quota::Limit(MilliCpu(500)),
         kubelet_uid: uid.to_owned(),
     }
 }
 
-fn samples(summary: Value, pods: &[Subject]) -> Samples {
+fn samples(summary: Value, pods: &[PodSubject]) -> Samples {
     Samples::of(SIZE, None, Some(&read(summary)), pods)
 }
 
@@ -134,7 +134,7 @@ fn a_pod_without_own_statistics_is_the_sum_of_its_containers() {
 
 #[test]
 fn pods_are_matched_by_their_kubelet_uid() {
-    let mirror = Subject {
+    let mirror = PodSubject {
         kubelet_uid: "u1".to_owned(),
         ..subject("of-the-api")
     };

@@ -4,7 +4,7 @@ use crate::crd::Kind;
 
 /// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum EventSubject {
     /// A node, by name.
     Node(String),
     /// A policy object.
@@ -24,7 +24,7 @@ pub enum Subject {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PendingEvent {
     /// The object.
-    pub about: Subject,
+    pub about: EventSubject,
     /// Its type is `Warning`, otherwise `Normal`.
     pub warning: bool,
     /// CamelCase reason.
@@ -37,7 +37,7 @@ impl PendingEvent {
     /// A warning about a node.
     pub fn node_warning(node: &str, reason: &'static str, message: String) -> Self {
         Self {
-            about: Subject::Node(node.to_owned()),
+            about: EventSubject::Node(node.to_owned()),
             warning: true,
             reason,
             message,
@@ -55,7 +55,7 @@ impl PendingEvent {
     /// An event about the controller.
     pub const fn controller(warning: bool, reason: &'static str, message: String) -> Self {
         Self {
-            about: Subject::Controller,
+            about: EventSubject::Controller,
             warning,
             reason,
             message,

@@ -16,14 +16,14 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::reconciler::Reconciler;
 use crate::clock;
-use crate::cluster::requests::Observer;
+use crate::cluster::requests::RequestObserver;
 use crate::engine::time::BootTime;
 use crate::evictions::EvictionMetrics;
 use crate::metrics_api;
 use crate::metrics_api::reports::ReportMetrics;
 use crate::polling::PollMetrics;
 use crate::scheduler_api::SchedulerApiMetrics;
-use crate::serve::{KindLabels, ReasonLabels, RequestLabels, Source, with_one_series};
+use crate::serve::{KindLabels, ReasonLabels, RequestLabels, ServedState, with_one_series};
 
 /// Names in the readiness probe.
 const METRICS_API: &str = "metrics API";
@@ -59,7 +59,7 @@ pub struct RolloutLabels {
 }
 
 /// All metrics.
-pub struct Metrics {
+pub struct ControllerMetrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     answers: Family<AnswerLabels, Counter>,
@@ -110,7 +110,7 @@ struct Health {
     incomplete: BTreeMap<String, String>,
 }
 
-impl Default for Metrics {
+impl Default for ControllerMetrics {
     fn default() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("plimsoll_controller"),
@@ -159,7 +159,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ControllerMetrics {
     /// Starts counters at 0: Prometheus sees no increase in a counter that appears with its first count.
     fn init_counters(&self) {
         for object in ["NodeWatermark", "status", "Node", "Event"] {
@@ -371,14 +371,14 @@ impl Metrics {
     }
 }
 
-impl Observer for Metrics {
+impl RequestObserver for ControllerMetrics {
     fn requested(&self, verb: &'static str, code: Option<u16>) {
         let labels = RequestLabels::new(verb, code);
         self.requests.get_or_create(&labels).inc();
     }
 }
 
-impl metrics_api::Observer for Metrics {
+impl metrics_api::ApiObserver for ControllerMetrics {
     fn answered(&self, verb: &'static str, code: u16) {
         self.answers
             .get_or_create(&AnswerLabels { verb, code })
@@ -414,7 +414,7 @@ impl metrics_api::Observer for Metrics {
     }
 }
 
-impl Source for Metrics {
+impl ServedState for ControllerMetrics {
     fn livez(&self) -> Result<(), String> {
         let idle = clock::boot_time().since(self.health(|health| health.last_turn));
         if idle > HANG_TIMEOUT {

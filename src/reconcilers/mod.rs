@@ -26,5 +26,5 @@ pub use plan::{cap, liveness};
 
 /// One series of every controller metric in the `OpenMetrics` text format, for the documentation.
 pub fn metrics_example() -> String {
-    metrics::Metrics::example()
+    metrics::ControllerMetrics::example()
 }

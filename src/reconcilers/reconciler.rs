@@ -12,15 +12,15 @@ use super::plan::cap::CapEnforcement;
 use super::plan::liveness::{self, LivenessCounts, LivenessMonitor, NodeEffects};
 use super::plan::permit::permit;
 use super::plan::queue::WriteQueue;
-use super::plan::rollouts::{Rollouts, View};
+use super::plan::rollouts::{RolloutInput, Rollouts};
 use super::status::policies::Statuses;
 use crate::crd::Kind;
 use crate::engine::time::BootTime;
-use crate::evictions::{Denial, Permit, RuleQuery};
+use crate::evictions::{Denial, EvictionPermit, RuleQuery};
 
-pub use super::events::{PendingEvent, Subject};
+pub use super::events::{EventSubject, PendingEvent};
 pub use super::plan::operations::{Operation, StatusWrite, WriteError};
-pub use super::plan::settings::Settings;
+pub use super::plan::settings::ControllerSettings;
 
 /// Whether this replica acts for the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Reconciler {
 
 impl Reconciler {
     /// An empty state.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ControllerSettings) -> Self {
         Self {
             role: Role::Standby,
             rollout_rate: settings.rollout_nodes_per_second,
@@ -65,7 +65,7 @@ impl Reconciler {
         self.queue.reset_attempts();
         self.liveness.start();
         self.cap.start(&self.index);
-        let view = View {
+        let view = RolloutInput {
             index: &self.index,
             liveness: &self.liveness,
             queue: &self.queue,
@@ -151,7 +151,7 @@ impl Reconciler {
         self.rollouts.remove_edited(key, affected);
         let recompiled = self.index.recompile(affected);
         if self.leads() {
-            let view = View {
+            let view = RolloutInput {
                 index: &self.index,
                 liveness: &self.liveness,
                 queue: &self.queue,
@@ -420,7 +420,7 @@ impl Reconciler {
     ///
     /// # Errors
     /// The rules don't allow it.
-    pub fn permit(&self, query: &RuleQuery) -> Result<Permit, Denial> {
+    pub fn permit(&self, query: &RuleQuery) -> Result<EvictionPermit, Denial> {
         permit(&self.index, &self.queue, query)
     }
 }

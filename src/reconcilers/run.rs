@@ -21,13 +21,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::apply::task_queue::TaskQueue;
-use super::apply::write::{self, Outcome};
-use super::events::{PendingEvent, Subject};
-use super::metrics::Metrics;
+use super::apply::write::{self, WriteOutcome};
+use super::events::{EventSubject, PendingEvent};
+use super::metrics::ControllerMetrics;
 use super::observe::lease::{LeaseObject, LeaseState};
-use super::observe::watches::{Item, Source};
+use super::observe::watches::{Item, WatchedKind};
 use super::plan::operations::{Operation, WriteError};
-use super::plan::settings::Settings;
+use super::plan::settings::ControllerSettings;
 use super::reconciler::Reconciler;
 use crate::clock;
 use crate::cluster::client::{CallError, ClientError, Server, call};
@@ -41,7 +41,7 @@ use crate::metrics_api::{self, Serving, StartError, StoreUpdater};
 use crate::polling;
 use crate::scheduler_api;
 use crate::serve::ServeError;
-use feed::Watch;
+use feed::KindWatch;
 
 /// Writes in progress at a time.
 const MAX_WRITES: usize = 16;
@@ -56,7 +56,7 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Settings of the decisions.
-    pub settings: Settings,
+    pub settings: ControllerSettings,
     /// Namespace of the election Lease.
     pub namespace: String,
     /// Name of the election Lease.
@@ -107,7 +107,7 @@ pub enum RunError {
 pub async fn run(
     server: Server,
     options: Options,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ControllerMetrics>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), RunError> {
     metrics.loop_turned(clock::boot_time());
@@ -187,7 +187,7 @@ struct LeaseName {
     name: String,
 }
 
-impl Subject {
+impl EventSubject {
     fn reference(self, lease: &LeaseName) -> ObjectReference {
         let (api_version, kind, name, uid) = match self {
             Self::Node(name) => return node_reference(&name),
@@ -213,15 +213,15 @@ type Changes = SelectAll<BoxStream<'static, (usize, Change<Item>)>>;
 struct Controller {
     client: Client,
     reconciler: Reconciler,
-    watches: Vec<Watch>,
+    watches: Vec<KindWatch>,
     changes: Changes,
-    writes: FuturesUnordered<BoxFuture<'static, Outcome>>,
+    writes: FuturesUnordered<BoxFuture<'static, WriteOutcome>>,
     events: TaskQueue<Result<(), CallError>>,
     recorder: Events,
     lease: LeaseName,
     /// The agents' Leases.
     leases: Api<LeaseObject>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ControllerMetrics>,
     /// Publishes the `NodeMetrics`.
     updater: Option<StoreUpdater>,
     /// Direct reports of agents.
@@ -235,8 +235,8 @@ struct Controller {
 }
 
 impl Controller {
-    fn new(client: Client, options: &Options, metrics: Arc<Metrics>) -> Self {
-        let watches: Vec<Watch> = Source::ALL.into_iter().map(Watch::new).collect();
+    fn new(client: Client, options: &Options, metrics: Arc<ControllerMetrics>) -> Self {
+        let watches: Vec<KindWatch> = WatchedKind::ALL.into_iter().map(KindWatch::new).collect();
         let leases = Api::namespaced(client.clone(), &options.agents);
         let mut changes = SelectAll::new();
         for (index, watch) in watches.iter().enumerate() {
@@ -326,7 +326,7 @@ impl Controller {
             self.take_reports();
             self.take_polled();
             let term = elected.borrow().term(clock::boot_time());
-            let term = term.filter(|_| self.watches.iter().all(Watch::is_known));
+            let term = term.filter(|_| self.watches.iter().all(KindWatch::is_known));
             if term.is_some() != leading {
                 leading = term.is_some();
                 self.lead(leading);
@@ -417,7 +417,7 @@ impl Controller {
 
     /// Answers whether the rules of a node allow an eviction.
     fn answer(&self, query: RuleQuery, leadership: &watch::Receiver<Leadership>) {
-        let knows_all = self.watches.iter().all(Watch::is_known);
+        let knows_all = self.watches.iter().all(KindWatch::is_known);
         let leads = leadership.borrow().term(clock::boot_time()).is_some();
         let verdict = if knows_all && leads {
             self.reconciler.permit(&query)
@@ -486,13 +486,13 @@ impl Controller {
             .lease_read(node, clock::boot_time(), outcome)
         {
             tracing::warn!(node, "the watch of Leases missed a renewal");
-            self.metrics.watch_error(Source::Leases.kind());
+            self.metrics.watch_error(WatchedKind::Leases.kind());
         }
     }
 
-    fn finished(&mut self, outcome: Outcome) {
+    fn finished(&mut self, outcome: WriteOutcome) {
         match outcome {
-            Outcome::Watermark { node, outcome } => {
+            WriteOutcome::Watermark { node, outcome } => {
                 self.metrics.wrote("NodeWatermark", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
                     let why = error.message();
@@ -506,8 +506,8 @@ impl Controller {
                     outcome.map(|seen| seen.map(|seen| *seen)),
                 );
             }
-            Outcome::LeaseRead { node, outcome } => self.lease_read(&node, outcome),
-            Outcome::LabelRemoved { node, outcome } => {
+            WriteOutcome::LeaseRead { node, outcome } => self.lease_read(&node, outcome),
+            WriteOutcome::LabelRemoved { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
                 if let Err(error) = &outcome {
                     let why = error.message();
@@ -516,7 +516,7 @@ impl Controller {
                 self.reconciler
                     .label_removed(&node, clock::boot_time(), outcome.is_ok());
             }
-            Outcome::TaintRemoved { node, outcome } => {
+            WriteOutcome::TaintRemoved { node, outcome } => {
                 self.metrics.wrote("Node", outcome.is_ok());
                 let outcome = outcome.map_err(|error| {
                     tracing::warn!(node, %error, "failed to remove the taint of an unresponsive agent");
@@ -527,7 +527,7 @@ impl Controller {
                 self.reconciler
                     .taint_removed(&node, clock::boot_time(), outcome);
             }
-            Outcome::Status { key, outcome } => {
+            WriteOutcome::Status { key, outcome } => {
                 self.metrics.wrote("status", outcome.is_ok());
                 if let Err(error) = outcome {
                     let (kind, name, why) = (key.0.name(), key.1, error.message());

@@ -8,7 +8,7 @@ use crate::engine::time::BootTime;
 
 /// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct TimedRequest {
     /// Its scheduled arrival.
     pub due: BootTime,
     /// From then until its end, including time in the queue; of a request that was given up, until then.
@@ -19,11 +19,11 @@ pub struct Request {
 
 /// All requests of a run, in order of their scheduled arrival.
 #[derive(Clone, Debug, Default)]
-pub struct Latencies(Vec<Request>);
+pub struct Latencies(Vec<TimedRequest>);
 
 /// From one moment (included) to another (excluded).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct TimeSpan {
     /// Start.
     pub from: BootTime,
     /// End.
@@ -66,13 +66,13 @@ impl Distribution {
 
 impl Latencies {
     /// Adds requests; several threads finish them, in any order.
-    pub fn extend(&mut self, requests: impl Iterator<Item = Request>) {
+    pub fn extend(&mut self, requests: impl Iterator<Item = TimedRequest>) {
         self.0.extend(requests);
         self.0.sort_by_key(|request| request.due);
     }
 
     /// The distribution over a span; `None` if no request was due in it.
-    pub fn over(&self, span: Span) -> Option<Distribution> {
+    pub fn over(&self, span: TimeSpan) -> Option<Distribution> {
         let requests = self.within(span);
         let mut sorted: Vec<Duration> = requests.iter().map(|request| request.latency).collect();
         sorted.sort_unstable();
@@ -94,7 +94,7 @@ impl Latencies {
         (0..seconds)
             .map(|second| {
                 let start = from + Duration::from_secs(second);
-                let span = Span {
+                let span = TimeSpan {
                     from: start,
                     to: start + Duration::from_secs(1),
                 };
@@ -104,9 +104,9 @@ impl Latencies {
     }
 
     /// When the p99 of a whole second is first at or below `ms` again, in `span`: the start of that second.
-    pub fn recovered(&self, span: Span, ms: f64) -> Option<BootTime> {
+    pub fn recovered(&self, span: TimeSpan, ms: f64) -> Option<BootTime> {
         const STEP: Duration = Duration::from_millis(100);
-        let mut second = Span {
+        let mut second = TimeSpan {
             from: span.from,
             to: span.from + Duration::from_secs(1),
         };
@@ -120,7 +120,7 @@ impl Latencies {
         None
     }
 
-    fn within(&self, span: Span) -> &[Request] {
+    fn within(&self, span: TimeSpan) -> &[TimedRequest] {
         let start = self.0.partition_point(|request| request.due < span.from);
         let end = self.0.partition_point(|request| request.due < span.to);
         self.0.get(start..end).unwrap_or_default()
@@ -149,7 +149,7 @@ mod tests {
     fn hundred() -> Latencies {
         Latencies(
             (1..=100)
-                .map(|n| Request {
+                .map(|n| TimedRequest {
                     due: at(10 * n),
                     latency: Duration::from_millis(n),
                     served: n <= 90,
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_measured_values() {
-        let all = Span {
+        let all = TimeSpan {
             from: at(0),
             to: at(2000),
         };
@@ -176,17 +176,17 @@ mod tests {
     #[test]
     fn a_request_counts_in_the_span_in_which_it_was_due() {
         let mut latencies = hundred();
-        latencies.extend(std::iter::once(Request {
+        latencies.extend(std::iter::once(TimedRequest {
             due: at(1500),
             latency: Duration::from_mins(1),
             served: true,
         }));
-        let early = Span {
+        let early = TimeSpan {
             from: at(0),
             to: at(1500),
         };
         assert!((latencies.over(early).unwrap().max_ms - 100.0).abs() < 1e-9);
-        let late = Span {
+        let late = TimeSpan {
             from: at(1500),
             to: at(1501),
         };
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_span_without_requests_has_no_latency() {
-        let empty = Span {
+        let empty = TimeSpan {
             from: at(5000),
             to: at(6000),
         };
@@ -208,14 +208,14 @@ mod tests {
     #[test]
     fn requests_are_sorted_by_their_arrival() {
         let mut latencies = Latencies::default();
-        let request = |due| Request {
+        let request = |due| TimedRequest {
             due: at(due),
             latency: Duration::from_millis(1),
             served: true,
         };
         latencies.extend([request(20), request(10)].into_iter());
         latencies.extend(std::iter::once(request(5)));
-        let early = Span {
+        let early = TimeSpan {
             from: at(0),
             to: at(15),
         };
@@ -225,12 +225,12 @@ mod tests {
     #[test]
     fn recovery_is_the_start_of_the_first_good_second() {
         let mut latencies = Latencies::default();
-        latencies.extend((0..400).map(|n| Request {
+        latencies.extend((0..400).map(|n| TimedRequest {
             due: at(n * 10),
             latency: Duration::from_millis(if n < 150 { 900 } else { 20 }),
             served: true,
         }));
-        let span = Span {
+        let span = TimeSpan {
             from: at(0),
             to: at(4000),
         };

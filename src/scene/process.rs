@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::cgroups::{CgroupError, SceneCgroups};
-use super::latency::Request;
+use super::latency::TimedRequest;
 use super::load::Service;
 use super::pod::ScenePod;
 use crate::engine::time::BootTime;
@@ -34,11 +34,11 @@ pub enum LoadError {
 
 /// A process in the cgroup of its pod; killed on drop.
 #[derive(Debug)]
-pub struct Load {
+pub struct LoadProcess {
     child: Child,
 }
 
-impl Load {
+impl LoadProcess {
     /// Starts `program` as the pod's process, in its cgroup. What it does begins with [`Self::begin`].
     fn spawn(
         program: &Path,
@@ -137,7 +137,7 @@ fn arguments(service: Service) -> Vec<String> {
     arguments
 }
 
-impl Drop for Load {
+impl Drop for LoadProcess {
     fn drop(&mut self) {
         // Fails only if the process has exited already.
         let _exited = self.child.kill();
@@ -148,8 +148,8 @@ impl Drop for Load {
 /// A server or a chain of them: the processes, and the requests that they have reported.
 #[derive(Debug)]
 pub struct Worker {
-    loads: Vec<Load>,
-    requests: Receiver<Request>,
+    loads: Vec<LoadProcess>,
+    requests: Receiver<TimedRequest>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -182,7 +182,7 @@ impl Worker {
         service: Service,
         cgroups: &SceneCgroups,
     ) -> Result<Self, LoadError> {
-        let mut loads: Vec<Load> = Vec::new();
+        let mut loads: Vec<LoadProcess> = Vec::new();
         for pod in pods {
             let before = loads.last_mut().and_then(|load| load.child.stdout.take());
             let (arguments, stdin) = match before {
@@ -193,7 +193,9 @@ impl Worker {
                 }
             };
             let pipes = [stdin, Stdio::piped()];
-            loads.push(Load::spawn(program, &arguments, pod, cgroups, pipes)?);
+            loads.push(LoadProcess::spawn(
+                program, &arguments, pod, cgroups, pipes,
+            )?);
         }
         let out = loads.last_mut().and_then(|load| load.child.stdout.take());
         let (sender, requests) = mpsc::channel();
@@ -211,13 +213,13 @@ impl Worker {
     }
 
     /// The requests that have finished since the last call.
-    pub fn finished_requests(&self) -> impl Iterator<Item = Request> {
+    pub fn finished_requests(&self) -> impl Iterator<Item = TimedRequest> {
         self.requests.try_iter()
     }
 
     /// Whether all processes still run.
     pub fn check_alive(&mut self) -> bool {
-        self.loads.iter_mut().all(Load::check_alive)
+        self.loads.iter_mut().all(LoadProcess::check_alive)
     }
 }
 
@@ -231,7 +233,7 @@ impl Drop for Worker {
     }
 }
 
-fn read_requests(out: ChildStdout, request_timeout: Duration, sender: &mpsc::Sender<Request>) {
+fn read_requests(out: ChildStdout, request_timeout: Duration, sender: &mpsc::Sender<TimedRequest>) {
     let lines = BufReader::new(out).lines().map_while(Result::ok);
     for request in lines.filter_map(|line| parse_request(&line, request_timeout)) {
         if sender.send(request).is_err() {
@@ -241,10 +243,10 @@ fn read_requests(out: ChildStdout, request_timeout: Duration, sender: &mpsc::Sen
 }
 
 /// Parses a line of [`super::load::serve`].
-fn parse_request(line: &str, request_timeout: Duration) -> Option<Request> {
+fn parse_request(line: &str, request_timeout: Duration) -> Option<TimedRequest> {
     let (due, latency) = line.split_once(' ')?;
     let served = latency != "-";
-    Some(Request {
+    Some(TimedRequest {
         due: BootTime::from_nanos(due.parse().ok()?),
         latency: if served {
             Duration::from_nanos(latency.parse().ok()?)

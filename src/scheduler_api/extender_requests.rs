@@ -8,7 +8,7 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use super::extender::{self, Change, Extender, WireError};
+use super::extender::{self, Extender, GuardChange, WireError};
 use super::metrics::SchedulerApiMetrics;
 use super::policy_file::{POLL_INTERVAL, PolicyFile};
 use super::server::{Answer, BODY_TIMEOUT, JSON, TEXT, text};
@@ -110,8 +110,8 @@ impl ExtenderRequests {
         }
     }
 
-    fn ask(&self, verb: Verb, body: &[u8]) -> Result<extender::Answer, WireError> {
-        let request = extender::Request::read(body)?;
+    fn ask(&self, verb: Verb, body: &[u8]) -> Result<extender::ExtenderAnswer, WireError> {
+        let request = extender::ExtenderRequest::read(body)?;
         let now = clock::boot_time();
         let mut extender = self.extender.lock().unwrap_or_else(PoisonError::into_inner);
         let nodes = self.loads.read();
@@ -121,13 +121,13 @@ impl ExtenderRequests {
         })
     }
 
-    fn changed(&self, change: Change) {
+    fn changed(&self, change: GuardChange) {
         match change {
-            Change::Suspended(why) => {
+            GuardChange::Suspended(why) => {
                 tracing::warn!("the extender's filter rejects no node: {why}");
                 self.metrics.filter_suspended(true);
             }
-            Change::Resumed => {
+            GuardChange::Resumed => {
                 tracing::info!("the extender's filter rejects hot nodes again");
                 self.metrics.filter_suspended(false);
             }

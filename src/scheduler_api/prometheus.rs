@@ -30,7 +30,7 @@ const ROUNDING: f64 = 1e-6;
 
 /// Why a query has no result.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum QueryError {
+pub enum PrometheusError {
     /// It is none of ours.
     #[error("unknown query {0:?}: this is no Prometheus, it answers only {names}", names = names())]
     Unknown(String),
@@ -39,7 +39,7 @@ pub enum QueryError {
     TooFewKnown(#[from] TooFewKnown),
 }
 
-impl QueryError {
+impl PrometheusError {
     /// The error as Prometheus' API writes it.
     pub fn body(&self) -> String {
         let error_type = match self {
@@ -102,10 +102,10 @@ pub fn query(
     query: &str,
     now: BootTime,
     wall: Timestamp,
-) -> Result<String, QueryError> {
+) -> Result<String, PrometheusError> {
     let mut queries = QUERIES.iter();
     let known = queries.find(|(name, _)| *name == query.trim());
-    let (_, of) = known.ok_or_else(|| QueryError::Unknown(query.to_owned()))?;
+    let (_, of) = known.ok_or_else(|| PrometheusError::Unknown(query.to_owned()))?;
     check(nodes, now)?;
     let values = values(nodes, now, |_, load| Some(of(load)));
     let time = wall.as_second();
@@ -138,7 +138,7 @@ mod tests {
     use super::super::values::tests::{at, cluster, node};
     use super::*;
 
-    fn ask(nodes: &ByNode, text: &str) -> Result<Value, QueryError> {
+    fn ask(nodes: &ByNode, text: &str) -> Result<Value, PrometheusError> {
         let wall = Timestamp::UNIX_EPOCH;
         query(nodes, text, at(), wall).map(|answer| answer.parse().unwrap_or_default())
     }

@@ -24,7 +24,7 @@ use super::extender_requests::{ExtenderRequests, Verb};
 use super::load_watcher;
 use super::metrics::SchedulerApiMetrics;
 use super::policy_file::PolicyFile;
-use super::prometheus::{self, QueryError};
+use super::prometheus::{self, PrometheusError};
 use super::query;
 use crate::clock;
 use crate::crd::scheduler_policy::SchedulerPolicy;
@@ -207,7 +207,7 @@ impl Server {
         let (now, wall) = (clock::boot_time(), clock::wall_time());
         match prometheus::query(&self.loads.read(), &query, now, wall) {
             Ok(answer) => text(StatusCode::OK, JSON, answer),
-            Err(error @ QueryError::Unknown(_)) => {
+            Err(error @ PrometheusError::Unknown(_)) => {
                 text(StatusCode::BAD_REQUEST, JSON, error.body())
             }
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, JSON, error.body()),

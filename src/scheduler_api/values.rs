@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::crd::node_metric::Load;
 use crate::engine::time::BootTime;
-use crate::metrics_api::loads::{ByNode, NodeLoad};
+use crate::metrics_api::loads::{ByNode, KnownLoad};
 
 /// Fewer than half of the nodes have a recent report, so that their median would say nothing about the others; or no Node is known
 /// yet: Trimaran would take an empty answer for the new state and forget all loads.
@@ -35,9 +35,9 @@ pub fn check(nodes: &ByNode, now: BootTime) -> Result<(), TooFewKnown> {
 pub fn values(
     nodes: &ByNode,
     now: BootTime,
-    of: impl Fn(&NodeLoad, &Load) -> Option<f64>,
+    of: impl Fn(&KnownLoad, &Load) -> Option<f64>,
 ) -> Vec<f64> {
-    let value = |node: &Option<NodeLoad>| {
+    let value = |node: &Option<KnownLoad>| {
         let node = node.as_ref()?;
         of(node, node.fresh(now)?).filter(|value| value.is_finite())
     };
@@ -74,7 +74,7 @@ pub(super) mod tests {
     }
 
     /// A node of 4 CPUs and 8 GiB with this load, and this part of its CPUs and memory expected to be used, in percent.
-    pub fn node(load: f64, cpu: f64, memory: f64) -> NodeLoad {
+    pub fn node(load: f64, cpu: f64, memory: f64) -> KnownLoad {
         let resource = |expected: f64| json!({"percent": load, "expected": expected, "newcomers": 0.0, "line": 80.0});
         let windows =
             |stddev: f64| json!({"last5m": {"avg": 1.0, "stddev": stddev, "coverage": 1.0}});
@@ -82,7 +82,7 @@ pub(super) mod tests {
             "load": {"percent": load, "worst": "cpu", "cpu": resource(cpu), "memory": resource(memory)},
             "windows": {"cpu": windows(cpu / 4.0), "memory": windows(memory / 8.0)},
         });
-        NodeLoad {
+        KnownLoad {
             at: at(),
             interval: Duration::from_secs(10),
             cpu: MilliCpu(4000),
@@ -93,7 +93,7 @@ pub(super) mod tests {
     }
 
     /// Nodes a, b, c, ...
-    pub fn cluster(nodes: impl IntoIterator<Item = Option<NodeLoad>>) -> ByNode {
+    pub fn cluster(nodes: impl IntoIterator<Item = Option<KnownLoad>>) -> ByNode {
         let names = ('a'..='z').map(|name| name.to_string().into());
         names.zip(nodes).collect()
     }

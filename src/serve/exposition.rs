@@ -6,14 +6,14 @@ use hyper::header::ACCEPT;
 
 /// A text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum ExpositionFormat {
     /// `application/openmetrics-text`, 1.0.0.
     OpenMetrics,
     /// `text/plain`, 0.0.4.
     Prometheus,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// The format that the client prefers by the weights (`q`) of its `Accept` header; Prometheus by default.
     pub(super) fn accepted(headers: &HeaderMap) -> Self {
         let accept = headers.get_all(ACCEPT).iter();
@@ -44,11 +44,11 @@ impl Format {
 }
 
 /// The format of a media range, and its weight.
-fn range(range: &str) -> Option<(Format, f32)> {
+fn range(range: &str) -> Option<(ExpositionFormat, f32)> {
     let mut parts = range.split(';').map(str::trim);
     let format = match parts.next()? {
-        "application/openmetrics-text" => Format::OpenMetrics,
-        "text/plain" | "text/*" | "*/*" => Format::Prometheus,
+        "application/openmetrics-text" => ExpositionFormat::OpenMetrics,
+        "text/plain" | "text/*" | "*/*" => ExpositionFormat::Prometheus,
         _ => return None,
     };
     let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok());
@@ -93,25 +93,28 @@ mod tests {
     fn a_client_gets_the_format_that_it_prefers() {
         let prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
         for (accept, format) in [
-            (None, Format::Prometheus),
-            (Some("*/*"), Format::Prometheus),
-            (Some("application/json"), Format::Prometheus),
-            (Some("application/openmetrics-text"), Format::OpenMetrics),
-            (Some(prometheus_3), Format::OpenMetrics),
+            (None, ExpositionFormat::Prometheus),
+            (Some("*/*"), ExpositionFormat::Prometheus),
+            (Some("application/json"), ExpositionFormat::Prometheus),
+            (
+                Some("application/openmetrics-text"),
+                ExpositionFormat::OpenMetrics,
+            ),
+            (Some(prometheus_3), ExpositionFormat::OpenMetrics),
             (
                 Some("application/openmetrics-text; q=0.2, text/plain; q=0.5"),
-                Format::Prometheus,
+                ExpositionFormat::Prometheus,
             ),
             (
                 Some("application/openmetrics-text; q=0"),
-                Format::Prometheus,
+                ExpositionFormat::Prometheus,
             ),
         ] {
             let mut headers = HeaderMap::new();
             if let Some(accept) = accept {
                 headers.insert(ACCEPT, HeaderValue::from_static(accept));
             }
-            assert_eq!(Format::accepted(&headers), format, "{accept:?}");
+            assert_eq!(ExpositionFormat::accepted(&headers), format, "{accept:?}");
         }
     }
 
@@ -123,9 +126,12 @@ mod tests {
         let wanted = "# HELP evictions_total Pods evicted.\n# TYPE evictions_total counter\nevictions_total{result=\"ok\"} 3\n\
             # HELP tick_seconds A tick.\n# TYPE tick_seconds histogram\ntick_seconds_sum 0.5\n\
             # TYPE build_info gauge\nbuild_info{version=\"1\"} 1\n";
-        assert_eq!(Format::Prometheus.of(open_metrics.to_owned()), wanted);
         assert_eq!(
-            Format::OpenMetrics.of(open_metrics.to_owned()),
+            ExpositionFormat::Prometheus.of(open_metrics.to_owned()),
+            wanted
+        );
+        assert_eq!(
+            ExpositionFormat::OpenMetrics.of(open_metrics.to_owned()),
             open_metrics
         );
     }

@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
 
-use self::exposition::Format;
+use self::exposition::ExpositionFormat;
 
 pub use self::labels::{KindLabels, ReasonLabels, RequestLabels, ResultLabels, StateLabels};
 
@@ -36,7 +36,7 @@ const MAX_CONNECTIONS: usize = 32;
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Content to serve.
-pub trait Source: Send + Sync + 'static {
+pub trait ServedState: Send + Sync + 'static {
     /// `Err`: why the process should be restarted.
     fn livez(&self) -> Result<(), String>;
     /// `Err`: what the process waits for before it is ready.
@@ -44,7 +44,7 @@ pub trait Source: Send + Sync + 'static {
     /// Metrics in the `OpenMetrics` text format.
     fn metrics(&self) -> String;
     /// Another document by path. `local`: the client connected over loopback.
-    fn document(&self, path: &str, local: bool) -> Option<Document> {
+    fn document(&self, path: &str, local: bool) -> Option<JsonDocument> {
         let _ = (path, local);
         None
     }
@@ -54,9 +54,9 @@ pub trait Source: Send + Sync + 'static {
     }
 }
 
-/// A JSON document of a [`Source`].
+/// A JSON document of a [`ServedState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Document {
+pub enum JsonDocument {
     /// The document.
     Json(String),
     /// Not available yet, and why.
@@ -161,7 +161,7 @@ where
 }
 
 /// Serves forever.
-pub async fn serve(listener: TcpListener, source: Arc<dyn Source>) {
+pub async fn serve(listener: TcpListener, source: Arc<dyn ServedState>) {
     let mut connections = VecDeque::new();
     loop {
         let stream = accept(&listener).await;
@@ -183,7 +183,7 @@ async fn evict_oldest(connections: &mut VecDeque<AbortHandle>) {
     yield_now().await;
 }
 
-async fn serve_one(stream: TcpStream, source: Arc<dyn Source>) {
+async fn serve_one(stream: TcpStream, source: Arc<dyn ServedState>) {
     let local = stream.peer_addr().is_ok_and(|peer| is_loopback(peer.ip()));
     let answer = service_fn(|request| {
         let response = answer(&request, &*source, local);
@@ -200,7 +200,11 @@ const fn is_loopback(peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback()
 }
 
-fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
+fn answer(
+    request: &Request<Incoming>,
+    source: &dyn ServedState,
+    local: bool,
+) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -211,7 +215,7 @@ fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Resp
         "/livez" => verdict(source.livez()),
         "/readyz" => verdict(source.readyz()),
         "/metrics" => {
-            let format = Format::accepted(request.headers());
+            let format = ExpositionFormat::accepted(request.headers());
             let metrics = format.of(source.metrics());
             of_type(StatusCode::OK, format.content_type(), metrics)
         }
@@ -219,11 +223,13 @@ fn answer(request: &Request<Incoming>, source: &dyn Source, local: bool) -> Resp
     }
 }
 
-fn document(path: &str, source: &dyn Source, local: bool) -> Response<Full<Bytes>> {
+fn document(path: &str, source: &dyn ServedState, local: bool) -> Response<Full<Bytes>> {
     match source.document(path, local) {
-        Some(Document::Json(json)) => of_type(StatusCode::OK, "application/json", json),
-        Some(Document::Missing(why)) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-        Some(Document::Forbidden(why)) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
+        Some(JsonDocument::Json(json)) => of_type(StatusCode::OK, "application/json", json),
+        Some(JsonDocument::Missing(why)) => {
+            text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
+        }
+        Some(JsonDocument::Forbidden(why)) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
         None => {
             let more = source.documents().iter().copied();
             let all = ["/livez", "/readyz", "/metrics"].into_iter().chain(more);

@@ -13,7 +13,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 
 struct Healthy;
 
-impl Source for Healthy {
+impl ServedState for Healthy {
     fn livez(&self) -> Result<(), String> {
         Ok(())
     }
@@ -44,7 +44,7 @@ async fn get_livez(stream: &mut TcpStream) -> String {
 /// Has a document for local clients only.
 struct Private;
 
-impl Source for Private {
+impl ServedState for Private {
     fn livez(&self) -> Result<(), String> {
         Ok(())
     }
@@ -57,11 +57,11 @@ impl Source for Private {
         String::new()
     }
 
-    fn document(&self, path: &str, local: bool) -> Option<Document> {
+    fn document(&self, path: &str, local: bool) -> Option<JsonDocument> {
         let found = if local {
-            Document::Json("{}".to_owned())
+            JsonDocument::Json("{}".to_owned())
         } else {
-            Document::Forbidden("only here".to_owned())
+            JsonDocument::Forbidden("only here".to_owned())
         };
         (path == "/here").then_some(found)
     }

@@ -12,17 +12,17 @@ use super::discovery::{Discovery, Update};
 use super::host::Machine;
 use super::inputs::Inputs;
 use super::notify::Notifier;
-use super::output::Output;
-use super::pods::Found;
+use super::output::EventOutput;
+use super::pods::PodScan;
 use super::policies::Loaded;
-use super::status::Status;
+use super::status::MachineStatus;
 use super::wake::Wake;
 use crate::clock;
 use crate::engine::time::BootTime;
 use crate::node::machine::event::{Event, NoticeKind, PodRefusal, PolicyProblem};
 use crate::node::machine::messages::count;
 use crate::node::machine::state_dir;
-use crate::trace::record::Recorder;
+use crate::trace::record::TraceRecorder;
 
 /// Interval between writes of the status file while something is in force, beside one at every change.
 const ACTIVE_STATUS_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,9 +42,9 @@ pub struct Daemon<W> {
     /// The thread that finds pods and edits.
     pub discovery: Discovery,
     /// Where events go.
-    pub output: Output<W>,
+    pub output: EventOutput<W>,
     /// Where the trace goes.
-    pub recorder: Option<Recorder>,
+    pub recorder: Option<TraceRecorder>,
     /// The service manager.
     pub notifier: Notifier,
     /// When it stops by itself.
@@ -246,7 +246,7 @@ impl<W: Write> Daemon<W> {
             .collect()
     }
 
-    fn apply_pods(&mut self, found: Found, now: BootTime) -> Vec<Event> {
+    fn apply_pods(&mut self, found: PodScan, now: BootTime) -> Vec<Event> {
         let pods = found.workloads.len();
         self.inputs.set_pods(found.declared());
         self.machine.set_pods(found.workloads);
@@ -278,7 +278,7 @@ impl<W: Write> Daemon<W> {
     fn write_status(&mut self, now: BootTime) {
         self.status_written = Some(now);
         self.save_inputs(now);
-        let mut status = Status::of(&self.machine, now, clock::wall_time());
+        let mut status = MachineStatus::of(&self.machine, now, clock::wall_time());
         status.problems.clone_from(&self.problems);
         status.refused.clone_from(&self.refused);
         if let Err(error) = state_dir::replace(&self.status_file, &status) {
@@ -318,7 +318,7 @@ const fn refused_event(now: BootTime, refusal: PodRefusal) -> Event {
 }
 
 /// One line for the service manager.
-fn summary(status: &Status) -> String {
+fn summary(status: &MachineStatus) -> String {
     let throttled: BTreeSet<_> = status.throttled.iter().map(|file| &file.pod_name).collect();
     let mut text = format!(
         "{} over {}",

@@ -11,9 +11,9 @@ use super::fingerprint::Fingerprint;
 use super::inputs::Inputs;
 use super::pods::manifests::Manifests;
 use super::pods::own::OwnCgroups;
-use super::pods::{self, Declared, Found, PodSources};
+use super::pods::{self, Declared, PodScan, PodSources};
 use super::policies::{self, Loaded, Overrides};
-use super::sources::Source;
+use super::sources::PolicySource;
 use super::wake::Waker;
 use crate::engine::policy::NodeFacts;
 use crate::node::cgroup::Hierarchy;
@@ -44,29 +44,29 @@ pub enum Update {
     /// The current policies.
     Policies(Loaded),
     /// The current pods.
-    Pods(Found),
+    Pods(PodScan),
 }
 
 /// The result of the last scan.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct LastScan {
     policy_files: Fingerprint,
     pod_files: Fingerprint,
-    sources: Vec<Source>,
+    sources: Vec<PolicySource>,
     manifests: Manifests,
-    found: Found,
+    found: PodScan,
 }
 
 impl Watched {
     /// The first, full scan. Objects that are broken now stay as an earlier process saved them.
-    pub fn scan(&self, former: &Inputs) -> (Snapshot, Loaded, Found) {
+    pub fn scan(&self, former: &Inputs) -> (LastScan, Loaded, PodScan) {
         // Fingerprints first: the next scan finds edits made during this one.
         let policy_files = Fingerprint::take(&self.policies);
         let pod_files = Fingerprint::take(&self.pods.manifests);
         let loaded = self.load(former.policies());
         let manifests = self.read_pods(former.pods());
         let found = self.find(&manifests);
-        let snapshot = Snapshot {
+        let snapshot = LastScan {
             policy_files,
             pod_files,
             sources: loaded.sources.clone(),
@@ -76,7 +76,7 @@ impl Watched {
         (snapshot, loaded, found)
     }
 
-    fn load(&self, former: &[Source]) -> Loaded {
+    fn load(&self, former: &[PolicySource]) -> Loaded {
         policies::load(&self.policies, &self.node, self.overrides, former)
     }
 
@@ -86,11 +86,11 @@ impl Watched {
         manifests
     }
 
-    fn find(&self, manifests: &Manifests) -> Found {
+    fn find(&self, manifests: &Manifests) -> PodScan {
         pods::find(manifests, &self.pods.parents, &self.hierarchy, &self.own)
     }
 
-    fn changed_policies(&self, snapshot: &mut Snapshot) -> Option<Loaded> {
+    fn changed_policies(&self, snapshot: &mut LastScan) -> Option<Loaded> {
         let files = Fingerprint::take(&self.policies);
         if files == snapshot.policy_files {
             return None;
@@ -102,7 +102,7 @@ impl Watched {
     }
 
     /// Always scans cgroups: they come and go without a change of a manifest.
-    fn changed_pods(&self, snapshot: &mut Snapshot) -> Option<Found> {
+    fn changed_pods(&self, snapshot: &mut LastScan) -> Option<PodScan> {
         let files = Fingerprint::take(&self.pods.manifests);
         if files != snapshot.pod_files {
             snapshot.pod_files = files;
@@ -130,7 +130,7 @@ impl Discovery {
     ///
     /// # Errors
     /// Where no thread can be started.
-    pub fn start(watched: Watched, snapshot: Snapshot, waker: Waker) -> io::Result<Self> {
+    pub fn start(watched: Watched, snapshot: LastScan, waker: Waker) -> io::Result<Self> {
         let (sender, updates) = mpsc::sync_channel(4);
         let (stop, stopped) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
@@ -168,7 +168,7 @@ impl Drop for Discovery {
 
 fn watch(
     watched: &Watched,
-    mut snapshot: Snapshot,
+    mut snapshot: LastScan,
     sender: &SyncSender<Update>,
     stopped: &Receiver<()>,
     waker: &Waker,

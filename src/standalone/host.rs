@@ -10,12 +10,12 @@ use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
-use crate::node::actuate::evict::{EvictError, EvictOutcome, Evictor, PendingEviction};
+use crate::node::actuate::evict::{CgroupEvictor, EvictError, EvictOutcome, StartedEviction};
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
 use crate::node::machine::event::NoticeKind;
 use crate::node::machine::workload::Workload;
-use crate::node::machine::{self, MachineError, Settings};
+use crate::node::machine::{self, MachineError, MachineSettings};
 
 /// Retry interval for a pod whose processes could not be signalled.
 const EVICTION_RETRY_INTERVAL: Duration = Duration::from_mins(1);
@@ -28,7 +28,7 @@ pub type Machine = machine::Machine<Host>;
 /// # Errors
 /// Those of [`machine::Machine::open`].
 pub fn open(
-    settings: Settings,
+    settings: MachineSettings,
     policy: Arc<PolicySet>,
     workloads: Vec<Workload>,
     now: BootTime,
@@ -36,7 +36,7 @@ pub fn open(
     let (state_dir, hierarchy) = (settings.state_dir.clone(), settings.hierarchy.clone());
     let host = |writer: &_| Host {
         scheduling: SchedulingFile::open(&state_dir, writer),
-        evictor: Evictor::new(hierarchy),
+        evictor: CgroupEvictor::new(hierarchy),
     };
     Machine::open(settings, host, policy, workloads, now)
 }
@@ -45,7 +45,7 @@ pub fn open(
 #[derive(Debug)]
 pub struct Host {
     scheduling: SchedulingFile,
-    evictor: Evictor,
+    evictor: CgroupEvictor,
 }
 
 impl Host {
@@ -56,7 +56,7 @@ impl Host {
 }
 
 impl Backend for Host {
-    type Pending = PendingEviction;
+    type Pending = StartedEviction;
 
     fn set_scheduling(&mut self, wanted: &Scheduling, _now: BootTime, effects: &mut Vec<Effect>) {
         if let Err(error) = self.scheduling.update(wanted, clock::wall_time()) {
@@ -89,11 +89,11 @@ impl Backend for Host {
         self.evictor.pending().map(|pending| &pending.uid)
     }
 
-    fn pending(&self) -> Vec<PendingEviction> {
+    fn pending(&self) -> Vec<StartedEviction> {
         self.evictor.pending().cloned().collect()
     }
 
-    fn resume(&mut self, pending: Vec<PendingEviction>) {
+    fn resume(&mut self, pending: Vec<StartedEviction>) {
         self.evictor.resume(pending);
     }
 }

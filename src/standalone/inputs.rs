@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use super::pods::Declared;
-use super::sources::Source;
+use super::sources::PolicySource;
 use crate::node::machine::saved_file::{PODS_FILE, POLICIES_FILE, SavedFile, Validity};
 use crate::node::machine::state_dir::StateError;
 
@@ -14,7 +14,7 @@ const VERSION: u32 = 1;
 /// The saved inputs.
 #[derive(Debug)]
 pub struct Inputs {
-    policies: SavedList<Source>,
+    policies: SavedList<PolicySource>,
     pods: SavedList<Declared>,
     /// A preview saves nothing.
     preview: bool,
@@ -46,7 +46,7 @@ impl Inputs {
     }
 
     /// The policy objects in force.
-    pub fn policies(&self) -> &[Source] {
+    pub fn policies(&self) -> &[PolicySource] {
         &self.policies.content
     }
 
@@ -56,7 +56,7 @@ impl Inputs {
     }
 
     /// Replaces the policy objects in force.
-    pub fn set_policies(&mut self, sources: Vec<Source>) {
+    pub fn set_policies(&mut self, sources: Vec<PolicySource>) {
         self.policies.set(sources);
     }
 

@@ -5,13 +5,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::crd::manifest::{self, ManifestError, Object, Position};
+use crate::crd::manifest::{self, ManifestError, ManifestObject, Position};
 
-type Visit<'a> = &'a mut dyn FnMut(&Path, Result<Object, ManifestError>);
+type Visit<'a> = &'a mut dyn FnMut(&Path, Result<ManifestObject, ManifestError>);
 
 /// Reads `paths` (files, and the `*.yaml`, `*.yml`, `*.json` below directories) and passes on every object or parse error. A parse error
 /// does not stop the other documents and files from being read.
-pub fn read(paths: &[PathBuf], mut visit: impl FnMut(&Path, Result<Object, ManifestError>)) {
+pub fn read(
+    paths: &[PathBuf],
+    mut visit: impl FnMut(&Path, Result<ManifestObject, ManifestError>),
+) {
     for path in paths {
         if path.is_dir() {
             read_directory(path, &mut visit);

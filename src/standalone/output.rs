@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::engine::time::BootTime;
-use crate::node::machine::event::{Event, Line};
+use crate::node::machine::event::{Event, EventLine};
 
 /// The format of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub enum EventFormat {
     /// Text for people, in local time.
     #[default]
     Text,
@@ -20,15 +20,15 @@ pub enum Format {
 
 /// Writes events, each with its wall-clock time.
 #[derive(Debug)]
-pub struct Output<W> {
-    format: Format,
+pub struct EventOutput<W> {
+    format: EventFormat,
     zone: TimeZone,
     out: W,
 }
 
-impl<W: Write> Output<W> {
+impl<W: Write> EventOutput<W> {
     /// An output in local time.
-    pub fn new(format: Format, out: W) -> Self {
+    pub fn new(format: EventFormat, out: W) -> Self {
         Self {
             format,
             zone: TimeZone::system(),
@@ -54,13 +54,13 @@ impl<W: Write> Output<W> {
 
     fn write_one(&mut self, event: &Event, time: Timestamp) -> io::Result<()> {
         match self.format {
-            Format::Text if event.is_detail() => Ok(()),
-            Format::Text => {
+            EventFormat::Text if event.is_detail() => Ok(()),
+            EventFormat::Text => {
                 let local = time.to_zoned(self.zone.clone());
                 writeln!(self.out, "{} {event}", local.strftime("%H:%M:%S%.3f"))
             }
-            Format::Json => {
-                let line = Line {
+            EventFormat::Json => {
+                let line = EventLine {
                     time,
                     event: event.clone(),
                 };

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::manifest;
-use super::sources::{Source, absolute, merge};
-use crate::crd::manifest::{Object, Position, Positions};
+use super::sources::{PolicySource, absolute, merge};
+use crate::crd::manifest::{ManifestObject, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Severity};
 use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
 use crate::node::machine::event::PolicyProblem;
@@ -32,7 +32,7 @@ pub struct Loaded {
     /// Problems because of which the last good version of an object stays in force.
     pub fallbacks: Vec<PolicyProblem>,
     /// The objects in force, to which a later load falls back.
-    pub sources: Vec<Source>,
+    pub sources: Vec<PolicySource>,
 }
 
 impl Overrides {
@@ -70,7 +70,7 @@ pub fn load(
     paths: &[PathBuf],
     node: &NodeFacts,
     overrides: Overrides,
-    former: &[Source],
+    former: &[PolicySource],
 ) -> Loaded {
     let mut parse_errors = Vec::new();
     let mut locations = Locations::new();
@@ -81,7 +81,7 @@ pub fn load(
             locations
                 .entry(key(&object.value))
                 .or_insert_with(|| (file.to_owned(), object.positions));
-            objects.push(Source::new(file, object.value));
+            objects.push(PolicySource::new(file, object.value));
         }
         Err(parse_error) => parse_errors.push(problem(
             file,
@@ -160,7 +160,7 @@ fn key(object: &Value) -> (String, String) {
 }
 
 /// An error for an object of our API group whose kind does not exist.
-fn unknown_kind(file: &Path, object: &Object) -> Option<PolicyProblem> {
+fn unknown_kind(file: &Path, object: &ManifestObject) -> Option<PolicyProblem> {
     let api = object.value.get("apiVersion").and_then(Value::as_str)?;
     if api.split('/').next() != Some(GROUP) || Kind::of(&object.value).is_some() {
         return None;

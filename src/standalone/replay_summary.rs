@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use crate::engine::policy::RuleId;
 use crate::node::machine::messages::{count, format_seconds};
-use crate::trace::replay::{Replay, RuleSummary, Summary};
+use crate::trace::replay::{Replay, RuleSummary, TraceSummary};
 
 /// The summary of a replay, with the names of pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplaySummary {
     /// Counts and times.
-    summary: Summary,
+    summary: TraceSummary,
     /// `namespace/name` of the pods of each rule.
     pods: BTreeMap<RuleId, Vec<String>>,
 }
@@ -42,7 +42,7 @@ impl ReplaySummary {
 
 impl fmt::Display for ReplaySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Summary { samples, span, .. } = &self.summary;
+        let TraceSummary { samples, span, .. } = &self.summary;
         match samples {
             1 => write!(f, "\n1 sample")?,
             samples => write!(f, "\n{samples} samples over {}", format_seconds(*span))?,

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::status::{RuleStatus, Status};
+use super::status::{MachineStatus, RuleInForce};
 use crate::crd::duration::format_duration;
 use crate::engine::policy::Strategy;
 use crate::node::machine::messages::{count, format_seconds, format_value, unknown_reason};
 
 /// Prints a status.
 #[derive(Debug)]
-pub struct Report<'a> {
-    status: &'a Status,
+pub struct StatusText<'a> {
+    status: &'a MachineStatus,
     now: Timestamp,
     alive: bool,
 }
 
-impl<'a> Report<'a> {
+impl<'a> StatusText<'a> {
     /// A report of `status` at `now`.
-    pub fn new(status: &'a Status, now: Timestamp) -> Self {
+    pub fn new(status: &'a MachineStatus, now: Timestamp) -> Self {
         Self {
             status,
             now,
@@ -105,7 +105,7 @@ impl<'a> Report<'a> {
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for StatusText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.header(f)?;
         self.scheduling(f)?;
@@ -123,7 +123,7 @@ fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, title: &str, items: &[T]) -
     items.iter().try_for_each(|item| writeln!(f, "{item}"))
 }
 
-fn notes(rule: &RuleStatus) -> String {
+fn notes(rule: &RuleInForce) -> String {
     let mut notes = String::new();
     if rule.strategy == Strategy::Preview {
         notes += " (preview)";

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::plan::Scheduling;
 use crate::engine::policy::{RuleId, TaintEffect};
-use crate::node::machine::state_dir::{self, StateError, Writer};
+use crate::node::machine::state_dir::{self, StateError, WriterProcess};
 
 /// Its name in the state directory.
 pub const FILE: &str = "scheduling.json";
@@ -27,21 +27,21 @@ pub struct SchedulingState {
     /// When this was decided.
     pub since: Timestamp,
     /// The process that decided. The state is void once that process is gone.
-    pub writer: Writer,
+    pub writer: WriterProcess,
 }
 
 /// Writes the file when the plan changes.
 #[derive(Debug)]
 pub struct SchedulingFile {
     path: PathBuf,
-    writer: Writer,
+    writer: WriterProcess,
     current: Option<SchedulingState>,
 }
 
 impl SchedulingFile {
     /// The file in `state_dir`. What an earlier process of this boot left there stays valid until the first full
     /// evaluation, now with `writer` as its writer.
-    pub fn open(state_dir: &Path, writer: &Writer) -> Self {
+    pub fn open(state_dir: &Path, writer: &WriterProcess) -> Self {
         let path = state_dir.join(FILE);
         let former: Option<SchedulingState> = state_dir::read(&path).ok();
         let former = former.filter(|state| state.writer.boot_id == writer.boot_id);
@@ -111,10 +111,10 @@ mod tests {
 
     use super::*;
 
-    fn boot(id: &str) -> Writer {
-        Writer {
+    fn boot(id: &str) -> WriterProcess {
+        WriterProcess {
             boot_id: id.to_owned(),
-            ..Writer::default()
+            ..WriterProcess::default()
         }
     }
 

@@ -16,7 +16,7 @@ use super::discovery::{Discovery, Watched};
 use super::host;
 use super::inputs::Inputs;
 use super::notify::Notifier;
-use super::output::{Format, Output};
+use super::output::{EventFormat, EventOutput};
 use super::pods::PodSources;
 use super::pods::own::OwnCgroups;
 use super::policies::Overrides;
@@ -36,11 +36,11 @@ use crate::node::collect::Sampler;
 use crate::node::journal::{Journal, StateLock};
 use crate::node::machine::event::{Event, NoticeKind};
 use crate::node::machine::messages::count;
-use crate::node::machine::state_dir::{self, Writer};
+use crate::node::machine::state_dir::{self, WriterProcess};
 use crate::node::machine::workload::Workload;
-use crate::node::machine::{self, MachineError, Settings};
-use crate::trace::Header;
-use crate::trace::record::{RecordError, Recorder};
+use crate::node::machine::{self, MachineError, MachineSettings};
+use crate::trace::TraceHeader;
+use crate::trace::record::{RecordError, TraceRecorder};
 
 /// Settings of the command line.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub struct Options {
     /// Stop after this time.
     pub duration: Option<Duration>,
     /// The format of events.
-    pub format: Format,
+    pub format: EventFormat,
     /// The windows of the node's settings.
     pub windows: Arc<[CustomWindow]>,
     /// The path of the trace.
@@ -178,7 +178,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
     if !preview {
         check_access(&hierarchy, &found.workloads)?;
     }
-    let settings = Settings {
+    let settings = MachineSettings {
         hierarchy,
         proc_root: options.proc_root.clone(),
         sys_root: options.sys_root.clone(),
@@ -195,7 +195,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         machine,
         discovery: Discovery::start(watched, snapshot, wake.waker())?,
         wake,
-        output: Output::new(options.format, io::stdout()),
+        output: EventOutput::new(options.format, io::stdout()),
         recorder,
         notifier: Notifier::from_environment(now),
         end: options.duration.map(|duration| now + duration),
@@ -298,14 +298,14 @@ fn recorder(
     options: &Options,
     node: &NodeFacts,
     now: BootTime,
-) -> Result<Option<Recorder>, SetupError> {
+) -> Result<Option<TraceRecorder>, SetupError> {
     let Some(path) = &options.record else {
         return Ok(None);
     };
-    let boot_id = Writer::this_process()?.boot_id;
+    let boot_id = WriterProcess::this_process()?.boot_id;
     let period = options.overrides.period;
-    let header = Header::new(boot_id, now, clock::wall_time(), node, period);
-    Ok(Some(Recorder::create(path, header)?))
+    let header = TraceHeader::new(boot_id, now, clock::wall_time(), node, period);
+    Ok(Some(TraceRecorder::create(path, header)?))
 }
 
 /// Restores from the journal what an earlier process left in force, and prints each file; true if nothing is left.
@@ -328,7 +328,7 @@ pub fn restore(options: &Options) -> Result<bool, SetupError> {
         let reason = error.to_string();
         events.push(Event::notice(now, NoticeKind::StateNotWritten { reason }));
     }
-    let mut output: Output<Stdout> = Output::new(options.format, io::stdout());
+    let mut output: EventOutput<Stdout> = EventOutput::new(options.format, io::stdout());
     output.write(&events, now, clock::wall_time())?;
     Ok(restored.left == 0)
 }

@@ -14,14 +14,14 @@ use crate::engine::policy::NodeFacts;
 /// A policy object, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Source {
+pub struct PolicySource {
     /// The file; absolute, so that it does not depend on the working directory.
     pub file: PathBuf,
     /// The object: its kind, name and spec.
     pub object: Value,
 }
 
-impl Source {
+impl PolicySource {
     /// An object that was read from `file`.
     pub fn new(file: &Path, object: Value) -> Self {
         let file = absolute(file);
@@ -60,7 +60,7 @@ pub struct Merged {
     /// The policies in force, with findings about them.
     pub compiled: Compiled,
     /// The objects in force.
-    pub sources: Vec<Source>,
+    pub sources: Vec<PolicySource>,
     /// Errors of objects whose last good version stays in force.
     pub refused: Vec<Finding>,
     /// Objects that are missing, but may be in a file that cannot be parsed: they stay in force. Each with its file.
@@ -70,8 +70,8 @@ pub struct Merged {
 /// Compiles what was `read`. An object with new errors, or one that may be in a file or directory that could not be parsed
 /// (`unparsed`), stays in force as in `former`. An object that is missing otherwise is removed.
 pub fn merge(
-    read: Vec<Source>,
-    former: &[Source],
+    read: Vec<PolicySource>,
+    former: &[PolicySource],
     unparsed: &BTreeSet<PathBuf>,
     node: &NodeFacts,
 ) -> Merged {
@@ -98,16 +98,16 @@ pub fn merge(
 
 struct Merger<'a> {
     /// Objects to compile; several with the same key are duplicates.
-    objects: BTreeMap<Key, Vec<Source>>,
-    former: BTreeMap<Key, &'a Source>,
+    objects: BTreeMap<Key, Vec<PolicySource>>,
+    former: BTreeMap<Key, &'a PolicySource>,
     fallen_back: BTreeSet<Key>,
     former_findings: BTreeSet<Finding>,
     node: &'a NodeFacts,
 }
 
 impl<'a> Merger<'a> {
-    fn new(read: Vec<Source>, former: &'a [Source], node: &'a NodeFacts) -> Self {
-        let mut objects: BTreeMap<Key, Vec<Source>> = BTreeMap::new();
+    fn new(read: Vec<PolicySource>, former: &'a [PolicySource], node: &'a NodeFacts) -> Self {
+        let mut objects: BTreeMap<Key, Vec<PolicySource>> = BTreeMap::new();
         for source in read {
             if let Some(key) = source.key() {
                 objects.entry(key).or_default().push(source);
@@ -171,7 +171,7 @@ impl<'a> Merger<'a> {
     fn replaceable(&self, object: &ObjectRef) -> Option<&Key> {
         let same = |key: &&Key| object_ref(key) == *object;
         let key = self.former.keys().find(same)?;
-        let spec = |source: &Source| source.object["spec"].clone();
+        let spec = |source: &PolicySource| source.object["spec"].clone();
         let former = spec(self.former.get(key)?);
         let read = self.objects.get(key)?;
         let differs = read.iter().any(|source| spec(source) != former);
@@ -186,7 +186,7 @@ impl<'a> Merger<'a> {
     }
 
     /// The objects that are in force, at least in part.
-    fn in_force(&self) -> Vec<Source> {
+    fn in_force(&self) -> Vec<PolicySource> {
         let values = self.objects.values().flatten();
         let objects = Objects::from_values(values.map(|source| source.object.clone()));
         let valid = self
@@ -194,7 +194,7 @@ impl<'a> Merger<'a> {
             .iter()
             .filter(|((kind, name), _)| objects.has(*kind, name));
         let sources = valid.filter_map(|(_, sources)| sources.first());
-        sources.cloned().map(Source::trimmed).collect()
+        sources.cloned().map(PolicySource::trimmed).collect()
     }
 }
 

@@ -13,11 +13,11 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{RuleId, Strategy};
 use crate::engine::protected::Guard;
 use crate::engine::time::BootTime;
-use crate::node::journal::Record;
+use crate::node::journal::JournalRecord;
 use crate::node::machine::backend::Backend;
-use crate::node::machine::event::{Decision, PodRefusal, PolicyProblem};
+use crate::node::machine::event::{NamedDecision, PodRefusal, PolicyProblem};
 use crate::node::machine::metric;
-use crate::node::machine::state_dir::Writer;
+use crate::node::machine::state_dir::WriterProcess;
 
 /// Its name in the state directory.
 pub const FILE: &str = "status.json";
@@ -27,11 +27,11 @@ pub const VERSION: u32 = 1;
 /// The state of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct MachineStatus {
     /// [`VERSION`].
     pub version: u32,
     /// The process that wrote it.
-    pub writer: Writer,
+    pub writer: WriterProcess,
     /// Time since boot.
     pub at: BootTime,
     /// The same moment on the wall clock.
@@ -41,13 +41,13 @@ pub struct Status {
     /// Whether new work may be started; absent before the first full evaluation.
     pub scheduling: Option<SchedulingState>,
     /// Every rule, in order of id.
-    pub rules: Vec<RuleStatus>,
+    pub rules: Vec<RuleInForce>,
     /// Every cgroup file that differs from its original.
     pub throttled: Vec<ThrottledFile>,
     /// Pods that are being evicted.
     pub evicting: Vec<String>,
     /// What the Preview rules would have in force.
-    pub would: Vec<Decision>,
+    pub would: Vec<NamedDecision>,
     /// Policies that are ignored or should be checked.
     pub problems: Vec<PolicyProblem>,
     /// Pods that cannot be managed.
@@ -57,7 +57,7 @@ pub struct Status {
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RuleStatus {
+pub struct RuleInForce {
     /// `<NodeQOS>/<rule>`
     pub rule: RuleId,
     /// Its metric.
@@ -108,7 +108,7 @@ pub struct ThrottledFile {
     pub rule: RuleId,
 }
 
-impl Status {
+impl MachineStatus {
     /// The state of `machine`, without problems and refusals, which the caller adds.
     pub fn of(machine: &Machine, now: BootTime, time: Timestamp) -> Self {
         let named = |uid: &PodUid| machine.name(uid).unwrap_or_else(|| uid.to_string());
@@ -122,7 +122,7 @@ impl Status {
             pods: machine.pods().len(),
             scheduling: machine.backend().scheduling().cloned(),
             rules: rules
-                .map(|rule| RuleStatus::of(machine, rule, now))
+                .map(|rule| RuleInForce::of(machine, rule, now))
                 .collect(),
             throttled: files
                 .map(|file| ThrottledFile::of(named(&file.uid), file))
@@ -135,7 +135,7 @@ impl Status {
     }
 }
 
-impl RuleStatus {
+impl RuleInForce {
     fn of(machine: &Machine, report: RuleReport, now: BootTime) -> Self {
         Self {
             metric: metric(machine.policy(), &report.id),
@@ -156,7 +156,7 @@ impl RuleStatus {
 }
 
 impl ThrottledFile {
-    fn of(pod_name: String, record: Record) -> Self {
+    fn of(pod_name: String, record: JournalRecord) -> Self {
         Self {
             pod_name,
             target_cgroup: record.target_cgroup.to_string(),

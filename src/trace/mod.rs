@@ -24,9 +24,9 @@ pub const VERSION: u32 = 1;
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Line {
+pub enum TraceLine {
     /// The first line.
-    Header(Header),
+    Header(TraceHeader),
     /// The pods from here on.
     Pods(Vec<Arc<Pod>>),
     /// A sample.
@@ -35,11 +35,11 @@ pub enum Line {
     Transition(Transition),
 }
 
-/// A borrowed [`Line`].
+/// A borrowed [`TraceLine`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum LineRef<'a> {
-    Header(&'a Header),
+    Header(&'a TraceHeader),
     Pods(&'a [Arc<Pod>]),
     Tick(TickRef<'a>),
     Transition(&'a Transition),
@@ -48,7 +48,7 @@ pub(crate) enum LineRef<'a> {
 /// The first line of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Header {
+pub struct TraceHeader {
     /// [`VERSION`].
     pub version: u32,
     /// The version of the program that recorded it.
@@ -60,7 +60,7 @@ pub struct Header {
     /// The wall clock at that moment.
     pub time: Timestamp,
     /// The facts that policies are compiled for.
-    pub node: Node,
+    pub node: TracedNode,
     /// The evaluation period that replaced those of the policies, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub period_nanos: Option<u64>,
@@ -69,7 +69,7 @@ pub struct Header {
 /// The facts of a node that policies are compiled for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Node {
+pub struct TracedNode {
     /// Its labels.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -79,7 +79,7 @@ pub struct Node {
     pub memory: Bytes,
 }
 
-impl From<&NodeFacts> for Node {
+impl From<&NodeFacts> for TracedNode {
     fn from(facts: &NodeFacts) -> Self {
         Self {
             labels: facts.labels.clone(),
@@ -89,8 +89,8 @@ impl From<&NodeFacts> for Node {
     }
 }
 
-impl From<&Node> for NodeFacts {
-    fn from(node: &Node) -> Self {
+impl From<&TracedNode> for NodeFacts {
+    fn from(node: &TracedNode) -> Self {
         Self {
             labels: node.labels.clone(),
             cpus: node.cpus,
@@ -117,7 +117,7 @@ pub(crate) struct TickRef<'a> {
     pub(crate) sample: &'a Sample,
 }
 
-impl Header {
+impl TraceHeader {
     /// The header of a trace that starts now: at `at` since boot and `time` on the wall clock.
     pub fn new(
         boot_id: String,

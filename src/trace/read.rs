@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::{Header, Line, VERSION};
+use super::{TraceHeader, TraceLine, VERSION};
 use crate::crd::manifest::Position;
 use crate::engine::time::BootTime;
 
@@ -103,7 +103,7 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// Where `input` does not start with a header of this version.
-    pub fn open(input: R) -> Result<(Header, Self), TraceError> {
+    pub fn open(input: R) -> Result<(TraceHeader, Self), TraceError> {
         let mut reader = Self {
             input,
             line: 0,
@@ -111,7 +111,7 @@ impl<R: BufRead> Reader<R> {
             last: BootTime::default(),
         };
         let header = match reader.parse() {
-            Ok(Some(Line::Header(header))) => header,
+            Ok(Some(TraceLine::Header(header))) => header,
             Ok(None) => return Err(TraceError::Empty),
             Ok(Some(_)) => {
                 return Err(TraceError::NoHeader {
@@ -131,17 +131,17 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// Where the line is invalid. Nothing after it may be read.
-    pub fn read(&mut self) -> Result<Option<Line>, TraceError> {
+    pub fn read(&mut self) -> Result<Option<TraceLine>, TraceError> {
         let line = self.parse()?;
         match &line {
-            Some(Line::Header(_)) => Err(TraceError::Invalid {
+            Some(TraceLine::Header(_)) => Err(TraceError::Invalid {
                 position: Position::line(self.line),
                 reason: "a second header".to_owned(),
             }),
-            Some(Line::Tick(tick)) if tick.now < self.last => {
+            Some(TraceLine::Tick(tick)) if tick.now < self.last => {
                 Err(TraceError::Backwards { line: self.line })
             }
-            Some(Line::Tick(tick)) => {
+            Some(TraceLine::Tick(tick)) => {
                 self.last = tick.now;
                 Ok(line)
             }
@@ -149,7 +149,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    fn parse(&mut self) -> Result<Option<Line>, TraceError> {
+    fn parse(&mut self) -> Result<Option<TraceLine>, TraceError> {
         self.buffer.clear();
         self.line += 1;
         let line = self.line;

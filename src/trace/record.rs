@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Header, LineRef, TickRef};
+use super::{LineRef, TickRef, TraceHeader};
 use crate::engine::plan::Transition;
 use crate::engine::pod::Pod;
 use crate::engine::sample::Sample;
@@ -24,25 +24,25 @@ pub struct RecordError {
 
 /// Writes a trace. Each file starts with header and pods, so that it can be replayed alone.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct TraceRecorder {
     path: PathBuf,
-    header: Header,
+    header: TraceHeader,
     pods: Vec<Arc<Pod>>,
     file: BufWriter<File>,
     written: u64,
     limit: u64,
 }
 
-impl Recorder {
+impl TraceRecorder {
     /// Starts a trace. An existing file is renamed to `FILE.1`.
     ///
     /// # Errors
     /// Where the file cannot be created.
-    pub fn create(path: &Path, header: Header) -> Result<Self, RecordError> {
+    pub fn create(path: &Path, header: TraceHeader) -> Result<Self, RecordError> {
         Self::with_limit(path, header, MAX_FILE_SIZE)
     }
 
-    fn with_limit(path: &Path, header: Header, limit: u64) -> Result<Self, RecordError> {
+    fn with_limit(path: &Path, header: TraceHeader, limit: u64) -> Result<Self, RecordError> {
         let file = create(path).map_err(|source| RecordError {
             path: path.to_owned(),
             source,
@@ -154,21 +154,21 @@ mod tests {
     use super::*;
     use crate::engine::sample::{ProbeSample, Series};
     use crate::trace::read::Reader;
-    use crate::trace::{Line, Node, VERSION};
+    use crate::trace::{TraceLine, TracedNode, VERSION};
 
-    fn header() -> Header {
-        Header {
+    fn header() -> TraceHeader {
+        TraceHeader {
             version: VERSION,
             plimsoll: "0".to_owned(),
             boot_id: "boot".to_owned(),
             at: BootTime::default(),
             time: jiff::Timestamp::UNIX_EPOCH,
-            node: Node::default(),
+            node: TracedNode::default(),
             period_nanos: None,
         }
     }
 
-    fn lines(path: &Path) -> Vec<Line> {
+    fn lines(path: &Path) -> Vec<TraceLine> {
         let file = BufReader::new(File::open(path).expect("a trace"));
         let (_, mut reader) = Reader::open(file).expect("a header");
         std::iter::from_fn(|| reader.read().expect("a line")).collect()
@@ -190,10 +190,10 @@ mod tests {
             at: BootTime::default(),
             series: series.to_vec().into(),
         });
-        let mut recorder = Recorder::create(&path, header()).expect("a trace");
+        let mut recorder = TraceRecorder::create(&path, header()).expect("a trace");
         let tick = recorder.tick(BootTime::default(), &sample, std::iter::empty());
         tick.expect("written");
-        let Some(Line::Tick(read)) = lines(&path).pop() else {
+        let Some(TraceLine::Tick(read)) = lines(&path).pop() else {
             panic!("no tick");
         };
         assert_eq!(read.sample.node, sample.node);
@@ -208,7 +208,7 @@ mod tests {
     fn a_long_recording_keeps_two_complete_files() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let path = dir.path().join("trace");
-        let mut recorder = Recorder::with_limit(&path, header(), 20_000).expect("a trace");
+        let mut recorder = TraceRecorder::with_limit(&path, header(), 20_000).expect("a trace");
         for second in 0..200 {
             let now = BootTime::default() + Duration::from_secs(second);
             let tick = recorder.tick(now, &Sample::default(), std::iter::empty());
@@ -218,7 +218,7 @@ mod tests {
         for file in [&path, &old] {
             let size = fs::metadata(file).expect("a file").len();
             assert!(size < 21_000, "{size}");
-            assert!(matches!(lines(file)[..], [Line::Pods(_), ..]));
+            assert!(matches!(lines(file)[..], [TraceLine::Pods(_), ..]));
         }
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2);
         let ticks = lines(&old).len() + lines(&path).len();

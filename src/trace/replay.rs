@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::read::{Reader, TraceError};
-use super::{Header, Line, Tick};
+use super::{Tick, TraceHeader, TraceLine};
 use crate::engine::Engine;
-use crate::engine::plan::{Change, Plan, RuleState, Transition};
+use crate::engine::plan::{Plan, PlanChange, RuleState, Transition};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
@@ -20,14 +20,14 @@ use crate::engine::window::CustomWindow;
 /// A running replay.
 #[derive(Debug)]
 pub struct Replay<R> {
-    header: Header,
+    header: TraceHeader,
     reader: Reader<R>,
     engine: Engine,
     policy: Arc<PolicySet>,
     pods: BTreeMap<PodUid, Arc<Pod>>,
     tick: Tick,
     plan: Plan,
-    summary: Summary,
+    summary: TraceSummary,
 }
 
 /// The same set with every rule as a Preview.
@@ -46,8 +46,8 @@ impl<R: BufRead> Replay<R> {
     pub fn open(
         input: R,
         windows: Arc<[CustomWindow]>,
-        compile: impl FnOnce(&Header) -> PolicySet,
-    ) -> Result<(Header, Self), TraceError> {
+        compile: impl FnOnce(&TraceHeader) -> PolicySet,
+    ) -> Result<(TraceHeader, Self), TraceError> {
         let (header, reader) = Reader::open(input)?;
         let policy = Arc::new(as_preview(compile(&header)));
         let mut engine = Engine::new();
@@ -57,7 +57,7 @@ impl<R: BufRead> Replay<R> {
             header: header.clone(),
             reader,
             engine,
-            summary: Summary::of(&policy),
+            summary: TraceSummary::of(&policy),
             policy,
             pods: BTreeMap::new(),
             tick: Tick::default(),
@@ -74,12 +74,12 @@ impl<R: BufRead> Replay<R> {
         loop {
             match self.reader.read()? {
                 None => return Ok(false),
-                Some(Line::Pods(pods)) => self.set_pods(pods),
-                Some(Line::Tick(tick)) => {
+                Some(TraceLine::Pods(pods)) => self.set_pods(pods),
+                Some(TraceLine::Tick(tick)) => {
                     self.evaluate(*tick);
                     return Ok(true);
                 }
-                Some(Line::Header(_) | Line::Transition(_)) => {}
+                Some(TraceLine::Header(_) | TraceLine::Transition(_)) => {}
             }
         }
     }
@@ -137,7 +137,7 @@ impl<R: BufRead> Replay<R> {
     }
 
     /// The summary so far.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> TraceSummary {
         let mut summary = self.summary.clone();
         for rule in summary.rules.values_mut() {
             rule.close(self.tick.now);
@@ -149,7 +149,7 @@ impl<R: BufRead> Replay<R> {
 /// What the policies would have done over a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Summary {
+pub struct TraceSummary {
     /// Samples replayed.
     pub samples: u64,
     /// From the first sample to the last.
@@ -188,7 +188,7 @@ pub struct RuleSummary {
     disabled_since: Option<BootTime>,
 }
 
-impl Summary {
+impl TraceSummary {
     fn of(policy: &PolicySet) -> Self {
         let rules = policy.rules.iter();
         Self {
@@ -211,36 +211,36 @@ impl Summary {
 }
 
 impl RuleSummary {
-    fn count(&mut self, at: BootTime, change: &Change) {
+    fn count(&mut self, at: BootTime, change: &PlanChange) {
         match change {
-            Change::State { from, to, .. } => self.enter_state(at, *from, *to),
-            Change::Throttle { pod, from, to, .. } => {
+            PlanChange::State { from, to, .. } => self.enter_state(at, *from, *to),
+            PlanChange::Throttle { pod, from, to, .. } => {
                 self.pods.insert(pod.clone());
                 self.steps_down += u64::from(to < from);
                 self.steps_up += u64::from(to > from);
             }
-            Change::Evict { pod, .. } => {
+            PlanChange::Evict { pod, .. } => {
                 self.pods.insert(pod.clone());
                 self.evictions += 1;
             }
-            Change::Reclaim { pod, .. } => {
+            PlanChange::Reclaim { pod, .. } => {
                 self.pods.insert(pod.clone());
                 self.reclaims += 1;
             }
-            Change::SchedulingDisabled { .. } => {
+            PlanChange::SchedulingDisabled { .. } => {
                 self.disabled_since.get_or_insert(at);
             }
-            Change::SchedulingEnabled => {
+            PlanChange::SchedulingEnabled => {
                 let since = self.disabled_since.take();
                 self.scheduling_disabled += since.map_or(Duration::ZERO, |since| at.since(since));
             }
-            Change::Unknown { .. }
-            | Change::Known { .. }
-            | Change::Ineffective { .. }
-            | Change::Effective { .. }
-            | Change::OutsideHours
-            | Change::WithinHours
-            | Change::Skipped { .. } => {}
+            PlanChange::Unknown { .. }
+            | PlanChange::Known { .. }
+            | PlanChange::Ineffective { .. }
+            | PlanChange::Effective { .. }
+            | PlanChange::OutsideHours
+            | PlanChange::WithinHours
+            | PlanChange::Skipped { .. } => {}
         }
     }
 

@@ -12,7 +12,7 @@ use crate::run_support::eventually;
 use plimsoll::clock::boot_time;
 use plimsoll::crd::eviction::{PATH, api_path};
 use plimsoll::engine::EngineState;
-use plimsoll::node::machine::state_dir::Writer;
+use plimsoll::node::machine::state_dir::WriterProcess;
 use serde_json::{Value, json};
 
 #[test]
@@ -522,7 +522,7 @@ fn without_a_reachable_replica_the_api_server_forwards_the_request() {
     let third = next_eviction(&node, &agent, &leader, 3);
     assert_eq!(paths(&third), [&by_api_server]);
     let keys = [first, second, third].map(|requests| requests[0].request.key.clone());
-    let boot_id = Writer::this_process().unwrap().boot_id;
+    let boot_id = WriterProcess::this_process().unwrap().boot_id;
     assert!(keys.iter().all(|key| key.boot_id == boot_id), "{keys:?}");
     let grow = keys.is_sorted_by(|before, next| before.sequence < next.sequence);
     assert!(grow, "over either path: {keys:?}");
@@ -579,7 +579,7 @@ fn an_eviction_is_shown_for_an_hour_on_an_idle_node() {
         return;
     };
     let saved = json!({
-        "bootId": Writer::this_process().unwrap().boot_id,
+        "bootId": WriterProcess::this_process().unwrap().boot_id,
         "state": EngineState::default(),
         "evictions": [{
             "uid": "u", "namespace": "default", "name": "gone", "rule": "q/cpu", "at": at,

@@ -15,8 +15,8 @@ use crate::api_support::{ControlPlane, lease_namespace, now};
 use futures::future::join_all;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
-use plimsoll::agent::direct_report::metrics::Reports;
-use plimsoll::agent::direct_report::{DirectReports, Links, Options};
+use plimsoll::agent::direct_report::metrics::DirectReportMetrics;
+use plimsoll::agent::direct_report::{Links, Options, ReportTasks};
 use plimsoll::clock::boot_time;
 use plimsoll::cluster::watch::resource;
 use plimsoll::crd::NodeMetric;
@@ -63,10 +63,10 @@ impl Agent {
             credentials: credentials.path().to_owned(),
             node: NODE.to_owned(),
         };
-        let metrics = Reports::default();
+        let metrics = DirectReportMetrics::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);
-        let reports = DirectReports::start(
+        let reports = ReportTasks::start(
             client.clone(),
             options,
             boot_time(),
@@ -166,7 +166,7 @@ impl Drop for Agent {
     }
 }
 
-async fn measure(reports: DirectReports, sequence: Arc<AtomicI64>) {
+async fn measure(reports: ReportTasks, sequence: Arc<AtomicI64>) {
     loop {
         let mut metric = NodeMetric::default();
         metric.status.agent = Some(ReportingAgent {

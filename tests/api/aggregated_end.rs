@@ -15,7 +15,7 @@ use plimsoll::clock;
 use plimsoll::cluster::client::Server;
 use plimsoll::cluster::election::Leadership;
 use plimsoll::cluster::kubeconfig::ClusterSource;
-use plimsoll::metrics_api::{self, CertificateSource, ObjectNames, Observer, Options};
+use plimsoll::metrics_api::{self, ApiObserver, CertificateSource, ObjectNames, Options};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -227,7 +227,7 @@ async fn a_forwarded_list_waits_for_the_leaders_warm_up() {
 
 struct IgnoreAll;
 
-impl Observer for IgnoreAll {
+impl ApiObserver for IgnoreAll {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
     fn certificates_reconciled(&self, _: Option<jiff::Timestamp>, _: bool) {}

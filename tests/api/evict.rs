@@ -12,7 +12,7 @@ use kube::Client;
 use nix::sys::signal::Signal;
 use plimsoll::cluster::client::connect;
 use plimsoll::cluster::kubeconfig::ClusterSource;
-use plimsoll::crd::eviction::{Answer, Delay, api_path};
+use plimsoll::crd::eviction::{Delay, EvictionAnswer, api_path};
 use serde_json::{Value, json};
 
 /// Enough for a very slow machine.
@@ -194,7 +194,7 @@ impl Agent<'_> {
         self.connection.send(request.unwrap()).unwrap()
     }
 
-    fn send(&self, body: &Value) -> Answer {
+    fn send(&self, body: &Value) -> EvictionAnswer {
         let answer = self.post(body);
         assert_eq!(answer.code, 200, "{}", answer.body);
         serde_json::from_value(answer.body).unwrap()
@@ -202,22 +202,22 @@ impl Agent<'_> {
 
     /// Repeats with new requests until there is an answer about the eviction itself: on a slow machine the leader may
     /// not be ready yet.
-    fn settle(&self, target: &Target) -> Answer {
+    fn settle(&self, target: &Target) -> EvictionAnswer {
         self.settle_as(|| self.request(target))
     }
 
-    fn settle_as(&self, request: impl Fn() -> Value) -> Answer {
+    fn settle_as(&self, request: impl Fn() -> Value) -> EvictionAnswer {
         let last = RefCell::new(None);
         self.plane.until("the leader knows enough", TIMEOUT, |_| {
             let answer = self.send(&request());
             let is_early = matches!(
                 &answer,
-                Answer::Wait {
+                EvictionAnswer::Wait {
                     by: Delay::Leader,
                     ..
                 }
             );
-            let is_unknown = matches!(&answer, Answer::Unknown { .. });
+            let is_unknown = matches!(&answer, EvictionAnswer::Unknown { .. });
             last.replace(Some(answer));
             !is_early && !is_unknown
         });
@@ -225,16 +225,16 @@ impl Agent<'_> {
     }
 }
 
-fn waits_for_budget(answer: &Answer, expected: &str) {
-    let Answer::Wait { wait, by, why } = answer else {
+fn waits_for_budget(answer: &EvictionAnswer, expected: &str) {
+    let EvictionAnswer::Wait { wait, by, why } = answer else {
         panic!("not to be tried again: {answer:?}");
     };
     assert_eq!((*by, &**why), (Delay::Budget, expected));
     assert!(*wait >= Duration::from_secs(1), "{wait:?}");
 }
 
-fn refused(answer: &Answer, expected: &str) {
-    let Answer::Refused { why } = answer else {
+fn refused(answer: &EvictionAnswer, expected: &str) {
+    let EvictionAnswer::Refused { why } = answer else {
         panic!("{answer:?}, and not: {expected}");
     };
     assert!(why.contains(expected), "{why}");
@@ -263,17 +263,17 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
         request.replace(first.request(&mine[0]));
         request.borrow().clone()
     });
-    assert_eq!(accepted, Answer::Accepted);
+    assert_eq!(accepted, EvictionAnswer::Accepted);
     let pod = scene.plane.get("pod", "a");
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], GRACE);
     // The same request is the same eviction.
-    assert_eq!(first.send(&request.borrow()), Answer::Accepted);
+    assert_eq!(first.send(&request.borrow()), EvictionAnswer::Accepted);
     let why = "the owner's budget of evictions, 1 in 10m, is spent".to_owned();
-    assert_eq!(first.settle(&sibling), Answer::Budget { why });
-    assert_eq!(first.settle(&mine[1]), Answer::Accepted);
+    assert_eq!(first.settle(&sibling), EvictionAnswer::Budget { why });
+    assert_eq!(first.settle(&mine[1]), EvictionAnswer::Accepted);
     let node = "the node's budget of evictions, 2 in 10m, is spent";
     waits_for_budget(&first.settle(&mine[2]), node);
-    assert_eq!(second.settle(&others[0]), Answer::Accepted);
+    assert_eq!(second.settle(&others[0]), EvictionAnswer::Accepted);
     let fleet = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&second.settle(&others[1]), fleet);
     for skipped in [&mine[2], &others[1], &sibling] {
@@ -281,7 +281,7 @@ fn the_leader_evicts_pods_of_the_agents_node_within_the_budgets() {
     }
     counts_answers(&scene, &controller);
     // Budgets do not recover before their ten minutes are over.
-    let Answer::Wait { wait, .. } = second.settle(&others[1]) else {
+    let EvictionAnswer::Wait { wait, .. } = second.settle(&others[1]) else {
         panic!("the budget has recovered too early");
     };
     assert!(wait > Duration::from_mins(1), "{wait:?}");
@@ -299,7 +299,7 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
     let preview = || with(own, "rule", "q/preview");
     refused(&agent.settle_as(preview), "no rule asks for it any more");
     let replaced = || with(own, "uid", "another");
-    assert_eq!(agent.settle_as(replaced), Answer::Gone);
+    assert_eq!(agent.settle_as(replaced), EvictionAnswer::Gone);
     let protected = scene.pod_with(
         "protected",
         "node00",
@@ -310,7 +310,8 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
     scene
         .plane
         .kubectl(&["label", "pod", "protected", "app=web", "--overwrite"]);
-    let Answer::Wait { by, why, .. } = agent.send(&with(own, "hash", "0123456789abcdef")) else {
+    let EvictionAnswer::Wait { by, why, .. } = agent.send(&with(own, "hash", "0123456789abcdef"))
+    else {
         panic!("evicted for rules that the node does not have");
     };
     assert_eq!(by, Delay::Leader);
@@ -330,7 +331,7 @@ fn refuses_forbidden_requests(scene: &Scene, agent: &Agent, own: &Target, other:
         .plane
         .kubectl(&["create", &stop, "configmap", "plimsoll-stop"]);
     annotate("plimsoll.dev/stop=no pod is to be evicted");
-    let Answer::Wait { why, .. } = agent.send(&agent.request(own)) else {
+    let EvictionAnswer::Wait { why, .. } = agent.send(&agent.request(own)) else {
         panic!("evicted despite the emergency stop");
     };
     assert!(why.contains("emergency stop"), "{why}");
@@ -394,13 +395,13 @@ fn the_agent_gets_the_api_servers_answer() {
     scene.plane.kubectl(&patch);
     scene.until_leads(&controller);
     let agent = scene.agent("node00", ports[1]);
-    let Answer::Budget { why } = agent.settle(&pod) else {
+    let EvictionAnswer::Budget { why } = agent.settle(&pod) else {
         panic!("evicted against its disruption budget");
     };
     assert!(why.contains("all needs 1 healthy pods"), "{why}");
     // A refused eviction costs no budget of ours.
     scene.plane.kubectl(&["delete", "pdb", "all"]);
-    assert_eq!(agent.settle(&other), Answer::Accepted);
+    assert_eq!(agent.settle(&other), EvictionAnswer::Accepted);
     let spent = "the node's budget of evictions, 1 in 10m, is spent";
     waits_for_budget(&agent.settle(&pod), spent);
 }
@@ -411,7 +412,7 @@ fn through_api_server(
     node: Option<&str>,
     path: &str,
     body: &Value,
-) -> Result<Answer, u16> {
+) -> Result<EvictionAnswer, u16> {
     let kubeconfig = match node {
         Some(node) => {
             let bound = format!("--bound-object-name={node}");
@@ -426,7 +427,7 @@ fn through_api_server(
             .await
             .unwrap();
         let request = Request::post(path).body(body.to_string().into_bytes());
-        client.request::<Answer>(request.unwrap()).await
+        client.request::<EvictionAnswer>(request.unwrap()).await
     };
     match crate::api_support::reporter::runtime().block_on(ask) {
         Ok(answer) => Ok(answer),
@@ -461,12 +462,13 @@ fn agents_without_a_route_to_the_leader_use_the_api_server() {
     let request = RefCell::new(Value::Null);
     scene.plane.until("it is evicted", TIMEOUT, |_| {
         request.replace(to_leader.request(&first));
-        through_api_server(&scene, Some("node00"), &own, &request.borrow()) == Ok(Answer::Accepted)
+        through_api_server(&scene, Some("node00"), &own, &request.borrow())
+            == Ok(EvictionAnswer::Accepted)
     });
     assert!(scene.is_terminating(&first));
     // The same request by another route is the same request. (A connection without reports is closed after a while.)
     let to_leader = scene.agent("node00", ports[0][1]);
-    assert_eq!(to_leader.send(&request.borrow()), Answer::Accepted);
+    assert_eq!(to_leader.send(&request.borrow()), EvictionAnswer::Accepted);
     let body = to_leader.request(&second);
     let theirs = api_path("node01");
     assert_eq!(
@@ -490,7 +492,7 @@ fn the_next_leader_counts_earlier_evictions() {
     let pods = ["a", "b", "c", "d"].map(|name| scene.pod(name, "node00", name));
     let agent = scene.agent("node00", ports[0][1]);
     for target in &pods[..2] {
-        assert_eq!(agent.settle(target), Answer::Accepted);
+        assert_eq!(agent.settle(target), EvictionAnswer::Accepted);
     }
     // One of them is gone when the next leader starts.
     scene
@@ -501,7 +503,7 @@ fn the_next_leader_counts_earlier_evictions() {
         .plane
         .until("the standby leads", TIMEOUT, |_| standby.leads());
     let agent = scene.agent("node00", ports[1][1]);
-    assert_eq!(agent.settle(&pods[2]), Answer::Accepted);
+    assert_eq!(agent.settle(&pods[2]), EvictionAnswer::Accepted);
     let spent = "the fleet's budget of evictions, 3 in 10m, is spent";
     waits_for_budget(&agent.settle(&pods[3]), spent);
     // Another client overwrites the record: the leader's ledger is authoritative.
@@ -538,13 +540,16 @@ fn zone_and_namespace_budgets_are_shared_between_nodes() {
         .map(|node| scene.agent(node, ports[1]))
         .collect();
     let on = |name: &str, index: usize| scene.pod(name, &nodes[index], name);
-    assert_eq!(agents[0].settle(&on("a", 0)), Answer::Accepted);
-    assert_eq!(agents[1].settle(&on("b", 1)), Answer::Accepted);
+    assert_eq!(agents[0].settle(&on("a", 0)), EvictionAnswer::Accepted);
+    assert_eq!(agents[1].settle(&on("b", 1)), EvictionAnswer::Accepted);
     let spent = "the zone's budget of evictions, 2 in 10m, is spent";
     waits_for_budget(&agents[1].settle(&on("c", 1)), spent);
-    assert_eq!(agents[2].settle(&on("d", 2)), Answer::Accepted);
+    assert_eq!(agents[2].settle(&on("d", 2)), EvictionAnswer::Accepted);
     let why = "the namespace's budget of evictions, 3 in 10m, is spent".to_owned();
-    assert_eq!(agents[2].settle(&on("e", 2)), Answer::Budget { why });
+    assert_eq!(
+        agents[2].settle(&on("e", 2)),
+        EvictionAnswer::Budget { why }
+    );
 }
 
 #[test]
@@ -569,7 +574,7 @@ fn without_budgets_and_aggregated_api_the_other_checks_apply() {
     for name in ["a", "b", "c", "d", "e", "f"] {
         assert_eq!(
             agent.settle(&scene.pod(name, "node00", "r")),
-            Answer::Accepted
+            EvictionAnswer::Accepted
         );
     }
     let other = scene.pod("other", "node01", "r");

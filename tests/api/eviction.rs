@@ -11,12 +11,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use plimsoll::agent::eviction::{
-    EvictionResult, Evictions, Evictor, InForce, Outcome, Refusal, Request, Requester,
+    EvictionChannel, EvictionOutcome, EvictionResult, Evictor, PoliciesInForce, Refusal, Requester,
+    WantedEviction,
 };
-use plimsoll::agent::taint::{self, ObservedNode, TaintState, WantedTaint};
+use plimsoll::agent::taint::{self, TaintState, WantedTaint, WatchedNode};
 use plimsoll::clock;
 use plimsoll::cluster::eviction;
-use plimsoll::crd::eviction::{Answer, Target};
+use plimsoll::crd::eviction::{EvictionAnswer, EvictionTarget};
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{
@@ -76,7 +77,7 @@ const GRACE: Duration = Duration::from_secs(7);
 struct Leader(Client);
 
 impl Requester for Leader {
-    async fn evict(&self, target: &Target, _: &RuleId, _: &str) -> Answer {
+    async fn evict(&self, target: &EvictionTarget, _: &RuleId, _: &str) -> EvictionAnswer {
         eviction::evict(&self.0, target, GRACE).await
     }
 }
@@ -84,9 +85,9 @@ impl Requester for Leader {
 /// Starts a task that evicts through the proxy.
 fn evictions(
     proxy: &Proxy,
-    in_force: &watch::Sender<InForce>,
+    in_force: &watch::Sender<PoliciesInForce>,
     taint_state: &watch::Sender<TaintState>,
-) -> Evictions {
+) -> EvictionChannel {
     let (in_force, taint_state) = (in_force.subscribe(), taint_state.subscribe());
     let leader = Leader(proxy.client());
     let (evictor, evictions) = Evictor::new(proxy.client(), leader, NODE, in_force, taint_state);
@@ -94,8 +95,8 @@ fn evictions(
     evictions
 }
 
-fn in_force(policy: PolicySet) -> InForce {
-    InForce {
+fn in_force(policy: PolicySet) -> PoliciesInForce {
+    PoliciesInForce {
         policy: Arc::new(policy),
         hash: Arc::default(),
     }
@@ -106,8 +107,8 @@ struct Scene {
     plane: ControlPlane,
     proxy: Proxy,
     pods: Api<Pod>,
-    evictions: Evictions,
-    in_force: watch::Sender<InForce>,
+    evictions: EvictionChannel,
+    in_force: watch::Sender<PoliciesInForce>,
     /// State of the Node's taint.
     taint_state: watch::Sender<TaintState>,
 }
@@ -182,8 +183,8 @@ impl Scene {
 
     fn request_eviction_by(&self, pod: &Pod, within: Duration) {
         let now = clock::boot_time();
-        let request = Request {
-            target: Target {
+        let request = WantedEviction {
+            target: EvictionTarget {
                 namespace: "default".to_owned(),
                 name: pod.metadata.name.clone().unwrap(),
                 uid: pod.metadata.uid.clone().unwrap(),
@@ -195,7 +196,7 @@ impl Scene {
         assert_eq!(self.evictions.request(request, now), None);
     }
 
-    async fn next(&mut self) -> Outcome {
+    async fn next(&mut self) -> EvictionOutcome {
         let started = clock::boot_time();
         loop {
             if let Some(outcome) = self.evictions.poll() {
@@ -265,14 +266,17 @@ async fn a_pod_is_evicted_with_the_actions_grace_and_a_uid_precondition() {
     );
     assert!(!scene.is_terminating(&other).await);
     // If the pod is replaced in between, the UID precondition fails.
-    let stale = Target {
+    let stale = EvictionTarget {
         namespace: "default".to_owned(),
         name: "web".to_owned(),
         uid: pod.metadata.uid.clone().unwrap(),
     };
     let client = scene.proxy.client();
     let answer = eviction::evict(&client, &stale, Duration::from_secs(7)).await;
-    assert!(matches!(answer, Answer::Unknown { .. }), "{answer:?}");
+    assert!(
+        matches!(answer, EvictionAnswer::Unknown { .. }),
+        "{answer:?}"
+    );
     assert!(!scene.is_terminating(&other).await);
 }
 
@@ -287,7 +291,7 @@ async fn evictions_wait_for_the_taint() {
     scene.in_force.send_replace(in_force(closing.clone()));
     let client = scene.proxy.client();
     let seen = plimsoll::cluster::taint::read(&client, NODE).await.unwrap();
-    let (_node, seen) = watch::channel(ObservedNode {
+    let (_node, seen) = watch::channel(WatchedNode {
         node: Some(seen),
         lists: 1,
     });
@@ -398,7 +402,7 @@ async fn changes_since_the_decision_prevent_the_eviction() {
         assert_eq!(scene.refusal().await.0.to_string(), reason);
     }
     let pod = scene.pod("web", |_| {}).await;
-    scene.in_force.send_replace(InForce::default());
+    scene.in_force.send_replace(PoliciesInForce::default());
     scene.request_eviction(&pod);
     assert_eq!(
         scene.refusal().await.0.to_string(),

@@ -7,7 +7,7 @@ use crate::api_support::faults::{Fault, Proxy};
 use crate::api_support::{ControlPlane, now};
 use plimsoll::agent::report::events::{NewEvent, Regarding};
 use plimsoll::agent::report::publish::Publisher;
-use plimsoll::agent::report::write::{Report, Writes, run};
+use plimsoll::agent::report::write::{PendingStatus, Writes, run};
 use plimsoll::crd::NodeWatermarkStatus;
 use plimsoll::crd::node_watermark::{Counts, RuleStatus, SchedulingStatus};
 use plimsoll::engine::pod::PodUid;
@@ -188,7 +188,7 @@ fn status(state: &str, value: f64) -> NodeWatermarkStatus {
 }
 
 struct Task {
-    reports: watch::Sender<Option<Report>>,
+    reports: watch::Sender<Option<PendingStatus>>,
     writes: watch::Receiver<Writes>,
 }
 
@@ -202,7 +202,7 @@ impl Task {
 
     fn submit(&self, uid: &str, status: NodeWatermarkStatus) {
         let uid = uid.to_owned();
-        self.reports.send_replace(Some(Report {
+        self.reports.send_replace(Some(PendingStatus {
             uid,
             status,
             replaces: None,

@@ -7,7 +7,7 @@ use crate::api_support::{ControlPlane, now};
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use plimsoll::agent::taint::{ObservedNode, TaintState, WantedTaint, run};
+use plimsoll::agent::taint::{TaintState, WantedTaint, WatchedNode, run};
 use plimsoll::cluster::taint::{self, CONDITION, DesiredTaint, KEY, NodeSnapshot, NodeTaint};
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{RuleId, TaintEffect};
@@ -304,7 +304,7 @@ async fn a_refusal_by_a_cluster_policy_is_reported_with_its_message() {
 /// The task with its inputs and outputs.
 struct Task {
     wanted: watch::Sender<WantedTaint>,
-    node: watch::Sender<ObservedNode>,
+    node: watch::Sender<WatchedNode>,
     taint_state: watch::Receiver<TaintState>,
     client: Client,
 }
@@ -312,7 +312,7 @@ struct Task {
 impl Task {
     fn start(client: Client) -> Self {
         let (wanted, wanted_receiver) = watch::channel(WantedTaint::default());
-        let (node, nodes) = watch::channel(ObservedNode::default());
+        let (node, nodes) = watch::channel(WatchedNode::default());
         let (states, taint_state) = watch::channel(TaintState::default());
         tokio::spawn(run(client.clone(), wanted_receiver, nodes, states));
         Self {
@@ -336,7 +336,7 @@ impl Task {
     /// Passes the current Node as the agent's watch would.
     async fn observe(&self, client: &Client) {
         let seen = taint::read(client, NODE).await.unwrap();
-        self.node.send_replace(ObservedNode {
+        self.node.send_replace(WatchedNode {
             node: Some(seen),
             lists: 1,
         });

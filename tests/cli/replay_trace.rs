@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::run_support::{BINARY, Machine, throttle};
 use nix::sys::signal::Signal;
 use plimsoll::engine::Engine;
-use plimsoll::engine::plan::{Change, Plan, Transition};
+use plimsoll::engine::plan::{Plan, PlanChange, Transition};
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::sample::{CpuTimes, NodeMemory, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
 use plimsoll::standalone::policies::{self, Overrides};
-use plimsoll::trace::Header;
-use plimsoll::trace::record::Recorder;
+use plimsoll::trace::TraceHeader;
+use plimsoll::trace::record::TraceRecorder;
 use plimsoll::trace::replay::Replay;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -287,7 +287,7 @@ fn samples(busy: &[Option<u16>]) -> Vec<(BootTime, Sample)> {
 }
 
 fn state_changes(transitions: &[Transition]) -> Vec<Transition> {
-    let state = |it: &&Transition| matches!(it.change, Change::State { .. });
+    let state = |it: &&Transition| matches!(it.change, PlanChange::State { .. });
     let real = |it: &Transition| Transition {
         would: false,
         ..it.clone()
@@ -311,8 +311,8 @@ proptest! {
         let path = dir.path().join("trace");
         let node = NodeFacts { cpus: 2, memory: Bytes(8 << 30), ..NodeFacts::default() };
         let time = jiff::Timestamp::UNIX_EPOCH;
-        let header = Header::new("boot".to_owned(), BootTime::default(), time, &node, None);
-        let mut recorder = Recorder::create(&path, header).unwrap();
+        let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, None);
+        let mut recorder = TraceRecorder::create(&path, header).unwrap();
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(load(&node)));
         let (mut plan, mut recorded) = (Plan::default(), Vec::new());

@@ -15,7 +15,7 @@ use plimsoll::clock::boot_time;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::node::cgroup::Hierarchy;
-use plimsoll::node::machine::Settings;
+use plimsoll::node::machine::MachineSettings;
 use plimsoll::standalone::host::{self, Machine};
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
@@ -114,7 +114,7 @@ impl FakeTree {
         };
         let manifests = Manifests::read(&[self.path("pods")]);
         let found = pods::find(&manifests, &[], &hierarchy, &OwnCgroups::default());
-        let settings = Settings {
+        let settings = MachineSettings {
             hierarchy,
             proc_root: self.path("proc"),
             sys_root: self.path("sys"),

@@ -19,8 +19,8 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
 use plimsoll::engine::window::NodeWindows;
 use plimsoll::node::machine::saved_file::{SavedFile, Validity};
-use plimsoll::trace::Header;
-use plimsoll::trace::record::Recorder;
+use plimsoll::trace::TraceHeader;
+use plimsoll::trace::record::TraceRecorder;
 
 /// Serves the use of two GPUs, of which the busier one has the use that the test sets.
 struct Exporter {
@@ -242,9 +242,9 @@ fn a_replay_evaluates_rules_on_windows() {
         ..NodeFacts::default()
     };
     let time = jiff::Timestamp::UNIX_EPOCH;
-    let header = Header::new("boot".to_owned(), BootTime::default(), time, &node, None);
+    let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, None);
     let trace = machine.path("trace");
-    let mut recorder = Recorder::create(&trace, header).unwrap();
+    let mut recorder = TraceRecorder::create(&trace, header).unwrap();
     for second in 0..60 {
         let now = BootTime::from_nanos(second * 1_000_000_000);
         recorder

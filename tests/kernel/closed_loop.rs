@@ -9,7 +9,7 @@ use crate::engine_support::{idle_action, pod, rule, throttling};
 use crate::kernel_support::{TestCgroups, assert_fine, test_cgroups, wait_for};
 use crate::simulation::{Simulation, Worker};
 use plimsoll::clock::boot_time;
-use plimsoll::engine::plan::{Change, Plan, Throttle};
+use plimsoll::engine::plan::{Plan, PlanChange, PodThrottle};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
 use plimsoll::engine::protected::Guard;
@@ -380,13 +380,13 @@ impl Loop {
 
     fn has_acted(&self) -> bool {
         let mut transitions = self.plan.transitions.iter();
-        transitions.any(|it| matches!(it.change, Change::Throttle { .. }))
+        transitions.any(|it| matches!(it.change, PlanChange::Throttle { .. }))
     }
 
     /// Whether a batch pod uses more than the lowest quota that the action allows: in the idle class it may use less.
     fn can_act(&self, mix: &Mix) -> bool {
         let throttles = &self.plan.throttles;
-        let above_floor = |it: &Throttle| {
+        let above_floor = |it: &PodThrottle| {
             let base: u64 = it.target_cgroups.iter().map(|it| it.base.0).sum();
             let floor = (base / 10).max(10);
             it.ratio > 10 && self.used(&it.uid).is_none_or(|used| used > floor)

@@ -10,11 +10,11 @@ use crate::kernel_support::{
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use plimsoll::engine::plan::Throttle;
+use plimsoll::engine::plan::PodThrottle;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use plimsoll::node::journal::{Effects, Journal, Record};
+use plimsoll::node::journal::{Effects, Journal, JournalRecord};
 use serde::{Deserialize, Serialize};
 
 /// Instructions for the process that is killed.
@@ -32,7 +32,7 @@ struct Orders {
 
 const ORDERS: &str = "PLIMSOLL_CRASH_ORDERS";
 
-fn plan(quota: u64, target_cgroups: bool) -> Vec<Throttle> {
+fn plan(quota: u64, target_cgroups: bool) -> Vec<PodThrottle> {
     let mut plan = vec![
         throttle("plain", quota),
         throttle("limited", quota - 50),
@@ -189,7 +189,7 @@ impl Stage {
             .unwrap();
         for (path, file, original) in self.originals() {
             let current = self.cgroups.read(&path, file);
-            let of_file: Vec<&Record> = records
+            let of_file: Vec<&JournalRecord> = records
                 .iter()
                 .filter(|record| record.cgroup.join(&record.target_cgroup).as_ref() == Ok(&path))
                 .filter(|record| record.file.name() == file)

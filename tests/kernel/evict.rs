@@ -7,7 +7,7 @@ use crate::kernel_support::{TestCgroups, test_cgroups, uid, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use plimsoll::clock::boot_time;
-use plimsoll::node::actuate::evict::{EvictError, EvictOutcome, Evictor};
+use plimsoll::node::actuate::evict::{CgroupEvictor, EvictError, EvictOutcome};
 use plimsoll::node::cgroup::{CgroupPath, Controller};
 
 const LONG: Duration = Duration::from_mins(5);
@@ -15,7 +15,7 @@ const IGNORES_SIGTERM: &str = "trap '' TERM";
 const WAIT: &str = "while :; do sleep 0.05; done";
 
 /// Ticks until the eviction has finished.
-fn run(cgroups: &mut TestCgroups, evictor: &mut Evictor) -> EvictOutcome {
+fn run(cgroups: &mut TestCgroups, evictor: &mut CgroupEvictor) -> EvictOutcome {
     let mut last = None;
     let over = wait_for(Duration::from_mins(1), || {
         last = evictor.tick(boot_time()).pop();
@@ -27,7 +27,7 @@ fn run(cgroups: &mut TestCgroups, evictor: &mut Evictor) -> EvictOutcome {
 }
 
 fn evict(cgroups: &mut TestCgroups, pod: &CgroupPath, grace: Duration) -> EvictOutcome {
-    let mut evictor = Evictor::new(cgroups.hierarchy.clone());
+    let mut evictor = CgroupEvictor::new(cgroups.hierarchy.clone());
     evictor.start(&uid("pod"), pod, grace, boot_time()).unwrap();
     run(cgroups, &mut evictor)
 }
@@ -214,7 +214,7 @@ fn the_next_process_continues_without_a_second_sigterm() {
     let pod = cgroups.pod("pod");
     let script = format!("trap 'echo >> {}' TERM", marker(&cgroups));
     ready(&mut cgroups, &pod, &script, WAIT);
-    let mut first = Evictor::new(cgroups.hierarchy.clone());
+    let mut first = CgroupEvictor::new(cgroups.hierarchy.clone());
     first
         .start(&uid("pod"), &pod, Duration::from_secs(1), boot_time())
         .unwrap();
@@ -225,7 +225,7 @@ fn the_next_process_continues_without_a_second_sigterm() {
     let pending: Vec<_> = first.pending().cloned().collect();
     let saved = serde_json::to_string(&pending).unwrap();
     drop(first);
-    let mut second = Evictor::new(cgroups.hierarchy.clone());
+    let mut second = CgroupEvictor::new(cgroups.hierarchy.clone());
     second.resume(serde_json::from_str(&saved).unwrap());
     let outcome = run(&mut cgroups, &mut second);
     let EvictOutcome::Killed { after, .. } = outcome else {
@@ -243,7 +243,7 @@ fn another_cgroup_of_the_same_name_is_left_alone() {
     };
     let pod = cgroups.pod("pod");
     ready(&mut cgroups, &pod, IGNORES_SIGTERM, WAIT);
-    let mut evictor = Evictor::new(cgroups.hierarchy.clone());
+    let mut evictor = CgroupEvictor::new(cgroups.hierarchy.clone());
     evictor
         .start(&uid("pod"), &pod, Duration::from_millis(1), boot_time())
         .unwrap();
@@ -265,7 +265,7 @@ fn the_own_cgroup_is_refused() {
     };
     let pod = cgroups.pod("pod");
     let ourselves = std::process::id().to_string();
-    let mut evictor = Evictor::new(cgroups.hierarchy.clone());
+    let mut evictor = CgroupEvictor::new(cgroups.hierarchy.clone());
     cgroups.write(&pod, "cgroup.procs", &ourselves);
     let refused = evictor.start(&uid("pod"), &cgroups.parent, LONG, boot_time());
     let root = cgroups
@@ -286,7 +286,7 @@ fn a_missing_cgroup_is_reported() {
     let Some(cgroups) = test_cgroups() else {
         return;
     };
-    let mut evictor = Evictor::new(cgroups.hierarchy.clone());
+    let mut evictor = CgroupEvictor::new(cgroups.hierarchy.clone());
     let nowhere = cgroups.parent.join("nowhere").unwrap();
     let refused = evictor.start(&uid("pod"), &nowhere, LONG, boot_time());
     assert!(matches!(refused, Err(EvictError::Gone(_))), "{refused:?}");

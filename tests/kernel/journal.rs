@@ -11,7 +11,7 @@ use plimsoll::clock::boot_time;
 use plimsoll::engine::plan::Feedback;
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::units::{MilliCpu, Quota};
-use plimsoll::node::actuate::throttle::{Outcome, ReleaseResult, Throttler};
+use plimsoll::node::actuate::throttle::{ReleaseResult, ThrottleOutcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 
 /// A small disk mounted on the state directory.
@@ -60,13 +60,16 @@ impl Drop for Disk<'_> {
     }
 }
 
-fn failed(outcomes: &[Outcome]) -> Vec<Feedback> {
+fn failed(outcomes: &[ThrottleOutcome]) -> Vec<Feedback> {
     let journal = outcomes
         .iter()
-        .filter(|o| matches!(o, Outcome::JournalFailed { .. }))
+        .filter(|o| matches!(o, ThrottleOutcome::JournalFailed { .. }))
         .count();
     assert_eq!(journal, 1, "{outcomes:?}");
-    outcomes.iter().filter_map(Outcome::feedback).collect()
+    outcomes
+        .iter()
+        .filter_map(ThrottleOutcome::feedback)
+        .collect()
 }
 
 /// While the journal cannot be written, nothing new is throttled and restores run; afterwards all works again.
@@ -298,7 +301,9 @@ fn a_restore_reports_the_final_state_of_each_file() {
     let mut fates: Vec<_> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
-            Outcome::Released { uid, result, .. } => Some((uid.to_string(), result.clone())),
+            ThrottleOutcome::Released { uid, result, .. } => {
+                Some((uid.to_string(), result.clone()))
+            }
             _ => None,
         })
         .collect();
@@ -397,7 +402,7 @@ fn read_only_cgroups_are_reported_and_leave_no_record() {
     let (mut throttler, _) = Throttler::open(cgroups.state.path(), hierarchy, at(0)).unwrap();
     let find = |_: &_| CgroupPath::new("pod").ok();
     let outcomes = throttler.apply(at(0), &[throttle("pod", 300)], &find);
-    let [Outcome::Failed { error, .. }] = &outcomes[..] else {
+    let [ThrottleOutcome::Failed { error, .. }] = &outcomes[..] else {
         unreachable!("{outcomes:?}")
     };
     assert!(error.to_string().contains("read-only"), "{error}");
@@ -437,7 +442,7 @@ fn records_of_unreadable_files_are_retained() {
     let failed = recovered
         .outcomes
         .iter()
-        .filter(|o| matches!(o, Outcome::Failed { .. }));
+        .filter(|o| matches!(o, ThrottleOutcome::Failed { .. }));
     assert_eq!(failed.count(), 2, "{recovered:?}");
     throttler.apply(at(1), &[], &find);
     throttler.restore_all(at(2));
@@ -496,7 +501,7 @@ fn a_cgroup_behind_a_symbolic_link_is_refused() {
         CgroupPath::new("link").ok()
     });
     assert!(
-        matches!(&outcomes[..], [Outcome::Failed { .. }]),
+        matches!(&outcomes[..], [ThrottleOutcome::Failed { .. }]),
         "{outcomes:?}"
     );
     assert_eq!(

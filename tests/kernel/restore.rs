@@ -18,7 +18,7 @@ use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::actuate::throttle::Throttler;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use plimsoll::node::machine::workload::Workload;
-use plimsoll::node::machine::{Settings, restore_expired};
+use plimsoll::node::machine::{MachineSettings, restore_expired};
 use plimsoll::standalone::host;
 use tempfile::TempDir;
 
@@ -104,7 +104,7 @@ fn machine(
     pods: Vec<Workload>,
     now: BootTime,
 ) -> host::Machine {
-    let settings = Settings {
+    let settings = MachineSettings {
         hierarchy,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),

@@ -8,11 +8,11 @@ use crate::kernel_support::{
     TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups, uid,
 };
 use plimsoll::crd::pod_facts::ContainerFacts;
-use plimsoll::engine::plan::{Feedback, Throttle};
+use plimsoll::engine::plan::{Feedback, PodThrottle};
 use plimsoll::engine::units::{MilliCpu, Quota};
-use plimsoll::node::actuate::throttle::{Outcome, Throttler};
+use plimsoll::node::actuate::throttle::{ThrottleOutcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::collect::{Sampler, Target};
+use plimsoll::node::collect::{SampledPod, Sampler};
 use plimsoll::node::journal::Effects;
 
 /// Steps down to the floor and back, and checks that every file is restored.
@@ -180,7 +180,10 @@ fn a_pod_rejected_by_the_kernel_does_not_stop_others() {
     let mut throttler = cgroups.throttler();
     let plan = [throttle("bad", 200), throttle("good", 200)];
     let outcomes = throttler.apply(at(0), &plan, &cgroups.find());
-    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    let feedback: Vec<_> = outcomes
+        .iter()
+        .filter_map(ThrottleOutcome::feedback)
+        .collect();
     assert_eq!(feedback, [Feedback::ThrottleFailed { uid: uid("bad") }]);
     assert_eq!(cgroups.quota(&bad), cgroups.quota_text(None));
     assert_eq!(cgroups.quota(&good), cgroups.quota_text(Some(20_000)));
@@ -223,7 +226,7 @@ fn a_restarted_limited_container_is_throttled_again() {
 }
 
 /// A throttle to half a CPU for each target cgroup of the sampler.
-fn planned(sampler: &mut Sampler) -> Throttle {
+fn planned(sampler: &mut Sampler) -> PodThrottle {
     let target_cgroups = sampler.targets(&uid("pod"));
     let target_cgroups: Vec<_> = target_cgroups
         .iter()
@@ -243,7 +246,7 @@ fn a_limited_container_can_restart_while_its_pod_is_throttled() {
     }
     let pod = cgroups.pod("pod");
     cgroups.container(&pod, "pause");
-    let limited = |missing| Target {
+    let limited = |missing| SampledPod {
         uid: uid("pod"),
         cgroup: pod.clone(),
         containers: Some(ContainerFacts {
@@ -286,12 +289,15 @@ fn a_removed_pod_is_dropped_and_reported() {
     throttler.apply(at(0), &plan, &cgroups.find());
     cgroups.remove(&pod);
     let outcomes = throttler.verify(at(1));
-    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    let feedback: Vec<_> = outcomes
+        .iter()
+        .filter_map(ThrottleOutcome::feedback)
+        .collect();
     assert_eq!(feedback, [Feedback::Gone { uid: uid("pod") }]);
     assert_eq!(cgroups.journal_lines().len(), 1);
     let outcomes = throttler.apply(at(2), &plan, &cgroups.find());
     assert!(
-        matches!(&outcomes[..], [Outcome::Gone { .. }]),
+        matches!(&outcomes[..], [ThrottleOutcome::Gone { .. }]),
         "{outcomes:?}"
     );
 }
@@ -406,7 +412,7 @@ fn a_burst_is_restored_after_a_quota_that_was_rejected_first() {
     // A parent that allows less than the child's original.
     cgroups.set_quota(&cgroups.parent, Some(60_000));
     let outcomes = throttler.restore_except(at(1), &[]);
-    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed { .. });
+    let failed = |outcome: &ThrottleOutcome| matches!(outcome, ThrottleOutcome::Failed { .. });
     assert!(outcomes.iter().all(failed), "{outcomes:?}");
     assert_eq!(cgroups.read(&pod, cgroups.burst_file()), "30000");
     assert_eq!(cgroups.journal_lines().len(), 2);
@@ -545,7 +551,10 @@ fn a_larger_foreign_quota_is_lowered_and_becomes_the_original() {
     throttler.apply(at(0), &[throttle("pod", 300)], &cgroups.find());
     cgroups.set_quota(&pod, Some(150_000));
     let outcomes = throttler.verify(at(1));
-    let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+    let feedback: Vec<_> = outcomes
+        .iter()
+        .filter_map(ThrottleOutcome::feedback)
+        .collect();
     let resized = Feedback::Resized {
         uid: uid("pod"),
         cgroup: "".into(),
@@ -573,7 +582,7 @@ fn a_smaller_foreign_quota_stays() {
     assert!(
         outcomes
             .iter()
-            .any(|o| matches!(o, Outcome::Resized { .. })),
+            .any(|o| matches!(o, ThrottleOutcome::Resized { .. })),
         "{outcomes:?}"
     );
     assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(10_000)));
@@ -621,10 +630,13 @@ fn a_reset_of_all_pods_counts_once_and_is_reverted() {
         let outcomes = throttler.verify(at(second));
         let swept = outcomes
             .iter()
-            .filter(|o| matches!(o, Outcome::Swept { uids } if uids.len() == 3))
+            .filter(|o| matches!(o, ThrottleOutcome::Swept { uids } if uids.len() == 3))
             .count();
         assert_eq!(swept, 1, "{outcomes:?}");
-        let feedback: Vec<_> = outcomes.iter().filter_map(Outcome::feedback).collect();
+        let feedback: Vec<_> = outcomes
+            .iter()
+            .filter_map(ThrottleOutcome::feedback)
+            .collect();
         let [Feedback::Overwritten { uids }] = &feedback[..] else {
             panic!("{feedback:?}");
         };
@@ -638,7 +650,8 @@ fn a_reset_of_all_pods_counts_once_and_is_reverted() {
         cgroups.set_quota(pod, None);
     }
     let outcomes = throttler.verify(at(70));
-    let contested = |outcome: &Outcome| matches!(outcome, Outcome::Contested { .. });
+    let contested =
+        |outcome: &ThrottleOutcome| matches!(outcome, ThrottleOutcome::Contested { .. });
     assert!(!outcomes.iter().any(contested), "{outcomes:?}");
     assert_eq!(cgroups.quota(&pods[0]), cgroups.quota_text(Some(30_000)));
 }
@@ -663,8 +676,8 @@ fn a_contested_pod_is_left_alone_for_five_minutes() {
         let outcomes = throttler.verify(at(second));
         contested = outcomes
             .iter()
-            .filter(|outcome| matches!(outcome, Outcome::Contested { .. }))
-            .filter_map(Outcome::feedback)
+            .filter(|outcome| matches!(outcome, ThrottleOutcome::Contested { .. }))
+            .filter_map(ThrottleOutcome::feedback)
             .collect();
     }
     assert!(matches!(&contested[..], [Feedback::Contested { uid, .. }] if uid.0 == "pod".into()));
@@ -690,7 +703,7 @@ fn an_unrequested_throttle_ends_at_its_deadline() {
     assert!(
         outcomes
             .iter()
-            .any(|o| matches!(o, Outcome::Expired { .. })),
+            .any(|o| matches!(o, ThrottleOutcome::Expired { .. })),
         "{outcomes:?}"
     );
     assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));

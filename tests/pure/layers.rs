@@ -1,6 +1,7 @@
-//! Imports between layers, and between the stages of the controller, go one way; source files stay short.
+//! Imports between layers, and between the stages of the controller, go one way; source files stay short; a search for a
+//! public type finds one definition.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -212,4 +213,41 @@ fn no_source_file_is_longer_than_650_lines() {
             path.display()
         );
     }
+}
+
+/// Public types that may have the name of another: one for each module, or a field of an API beside what it is read into.
+const SHARED_NAMES: [&str; 7] = [
+    "Args",
+    "CpuThrottle",
+    "Options",
+    "Pressure",
+    "PressureLoad",
+    "ResourceLoad",
+    "StartError",
+];
+
+/// The name of the type that this line makes public.
+fn public_type(line: &str) -> Option<&str> {
+    let (visibility, item) = line.trim_start().split_once(' ')?;
+    let (keyword, name) = item.split_once(' ')?;
+    let defines_type = ["struct", "enum", "trait"].contains(&keyword);
+    (visibility.starts_with("pub") && defines_type)
+        .then(|| name.split(|c: char| !c.is_alphanumeric()).next())?
+}
+
+#[test]
+fn public_types_have_names_of_their_own() {
+    let mut files: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for path in sources(&source_root()) {
+        let text = fs::read_to_string(&path).unwrap();
+        for name in text.lines().filter_map(public_type) {
+            files.entry(name.to_owned()).or_default().push(path.clone());
+        }
+    }
+    assert!(files.contains_key("Engine"), "no types found");
+    files.retain(|name, files| files.len() > 1 && !SHARED_NAMES.contains(&name.as_str()));
+    assert!(
+        files.is_empty(),
+        "rename, so that a search finds one: {files:#?}"
+    );
 }

@@ -12,7 +12,7 @@ use plimsoll::clock::boot_time;
 use plimsoll::crd::windows;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::node::cgroup::CgroupPath;
-use plimsoll::node::machine::Settings;
+use plimsoll::node::machine::MachineSettings;
 use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
@@ -49,7 +49,7 @@ fn machine(env: &Machine, threshold: &str) -> host::Machine {
     let own = OwnCgroups::read(Path::new("/proc"));
     let manifests = Manifests::read(&[env.path("pods")]);
     let found = pods::find(&manifests, &[parent], &env.hierarchy, &own);
-    let settings = Settings {
+    let settings = MachineSettings {
         hierarchy: env.hierarchy.clone(),
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),

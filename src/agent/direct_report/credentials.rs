@@ -53,12 +53,12 @@ pub struct Credentials {
 
 /// Reads the files, and again when they change.
 #[derive(Debug)]
-pub struct Files {
+pub struct CredentialFiles {
     token: MountedFile<HeaderValue>,
     authorities: MountedFile<Arc<ClientConfig>>,
 }
 
-impl Files {
+impl CredentialFiles {
     /// The files in `directory`.
     pub fn new(directory: &Path) -> Self {
         Self {
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn files_are_read_again_after_the_kubelet_replaced_them() {
         let directory = tempfile::tempdir().unwrap();
-        let mut files = Files::new(directory.path());
+        let mut files = CredentialFiles::new(directory.path());
         let missing = files.current().unwrap_err();
         assert!(missing.is_missing(), "{missing}");
         let first = authority();
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn an_invalid_token_or_certificate_is_reported_with_its_path() {
         let directory = tempfile::tempdir().unwrap();
-        let mut files = Files::new(directory.path());
+        let mut files = CredentialFiles::new(directory.path());
         publish(directory.path(), 1, " \n", &authority());
         let error = files.current().unwrap_err();
         assert!(!error.is_missing());

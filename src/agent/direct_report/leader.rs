@@ -11,15 +11,15 @@ use kube::Client;
 use tokio::time::{Instant, timeout_at};
 
 use super::Options;
-use super::credentials::Files;
+use super::credentials::CredentialFiles;
 use super::links::{Links, Sender};
 use crate::agent::eviction::Requester;
 use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::eviction::was_not_sent;
 use crate::crd::eviction::{
-    ANSWER_TIMEOUT, Answer, Delay, EvictionRequest, Key, LEADERLESS_WAIT, Misdirected, PATH,
-    Target, api_path,
+    ANSWER_TIMEOUT, Delay, EvictionAnswer, EvictionRequest, EvictionTarget, Key, LEADERLESS_WAIT,
+    Misdirected, PATH, api_path,
 };
 use crate::engine::policy::RuleId;
 
@@ -34,12 +34,12 @@ pub struct LeaderClient {
     boot_id: String,
     links: Links,
     /// The name in the replicas' certificates and the agent's credentials; `None`: direct reports are off.
-    direct: Option<(String, Arc<Mutex<Files>>)>,
+    direct: Option<(String, Arc<Mutex<CredentialFiles>>)>,
 }
 
 /// The answer of a replica.
 enum Direct {
-    Answer(Answer),
+    Answer(EvictionAnswer),
     /// It is not the leader.
     Misdirected(Misdirected),
     /// It did not accept the request, for example because it is older.
@@ -55,7 +55,7 @@ impl LeaderClient {
         reports: Option<&Options>,
         links: Links,
     ) -> Self {
-        let files = |directory: &Path| Arc::new(Mutex::new(Files::new(directory)));
+        let files = |directory: &Path| Arc::new(Mutex::new(CredentialFiles::new(directory)));
         let direct = reports.map(|reports| (reports.server_name(), files(&reports.credentials)));
         Self {
             client,
@@ -67,7 +67,7 @@ impl LeaderClient {
     }
 
     /// Sends the request over the connection of the reports. `Err` has the reason, and whether the request may have arrived.
-    async fn request_directly(&self, body: &Bytes) -> Result<Answer, (String, bool)> {
+    async fn request_directly(&self, body: &Bytes) -> Result<EvictionAnswer, (String, bool)> {
         let not_sent = |why: &str| (why.to_owned(), false);
         let (name, authorization) = self
             .credentials()
@@ -106,7 +106,7 @@ impl LeaderClient {
         Some((name.clone(), credentials.authorization))
     }
 
-    async fn request_through_api_server(&self, body: &Bytes) -> Result<Answer, CallError> {
+    async fn request_through_api_server(&self, body: &Bytes) -> Result<EvictionAnswer, CallError> {
         let request = Request::post(api_path(&self.node))
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_vec());
@@ -116,7 +116,7 @@ impl LeaderClient {
 }
 
 impl Requester for LeaderClient {
-    async fn evict(&self, target: &Target, rule: &RuleId, hash: &str) -> Answer {
+    async fn evict(&self, target: &EvictionTarget, rule: &RuleId, hash: &str) -> EvictionAnswer {
         let request = EvictionRequest {
             key: Key {
                 boot_id: self.boot_id.clone(),
@@ -131,7 +131,7 @@ impl Requester for LeaderClient {
             Ok(body) => Bytes::from(body),
             Err(error) => {
                 let why = error.to_string();
-                return Answer::Refused { why };
+                return EvictionAnswer::Refused { why };
             }
         };
         let (why, may_have_arrived) = match self.request_directly(&body).await {
@@ -141,10 +141,12 @@ impl Requester for LeaderClient {
         // The same key: a request that has arrived is not carried out again.
         match self.request_through_api_server(&body).await {
             // Another leader may not know what the first one did.
-            Ok(answer) if may_have_arrived && answer.why().is_some() => Answer::Unknown { why },
+            Ok(answer) if may_have_arrived && answer.why().is_some() => {
+                EvictionAnswer::Unknown { why }
+            }
             Ok(answer) => answer,
-            Err(_) if may_have_arrived => Answer::Unknown { why },
-            Err(error) if may_be_processed(&error) => Answer::Unknown {
+            Err(_) if may_have_arrived => EvictionAnswer::Unknown { why },
+            Err(error) if may_be_processed(&error) => EvictionAnswer::Unknown {
                 why: error.message(),
             },
             Err(error) => unreachable_leader(&why, &error),
@@ -165,12 +167,12 @@ fn was_not_forwarded(error: &CallError) -> bool {
     error.code() == Some(503) && found_none
 }
 
-fn unreachable_leader(direct: &str, error: &CallError) -> Answer {
+fn unreachable_leader(direct: &str, error: &CallError) -> EvictionAnswer {
     let by_api_server = match error.code() {
         Some(404) => "the controller accepts no requests through the API server".to_owned(),
         _ => error.message(),
     };
-    Answer::Wait {
+    EvictionAnswer::Wait {
         wait: error.retry_after().unwrap_or_default().max(LEADERLESS_WAIT),
         by: Delay::Leader,
         why: format!("the controller cannot be reached: {direct}; {by_api_server}"),

@@ -18,7 +18,7 @@ const BUCKETS: [f64; 8] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0];
 
 /// The metrics; clones share their values.
 #[derive(Clone, Debug)]
-pub struct Reports {
+pub struct DirectReportMetrics {
     results: Family<ResultLabels, Counter>,
     replicas: Gauge,
     lag: Gauge<f64, AtomicU64>,
@@ -29,7 +29,7 @@ pub struct Reports {
     acknowledged: Arc<AtomicU64>,
 }
 
-impl Default for Reports {
+impl Default for DirectReportMetrics {
     fn default() -> Self {
         let interval = Gauge::default();
         interval.set(f64::NAN);
@@ -44,7 +44,7 @@ impl Default for Reports {
     }
 }
 
-impl Reports {
+impl DirectReportMetrics {
     /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Direct reports to replicas of the controller: acknowledged by the leader, accepted by a standby; \
@@ -121,7 +121,7 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    fn figures(reports: &Reports, seconds: u64) -> [String; 2] {
+    fn figures(reports: &DirectReportMetrics, seconds: u64) -> [String; 2] {
         let mut registry = Registry::default();
         reports.register(&mut registry);
         reports.refresh(at(seconds));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn without_an_acknowledgement_the_lag_counts_from_the_start() {
-        let reports = Reports::default();
+        let reports = DirectReportMetrics::default();
         assert_eq!(figures(&reports, 1000), ["NaN", "NaN"], "none are sent");
         reports.start(at(1000));
         assert_eq!(figures(&reports, 1130), ["130.0", "NaN"]);

@@ -28,7 +28,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use self::metrics::Reports;
+use self::metrics::DirectReportMetrics;
 use self::schedule::Newest;
 use crate::crd::NodeMetric;
 use crate::engine::time::BootTime;
@@ -84,12 +84,12 @@ fn sequence(metric: &NodeMetric) -> i64 {
 }
 
 /// The tasks that send reports; they end when it is dropped.
-pub struct DirectReports {
+pub struct ReportTasks {
     newest: watch::Sender<Option<Measured>>,
     task: JoinHandle<()>,
 }
 
-impl DirectReports {
+impl ReportTasks {
     /// Starts the tasks. `started` is the start of this process; `acknowledged` is true while the leader acknowledges; `links`
     /// track the connections.
     pub fn start(
@@ -97,7 +97,7 @@ impl DirectReports {
         options: Options,
         started: BootTime,
         acknowledged: watch::Sender<bool>,
-        metrics: Reports,
+        metrics: DirectReportMetrics,
         links: Links,
     ) -> Self {
         metrics.start(started);
@@ -131,7 +131,7 @@ impl DirectReports {
     }
 }
 
-impl Drop for DirectReports {
+impl Drop for ReportTasks {
     fn drop(&mut self) {
         self.task.abort();
     }

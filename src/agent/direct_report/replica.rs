@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use super::acknowledged::Acknowledged;
 use super::body::body;
 use super::connection::{Connection, SendError};
-use super::credentials::{Credentials, CredentialsError, Files};
+use super::credentials::{CredentialFiles, Credentials, CredentialsError};
 use super::links::LeaderRequests;
-use super::metrics::Reports;
-use super::schedule::{Outcome, ReportSchedule, Step};
+use super::metrics::DirectReportMetrics;
+use super::schedule::{ReportSchedule, SendOutcome, SendStep};
 use super::{Links, Measured, Options, TIMEOUT};
 use crate::clock;
 use crate::cluster::client::describe;
@@ -30,14 +30,14 @@ pub(super) struct Sending {
     pub(super) started: BootTime,
     pub(super) newest: watch::Receiver<Option<Measured>>,
     pub(super) acknowledged: watch::Sender<Acknowledged>,
-    pub(super) metrics: Reports,
+    pub(super) metrics: DirectReportMetrics,
     links: Links,
     files: Mutex<Source>,
 }
 
 /// The credential files.
 struct Source {
-    files: Files,
+    files: CredentialFiles,
     /// What is wrong with them, as last logged.
     problem: String,
 }
@@ -48,10 +48,10 @@ impl Sending {
         started: BootTime,
         newest: watch::Receiver<Option<Measured>>,
         acknowledged: watch::Sender<Acknowledged>,
-        metrics: Reports,
+        metrics: DirectReportMetrics,
         links: Links,
     ) -> Self {
-        let files = Files::new(&options.credentials);
+        let files = CredentialFiles::new(&options.credentials);
         Self {
             options,
             started,
@@ -115,7 +115,7 @@ fn log_problem(problem: &str, missing: bool, directory: &Path) {
 }
 
 /// The task of one replica.
-pub(super) struct Replica {
+pub(super) struct ReplicaTask {
     address: SocketAddr,
     sending: Arc<Sending>,
     connection: Option<Connection>,
@@ -124,7 +124,7 @@ pub(super) struct Replica {
     failure: String,
 }
 
-impl Replica {
+impl ReplicaTask {
     pub(super) fn new(address: SocketAddr, sending: Arc<Sending>) -> Self {
         Self {
             address,
@@ -142,12 +142,12 @@ impl Replica {
             let measured = newest.borrow_and_update().clone();
             let number = measured.as_ref().map(Measured::newest);
             match (self.schedule.step(clock::boot_time(), number), measured) {
-                (Step::Send, Some(measured)) => {
+                (SendStep::Send, Some(measured)) => {
                     let outcome = self.report(&measured).await;
                     self.schedule.record(clock::boot_time(), outcome);
                 }
-                (Step::Wait(left), _) => sleep(left).await,
-                (Step::Send | Step::Idle, _) => {
+                (SendStep::Wait(left), _) => sleep(left).await,
+                (SendStep::Send | SendStep::Idle, _) => {
                     if newest.changed().await.is_err() {
                         return;
                     }
@@ -156,13 +156,13 @@ impl Replica {
         }
     }
 
-    async fn report(&mut self, measured: &Measured) -> Outcome {
+    async fn report(&mut self, measured: &Measured) -> SendOutcome {
         let sending = Arc::clone(&self.sending);
         let Some(credentials) = sending.credentials() else {
             self.connection = None;
             sending.links.closed(self.address);
             sending.metrics.count("unconfigured");
-            return Outcome::Failed(None);
+            return SendOutcome::Failed(None);
         };
         let sent_at = clock::boot_time();
         let body = sending.body(measured, &self.schedule);
@@ -200,10 +200,10 @@ impl Replica {
         answer: &Acknowledgement,
         sent_at: BootTime,
         measured: BootTime,
-    ) -> Outcome {
+    ) -> SendOutcome {
         let metrics = &self.sending.metrics;
         metrics.answered(clock::boot_time().since(sent_at));
-        let outcome = Outcome::Accepted(answer.next_interval());
+        let outcome = SendOutcome::Accepted(answer.next_interval());
         let mut counts = false;
         self.sending.acknowledged.send_modify(|acknowledged| {
             counts = acknowledged.record(sent_at, answer);
@@ -225,7 +225,7 @@ impl Replica {
         outcome
     }
 
-    fn failed(&mut self, error: &SendError) -> Outcome {
+    fn failed(&mut self, error: &SendError) -> SendOutcome {
         let (result, wait) = match error {
             SendError::Refused(StatusCode::TOO_MANY_REQUESTS, _, wait) => ("throttled", *wait),
             SendError::Refused(StatusCode::SERVICE_UNAVAILABLE, _, wait) => ("unready", *wait),
@@ -243,11 +243,11 @@ impl Replica {
             tracing::warn!(replica = %self.address, why, "failed to send a direct report; retrying");
             self.failure = why;
         }
-        Outcome::Failed(wait)
+        SendOutcome::Failed(wait)
     }
 }
 
-impl Drop for Replica {
+impl Drop for ReplicaTask {
     fn drop(&mut self) {
         self.sending.links.closed(self.address);
     }

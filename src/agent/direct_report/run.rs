@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use super::acknowledged::Acknowledged;
 use super::endpoints::Endpoints;
-use super::metrics::Reports;
-use super::replica::{Replica, Sending};
+use super::metrics::DirectReportMetrics;
+use super::replica::{ReplicaTask, Sending};
 use super::{Links, Measured, Options};
 use crate::clock;
 use crate::cluster::backoff::sleep;
@@ -26,7 +26,7 @@ pub(super) async fn run(
     started: BootTime,
     newest: watch::Receiver<Option<Measured>>,
     acknowledged: watch::Sender<bool>,
-    metrics: Reports,
+    metrics: DirectReportMetrics,
     links: Links,
 ) {
     let kind = objects::resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
@@ -95,7 +95,7 @@ impl Replicas {
         self.tasks.retain(|address, _| replicas.contains(address));
         for address in replicas {
             self.tasks.entry(*address).or_insert_with(|| {
-                let replica = Replica::new(*address, Arc::clone(&self.sending));
+                let replica = ReplicaTask::new(*address, Arc::clone(&self.sending));
                 Task(tokio::spawn(replica.run()))
             });
         }

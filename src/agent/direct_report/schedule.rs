@@ -30,7 +30,7 @@ pub struct Newest {
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SendStep {
     /// Send the newest report and pass the outcome to [`ReportSchedule::record`].
     Send,
     /// Wait this long.
@@ -41,7 +41,7 @@ pub enum Step {
 
 /// The outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SendOutcome {
     /// The replica accepted it and wants the next after this interval.
     Accepted(Duration),
     /// It failed or was refused, with the replica's Retry-After.
@@ -77,16 +77,16 @@ impl ReportSchedule {
     }
 
     /// What to do now.
-    pub fn step(&mut self, now: BootTime, newest: Option<Newest>) -> Step {
+    pub fn step(&mut self, now: BootTime, newest: Option<Newest>) -> SendStep {
         let Some(newest) = newest.filter(|newest| self.is_wanted(now, *newest)) else {
-            return Step::Idle;
+            return SendStep::Idle;
         };
         let left = self.due.since(now);
         if !left.is_zero() {
-            return Step::Wait(left);
+            return SendStep::Wait(left);
         }
         self.sent = (newest.sequence, now);
-        Step::Send
+        SendStep::Send
     }
 
     /// An accepted report is not sent again. A report without a change is skipped if the next one is still in time.
@@ -100,15 +100,15 @@ impl ReportSchedule {
     }
 
     /// Records the outcome of the sent report.
-    pub fn record(&mut self, now: BootTime, outcome: Outcome) {
+    pub fn record(&mut self, now: BootTime, outcome: SendOutcome) {
         match outcome {
-            Outcome::Accepted(interval) => {
+            SendOutcome::Accepted(interval) => {
                 self.interval = interval;
                 self.accepted = Some(self.sent);
                 self.backoff = None;
                 self.due = self.sent.1 + MIN_INTERVAL.max(self.interval / CHANGE_FRACTION);
             }
-            Outcome::Failed(wait) => {
+            SendOutcome::Failed(wait) => {
                 let wait = wait.unwrap_or_default().min(MAX_INTERVAL);
                 let wait = wait.mul_f64(1.0 + RETRY_AFTER_JITTER * self.random.f64());
                 let [min, max] = RETRY_DELAYS;

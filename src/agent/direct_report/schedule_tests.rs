@@ -36,7 +36,7 @@ impl Replica {
         replica.sends();
         replica
             .schedule
-            .record(replica.now, Outcome::Accepted(interval));
+            .record(replica.now, SendOutcome::Accepted(interval));
         replica
     }
 
@@ -47,7 +47,7 @@ impl Replica {
         }
     }
 
-    fn step(&mut self) -> Step {
+    fn step(&mut self) -> SendStep {
         self.schedule.step(self.now, Some(self.newest))
     }
 
@@ -56,9 +56,9 @@ impl Replica {
         let before = self.now;
         loop {
             match self.step() {
-                Step::Send => return self.now.since(before),
-                Step::Wait(left) => self.now = self.now + left,
-                Step::Idle => panic!("nothing is to be sent"),
+                SendStep::Send => return self.now.since(before),
+                SendStep::Wait(left) => self.now = self.now + left,
+                SendStep::Idle => panic!("nothing is to be sent"),
             }
         }
     }
@@ -67,17 +67,17 @@ impl Replica {
 #[test]
 fn nothing_is_sent_before_the_first_measurement() {
     let mut schedule = ReportSchedule::new(start(), Rng::with_seed(1));
-    assert_eq!(schedule.step(start() + seconds(99), None), Step::Idle);
+    assert_eq!(schedule.step(start() + seconds(99), None), SendStep::Idle);
 }
 
 #[test]
 fn each_report_is_sent_once() {
     let mut replica = Replica::reported(INTERVAL);
-    assert_eq!(replica.step(), Step::Idle);
+    assert_eq!(replica.step(), SendStep::Idle);
     replica.now = replica.now + seconds(100);
-    assert_eq!(replica.step(), Step::Idle, "no report is sent again");
+    assert_eq!(replica.step(), SendStep::Idle, "no report is sent again");
     replica.measured(false);
-    assert_eq!(replica.step(), Step::Send);
+    assert_eq!(replica.step(), SendStep::Send);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_change_is_sent_at_once_but_at_most_once_a_second() {
     assert_eq!(left, MIN_INTERVAL);
     replica
         .schedule
-        .record(replica.now, Outcome::Accepted(INTERVAL));
+        .record(replica.now, SendOutcome::Accepted(INTERVAL));
     replica.now = replica.now + seconds(3);
     replica.measured(true);
     assert_eq!(replica.sends(), Duration::ZERO);
@@ -102,11 +102,11 @@ fn a_longer_interval_is_respected_except_for_changes() {
     for _ in 0..30 {
         replica.now = replica.now + seconds(10);
         replica.measured(false);
-        if replica.step() == Step::Send {
+        if replica.step() == SendStep::Send {
             sent.push(replica.now);
             replica
                 .schedule
-                .record(replica.now, Outcome::Accepted(interval));
+                .record(replica.now, SendOutcome::Accepted(interval));
         }
     }
     let gaps: Vec<_> = sent.windows(2).map(|pair| pair[1].since(pair[0])).collect();
@@ -126,7 +126,9 @@ fn after_failures_the_pauses_grow_up_to_a_limit() {
     replica.sends();
     let mut pauses = Vec::new();
     for _ in 0..8 {
-        replica.schedule.record(replica.now, Outcome::Failed(None));
+        replica
+            .schedule
+            .record(replica.now, SendOutcome::Failed(None));
         pauses.push(replica.sends());
     }
     assert!(
@@ -137,12 +139,14 @@ fn after_failures_the_pauses_grow_up_to_a_limit() {
     assert!(pauses.iter().all(|pause| *pause <= INTERVAL), "{pauses:?}");
     replica
         .schedule
-        .record(replica.now, Outcome::Accepted(INTERVAL));
-    assert_eq!(replica.step(), Step::Idle);
+        .record(replica.now, SendOutcome::Accepted(INTERVAL));
+    assert_eq!(replica.step(), SendStep::Idle);
     replica.now = replica.now + INTERVAL;
     replica.measured(false);
     replica.sends();
-    replica.schedule.record(replica.now, Outcome::Failed(None));
+    replica
+        .schedule
+        .record(replica.now, SendOutcome::Failed(None));
     assert!(replica.sends() <= MIN_INTERVAL * 2, "it starts again");
 }
 
@@ -151,7 +155,9 @@ fn a_failure_is_retried_quickly_despite_a_long_interval() {
     let mut replica = Replica::reported(MAX_INTERVAL);
     replica.measured(true);
     replica.sends();
-    replica.schedule.record(replica.now, Outcome::Failed(None));
+    replica
+        .schedule
+        .record(replica.now, SendOutcome::Failed(None));
     replica.measured(false);
     assert!(replica.sends() <= MIN_INTERVAL * 2);
 }
@@ -162,7 +168,7 @@ fn a_retry_after_is_respected_up_to_a_limit() {
         let mut replica = Replica::reported(INTERVAL);
         replica.measured(true);
         replica.sends();
-        let wait = Outcome::Failed(Some(seconds(asked)));
+        let wait = SendOutcome::Failed(Some(seconds(asked)));
         replica.schedule.record(replica.now, wait);
         replica.measured(true);
         let waited = replica.sends();
@@ -194,19 +200,19 @@ proptest! {
         for (outcome, took, changed, interval) in outcomes {
             replica.measured(changed);
             let step = replica.step();
-            if let Step::Wait(left) = step {
+            if let SendStep::Wait(left) = step {
                 prop_assert!(left <= MAX_INTERVAL.mul_f64(1.0 + RETRY_AFTER_JITTER), "{left:?}");
                 replica.now = replica.now + left;
             }
-            if step == Step::Idle {
+            if step == SendStep::Idle {
                 let (accepted, at) = replica.schedule.accepted.unwrap();
                 prop_assert!(replica.newest.changed <= accepted, "a change is not sent");
                 prop_assert!(replica.now.since(at) + INTERVAL <= replica.schedule.interval(), "late");
                 replica.now = replica.now + INTERVAL;
                 continue;
             }
-            if step != Step::Send {
-                prop_assert_eq!(replica.step(), Step::Send);
+            if step != SendStep::Send {
+                prop_assert_eq!(replica.step(), SendStep::Send);
             }
             if let Some(last) = last {
                 prop_assert!(replica.now.since(last) >= MIN_INTERVAL);
@@ -216,11 +222,11 @@ proptest! {
             replica.now = replica.now + Duration::from_millis(took);
             let wait = seconds(interval);
             let outcome = match outcome {
-                0 => Outcome::Failed(None),
-                1 => Outcome::Failed(Some(wait)),
-                _ => Outcome::Accepted(wait),
+                0 => SendOutcome::Failed(None),
+                1 => SendOutcome::Failed(Some(wait)),
+                _ => SendOutcome::Accepted(wait),
             };
-            if let Outcome::Failed(Some(wait)) = outcome {
+            if let SendOutcome::Failed(Some(wait)) = outcome {
                 not_before = replica.now + wait;
             }
             replica.schedule.record(replica.now, outcome);

@@ -52,12 +52,12 @@ const fn introduction(by: Delay) -> &'static str {
 
 impl Refusal {
     /// The obstacle to all evictions on the node; `None` if the reason is about this pod only.
-    pub const fn obstacle(&self) -> Option<Obstacle> {
+    pub const fn obstacle(&self) -> Option<EvictionObstacle> {
         match self {
-            Self::Wait { by, .. } => Some(Obstacle::Wait(*by)),
-            Self::ApiServerUnreachable(_) => Some(Obstacle::ApiServerUnreachable),
-            Self::NotTainted(_) => Some(Obstacle::NotTainted),
-            Self::Late => Some(Obstacle::Late),
+            Self::Wait { by, .. } => Some(EvictionObstacle::Wait(*by)),
+            Self::ApiServerUnreachable(_) => Some(EvictionObstacle::ApiServerUnreachable),
+            Self::NotTainted(_) => Some(EvictionObstacle::NotTainted),
+            Self::Late => Some(EvictionObstacle::Late),
             Self::Budget(_)
             | Self::ManyBudgets(_)
             | Self::Objection(_)
@@ -69,7 +69,7 @@ impl Refusal {
 
 /// An obstacle to all evictions on the node, in the order in which an eviction meets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Obstacle {
+pub enum EvictionObstacle {
     /// See [`Refusal::Late`].
     Late,
     /// See [`Refusal::NotTainted`].
@@ -80,7 +80,7 @@ pub enum Obstacle {
     Wait(Delay),
 }
 
-impl Obstacle {
+impl EvictionObstacle {
     /// Whether it is usually gone by the next evaluation: setting a taint takes a moment.
     pub const fn is_transient(self) -> bool {
         matches!(self, Self::Late | Self::NotTainted)

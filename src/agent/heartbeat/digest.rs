@@ -1,7 +1,7 @@
 //! Builds the summary of the node's health and load from the data of its last report. Pure.
 
 use crate::crd::Summary;
-use crate::crd::summary::{Percent, Scheduling};
+use crate::crd::summary::{Percent, ReportedScheduling};
 use crate::engine::RuleReport;
 use crate::engine::metric::Metric;
 use crate::engine::plan::RuleState;
@@ -10,7 +10,7 @@ use crate::engine::sample::NodeSample;
 
 /// The input of a summary.
 #[derive(Debug)]
-pub struct Facts<'a, R> {
+pub struct DigestInput<'a, R> {
     /// The sample of the last report.
     pub node: &'a NodeSample,
     /// CPU and memory in use, in percent of the node, as in that report.
@@ -24,12 +24,12 @@ pub struct Facts<'a, R> {
     /// Number of throttled pods.
     pub throttled: usize,
     /// The scheduling state of the Node, if known.
-    pub scheduling: Option<Scheduling>,
+    pub scheduling: Option<ReportedScheduling>,
 }
 
 /// The summary, without its sequence, which is set with the Lease.
-pub fn summary<R: Iterator<Item = RuleReport>>(facts: Facts<'_, R>) -> Summary {
-    let Facts {
+pub fn summary<R: Iterator<Item = RuleReport>>(facts: DigestInput<'_, R>) -> Summary {
+    let DigestInput {
         node,
         used,
         load,
@@ -158,14 +158,14 @@ mod tests {
             report("q/mem", RuleState::Cooling),
             outside_hours,
         ];
-        summary(Facts {
+        summary(DigestInput {
             node,
             used,
             load: Some(91.84),
             policy,
             reports: reports.into_iter(),
             throttled: 2,
-            scheduling: Some(Scheduling::Enabled),
+            scheduling: Some(ReportedScheduling::Enabled),
         })
     }
 

@@ -1,4 +1,4 @@
-//! Makes the calls that [`Schedule`] decides on.
+//! Makes the calls that [`RenewalSchedule`] decides on.
 
 use fastrand::Rng;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::lease;
 use super::metrics::Heartbeats;
-use super::schedule::{Call, Outcome, Schedule, Step};
+use super::schedule::{Call, CallOutcome, RenewalSchedule, RenewalStep};
 use super::{HeartbeatInput, Options};
 use crate::clock;
 use crate::cluster::client::{CallError, call, found, stored};
@@ -24,24 +24,24 @@ pub(super) async fn run(
     metrics: Heartbeats,
 ) {
     let (relaxed, stuck_after) = (options.relaxed, options.stuck_after);
-    let mut schedule = Schedule::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
+    let mut schedule = RenewalSchedule::new(relaxed, stuck_after, Rng::new(), clock::boot_time());
     let mut writer = LeaseWriter::new(client, options, metrics);
     loop {
         let last_run = input.borrow_and_update().last_run;
         let relaxed = *acknowledged.borrow_and_update();
         let step = schedule.step(clock::boot_time(), last_run, relaxed);
-        writer.metrics.stuck(matches!(step, Step::Stuck(_)));
+        writer.metrics.stuck(matches!(step, RenewalStep::Stuck(_)));
         match step {
-            Step::Wait(left) => tokio::select! {
+            RenewalStep::Wait(left) => tokio::select! {
                 () = sleep(left) => {}
                 () = changed(&mut acknowledged) => {}
                 () = writer.thresholds_changed(&mut input) => schedule.plan_early_renewal(clock::boot_time()),
             },
-            Step::Stuck(left) => tokio::select! {
+            RenewalStep::Stuck(left) => tokio::select! {
                 () = sleep(left) => {}
                 run = input.changed() => if run.is_err() { return },
             },
-            Step::Call { call, duration } => {
+            RenewalStep::Call { call, duration } => {
                 let input = input.borrow().clone();
                 let outcome = writer.call(call, &input, duration).await;
                 schedule.record(clock::boot_time(), outcome);
@@ -106,7 +106,7 @@ impl LeaseWriter {
         what: Call,
         input: &HeartbeatInput,
         duration: std::time::Duration,
-    ) -> Outcome {
+    ) -> CallOutcome {
         let (api, name) = (&self.api, &self.options.node);
         let params = PostParams::default();
         let renewed = |lease| lease::renewed(lease, input, duration, clock::wall_time());
@@ -135,9 +135,9 @@ impl LeaseWriter {
         }
     }
 
-    fn succeeded(&mut self, what: Call) -> Outcome {
+    fn succeeded(&mut self, what: Call) -> CallOutcome {
         match what {
-            Call::Read => return Outcome::Found,
+            Call::Read => return CallOutcome::Found,
             Call::Create => self.metrics.count("created"),
             Call::Renew => self.metrics.count("renewed"),
         }
@@ -145,20 +145,22 @@ impl LeaseWriter {
         if self.failure.take().is_some() {
             tracing::info!("the Lease is renewed again");
         }
-        Outcome::Renewed
+        CallOutcome::Renewed
     }
 
-    fn failed(&mut self, what: Call, error: &CallError) -> Outcome {
+    fn failed(&mut self, what: Call, error: &CallError) -> CallOutcome {
         let (result, outcome) = match (what, error.code()) {
             // A 404 to a create means that the namespace is missing.
-            (Call::Read | Call::Renew, Some(404)) => ("missing", Outcome::Missing),
-            (Call::Create | Call::Renew, Some(409)) => ("conflict", Outcome::Conflict),
-            (_, Some(429)) => ("throttled", Outcome::Failed(error.retry_after())),
-            _ if matches!(error, CallError::TimedOut { .. }) => ("timeout", Outcome::Failed(None)),
-            _ => ("failed", Outcome::Failed(error.retry_after())),
+            (Call::Read | Call::Renew, Some(404)) => ("missing", CallOutcome::Missing),
+            (Call::Create | Call::Renew, Some(409)) => ("conflict", CallOutcome::Conflict),
+            (_, Some(429)) => ("throttled", CallOutcome::Failed(error.retry_after())),
+            _ if matches!(error, CallError::TimedOut { .. }) => {
+                ("timeout", CallOutcome::Failed(None))
+            }
+            _ => ("failed", CallOutcome::Failed(error.retry_after())),
         };
         self.metrics.count(result);
-        if let Outcome::Failed(_) = outcome {
+        if let CallOutcome::Failed(_) = outcome {
             self.log_failure(what, error);
         } else {
             tracing::debug!(why = error.message(), "the Lease was changed or deleted");

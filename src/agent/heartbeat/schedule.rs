@@ -37,8 +37,8 @@ pub enum Call {
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Call the API server and pass the outcome to [`Schedule::record`].
+pub enum RenewalStep {
+    /// Call the API server and pass the outcome to [`RenewalSchedule::record`].
     Call {
         /// Which call.
         call: Call,
@@ -53,7 +53,7 @@ pub enum Step {
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The Lease was read and exists.
     Found,
     /// It was created or written.
@@ -75,7 +75,7 @@ enum Known {
 
 /// The renewal schedule of one agent.
 #[derive(Debug)]
-pub struct Schedule {
+pub struct RenewalSchedule {
     random: Rng,
     relaxed: Duration,
     stuck_after: Duration,
@@ -93,7 +93,7 @@ pub struct Schedule {
     immediate_calls: u32,
 }
 
-impl Schedule {
+impl RenewalSchedule {
     /// The first call is at a random moment of the first interval.
     pub fn new(relaxed: Duration, stuck_after: Duration, mut random: Rng, now: BootTime) -> Self {
         Self {
@@ -112,13 +112,18 @@ impl Schedule {
     }
 
     /// What to do now. `last_run` is the last run of the sampling loop; `acknowledged`: the leader acknowledges direct reports.
-    pub fn step(&mut self, now: BootTime, last_run: Option<BootTime>, acknowledged: bool) -> Step {
+    pub fn step(
+        &mut self,
+        now: BootTime,
+        last_run: Option<BootTime>,
+        acknowledged: bool,
+    ) -> RenewalStep {
         let left = self.due(acknowledged).since(now);
         if !left.is_zero() {
-            return Step::Wait(left);
+            return RenewalStep::Wait(left);
         }
         if last_run.is_none_or(|last_run| now.since(last_run) > self.stuck_after) {
-            return Step::Stuck(STUCK_CHECK_INTERVAL);
+            return RenewalStep::Stuck(STUCK_CHECK_INTERVAL);
         }
         // A retry belongs to the period of the call that failed.
         let late = |period_start| now.since(period_start) >= INTERVAL;
@@ -131,7 +136,7 @@ impl Schedule {
             Known::Absent => Call::Create,
             Known::Present => Call::Renew,
         };
-        Step::Call {
+        RenewalStep::Call {
             call,
             duration: self.requested * DURATION_INTERVALS,
         }
@@ -155,13 +160,13 @@ impl Schedule {
     }
 
     /// Records the outcome of a call.
-    pub fn record(&mut self, now: BootTime, outcome: Outcome) {
+    pub fn record(&mut self, now: BootTime, outcome: CallOutcome) {
         match outcome {
-            Outcome::Renewed => return self.renewed(now),
-            Outcome::Found => self.known = Known::Present,
-            Outcome::Missing => self.known = Known::Absent,
-            Outcome::Conflict => self.known = Known::Nothing,
-            Outcome::Failed(wait) => return self.failed(now, wait),
+            CallOutcome::Renewed => return self.renewed(now),
+            CallOutcome::Found => self.known = Known::Present,
+            CallOutcome::Missing => self.known = Known::Absent,
+            CallOutcome::Conflict => self.known = Known::Nothing,
+            CallOutcome::Failed(wait) => return self.failed(now, wait),
         }
         self.immediate_calls += 1;
         if self.immediate_calls > MAX_IMMEDIATE_CALLS {

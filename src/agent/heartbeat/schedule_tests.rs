@@ -7,7 +7,7 @@ const RELAXED: Duration = Duration::from_mins(1);
 
 /// An agent with its own clock and a running sampling loop.
 struct Agent {
-    schedule: Schedule,
+    schedule: RenewalSchedule,
     now: BootTime,
     acknowledged: bool,
 }
@@ -20,7 +20,7 @@ impl Agent {
     fn new(seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         Self {
-            schedule: Schedule::new(RELAXED, Duration::from_secs(5), random, start()),
+            schedule: RenewalSchedule::new(RELAXED, Duration::from_secs(5), random, start()),
             now: start(),
             acknowledged: false,
         }
@@ -30,9 +30,9 @@ impl Agent {
     fn renewed(seed: u64) -> Self {
         let mut agent = Self::new(seed);
         assert_eq!(agent.call().0, Call::Read);
-        agent.finishes(Outcome::Found);
+        agent.finishes(CallOutcome::Found);
         assert_eq!(agent.call(), (Call::Renew, 40));
-        agent.finishes(Outcome::Renewed);
+        agent.finishes(CallOutcome::Renewed);
         agent
     }
 
@@ -43,14 +43,14 @@ impl Agent {
                 .schedule
                 .step(self.now, Some(self.now), self.acknowledged)
             {
-                Step::Call { call, duration } => return (call, duration.as_secs()),
-                Step::Wait(left) => self.now = self.now + left,
-                Step::Stuck(_) => panic!("the loop runs"),
+                RenewalStep::Call { call, duration } => return (call, duration.as_secs()),
+                RenewalStep::Wait(left) => self.now = self.now + left,
+                RenewalStep::Stuck(_) => panic!("the loop runs"),
             }
         }
     }
 
-    fn finishes(&mut self, outcome: Outcome) {
+    fn finishes(&mut self, outcome: CallOutcome) {
         self.schedule.record(self.now, outcome);
     }
 
@@ -58,7 +58,7 @@ impl Agent {
     fn renews(&mut self, since: BootTime) -> Duration {
         let call = self.call().0;
         assert_eq!(call, Call::Renew);
-        self.finishes(Outcome::Renewed);
+        self.finishes(CallOutcome::Renewed);
         self.now.since(since)
     }
 }
@@ -76,7 +76,7 @@ fn a_change_is_written_within_two_seconds_unless_the_last_call_failed() {
         agent.schedule.plan_early_renewal(since);
         assert!(agent.renews(since) <= Duration::from_secs(2));
         assert_eq!(agent.call().0, Call::Renew);
-        agent.finishes(Outcome::Failed(Some(Duration::from_secs(20))));
+        agent.finishes(CallOutcome::Failed(Some(Duration::from_secs(20))));
         let since = agent.now;
         agent.schedule.plan_early_renewal(since);
         assert!(agent.renews(since) >= Duration::from_secs(20));
@@ -88,22 +88,22 @@ fn a_missing_lease_is_created_and_a_changed_one_read_at_once() {
     let mut agent = Agent::new(1);
     assert_eq!(agent.call(), (Call::Read, 40));
     let first = agent.now;
-    agent.finishes(Outcome::Missing);
+    agent.finishes(CallOutcome::Missing);
     assert_eq!(agent.call(), (Call::Create, 40));
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     assert_eq!(agent.now, first);
     // The next renewal needs no read.
     assert_eq!(agent.call().0, Call::Renew);
     let at = agent.now;
-    agent.finishes(Outcome::Conflict);
+    agent.finishes(CallOutcome::Conflict);
     assert_eq!(agent.call().0, Call::Read);
-    agent.finishes(Outcome::Found);
+    agent.finishes(CallOutcome::Found);
     assert_eq!(agent.call().0, Call::Renew);
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     assert_eq!(agent.now, at);
     assert_eq!(agent.call().0, Call::Renew);
     let at = agent.now;
-    agent.finishes(Outcome::Missing);
+    agent.finishes(CallOutcome::Missing);
     assert_eq!(agent.call().0, Call::Create);
     assert_eq!(agent.now, at);
 }
@@ -115,8 +115,8 @@ fn another_writer_does_not_make_the_agent_flood_the_server() {
     let start = agent.now;
     while agent.now.since(start) < Duration::from_secs(20) {
         let outcome = match agent.call().0 {
-            Call::Read => Outcome::Found,
-            Call::Create | Call::Renew => Outcome::Conflict,
+            Call::Read => CallOutcome::Found,
+            Call::Create | Call::Renew => CallOutcome::Conflict,
         };
         agent.finishes(outcome);
         calls += 1;
@@ -132,7 +132,7 @@ fn failures_are_retried_within_the_period_with_growing_pauses() {
     let mut pauses = Vec::new();
     for _ in 0..8 {
         let before = agent.now;
-        agent.finishes(Outcome::Failed(None));
+        agent.finishes(CallOutcome::Failed(None));
         agent.call();
         pauses.push(agent.now.since(before));
     }
@@ -146,7 +146,7 @@ fn failures_are_retried_within_the_period_with_growing_pauses() {
     );
     assert!(pauses.iter().all(|pause| *pause <= INTERVAL), "{pauses:?}");
     assert!(pauses[7] >= INTERVAL / 2, "{pauses:?}");
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     // Renewed late in a period, then as usual.
     assert!(agent.now.since(start) > INTERVAL);
     let at = agent.now;
@@ -160,10 +160,10 @@ fn a_success_after_retries_does_not_shift_the_periods() {
     let mut agent = Agent::renewed(4);
     agent.call();
     let period_start = agent.now;
-    agent.finishes(Outcome::Failed(None));
+    agent.finishes(CallOutcome::Failed(None));
     agent.call();
     agent.now = agent.now + Duration::from_secs(2);
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     agent.call();
     let period = agent.now.since(period_start);
     assert!(
@@ -178,7 +178,7 @@ fn a_retry_after_is_respected_up_to_a_limit() {
         let mut agent = Agent::renewed(5);
         agent.call();
         let before = agent.now;
-        agent.finishes(Outcome::Failed(Some(Duration::from_secs(asked))));
+        agent.finishes(CallOutcome::Failed(Some(Duration::from_secs(asked))));
         agent.call();
         let min = Duration::from_secs(waited);
         let pause = agent.now.since(before);
@@ -194,17 +194,17 @@ fn a_stuck_sampling_loop_stops_the_heartbeat() {
     let (late, early) = (Some(last_run), Some(agent.now));
     assert_eq!(
         agent.schedule.step(agent.now, late, false),
-        Step::Stuck(STUCK_CHECK_INTERVAL)
+        RenewalStep::Stuck(STUCK_CHECK_INTERVAL)
     );
     assert_eq!(
         agent.schedule.step(agent.now, None, false),
-        Step::Stuck(STUCK_CHECK_INTERVAL)
+        RenewalStep::Stuck(STUCK_CHECK_INTERVAL)
     );
     let step = agent.schedule.step(agent.now, early, false);
     assert!(
         matches!(
             step,
-            Step::Call {
+            RenewalStep::Call {
                 call: Call::Renew,
                 ..
             }
@@ -224,7 +224,7 @@ fn the_lease_has_its_longer_duration_before_the_interval_grows() {
         "written in the last short period"
     );
     assert!(agent.now.since(at) <= INTERVAL.mul_f64(1.05));
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     assert_eq!(agent.schedule.interval(), RELAXED);
     let at = agent.now;
     let period = agent.renews(at);
@@ -278,7 +278,7 @@ fn without_acknowledgements_it_is_renewed_every_ten_seconds_again() {
     agent.acknowledged = false;
     assert_eq!(agent.call(), (Call::Renew, 40));
     assert_eq!(agent.now, at);
-    agent.finishes(Outcome::Renewed);
+    agent.finishes(CallOutcome::Renewed);
     assert!(agent.renews(at) <= INTERVAL.mul_f64(1.05));
     // Just renewed: not before ten seconds have passed.
     agent.acknowledged = true;
@@ -291,7 +291,8 @@ fn without_acknowledgements_it_is_renewed_every_ten_seconds_again() {
 
 #[test]
 fn a_relaxed_interval_is_never_shorter_than_the_normal_one() {
-    let schedule = Schedule::new(Duration::from_secs(1), INTERVAL, Rng::with_seed(0), start());
+    let schedule =
+        RenewalSchedule::new(Duration::from_secs(1), INTERVAL, Rng::with_seed(0), start());
     assert_eq!(schedule.relaxed, INTERVAL);
 }
 
@@ -301,9 +302,9 @@ proptest! {
         let mut agent = Agent::new(seed);
         agent.call();
         prop_assert!(agent.now.since(start()) < INTERVAL);
-        agent.finishes(Outcome::Missing);
+        agent.finishes(CallOutcome::Missing);
         agent.call();
-        agent.finishes(Outcome::Renewed);
+        agent.finishes(CallOutcome::Renewed);
         for _ in 0..50 {
             let at = agent.now;
             let period = agent.renews(at);
@@ -326,12 +327,12 @@ proptest! {
             times.push(agent.now);
             agent.now = agent.now + Duration::from_millis(took / 10);
             agent.finishes(match outcome {
-                0 => Outcome::Found,
-                1 => Outcome::Renewed,
-                2 => Outcome::Missing,
-                3 => Outcome::Conflict,
-                4 => Outcome::Failed(None),
-                _ => Outcome::Failed(Some(Duration::from_millis(took))),
+                0 => CallOutcome::Found,
+                1 => CallOutcome::Renewed,
+                2 => CallOutcome::Missing,
+                3 => CallOutcome::Conflict,
+                4 => CallOutcome::Failed(None),
+                _ => CallOutcome::Failed(Some(Duration::from_millis(took))),
             });
         }
         for window in times.windows(40) {
@@ -341,7 +342,7 @@ proptest! {
         let at = agent.now;
         let mut calls = 0;
         while agent.call().0 != Call::Renew {
-            agent.finishes(Outcome::Found);
+            agent.finishes(CallOutcome::Found);
             calls += 1;
             prop_assert!(calls < 4);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::WantedCrane;
-use super::schedule::{Change, Settling, Verdict};
+use super::schedule::{Settling, Urgency, WriteDecision};
 use crate::crd::crane_annotations::{CraneAnnotations, CraneValues};
 use crate::engine::time::BootTime;
 
@@ -62,47 +62,47 @@ impl Crane {
         now: BootTime,
         wants: WantedCrane,
         seen: &CraneAnnotations,
-    ) -> [Verdict; 2] {
+    ) -> [WriteDecision; 2] {
         let differs = self.settling.verdict(now, change(wants, seen));
         let expires = match wants {
             WantedCrane::Values(values) if !values.is_empty() => self.refresh(now, &values),
-            _ => Verdict::Unchanged,
+            _ => WriteDecision::Unchanged,
         };
         [differs, expires]
     }
 
     /// When they have to be written again. What an earlier agent wrote is of unknown age.
-    fn refresh(&self, now: BootTime, values: &CraneValues) -> Verdict {
+    fn refresh(&self, now: BootTime, values: &CraneValues) -> WriteDecision {
         let is_hot = values.hot().is_some_and(|points| points > 0);
         let (after, random) = if is_hot { HOT_REFRESH } else { REFRESH };
         let after = after + random.mul_f64(self.jitter);
         let due = self.written.map(|written| written + after);
         match due.map(|due| due.since(now)) {
-            None | Some(Duration::ZERO) => Verdict::Due { reserve: 0 },
-            Some(left) => Verdict::Later(left),
+            None | Some(Duration::ZERO) => WriteDecision::Due { reserve: 0 },
+            Some(left) => WriteDecision::Later(left),
         }
     }
 }
 
 /// How much the annotations on a Node differ from what is wanted.
-fn change(wants: WantedCrane, seen: &CraneAnnotations) -> Change {
+fn change(wants: WantedCrane, seen: &CraneAnnotations) -> Urgency {
     let wanted = match wants {
-        WantedCrane::Unchanged => return Change::None,
-        WantedCrane::Removed if seen.ours().next().is_none() => return Change::None,
-        WantedCrane::Removed => return Change::Urgent,
+        WantedCrane::Unchanged => return Urgency::None,
+        WantedCrane::Removed if seen.ours().next().is_none() => return Urgency::None,
+        WantedCrane::Removed => return Urgency::Urgent,
         WantedCrane::Values(wanted) => wanted,
     };
     let current = seen.values();
     // Not a race with a writer that answers each write with its own.
     let contested = seen.others().next().is_some();
     let hot = match (current.hot(), wanted.hot()) {
-        _ if contested => Change::Slow,
-        (current, Some(wanted)) if wanted >= current.unwrap_or(0) + URGENT_POINTS => Change::Full,
-        (current, Some(wanted)) if wanted > current.unwrap_or(0) => Change::Urgent,
-        (current, wanted) if current != wanted => Change::Slow,
-        _ => Change::None,
+        _ if contested => Urgency::Slow,
+        (current, Some(wanted)) if wanted >= current.unwrap_or(0) + URGENT_POINTS => Urgency::Full,
+        (current, Some(wanted)) if wanted > current.unwrap_or(0) => Urgency::Urgent,
+        (current, wanted) if current != wanted => Urgency::Slow,
+        _ => Urgency::None,
     };
-    if matches!(hot, Change::Full | Change::Urgent) {
+    if matches!(hot, Urgency::Full | Urgency::Urgent) {
         return hot;
     }
     let uses = current.usage().into_iter().zip(wanted.usage());
@@ -111,7 +111,7 @@ fn change(wants: WantedCrane, seen: &CraneAnnotations) -> Change {
         (current, wanted) => current.is_some() != wanted.is_some(),
     });
     if moves.any(|moves| moves) {
-        Change::Slow
+        Urgency::Slow
     } else {
         hot
     }

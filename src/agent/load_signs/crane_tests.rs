@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::super::WantedSigns;
-use super::super::schedule::{Parts, Schedule, SeenSigns, Step};
+use super::super::schedule::{SeenSigns, SignSchedule, SignStep, WrittenParts};
 use super::*;
 use crate::crd::crane_annotations::{HOT, KEYS, WRITTEN};
 
@@ -15,7 +15,7 @@ fn values(usage: f64, pending: f64) -> CraneValues {
 
 /// A Node whose watch shows a write in the next step.
 struct Node {
-    schedule: Schedule,
+    schedule: SignSchedule,
     annotations: BTreeMap<String, String>,
     interval: Duration,
     writes: Vec<u64>,
@@ -24,7 +24,7 @@ struct Node {
 impl Node {
     fn new(seed: u64) -> Self {
         Self {
-            schedule: Schedule::new(Rng::with_seed(seed)),
+            schedule: SignSchedule::new(Rng::with_seed(seed)),
             annotations: BTreeMap::new(),
             interval: Duration::ZERO,
             writes: Vec::new(),
@@ -44,7 +44,7 @@ impl Node {
         CraneAnnotations::of(Some(&self.annotations))
     }
 
-    fn decide(&mut self, second: u64, crane: WantedCrane) -> Step {
+    fn decide(&mut self, second: u64, crane: WantedCrane) -> SignStep {
         let wants = WantedSigns {
             crane,
             interval: self.interval,
@@ -59,7 +59,7 @@ impl Node {
     }
 
     fn step(&mut self, second: u64, values: CraneValues) {
-        let Step::Write(parts) = self.decide(second, WantedCrane::Values(values)) else {
+        let SignStep::Write(parts) = self.decide(second, WantedCrane::Values(values)) else {
             return;
         };
         assert!(parts.crane && !parts.label);
@@ -234,7 +234,7 @@ fn another_writer_is_noticed_only_after_a_write_of_ours() {
         crane: &seen,
     };
     assert!(!node.schedule.is_contested(signs), "crane's, from before");
-    let ours = Parts {
+    let ours = WrittenParts {
         label: false,
         crane: true,
     };
@@ -246,19 +246,19 @@ fn another_writer_is_noticed_only_after_a_write_of_ours() {
 fn ours_are_removed_at_once_and_those_of_others_stay() {
     let mut node = Node::settled(30.0, 0.0);
     let removed = node.decide(100, WantedCrane::Removed);
-    let ours = Parts {
+    let ours = WrittenParts {
         label: false,
         crane: true,
     };
-    assert_eq!(removed, Step::Write(ours));
+    assert_eq!(removed, SignStep::Write(ours));
     assert_eq!(
         node.decide(100, WantedCrane::Unchanged),
-        Step::Wait(None),
+        SignStep::Wait(None),
         "before the first decision"
     );
     let mut others = Node::new(7);
     others.set(KEYS[0], "0.10000,t1");
     others.set(HOT, "0,t1");
     let step = others.decide(100, WantedCrane::Removed);
-    assert_eq!(step, Step::Wait(None));
+    assert_eq!(step, SignStep::Wait(None));
 }

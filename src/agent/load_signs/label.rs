@@ -2,7 +2,7 @@
 //! whatever reaches or leaves 95 are urgent. Pure.
 
 use super::WantedSigns;
-use super::schedule::Change;
+use super::schedule::Urgency;
 use crate::crd::load_label::{FULL, LoadLabel};
 
 /// In percent.
@@ -26,34 +26,34 @@ impl OnNode {
 }
 
 /// How much the label on the Node, as text, differs from what is wanted.
-pub(super) fn change(text: Option<&str>, wants: &WantedSigns) -> Change {
+pub(super) fn change(text: Option<&str>, wants: &WantedSigns) -> Urgency {
     match difference(OnNode::of(text), wants.label()) {
-        Change::Slow if wants.remove => Change::Urgent,
+        Urgency::Slow if wants.remove => Urgency::Urgent,
         change => change,
     }
 }
 
-fn difference(current: OnNode, wanted: Option<LoadLabel>) -> Change {
+fn difference(current: OnNode, wanted: Option<LoadLabel>) -> Urgency {
     let (current, wanted) = match (current, wanted) {
-        (OnNode::Absent, None) => return Change::None,
+        (OnNode::Absent, None) => return Urgency::None,
         // A load that is unknown for a moment keeps its label.
-        (OnNode::Label(_), None) => return Change::Slow,
-        (OnNode::Absent | OnNode::Invalid, Some(wanted)) if wanted >= FULL => return Change::Full,
-        (OnNode::Absent, Some(_)) | (OnNode::Invalid, _) => return Change::Urgent,
+        (OnNode::Label(_), None) => return Urgency::Slow,
+        (OnNode::Absent | OnNode::Invalid, Some(wanted)) if wanted >= FULL => return Urgency::Full,
+        (OnNode::Absent, Some(_)) | (OnNode::Invalid, _) => return Urgency::Urgent,
         (OnNode::Label(current), Some(wanted)) => (current, wanted),
     };
     if current.headroom() == wanted.headroom() {
-        return Change::None;
+        return Urgency::None;
     }
     if current < FULL && wanted >= FULL {
-        return Change::Full;
+        return Urgency::Full;
     }
     let rises = wanted.percent().saturating_sub(current.percent()) >= URGENT_RISE;
     let falls = current.percent().saturating_sub(wanted.percent()) >= URGENT_FALL;
     let leaves_full = current >= FULL && wanted < FULL;
     if rises || falls || leaves_full {
-        Change::Urgent
+        Urgency::Urgent
     } else {
-        Change::Small
+        Urgency::Small
     }
 }

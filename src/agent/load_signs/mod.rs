@@ -12,8 +12,8 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use self::schedule::{Parts, Schedule, SeenSigns, Step};
-use super::taint::{NewestNode, ObservedNode};
+use self::schedule::{SeenSigns, SignSchedule, SignStep, WrittenParts};
+use super::taint::{NewestNode, WatchedNode};
 use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::CallError;
@@ -102,7 +102,7 @@ pub struct LoadSignsTask {
 
 impl LoadSignsTask {
     /// Starts it; `node` is the Node from a watch, `zone` that of crane's annotations.
-    pub fn start(client: Client, node: watch::Receiver<ObservedNode>, zone: Option<Zone>) -> Self {
+    pub fn start(client: Client, node: watch::Receiver<WatchedNode>, zone: Option<Zone>) -> Self {
         let (wanted, received) = watch::channel(WantedSigns::default());
         let writer = SignsWriter::new(client, zone);
         let task = tokio::spawn(run(writer, received, node));
@@ -125,7 +125,7 @@ impl Drop for LoadSignsTask {
 async fn run(
     mut writer: SignsWriter,
     mut wanted: watch::Receiver<WantedSigns>,
-    mut node: watch::Receiver<ObservedNode>,
+    mut node: watch::Receiver<WatchedNode>,
 ) {
     let mut newest = NewestNode::default();
     let mut pauses = None;
@@ -133,9 +133,9 @@ async fn run(
         let wants = *wanted.borrow_and_update();
         newest.observe(&node.borrow_and_update());
         let seen = newest.get();
-        let step = seen.map_or(Step::Wait(None), |seen| writer.step(&wants, seen));
+        let step = seen.map_or(SignStep::Wait(None), |seen| writer.step(&wants, seen));
         let pause = match (step, seen) {
-            (Step::Write(parts), Some(seen)) => {
+            (SignStep::Write(parts), Some(seen)) => {
                 match writer.write(&wants, seen, parts).await {
                     Ok(node) => {
                         pauses = None;
@@ -150,8 +150,8 @@ async fn run(
                 }
                 continue;
             }
-            (Step::Write(_), None) => None,
-            (Step::Wait(pause), _) => pause,
+            (SignStep::Write(_), None) => None,
+            (SignStep::Wait(pause), _) => pause,
         };
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
@@ -171,7 +171,7 @@ fn signs(node: &NodeSnapshot) -> SeenSigns<'_> {
 struct SignsWriter {
     client: Client,
     zone: Option<Zone>,
-    schedule: Schedule,
+    schedule: SignSchedule,
     /// Why the last write failed, as logged.
     failing: String,
     /// That another writer changes crane's annotations was logged.
@@ -183,13 +183,13 @@ impl SignsWriter {
         Self {
             client,
             zone,
-            schedule: Schedule::new(Rng::new()),
+            schedule: SignSchedule::new(Rng::new()),
             failing: String::new(),
             contested: false,
         }
     }
 
-    fn step(&mut self, wants: &WantedSigns, node: &NodeSnapshot) -> Step {
+    fn step(&mut self, wants: &WantedSigns, node: &NodeSnapshot) -> SignStep {
         let seen = signs(node);
         if !self.contested && self.schedule.is_contested(seen) {
             self.contested = true;
@@ -206,7 +206,7 @@ impl SignsWriter {
         &mut self,
         wants: &WantedSigns,
         node: &NodeSnapshot,
-        parts: Parts,
+        parts: WrittenParts,
     ) -> Result<NodeSnapshot, CallError> {
         let patch = self.patch(wants, node, parts);
         match load_signs::write(&self.client, &node.name, &node.uid, &patch).await {
@@ -226,7 +226,12 @@ impl SignsWriter {
         }
     }
 
-    fn patch(&self, wants: &WantedSigns, node: &NodeSnapshot, parts: Parts) -> LoadSignsPatch {
+    fn patch(
+        &self,
+        wants: &WantedSigns,
+        node: &NodeSnapshot,
+        parts: WrittenParts,
+    ) -> LoadSignsPatch {
         let mut patch = LoadSignsPatch::default();
         if parts.label {
             patch = patch.label(wants.label());

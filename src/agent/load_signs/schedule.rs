@@ -27,16 +27,16 @@ const LONG_SETTLE: Duration = Duration::from_mins(1);
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SignStep {
     /// Write these.
-    Write(Parts),
+    Write(WrittenParts),
     /// Wait until something changes, or for this long.
     Wait(Option<Duration>),
 }
 
 /// What of a Node is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parts {
+pub struct WrittenParts {
     /// The label.
     pub label: bool,
     /// crane's annotations.
@@ -54,7 +54,7 @@ pub struct SeenSigns<'a> {
 
 /// How much a difference between a Node and what is wanted matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum Urgency {
     None,
     /// Written once it has lasted [`LONG_SETTLE`].
     Slow,
@@ -68,7 +68,7 @@ pub(super) enum Change {
 
 /// Whether to write one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum WriteDecision {
     /// Not before something changes.
     Unchanged,
     /// After this time.
@@ -77,7 +77,7 @@ pub(super) enum Verdict {
     Due { reserve: u32 },
 }
 
-impl Verdict {
+impl WriteDecision {
     /// How long until it can be written; `None`: not before something changes.
     fn wait(self, now: BootTime, bucket: &TokenBucket) -> Option<Duration> {
         match self {
@@ -97,29 +97,29 @@ impl Verdict {
 pub(super) struct Settling(Option<BootTime>);
 
 impl Settling {
-    pub(super) fn verdict(&mut self, now: BootTime, change: Change) -> Verdict {
-        if change == Change::None {
+    pub(super) fn verdict(&mut self, now: BootTime, change: Urgency) -> WriteDecision {
+        if change == Urgency::None {
             self.0 = None;
-            return Verdict::Unchanged;
+            return WriteDecision::Unchanged;
         }
         let lasted = now.since(*self.0.get_or_insert(now));
         let settle = match change {
-            Change::Slow => LONG_SETTLE,
-            Change::Small => SETTLE,
-            Change::None | Change::Urgent | Change::Full => Duration::ZERO,
+            Urgency::Slow => LONG_SETTLE,
+            Urgency::Small => SETTLE,
+            Urgency::None | Urgency::Urgent | Urgency::Full => Duration::ZERO,
         };
         let left = settle.saturating_sub(lasted);
         if !left.is_zero() {
-            return Verdict::Later(left);
+            return WriteDecision::Later(left);
         }
-        let reserve = u32::from(change != Change::Full);
-        Verdict::Due { reserve }
+        let reserve = u32::from(change != Urgency::Full);
+        WriteDecision::Due { reserve }
     }
 }
 
 /// Decides the next step.
 #[derive(Debug)]
-pub struct Schedule {
+pub struct SignSchedule {
     bucket: TokenBucket,
     /// The interval of the bucket.
     interval: Duration,
@@ -127,7 +127,7 @@ pub struct Schedule {
     crane: Crane,
 }
 
-impl Schedule {
+impl SignSchedule {
     /// With all writes left; `rng` spreads those of crane's annotations.
     pub fn new(rng: Rng) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl Schedule {
     }
 
     /// The next step on a Node with these signs.
-    pub fn step(&mut self, now: BootTime, wants: &WantedSigns, seen: SeenSigns) -> Step {
+    pub fn step(&mut self, now: BootTime, wants: &WantedSigns, seen: SeenSigns) -> SignStep {
         self.set_interval(wants.interval);
         let label = label::change(seen.label, wants);
         let label = self.label.verdict(now, label);
@@ -147,10 +147,10 @@ impl Schedule {
         let left = [label, differs, expires].map(|it| it.wait(now, &self.bucket));
         let wait = left.into_iter().flatten().min();
         if wait != Some(Duration::ZERO) {
-            return Step::Wait(wait);
+            return SignStep::Wait(wait);
         }
         self.bucket.try_take(now);
-        Step::Write(Parts {
+        SignStep::Write(WrittenParts {
             label: label.is_due(),
             // With any write, so that they need fewer of their own.
             crane: differs.is_due() || matches!(wants.crane, WantedCrane::Values(_)),
@@ -158,7 +158,7 @@ impl Schedule {
     }
 
     /// These parts were written.
-    pub fn written(&mut self, now: BootTime, parts: Parts) {
+    pub fn written(&mut self, now: BootTime, parts: WrittenParts) {
         if parts.crane {
             self.crane.written(now);
         }

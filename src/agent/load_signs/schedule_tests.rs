@@ -11,24 +11,29 @@ fn known(load: Option<f64>) -> WantedSigns {
     }
 }
 
-fn schedule() -> Schedule {
-    Schedule::new(Rng::with_seed(7))
+fn schedule() -> SignSchedule {
+    SignSchedule::new(Rng::with_seed(7))
 }
 
-const LABEL: Step = Step::Write(Parts {
+const LABEL: SignStep = SignStep::Write(WrittenParts {
     label: true,
     crane: false,
 });
 
 /// The next step on a Node with this label, and without crane's annotations.
-fn step(schedule: &mut Schedule, second: u64, wants: &WantedSigns, label: Option<&str>) -> Step {
+fn step(
+    schedule: &mut SignSchedule,
+    second: u64,
+    wants: &WantedSigns,
+    label: Option<&str>,
+) -> SignStep {
     let crane = &CraneAnnotations::default();
     schedule.step(at(second), wants, SeenSigns { label, crane })
 }
 
 /// A Node whose watch shows a write in the next step.
 struct Node {
-    schedule: Schedule,
+    schedule: SignSchedule,
     text: Option<String>,
     writes: Vec<(u64, Option<String>)>,
 }
@@ -153,7 +158,7 @@ fn an_unknown_load_keeps_the_label_for_a_minute() {
     node.run(120..240, |_| None);
     assert_eq!(node.writes.len(), 1, "it is gone");
     let change = label::change(Some("busy"), &known(None));
-    assert_eq!(change, Change::Urgent, "what is not ours goes too");
+    assert_eq!(change, Urgency::Urgent, "what is not ours goes too");
 }
 
 #[test]

@@ -77,7 +77,7 @@ struct StallLabels {
 
 /// Gauges of the load.
 #[derive(Debug, Default)]
-pub struct Load {
+pub struct LoadMetrics {
     cpu: Family<PartLabels, Float>,
     memory: Family<PartLabels, Float>,
     cpu_capacity: Float,
@@ -133,7 +133,7 @@ const WINDOWS: [(&str, &str); 6] = [
     ),
 ];
 
-impl Load {
+impl LoadMetrics {
     /// Gauges without values, among them one for each of the `windows`.
     pub fn new(windows: &[CustomWindow]) -> Self {
         let custom = windows.iter().map(|window| {

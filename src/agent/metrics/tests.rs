@@ -28,13 +28,13 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
 
 #[test]
 fn a_rule_has_state_value_and_threshold() {
-    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     let names = [(RuleId::from("q/cpu"), "cpu_total_usage".to_owned())];
     metrics.rules(names.into());
     metrics.figures(|figures| {
         figures.rules = vec![report(Some(4321.0), None)];
         figures.throttled = 3;
-        figures.throttled_pods = vec![ThrottledPod {
+        figures.throttled_pods = vec![ThrottledSeries {
             percent: 30,
             namespace: "shop".to_owned(),
             pod: "batch".to_owned(),
@@ -47,7 +47,7 @@ fn a_rule_has_state_value_and_threshold() {
             rules: Vec::new(),
         };
     });
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
         r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
@@ -63,14 +63,14 @@ fn a_rule_has_state_value_and_threshold() {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
     metrics.figures(|figures| figures.rules = vec![report(Some(1.0), Some(Unknown::Stale))]);
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     assert!(!text.contains("rule_value{"), "{text}");
 }
 
 #[test]
 fn a_loop_that_does_not_run_is_not_alive() {
     let now = clock::boot_time();
-    let metrics = Metrics::new(now, ALL, &[]);
+    let metrics = AgentMetrics::new(now, ALL, &[]);
     metrics.livez().expect("alive");
     metrics.loop_ran(BootTime::default());
     let hangs = metrics.livez().expect_err("hangs");
@@ -79,7 +79,7 @@ fn a_loop_that_does_not_run_is_not_alive() {
 
 #[test]
 fn readiness_says_what_the_agent_waits_for() {
-    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     metrics.ready(Err("no rules"));
     assert_eq!(metrics.readyz(), Err("no rules".to_owned()));
     metrics.ready(Ok(()));
@@ -105,11 +105,11 @@ fn report_of(pod: &str) -> NodeMetric {
 
 #[test]
 fn unknown_values_of_the_last_report_are_not_zero() {
-    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     metrics.reported(report_of("old").into(), String::new());
-    Source::metrics(&metrics);
+    ServedState::metrics(&metrics);
     metrics.reported(report_of("web").into(), String::new());
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#,
         r#"plimsoll_agent_node_memory_usage_bytes{part="node"} 2048.0"#,
@@ -141,12 +141,12 @@ fn windows_of_the_settings_are_gauges_under_their_own_names() {
     let file = "metrics: [{name: gpu_usage_avg_5m, source: gpu_usage, window: avg_5m, httpGet: {port: 1}}, \
                 {name: disk_busy_p95_1d, source: disk_utilization, window: p95_1d}]";
     let windows = crate::crd::windows::read(file).expect("windows");
-    let metrics = Metrics::new(clock::boot_time(), ALL, &windows);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &windows);
     let mut report = report_of("web");
     let custom = &mut report.status.windows.custom;
     custom.insert("gpu_usage_avg_5m".to_owned(), 63.25);
     metrics.reported(report.into(), String::new());
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     for line in [
         "# HELP gpu_usage_avg_5m gpu_usage in unit of the probe, avg_5m; NaN while not known.\n",
         "# TYPE gpu_usage_avg_5m gauge\n",
@@ -157,40 +157,40 @@ fn windows_of_the_settings_are_gauges_under_their_own_names() {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
     metrics.reported(report_of("web").into(), String::new());
-    assert!(Source::metrics(&metrics).contains("\ngpu_usage_avg_5m NaN\n"));
+    assert!(ServedState::metrics(&metrics).contains("\ngpu_usage_avg_5m NaN\n"));
 }
 
 #[test]
 fn by_default_pods_are_named_over_loopback_only() {
-    let metrics = Metrics::new(clock::boot_time(), PodData::default(), &[]);
+    let metrics = AgentMetrics::new(clock::boot_time(), PodData::default(), &[]);
     metrics.reported(report_of("web").into(), "{}".to_owned());
     metrics.figures(|figures| {
-        figures.throttled_pods = vec![ThrottledPod {
+        figures.throttled_pods = vec![ThrottledSeries {
             percent: 30,
             namespace: "shop".to_owned(),
             pod: "web".to_owned(),
             rule: "q/cpu".to_owned(),
         }];
     });
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     assert!(
         !text.contains("\"web\"") && !text.contains("pod="),
         "{text}"
     );
     let node = r#"plimsoll_agent_node_cpu_usage_cores{part="node"} 1.5"#;
     assert!(text.contains(node), "{text}");
-    let served_to = |metrics: &Metrics, local| metrics.document(NODE_METRIC, local);
-    let served = Some(Document::Json("{}".to_owned()));
+    let served_to = |metrics: &AgentMetrics, local| metrics.document(NODE_METRIC, local);
+    let served = Some(JsonDocument::Json("{}".to_owned()));
     assert_eq!(served_to(&metrics, true), served);
     assert!(matches!(
         served_to(&metrics, false),
-        Some(Document::Forbidden(_))
+        Some(JsonDocument::Forbidden(_))
     ));
     assert_eq!(metrics.document("/v1/other", true), None);
-    let open = Metrics::new(clock::boot_time(), ALL, &[]);
+    let open = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     assert!(matches!(
         served_to(&open, false),
-        Some(Document::Missing(_))
+        Some(JsonDocument::Missing(_))
     ));
     open.reported(report_of("web").into(), "{}".to_owned());
     assert_eq!(served_to(&open, false), served);
@@ -198,8 +198,8 @@ fn by_default_pods_are_named_over_loopback_only() {
 
 #[test]
 fn actions_and_previews_are_counted_from_zero() {
-    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
-    let text = Source::metrics(&metrics);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
+    let text = ServedState::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_actions_total{action="evict",strategy="None"} 0"#,
         r#"plimsoll_agent_actions_total{action="reclaim",strategy="Preview"} 0"#,
@@ -214,7 +214,7 @@ fn actions_and_previews_are_counted_from_zero() {
         would,
         change,
     };
-    let throttle = |from, to| Change::Throttle {
+    let throttle = |from, to| PlanChange::Throttle {
         pod: "p".into(),
         from,
         to,
@@ -226,16 +226,16 @@ fn actions_and_previews_are_counted_from_zero() {
         transition(false, throttle(100, 60)),
         transition(false, throttle(60, 20)),
         transition(false, throttle(20, 60)),
-        transition(true, Change::SchedulingEnabled),
+        transition(true, PlanChange::SchedulingEnabled),
         transition(
             true,
-            Change::Skipped {
+            PlanChange::Skipped {
                 pod: "p".into(),
                 reason: crate::engine::plan::Skipped::Protected,
             },
         ),
     ]);
-    let text = Source::metrics(&metrics);
+    let text = ServedState::metrics(&metrics);
     for line in [
         r#"plimsoll_agent_actions_total{action="throttle",strategy="None"} 2"#,
         r#"plimsoll_agent_actions_total{action="unthrottle",strategy="None"} 1"#,
@@ -251,19 +251,19 @@ fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
     use crate::agent::eviction::Refusal;
     use crate::engine::pod::PodUid;
 
-    let metrics = Metrics::new(clock::boot_time(), ALL, &[]);
+    let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     let decided = |would| Transition {
         at: BootTime::default(),
         rule: RuleId::from("q/cpu"),
         would,
-        change: Change::Evict {
+        change: PlanChange::Evict {
             pod: PodUid::from("p"),
             grace: Duration::from_secs(30),
             release: None,
         },
     };
     let counted = || {
-        let text = Source::metrics(&metrics);
+        let text = ServedState::metrics(&metrics);
         let count = |series: &str| {
             let mut lines = text.lines();
             let value =

@@ -13,7 +13,7 @@ const MAX_PODS: usize = 10;
 
 /// A throttled pod. The derived order is by strength, the most throttled first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ThrottledPod {
+pub struct ThrottledSeries {
     /// Its CPU limit, in percent of what it used or was allowed before.
     pub percent: u8,
     /// Its namespace.
@@ -24,7 +24,7 @@ pub struct ThrottledPod {
     pub rule: String,
 }
 
-impl ThrottledPod {
+impl ThrottledSeries {
     fn is_same_pod(&self, other: &Self) -> bool {
         self.namespace == other.namespace && self.pod == other.pod
     }
@@ -54,7 +54,7 @@ impl Throttled {
     }
 
     /// Sets the current values: for a pod with several entries the lowest.
-    pub fn refresh(&self, all: &[ThrottledPod]) {
+    pub fn refresh(&self, all: &[ThrottledSeries]) {
         self.0.clear();
         for throttled in most_throttled(all.to_vec()) {
             let labels = Labels {
@@ -68,9 +68,9 @@ impl Throttled {
     }
 }
 
-fn most_throttled(mut all: Vec<ThrottledPod>) -> Vec<ThrottledPod> {
+fn most_throttled(mut all: Vec<ThrottledSeries>) -> Vec<ThrottledSeries> {
     all.sort();
-    let mut chosen: Vec<ThrottledPod> = Vec::new();
+    let mut chosen: Vec<ThrottledSeries> = Vec::new();
     for one in all {
         if chosen.len() == MAX_PODS {
             break;
@@ -86,9 +86,9 @@ fn most_throttled(mut all: Vec<ThrottledPod>) -> Vec<ThrottledPod> {
 mod tests {
     use super::*;
 
-    fn throttled(percent: u8, pod: &str) -> ThrottledPod {
+    fn throttled(percent: u8, pod: &str) -> ThrottledSeries {
         let (namespace, rule) = ("shop".to_owned(), "q/cpu".to_owned());
-        ThrottledPod {
+        ThrottledSeries {
             percent,
             namespace,
             pod: pod.to_owned(),

@@ -20,7 +20,7 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// The health of the agent. Each list is empty if nothing is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Health {
+pub struct AgentHealth {
     /// Why the spec is not enforced.
     pub unready: Option<Unready>,
     /// Which of the rules are evaluated.
@@ -30,7 +30,7 @@ pub struct Health {
     /// Problems, each with its reason and message.
     pub degraded: Vec<(&'static str, String)>,
     /// The emergency stop, if there is one.
-    pub stopped: Option<Stopped>,
+    pub stopped: Option<StopProgress>,
 }
 
 /// The number of rules, and those without a usable sample.
@@ -81,14 +81,14 @@ impl Evaluated {
 
 /// The progress of an emergency stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stopped {
+pub struct StopProgress {
     /// Why; empty if no reason was given.
     pub reason: String,
     /// What is not restored yet.
     pub left: Vec<String>,
 }
 
-impl Stopped {
+impl StopProgress {
     /// The reason of the condition, and its message.
     fn condition(&self) -> (&'static str, String) {
         let message = emergency_stop::stop_message(&self.reason);
@@ -117,7 +117,7 @@ pub enum Unready {
 
 /// Builds the conditions from the previous ones: the transition time changes only with the status.
 pub fn conditions(
-    health: &Health,
+    health: &AgentHealth,
     generation: Option<i64>,
     before: &[Condition],
     now: Timestamp,
@@ -187,13 +187,13 @@ mod tests {
     #[test]
     fn the_transition_time_changes_only_with_the_status() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let healthy = Health::default();
+        let healthy = AgentHealth::default();
         let first = conditions(&healthy, Some(1), &[], at(100));
-        let held = Health {
+        let held = AgentHealth {
             unready: Some(Unready::PreviousRulesEnforced(
                 "the spec is not understood".to_owned(),
             )),
-            ..Health::default()
+            ..AgentHealth::default()
         };
         let second = conditions(&held, Some(2), &first, at(200));
         assert_eq!(second[0].status, "False");
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_goes_on_by_itself_is_reconciling_and_what_does_not_is_stalled() {
-        let shown = |health: &Health| {
+        let shown = |health: &AgentHealth| {
             let all = conditions(health, None, &[], Timestamp::UNIX_EPOCH);
             let progress = all
                 .iter()
@@ -217,11 +217,11 @@ mod tests {
                 .collect();
             progress.join(", ")
         };
-        let unready = |why: Unready| Health {
+        let unready = |why: Unready| AgentHealth {
             unready: Some(why),
-            ..Health::default()
+            ..AgentHealth::default()
         };
-        assert_eq!(shown(&Health::default()), "");
+        assert_eq!(shown(&AgentHealth::default()), "");
         assert_eq!(
             shown(&unready(Unready::Starting)),
             "Reconciling True Starting"
@@ -229,13 +229,13 @@ mod tests {
         let held = unready(Unready::PreviousRulesEnforced("why".to_owned()));
         assert_eq!(shown(&held), "Stalled True PreviousRulesEnforced");
         assert_eq!(shown(&unready(Unready::Stopped)), "");
-        let none = Health {
+        let none = AgentHealth {
             rules: Evaluated {
                 rules: 1,
                 unknown: vec!["r (no sample)".to_owned()],
                 transient: false,
             },
-            ..Health::default()
+            ..AgentHealth::default()
         };
         assert_eq!(shown(&none), "Stalled True NoRuleEvaluated");
     }
@@ -243,16 +243,16 @@ mod tests {
     #[test]
     fn a_stop_shows_its_reason_and_what_is_not_restored() {
         let at = Timestamp::UNIX_EPOCH;
-        let shown = |stopped: Option<Stopped>| {
-            let health = Health {
+        let shown = |stopped: Option<StopProgress>| {
+            let health = AgentHealth {
                 unready: stopped.as_ref().map(|_| Unready::Stopped),
                 stopped,
-                ..Health::default()
+                ..AgentHealth::default()
             };
             conditions(&health, None, &[], at)
         };
         assert!(shown(None).iter().all(|it| it.type_ != STOPPED));
-        let releasing = Stopped {
+        let releasing = StopProgress {
             reason: "bad thresholds (by ann)".to_owned(),
             left: vec!["CPU of 2 pods".to_owned(), "our taint".to_owned()],
         };
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(stopped.reason, RELEASING);
         let expected = "stopped: bad thresholds (by ann); being restored: CPU of 2 pods, our taint";
         assert_eq!(stopped.message, expected);
-        let released = shown(Some(Stopped::default()));
+        let released = shown(Some(StopProgress::default()));
         let stopped = released.last().expect("a condition");
         assert_eq!(stopped.reason, RELEASED);
         assert_eq!(stopped.message, "stopped; nothing is in force");

@@ -10,16 +10,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::agent::eviction::{EvictionResult, Outcome};
+use crate::agent::eviction::{EvictionOutcome, EvictionResult};
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
-use crate::engine::plan::{Change, RuleState, Skipped, Transition, Unknown};
+use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
-use crate::node::journal::Record;
-use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::journal::JournalRecord;
+use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::IneffectiveAction;
 use crate::node::machine::messages::{format_value, unknown_reason};
 
@@ -87,7 +87,7 @@ const fn reason_of((done, would): Reasons, is_would: bool) -> &'static str {
 
 /// The state that messages are built from.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct MessageFacts<'a> {
     /// The policies in force.
     pub policy: &'a PolicySet,
     /// The state of the rules.
@@ -104,7 +104,7 @@ fn floor(policy: &PolicySet, id: &RuleId) -> Option<u8> {
     Some(throttle.min_ratio)
 }
 
-impl Facts<'_> {
+impl MessageFacts<'_> {
     fn rule(&self, id: &RuleId) -> Option<&Rule> {
         rule(self.policy, id)
     }
@@ -141,7 +141,7 @@ pub struct EventBuilder {
 
 impl EventBuilder {
     /// Adopts throttles that an earlier process already reported.
-    pub fn adopt(&mut self, records: impl Iterator<Item = Record>, policy: &PolicySet) {
+    pub fn adopt(&mut self, records: impl Iterator<Item = JournalRecord>, policy: &PolicySet) {
         for record in records {
             let floor = floor(policy, &record.rule);
             self.throttles.adopt(record, floor);
@@ -154,7 +154,7 @@ impl EventBuilder {
     }
 
     /// Adds the events of a tick.
-    pub fn record(&mut self, events: &[Event], facts: Facts, out: &mut Vec<NewEvent>) {
+    pub fn record(&mut self, events: &[Event], facts: MessageFacts, out: &mut Vec<NewEvent>) {
         for event in events {
             match event {
                 Event::Decision(decision) => self.decided(decision, facts, out),
@@ -163,7 +163,7 @@ impl EventBuilder {
         }
     }
 
-    fn decided(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
+    fn decided(&mut self, decision: &NamedDecision, facts: MessageFacts, out: &mut Vec<NewEvent>) {
         let Transition {
             rule,
             would,
@@ -171,39 +171,39 @@ impl EventBuilder {
             ..
         } = &decision.transition;
         match change {
-            Change::State { from, to, .. } => {
+            PlanChange::State { from, to, .. } => {
                 if (*from, *to) == (RuleState::Normal, RuleState::Breached) {
                     self.throttles.start(rule, *would);
                 }
                 state(decision, facts, out);
             }
-            Change::Unknown { reason } => self.value_unknown(rule, *reason, decision, out),
-            Change::Known { .. } if self.unknown.remove(rule) => {
+            PlanChange::Unknown { reason } => self.value_unknown(rule, *reason, decision, out),
+            PlanChange::Known { .. } if self.unknown.remove(rule) => {
                 let message = format!("{} has a value again", facts.why(rule));
                 out.push(new_event(Regarding::Watermark, false, "RuleKnown", message));
             }
-            Change::OutsideHours => drop(self.unknown.remove(rule)),
-            Change::Throttle { .. } => {
+            PlanChange::OutsideHours => drop(self.unknown.remove(rule)),
+            PlanChange::Throttle { .. } => {
                 let floor = floor(facts.policy, rule);
                 let why = facts.why(rule);
                 self.throttles.step(decision, floor, &why, out);
             }
-            Change::Skipped {
+            PlanChange::Skipped {
                 reason: Skipped::AtFloor,
                 ..
             } => self.throttles.floor(decision, out),
-            Change::Reclaim { pod, amount } => {
+            PlanChange::Reclaim { pod, amount } => {
                 let message = format!("{}; up to {amount} of page cache", facts.why(rule));
                 let regarding = Regarding::pod(decision.pod_name.as_deref(), pod);
                 let reason = reason_of(RECLAIMED, *would);
                 out.extend(regarding.map(|regarding| new_event(regarding, false, reason, message)));
             }
-            Change::Evict { .. } => self.evict(decision, facts, out),
-            Change::SchedulingDisabled { effect } if *would => {
+            PlanChange::Evict { .. } => self.evict(decision, facts, out),
+            PlanChange::SchedulingDisabled { effect } if *would => {
                 let message = closed(*effect, &facts.why(rule));
                 out.push(on_node(true, reason_of(CLOSED, true), message));
             }
-            Change::SchedulingEnabled if *would => {
+            PlanChange::SchedulingEnabled if *would => {
                 out.push(on_node(false, reason_of(OPENED, true), facts.why(rule)));
             }
             _ => {}
@@ -215,7 +215,7 @@ impl EventBuilder {
         &mut self,
         rule: &RuleId,
         why: Unknown,
-        decision: &Decision,
+        decision: &NamedDecision,
         out: &mut Vec<NewEvent>,
     ) {
         if matches!(why, Unknown::Rebased | Unknown::Sparse) || !self.unknown.insert(rule.clone()) {
@@ -232,8 +232,8 @@ impl EventBuilder {
         ));
     }
 
-    fn evict(&mut self, decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
-        let Change::Evict {
+    fn evict(&mut self, decision: &NamedDecision, facts: MessageFacts, out: &mut Vec<NewEvent>) {
+        let PlanChange::Evict {
             pod,
             grace,
             release,
@@ -257,7 +257,7 @@ impl EventBuilder {
     }
 
     /// Adds the event of an eviction's outcome. What blocks all evictions is not the pod's event: see [`evictions_blocked`].
-    pub fn outcome(&mut self, outcome: &Outcome, out: &mut Vec<NewEvent>) {
+    pub fn outcome(&mut self, outcome: &EvictionOutcome, out: &mut Vec<NewEvent>) {
         let target = &outcome.request.target;
         let uid = outcome.request.uid();
         let regarding = Regarding::Pod {
@@ -337,7 +337,7 @@ impl EventBuilder {
 }
 
 /// The event for an obstacle that blocks all evictions of a rule.
-pub fn evictions_blocked(outcome: &Outcome) -> NewEvent {
+pub fn evictions_blocked(outcome: &EvictionOutcome) -> NewEvent {
     let message = format!(
         "{}: no pod is evicted: {}",
         outcome.request.rule, outcome.result
@@ -358,8 +358,8 @@ pub fn stopped(reason: Option<&str>) -> NewEvent {
     new_event(Regarding::Node, reason.is_some(), event_reason, message)
 }
 
-fn state(decision: &Decision, facts: Facts, out: &mut Vec<NewEvent>) {
-    let Change::State {
+fn state(decision: &NamedDecision, facts: MessageFacts, out: &mut Vec<NewEvent>) {
+    let PlanChange::State {
         to,
         value,
         threshold,

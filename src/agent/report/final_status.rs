@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use kube::{Api, Client};
 use thiserror::Error;
 
-use super::conditions::{Health, Unready};
-use super::status::{StatusBuilder, View, this_agent};
-use super::write::{self, Report};
+use super::conditions::{AgentHealth, Unready};
+use super::status::{StatusBuilder, StatusView, this_agent};
+use super::write::{self, PendingStatus};
 use crate::agent::taint::TaintState;
 use crate::clock;
 use crate::cluster::client::{CallError, call, found};
@@ -16,13 +16,13 @@ use crate::crd::NodeWatermark;
 use crate::engine::plan::{Plan, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
-use crate::node::journal::Record;
+use crate::node::journal::JournalRecord;
 
 /// What could not be restored.
 #[derive(Debug, Default)]
 pub struct NotRestored {
     /// Cgroup files without their original values.
-    pub records: Vec<Record>,
+    pub records: Vec<JournalRecord>,
     /// `namespace/name` of their pods.
     pub names: BTreeMap<PodUid, String>,
 }
@@ -80,10 +80,10 @@ fn report(
     boot_id: &str,
     why: &str,
     not_restored: &NotRestored,
-) -> Report {
+) -> PendingStatus {
     let before = watermark.status.as_ref();
     let mut builder = before.map_or_else(StatusBuilder::default, StatusBuilder::continue_from);
-    let mut status = builder.build(&View {
+    let mut status = builder.build(&StatusView {
         now: clock::boot_time(),
         time: clock::wall_time(),
         generation: watermark.metadata.generation,
@@ -105,9 +105,9 @@ fn report(
             ..TaintState::default()
         },
         evicted: Vec::new(),
-        health: Health {
+        health: AgentHealth {
             unready: Some(Unready::Ended(why.to_owned())),
-            ..Health::default()
+            ..AgentHealth::default()
         },
         not_enforced: Vec::new(),
     });
@@ -116,7 +116,7 @@ fn report(
         status.agent = None;
     }
     let uid = watermark.metadata.uid.clone().unwrap_or_default();
-    Report {
+    PendingStatus {
         uid,
         status,
         replaces: None,

@@ -29,7 +29,7 @@ use crate::engine::protected::stall;
 use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample, PodSample, Sample, WaitCounters};
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
-use crate::engine::window::{NodeWindows, PeakSpan, Series, Span, Window};
+use crate::engine::window::{NodeWindows, PeakSpan, Span, TimeSeries, Window};
 use crate::engine::{RuleReport, usage};
 use crate::node::machine::workload::Workload;
 
@@ -44,7 +44,7 @@ const MIN_CHANGE_PERCENT: f64 = 5.0;
 
 /// A snapshot of the machine.
 #[derive(Clone, Debug)]
-pub struct View<'a> {
+pub struct MetricView<'a> {
     /// The wall clock.
     pub time: Timestamp,
     /// The node and its pods.
@@ -165,7 +165,7 @@ impl Builder {
     }
 
     /// Builds the report, also as JSON.
-    pub fn build(&mut self, view: &View<'_>) -> (NodeMetric, String) {
+    pub fn build(&mut self, view: &MetricView<'_>) -> (NodeMetric, String) {
         let sample = view.sample;
         let last = self.last.take();
         let node_cpu = last.as_ref().and_then(|last| cpu(last, sample));
@@ -464,7 +464,7 @@ fn windows(windows: &NodeWindows) -> Windows {
     }
 }
 
-fn resource_windows(series: &Series) -> ResourceWindows {
+fn resource_windows(series: &TimeSeries) -> ResourceWindows {
     let stats = |span: Span| {
         let window = series.spread(span);
         let figure = |of: fn(&crate::engine::window::Spread) -> f64| {

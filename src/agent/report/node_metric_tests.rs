@@ -92,7 +92,7 @@ impl Node {
     }
 
     fn report(&mut self) -> (NodeMetric, String) {
-        self.builder.build(&View {
+        self.builder.build(&MetricView {
             time: Timestamp::UNIX_EPOCH,
             sample: &self.sample,
             windows: &self.windows,
@@ -358,7 +358,7 @@ fn load_of(percent: f64) -> NodeLoad {
     NodeLoad {
         at: BootTime::default(),
         percent,
-        worst: crate::engine::load::Term::Resource(Resource::Cpu),
+        worst: crate::engine::load::LoadTerm::Resource(Resource::Cpu),
         cpu: resource.clone(),
         memory: resource,
         pressure: None,

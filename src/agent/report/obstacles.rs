@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::agent::eviction::{EvictionResult, Obstacle, Outcome, Request};
+use crate::agent::eviction::{EvictionObstacle, EvictionOutcome, EvictionResult, WantedEviction};
 use crate::crd::eviction::Delay;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
@@ -17,15 +17,15 @@ const MIN_PERIOD: Duration = Duration::from_secs(10);
 const MESSAGE_INTERVAL: Duration = Duration::from_mins(5);
 
 /// When a refusal that lasts until `until` is over unless it is met again: by then the rule has been evaluated once more.
-pub fn over_at(outcome: &Outcome, until: BootTime) -> BootTime {
-    let Request { expires, .. } = outcome.request;
+pub fn over_at(outcome: &EvictionOutcome, until: BootTime) -> BootTime {
+    let WantedEviction { expires, .. } = outcome.request;
     let period = expires.since(outcome.at).max(MIN_PERIOD);
     expires.max(until).max(outcome.at) + period
 }
 
 /// All obstacles of the node.
 #[derive(Debug, Default)]
-pub struct Obstacles(BTreeMap<(RuleId, Obstacle), Entry>);
+pub struct Obstacles(BTreeMap<(RuleId, EvictionObstacle), Entry>);
 
 #[derive(Debug)]
 struct Entry {
@@ -42,7 +42,7 @@ struct Entry {
 
 impl Obstacles {
     /// Records an outcome; true if it met an obstacle that has to be reported now.
-    pub fn record(&mut self, outcome: &Outcome) -> bool {
+    pub fn record(&mut self, outcome: &EvictionOutcome) -> bool {
         let rule = &outcome.request.rule;
         match (&outcome.result, outcome.obstacle()) {
             (EvictionResult::Accepted, _) => self.retain(|known| known != rule),
@@ -50,7 +50,7 @@ impl Obstacles {
                 let ends = outcome.request.expires.max(*until).max(outcome.at) + ENDS_AFTER;
                 // A budget says when it is free again; nothing else does.
                 let shown = match obstacle {
-                    Obstacle::Wait(Delay::Budget) => over_at(outcome, *until),
+                    EvictionObstacle::Wait(Delay::Budget) => over_at(outcome, *until),
                     _ => ends,
                 };
                 let met = Entry {
@@ -67,7 +67,7 @@ impl Obstacles {
         false
     }
 
-    fn add(&mut self, key: (RuleId, Obstacle), new: Entry) -> bool {
+    fn add(&mut self, key: (RuleId, EvictionObstacle), new: Entry) -> bool {
         let now = new.at;
         self.0.retain(|_, met| now < met.ends);
         let Some(met) = self.0.get_mut(&key) else {
@@ -106,17 +106,17 @@ impl Obstacles {
 mod tests {
     use super::*;
     use crate::agent::eviction::Refusal;
-    use crate::crd::eviction::Target;
+    use crate::crd::eviction::EvictionTarget;
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
     /// The outcome of an eviction by a rule that is evaluated every 10 s.
-    fn outcome(seconds: u64, result: EvictionResult) -> Outcome {
-        Outcome {
-            request: Request {
-                target: Target {
+    fn outcome(seconds: u64, result: EvictionResult) -> EvictionOutcome {
+        EvictionOutcome {
+            request: WantedEviction {
+                target: EvictionTarget {
                     namespace: "batch".to_owned(),
                     name: "a".to_owned(),
                     uid: "u".to_owned(),
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    fn refused(seconds: u64, wait: u64, why: Refusal) -> Outcome {
+    fn refused(seconds: u64, wait: u64, why: Refusal) -> EvictionOutcome {
         let until = at(seconds + wait);
         outcome(seconds, EvictionResult::Refused { until, why })
     }

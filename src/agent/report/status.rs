@@ -7,10 +7,10 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::conditions::{Evaluated, Health, conditions};
+use super::conditions::{AgentHealth, Evaluated, conditions};
 use super::obstacles::{Obstacles, over_at};
 use crate::agent::backend::{EVICTION_HISTORY, Evicted};
-use crate::agent::eviction::{EvictionResult, Outcome};
+use crate::agent::eviction::{EvictionOutcome, EvictionResult};
 use crate::agent::taint::TaintState;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::duration::format_duration;
@@ -20,13 +20,13 @@ use crate::crd::node_watermark::{
 };
 use crate::crd::words::truncated;
 use crate::engine::RuleReport;
-use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Skipped};
+use crate::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Skipped};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::control_file::Role;
-use crate::node::journal::Record;
-use crate::node::machine::event::{Decision, Event, NoticeKind};
+use crate::node::journal::JournalRecord;
+use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::{IneffectiveAction, reason};
 use crate::node::machine::messages::{count, format_value, guard, skip_reason, unknown_reason};
 use crate::node::machine::metric;
@@ -42,7 +42,7 @@ const MAX_CLOCK_DRIFT: SignedDuration = SignedDuration::from_secs(2);
 
 /// The current state of a node.
 #[derive(Debug)]
-pub struct View<'a> {
+pub struct StatusView<'a> {
     /// The time since boot.
     pub now: BootTime,
     /// The wall clock.
@@ -60,11 +60,11 @@ pub struct View<'a> {
     /// The actions in force.
     pub plan: &'a Plan,
     /// Every changed cgroup file.
-    pub records: Vec<Record>,
+    pub records: Vec<JournalRecord>,
     /// `namespace/name` of the pods in `records`.
     pub names: BTreeMap<PodUid, String>,
     /// The actions that Preview rules would have in force.
-    pub previews: &'a [Decision],
+    pub previews: &'a [NamedDecision],
     /// The actions without effect.
     pub ineffective: &'a [IneffectiveAction],
     /// The taint state on the Node.
@@ -72,7 +72,7 @@ pub struct View<'a> {
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
     /// Problems that the caller knows of.
-    pub health: Health,
+    pub health: AgentHealth,
     /// Rules and pod policies of the spec that are not enforced: kind, name, reason.
     pub not_enforced: Vec<(&'static str, String, String)>,
 }
@@ -166,24 +166,24 @@ impl StatusBuilder {
         events.iter().any(|event| !event.is_detail())
     }
 
-    fn record_decision(&mut self, decision: &Decision) {
+    fn record_decision(&mut self, decision: &NamedDecision) {
         let transition = &decision.transition;
         let pod = || decision.pod_name.clone().unwrap_or_default();
         match &transition.change {
-            Change::State {
+            PlanChange::State {
                 to: RuleState::Normal,
                 ..
             } => {
                 self.refused.retain(|it, _| it.rule != transition.rule);
                 self.obstacles.retain(|rule| *rule != transition.rule);
             }
-            Change::Skipped { reason, .. } if !transition.would => {
+            PlanChange::Skipped { reason, .. } if !transition.would => {
                 self.record_skipped(&transition.rule, pod(), *reason);
             }
-            Change::Throttle { .. } if !transition.would => {
+            PlanChange::Throttle { .. } if !transition.would => {
                 self.forget(&transition.rule, &pod());
             }
-            Change::Evict { .. } if !transition.would => self.forget(&transition.rule, &pod()),
+            PlanChange::Evict { .. } if !transition.would => self.forget(&transition.rule, &pod()),
             _ => {}
         }
     }
@@ -215,7 +215,7 @@ impl StatusBuilder {
     }
 
     /// Records the outcome of an eviction; true if it met a new obstacle that blocks all evictions.
-    pub fn record_outcome(&mut self, outcome: &Outcome) -> bool {
+    pub fn record_outcome(&mut self, outcome: &EvictionOutcome) -> bool {
         let target = &outcome.request.target;
         let subject = Subject {
             rule: outcome.request.rule.clone(),
@@ -254,7 +254,7 @@ impl StatusBuilder {
     }
 
     /// Builds the current status.
-    pub fn build(&mut self, view: &View) -> NodeWatermarkStatus {
+    pub fn build(&mut self, view: &StatusView) -> NodeWatermarkStatus {
         let boot_time = self.boot_time(view);
         let throttled = throttled::status(view);
         let would = would(view.previews);
@@ -291,7 +291,7 @@ impl StatusBuilder {
     }
 
     /// The wall-clock time of the boot, stable so that a moment always has the same time in the status.
-    fn boot_time(&mut self, view: &View) -> Timestamp {
+    fn boot_time(&mut self, view: &StatusView) -> Timestamp {
         let since_boot = SignedDuration::try_from(view.now.since(BootTime::default()));
         let boot = view.time - since_boot.unwrap_or_default();
         let known = self
@@ -300,7 +300,7 @@ impl StatusBuilder {
         *self.boot.insert(known.unwrap_or(boot))
     }
 
-    fn health(&self, view: &View) -> Health {
+    fn health(&self, view: &StatusView) -> AgentHealth {
         let mut health = view.health.clone();
         health.rules = Evaluated::of(&view.reports);
         if view.taint_state.contested {
@@ -336,7 +336,7 @@ impl StatusBuilder {
         health
     }
 
-    fn refusals(&self, view: &View) -> Vec<RefusedStatus> {
+    fn refusals(&self, view: &StatusView) -> Vec<RefusedStatus> {
         let not_enforced = view
             .not_enforced
             .iter()
@@ -374,7 +374,7 @@ pub(super) fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-fn rule(view: &View, report: &RuleReport, boot: Timestamp) -> RuleStatus {
+fn rule(view: &StatusView, report: &RuleReport, boot: Timestamp) -> RuleStatus {
     let since = report.since.map(|since| {
         let since = SignedDuration::try_from(since.since(BootTime::default()));
         Time(seconds(boot + since.unwrap_or_default()))
@@ -407,7 +407,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// What is not restored yet.
-fn not_restored(view: &View) -> Vec<String> {
+fn not_restored(view: &StatusView) -> Vec<String> {
     let pods: BTreeSet<_> = view.records.iter().map(|record| &record.uid).collect();
     let pods = match pods.len() {
         0 => None,
@@ -424,7 +424,7 @@ fn not_restored(view: &View) -> Vec<String> {
 }
 
 /// The scheduling state of the Node and the rules that want it.
-fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
+fn scheduling(view: &StatusView, before: Option<&SchedulingStatus>) -> Option<SchedulingStatus> {
     let rules = match &view.plan.scheduling {
         Scheduling::Unchanged if view.taint_state.effect.is_none() => return None,
         Scheduling::Unchanged | Scheduling::Enabled => Vec::new(),
@@ -444,7 +444,7 @@ fn scheduling(view: &View, before: Option<&SchedulingStatus>) -> Option<Scheduli
     })
 }
 
-fn counts(view: &View, throttled: &[ThrottledStatus], would: &[WouldStatus]) -> Counts {
+fn counts(view: &StatusView, throttled: &[ThrottledStatus], would: &[WouldStatus]) -> Counts {
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let breached = view
         .reports
@@ -478,8 +478,8 @@ fn eviction(evicted: &Evicted) -> EvictionStatus {
     }
 }
 
-fn would(previews: &[Decision]) -> Vec<WouldStatus> {
-    let of = |decision: &Decision| {
+fn would(previews: &[NamedDecision]) -> Vec<WouldStatus> {
+    let of = |decision: &NamedDecision| {
         let (what, how) = would_do(decision)?;
         let name = decision
             .pod_name
@@ -496,17 +496,17 @@ fn would(previews: &[Decision]) -> Vec<WouldStatus> {
     previews.iter().filter_map(of).collect()
 }
 
-fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
+fn would_do(decision: &NamedDecision) -> Option<(&'static str, String)> {
     let metric = decision.metric.as_deref();
     Some(match &decision.transition.change {
-        Change::Throttle {
+        PlanChange::Throttle {
             to, idle, quota, ..
         } => {
             let idle = if *idle { ", idle class" } else { "" };
             ("throttle", format!("to {to} %, {quota}{idle}"))
         }
-        Change::Reclaim { amount, .. } => ("reclaim", format!("up to {amount} of page cache")),
-        Change::Evict { grace, release, .. } => {
+        PlanChange::Reclaim { amount, .. } => ("reclaim", format!("up to {amount} of page cache")),
+        PlanChange::Evict { grace, release, .. } => {
             let release = release.map_or_else(String::new, |release| {
                 format!(", to release {}", format_value(metric, release as f64))
             });
@@ -515,13 +515,15 @@ fn would_do(decision: &Decision) -> Option<(&'static str, String)> {
                 format!("grace {}{release}", format_duration(*grace)),
             )
         }
-        Change::SchedulingDisabled { effect } => ("disableScheduling", effect.name().to_owned()),
+        PlanChange::SchedulingDisabled { effect } => {
+            ("disableScheduling", effect.name().to_owned())
+        }
         _ => return None,
     })
 }
 
 /// Whether a record is of a CPU quota file.
-const fn is_quota(record: &Record) -> bool {
+const fn is_quota(record: &JournalRecord) -> bool {
     matches!(record.file.role(), Role::Quota)
 }
 

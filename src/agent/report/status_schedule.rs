@@ -35,7 +35,7 @@ pub struct StatusSchedule {
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum StatusStep {
     /// Write it.
     Write,
     /// Check again after this time.
@@ -52,19 +52,19 @@ impl StatusSchedule {
         status: &NodeWatermarkStatus,
         replaces: Option<Timestamp>,
         now: BootTime,
-    ) -> Step {
+    ) -> StatusStep {
         self.unconfirmed &= replaces != self.time;
         // A stalled watch does not mean that the status was replaced.
         let is_current = replaces == self.time || self.unconfirmed && replaces == self.replaces;
         let (Some(written), Some(at)) = (&self.written, self.at) else {
             return match self.at.map(|at| MIN_INTERVAL.saturating_sub(now.since(at))) {
-                Some(left) if !left.is_zero() => Step::Wait(left),
-                _ => Step::Write,
+                Some(left) if !left.is_zero() => StatusStep::Wait(left),
+                _ => StatusStep::Write,
             };
         };
         let due = if same_except_values(written, status) {
             match (in_force(status), is_current) {
-                (false, true) => return Step::Idle,
+                (false, true) => return StatusStep::Idle,
                 (true, true) => MAX_AGE,
                 (_, false) => REWRITE_AFTER,
             }
@@ -77,9 +77,9 @@ impl StatusSchedule {
         };
         let left = due.saturating_sub(now.since(at));
         if left.is_zero() {
-            Step::Write
+            StatusStep::Write
         } else {
-            Step::Wait(left)
+            StatusStep::Wait(left)
         }
     }
 
@@ -150,7 +150,11 @@ mod tests {
     const TIME: Timestamp = Timestamp::UNIX_EPOCH;
 
     /// A step with the last written status in the API server.
-    fn step(schedule: &mut StatusSchedule, status: &NodeWatermarkStatus, now: BootTime) -> Step {
+    fn step(
+        schedule: &mut StatusSchedule,
+        status: &NodeWatermarkStatus,
+        now: BootTime,
+    ) -> StatusStep {
         schedule.step(status, Some(TIME), now)
     }
 
@@ -175,16 +179,16 @@ mod tests {
         let mut schedule = StatusSchedule::default();
         assert_eq!(
             step(&mut schedule, &status("Normal", 1.0), at(100)),
-            Step::Write
+            StatusStep::Write
         );
         record_write(&mut schedule, status("Normal", 1.0), at(100));
         assert_eq!(
             step(&mut schedule, &status("Breached", 9.0), at(103)),
-            Step::Wait(Duration::from_secs(7))
+            StatusStep::Wait(Duration::from_secs(7))
         );
         assert_eq!(
             step(&mut schedule, &status("Breached", 9.0), at(110)),
-            Step::Write
+            StatusStep::Write
         );
     }
 
@@ -196,12 +200,12 @@ mod tests {
         record_write(&mut schedule, first, at(100));
         assert_eq!(
             step(&mut schedule, &status("Normal", 1.0), at(110)),
-            Step::Write
+            StatusStep::Write
         );
         record_write(&mut schedule, status("Normal", 1.0), at(110));
         assert_eq!(
             step(&mut schedule, &status("Normal", 2.0), at(1000)),
-            Step::Idle
+            StatusStep::Idle
         );
     }
 
@@ -220,25 +224,25 @@ mod tests {
         record_write(&mut schedule, status("Breached", 9.0), at(100));
         assert_eq!(
             step(&mut schedule, &stopped("Releasing"), at(100)),
-            Step::Wait(Duration::from_secs(1))
+            StatusStep::Wait(Duration::from_secs(1))
         );
         assert_eq!(
             step(&mut schedule, &stopped("Releasing"), at(101)),
-            Step::Write
+            StatusStep::Write
         );
         record_write(&mut schedule, stopped("Releasing"), at(101));
         assert_eq!(
             step(&mut schedule, &stopped("Released"), at(102)),
-            Step::Write
+            StatusStep::Write
         );
         record_write(&mut schedule, stopped("Released"), at(102));
         assert_eq!(
             step(&mut schedule, &stopped("Released"), at(9999)),
-            Step::Idle
+            StatusStep::Idle
         );
         assert_eq!(
             step(&mut schedule, &status("Normal", 1.0), at(9999)),
-            Step::Write
+            StatusStep::Write
         );
     }
 
@@ -252,13 +256,13 @@ mod tests {
             }),
             ..NodeWatermarkStatus::default()
         };
-        let second = Step::Wait(Duration::from_secs(1));
+        let second = StatusStep::Wait(Duration::from_secs(1));
         let mut schedule = StatusSchedule::default();
         record_write(&mut schedule, NodeWatermarkStatus::default(), at(100));
         // Scheduling is enabled, as on any node without a status.
         assert_eq!(
             step(&mut schedule, &scheduled("Enabled", &[]), at(100)),
-            Step::Wait(Duration::from_secs(10))
+            StatusStep::Wait(Duration::from_secs(10))
         );
         assert_eq!(
             step(&mut schedule, &scheduled("Enabled", &["q/r"]), at(100)),
@@ -277,7 +281,7 @@ mod tests {
                 &scheduled("NoSchedule", &["q/r", "q/s"]),
                 at(102)
             ),
-            Step::Wait(Duration::from_secs(10))
+            StatusStep::Wait(Duration::from_secs(10))
         );
         assert_eq!(
             step(
@@ -285,7 +289,7 @@ mod tests {
                 &scheduled("PreferNoSchedule", &["q/r"]),
                 at(103)
             ),
-            Step::Write
+            StatusStep::Write
         );
         record_write(
             &mut schedule,
@@ -294,7 +298,7 @@ mod tests {
         );
         assert_eq!(
             step(&mut schedule, &scheduled("Enabled", &[]), at(104)),
-            Step::Write
+            StatusStep::Write
         );
     }
 
@@ -304,16 +308,16 @@ mod tests {
         record_write(&mut schedule, status("Normal", 1.0), at(0));
         assert_eq!(
             step(&mut schedule, &status("Normal", 2.0), at(9999)),
-            Step::Idle
+            StatusStep::Idle
         );
         record_write(&mut schedule, status("Breached", 9.0), at(10_000));
         assert_eq!(
             step(&mut schedule, &status("Breached", 8.0), at(10_060)),
-            Step::Wait(Duration::from_mins(4))
+            StatusStep::Wait(Duration::from_mins(4))
         );
         assert_eq!(
             step(&mut schedule, &status("Breached", 8.0), at(10_300)),
-            Step::Write
+            StatusStep::Write
         );
     }
 
@@ -324,11 +328,11 @@ mod tests {
         schedule.forget();
         assert_eq!(
             step(&mut schedule, &status("Normal", 1.0), at(4)),
-            Step::Wait(Duration::from_secs(6))
+            StatusStep::Wait(Duration::from_secs(6))
         );
         assert_eq!(
             step(&mut schedule, &status("Normal", 1.0), at(10)),
-            Step::Write
+            StatusStep::Write
         );
     }
 
@@ -338,25 +342,25 @@ mod tests {
         let mut overwrite = |replaces, now| {
             let normal = status("Normal", 1.0);
             let step = schedule.step(&normal, replaces, now);
-            if step == Step::Write {
+            if step == StatusStep::Write {
                 schedule.record_write(normal, replaces, TIME, now);
             }
             step
         };
         let earlier = Some(TIME - Duration::from_hours(1));
-        assert_eq!(overwrite(earlier, at(100)), Step::Write);
+        assert_eq!(overwrite(earlier, at(100)), StatusStep::Write);
         // The watch does not show what was just written, or anything.
-        assert_eq!(overwrite(earlier, at(9999)), Step::Idle);
-        assert_eq!(overwrite(Some(TIME), at(10_000)), Step::Idle);
+        assert_eq!(overwrite(earlier, at(9999)), StatusStep::Idle);
+        assert_eq!(overwrite(Some(TIME), at(10_000)), StatusStep::Idle);
         // The same backup again, or the object from before it had a status.
         for (backup, since) in [(earlier, 20_000), (None, 30_000)] {
-            assert_eq!(overwrite(backup, at(since)), Step::Write);
-            assert_eq!(overwrite(backup, at(since + 5000)), Step::Idle);
-            assert_eq!(overwrite(Some(TIME), at(since + 5000)), Step::Idle);
+            assert_eq!(overwrite(backup, at(since)), StatusStep::Write);
+            assert_eq!(overwrite(backup, at(since + 5000)), StatusStep::Idle);
+            assert_eq!(overwrite(Some(TIME), at(since + 5000)), StatusStep::Idle);
         }
         // A late watch event of an earlier write does no harm.
-        let half = Step::Wait(Duration::from_secs(30));
+        let half = StatusStep::Wait(Duration::from_secs(30));
         assert_eq!(overwrite(earlier, at(30_030)), half);
-        assert_eq!(overwrite(Some(TIME), at(30_031)), Step::Idle);
+        assert_eq!(overwrite(Some(TIME), at(30_031)), StatusStep::Idle);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::status::seconds;
-use super::status_schedule::{StatusSchedule, Step};
+use super::status_schedule::{StatusSchedule, StatusStep};
 use crate::clock;
 use crate::cluster::backoff::{at_least, backoff, sleep};
 use crate::cluster::client::{CallError, call, stored};
@@ -31,7 +31,7 @@ const CRD_HINT: &str = "the CRD of NodeWatermark is of another version (`plimsol
 
 /// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct PendingStatus {
     /// UID of the `NodeWatermark`; another object of that name is not written.
     pub uid: String,
     /// Its status.
@@ -53,7 +53,7 @@ pub struct Writes {
 pub async fn run(
     client: Client,
     node: String,
-    mut reports: watch::Receiver<Option<Report>>,
+    mut reports: watch::Receiver<Option<PendingStatus>>,
     writes: watch::Sender<Writes>,
 ) {
     let mut state = Writer::default();
@@ -86,7 +86,7 @@ impl Writer {
         &mut self,
         client: &Client,
         node: &str,
-        report: Report,
+        report: PendingStatus,
         writes: &watch::Sender<Writes>,
     ) -> Option<Duration> {
         if self.uid != report.uid {
@@ -100,9 +100,9 @@ impl Writer {
             return Some(left);
         }
         match self.schedule.step(&report.status, report.replaces, now) {
-            Step::Idle => None,
-            Step::Wait(left) => Some(left),
-            Step::Write => {
+            StatusStep::Idle => None,
+            StatusStep::Wait(left) => Some(left),
+            StatusStep::Write => {
                 let written = write(client, node, &report).await;
                 writes.send_modify(|writes| match written {
                     Ok(_) => writes.done += 1,
@@ -113,7 +113,11 @@ impl Writer {
         }
     }
 
-    fn written(&mut self, report: Report, written: Result<Timestamp, CallError>) -> Duration {
+    fn written(
+        &mut self,
+        report: PendingStatus,
+        written: Result<Timestamp, CallError>,
+    ) -> Duration {
         let now = clock::boot_time();
         let error = match written {
             Ok(time) => {
@@ -157,7 +161,7 @@ impl Writer {
 pub(super) async fn write(
     client: &Client,
     node: &str,
-    report: &Report,
+    report: &PendingStatus,
 ) -> Result<Timestamp, CallError> {
     let api: Api<NodeWatermark> = Api::all(client.clone());
     let time = seconds(clock::wall_time());

@@ -10,7 +10,7 @@ fn at(seconds: u64) -> BootTime {
 /// The watch shows the Node, after one list.
 fn observe_node(reconciler: &mut Reconciler, now: BootTime, node: Option<&NodeSnapshot>) {
     let node = node.cloned();
-    reconciler.observe(now, &ObservedNode { node, lists: 0 });
+    reconciler.observe(now, &WatchedNode { node, lists: 0 });
 }
 
 fn disabled(message: &str) -> WantedTaint {
@@ -98,7 +98,7 @@ fn a_changed_value_or_a_lagging_watch_causes_no_write() {
 fn an_older_node_from_a_restored_backup_is_accepted() {
     let mut reconciler = Reconciler::default();
     reconciler.set_wanted(&disabled("m"));
-    let listed = |lists| ObservedNode {
+    let listed = |lists| WatchedNode {
         node: Some(node(3, reconciler.node_taint.as_ref())),
         lists,
     };
@@ -301,7 +301,7 @@ fn a_busy_node_is_tainted_and_its_end_is_no_loss() {
 #[test]
 fn an_older_node_from_the_watch_is_ignored_after_a_write() {
     let mut newest = NewestNode::default();
-    let seen = |version, lists| ObservedNode {
+    let seen = |version, lists| WatchedNode {
         node: Some(node(version, None)),
         lists,
     };

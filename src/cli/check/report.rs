@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::sources::{Source, Sources};
-use crate::crd::manifest::{Location, Object, Position, Positions};
+use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::messages::count;
@@ -130,7 +130,7 @@ impl<'a> Report<'a> {
     fn add_object(
         &mut self,
         source: &'a Source,
-        object: &'a Object,
+        object: &'a ManifestObject,
         locations: &mut Locations<'a>,
     ) {
         let Some(kind) = Kind::of(&object.value) else {
@@ -149,7 +149,7 @@ impl<'a> Report<'a> {
     }
 
     /// Skips objects of other kinds, and reports those that look like a misspelled policy.
-    fn add_other(&mut self, source: &'a Source, object: &'a Object) {
+    fn add_other(&mut self, source: &'a Source, object: &'a ManifestObject) {
         let kind = text(object, "/kind");
         let version = text(object, "/apiVersion");
         let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
@@ -283,7 +283,7 @@ impl std::fmt::Display for Located<'_> {
     }
 }
 
-fn text<'a>(object: &'a Object, pointer: &str) -> &'a str {
+fn text<'a>(object: &'a ManifestObject, pointer: &str) -> &'a str {
     let field = object.value.pointer(pointer);
     field.and_then(serde_json::Value::as_str).unwrap_or("")
 }

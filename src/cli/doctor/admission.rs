@@ -4,9 +4,11 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 
-use super::dry_runs::Verdict;
-use super::finding::{Finding, REINSTALL, finding, list};
-use super::snapshot::{Read, ReadError, Snapshot, Workload, accounts, arguments, items};
+use super::dry_runs::DryRunVerdict;
+use super::finding::{DoctorFinding, REINSTALL, finding, list};
+use super::snapshot::{
+    ClusterSnapshot, InstalledWorkload, Read, SnapshotError, accounts, arguments, items,
+};
 
 /// The consequence of a policy that is not in force.
 const CONSEQUENCE: &str =
@@ -15,7 +17,7 @@ const CONSEQUENCE: &str =
 const REPORT_LISTEN: &str = "--report-listen=";
 
 /// The chart's admission policies for the installed components.
-fn wanted(snapshot: &Snapshot) -> Vec<String> {
+fn wanted(snapshot: &ClusterSnapshot) -> Vec<String> {
     let has = |argument: &str| !arguments(&snapshot.deployments, argument).is_empty();
     let optional = [
         ("api", "--metrics-api-listen="),
@@ -35,15 +37,15 @@ fn wanted(snapshot: &Snapshot) -> Vec<String> {
     wanted
 }
 
-fn is_known(snapshot: &Snapshot) -> bool {
+fn is_known(snapshot: &ClusterSnapshot) -> bool {
     let policies = snapshot.admission_policies.as_ref().err();
     let bindings = snapshot.admission_bindings.as_ref().err();
     let mut errors = policies.into_iter().chain(bindings);
-    errors.all(ReadError::is_missing)
+    errors.all(SnapshotError::is_missing)
 }
 
 /// Whether a policy exists, fails closed, and has a binding that denies.
-fn is_bound(snapshot: &Snapshot, name: &str) -> bool {
+fn is_bound(snapshot: &ClusterSnapshot, name: &str) -> bool {
     let is_strict = |policy: &ValidatingAdmissionPolicy| {
         let spec = policy.spec.as_ref();
         let failure_policy = spec.and_then(|it| it.failure_policy.as_deref());
@@ -59,7 +61,7 @@ fn is_bound(snapshot: &Snapshot, name: &str) -> bool {
 }
 
 /// Policies that are missing or not bound.
-pub(super) fn unbound_policies(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unbound_policies(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let mut unbound = wanted(snapshot);
     unbound.retain(|name| !is_bound(snapshot, name));
     if !is_known(snapshot) || unbound.is_empty() {
@@ -70,7 +72,7 @@ pub(super) fn unbound_policies(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// The verdicts on policies that are in force as far as can be read.
-fn verdicts(snapshot: &Snapshot) -> Vec<(&str, Verdict<'_>)> {
+fn verdicts(snapshot: &ClusterSnapshot) -> Vec<(&str, DryRunVerdict<'_>)> {
     if !is_known(snapshot) {
         return Vec::new();
     }
@@ -81,9 +83,9 @@ fn verdicts(snapshot: &Snapshot) -> Vec<(&str, Verdict<'_>)> {
 }
 
 /// Policies that allow what they should reject.
-pub(super) fn ineffective_policies(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn ineffective_policies(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let verdicts = verdicts(snapshot).into_iter();
-    let allowed = verdicts.filter(|(_, verdict)| *verdict == Verdict::Allowed);
+    let allowed = verdicts.filter(|(_, verdict)| *verdict == DryRunVerdict::Allowed);
     let allowed: Vec<&str> = allowed.map(|(policy, _)| policy).collect();
     if allowed.is_empty() {
         return None;
@@ -97,21 +99,25 @@ pub(super) fn ineffective_policies(snapshot: &Snapshot) -> Option<Finding> {
     Some(finding("admission policies", what, fix))
 }
 
-pub(super) fn untested_policies(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn untested_policies(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let fix = "a dry run as that ServiceAccount failed before the policy was evaluated: follow the message";
     untested(snapshot, false, fix)
 }
 
 /// A note: the user may not impersonate the accounts, as the one of `helm test`.
-pub(super) fn not_permitted_to_test(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn not_permitted_to_test(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let fix = "run plimsoll doctor as a user who may impersonate the ServiceAccounts of the release, such as a cluster administrator";
     untested(snapshot, true, fix)
 }
 
-fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, fix: &str) -> Option<Finding> {
+fn untested(
+    snapshot: &ClusterSnapshot,
+    for_lack_of_permission: bool,
+    fix: &str,
+) -> Option<DoctorFinding> {
     let mut verdicts = verdicts(snapshot).into_iter();
     verdicts.find_map(|(policy, verdict)| match verdict {
-        Verdict::Failed(why) if why.contains("impersonate") == for_lack_of_permission => {
+        DryRunVerdict::Failed(why) if why.contains("impersonate") == for_lack_of_permission => {
             let what = format!("the admission policy {policy} could not be tested: {why}");
             Some(finding("plimsoll doctor", what, fix))
         }
@@ -120,8 +126,8 @@ fn untested(snapshot: &Snapshot, for_lack_of_permission: bool, fix: &str) -> Opt
 }
 
 /// Evictions need the controller to listen; agents that do not know where use the API server.
-pub(super) fn evictions(snapshot: &Snapshot) -> Option<Finding> {
-    fn lacks_argument<W: Workload>(workloads: &Read<Vec<W>>, argument: &str) -> bool {
+pub(super) fn evictions(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
+    fn lacks_argument<W: InstalledWorkload>(workloads: &Read<Vec<W>>, argument: &str) -> bool {
         !items(workloads).is_empty() && arguments(workloads, argument).is_empty()
     }
     let what = if lacks_argument(&snapshot.deployments, REPORT_LISTEN) {

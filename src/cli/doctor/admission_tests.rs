@@ -55,7 +55,7 @@ fn admission_policies_not_in_force_are_reported() {
 
 #[test]
 fn admission_policies_that_reject_nothing_are_reported() {
-    let through = |it: &mut Snapshot| it.dry_runs[6].result = Ok(());
+    let through = |it: &mut ClusterSnapshot| it.dry_runs[6].result = Ok(());
     assert_finding(
         through,
         &[
@@ -67,11 +67,11 @@ fn admission_policies_that_reject_nothing_are_reported() {
     let why = r#"pods "plimsoll-doctor" not found (404)"#.to_owned();
     let code = Some(404);
     assert_finding(
-        |it| it.dry_runs[6].result = Err(ReadError { code, why }),
+        |it| it.dry_runs[6].result = Err(SnapshotError { code, why }),
         &["installed, but reject nothing: controller-eviction;"],
     );
     // Reported once: a policy that is not bound rejects nothing.
-    let unbound = |it: &mut Snapshot| {
+    let unbound = |it: &mut ClusterSnapshot| {
         it.dry_runs[0].result = Ok(());
         it.admission_bindings = of(ADMISSION[1..]
             .iter()
@@ -88,7 +88,7 @@ fn admission_policies_that_reject_nothing_are_reported() {
     for words in ["agent-node could", "could not be tested", "may impersonate"] {
         assert!(texts[0].contains(words), "{texts:?}");
     }
-    let other = |it: &mut Snapshot| it.dry_runs[1].result = refused(500);
+    let other = |it: &mut ClusterSnapshot| it.dry_runs[1].result = refused(500);
     assert_finding(
         other,
         &[

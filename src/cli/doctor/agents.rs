@@ -6,10 +6,10 @@ use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt as _;
 
-use super::finding::{Finding, INSTALL, finding, full_name, list};
+use super::finding::{DoctorFinding, INSTALL, finding, full_name, list};
 use super::layout;
 use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
-use super::snapshot::{AgentNamespace, Snapshot, Workload as _, items};
+use super::snapshot::{AgentNamespace, ClusterSnapshot, InstalledWorkload as _, items};
 use crate::node::machine::messages::count;
 
 /// A node's clock that is further ahead than this is wrong, or ours is.
@@ -20,7 +20,7 @@ const GRACE: SignedDuration = SignedDuration::from_secs(10);
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 const PRIVILEGED: &str = "privileged";
 
-fn names(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
+fn names(snapshot: &ClusterSnapshot) -> impl Iterator<Item = &str> {
     items(&snapshot.nodes).iter().map(|node| node.name.as_str())
 }
 
@@ -60,9 +60,9 @@ fn is_observed(set: &DaemonSet) -> bool {
 
 /// A finding for each `DaemonSet` of agents.
 fn of_sets(
-    snapshot: &Snapshot,
-    check: impl Fn(&DaemonSet, &Tally) -> Option<Finding>,
-) -> Vec<Finding> {
+    snapshot: &ClusterSnapshot,
+    check: impl Fn(&DaemonSet, &Tally) -> Option<DoctorFinding>,
+) -> Vec<DoctorFinding> {
     let sets = items(&snapshot.daemon_sets).iter();
     sets.filter_map(|set| check(set, &Tally::of(set))).collect()
 }
@@ -77,7 +77,7 @@ fn admit_privileged(namespace: &str) -> String {
 }
 
 /// Namespaces that do not admit privileged pods.
-pub(super) fn pod_security(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn pod_security(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let of = |namespace: &AgentNamespace| {
         let level = enforced_level(namespace).filter(|level| *level != PRIVILEGED)?;
         let name = &namespace.name;
@@ -92,7 +92,7 @@ pub(super) fn pod_security(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// Nodes that more than one layout selects.
-pub(super) fn overlapping_layouts(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn overlapping_layouts(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let shared = shared_nodes(&pods(snapshot));
     if shared.is_empty() {
         return None;
@@ -109,13 +109,13 @@ pub(super) fn overlapping_layouts(snapshot: &Snapshot) -> Option<Finding> {
     Some(finding("agents", what, fix))
 }
 
-pub(super) fn no_agents(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn no_agents(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let none = snapshot.daemon_sets.as_ref().is_ok_and(Vec::is_empty);
     none.then(|| finding("agents", "there is no DaemonSet", INSTALL))
 }
 
 /// Layouts that select no node.
-pub(super) fn unused_layouts(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unused_layouts(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     of_sets(snapshot, |set, tally| {
         let fix = "label nodes to match its layout's nodeSelector, or remove the layout from agent.layouts";
         (tally.wanted == 0).then(|| finding(about(set), "it selects no node", fix))
@@ -123,7 +123,7 @@ pub(super) fn unused_layouts(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// A release whose layouts together select no node.
-pub(super) fn no_layout_used(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn no_layout_used(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let sets = items(&snapshot.daemon_sets);
     let is_used = sets.iter().any(|set| Tally::of(set).wanted > 0);
     if sets.is_empty() || is_used || up(snapshot).is_empty() {
@@ -135,7 +135,7 @@ pub(super) fn no_layout_used(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// `DaemonSet`s whose status is outdated.
-pub(super) fn unobserved(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unobserved(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     of_sets(snapshot, |set, _| {
         let fix = "check that kube-controller-manager runs: it creates the pods of DaemonSets";
         let what = "its last edit is not observed yet";
@@ -144,7 +144,7 @@ pub(super) fn unobserved(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// Agents that are not upgraded yet.
-pub(super) fn outdated(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn outdated(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let expected: BTreeSet<&str> = expected(snapshot).iter().map(|pod| &*pod.name).collect();
     of_sets(snapshot, |set, tally| {
         let skipped = pods(snapshot).into_iter();
@@ -160,7 +160,7 @@ pub(super) fn outdated(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// Pods that could not be created, unless `pod_security` has the reason.
-pub(super) fn uncreated(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn uncreated(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     of_sets(snapshot, |set, tally| {
         let is_outdated = snapshot.only_agents && !is_observed(set);
         if tally.uncreated() == 0 || is_outdated {
@@ -211,7 +211,7 @@ fn rejection<'a>(namespace: &'a AgentNamespace, set: &DaemonSet) -> Option<&'a s
 }
 
 /// Pods that are not ready, unless all are on nodes that `overlapping_layouts` reports.
-pub(super) fn unready(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unready(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let pods = expected(snapshot);
     let shared = shared_nodes(&pods);
     let is_shared = |pod: &AgentPod| {
@@ -245,7 +245,7 @@ pub(super) fn unready(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// The states of these pods with their nodes, and what to do about them.
-fn states(snapshot: &Snapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, String) {
+fn states(snapshot: &ClusterSnapshot, set: &DaemonSet, pods: &[&AgentPod]) -> (String, String) {
     let mut states: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
     let failed = |pod| {
         let mut namespaces = snapshot.agents.iter();
@@ -300,7 +300,7 @@ fn fix_of(state: &str) -> &'static str {
 }
 
 /// Nodes whose agents are not waited for.
-pub(super) fn skipped_nodes(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn skipped_nodes(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let up = up(snapshot);
     let nodes = names(snapshot);
     let down: Vec<&str> = nodes.filter(|node| !up.contains(node)).collect();
@@ -317,7 +317,7 @@ pub(super) fn skipped_nodes(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes that the image is not for, and where no agent runs.
-fn unsupported_nodes(snapshot: &Snapshot) -> BTreeSet<&str> {
+fn unsupported_nodes(snapshot: &ClusterSnapshot) -> BTreeSet<&str> {
     let running = running(snapshot);
     let nodes = items(&snapshot.nodes).iter();
     let unsupported = nodes.filter(|node| node.unsupported_architecture);
@@ -326,7 +326,7 @@ fn unsupported_nodes(snapshot: &Snapshot) -> BTreeSet<&str> {
 }
 
 /// Nodes of another architecture, which is normal in a cluster of several.
-pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn without_image(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let nodes = unsupported_nodes(snapshot);
     if nodes.is_empty() {
         return None;
@@ -341,7 +341,7 @@ pub(super) fn without_image(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes that no layout selects.
-pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unselected_nodes(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let unread = snapshot.agents.iter().any(|it| it.pods.is_err());
     if snapshot.agents.is_empty() || unread {
         return None;
@@ -368,7 +368,7 @@ pub(super) fn unselected_nodes(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Agents of another version than this command, whose checks may not apply to them.
-pub(super) fn versions(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn versions(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let ours = env!("CARGO_PKG_VERSION");
     let rows = snapshot
         .watermarks
@@ -395,7 +395,7 @@ struct Heartbeat<'a> {
     duration: SignedDuration,
 }
 
-fn heartbeats(snapshot: &Snapshot) -> impl Iterator<Item = Heartbeat<'_>> {
+fn heartbeats(snapshot: &ClusterSnapshot) -> impl Iterator<Item = Heartbeat<'_>> {
     items(&snapshot.leases).iter().filter_map(|lease| {
         let spec = lease.spec.as_ref()?;
         let duration = spec.lease_duration_seconds.unwrap_or(0);
@@ -414,13 +414,13 @@ fn of_nodes(
     one: &str,
     what: &str,
     fix: &str,
-) -> Option<Finding> {
+) -> Option<DoctorFinding> {
     let what = format!("{} {what}: {}", count(nodes.len(), one), list(nodes));
     (!nodes.is_empty()).then(|| finding(about, what, fix))
 }
 
 /// Running agents without a Lease.
-pub(super) fn missing_leases(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn missing_leases(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if snapshot.leases.is_err() {
         return None;
     }
@@ -435,7 +435,7 @@ pub(super) fn missing_leases(snapshot: &Snapshot) -> Option<Finding> {
 
 /// The nodes whose heartbeats are so.
 fn nodes_where<'a>(
-    snapshot: &'a Snapshot,
+    snapshot: &'a ClusterSnapshot,
     is: impl Fn(&Heartbeat<'a>) -> bool,
 ) -> BTreeSet<&'a str> {
     let nodes: BTreeSet<&str> = names(snapshot).collect();
@@ -445,7 +445,7 @@ fn nodes_where<'a>(
 }
 
 /// Agents that no longer renew their Lease.
-pub(super) fn unresponsive(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unresponsive(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let nodes = nodes_where(snapshot, |it| it.age > it.duration + GRACE);
     let fix = "if kubectl get nodes shows NotReady, repair the node; otherwise plimsoll top shows since when, and kubectl logs of \
                 the agent why; compare `date` there and here";
@@ -454,7 +454,7 @@ pub(super) fn unresponsive(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes whose clocks are ahead.
-pub(super) fn clocks(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn clocks(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let nodes = nodes_where(snapshot, |it| it.age < -MAX_CLOCK_SKEW);
     let fix = "compare `date` there and here, and synchronize the clocks with NTP";
     let what = "ahead of this machine by more than 5 s";

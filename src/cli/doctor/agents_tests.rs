@@ -6,7 +6,7 @@ use super::*;
 fn a_layout_with_unready_agents_is_reported_with_their_state() {
     let about = "DaemonSet plimsoll/agent-v2";
     let one = |status: &'static str, node: &'static str| {
-        move |it: &mut Snapshot| {
+        move |it: &mut ClusterSnapshot| {
             it.daemon_sets = of(vec![set("agent-v2", [2, 1, 2])]);
             it.agents[0].pods = pods(&[
                 ["agent-v2-x", "1/1", "Running", "a"],
@@ -41,7 +41,7 @@ fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
         |it| it.daemon_sets = of(sets),
         &["DaemonSet plimsoll/agent-v1", "selects no node"],
     );
-    let bare = |it: &mut Snapshot| {
+    let bare = |it: &mut ClusterSnapshot| {
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
     };
@@ -50,7 +50,7 @@ fn layouts_without_nodes_and_nodes_without_layout_are_reported() {
 
 #[test]
 fn a_node_of_another_architecture_is_noted() {
-    let arm = |it: &mut Snapshot| {
+    let arm = |it: &mut ClusterSnapshot| {
         it.nodes.as_mut().expect("a list")[1].unsupported_architecture = true;
         it.daemon_sets = of(vec![set("agent-v2", [1, 1, 1])]);
         it.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
@@ -77,7 +77,7 @@ fn a_node_of_another_architecture_is_noted() {
 #[test]
 fn a_node_with_agents_of_two_layouts_is_reported() {
     for [ready, status] in [["0/1", "CrashLoopBackOff"], ["0/1", "ContainerCreating"]] {
-        let twice = |it: &mut Snapshot| {
+        let twice = |it: &mut ClusterSnapshot| {
             it.daemon_sets = of(vec![set("agent-v2", [2, 2, 2]), set("agent-v1", [1, 0, 1])]);
             it.agents[0].pods = pods(&[
                 ["agent-v2-x", "1/1", "Running", "a"],
@@ -113,7 +113,7 @@ fn namespace(level: &str) -> Read<Namespace> {
 }
 
 /// No pod could be created, and `DaemonSet`s have these events.
-fn uncreated(it: &mut Snapshot, messages: &[(&str, &str, &str)]) {
+fn uncreated(it: &mut ClusterSnapshot, messages: &[(&str, &str, &str)]) {
     it.daemon_sets = of(vec![set("agent-v2", [0, 0, 2])]);
     it.agents[0].pods = pods(&[]);
     let event = |(name, time, message): &(&str, &str, &str)| json!({"involvedObject": {"kind": "DaemonSet", "namespace": "plimsoll", "name": name}, "lastTimestamp": time, "message": message});
@@ -128,7 +128,7 @@ fn a_namespace_that_does_not_admit_agents_is_reported() {
     );
     // Once, even if it has already rejected agents.
     let why = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
-    let rejected = |it: &mut Snapshot| {
+    let rejected = |it: &mut ClusterSnapshot| {
         it.agents[0].object = namespace("restricted");
         uncreated(it, &[("agent-v2", "2026-01-01T00:00:00Z", why)]);
     };
@@ -142,7 +142,7 @@ fn a_namespace_that_does_not_admit_agents_is_reported() {
 fn pods_that_could_not_be_created_are_reported_with_the_reason() {
     let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z");
     let standard = r#"pods "agent-v2-x" is forbidden: violates PodSecurity "baseline:latest""#;
-    let by_default = |it: &mut Snapshot| {
+    let by_default = |it: &mut ClusterSnapshot| {
         uncreated(
             it,
             &[
@@ -166,7 +166,7 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
         |it| uncreated(it, &[]),
         &["2 pods of 2 could not be created", OPEN],
     );
-    let unread = |it: &mut Snapshot| {
+    let unread = |it: &mut ClusterSnapshot| {
         uncreated(it, &[]);
         it.agents[0].failed_create = refused(403);
     };
@@ -177,12 +177,12 @@ fn pods_that_could_not_be_created_are_reported_with_the_reason() {
         &[context, "oc adm policy", "-z agent -n plimsoll"],
     );
     let quota = "insufficient quota to match these scopes";
-    let of_quota = |it: &mut Snapshot| {
+    let of_quota = |it: &mut ClusterSnapshot| {
         uncreated(it, &[("agent-v2", late, quota)]);
         it.agents[0].object = namespace("privileged");
     };
     assert_finding(of_quota, &[quota, "make whatever rejects them admit them"]);
-    let open = |it: &mut Snapshot| {
+    let open = |it: &mut ClusterSnapshot| {
         uncreated(it, &[]);
         it.agents[0].object = namespace("privileged");
     };
@@ -245,8 +245,8 @@ fn a_running_agent_without_a_lease_is_reported() {
 }
 
 /// A snapshot for `--only agents`, with this `DaemonSet` and these pods.
-fn only_agents(set: Value, rows: &[[&str; 4]]) -> Snapshot {
-    let mut snapshot = Snapshot {
+fn only_agents(set: Value, rows: &[[&str; 4]]) -> ClusterSnapshot {
+    let mut snapshot = ClusterSnapshot {
         only_agents: true,
         daemon_sets: of(vec![set]),
         ..healthy_snapshot()
@@ -255,7 +255,7 @@ fn only_agents(set: Value, rows: &[[&str; 4]]) -> Snapshot {
     snapshot
 }
 
-fn first(snapshot: &Snapshot) -> String {
+fn first(snapshot: &ClusterSnapshot) -> String {
     let found = findings(snapshot);
     found.first().map(ToString::to_string).unwrap_or_default()
 }
@@ -375,7 +375,7 @@ fn an_unfit_layout_is_reported_with_directory_and_value() {
             "kubepods.slice for systemd",
         ),
     ] {
-        let unfit = |it: &mut Snapshot| {
+        let unfit = |it: &mut ClusterSnapshot| {
             let mut unfit = set("agent-v2", [2, 1, 2]);
             unfit["metadata"]["labels"]["plimsoll.dev/layout"] = "v2".into();
             it.daemon_sets = of(vec![unfit]);

@@ -1,8 +1,8 @@
 //! All checks of `plimsoll doctor`.
 
-use super::finding::Finding;
+use super::finding::DoctorFinding;
 use super::pods::running;
-use super::snapshot::{Snapshot, items};
+use super::snapshot::{ClusterSnapshot, items};
 use super::{admission, agents, flow, installation, nodes, placement, policies, scheduler_api};
 
 /// How a check's results are reported.
@@ -17,9 +17,9 @@ enum Level {
 
 enum Check {
     /// Has one finding at most.
-    One(fn(&Snapshot) -> Option<Finding>),
+    One(fn(&ClusterSnapshot) -> Option<DoctorFinding>),
     /// Has a finding for each object.
-    Each(fn(&Snapshot) -> Vec<Finding>),
+    Each(fn(&ClusterSnapshot) -> Vec<DoctorFinding>),
 }
 
 use Check::{Each, One};
@@ -83,7 +83,7 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (One(placement::policy_without_namespaces), Note, Off),
 ];
 
-fn run(snapshot: &Snapshot, wanted: Level) -> Vec<Finding> {
+fn run(snapshot: &ClusterSnapshot, wanted: Level) -> Vec<DoctorFinding> {
     let checks = CHECKS.iter().filter(|(_, level, only_agents)| {
         let level = if snapshot.only_agents {
             only_agents
@@ -100,17 +100,17 @@ fn run(snapshot: &Snapshot, wanted: Level) -> Vec<Finding> {
 }
 
 /// The problems of an installation.
-pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn findings(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     run(snapshot, Problem)
 }
 
 /// What may be intended.
-pub(super) fn notes(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn notes(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     run(snapshot, Note)
 }
 
 /// What was checked, in a line.
-pub(super) fn summary(snapshot: &Snapshot) -> String {
+pub(super) fn summary(snapshot: &ClusterSnapshot) -> String {
     let version = installation::version_of(snapshot);
     let version = version.map_or_else(|| "?".to_owned(), |it| it.to_string());
     let (nodes, running) = (items(&snapshot.nodes).len(), running(snapshot).len());

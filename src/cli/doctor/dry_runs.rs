@@ -11,8 +11,10 @@ use kube::core::request::{self, Error};
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 
-use super::snapshot::{API_SERVICE, Read, ReadError, Snapshot, accounts, arguments, items, user};
-use crate::cli::progress::Progress;
+use super::snapshot::{
+    API_SERVICE, ClusterSnapshot, Read, SnapshotError, accounts, arguments, items, user,
+};
+use crate::cli::progress::ProgressLine;
 use crate::cluster::client::call;
 use crate::crd::NodeWatermark;
 
@@ -29,7 +31,7 @@ pub(super) struct DryRun {
 
 /// What a dry run says about its policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict<'a> {
+pub(super) enum DryRunVerdict<'a> {
     /// A policy rejected it.
     Rejected,
     /// No policy rejected it.
@@ -41,17 +43,17 @@ pub(super) enum Verdict<'a> {
 }
 
 impl DryRun {
-    pub(super) fn verdict(&self) -> Verdict<'_> {
+    pub(super) fn verdict(&self) -> DryRunVerdict<'_> {
         match &self.result {
-            Ok(()) => Verdict::Allowed,
-            Err(ReadError {
+            Ok(()) => DryRunVerdict::Allowed,
+            Err(SnapshotError {
                 code: Some(403),
                 why,
-            }) if why.contains("ValidatingAdmissionPolicy '") => Verdict::Rejected,
+            }) if why.contains("ValidatingAdmissionPolicy '") => DryRunVerdict::Rejected,
             // The pod to evict, which does not exist, is looked up after all policies have allowed the request.
-            Err(error) if error.is_missing() && error.why.contains(NAME) => Verdict::Allowed,
-            Err(error) if error.is_missing() => Verdict::NoObject,
-            Err(error) => Verdict::Failed(&error.why),
+            Err(error) if error.is_missing() && error.why.contains(NAME) => DryRunVerdict::Allowed,
+            Err(error) if error.is_missing() => DryRunVerdict::NoObject,
+            Err(error) => DryRunVerdict::Failed(&error.why),
         }
     }
 }
@@ -62,8 +64,8 @@ type Attempt = (&'static str, Result<Request<Vec<u8>>, Error>);
 /// Runs all dry runs for which there are objects.
 pub(super) async fn run_all(
     client: &Client,
-    snapshot: &Snapshot,
-    progress: &Progress,
+    snapshot: &ClusterSnapshot,
+    progress: &ProgressLine,
 ) -> Vec<DryRun> {
     let agents = accounts(&snapshot.daemon_sets).into_keys();
     let agents = agents.map(|it| (it, by_agent(snapshot)));
@@ -96,7 +98,7 @@ async fn run(client: &Client, user: &str, request: Result<Request<Vec<u8>>, Erro
 }
 
 /// Requests that no agent may make. Impersonated, it is bound to no node, so all its writes are rejected.
-fn by_agent(snapshot: &Snapshot) -> Vec<Attempt> {
+fn by_agent(snapshot: &ClusterSnapshot) -> Vec<Attempt> {
     let lease = json!({"metadata": {"name": NAME}});
     let leases = &snapshot.lease_namespace;
     let mut attempts = vec![
@@ -117,7 +119,7 @@ fn by_agent(snapshot: &Snapshot) -> Vec<Attempt> {
 }
 
 /// Requests that no controller may make: labelling what it writes otherwise, and evicting a pod without its UID.
-fn by_controller(snapshot: &Snapshot) -> Vec<Attempt> {
+fn by_controller(snapshot: &ClusterSnapshot) -> Vec<Attempt> {
     let has = |argument: &str| !arguments(&snapshot.deployments, argument).is_empty();
     let mut attempts = Vec::new();
     if let Some(node) = items(&snapshot.nodes).first() {

@@ -5,7 +5,7 @@ use std::fmt;
 use kube::ResourceExt;
 use serde::Serialize;
 
-use super::snapshot::ReadError;
+use super::snapshot::SnapshotError;
 use crate::crd::words;
 
 /// What to do if nothing is installed.
@@ -18,7 +18,7 @@ const MAX_NAMED: usize = 5;
 
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
+pub(super) struct DoctorFinding {
     /// The object, or the part of the installation.
     pub about: String,
     /// What is wrong with it.
@@ -27,7 +27,7 @@ pub(super) struct Finding {
     pub fix: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for DoctorFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}\n  fix: {}", self.about, self.what, self.fix)
     }
@@ -37,8 +37,8 @@ pub(super) fn finding(
     about: impl Into<String>,
     what: impl Into<String>,
     fix: impl Into<String>,
-) -> Finding {
-    Finding {
+) -> DoctorFinding {
+    DoctorFinding {
         about: about.into(),
         what: what.into(),
         fix: fix.into(),
@@ -46,7 +46,11 @@ pub(super) fn finding(
 }
 
 /// A finding about something that could not be read.
-pub(super) fn unreadable(about: impl Into<String>, what: &str, error: &ReadError) -> Finding {
+pub(super) fn unreadable(
+    about: impl Into<String>,
+    what: &str,
+    error: &SnapshotError,
+) -> DoctorFinding {
     let fix = match error.code {
         Some(401) => "run it as a user who may read that",
         Some(403) => "run it as a user who may read that, or grant the roles that it prints",

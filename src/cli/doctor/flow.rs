@@ -2,11 +2,11 @@
 
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 
-use super::finding::{Finding, REINSTALL, finding, list};
-use super::snapshot::{ReadError, Snapshot, accounts, items};
+use super::finding::{DoctorFinding, REINSTALL, finding, list};
+use super::snapshot::{ClusterSnapshot, SnapshotError, accounts, items};
 
 /// The chart's flow schemas; each has a priority level of the same name.
-fn wanted(snapshot: &Snapshot) -> Vec<String> {
+fn wanted(snapshot: &ClusterSnapshot) -> Vec<String> {
     let agents = accounts(&snapshot.daemon_sets).into_keys();
     let agents = agents.flat_map(|(_, account)| [format!("{account}-leases"), account]);
     let controllers = accounts(&snapshot.deployments).into_keys();
@@ -14,18 +14,21 @@ fn wanted(snapshot: &Snapshot) -> Vec<String> {
     agents.chain(controllers).collect()
 }
 
-fn is_known(snapshot: &Snapshot) -> bool {
+fn is_known(snapshot: &ClusterSnapshot) -> bool {
     let schemas = snapshot.flow_schemas.as_ref().err();
     let levels = snapshot.priority_levels.as_ref().err();
-    schemas.into_iter().chain(levels).all(ReadError::is_missing)
+    schemas
+        .into_iter()
+        .chain(levels)
+        .all(SnapshotError::is_missing)
 }
 
 /// Whether the chart was installed without flow control.
-fn is_off(snapshot: &Snapshot) -> bool {
+fn is_off(snapshot: &ClusterSnapshot) -> bool {
     items(&snapshot.flow_schemas).is_empty() && items(&snapshot.priority_levels).is_empty()
 }
 
-fn has_priority(snapshot: &Snapshot, name: &str) -> bool {
+fn has_priority(snapshot: &ClusterSnapshot, name: &str) -> bool {
     let leads_there = |schema: &FlowSchema| {
         let spec = schema.spec.as_ref();
         schema.metadata.name.as_deref() == Some(name)
@@ -37,7 +40,7 @@ fn has_priority(snapshot: &Snapshot, name: &str) -> bool {
 }
 
 /// Missing or unbound flow schemas, while there are others.
-pub(super) fn flow_schemas(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn flow_schemas(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let mut missing = wanted(snapshot);
     missing.retain(|name| !has_priority(snapshot, name));
     if !is_known(snapshot) || is_off(snapshot) || missing.is_empty() {
@@ -51,7 +54,7 @@ pub(super) fn flow_schemas(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// A note: `flowControl.enabled=false` is a choice.
-pub(super) fn no_flow_control(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn no_flow_control(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if wanted(snapshot).is_empty() || !is_known(snapshot) || !is_off(snapshot) {
         return None;
     }

@@ -5,7 +5,7 @@ const MISSING: [&str; 2] = [
     "no FlowSchema with a PriorityLevelConfiguration",
 ];
 
-fn schemas_but(change: impl FnOnce(&mut Vec<Value>)) -> impl FnOnce(&mut Snapshot) {
+fn schemas_but(change: impl FnOnce(&mut Vec<Value>)) -> impl FnOnce(&mut ClusterSnapshot) {
     |snapshot| {
         let mut schemas = FLOW.map(flow_schema).to_vec();
         change(&mut schemas);
@@ -26,7 +26,7 @@ fn missing_or_unbound_flow_schemas_are_reported() {
         schemas[1]["spec"]["priorityLevelConfiguration"]["name"] = "agent".into();
     });
     assert_finding(elsewhere, &[": agent-leases;"]);
-    let unread = |it: &mut Snapshot| it.flow_schemas = refused(403);
+    let unread = |it: &mut ClusterSnapshot| it.flow_schemas = refused(403);
     assert_finding(unread, &["flow schemas could not be read"]);
 }
 

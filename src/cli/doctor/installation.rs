@@ -9,9 +9,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::finding::{Finding, INSTALL, REINSTALL, finding, full_name, list, unreadable};
+use super::finding::{DoctorFinding, INSTALL, REINSTALL, finding, full_name, list, unreadable};
 use super::permissions::Review;
-use super::snapshot::{Read, ReadError, Snapshot, arguments, items};
+use super::snapshot::{ClusterSnapshot, Read, SnapshotError, arguments, items};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{KubernetesVersion, definitions, missing_fields, node_watermark};
 use crate::node::machine::messages::count;
@@ -20,16 +20,16 @@ use crate::node::machine::messages::count;
 const LEADER_GRACE: SignedDuration = SignedDuration::from_secs(60);
 
 /// The version of the API server, if known.
-pub(super) fn version_of(snapshot: &Snapshot) -> Option<KubernetesVersion> {
+pub(super) fn version_of(snapshot: &ClusterSnapshot) -> Option<KubernetesVersion> {
     KubernetesVersion::of(snapshot.version.as_ref().ok()?)
 }
 
 /// What to run if a definition is missing or outdated.
-pub(super) fn install_command(snapshot: &Snapshot) -> String {
+pub(super) fn install_command(snapshot: &ClusterSnapshot) -> String {
     version_of(snapshot).unwrap_or_default().install_command()
 }
 
-pub(super) fn kubernetes(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn kubernetes(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let oldest = KubernetesVersion::OLDEST;
     let old = version_of(snapshot).filter(|version| *version < oldest);
     old.map(|version| {
@@ -40,11 +40,11 @@ pub(super) fn kubernetes(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Anything that could not be read may have problems.
-pub(super) fn unread(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unread(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     fn error<'a, T>(
         what: &'static str,
         read: &'a Read<T>,
-    ) -> Option<(&'static str, &'a ReadError)> {
+    ) -> Option<(&'static str, &'a SnapshotError)> {
         let error = read.as_ref().err().filter(|it| !it.is_missing())?;
         Some((what, error))
     }
@@ -89,7 +89,7 @@ pub(super) fn unread(snapshot: &Snapshot) -> Vec<Finding> {
     found.collect()
 }
 
-pub(super) fn emergency_stop(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn emergency_stop(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let namespace = &snapshot.lease_namespace;
     let about = format!("ConfigMap {namespace}/{OBJECT}");
     match &snapshot.stop {
@@ -110,7 +110,7 @@ pub(super) fn emergency_stop(snapshot: &Snapshot) -> Option<Finding> {
     }
 }
 
-pub(super) fn crds(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn crds(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let check = |definition: &CustomResourceDefinition| {
         let [policies, watermarks] = &snapshot.schemas;
         let document = if definition.spec.group == node_watermark::GROUP {
@@ -137,7 +137,7 @@ pub(super) fn crds(snapshot: &Snapshot) -> Vec<Finding> {
     definitions().iter().filter_map(check).collect()
 }
 
-pub(super) fn no_controller(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn no_controller(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let none = snapshot.deployments.as_ref().is_ok_and(Vec::is_empty);
     let what = "there is none: no policy is compiled for any node";
     none.then(|| finding("controller", what, INSTALL))
@@ -148,7 +148,7 @@ fn ready_replicas(deployment: &Deployment) -> i32 {
     status.and_then(|it| it.ready_replicas).unwrap_or(0)
 }
 
-pub(super) fn replicas(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn replicas(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let check = |deployment: &Deployment| {
         let wanted = deployment.spec.as_ref().and_then(|it| it.replicas);
         let (ready, wanted) = (ready_replicas(deployment), wanted.unwrap_or(0));
@@ -180,13 +180,13 @@ pub(super) fn message(message: Option<&str>, reason: Option<&str>) -> String {
 }
 
 /// Whether any controller replica is ready.
-fn controller_runs(snapshot: &Snapshot) -> bool {
+fn controller_runs(snapshot: &ClusterSnapshot) -> bool {
     let mut deployments = items(&snapshot.deployments).iter();
     deployments.any(|it| ready_replicas(it) > 0)
 }
 
 /// Ready replicas without a leader.
-pub(super) fn leader(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn leader(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let leads = |lease: &Lease| {
         let spec = lease.spec.as_ref()?;
         let duration = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or(0).into());
@@ -207,7 +207,7 @@ pub(super) fn leader(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes without a `NodeWatermark`.
-pub(super) fn missing_watermarks(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn missing_watermarks(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let Ok(table) = &snapshot.watermarks else {
         return None;
     };
@@ -227,7 +227,7 @@ pub(super) fn missing_watermarks(snapshot: &Snapshot) -> Option<Finding> {
     Some(finding("NodeWatermarks", what, fix))
 }
 
-pub(super) fn installations(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn installations(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     fn instance(object: &impl ResourceExt) -> String {
         let label = object.labels().get("app.kubernetes.io/instance");
         let namespace = object.namespace().unwrap_or_default();
@@ -248,7 +248,7 @@ pub(super) fn installations(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Whether API servers pass requests on to aggregated APIs at all.
-pub(super) fn aggregation(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn aggregation(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if snapshot.api_service.is_err() {
         return None;
     }
@@ -268,7 +268,7 @@ pub(super) fn aggregation(snapshot: &Snapshot) -> Option<Finding> {
     is_off.then(|| finding("API aggregation", what, fix))
 }
 
-pub(super) fn api_service(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn api_service(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let about = "APIService v1alpha1.metrics.plimsoll.dev";
     match &snapshot.api_service {
         Ok(service) => {
@@ -291,7 +291,7 @@ pub(super) fn api_service(snapshot: &Snapshot) -> Option<Finding> {
     }
 }
 
-pub(super) fn permissions(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn permissions(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let mut denied: Vec<(&Review, String)> = Vec::new();
     let reviews = snapshot.reviews.iter();
     for review in reviews.filter(|it| it.allowed == Ok(false)) {
@@ -311,7 +311,7 @@ pub(super) fn permissions(snapshot: &Snapshot) -> Vec<Finding> {
     denied.collect()
 }
 
-pub(super) fn unknown_permissions(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unknown_permissions(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let mut errors = snapshot.reviews.iter();
     let error = errors.find_map(|it| it.allowed.as_ref().err());
     error.map(|error| {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::server_table::ServerTable;
-use super::finding::{Finding, finding, list};
+use super::finding::{DoctorFinding, finding, list};
 use super::installation::install_command;
-use super::snapshot::Snapshot;
+use super::snapshot::ClusterSnapshot;
 use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
 use crate::node::machine::messages::{count, unknown_reason};
@@ -75,7 +75,7 @@ const CHECKS: [ColumnCheck; 5] = [
 const NEWEST: &str = "Ineffective";
 
 /// One finding for each problem, with its nodes.
-pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn reported_problems(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let Ok(table) = &snapshot.watermarks else {
         return Vec::new();
     };
@@ -89,7 +89,7 @@ pub(super) fn reported_problems(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 impl ColumnCheck {
-    fn findings(&self, table: &ServerTable) -> Vec<Finding> {
+    fn findings(&self, table: &ServerTable) -> Vec<DoctorFinding> {
         let mut problems: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for [node, problem, reason] in table.cells(["Name", self.column, self.reason]) {
             if (self.is_problem)(reason) {

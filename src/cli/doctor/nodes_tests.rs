@@ -1,5 +1,5 @@
 use super::*;
-use crate::agent::report::conditions::{Health, Unready, conditions};
+use crate::agent::report::conditions::{AgentHealth, Unready, conditions};
 use crate::crd::node_watermark::NodeWatermark;
 use crate::crd::node_watermark::condition::NONE_EVALUATED;
 use crate::engine::plan::Unknown;
@@ -7,7 +7,7 @@ use crate::node::machine::messages::unknown_reason;
 use kube::CustomResourceExt as _;
 
 /// Two healthy nodes, except for this cell of each.
-fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut Snapshot) {
+fn with(column: &str, cell: &'static str) -> impl FnOnce(&mut ClusterSnapshot) {
     let index = WATERMARK.iter().position(|it| *it == column);
     let index = index.expect("a column");
     move |snapshot| {
@@ -69,7 +69,7 @@ fn each_reason_is_reported_with_its_own_nodes() {
 #[test]
 fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
     let unjudged = |why: Unknown| {
-        move |snapshot: &mut Snapshot| {
+        move |snapshot: &mut ClusterSnapshot| {
             let mut row = healthy("b");
             (row[6], row[7]) = ("q/cpu", unknown_reason(why));
             snapshot.watermarks = watermarks(&[healthy("a"), row]);
@@ -92,7 +92,7 @@ fn an_unknown_rule_is_reported_but_not_while_its_window_fills() {
 }
 
 /// The reasons of `Ready`, `Degraded` and `ActionIneffective` as an agent writes them.
-fn reasons_of(health: &Health) -> [String; 3] {
+fn reasons_of(health: &AgentHealth) -> [String; 3] {
     let all = conditions(health, None, &[], jiff::Timestamp::UNIX_EPOCH);
     ["Ready", "Degraded", "ActionIneffective"].map(|kind| {
         let found = all.iter().find(|it| it.type_ == kind);
@@ -109,9 +109,9 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
         Some(Unready::Stopped),
         Some(ended),
     ] {
-        let health = Health {
+        let health = AgentHealth {
             unready,
-            ..Health::default()
+            ..AgentHealth::default()
         };
         let reasons = reasons_of(&health);
         let [ready, degraded, ineffective] = reasons.each_ref().map(String::as_str);

@@ -8,8 +8,8 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use super::snapshot::{Read, Snapshot, Workload, accounts, user};
-use crate::cli::progress::Progress;
+use super::snapshot::{ClusterSnapshot, InstalledWorkload, Read, accounts, user};
+use crate::cli::progress::ProgressLine;
 use crate::cluster::client::call;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,8 @@ pub(super) struct Review {
 /// Reviews the permissions of all agents and controllers.
 pub(super) async fn review_all(
     client: &Client,
-    snapshot: &Snapshot,
-    progress: &Progress,
+    snapshot: &ClusterSnapshot,
+    progress: &ProgressLine,
 ) -> Vec<Review> {
     let leases = &snapshot.lease_namespace;
     let agents = needs(Actor::Agent, &snapshot.daemon_sets, leases);
@@ -82,7 +82,7 @@ pub(super) async fn review_all(
 }
 
 /// What the accounts of these workloads need: actor, namespace, user and permission.
-fn needs<W: Workload>(
+fn needs<W: InstalledWorkload>(
     actor: Actor,
     workloads: &Read<Vec<W>>,
     leases: &str,
@@ -193,7 +193,11 @@ leases get configmaps --report-listen= plimsoll-stop
 leases get,list,watch leases.coordination.k8s.io";
 
 /// The permissions that a workload with these arguments needs, in its own namespace and in that of the Leases.
-fn wanted(actor: Actor, workload: &impl Workload, [own, leases]: [&str; 2]) -> Vec<Permission> {
+fn wanted(
+    actor: Actor,
+    workload: &impl InstalledWorkload,
+    [own, leases]: [&str; 2],
+) -> Vec<Permission> {
     let rows = match actor {
         Actor::Agent => AGENT,
         Actor::Controller => CONTROLLER,

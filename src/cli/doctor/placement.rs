@@ -9,11 +9,12 @@ use kube::api::{DynamicObject, ListParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, ResourceExt as _};
 
-use super::finding::{Finding, finding, list as names};
+use super::finding::{DoctorFinding, finding, list as names};
 use super::pods::running;
-use super::scheduler_api::{self, Replica};
+use super::scheduler_api::{self, ReplicaMetrics};
 use super::snapshot::{
-    NodeState, OURS, Read, ReadError, Snapshot, Workload as _, arguments, items, list, ours, read,
+    AgentNode, ClusterSnapshot, InstalledWorkload as _, OURS, Read, SnapshotError, arguments,
+    items, list, ours, read,
 };
 use crate::crd::NodeMetric;
 use crate::crd::crane_annotations::Zone;
@@ -36,7 +37,7 @@ const MAX_LABEL_LAG: u8 = 3;
 
 /// The loads that agents report, and what makes schedulers read their labels.
 #[derive(Debug)]
-pub(super) struct Placement {
+pub(super) struct PlacementState {
     /// The load in percent that the agent of each node reports.
     pub loads: Read<Vec<(String, Option<f64>)>>,
     /// The chart's `MutatingAdmissionPolicies`; none where these are not served.
@@ -48,18 +49,18 @@ pub(super) struct Placement {
     /// All API groups.
     pub groups: Read<Vec<String>>,
     /// The controller's replicas that serve schedulers, as far as they can be asked.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ReplicaMetrics>,
 }
 
-impl Placement {
+impl PlacementState {
     /// With `--only agents`.
     pub(super) fn unread() -> Self {
         Self {
-            loads: Err(ReadError::default()),
-            policies: Err(ReadError::default()),
-            namespaces: Err(ReadError::default()),
-            schedulers: Err(ReadError::default()),
-            groups: Err(ReadError::default()),
+            loads: Err(SnapshotError::default()),
+            policies: Err(SnapshotError::default()),
+            namespaces: Err(SnapshotError::default()),
+            schedulers: Err(SnapshotError::default()),
+            groups: Err(SnapshotError::default()),
             replicas: Vec::new(),
         }
     }
@@ -105,13 +106,13 @@ async fn policies(client: &Client) -> Read<Vec<String>> {
     }
 }
 
-fn has_argument(snapshot: &Snapshot, argument: &str) -> bool {
+fn has_argument(snapshot: &ClusterSnapshot, argument: &str) -> bool {
     let mut sets = items(&snapshot.daemon_sets).iter();
     sets.any(|set| set.argument(argument).contains(&""))
 }
 
 /// Karpenter takes a node with the soft taint for closed.
-pub(super) fn soft_taint_with_karpenter(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn soft_taint_with_karpenter(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let groups = items(&snapshot.placement.groups);
     if !has_argument(snapshot, "--soft-taint") || !groups.iter().any(|it| it == KARPENTER) {
         return None;
@@ -124,7 +125,7 @@ pub(super) fn soft_taint_with_karpenter(snapshot: &Snapshot) -> Option<Finding> 
 }
 
 /// The nodes with a running agent for which this holds.
-fn nodes_where(snapshot: &Snapshot, holds: impl Fn(&NodeState) -> bool) -> Vec<&str> {
+fn nodes_where(snapshot: &ClusterSnapshot, holds: impl Fn(&AgentNode) -> bool) -> Vec<&str> {
     let agents = running(snapshot);
     let nodes = items(&snapshot.nodes).iter();
     nodes
@@ -134,7 +135,7 @@ fn nodes_where(snapshot: &Snapshot, holds: impl Fn(&NodeState) -> bool) -> Vec<&
 }
 
 /// Nodes with a running agent and no valid label.
-pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unlabelled_nodes(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if !has_argument(snapshot, "--load-label=true") {
         return None;
     }
@@ -152,7 +153,7 @@ pub(super) fn unlabelled_nodes(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes that are far more loaded than their labels say: pods are attracted to them.
-pub(super) fn low_labels(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn low_labels(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if !has_argument(snapshot, "--load-label=true") {
         return None;
     }
@@ -180,7 +181,7 @@ pub(super) fn low_labels(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes on which another writer sets crane's annotations beside the agent.
-pub(super) fn other_crane_writers(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn other_crane_writers(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     if arguments(&snapshot.daemon_sets, CRANE).is_empty() {
         return None;
     }
@@ -199,10 +200,10 @@ pub(super) fn other_crane_writers(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Nodes whose agent does not renew crane's annotations.
-pub(super) fn stale_crane_annotations(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn stale_crane_annotations(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let zones = arguments(&snapshot.daemon_sets, CRANE);
     let zone: Zone = zones.first()?.parse().ok()?;
-    let is_stale = |node: &NodeState| {
+    let is_stale = |node: &AgentNode| {
         let written = node.crane.written().and_then(|time| zone.parse(time));
         written.is_none_or(|written| snapshot.now.duration_since(written) > MAX_CRANE_AGE)
     };
@@ -219,8 +220,8 @@ pub(super) fn stale_crane_annotations(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// The label alone changes nothing.
-pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
-    let Placement {
+pub(super) fn unread_label(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
+    let PlacementState {
         policies,
         schedulers,
         ..
@@ -245,7 +246,7 @@ pub(super) fn unread_label(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Polled loads that schedulers cannot ask for.
-pub(super) fn unread_polling(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn unread_polling(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let has = |argument| !arguments(&snapshot.deployments, argument).is_empty();
     if !has(POLL) || scheduler_api::is_on(snapshot) {
         return None;
@@ -256,7 +257,7 @@ pub(super) fn unread_polling(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// An admission policy that concerns no namespace.
-pub(super) fn policy_without_namespaces(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn policy_without_namespaces(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let policy = items(&snapshot.placement.policies).first()?;
     let namespaces = snapshot.placement.namespaces.as_ref().ok()?;
     namespaces.is_empty().then(|| {
@@ -267,7 +268,7 @@ pub(super) fn policy_without_namespaces(snapshot: &Snapshot) -> Option<Finding> 
 }
 
 /// What places pods by load, in words; `None` if nothing of this release does.
-pub(super) fn in_effect(snapshot: &Snapshot) -> Option<String> {
+pub(super) fn in_effect(snapshot: &ClusterSnapshot) -> Option<String> {
     let placement = &snapshot.placement;
     let mut ways = Vec::new();
     let namespaces = items(&placement.namespaces).len();

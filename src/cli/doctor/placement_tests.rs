@@ -1,17 +1,17 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::cli::doctor::scheduler_api::Replica;
+use crate::cli::doctor::scheduler_api::ReplicaMetrics;
 use crate::crd::crane_annotations::{HOT, KEYS, WRITTEN};
 
 /// Adds an argument to the agents.
-fn with(snapshot: &mut Snapshot, argument: &str) {
+fn with(snapshot: &mut ClusterSnapshot, argument: &str) {
     let pod = of_agents(snapshot).spec.as_mut().expect("a pod");
     let arguments = pod.containers[0].args.as_mut().expect("arguments");
     arguments.push(argument.to_owned());
 }
 
-fn notes_of(change: impl Fn(&mut Snapshot)) -> String {
+fn notes_of(change: impl Fn(&mut ClusterSnapshot)) -> String {
     let mut snapshot = healthy_snapshot();
     change(&mut snapshot);
     let notes = notes(&snapshot).into_iter();
@@ -20,7 +20,7 @@ fn notes_of(change: impl Fn(&mut Snapshot)) -> String {
 
 #[test]
 fn a_soft_taint_beside_karpenter_is_reported() {
-    let karpenter = |it: &mut Snapshot| {
+    let karpenter = |it: &mut ClusterSnapshot| {
         with(it, "--soft-taint");
         it.placement.groups = Ok(vec!["karpenter.sh".to_owned()]);
     };
@@ -33,13 +33,13 @@ fn a_soft_taint_beside_karpenter_is_reported() {
 #[test]
 fn nodes_without_a_valid_label_are_reported() {
     for label in [None, Some("idle".to_owned())] {
-        let unlabelled = |it: &mut Snapshot| {
+        let unlabelled = |it: &mut ClusterSnapshot| {
             with(it, "--load-label=true");
             it.nodes.as_mut().expect("a list")[1].load_label = label.clone();
         };
         assert_finding(unlabelled, &["count as loaded by 80: b"]);
     }
-    let off = |it: &mut Snapshot| it.nodes.as_mut().expect("a list")[1].load_label = None;
+    let off = |it: &mut ClusterSnapshot| it.nodes.as_mut().expect("a list")[1].load_label = None;
     let mut snapshot = healthy_snapshot();
     off(&mut snapshot);
     assert_eq!(findings(&snapshot), [], "the label is off");
@@ -49,7 +49,7 @@ fn nodes_without_a_valid_label_are_reported() {
 fn a_label_that_hides_the_reported_load_is_found() {
     let labelled = |label: &str, load: f64| {
         let label = Some(label.to_owned());
-        move |it: &mut Snapshot| {
+        move |it: &mut ClusterSnapshot| {
             with(it, "--load-label=true");
             for node in it.nodes.as_mut().expect("a list") {
                 node.load_label = label.clone();
@@ -68,7 +68,7 @@ fn a_label_that_hides_the_reported_load_is_found() {
 
 #[test]
 fn a_second_scheduler_without_replicas_is_found() {
-    let waiting = |it: &mut Snapshot| {
+    let waiting = |it: &mut ClusterSnapshot| {
         let mut scheduler = it.deployments.as_ref().expect("a list")[0].clone();
         scheduler.metadata.name = Some("plimsoll-scheduler".to_owned());
         scheduler.status = None;
@@ -82,9 +82,9 @@ fn a_second_scheduler_without_replicas_is_found() {
 
 #[test]
 fn a_label_that_nothing_reads_is_a_note() {
-    let labelled = |it: &mut Snapshot| with(it, "--load-label=true");
+    let labelled = |it: &mut ClusterSnapshot| with(it, "--load-label=true");
     assert!(notes_of(labelled).contains("nothing of this release makes schedulers read"));
-    let with_policy = |it: &mut Snapshot| {
+    let with_policy = |it: &mut ClusterSnapshot| {
         labelled(it);
         it.placement.policies = Ok(vec!["plimsoll-placement".to_owned()]);
     };
@@ -109,7 +109,7 @@ fn a_label_that_nothing_reads_is_a_note() {
 }
 
 /// Annotations on both nodes that an agent wrote at this time, and another writer at that one.
-fn crane(snapshot: &mut Snapshot, ours: &str, others: Option<&str>) {
+fn crane(snapshot: &mut ClusterSnapshot, ours: &str, others: Option<&str>) {
     with(snapshot, "--crane-annotations=Asia/Shanghai");
     let mut all: BTreeMap<_, _> = [(WRITTEN.to_owned(), ours.to_owned())].into();
     let mut add = |key: &str, time: &str| all.insert(key.to_owned(), format!("0.1,{time}"));
@@ -134,14 +134,14 @@ fn annotations_for_crane_scheduler_are_checked() {
         shown.contains("a crane-scheduler with TZ=Asia/Shanghai"),
         "{shown}"
     );
-    let other = |it: &mut Snapshot| crane(it, current, Some("2026-01-01T07:59:00Z"));
+    let other = |it: &mut ClusterSnapshot| crane(it, current, Some("2026-01-01T07:59:00Z"));
     assert_finding(
         other,
         &["another writer", "a, b", "crane-scheduler-controller"],
     );
-    let stale = |it: &mut Snapshot| crane(it, "2026-01-01T07:40:00Z", None);
+    let stale = |it: &mut ClusterSnapshot| crane(it, "2026-01-01T07:40:00Z", None);
     assert_finding(stale, &["without current annotations", "a, b"]);
-    let never = |it: &mut Snapshot| with(it, "--crane-annotations=UTC");
+    let never = |it: &mut ClusterSnapshot| with(it, "--crane-annotations=UTC");
     assert_finding(never, &["without current annotations"]);
     let mut off = healthy_snapshot();
     off.nodes = healthy.nodes;
@@ -149,7 +149,7 @@ fn annotations_for_crane_scheduler_are_checked() {
 }
 
 /// Adds an argument to the controller.
-fn with_controller(snapshot: &mut Snapshot, argument: &str) {
+fn with_controller(snapshot: &mut ClusterSnapshot, argument: &str) {
     let all = snapshot.deployments.as_mut().expect("a list");
     let spec = all[0].spec.as_mut().expect("a spec");
     let pod = spec.template.spec.as_mut().expect("a pod");
@@ -159,23 +159,23 @@ fn with_controller(snapshot: &mut Snapshot, argument: &str) {
 
 #[test]
 fn what_schedulers_ask_of_the_controller_is_checked() {
-    let quiet = Replica {
+    let quiet = ReplicaMetrics {
         answers: 0.0,
         filter_suspended: false,
         policy_invalid: false,
     };
-    let asked = Replica {
+    let asked = ReplicaMetrics {
         answers: 7.0,
         ..quiet
     };
-    let serving = |replicas: &[Replica]| {
+    let serving = |replicas: &[ReplicaMetrics]| {
         let mut snapshot = healthy_snapshot();
         with(&mut snapshot, "--load-label=true");
         with_controller(&mut snapshot, "--scheduler-listen=[::]:8094");
         snapshot.placement.replicas = replicas.to_vec();
         snapshot
     };
-    let noted = |replicas: &[Replica]| {
+    let noted = |replicas: &[ReplicaMetrics]| {
         let notes = notes(&serving(replicas)).into_iter();
         notes.map(|it| it.to_string()).collect::<String>()
     };
@@ -183,18 +183,18 @@ fn what_schedulers_ask_of_the_controller_is_checked() {
     // A scheduler asks one replica only. Without permission to ask replicas nothing is said.
     assert_eq!(noted(&[quiet, asked]), "");
     assert_eq!(noted(&[]), "");
-    let suspended = Replica {
+    let suspended = ReplicaMetrics {
         filter_suspended: true,
         ..asked
     };
     assert!(noted(&[suspended]).contains("rejects no node at the moment"));
     let shown = summary(&serving(&[asked]));
     assert!(shown.contains("requests of schedulers"), "{shown}");
-    let invalid = Replica {
+    let invalid = ReplicaMetrics {
         policy_invalid: true,
         ..asked
     };
-    let broken = |it: &mut Snapshot| it.placement.replicas = vec![invalid];
+    let broken = |it: &mut ClusterSnapshot| it.placement.replicas = vec![invalid];
     assert_finding(broken, &["scheduler policy is invalid"]);
 }
 

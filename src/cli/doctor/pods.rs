@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 use kube::ResourceExt as _;
 
-use super::snapshot::{Snapshot, items};
+use super::snapshot::{ClusterSnapshot, items};
 
 /// A pod of an agent.
 #[derive(Clone, Debug)]
@@ -69,20 +69,20 @@ impl AgentPod {
 }
 
 /// The pods of all agents.
-pub(super) fn pods(snapshot: &Snapshot) -> Vec<&AgentPod> {
+pub(super) fn pods(snapshot: &ClusterSnapshot) -> Vec<&AgentPod> {
     let namespaces = snapshot.agents.iter();
     namespaces.flat_map(|it| items(&it.pods)).collect()
 }
 
 /// Nodes where an agent can be ready: Ready and not being deleted.
-pub(super) fn up(snapshot: &Snapshot) -> BTreeSet<&str> {
+pub(super) fn up(snapshot: &ClusterSnapshot) -> BTreeSet<&str> {
     let nodes = items(&snapshot.nodes).iter();
     let up = nodes.filter(|node| node.ready && !node.deleted);
     up.map(|node| node.name.as_str()).collect()
 }
 
 /// The pods that are waited for: with `--only agents`, those on nodes that are down are not.
-pub(super) fn expected(snapshot: &Snapshot) -> Vec<&AgentPod> {
+pub(super) fn expected(snapshot: &ClusterSnapshot) -> Vec<&AgentPod> {
     let up = up(snapshot);
     let is_up = |pod: &AgentPod| pod.node.as_deref().is_none_or(|node| up.contains(node));
     let mut pods = pods(snapshot);
@@ -91,7 +91,7 @@ pub(super) fn expected(snapshot: &Snapshot) -> Vec<&AgentPod> {
 }
 
 /// Nodes with a ready agent.
-pub(super) fn running(snapshot: &Snapshot) -> BTreeSet<&str> {
+pub(super) fn running(snapshot: &ClusterSnapshot) -> BTreeSet<&str> {
     let ready = pods(snapshot).into_iter().filter(|pod| pod.ready);
     ready.filter_map(|pod| pod.node.as_deref()).collect()
 }

@@ -1,8 +1,8 @@
 //! Checks of policies without effect.
 
-use super::finding::{Finding, finding, full_name};
+use super::finding::{DoctorFinding, finding, full_name};
 use super::installation::message;
-use super::snapshot::{Policy, PolicyStatus, Read, Snapshot, items};
+use super::snapshot::{ClusterSnapshot, Policy, PolicyStatus, Read, items};
 
 /// A metric that agents can't see from their own PID namespace.
 const UNMEASURABLE: &str = "container_sched_run_queue_time";
@@ -18,19 +18,19 @@ fn named<'a>(
     policies.map(move |it| (format!("{kind} {}", full_name(it)), it))
 }
 
-fn node_qos(snapshot: &Snapshot) -> impl Iterator<Item = Named<'_>> {
+fn node_qos(snapshot: &ClusterSnapshot) -> impl Iterator<Item = Named<'_>> {
     named("NodeQOS", &snapshot.node_qos)
 }
 
-fn pod_qos(snapshot: &Snapshot) -> impl Iterator<Item = Named<'_>> {
+fn pod_qos(snapshot: &ClusterSnapshot) -> impl Iterator<Item = Named<'_>> {
     named("PodQOS", &snapshot.pod_qos)
 }
 
-fn actions(snapshot: &Snapshot) -> impl Iterator<Item = Named<'_>> {
+fn actions(snapshot: &ClusterSnapshot) -> impl Iterator<Item = Named<'_>> {
     named("AvoidanceAction", &snapshot.actions)
 }
 
-fn all(snapshot: &Snapshot) -> impl Iterator<Item = Named<'_>> {
+fn all(snapshot: &ClusterSnapshot) -> impl Iterator<Item = Named<'_>> {
     node_qos(snapshot)
         .chain(pod_qos(snapshot))
         .chain(actions(snapshot))
@@ -47,14 +47,14 @@ fn evaluation(policy: &Policy) -> Result<&PolicyStatus, &'static str> {
     Ok(status)
 }
 
-pub(super) fn unevaluated(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unevaluated(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let fix = "check that the controller runs: it evaluates policies within seconds";
     let check = |(about, policy): Named<'_>| Some(finding(about, evaluation(policy).err()?, fix));
     all(snapshot).filter_map(check).collect()
 }
 
 /// Policies that are not in force, in part or as a whole, or not on all nodes.
-pub(super) fn conditions(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn conditions(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let check = |(about, policy): Named<'_>| {
         let conditions = evaluation(policy).ok()?.conditions.as_ref()?;
         let find = |kind: &str, status: &str| {
@@ -80,7 +80,7 @@ pub(super) fn conditions(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// Rules on a metric that no agent can measure.
-pub(super) fn unmeasurable(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unmeasurable(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let check = |(about, policy): Named<'_>| {
         evaluation(policy).ok()?;
         let mut rules = policy.spec.as_ref()?["rules"].as_array()?.iter();
@@ -94,7 +94,7 @@ pub(super) fn unmeasurable(snapshot: &Snapshot) -> Vec<Finding> {
     node_qos(snapshot).filter_map(check).collect()
 }
 
-pub(super) fn without_nodes(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn without_nodes(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let unmatched =
         |(_, it): &Named<'_>| evaluation(it).is_ok_and(|it| it.matched_nodes == Some(0));
     let fix = "correct spec.selector, or delete it";
@@ -103,7 +103,7 @@ pub(super) fn without_nodes(snapshot: &Snapshot) -> Vec<Finding> {
     found.collect()
 }
 
-pub(super) fn unused_actions(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn unused_actions(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let unused = |(_, it): &Named<'_>| evaluation(it).is_ok_and(|it| it.used_by.is_empty());
     let fix = "name it in a rule's actionName, or delete it";
     let unused = actions(snapshot).filter(unused);
@@ -112,7 +112,7 @@ pub(super) fn unused_actions(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// A note: a policy may be there before its pods.
-pub(super) fn without_pods(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn without_pods(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let unmatched = |(_, it): &Named<'_>| {
         let status = it.status.as_ref();
         status.is_some_and(|it| it.matched_pods == Some(0))

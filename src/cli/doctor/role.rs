@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::finding::Finding;
+use super::finding::DoctorFinding;
 
 /// What the names of roles and bindings begin with. The rest depends on user and rules: what was granted before must not be replaced,
 /// since some permissions are only missed once others are there.
@@ -26,7 +26,7 @@ struct Refusal<'a> {
 type Rules<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<&'a str>>;
 
 /// Roles with the permissions that were refused, and their bindings to the users; none: nothing was.
-pub(super) fn missing(findings: &[Finding]) -> Vec<Value> {
+pub(super) fn missing(findings: &[DoctorFinding]) -> Vec<Value> {
     let refusals: BTreeSet<Refusal<'_>> = findings
         .iter()
         .flat_map(|finding| refusals(&finding.what))
@@ -115,7 +115,7 @@ mod tests {
     use super::super::finding::finding;
     use super::*;
 
-    fn refused(verb: &str, resource: &str, group: &str, place: &str) -> Finding {
+    fn refused(verb: &str, resource: &str, group: &str, place: &str) -> DoctorFinding {
         let what = format!(
             "could not be read: {resource} is forbidden: User \"ann\" cannot {verb} resource \"{resource}\" in API group \
              \"{group}\" {place}"
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_was_granted_before_is_not_replaced() {
-        let name = |finding: Finding| missing(&[finding])[0]["metadata"]["name"].clone();
+        let name = |finding: DoctorFinding| missing(&[finding])[0]["metadata"]["name"].clone();
         let cluster = "at the cluster scope";
         let nodes = name(refused("list", "nodes", "", cluster));
         assert_eq!(nodes, name(refused("list", "nodes", "", cluster)));

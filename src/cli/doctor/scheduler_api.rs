@@ -5,8 +5,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
-use super::finding::{Finding, finding};
-use super::snapshot::{Read, Snapshot, Workload as _, arguments, component, items, list, read};
+use super::finding::{DoctorFinding, finding};
+use super::snapshot::{
+    ClusterSnapshot, InstalledWorkload as _, Read, arguments, component, items, list, read,
+};
 
 const DOCS: &str = "docs/scheduling.md";
 /// The controller's option for requests of schedulers.
@@ -20,14 +22,14 @@ const POLICY_INVALID: &str = "plimsoll_controller_scheduler_policy_invalid";
 
 /// What a replica's metrics say.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Replica {
+pub(super) struct ReplicaMetrics {
     /// Answers to schedulers since it started.
     pub answers: f64,
     pub filter_suspended: bool,
     pub policy_invalid: bool,
 }
 
-impl Replica {
+impl ReplicaMetrics {
     fn of(metrics: &str) -> Self {
         let sum = |name: &str| {
             let series = metrics.lines().filter_map(|line| {
@@ -47,7 +49,10 @@ impl Replica {
 
 /// The replicas that serve schedulers. None where the user may not ask pods through the API server (`pods/proxy`), or it can't
 /// reach them: neither is a problem of the installation.
-pub(super) async fn replicas(client: &Client, deployments: &Read<Vec<Deployment>>) -> Vec<Replica> {
+pub(super) async fn replicas(
+    client: &Client,
+    deployments: &Read<Vec<Deployment>>,
+) -> Vec<ReplicaMetrics> {
     let mut found = Vec::new();
     let serving = items(deployments).iter();
     let serving = serving.filter(|it| !it.argument(SCHEDULER_LISTEN).is_empty());
@@ -69,7 +74,7 @@ pub(super) async fn replicas(client: &Client, deployments: &Read<Vec<Deployment>
                     .await
             });
             if let Ok(metrics) = metrics.await {
-                found.push(Replica::of(&metrics));
+                found.push(ReplicaMetrics::of(&metrics));
             }
         }
     }
@@ -77,12 +82,12 @@ pub(super) async fn replicas(client: &Client, deployments: &Read<Vec<Deployment>
 }
 
 /// The controller serves schedulers.
-pub(super) fn is_on(snapshot: &Snapshot) -> bool {
+pub(super) fn is_on(snapshot: &ClusterSnapshot) -> bool {
     !arguments(&snapshot.deployments, SCHEDULER_LISTEN).is_empty()
 }
 
 /// No scheduler has asked any replica.
-pub(super) fn no_requests(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn no_requests(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let replicas = &snapshot.placement.replicas;
     if replicas.is_empty() || replicas.iter().any(|it| it.answers > 0.0) {
         return None;
@@ -94,7 +99,7 @@ pub(super) fn no_requests(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// Filter of the extender rejects no node for now.
-pub(super) fn suspended_filter(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn suspended_filter(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let mut replicas = snapshot.placement.replicas.iter();
     replicas.any(|it| it.filter_suspended).then(|| {
         let what = "Filter of the extender rejects no node at the moment: too many are hot, or have no recent report";
@@ -104,7 +109,7 @@ pub(super) fn suspended_filter(snapshot: &Snapshot) -> Option<Finding> {
 }
 
 /// The policy file is invalid.
-pub(super) fn invalid_policy(snapshot: &Snapshot) -> Option<Finding> {
+pub(super) fn invalid_policy(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let mut replicas = snapshot.placement.replicas.iter();
     replicas.any(|it| it.policy_invalid).then(|| {
         let what = "the scheduler policy is invalid; its last valid content is in use";
@@ -131,20 +136,20 @@ mod tests {
         for name in [ANSWERS, FILTER_SUSPENDED, POLICY_INVALID] {
             assert!(text.lines().any(|line| line.starts_with(name)), "{text}");
         }
-        let quiet = Replica {
+        let quiet = ReplicaMetrics {
             answers: 0.0,
             filter_suspended: false,
             policy_invalid: false,
         };
-        assert_eq!(Replica::of(&text), quiet);
+        assert_eq!(ReplicaMetrics::of(&text), quiet);
         let busy = format!(
             "{text}{ANSWERS}{{page=\"filter\",code=\"200\"}} 3\n{ANSWERS}{{page=\"query\",code=\"503\"}} 4\n{FILTER_SUSPENDED} 1\n"
         );
-        let wanted = Replica {
+        let wanted = ReplicaMetrics {
             answers: 7.0,
             filter_suspended: true,
             policy_invalid: false,
         };
-        assert_eq!(Replica::of(&busy), wanted);
+        assert_eq!(ReplicaMetrics::of(&busy), wanted);
     }
 }

@@ -25,9 +25,9 @@ use super::super::server_table::ServerTable;
 use super::dry_runs::{self, DryRun};
 use super::layout;
 use super::permissions::{self, Review};
-use super::placement::Placement;
+use super::placement::PlacementState;
 use super::pods::AgentPod;
-use crate::cli::progress::Progress;
+use crate::cli::progress::ProgressLine;
 use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::list::all;
@@ -42,7 +42,7 @@ pub(super) const OURS: &str = "app.kubernetes.io/name=plimsoll";
 const ARCHITECTURE: &str = "kubernetes.io/arch";
 /// Architectures that the published image is for.
 const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
-/// What `Snapshot::read` reads besides the agents: the calls of `Scope::full`.
+/// What `ClusterSnapshot::read` reads besides the agents: the calls of `Scope::full`.
 const PARTS: usize = 15;
 /// There may be many events about mounts, and the first ones say what is missing.
 const MAX_EVENTS: u32 = 500;
@@ -52,23 +52,23 @@ const LEASE_NAMESPACE: &str = "--lease-namespace=";
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
 pub(super) const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
 
-pub(super) type Read<T> = Result<T, ReadError>;
+pub(super) type Read<T> = Result<T, SnapshotError>;
 
 /// Why something could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ReadError {
+pub(super) struct SnapshotError {
     /// The HTTP code of the response, if there was one.
     pub code: Option<u16>,
     pub why: String,
 }
 
-impl ReadError {
+impl SnapshotError {
     pub(super) fn is_missing(&self) -> bool {
         self.code == Some(404)
     }
 }
 
-impl From<CallError> for ReadError {
+impl From<CallError> for SnapshotError {
     fn from(error: CallError) -> Self {
         Self {
             code: error.code(),
@@ -79,12 +79,12 @@ impl From<CallError> for ReadError {
 
 /// The state of a cluster. With `--only agents`, only the fields up to `agents` are read.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(super) struct ClusterSnapshot {
     pub only_agents: bool,
     pub now: Timestamp,
     pub version: Read<Info>,
     pub daemon_sets: Read<Vec<DaemonSet>>,
-    pub nodes: Read<Vec<NodeState>>,
+    pub nodes: Read<Vec<AgentNode>>,
     pub agents: Vec<AgentNamespace>,
     pub lease_namespace: String,
     pub deployments: Read<Vec<Deployment>>,
@@ -105,14 +105,14 @@ pub(super) struct Snapshot {
     pub node_qos: Read<Vec<Policy>>,
     pub pod_qos: Read<Vec<Policy>>,
     pub actions: Read<Vec<Policy>>,
-    pub placement: Placement,
+    pub placement: PlacementState,
     pub reviews: Vec<Review>,
     pub dry_runs: Vec<DryRun>,
 }
 
 /// A node that can run an agent.
 #[derive(Clone, Debug)]
-pub(super) struct NodeState {
+pub(super) struct AgentNode {
     pub name: String,
     pub ready: bool,
     /// It is being deleted.
@@ -125,7 +125,7 @@ pub(super) struct NodeState {
     pub crane: CraneAnnotations,
 }
 
-impl From<Node> for NodeState {
+impl From<Node> for AgentNode {
     fn from(node: Node) -> Self {
         let conditions = node.status.iter().flat_map(|it| &it.conditions).flatten();
         let mut ready = conditions.filter(|it| it.type_ == "Ready");
@@ -181,7 +181,7 @@ pub(super) struct Condition {
 }
 
 /// A workload with the pod template of agents or controllers.
-pub(super) trait Workload: Resource<DynamicType = ()> {
+pub(super) trait InstalledWorkload: Resource<DynamicType = ()> {
     fn template(&self) -> Option<&PodTemplateSpec>;
 
     fn account(&self) -> Option<&str> {
@@ -199,13 +199,13 @@ pub(super) trait Workload: Resource<DynamicType = ()> {
     }
 }
 
-impl Workload for DaemonSet {
+impl InstalledWorkload for DaemonSet {
     fn template(&self) -> Option<&PodTemplateSpec> {
         self.spec.as_ref().map(|spec| &spec.template)
     }
 }
 
-impl Workload for Deployment {
+impl InstalledWorkload for Deployment {
     fn template(&self) -> Option<&PodTemplateSpec> {
         self.spec.as_ref().map(|spec| &spec.template)
     }
@@ -217,7 +217,7 @@ pub(super) fn items<T>(list: &Read<Vec<T>>) -> &[T] {
 }
 
 /// The values of an argument of any of these workloads.
-pub(super) fn arguments<'a, W: Workload>(
+pub(super) fn arguments<'a, W: InstalledWorkload>(
     workloads: &'a Read<Vec<W>>,
     argument: &str,
 ) -> Vec<&'a str> {
@@ -226,7 +226,9 @@ pub(super) fn arguments<'a, W: Workload>(
 }
 
 /// Workloads by namespace and service account.
-pub(super) fn accounts<W: Workload>(workloads: &Read<Vec<W>>) -> BTreeMap<(String, String), &W> {
+pub(super) fn accounts<W: InstalledWorkload>(
+    workloads: &Read<Vec<W>>,
+) -> BTreeMap<(String, String), &W> {
     let named = |it| Some(((W::namespace(it)?, W::account(it)?.to_owned()), it));
     items(workloads).iter().filter_map(named).collect()
 }
@@ -238,30 +240,34 @@ pub(super) fn user(namespace: &str, account: &str) -> String {
 
 struct Scope<'a> {
     only_agents: bool,
-    progress: &'a Progress,
+    progress: &'a ProgressLine,
 }
 
 impl Scope<'_> {
     /// Reads something that is not needed for `--only agents`.
     async fn full<T>(&self, read: impl Future<Output = Read<T>>) -> Read<T> {
         if self.only_agents {
-            return Err(ReadError::default());
+            return Err(SnapshotError::default());
         }
         let read = read.await;
         self.progress.advance();
         read
     }
 
-    async fn placement(&self, client: &Client, deployments: &Read<Vec<Deployment>>) -> Placement {
+    async fn placement(
+        &self,
+        client: &Client,
+        deployments: &Read<Vec<Deployment>>,
+    ) -> PlacementState {
         if self.only_agents {
-            Placement::unread()
+            PlacementState::unread()
         } else {
-            Placement::read(client, deployments).await
+            PlacementState::read(client, deployments).await
         }
     }
 }
 
-impl Snapshot {
+impl ClusterSnapshot {
     /// Reads the cluster. `lease_namespace` overrides the arguments of the agents.
     ///
     /// # Errors
@@ -270,7 +276,7 @@ impl Snapshot {
         client: &Client,
         only_agents: bool,
         lease_namespace: Option<&str>,
-        progress: &Progress,
+        progress: &ProgressLine,
     ) -> anyhow::Result<Self> {
         progress.next("reading the cluster", (!only_agents).then_some(PARTS));
         let it = Scope {
@@ -297,7 +303,7 @@ impl Snapshot {
         let watermarks = ServerTable::read(client, NodeWatermark::url_path(&(), None));
         let mut snapshot = Self {
             only_agents,
-            nodes: list(nodes, labelled(MANAGED_SELECTOR), NodeState::from).await,
+            nodes: list(nodes, labelled(MANAGED_SELECTOR), AgentNode::from).await,
             agents,
             elections: elections(client, &deployments).await,
             watermarks: it.full(read(watermarks)).await,

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use super::super::super::server_table::ServerTable;
 use super::super::dry_runs::DryRun;
 use super::super::permissions::{Actor, Review};
-use super::super::placement::Placement;
+use super::super::placement::PlacementState;
 use super::super::pods::AgentPod;
-use super::super::snapshot::{AgentNamespace, NodeState, Read, ReadError};
+use super::super::snapshot::{AgentNamespace, AgentNode, Read, SnapshotError};
 use super::*;
 use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::definitions;
@@ -64,7 +64,7 @@ fn of<T: DeserializeOwned>(items: Vec<Value>) -> Read<Vec<T>> {
 fn refused<T>(code: u16) -> Read<T> {
     let why = format!("refused ({code})");
     let code = Some(code);
-    Err(ReadError { code, why })
+    Err(SnapshotError { code, why })
 }
 
 fn table<const N: usize>(columns: [&str; N], rows: &[[&str; N]]) -> Read<ServerTable> {
@@ -92,8 +92,8 @@ fn pods(rows: &[[&str; 4]]) -> Read<Vec<AgentPod>> {
 }
 
 /// Nodes, and whether they are Ready.
-fn nodes(rows: &[(&str, bool)]) -> Read<Vec<NodeState>> {
-    let node = |(name, ready): &(&str, bool)| NodeState {
+fn nodes(rows: &[(&str, bool)]) -> Read<Vec<AgentNode>> {
+    let node = |(name, ready): &(&str, bool)| AgentNode {
         name: (*name).to_owned(),
         ready: *ready,
         deleted: false,
@@ -167,7 +167,7 @@ const ADMISSION: [&str; 9] = [
 const FLOW: [&str; 3] = ["agent", "agent-leases", "controller-election"];
 
 fn forbidden<T>(why: &str) -> Read<T> {
-    Err(ReadError {
+    Err(SnapshotError {
         code: Some(403),
         why: why.to_owned(),
     })
@@ -216,8 +216,8 @@ fn deployment(replicas: u32, status: &Value) -> Value {
 }
 
 /// An installation without problems.
-fn healthy_snapshot() -> Snapshot {
-    Snapshot {
+fn healthy_snapshot() -> ClusterSnapshot {
+    ClusterSnapshot {
         only_agents: false,
         now: "2026-01-01T00:01:00Z".parse().expect("a time"),
         lease_namespace: "plimsoll-node-lease".to_owned(),
@@ -259,7 +259,7 @@ fn healthy_snapshot() -> Snapshot {
         node_qos: of(vec![policy("q", &json!({"matchedNodes": 2}))]),
         pod_qos: of(vec![policy("p", &json!({"matchedPods": 1}))]),
         actions: of(vec![policy("act", &json!({"usedBy": ["q"]}))]),
-        placement: Placement {
+        placement: PlacementState {
             loads: Ok(Vec::new()),
             policies: Ok(Vec::new()),
             namespaces: Ok(Vec::new()),
@@ -288,7 +288,7 @@ fn election(holder: &str, renewed: &str) -> Read<Lease> {
 }
 
 /// The only finding after this change to a healthy installation.
-fn only_finding(change: impl FnOnce(&mut Snapshot)) -> String {
+fn only_finding(change: impl FnOnce(&mut ClusterSnapshot)) -> String {
     let mut snapshot = healthy_snapshot();
     change(&mut snapshot);
     let found = findings(&snapshot);
@@ -299,7 +299,7 @@ fn only_finding(change: impl FnOnce(&mut Snapshot)) -> String {
     finding.to_string()
 }
 
-fn assert_finding(change: impl FnOnce(&mut Snapshot), words: &[&str]) {
+fn assert_finding(change: impl FnOnce(&mut ClusterSnapshot), words: &[&str]) {
     let text = only_finding(change);
     for word in words {
         assert!(text.contains(word), "{word} is not in {text}");
@@ -357,7 +357,7 @@ fn unreadable_objects_are_reported_and_cause_no_other_finding() {
         |it| it.schemas[1] = refused(403),
         &["definition of NodeWatermark", "could not be read"],
     );
-    let unknown = Err(ReadError::default());
+    let unknown = Err(SnapshotError::default());
     assert_finding(
         |it| it.reviews[0].allowed = unknown,
         &["could not be checked", "subjectaccessreviews"],
@@ -374,7 +374,7 @@ fn missing_or_outdated_definitions_are_reported() {
             "plimsoll crds | kubectl apply",
         ],
     );
-    let on_1_33 = |snapshot: &mut Snapshot| {
+    let on_1_33 = |snapshot: &mut ClusterSnapshot| {
         snapshot.version = read(json!({"major": "1", "minor": "33"}));
         snapshot.schemas[1] = refused(404);
     };
@@ -385,7 +385,7 @@ fn missing_or_outdated_definitions_are_reported() {
             "plimsoll crds --kubernetes 1.33 | kubectl apply",
         ],
     );
-    let older = |snapshot: &mut Snapshot| {
+    let older = |snapshot: &mut ClusterSnapshot| {
         let document = snapshot.schemas[1].as_mut().expect("there");
         let status = "/components/schemas/NodeWatermark/properties/status/properties";
         let fields = document.pointer_mut(status).and_then(Value::as_object_mut);
@@ -471,7 +471,7 @@ fn a_controller_without_a_leader_is_reported() {
 
 #[test]
 fn nodes_without_a_watermark_are_reported_while_a_controller_runs() {
-    let one = |snapshot: &mut Snapshot| {
+    let one = |snapshot: &mut ClusterSnapshot| {
         snapshot.watermarks = watermarks(&[healthy("a")]);
     };
     assert_finding(one, &["NodeWatermarks: there is none for 1 node: b"]);
@@ -483,7 +483,7 @@ fn two_installations_are_reported() {
         "metadata": {"name": "c", "namespace": "other", "labels": {"app.kubernetes.io/instance": "second"}},
         "spec": {"replicas": 1}, "status": {"readyReplicas": 1},
     });
-    let add = |snapshot: &mut Snapshot| {
+    let add = |snapshot: &mut ClusterSnapshot| {
         let list = snapshot.deployments.as_mut().expect("a list");
         list.push(serde_json::from_value(second).expect("a Deployment"));
     };
@@ -543,7 +543,7 @@ fn a_missing_permission_is_reported() {
         "system:serviceaccount:plimsoll:agent may not patch nodes",
     ];
     assert_finding(|it| it.reviews[2].allowed = Ok(false), &words);
-    let none = |it: &mut Snapshot| {
+    let none = |it: &mut ClusterSnapshot| {
         for review in &mut it.reviews {
             review.allowed = Ok(false);
         }
@@ -560,12 +560,12 @@ fn without(template: &mut PodTemplateSpec, argument: &str) {
     assert_eq!(arguments.len() + 1, before, "{argument}");
 }
 
-fn of_controller(snapshot: &mut Snapshot) -> &mut PodTemplateSpec {
+fn of_controller(snapshot: &mut ClusterSnapshot) -> &mut PodTemplateSpec {
     let deployment = &mut snapshot.deployments.as_mut().expect("a list")[0];
     &mut deployment.spec.as_mut().expect("a spec").template
 }
 
-fn of_agents(snapshot: &mut Snapshot) -> &mut PodTemplateSpec {
+fn of_agents(snapshot: &mut ClusterSnapshot) -> &mut PodTemplateSpec {
     let set = &mut snapshot.daemon_sets.as_mut().expect("a list")[0];
     &mut set.spec.as_mut().expect("a spec").template
 }

@@ -15,7 +15,7 @@ use crate::engine::units::{Bytes, MilliCpu};
 
 /// A pod, with what decides where it may run.
 #[derive(Clone, Debug)]
-pub struct PodToPlace {
+pub struct ExplainedPod {
     /// Namespace and name.
     pub name: String,
     /// The CPU that it is expected to use.
@@ -38,7 +38,7 @@ struct Tolerates {
     scheduler_name: Option<String>,
 }
 
-impl PodToPlace {
+impl ExplainedPod {
     /// From a Pod, or an object with a pod template.
     ///
     /// # Errors
@@ -78,12 +78,12 @@ impl PodToPlace {
 ///
 /// # Errors
 /// The file cannot be read, or has no such object.
-pub fn read_manifest(file: &Path) -> anyhow::Result<PodToPlace> {
+pub fn read_manifest(file: &Path) -> anyhow::Result<ExplainedPod> {
     let name = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("failed to read {name}"))?;
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(&text).with_context(|| format!("failed to read {name}"))?;
-    let mut pods = documents.iter().map(PodToPlace::of);
+    let mut pods = documents.iter().map(ExplainedPod::of);
     match pods.next() {
         None => bail!("{name} is empty"),
         Some(first) => pods
@@ -106,20 +106,23 @@ mod tests {
             json!({"name": "c", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}});
         let spec = json!({"containers": [container], "nodeSelector": {"pool": "a"}, "schedulerName": "plimsoll"});
         let pod = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
-        let of_pod = PodToPlace::of(&pod).expect("a pod");
+        let of_pod = ExplainedPod::of(&pod).expect("a pod");
         assert_eq!(of_pod.name, "shop/web");
         assert_eq!(of_pod.cpu, MilliCpu(850));
         assert_eq!(of_pod.memory.0, (1_u64 << 30) * 7 / 10);
         assert_eq!(of_pod.scheduler.as_deref(), Some("plimsoll"));
         let workload = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": {"template": {"spec": pod["spec"]}}});
-        let of_workload = PodToPlace::of(&workload).expect("a template");
+        let of_workload = ExplainedPod::of(&workload).expect("a template");
         assert_eq!(
             (of_workload.name, of_workload.cpu),
             (of_pod.name, of_pod.cpu)
         );
         let job = json!({"metadata": {"name": "j"}, "spec": {"jobTemplate": {"spec": {"template": {"spec": pod["spec"]}}}}});
-        assert_eq!(PodToPlace::of(&job).expect("a template").cpu, MilliCpu(850));
-        let error = PodToPlace::of(&json!({"kind": "ConfigMap", "metadata": {"name": "c"}}));
+        assert_eq!(
+            ExplainedPod::of(&job).expect("a template").cpu,
+            MilliCpu(850)
+        );
+        let error = ExplainedPod::of(&json!({"kind": "ConfigMap", "metadata": {"name": "c"}}));
         let error = error.expect_err("no pod").to_string();
         assert!(error.contains("neither a Pod"), "{error}");
     }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 use serde::Serialize;
 
-use super::pod::PodToPlace;
+use super::pod::ExplainedPod;
 use super::scheduler_views::{CraneLine, SchedulerViews};
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
@@ -17,7 +17,7 @@ use crate::metrics_api::table::{age, bytes, millicores};
 use crate::preview::Table;
 
 /// A node as the cluster has it.
-pub struct NodeInput {
+pub struct ExplainedNode {
     pub node: k8s::Node,
     pub status: NodeMetricStatus,
 }
@@ -72,7 +72,7 @@ struct Terms {
 
 impl Explanation {
     /// Explains the nodes at `now`, for a pod if there is one.
-    pub fn new(pod: Option<&PodToPlace>, nodes: Vec<NodeInput>, now: Timestamp) -> Self {
+    pub fn new(pod: Option<&ExplainedPod>, nodes: Vec<ExplainedNode>, now: Timestamp) -> Self {
         let mut nodes: Vec<NodeLine> = nodes
             .into_iter()
             .map(|node| NodeLine::new(pod, &node, now))
@@ -95,8 +95,8 @@ impl Explanation {
 }
 
 impl NodeLine {
-    fn new(pod: Option<&PodToPlace>, input: &NodeInput, now: Timestamp) -> Self {
-        let NodeInput { node, status } = input;
+    fn new(pod: Option<&ExplainedPod>, input: &ExplainedNode, now: Timestamp) -> Self {
+        let ExplainedNode { node, status } = input;
         let name = node.metadata.name.clone().unwrap_or_default();
         let labels = node.metadata.labels.as_ref();
         let label = labels.and_then(|labels| labels.get(KEY).cloned());
@@ -210,7 +210,7 @@ fn is_healthy(status: &NodeMetricStatus) -> bool {
 }
 
 /// The load after the start of the pod; unchanged where it runs already.
-fn with_pod(load: &Load, pod: &PodToPlace, status: &NodeMetricStatus, node: &str) -> Option<f64> {
+fn with_pod(load: &Load, pod: &ExplainedPod, status: &NodeMetricStatus, node: &str) -> Option<f64> {
     if pod.node.as_deref() == Some(node) {
         return Some(load.percent);
     }
@@ -227,7 +227,7 @@ fn with_pod(load: &Load, pod: &PodToPlace, status: &NodeMetricStatus, node: &str
 }
 
 /// Why the pod does not run on the node, by its own spec.
-fn passed_over(pod: &PodToPlace, node: &k8s::Node, name: &str) -> Vec<String> {
+fn passed_over(pod: &ExplainedPod, node: &k8s::Node, name: &str) -> Vec<String> {
     let spec = node.spec.as_ref();
     let mut why = Vec::new();
     let view = NodeView {
@@ -330,7 +330,7 @@ mod tests {
         "2026-01-01T12:00:00Z".parse().expect("a time")
     }
 
-    fn input(name: &str, label: Option<&str>, percent: Option<f64>, spec: &Value) -> NodeInput {
+    fn input(name: &str, label: Option<&str>, percent: Option<f64>, spec: &Value) -> ExplainedNode {
         let node = json!({"metadata": {"name": name, "labels": {KEY: label}}, "spec": spec});
         let mut node: k8s::Node = {
             let mut node = node;
@@ -349,13 +349,13 @@ mod tests {
             "conditions": [{"type": "Healthy", "status": if percent.is_some() {"True"} else {"Unknown"}, "reason": "r",
                 "message": "", "lastTransitionTime": "2026-01-01T11:00:00Z"}],
         });
-        NodeInput {
+        ExplainedNode {
             node,
             status: serde_json::from_value(status).expect("a status"),
         }
     }
 
-    fn cluster() -> Vec<NodeInput> {
+    fn cluster() -> Vec<ExplainedNode> {
         let taint = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
         let busy = json!({"taints": [{"key": "plimsoll.dev/busy", "effect": "PreferNoSchedule"}]});
         vec![
@@ -367,9 +367,9 @@ mod tests {
         ]
     }
 
-    fn pod() -> PodToPlace {
+    fn pod() -> ExplainedPod {
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]});
-        PodToPlace::of(&json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec}))
+        ExplainedPod::of(&json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec}))
             .expect("a pod")
     }
 

@@ -9,14 +9,14 @@ use super::super::check::report::Report;
 use crate::crd::words::named;
 use crate::crd::{Compiled, Finding, Objects, Severity, compile};
 use crate::engine::policy::NodeFacts;
-use crate::preview::Node;
+use crate::preview::ClusterNode;
 
 /// Maximum number of nodes named in a finding.
 const MAX_NAMED: usize = 5;
 
 /// A finding, with the nodes that it applies to.
 #[derive(Debug, Serialize)]
-pub(super) struct Found {
+pub(super) struct FindingOnNodes {
     #[serde(flatten)]
     finding: Finding,
     /// Names; all nodes if empty.
@@ -27,14 +27,14 @@ pub(super) struct Found {
 }
 
 /// All findings.
-pub(super) struct Findings(pub(super) Vec<Found>);
+pub(super) struct Findings(pub(super) Vec<FindingOnNodes>);
 
 impl Findings {
     /// Collects the findings that the report of the files does not have.
     pub(super) fn new(
         objects: &Objects,
         any_node: &NodeFacts,
-        nodes: &[Node],
+        nodes: &[ClusterNode],
         compiled: &[Compiled],
         report: &Report<'_>,
     ) -> Self {
@@ -43,7 +43,7 @@ impl Findings {
             .findings
             .into_iter()
             .collect();
-        let found = |finding: Finding, nodes: Vec<String>| Found {
+        let found = |finding: Finding, nodes: Vec<String>| FindingOnNodes {
             of_files: report.is_about(&finding.object),
             finding,
             nodes,
@@ -58,7 +58,7 @@ impl Findings {
                 by_node.entry(finding).or_default().push(node.name.clone());
             }
         }
-        let mut all: Vec<Found> = by_node
+        let mut all: Vec<FindingOnNodes> = by_node
             .into_iter()
             .map(|(finding, nodes)| found(finding.clone(), nodes))
             .collect();
@@ -76,7 +76,7 @@ impl Findings {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for FindingOnNodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Finding {
             object,

@@ -10,8 +10,8 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 
 use super::view::{
-    Agent, Sort, agent_state, heartbeat, or_unknown, seconds, since, write_hidden, write_notes,
-    write_table,
+    AgentState, Sort, agent_state, heartbeat, or_unknown, seconds, since, write_hidden,
+    write_notes, write_table,
 };
 use crate::cli::color;
 use crate::crd::NodeMetric;
@@ -32,11 +32,11 @@ pub(super) type Throttled = BTreeMap<String, Vec<ThrottledStatus>>;
 /// One pod.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct PodRow {
     namespace: String,
     name: String,
     node: String,
-    agent: Agent,
+    agent: AgentState,
     #[serde(rename = "ageSeconds", serialize_with = "seconds")]
     age: Option<Duration>,
     #[serde(rename = "cpuMillicores")]
@@ -51,7 +51,7 @@ struct Row {
     throttle: Option<ThrottledStatus>,
 }
 
-impl Row {
+impl PodRow {
     fn compare(&self, other: &Self, sort: Sort) -> Ordering {
         let largest_first = match sort {
             Sort::Name | Sort::Breached | Sort::Load => Ordering::Equal,
@@ -69,7 +69,7 @@ impl Row {
 
     fn cells(&self) -> Vec<String> {
         // Usage from an unresponsive agent is outdated, but its throttles are still in force.
-        let is_alive = self.agent == Agent::Alive;
+        let is_alive = self.agent == AgentState::Alive;
         let cpu = self.cpu.filter(|_| is_alive);
         let memory = self.memory.filter(|_| is_alive);
         let unknown = || "?".to_owned();
@@ -119,15 +119,15 @@ const HIDE_FIRST: [usize; 6] = [7, 5, 0, 4, 6, 2];
 
 /// The busiest pods of all nodes.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Screen {
+pub(super) struct PodsScreen {
     #[serde(skip)]
     is_wide: bool,
-    pods: Vec<Row>,
+    pods: Vec<PodRow>,
     /// What is not shown or unknown.
     notes: Vec<String>,
 }
 
-impl Screen {
+impl PodsScreen {
     /// Sorted rows, those of agents that left or do not respond last. Without `throttled`, throttling is unknown.
     pub(super) fn new(
         metrics: &[NodeMetric],
@@ -135,7 +135,7 @@ impl Screen {
         sort: Sort,
         now: Timestamp,
     ) -> Self {
-        let mut pods: Vec<Row> = metrics
+        let mut pods: Vec<PodRow> = metrics
             .iter()
             .flat_map(|metric| rows(metric, throttled, now))
             .collect();
@@ -177,12 +177,12 @@ fn rows(
     metric: &NodeMetric,
     throttled: Option<&Throttled>,
     now: Timestamp,
-) -> impl Iterator<Item = Row> {
+) -> impl Iterator<Item = PodRow> {
     let (node, status) = (metric.name_any(), &metric.status);
-    let agent = agent_state(status).unwrap_or(Agent::None);
+    let agent = agent_state(status).unwrap_or(AgentState::None);
     let age = status.timestamp.as_ref().map(|time| since(time.0, now));
     let throttled = throttled.and_then(|known| known.get(&node));
-    status.top_pods.iter().map(move |pod| Row {
+    status.top_pods.iter().map(move |pod| PodRow {
         throttled: throttled.map(|known| throttle(known, pod).is_some()),
         throttle: throttled.and_then(|known| throttle(known, pod)).cloned(),
         namespace: pod.namespace.clone(),
@@ -219,8 +219,8 @@ fn not_reported(metrics: &[NodeMetric]) -> Option<String> {
     })
 }
 
-fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<String> {
-    let name = |row: &Row| (row.node.clone(), row.namespace.clone(), row.name.clone());
+fn throttled_elsewhere(shown: &[PodRow], throttled: Option<&Throttled>) -> Option<String> {
+    let name = |row: &PodRow| (row.node.clone(), row.namespace.clone(), row.name.clone());
     let shown = shown.iter().map(name).collect::<BTreeSet<_>>();
     let all = throttled.into_iter().flatten().flat_map(|(node, pods)| {
         let name = |it: &ThrottledStatus| (node.clone(), it.namespace.clone(), it.pod.clone());
@@ -235,7 +235,7 @@ fn throttled_elsewhere(shown: &[Row], throttled: Option<&Throttled>) -> Option<S
 }
 
 /// The formatter's width is the width of the terminal, if any. The alternate form has colours.
-impl fmt::Display for Screen {
+impl fmt::Display for PodsScreen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut header = vec![
             "NAMESPACE",
@@ -258,7 +258,7 @@ impl fmt::Display for Screen {
             }
             table.push(cells);
             match (row.agent, &row.throttle) {
-                (Agent::Unresponsive, _) => table.style(AGE, color::ERROR),
+                (AgentState::Unresponsive, _) => table.style(AGE, color::ERROR),
                 (_, Some(_)) => table.style(THROTTLED, color::WARNING),
                 _ => {}
             }

@@ -65,7 +65,7 @@ fn words(line: &str) -> Vec<&str> {
 
 #[test]
 fn a_namespace_leaves_its_pods_and_says_how_many() {
-    let all = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now());
+    let all = PodsScreen::new(&fleet(), Some(&throttled()), Sort::Cpu, now());
     let namespace = all.pods.last().expect("a pod").namespace.clone();
     let (count, total) = (
         all.pods
@@ -86,7 +86,7 @@ fn a_namespace_leaves_its_pods_and_says_how_many() {
 
 #[test]
 fn the_screen_shows_the_busiest_pods_and_notes_what_is_missing() {
-    let screen = Screen::new(&fleet(), Some(&throttled()), Sort::Cpu, now()).to_string();
+    let screen = PodsScreen::new(&fleet(), Some(&throttled()), Sort::Cpu, now()).to_string();
     let lines: Vec<&str> = screen.lines().collect();
     let expected = [
         "NAMESPACE  POD  NODE  CPU  MEMORY  PSI CPU/MEM/IO  THROTTLED  MEASURED",
@@ -106,7 +106,7 @@ fn the_screen_shows_the_busiest_pods_and_notes_what_is_missing() {
 #[test]
 fn pods_are_sorted_and_those_of_unresponsive_agents_come_last() {
     let order = |sort| -> Vec<String> {
-        let screen = Screen::new(&fleet(), None, sort, now());
+        let screen = PodsScreen::new(&fleet(), None, sort, now());
         screen.pods.into_iter().map(|row| row.name).collect()
     };
     assert_eq!(order(Sort::Name), ["sort-1", "cart-0", "gone-1"]);
@@ -118,7 +118,7 @@ fn pods_are_sorted_and_those_of_unresponsive_agents_come_last() {
 #[test]
 fn json_distinguishes_unthrottled_from_unknown() {
     let rows = |throttled: Option<&Throttled>| -> Value {
-        let screen = Screen::new(&fleet(), throttled, Sort::Name, now());
+        let screen = PodsScreen::new(&fleet(), throttled, Sort::Name, now());
         serde_json::to_value(&screen).unwrap()["pods"].clone()
     };
     let known = rows(Some(&throttled()));

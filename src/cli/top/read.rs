@@ -14,11 +14,11 @@ use serde_json::Value;
 
 use super::super::server_table::ServerTable;
 use super::pods::Throttled;
-use super::view::InForce;
+use super::view::ActionsInForce;
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
 use crate::crd::node_watermark::ThrottledStatus;
-use crate::crd::summary::Scheduling;
+use crate::crd::summary::ReportedScheduling;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
 use crate::reconcilers::lease::LeaseObject;
 
@@ -103,7 +103,9 @@ pub(in crate::cli) async fn metrics(client: &Client) -> Result<Vec<NodeMetric>, 
 
 /// What agents have in force, by node, without nodes whose agent never reported. A Table leaves out the rules, which are
 /// most of a `NodeWatermark`.
-pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce>, CallError> {
+pub(super) async fn in_force(
+    client: &Client,
+) -> Result<BTreeMap<String, ActionsInForce>, CallError> {
     let path = NodeWatermark::url_path(&(), None);
     let build = |page: &ListParams| ServerTable::request(&path, page);
     let known = list(client, build, |table: ServerTable| rows(&table)).await?;
@@ -111,14 +113,14 @@ pub(super) async fn in_force(client: &Client) -> Result<BTreeMap<String, InForce
 }
 
 /// The rows of nodes whose agent has reported: the others have no agent version.
-fn rows(table: &ServerTable) -> ObjectList<(String, InForce)> {
+fn rows(table: &ServerTable) -> ObjectList<(String, ActionsInForce)> {
     let rows = table
         .cells(["Name", "Agent", "Scheduling", "Throttled"])
         .into_iter();
     let reported = rows.filter(|[_, agent, ..]| !agent.is_empty());
     let row = |[name, _, scheduling, throttled]: [&str; 4]| {
-        let in_force = InForce {
-            scheduling: Scheduling::parse(scheduling),
+        let in_force = ActionsInForce {
+            scheduling: ReportedScheduling::parse(scheduling),
             throttled: throttled.parse().ok(),
         };
         (name.to_owned(), in_force)
@@ -185,11 +187,14 @@ mod tests {
         });
         let page = rows(&read(table));
         assert_eq!(page.metadata.continue_.as_deref(), Some("here"));
-        let in_force = |scheduling, throttled| InForce {
+        let in_force = |scheduling, throttled| ActionsInForce {
             scheduling,
             throttled,
         };
-        let shut = in_force(Some(Scheduling::Disabled(TaintEffect::NoSchedule)), Some(2));
+        let shut = in_force(
+            Some(ReportedScheduling::Disabled(TaintEffect::NoSchedule)),
+            Some(2),
+        );
         let expected = [
             ("shut".to_owned(), shut),
             ("odd".to_owned(), in_force(None, None)),

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::cli::color;
 use crate::crd::node_metric::Pressures;
 use crate::crd::node_metric::condition::HEALTHY;
-use crate::crd::summary::{Percent, Scheduling};
+use crate::crd::summary::{Percent, ReportedScheduling};
 use crate::crd::{NodeMetric, NodeMetricStatus, Summary};
 use crate::engine::policy::RuleId;
 use crate::metrics_api::table;
@@ -44,7 +44,7 @@ pub(super) enum Sort {
 /// The source of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Source {
+pub(super) enum LoadSource {
     /// The aggregated API, as recent as the agents' reports.
     NodeMetrics,
     /// The summaries in the agents' Leases.
@@ -53,8 +53,8 @@ pub(super) enum Source {
 
 /// What an agent has in force on its node; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct InForce {
-    pub(super) scheduling: Option<Scheduling>,
+pub(super) struct ActionsInForce {
+    pub(super) scheduling: Option<ReportedScheduling>,
     /// Number of pods.
     pub(super) throttled: Option<u32>,
 }
@@ -62,7 +62,7 @@ pub(super) struct InForce {
 /// The state of a node's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Agent {
+pub(super) enum AgentState {
     /// It reports.
     Alive,
     /// It released its Lease and left for good.
@@ -76,10 +76,10 @@ pub(super) enum Agent {
 /// One node.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Row {
+pub(super) struct NodeRow {
     /// Name of the node.
     pub(super) node: String,
-    agent: Agent,
+    agent: AgentState,
     #[serde(rename = "ageSeconds", serialize_with = "seconds")]
     age: Option<Duration>,
     #[serde(flatten)]
@@ -94,7 +94,7 @@ pub(super) fn seconds<S: Serializer>(
     age.map(|age| age.as_secs()).serialize(serializer)
 }
 
-impl Row {
+impl NodeRow {
     /// A row from a Lease.
     pub(super) fn of(lease: LeaseObject, now: Timestamp) -> Self {
         let node = lease.name_any();
@@ -102,9 +102,9 @@ impl Row {
         let renewal = lease.state();
         let age = renewed.map(|renewed| since(renewed, now));
         let agent = match age {
-            _ if !renewal.held => Agent::Left,
-            Some(age) if age <= renewal.grace() => Agent::Alive,
-            _ => Agent::Unresponsive,
+            _ if !renewal.held => AgentState::Left,
+            Some(age) if age <= renewal.grace() => AgentState::Alive,
+            _ => AgentState::Unresponsive,
         };
         Self {
             node,
@@ -119,7 +119,7 @@ impl Row {
     pub(super) fn measured(
         metric: &NodeMetric,
         lease: Option<LeaseObject>,
-        in_force: Option<InForce>,
+        in_force: Option<ActionsInForce>,
         now: Timestamp,
     ) -> Self {
         let by_lease = match lease {
@@ -143,7 +143,7 @@ impl Row {
     pub(super) fn without_agent(node: String) -> Self {
         Self {
             node,
-            agent: Agent::None,
+            agent: AgentState::None,
             age: None,
             summary: Summary::default(),
         }
@@ -175,7 +175,7 @@ impl Row {
             pressure,
             ..
         } = &self.summary;
-        let is_alive = self.agent == Agent::Alive;
+        let is_alive = self.agent == AgentState::Alive;
         // Load from an unresponsive agent is outdated, but its limits are still in force.
         let current = |percent: Option<Percent>| or_unknown(percent.filter(|_| is_alive));
         vec![
@@ -226,12 +226,12 @@ impl Row {
             throttled,
             ..
         } = self.summary;
-        if self.agent == Agent::Left {
+        if self.agent == AgentState::Left {
             return "-".to_owned();
         }
         let closed = match scheduling {
             None => Some("?".to_owned()),
-            Some(Scheduling::Enabled) => None,
+            Some(ReportedScheduling::Enabled) => None,
             Some(closed) => Some(closed.name().to_owned()),
         };
         let throttled = match throttled {
@@ -249,15 +249,15 @@ impl Row {
 }
 
 /// The age of the data, or the state of an agent that does not report.
-pub(super) fn heartbeat(agent: Agent, age: Option<Duration>) -> String {
+pub(super) fn heartbeat(agent: AgentState, age: Option<Duration>) -> String {
     let seconds = |age: Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
     let age = age.map(seconds);
     let age = age.map_or_else(|| "?".to_owned(), table::age);
     match agent {
-        Agent::Alive => age,
-        Agent::Left => format!("left {age} ago"),
-        Agent::Unresponsive => format!("LAST SEEN {age} ago"),
-        Agent::None => "no agent".to_owned(),
+        AgentState::Alive => age,
+        AgentState::Left => format!("left {age} ago"),
+        AgentState::Unresponsive => format!("LAST SEEN {age} ago"),
+        AgentState::None => "no agent".to_owned(),
     }
 }
 
@@ -267,18 +267,18 @@ pub(super) fn since(then: Timestamp, now: Timestamp) -> Duration {
 }
 
 /// The state of a node's agent; `None` if it never reported.
-pub(super) fn agent_state(status: &NodeMetricStatus) -> Option<Agent> {
+pub(super) fn agent_state(status: &NodeMetricStatus) -> Option<AgentState> {
     let mut conditions = status.conditions.iter();
     let healthy = conditions.find(|condition| condition.type_ == HEALTHY)?;
     match healthy.status.as_str() {
-        "True" => Some(Agent::Alive),
-        "False" => Some(Agent::Unresponsive),
+        "True" => Some(AgentState::Alive),
+        "False" => Some(AgentState::Unresponsive),
         _ => None,
     }
 }
 
 /// Merges a `NodeMetric` with the summary of a Lease.
-fn merge(status: &NodeMetricStatus, lease: Summary, in_force: Option<InForce>) -> Summary {
+fn merge(status: &NodeMetricStatus, lease: Summary, in_force: Option<ActionsInForce>) -> Summary {
     let [cpu, memory] = table::used_percent(status).map(|percent| percent.and_then(Percent::of));
     // An agent without direct reports has pressure only in its Lease.
     let pressure = match status.pods {
@@ -291,10 +291,10 @@ fn merge(status: &NodeMetricStatus, lease: Summary, in_force: Option<InForce>) -
         Some(rules) => (count(rules.total), count(rules.breached), names.collect()),
         None => (lease.rules, lease.breached, lease.breached_rules),
     };
-    let InForce {
+    let ActionsInForce {
         scheduling,
         throttled,
-    } = in_force.unwrap_or(InForce {
+    } = in_force.unwrap_or(ActionsInForce {
         scheduling: lease.scheduling,
         throttled: lease.throttled,
     });
@@ -357,18 +357,23 @@ const HIDE_FIRST: [usize; 6] = [5, 8, 3, 1, 4, 7];
 
 /// The rows, with their source and notes.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Screen {
+pub(super) struct NodesScreen {
     #[serde(skip)]
     is_wide: bool,
-    source: Source,
-    nodes: Vec<Row>,
+    source: LoadSource,
+    nodes: Vec<NodeRow>,
     /// What is unknown.
     notes: Vec<String>,
 }
 
-impl Screen {
+impl NodesScreen {
     /// Sorted rows; those of agents that left or do not respond come after the others, and nodes that never had an agent last.
-    pub(super) fn new(source: Source, mut rows: Vec<Row>, sort: Sort, notes: Vec<String>) -> Self {
+    pub(super) fn new(
+        source: LoadSource,
+        mut rows: Vec<NodeRow>,
+        sort: Sort,
+        notes: Vec<String>,
+    ) -> Self {
         rows.sort_by(|a, b| a.compare(b, sort));
         Self {
             is_wide: false,
@@ -384,20 +389,20 @@ impl Screen {
         self
     }
 
-    fn of(&self, agent: Agent) -> Vec<&str> {
+    fn of(&self, agent: AgentState) -> Vec<&str> {
         let rows = self.nodes.iter().filter(|row| row.agent == agent);
         rows.map(|row| row.node.as_str()).collect()
     }
 }
 
 /// The formatter's width is the width of the terminal, if any. The alternate form has colours.
-impl fmt::Display for Screen {
+impl fmt::Display for NodesScreen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = self.table();
         let hidden = f.width().map(|width| table.fit(width, &HIDE_FIRST));
         write_table(f, &table)?;
         write_hidden(f, hidden)?;
-        let unresponsive = self.of(Agent::Unresponsive);
+        let unresponsive = self.of(AgentState::Unresponsive);
         if !unresponsive.is_empty() {
             let of = self.nodes.len();
             let names = unresponsive.join(", ");
@@ -412,7 +417,7 @@ impl fmt::Display for Screen {
     }
 }
 
-impl Screen {
+impl NodesScreen {
     fn table(&self) -> Table {
         let mut header = vec![
             "NODE",
@@ -424,8 +429,8 @@ impl Screen {
             "BREACHED",
             "IN FORCE",
             match self.source {
-                Source::NodeMetrics => "MEASURED",
-                Source::Leases => "HEARTBEAT",
+                LoadSource::NodeMetrics => "MEASURED",
+                LoadSource::Leases => "HEARTBEAT",
             },
         ];
         if self.is_wide {
@@ -439,11 +444,11 @@ impl Screen {
             }
             table.push(cells);
             match row.agent {
-                Agent::Alive if row.summary.breached > Some(0) => {
+                AgentState::Alive if row.summary.breached > Some(0) => {
                     table.style(BREACHED, color::WARNING);
                 }
-                Agent::Unresponsive => table.style(AGE, color::ERROR),
-                Agent::Alive | Agent::Left | Agent::None => {}
+                AgentState::Unresponsive => table.style(AGE, color::ERROR),
+                AgentState::Alive | AgentState::Left | AgentState::None => {}
             }
         }
         table

@@ -8,11 +8,11 @@ fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-fn row(node: &str, age: i64, summary: &str) -> Row {
+fn row(node: &str, age: i64, summary: &str) -> NodeRow {
     row_of(Some(node), node, age, summary)
 }
 
-fn row_of(holder: Option<&str>, node: &str, age: i64, summary: &str) -> Row {
+fn row_of(holder: Option<&str>, node: &str, age: i64, summary: &str) -> NodeRow {
     let renewed = now() - jiff::SignedDuration::from_secs(age);
     let lease = json!({
         "metadata": {"name": node, "annotations": {ANNOTATION: summary}},
@@ -21,10 +21,10 @@ fn row_of(holder: Option<&str>, node: &str, age: i64, summary: &str) -> Row {
             "renewTime": format!("{renewed:.6}"),
         },
     });
-    Row::of(serde_json::from_value(lease).unwrap(), now())
+    NodeRow::of(serde_json::from_value(lease).unwrap(), now())
 }
 
-fn fleet() -> Vec<Row> {
+fn fleet() -> Vec<NodeRow> {
     let hot = "seq=7 cpu=91.0 mem=40.0 load=100.0 cpumark=75.0 psi=12.5/0.0/- rules=3 throttled=2 scheduling=NoSchedule breached=3:q/cpu,q/io";
     vec![
         row(
@@ -35,14 +35,14 @@ fn fleet() -> Vec<Row> {
         row("dead", 192, hot),
         row("hot", 9, hot),
         row("new", 1, ""),
-        Row::without_agent("bare".to_owned()),
+        NodeRow::without_agent("bare".to_owned()),
     ]
 }
 
 #[test]
 fn the_screen_shows_thresholds_and_unresponsive_agents_last() {
-    let screen = Screen::new(
-        Source::Leases,
+    let screen = NodesScreen::new(
+        LoadSource::Leases,
         fleet(),
         Sort::Cpu,
         vec!["something".to_owned()],
@@ -76,7 +76,7 @@ note: something
 
 #[test]
 fn a_narrow_terminal_hides_columns_not_nodes() {
-    let screen = Screen::new(Source::Leases, fleet(), Sort::Cpu, Vec::new());
+    let screen = NodesScreen::new(LoadSource::Leases, fleet(), Sort::Cpu, Vec::new());
     for (width, left_out) in [
         (
             80,
@@ -108,8 +108,8 @@ fn a_narrow_terminal_hides_columns_not_nodes() {
 fn a_long_node_name_is_shortened_on_a_narrow_terminal() {
     let name = "ip-10-0-123-45.eu-central-1.compute.internal-xyz";
     let summary = "cpu=10.0 mem=62.5 load=69.4 psi=0.0/0.0/0.0 rules=1 throttled=0 scheduling=Enabled breached=1:q/cpu";
-    let screen = Screen::new(
-        Source::Leases,
+    let screen = NodesScreen::new(
+        LoadSource::Leases,
         vec![row(name, 4, summary)],
         Sort::Cpu,
         Vec::new(),
@@ -128,7 +128,7 @@ fn a_long_node_name_is_shortened_on_a_narrow_terminal() {
 #[test]
 fn rows_are_sorted_with_unknown_values_last() {
     let order = |sort| -> Vec<String> {
-        let screen = Screen::new(Source::Leases, fleet(), sort, Vec::new());
+        let screen = NodesScreen::new(LoadSource::Leases, fleet(), sort, Vec::new());
         screen.nodes.into_iter().map(|row| row.node).collect()
     };
     assert_eq!(order(Sort::Name), ["hot", "new", "normal", "dead", "bare"]);
@@ -151,10 +151,10 @@ fn rows_are_sorted_with_unknown_values_last() {
 
 #[test]
 fn an_agent_is_unresponsive_ten_seconds_after_its_lease_expired() {
-    assert_eq!(row("a", 50, "").agent, Agent::Alive);
-    assert_eq!(row("a", 51, "").agent, Agent::Unresponsive);
+    assert_eq!(row("a", 50, "").agent, AgentState::Alive);
+    assert_eq!(row("a", 51, "").agent, AgentState::Unresponsive);
     let left = row_of(None, "a", 600, "cpu=1 throttled=1");
-    assert_eq!(left.agent, Agent::Left);
+    assert_eq!(left.agent, AgentState::Left);
     assert_eq!(heartbeat(left.agent, left.age), "left 10m ago");
     assert_eq!(left.in_force(), "-");
 }
@@ -164,7 +164,7 @@ fn a_node_whose_clock_is_ahead_has_age_zero() {
     let ahead = row("a", -3600, "");
     assert_eq!(
         (ahead.agent, heartbeat(ahead.agent, ahead.age).as_str()),
-        (Agent::Alive, "0s")
+        (AgentState::Alive, "0s")
     );
 }
 
@@ -173,10 +173,10 @@ fn an_invalid_lease_is_shown_as_unresponsive() {
     let lease = json!({
         "metadata": {"name": "odd"}, "spec": {"holderIdentity": "odd", "leaseDurationSeconds": -1},
     });
-    let row = Row::of(serde_json::from_value(lease).unwrap(), now());
+    let row = NodeRow::of(serde_json::from_value(lease).unwrap(), now());
     assert_eq!(
         (row.agent, heartbeat(row.agent, row.age).as_str()),
-        (Agent::Unresponsive, "LAST SEEN ? ago")
+        (AgentState::Unresponsive, "LAST SEEN ? ago")
     );
 }
 
@@ -192,7 +192,7 @@ fn bars_are_rounded_and_always_show_the_threshold() {
 
 #[test]
 fn json_has_every_value_and_null_for_unknown() {
-    let screen = Screen::new(Source::Leases, fleet(), Sort::Name, Vec::new());
+    let screen = NodesScreen::new(LoadSource::Leases, fleet(), Sort::Name, Vec::new());
     let json: Value = serde_json::to_value(&screen).unwrap();
     let hot = &json["nodes"][0];
     assert_eq!(
@@ -252,8 +252,8 @@ fn reported() -> Value {
     })
 }
 
-const CLOSED: InForce = InForce {
-    scheduling: Some(Scheduling::Disabled(TaintEffect::NoSchedule)),
+const CLOSED: ActionsInForce = ActionsInForce {
+    scheduling: Some(ReportedScheduling::Disabled(TaintEffect::NoSchedule)),
     throttled: Some(1),
 };
 
@@ -261,7 +261,7 @@ const CLOSED: InForce = InForce {
 fn node_metrics_are_preferred_to_the_lease() {
     let lease = lease_of(Some("n"), 55);
     let metric = metric("True", &reported());
-    let row = Row::measured(&metric, Some(lease), Some(CLOSED), now());
+    let row = NodeRow::measured(&metric, Some(lease), Some(CLOSED), now());
     let cells = row.cells();
     let bar = "███████████████|····";
     let expected = [
@@ -276,7 +276,7 @@ fn node_metrics_are_preferred_to_the_lease() {
         "3s",
     ];
     assert_eq!(cells, expected);
-    let screen = Screen::new(Source::NodeMetrics, vec![row], Sort::Name, Vec::new());
+    let screen = NodesScreen::new(LoadSource::NodeMetrics, vec![row], Sort::Name, Vec::new());
     assert!(screen.to_string().contains("MEASURED"), "{screen}");
     assert_eq!(
         serde_json::to_value(&screen).unwrap()["source"],
@@ -287,14 +287,14 @@ fn node_metrics_are_preferred_to_the_lease() {
 #[test]
 fn missing_values_come_from_the_lease() {
     let metric = metric("True", &json!({"usage": {"node": {"cpu": "800m"}}}));
-    let row = Row::measured(&metric, Some(lease_of(Some("n"), 3)), None, now());
+    let row = NodeRow::measured(&metric, Some(lease_of(Some("n"), 3)), None, now());
     let cells = row.cells();
     assert_eq!(
         cells[2..],
         ["10.0", "?", "?", "9.0/9.0/9.0", "-", "-", "3s"]
     );
     // Without a Lease they are unknown.
-    let row = Row::measured(&metric, None, None, now());
+    let row = NodeRow::measured(&metric, None, None, now());
     assert_eq!(
         row.cells()[2..],
         ["10.0", "?", "?", "?/?/?", "?", "?", "3s"]
@@ -304,7 +304,7 @@ fn missing_values_come_from_the_lease() {
 #[test]
 fn an_unhealthy_agent_is_unresponsive_even_with_a_valid_lease() {
     let metric = metric("False", &reported());
-    let row = Row::measured(&metric, Some(lease_of(Some("n"), 55)), Some(CLOSED), now());
+    let row = NodeRow::measured(&metric, Some(lease_of(Some("n"), 55)), Some(CLOSED), now());
     let expected = [
         "?",
         "?",
@@ -320,7 +320,7 @@ fn an_unhealthy_agent_is_unresponsive_even_with_a_valid_lease() {
 #[test]
 fn without_reports_the_lease_gives_the_state_of_the_agent() {
     let metric = metric("Unknown", &json!({}));
-    let cell = |lease| Row::measured(&metric, lease, None, now()).cells()[8].clone();
+    let cell = |lease| NodeRow::measured(&metric, lease, None, now()).cells()[8].clone();
     assert_eq!(cell(None), "no agent");
     assert_eq!(cell(Some(lease_of(None, 600))), "left 10m ago");
     assert_eq!(cell(Some(lease_of(Some("n"), 600))), "LAST SEEN 10m ago");

@@ -12,7 +12,9 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{Decision, ElectionState, LEASE_DURATION, Leadership, ObservedLease, RENEW_DEADLINE};
+use super::{
+    ElectionState, ElectionStep, LEASE_DURATION, Leadership, ObservedLease, RENEW_DEADLINE,
+};
 use crate::clock;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{describe, stored};
@@ -63,17 +65,17 @@ impl Elector {
             .decide(&self.me, lease.as_ref().map(observed).as_ref(), now);
         self.leader = None;
         let written = match (decision, lease) {
-            (Decision::Wait, lease) => {
+            (ElectionStep::Wait, lease) => {
                 self.leader = lease.as_ref().and_then(address);
                 self.state.lost();
                 return Ok(());
             }
-            (Decision::Create, _) | (_, None) => {
+            (ElectionStep::Create, _) | (_, None) => {
                 let lease = self.filled(Lease::default(), true);
                 stored(self.api.create(&PostParams::default(), &lease)).await
             }
             (decision, Some(lease)) => {
-                let lease = self.filled(lease, decision == Decision::Take);
+                let lease = self.filled(lease, decision == ElectionStep::Take);
                 let api = &self.api;
                 stored(api.replace(&self.name, &PostParams::default(), &lease)).await
             }

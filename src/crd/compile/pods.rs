@@ -9,7 +9,7 @@ use super::super::pod_qos::{PodQosSpec, ScopeExpression};
 use super::super::words::nearest;
 use super::{Findings, ObjectFindings};
 use crate::engine::pod::QosClass;
-use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, Scope};
+use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, ScopeRequirement};
 
 /// Every `PodQOS`, in order of name.
 pub(super) fn compile_all(
@@ -49,16 +49,18 @@ fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
     }
 }
 
-fn scope(expression: &ScopeExpression) -> Scope {
+fn scope(expression: &ScopeExpression) -> ScopeRequirement {
     let ScopeExpression {
         scope_name,
         operator,
         values,
     } = expression;
     match scope_name.as_str() {
-        "QOSClass" => Scope::Qos(membership(operator, values, class)),
-        "Priority" => Scope::Priority(membership(operator, values, range)),
-        _ => Scope::Namespace(membership(operator, values, |value| Some(value.to_owned()))),
+        "QOSClass" => ScopeRequirement::Qos(membership(operator, values, class)),
+        "Priority" => ScopeRequirement::Priority(membership(operator, values, range)),
+        _ => ScopeRequirement::Namespace(membership(operator, values, |value| {
+            Some(value.to_owned())
+        })),
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::node_qos::{HttpGet, MetricRule, NodeQosSpec, NodeRule};
 use super::super::objects::{Kind, NodeRules};
 use super::super::words::{self, quoted};
 use super::action::seconds;
-use super::rule_check::{Outcome, check};
+use super::rule_check::{RuleVerdict, check};
 use super::{ObjectFindings, Scope};
 use crate::engine::hours::{Hours, HoursError, time_zones};
 use crate::engine::metric::Metric;
@@ -91,8 +91,8 @@ impl RuleContext<'_> {
             active_during: active_during?,
         };
         match check(&compiled, &metric_rule.value, self.scope, path, findings) {
-            Outcome::On => Some(compiled),
-            Outcome::Off => None,
+            RuleVerdict::On => Some(compiled),
+            RuleVerdict::Off => None,
         }
     }
 

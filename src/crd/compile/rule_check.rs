@@ -17,7 +17,7 @@ use crate::engine::window::Statistic;
 
 /// The result of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RuleVerdict {
     /// The rule is in force.
     On,
     /// The rule is left out.
@@ -31,7 +31,7 @@ pub(super) fn check(
     scope: &Scope<'_>,
     path: &str,
     findings: &mut ObjectFindings<'_>,
-) -> Outcome {
+) -> RuleVerdict {
     let mut check = RuleCheck {
         rule,
         value,
@@ -47,10 +47,10 @@ pub(super) fn check(
     ];
     check.pressure();
     check.permission();
-    if outcomes.contains(&Outcome::Off) {
-        Outcome::Off
+    if outcomes.contains(&RuleVerdict::Off) {
+        RuleVerdict::Off
     } else {
-        Outcome::On
+        RuleVerdict::On
     }
 }
 
@@ -95,7 +95,7 @@ impl RuleCheck<'_, '_> {
     }
 
     /// A rule whose action does not lower the metric would act without effect, and never end.
-    fn action_effect(&mut self) -> Outcome {
+    fn action_effect(&mut self) -> RuleVerdict {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
             .partition(|kind| self.rule.metric.action_effect(*kind) != ActionEffect::None);
@@ -108,7 +108,7 @@ impl RuleCheck<'_, '_> {
             self.warning(Reason::ActionPartlyHelps, "actionName", message);
         }
         let Some(unable) = unable.first().copied() else {
-            return Outcome::On;
+            return RuleVerdict::On;
         };
         let unable = describe(unable);
         if able.is_empty() && self.rule.action.scheduling.is_none() {
@@ -130,13 +130,13 @@ impl RuleCheck<'_, '_> {
             };
             let message = format!("{unable} does not lower \"{metric}\"; {fix}");
             self.error(Reason::ActionDoesNotHelp, "actionName", message);
-            return Outcome::Off;
+            return RuleVerdict::Off;
         }
         let message = format!(
             "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken"
         );
         self.warning(Reason::ActionPartlyHelps, "actionName", message);
-        Outcome::On
+        RuleVerdict::On
     }
 
     /// A rule on a metric that its own throttling or reclaiming raises also requires stalled protected pods.
@@ -168,12 +168,12 @@ impl RuleCheck<'_, '_> {
     }
 
     /// A threshold under 1 % of the node is a wrong unit: usually `4` for 4 CPUs.
-    fn threshold(&mut self) -> Outcome {
+    fn threshold(&mut self) -> RuleVerdict {
         let (threshold, metric) = (self.rule.threshold, &self.rule.metric);
         let unit = metric.unit();
         let Some(capacity) = capacity(metric, self.scope) else {
             self.threshold_of_any_node();
-            return Outcome::On;
+            return RuleVerdict::On;
         };
         if is_usage(metric) && threshold * 100.0 < capacity {
             let fix = guess(metric, threshold, capacity / 100.0..capacity);
@@ -186,7 +186,7 @@ impl RuleCheck<'_, '_> {
                 self.threshold_as_written()
             );
             self.error(Reason::ThresholdTooLow, "metricRule.value", message);
-            return Outcome::Off;
+            return RuleVerdict::Off;
         }
         if threshold >= capacity {
             let message = format!(
@@ -196,7 +196,7 @@ impl RuleCheck<'_, '_> {
             );
             self.error(Reason::ThresholdTooHigh, "metricRule.value", message);
         }
-        Outcome::On
+        RuleVerdict::On
     }
 
     /// Where the size of the node is not known, less than the usage of an idle node is suspect.
@@ -240,7 +240,7 @@ impl RuleCheck<'_, '_> {
     }
 
     /// With a `restoreValue` near 0 the rule would never end.
-    fn restore_value(&mut self) -> Outcome {
+    fn restore_value(&mut self) -> RuleVerdict {
         let (low, metric) = (self.rule.restore_value, &self.rule.metric);
         let min = capacity(metric, self.scope).map_or(0.0, |capacity| capacity / 100.0);
         let given = low < self.rule.threshold;
@@ -259,9 +259,9 @@ impl RuleCheck<'_, '_> {
                 metric.unit(),
             );
             self.error(Reason::RestoreNeverReached, "restoreValue", message);
-            return Outcome::Off;
+            return RuleVerdict::Off;
         }
-        Outcome::On
+        RuleVerdict::On
     }
 
     fn permission(&mut self) {

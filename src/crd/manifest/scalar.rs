@@ -2,42 +2,42 @@
 
 use serde_json::Number;
 
-use super::tree::Content;
+use super::tree::NodeContent;
 
 /// Resolves a plain scalar without a tag.
-pub(super) fn resolve(text: &str) -> Content {
+pub(super) fn resolve(text: &str) -> NodeContent {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Content::Null,
+        "" | "~" | "null" | "Null" | "NULL" => return NodeContent::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            return Content::Bool(true);
+            return NodeContent::Bool(true);
         }
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            return Content::Bool(false);
+            return NodeContent::Bool(false);
         }
         ".nan" | ".NaN" | ".NAN" | ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF"
-        | "-.inf" | "-.Inf" | "-.INF" => return Content::NotFinite(text.to_owned()),
+        | "-.inf" | "-.Inf" | "-.INF" => return NodeContent::NotFinite(text.to_owned()),
         _ => {}
     }
     if text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         number(text)
     } else {
-        Content::Text(text.to_owned())
+        NodeContent::Text(text.to_owned())
     }
 }
 
-fn number(text: &str) -> Content {
+fn number(text: &str) -> NodeContent {
     let plain = text.replace('_', "");
     if !text.starts_with('.')
         && let Some(number) = integer(&plain)
     {
-        return Content::Number(number);
+        return NodeContent::Number(number);
     }
     if !is_float(if text.starts_with('.') { text } else { &plain }) {
-        return Content::Text(text.to_owned());
+        return NodeContent::Text(text.to_owned());
     }
     match plain.parse::<f64>() {
         Ok(value) => float(value, text),
-        Err(_) => Content::Text(text.to_owned()),
+        Err(_) => NodeContent::Text(text.to_owned()),
     }
 }
 
@@ -95,11 +95,14 @@ fn is_float(text: &str) -> bool {
 }
 
 /// An integer written as a float (`2.0`, `1e3`) reaches the API server as an integer.
-fn float(value: f64, text: &str) -> Content {
+fn float(value: f64, text: &str) -> NodeContent {
     const WHOLE: f64 = 9_007_199_254_740_992.0;
     if value.fract() == 0.0 && value.abs() < WHOLE {
         #[expect(clippy::cast_possible_truncation, reason = "whole and below 2^53")]
-        return Content::Number(Number::from(value as i64));
+        return NodeContent::Number(Number::from(value as i64));
     }
-    Number::from_f64(value).map_or_else(|| Content::NotFinite(text.to_owned()), Content::Number)
+    Number::from_f64(value).map_or_else(
+        || NodeContent::NotFinite(text.to_owned()),
+        NodeContent::Number,
+    )
 }

@@ -19,9 +19,9 @@ const MAX_DEPTH: usize = 64;
 
 /// A value with its position in the text.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     pub(super) position: Position,
-    pub(super) content: Content,
+    pub(super) content: NodeContent,
     /// The number of values in it with aliases expanded; at least 1.
     pub(super) size: usize,
     depth: usize,
@@ -29,35 +29,35 @@ pub(super) struct Node {
 
 /// The content of a node.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum NodeContent {
     Null,
     Bool(bool),
     Number(Number),
     Text(String),
     /// `.nan` or `.inf`.
     NotFinite(String),
-    List(Vec<Rc<Node>>),
-    Map(Vec<Entry>),
+    List(Vec<Rc<TreeNode>>),
+    Map(Vec<MapEntry>),
 }
 
 /// One field of a map.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct MapEntry {
     pub(super) key: String,
     /// Where the key is.
     pub(super) position: Position,
-    pub(super) value: Rc<Node>,
+    pub(super) value: Rc<TreeNode>,
 }
 
 /// A syntax error.
 #[derive(Debug)]
-pub(super) struct ParseError {
+pub(super) struct SyntaxError {
     /// Where it is in the text.
     pub(super) position: Position,
     pub(super) message: String,
 }
 
-impl ParseError {
+impl SyntaxError {
     fn new(position: Position, message: impl Into<String>) -> Self {
         Self {
             position,
@@ -66,7 +66,7 @@ impl ParseError {
     }
 }
 
-impl From<ScanError> for ParseError {
+impl From<ScanError> for SyntaxError {
     fn from(error: ScanError) -> Self {
         Self::new(
             Position::from(*error.marker()),
@@ -76,7 +76,7 @@ impl From<ScanError> for ParseError {
 }
 
 /// The documents in a text.
-pub(super) fn parse(text: &str) -> Result<Vec<Rc<Node>>, ParseError> {
+pub(super) fn parse(text: &str) -> Result<Vec<Rc<TreeNode>>, SyntaxError> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event?;
@@ -87,9 +87,9 @@ pub(super) fn parse(text: &str) -> Result<Vec<Rc<Node>>, ParseError> {
 
 #[derive(Default)]
 struct Builder {
-    documents: Vec<Rc<Node>>,
+    documents: Vec<Rc<TreeNode>>,
     open: Vec<Frame>,
-    anchors: HashMap<usize, Rc<Node>>,
+    anchors: HashMap<usize, Rc<TreeNode>>,
     /// The number of fields of merged maps so far.
     merged: usize,
 }
@@ -102,15 +102,15 @@ struct Frame {
 }
 
 enum Collection {
-    List(Vec<Rc<Node>>),
+    List(Vec<Rc<TreeNode>>),
     Map(Fields),
 }
 
 #[derive(Default)]
 struct Fields {
-    entries: Vec<Entry>,
+    entries: Vec<MapEntry>,
     seen: HashMap<String, Position>,
-    merged: Vec<Rc<Node>>,
+    merged: Vec<Rc<TreeNode>>,
     key: Option<Key>,
 }
 
@@ -121,7 +121,7 @@ enum Key {
 }
 
 impl Builder {
-    fn event(&mut self, event: Event<'_>, position: Position) -> Result<(), ParseError> {
+    fn event(&mut self, event: Event<'_>, position: Position) -> Result<(), SyntaxError> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let is_merge = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
@@ -142,7 +142,7 @@ impl Builder {
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => match self.anchors.get(&id).cloned() {
                 Some(node) => self.attach(node, position),
-                None => Err(ParseError::new(
+                None => Err(SyntaxError::new(
                     position,
                     "an alias is inside of the value that it refers to; write the value out",
                 )),
@@ -155,13 +155,13 @@ impl Builder {
         matches!(self.open.last().map(|frame| &frame.collection), Some(Collection::Map(fields)) if fields.key.is_none())
     }
 
-    fn merge_key(&mut self, position: Position) -> Result<(), ParseError> {
+    fn merge_key(&mut self, position: Position) -> Result<(), SyntaxError> {
         match self.open.last_mut().map(|frame| &mut frame.collection) {
             Some(Collection::Map(fields)) => {
                 fields.key = Some(Key::Merge);
                 Ok(())
             }
-            _ => Err(ParseError::new(position, "\"<<\" is not a key here")),
+            _ => Err(SyntaxError::new(position, "\"<<\" is not a key here")),
         }
     }
 
@@ -170,9 +170,9 @@ impl Builder {
         position: Position,
         anchor: usize,
         collection: Collection,
-    ) -> Result<(), ParseError> {
+    ) -> Result<(), SyntaxError> {
         if self.expects_key() {
-            return Err(ParseError::new(
+            return Err(SyntaxError::new(
                 position,
                 "a key must be a string, not a list or map; quote it if it begins with [ or {",
             ));
@@ -188,14 +188,14 @@ impl Builder {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), ParseError> {
+    fn close(&mut self) -> Result<(), SyntaxError> {
         let Some(frame) = self.open.pop() else {
             return Ok(());
         };
         let content = match frame.collection {
-            Collection::List(items) => Content::List(items),
+            Collection::List(items) => NodeContent::List(items),
             Collection::Map(fields) => {
-                Content::Map(fields.finish(frame.position, &mut self.merged)?)
+                NodeContent::Map(fields.finish(frame.position, &mut self.merged)?)
             }
         };
         self.node(frame.position, frame.anchor, content)
@@ -205,9 +205,9 @@ impl Builder {
         &mut self,
         position: Position,
         anchor: usize,
-        content: Content,
-    ) -> Result<(), ParseError> {
-        let node = Node::new(position, content)?;
+        content: NodeContent,
+    ) -> Result<(), SyntaxError> {
+        let node = TreeNode::new(position, content)?;
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
         }
@@ -215,7 +215,7 @@ impl Builder {
     }
 
     /// Adds a finished node to the innermost open list, map or document.
-    fn attach(&mut self, node: Rc<Node>, position: Position) -> Result<(), ParseError> {
+    fn attach(&mut self, node: Rc<TreeNode>, position: Position) -> Result<(), SyntaxError> {
         match self.open.last_mut().map(|frame| &mut frame.collection) {
             None => self.documents.push(node),
             Some(Collection::List(items)) => items.push(node),
@@ -226,7 +226,7 @@ impl Builder {
 }
 
 impl Fields {
-    fn attach(&mut self, node: Rc<Node>, position: Position) -> Result<(), ParseError> {
+    fn attach(&mut self, node: Rc<TreeNode>, position: Position) -> Result<(), SyntaxError> {
         match self.key.take() {
             None => self.set_key(&node, position),
             Some(Key::Merge) => {
@@ -234,7 +234,7 @@ impl Fields {
                 Ok(())
             }
             Some(Key::Field(key, position)) => {
-                self.entries.push(Entry {
+                self.entries.push(MapEntry {
                     key,
                     position,
                     value: node,
@@ -244,17 +244,20 @@ impl Fields {
         }
     }
 
-    fn set_key(&mut self, node: &Node, position: Position) -> Result<(), ParseError> {
+    fn set_key(&mut self, node: &TreeNode, position: Position) -> Result<(), SyntaxError> {
         let key = match &node.content {
-            Content::Text(text) | Content::NotFinite(text) => text.clone(),
-            Content::Bool(value) => value.to_string(),
-            Content::Number(number) => number.to_string(),
-            Content::Null | Content::List(_) | Content::Map(_) => {
-                return Err(ParseError::new(position, "a key is not a string; quote it"));
+            NodeContent::Text(text) | NodeContent::NotFinite(text) => text.clone(),
+            NodeContent::Bool(value) => value.to_string(),
+            NodeContent::Number(number) => number.to_string(),
+            NodeContent::Null | NodeContent::List(_) | NodeContent::Map(_) => {
+                return Err(SyntaxError::new(
+                    position,
+                    "a key is not a string; quote it",
+                ));
             }
         };
         if let Some(first) = self.seen.insert(key.clone(), position) {
-            return Err(ParseError::new(
+            return Err(SyntaxError::new(
                 position,
                 format!(
                     "key \"{key}\" is given twice (first {}); remove one of them",
@@ -268,14 +271,18 @@ impl Fields {
 
     /// The fields, and those of merged maps that they do not override. `visited` counts over the whole text, because each
     /// merge costs time and memory before the size of the tree is checked.
-    fn finish(mut self, position: Position, visited: &mut usize) -> Result<Vec<Entry>, ParseError> {
+    fn finish(
+        mut self,
+        position: Position,
+        visited: &mut usize,
+    ) -> Result<Vec<MapEntry>, SyntaxError> {
         for merged in std::mem::take(&mut self.merged) {
             let maps = match &merged.content {
-                Content::List(maps) => maps.as_slice(),
+                NodeContent::List(maps) => maps.as_slice(),
                 _ => std::slice::from_ref(&merged),
             };
             for map in maps {
-                let Content::Map(entries) = &map.content else {
+                let NodeContent::Map(entries) = &map.content else {
                     return Err(no_map(position));
                 };
                 *visited += 1 + entries.len();
@@ -288,7 +295,7 @@ impl Fields {
         Ok(self.entries)
     }
 
-    fn merge(&mut self, entries: &[Entry]) {
+    fn merge(&mut self, entries: &[MapEntry]) {
         for entry in entries {
             if !self.seen.contains_key(&entry.key) {
                 self.seen.insert(entry.key.clone(), entry.position);
@@ -298,26 +305,29 @@ impl Fields {
     }
 }
 
-impl Node {
-    fn new(position: Position, content: Content) -> Result<Rc<Self>, ParseError> {
+impl TreeNode {
+    fn new(position: Position, content: NodeContent) -> Result<Rc<Self>, SyntaxError> {
         let (mut size, mut depth) = (1usize, 1);
         let mut add = |child: &Self, key: &str| {
             size = size.saturating_add(child.size + key.len() / BYTES_PER_VALUE);
             depth = depth.max(child.depth + 1);
         };
         match &content {
-            Content::List(items) => {
+            NodeContent::List(items) => {
                 for item in items {
                     add(item, "");
                 }
             }
-            Content::Map(entries) => {
+            NodeContent::Map(entries) => {
                 for entry in entries {
                     add(&entry.value, &entry.key);
                 }
             }
-            Content::Text(text) => size += text.len() / BYTES_PER_VALUE,
-            Content::Null | Content::Bool(_) | Content::Number(_) | Content::NotFinite(_) => {}
+            NodeContent::Text(text) => size += text.len() / BYTES_PER_VALUE,
+            NodeContent::Null
+            | NodeContent::Bool(_)
+            | NodeContent::Number(_)
+            | NodeContent::NotFinite(_) => {}
         }
         if size > MAX_NODES {
             return Err(too_large(position));
@@ -334,22 +344,22 @@ impl Node {
     }
 }
 
-fn too_large(position: Position) -> ParseError {
-    ParseError::new(
+fn too_large(position: Position) -> SyntaxError {
+    SyntaxError::new(
         position,
         format!("has more than {MAX_NODES} values when its aliases are expanded; split it"),
     )
 }
 
-fn too_deep(position: Position) -> ParseError {
-    ParseError::new(
+fn too_deep(position: Position) -> SyntaxError {
+    SyntaxError::new(
         position,
         format!("is nested more than {MAX_DEPTH} levels deep; no policy is nested that deep"),
     )
 }
 
-fn no_map(position: Position) -> ParseError {
-    ParseError::new(
+fn no_map(position: Position) -> SyntaxError {
+    SyntaxError::new(
         position,
         "\"<<\" merges a value that is not a map; write an alias of a map",
     )
@@ -368,23 +378,23 @@ fn scalar(
     style: ScalarStyle,
     tag: Option<&Tag>,
     position: Position,
-) -> Result<Content, ParseError> {
+) -> Result<NodeContent, SyntaxError> {
     let Some(tag) = tag else {
         return Ok(if style == ScalarStyle::Plain {
             scalar::resolve(text)
         } else {
-            Content::Text(text.to_owned())
+            NodeContent::Text(text.to_owned())
         });
     };
     let resolved = || scalar::resolve(text);
     match (tag.core_suffix(), resolved()) {
-        (Some("str"), _) => Ok(Content::Text(text.to_owned())),
-        (Some("bool"), content @ Content::Bool(_))
-        | (Some("null"), content @ Content::Null)
-        | (Some("int" | "float"), content @ (Content::Number(_) | Content::NotFinite(_))) => {
+        (Some("str"), _) => Ok(NodeContent::Text(text.to_owned())),
+        (Some("bool"), content @ NodeContent::Bool(_))
+        | (Some("null"), content @ NodeContent::Null)
+        | (Some("int" | "float"), content @ (NodeContent::Number(_) | NodeContent::NotFinite(_))) => {
             Ok(content)
         }
-        _ => Err(ParseError::new(
+        _ => Err(SyntaxError::new(
             position,
             format!(
                 "tag {} does not match this value; remove it",
@@ -394,9 +404,9 @@ fn scalar(
     }
 }
 
-fn refuse_tag(tag: Option<&Tag>, expected: &str, position: Position) -> Result<(), ParseError> {
+fn refuse_tag(tag: Option<&Tag>, expected: &str, position: Position) -> Result<(), SyntaxError> {
     match tag {
-        Some(tag) if tag.core_suffix() != Some(expected) => Err(ParseError::new(
+        Some(tag) if tag.core_suffix() != Some(expected) => Err(SyntaxError::new(
             position,
             format!("tag {} is not known; remove it", tag.original()),
         )),

@@ -19,7 +19,7 @@ use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
-    Scope, Strategy, TaintEffect,
+    ScopeRequirement, Strategy, TaintEffect,
 };
 use crate::engine::quantity::Quantity;
 use crate::engine::selector::{Requirement, Selector};
@@ -32,12 +32,12 @@ pub struct ParsedSpec {
     /// a pod policy only allows actions.
     pub policy: PolicySet,
     /// The other rules and pod policies.
-    pub refused: Vec<Refusal>,
+    pub refused: Vec<UnenforcedEntry>,
 }
 
 /// A rule or pod policy that is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct UnenforcedEntry {
     /// `rule` or `podPolicy`.
     pub what: &'static str,
     /// Its id or name; its index if it has none.
@@ -46,7 +46,7 @@ pub struct Refusal {
     pub why: SpecError,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for UnenforcedEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.what, self.name, self.why)
     }
@@ -145,7 +145,7 @@ impl NodeWatermarkSpec {
 
 impl ParsedSpec {
     fn refuse(&mut self, what: &'static str, name: String, why: SpecError) {
-        self.refused.push(Refusal { what, name, why });
+        self.refused.push(UnenforcedEntry { what, name, why });
     }
 
     /// Sorts, and refuses all rules with the same id: it is not clear which one is meant.
@@ -395,11 +395,13 @@ fn to_requirement(requirement: &WatermarkRequirement) -> Result<Requirement, Spe
     }
 }
 
-fn to_scope(scope: &WatermarkRequirement) -> Result<Scope, SpecError> {
+fn to_scope(scope: &WatermarkRequirement) -> Result<ScopeRequirement, SpecError> {
     match scope.key.as_str() {
-        "QOSClass" => to_membership(scope, class).map(Scope::Qos),
-        "Priority" => to_membership(scope, range).map(Scope::Priority),
-        "Namespace" => to_membership(scope, |name| Some(name.to_owned())).map(Scope::Namespace),
+        "QOSClass" => to_membership(scope, class).map(ScopeRequirement::Qos),
+        "Priority" => to_membership(scope, range).map(ScopeRequirement::Priority),
+        "Namespace" => {
+            to_membership(scope, |name| Some(name.to_owned())).map(ScopeRequirement::Namespace)
+        }
         other => Err(unknown("scopes.key", other)),
     }
 }

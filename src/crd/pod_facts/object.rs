@@ -33,7 +33,7 @@ pub struct PodSpec {
     pub overhead: Option<BTreeMap<String, Quantity>>,
     pub priority: Option<i32>,
     pub priority_class_name: Option<String>,
-    pub resources: Option<Resources>,
+    pub resources: Option<ResourceRequirements>,
     pub restart_policy: Option<String>,
     pub termination_grace_period_seconds: Option<i64>,
 }
@@ -43,14 +43,14 @@ pub struct PodSpec {
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
     pub name: String,
-    pub resources: Option<Resources>,
+    pub resources: Option<ResourceRequirements>,
     pub restart_policy: Option<String>,
 }
 
 /// The resources of a container, or of the whole pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Resources {
+pub struct ResourceRequirements {
     pub limits: Option<BTreeMap<String, Quantity>>,
     pub requests: Option<BTreeMap<String, Quantity>>,
 }

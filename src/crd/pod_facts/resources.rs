@@ -8,7 +8,7 @@ use crate::engine::pod::{QosClass, Resources as PodResources};
 use crate::engine::quantity::Quantity;
 use crate::engine::units::{Bytes, MilliCpu, Quota};
 
-use super::object::{Container, PodSpec, Resources};
+use super::object::{Container, PodSpec, ResourceRequirements};
 
 /// The resources that determine the quality-of-service class.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
@@ -190,7 +190,7 @@ fn aggregate(
 }
 
 /// Whether there is a CPU limit above zero.
-pub(super) fn has_cpu_limit(resources: &Resources) -> bool {
+pub(super) fn has_cpu_limit(resources: &ResourceRequirements) -> bool {
     amounts(&resources.limits).is_ok_and(|limits| limits.contains_key("cpu"))
 }
 
@@ -200,7 +200,7 @@ pub(super) fn is_sidecar(container: &Container) -> bool {
 }
 
 /// The pod-level requests. A missing one defaults to that of the containers, else to the pod-level limit.
-fn with_pod_defaults(own: &Resources, spec: &PodSpec) -> Result<Amounts, ResourceError> {
+fn with_pod_defaults(own: &ResourceRequirements, spec: &PodSpec) -> Result<Amounts, ResourceError> {
     let mut requests = amounts(&own.requests)?;
     let limits = amounts(&own.limits)?;
     for resource in COMPUTE {

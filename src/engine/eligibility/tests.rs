@@ -3,7 +3,11 @@ use super::super::selector::{Requirement, Selector};
 use super::super::testing::{action, pod};
 use super::*;
 
-fn policy(labels: Option<Vec<Requirement>>, scopes: Vec<Scope>, allowed: &[&str]) -> PodPolicy {
+fn policy(
+    labels: Option<Vec<Requirement>>,
+    scopes: Vec<ScopeRequirement>,
+    allowed: &[&str],
+) -> PodPolicy {
     PodPolicy {
         name: "policy".to_owned(),
         labels: labels.map(|requirements| Selector { requirements }),
@@ -20,8 +24,8 @@ fn is(key: &str, value: &str) -> Requirement {
     Requirement::In(key.to_owned(), vec![value.to_owned()])
 }
 
-fn in_namespace(name: &str) -> Scope {
-    Scope::Namespace(Membership::In(vec![name.to_owned()]))
+fn in_namespace(name: &str) -> ScopeRequirement {
+    ScopeRequirement::Namespace(Membership::In(vec![name.to_owned()]))
 }
 
 #[test]
@@ -93,20 +97,22 @@ fn labels_and_every_scope_must_match() {
 
 #[test]
 fn scopes_follow_their_operators() {
-    let classes =
-        |of: fn(Vec<QosClass>) -> Membership<QosClass>| Scope::Qos(of(vec![QosClass::BestEffort]));
-    let ranges = |ranges: &[(i32, i32)]| Scope::Priority(Membership::In(ranges.to_vec()));
+    let classes = |of: fn(Vec<QosClass>) -> Membership<QosClass>| {
+        ScopeRequirement::Qos(of(vec![QosClass::BestEffort]))
+    };
+    let ranges =
+        |ranges: &[(i32, i32)]| ScopeRequirement::Priority(Membership::In(ranges.to_vec()));
     let table = [
         (classes(Membership::In), true),
         (classes(Membership::NotIn), false),
-        (Scope::Qos(Membership::Exists), true),
-        (Scope::Qos(Membership::DoesNotExist), false),
+        (ScopeRequirement::Qos(Membership::Exists), true),
+        (ScopeRequirement::Qos(Membership::DoesNotExist), false),
         (
-            Scope::Qos(Membership::In(vec![QosClass::Guaranteed])),
+            ScopeRequirement::Qos(Membership::In(vec![QosClass::Guaranteed])),
             false,
         ),
         (
-            Scope::Qos(Membership::NotIn(vec![QosClass::Guaranteed])),
+            ScopeRequirement::Qos(Membership::NotIn(vec![QosClass::Guaranteed])),
             true,
         ),
         (ranges(&[(-100, -1)]), false),
@@ -114,13 +120,16 @@ fn scopes_follow_their_operators() {
         (ranges(&[(-5, 0)]), true),
         (ranges(&[(0, 7)]), true),
         (ranges(&[(1, 7), (-3, -1)]), false),
-        (Scope::Priority(Membership::NotIn(vec![(1, 7)])), true),
         (
-            Scope::Namespace(Membership::NotIn(vec!["default".to_owned()])),
+            ScopeRequirement::Priority(Membership::NotIn(vec![(1, 7)])),
+            true,
+        ),
+        (
+            ScopeRequirement::Namespace(Membership::NotIn(vec!["default".to_owned()])),
             false,
         ),
         (
-            Scope::Namespace(Membership::NotIn(vec!["x".to_owned()])),
+            ScopeRequirement::Namespace(Membership::NotIn(vec!["x".to_owned()])),
             true,
         ),
     ];
@@ -134,10 +143,16 @@ fn reserved_pods_are_matched_only_by_a_policy_that_names_them() {
     let unit = is(UNIT_LABEL, "batch.service");
     let wide = [
         everything(&[]),
-        policy(None, vec![Scope::Namespace(Membership::Exists)], &[]),
         policy(
             None,
-            vec![Scope::Namespace(Membership::NotIn(vec!["x".to_owned()]))],
+            vec![ScopeRequirement::Namespace(Membership::Exists)],
+            &[],
+        ),
+        policy(
+            None,
+            vec![ScopeRequirement::Namespace(Membership::NotIn(vec![
+                "x".to_owned(),
+            ]))],
             &[],
         ),
     ];

@@ -134,7 +134,7 @@ fn a_small_step_is_not_mistaken_for_the_floor() {
 
 #[test]
 fn the_claim_with_the_lowest_ratio_is_in_force() {
-    let mut entry = ThrottledPod::new(
+    let mut entry = ThrottleEntry::new(
         PodUid::from("a"),
         vec![throttled_cgroup("", 1000, Quota::Unlimited)],
     );
@@ -149,7 +149,7 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
         }
     );
     let mut throttles = Vec::new();
-    let mut ledger = Ledger(vec![entry]);
+    let mut ledger = ThrottleLedger(vec![entry]);
     assert!(ledger.write(&pod("a"), 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].target_cgroups[0].quota, Some(MilliCpu(600)));
@@ -165,7 +165,7 @@ fn a_restarted_container_inherits_the_share_of_its_predecessor() {
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut entry = ThrottledPod::new(PodUid::from("a"), target_cgroups);
+    let mut entry = ThrottleEntry::new(PodUid::from("a"), target_cgroups);
     entry.sync_cgroups(&pod("a"), &[]);
     assert_eq!(
         entry.target_cgroups.len(),
@@ -199,7 +199,7 @@ fn a_restarted_container_inherits_the_share_of_its_predecessor() {
 fn containers_that_appear_together_share_and_get_at_least_their_requests() {
     let mut pod = pod("a");
     pod.container_requests.insert("y".to_owned(), MilliCpu(700));
-    let mut entry = ThrottledPod::new(
+    let mut entry = ThrottleEntry::new(
         PodUid::from("a"),
         vec![throttled_cgroup("old", 600, limit(1000))],
     );
@@ -229,13 +229,13 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
         throttled_cgroup("old", 600, limit(1000)),
         throttled_cgroup("side", 200, Quota::Unlimited),
     ];
-    let mut entry = ThrottledPod::new(PodUid::from("a"), target_cgroups);
+    let mut entry = ThrottleEntry::new(PodUid::from("a"), target_cgroups);
     let now = [
         target_cgroup("new", limit(1000)),
         target_cgroup("side", Quota::Unlimited),
     ];
     entry.sync_cgroups(&pod, &now);
-    let at_floor = |entry: &ThrottledPod, pod: &Pod| entry.target_cgroups[1].quota(pod, 10);
+    let at_floor = |entry: &ThrottleEntry, pod: &Pod| entry.target_cgroups[1].quota(pod, 10);
     assert_eq!(at_floor(&entry, &pod), Some(MilliCpu(300)));
     pod.container_requests
         .insert("new".to_owned(), MilliCpu(50));
@@ -244,7 +244,7 @@ fn an_unknown_container_keeps_the_unassigned_part_of_the_pod_request() {
 
 #[test]
 fn a_cgroup_with_an_unreadable_quota_is_added_later() {
-    let mut entry = ThrottledPod::new(
+    let mut entry = ThrottleEntry::new(
         PodUid::from("a"),
         vec![throttled_cgroup("old", 600, limit(1000))],
     );
@@ -263,7 +263,7 @@ fn a_cgroup_with_an_unreadable_quota_is_added_later() {
 fn a_resize_updates_the_original_and_the_base() {
     let resized = |base, from, to| {
         let mut entry =
-            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
+            ThrottleEntry::new(PodUid::from("a"), vec![throttled_cgroup("", base, from)]);
         entry.resize("", to);
         (
             entry.target_cgroups[0].base.0,
@@ -296,7 +296,7 @@ fn the_base_recovers_when_a_smaller_quota_is_removed() {
         (1000, limit(1000)),
     ] {
         let mut entry =
-            ThrottledPod::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
+            ThrottleEntry::new(PodUid::from("a"), vec![throttled_cgroup("", wanted, first)]);
         entry.resize("", limit(200));
         assert_eq!(entry.target_cgroups[0].base, MilliCpu(200));
         entry.resize("", first);
@@ -311,7 +311,7 @@ fn the_base_recovers_when_a_smaller_quota_is_removed() {
 
 #[test]
 fn a_step_that_could_not_be_applied_is_reverted() {
-    let mut entry = ThrottledPod::new(
+    let mut entry = ThrottleEntry::new(
         PodUid::from("a"),
         vec![throttled_cgroup("", 1000, Quota::Unlimited)],
     );
@@ -321,7 +321,7 @@ fn a_step_that_could_not_be_applied_is_reverted() {
     let mut started = claim("n/b", 90, true);
     started.before = Depth::NONE;
     entry.set_claim(started);
-    let mut ledger = Ledger(vec![entry]);
+    let mut ledger = ThrottleLedger(vec![entry]);
     ledger.revert(&PodUid::from("a"));
     assert_eq!(ledger.0[0].claims, [claim("n/a", 80, false)]);
 }

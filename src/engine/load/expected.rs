@@ -98,7 +98,7 @@ pub(super) struct PodUse {
 
 /// What happened to the node since the last sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(super) struct SampleGap {
     /// The last sample; `None` without one, or after a gap.
     pub(super) before: Option<BootTime>,
     /// There was never a sample before.
@@ -141,7 +141,12 @@ impl PodUse {
     }
 
     /// Adds a reading. Returns the ticks that it ran after the last sample and before this first reading.
-    pub(super) fn add(&mut self, sample: &PodSample, step: Step, intervals: &Intervals) -> u64 {
+    pub(super) fn add(
+        &mut self,
+        sample: &PodSample,
+        step: SampleGap,
+        intervals: &Intervals,
+    ) -> u64 {
         if let Some(memory) = sample.memory_parts {
             self.memory = Some(memory.unreclaimable.0);
         }

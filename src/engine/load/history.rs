@@ -39,9 +39,9 @@ type Table = [[[u16; BUCKETS]; 2]; 2];
 
 /// The part that one pod had in each of the peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Parts(Table);
+pub(super) struct PodShares(Table);
 
-impl Default for Parts {
+impl Default for PodShares {
     fn default() -> Self {
         Self([[[0; BUCKETS]; 2]; 2])
     }
@@ -86,7 +86,11 @@ impl Peaks {
     }
 
     /// Moves on to the buckets of `now`.
-    pub(super) fn advance<'a>(&mut self, now: BootTime, pods: impl Iterator<Item = &'a mut Parts>) {
+    pub(super) fn advance<'a>(
+        &mut self,
+        now: BootTime,
+        pods: impl Iterator<Item = &'a mut PodShares>,
+    ) {
         let mut cleared = [[false; BUCKETS]; 2];
         for (span, (_, length, _)) in SPANS.into_iter().enumerate() {
             let bucket = now.since(BootTime::default()).as_secs() / length.as_secs();
@@ -109,7 +113,7 @@ impl Peaks {
         &mut self,
         resource: Resource,
         percent: f64,
-        pods: impl Iterator<Item = (&'a mut Parts, f64)>,
+        pods: impl Iterator<Item = (&'a mut PodShares, f64)>,
     ) {
         let value = units(percent);
         let of = resource as usize;
@@ -136,7 +140,7 @@ impl Peaks {
     }
 
     /// Takes off the part of a pod that has ended.
-    pub(super) fn end(&mut self, parts: &Parts) {
+    pub(super) fn end(&mut self, parts: &PodShares) {
         let peaks = self.highest.iter_mut().flatten().flatten();
         for (peak, part) in peaks.zip(parts.0.iter().flatten().flatten()) {
             if *peak != MISSING {

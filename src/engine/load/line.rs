@@ -30,7 +30,7 @@ pub struct NodeLoad {
     /// Percent of the load line: 0 for an idle node, 100 where a rule would act, more beyond that. Finite.
     pub percent: f64,
     /// The term that decides.
-    pub worst: Term,
+    pub worst: LoadTerm,
     /// CPU.
     pub cpu: ResourceLoad,
     /// Memory.
@@ -42,14 +42,14 @@ pub struct NodeLoad {
 
 /// A term of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Term {
+pub enum LoadTerm {
     /// A resource.
     Resource(Resource),
     /// Pressure, how long protected pods wait, or a metric of neither resource.
     Pressure,
 }
 
-impl Term {
+impl LoadTerm {
     /// `cpu`, `memory` or `pressure`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -152,11 +152,11 @@ pub(super) fn load(
     });
     let pressure = pressure(runs, time);
     let terms = [
-        (cpu.percent(), Term::Resource(Resource::Cpu)),
-        (memory.percent(), Term::Resource(Resource::Memory)),
+        (cpu.percent(), LoadTerm::Resource(Resource::Cpu)),
+        (memory.percent(), LoadTerm::Resource(Resource::Memory)),
         (
             pressure.as_ref().map_or(0.0, |it| it.percent),
-            Term::Pressure,
+            LoadTerm::Pressure,
         ),
     ];
     let (percent, worst) = terms

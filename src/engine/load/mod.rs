@@ -40,18 +40,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use self::expected::{PodUse, Step, cpu_prior, memory_prior, usual};
+use self::expected::{PodUse, SampleGap, cpu_prior, memory_prior, usual};
 pub use self::history::{DAY_WEIGHT, HOUR_WEIGHT};
-use self::history::{Parts, Peaks};
+use self::history::{Peaks, PodShares};
 use self::line::{Capacity, ResourceUse};
 pub use self::line::{
-    DEFAULT_LINE, LoadLine, NodeLoad, PressureLoad, ResourceLoad, Term, load_lines,
+    DEFAULT_LINE, LoadLine, LoadTerm, NodeLoad, PressureLoad, ResourceLoad, load_lines,
 };
 use self::owners::{Owners, Ratios};
 pub use self::window::WINDOW;
 use self::window::{Intervals, RunTime, millicores, ticks};
 use super::Engine;
-use super::ledger::{Ledger, allowance};
+use super::ledger::{ThrottleLedger, allowance};
 use super::metric::Resource;
 use super::plan::Unknown;
 use super::pod::{Pod, PodUid};
@@ -94,7 +94,7 @@ pub struct LoadState {
 struct SavedPod {
     uid: PodUid,
     used: PodUse,
-    parts: Parts,
+    parts: PodShares,
 }
 
 /// The state of the whole node.
@@ -117,7 +117,7 @@ struct NodeState {
 struct Track {
     pod: Arc<Pod>,
     used: PodUse,
-    parts: Parts,
+    parts: PodShares,
     /// Where its owner was found last.
     owner_hint: u8,
 }
@@ -148,7 +148,7 @@ pub(super) struct LoadTracker {
 
 impl NodeState {
     /// Advances to a sample; `None` if it is not new. Starts over if nothing is known of the time since the last one.
-    fn advance(&mut self, at: BootTime, cpu: CpuTimes) -> Option<Step> {
+    fn advance(&mut self, at: BootTime, cpu: CpuTimes) -> Option<SampleGap> {
         let before = self.intervals.at;
         if self.cpu.is_some() && at == before {
             return None;
@@ -169,7 +169,7 @@ impl NodeState {
             self.busy.clear();
             self.untracked.clear();
         }
-        Some(Step {
+        Some(SampleGap {
             before: busy.map(|_| before),
             is_first,
             cpus: f64::from(cpu.online),
@@ -193,7 +193,7 @@ impl Track {
         Self {
             pod: Arc::clone(pod),
             used: PodUse::default(),
-            parts: Parts::default(),
+            parts: PodShares::default(),
             owner_hint: 0,
         }
     }
@@ -233,7 +233,7 @@ impl LoadTracker {
         }
     }
 
-    fn end(&mut self, run_time: &RunTime, parts: &Parts) {
+    fn end(&mut self, run_time: &RunTime, parts: &PodShares) {
         self.node.untracked.absorb(run_time);
         self.node.peaks.end(parts);
     }
@@ -243,7 +243,7 @@ impl LoadTracker {
     }
 
     /// Adds a sample. Without pods, although there are some, it was taken between two samples of them.
-    pub(super) fn add(&mut self, sample: &Sample, windows: &NodeWindows, ledger: &Ledger) {
+    pub(super) fn add(&mut self, sample: &Sample, windows: &NodeWindows, ledger: &ThrottleLedger) {
         self.latest = sample.at;
         self.time = sample.time;
         if let Ok((used, total)) = memory(&sample.node) {
@@ -272,7 +272,7 @@ impl LoadTracker {
         }
     }
 
-    fn add_pods(&mut self, sample: &Sample, step: Step) {
+    fn add_pods(&mut self, sample: &Sample, step: SampleGap) {
         for track in self.tracks.iter_mut().filter(|track| track.pod.running) {
             let age = age(&track.pod, sample.time);
             track.used.resolve_start(sample.at, age, step.is_first);
@@ -351,7 +351,7 @@ impl LoadTracker {
     }
 
     /// Learns what pods of the same owner use.
-    fn learn(&mut self, ledger: &Ledger) {
+    fn learn(&mut self, ledger: &ThrottleLedger) {
         self.node.owners.next_round();
         for track in &mut self.tracks {
             let Some(owner) = &track.pod.owner else {
@@ -377,7 +377,7 @@ impl LoadTracker {
     }
 
     /// Expected CPU of the node in millicores, and the part of newcomers that a 5-minute average does not show.
-    fn cpu(&self, ledger: &Ledger) -> [f64; 2] {
+    fn cpu(&self, ledger: &ThrottleLedger) -> [f64; 2] {
         let NodeState {
             intervals, owners, ..
         } = &self.node;
@@ -447,7 +447,7 @@ impl LoadTracker {
     fn used(
         &self,
         windows: &NodeWindows,
-        ledger: &Ledger,
+        ledger: &ThrottleLedger,
     ) -> Result<([ResourceUse; 2], Capacity), Unknown> {
         let cpu = self.node.cpu.ok_or(Unknown::Missing)?;
         let memory = self.memory.ok_or(Unknown::Missing)?;
@@ -483,7 +483,7 @@ impl LoadTracker {
 }
 
 /// What a throttled pod used before, in millicores, if it wants more than its quota.
-fn throttled_demand(track: &Track, ledger: &Ledger, intervals: &Intervals) -> Option<f64> {
+fn throttled_demand(track: &Track, ledger: &ThrottleLedger, intervals: &Intervals) -> Option<f64> {
     let throttled = ledger.get(&track.pod.uid)?;
     let ratio = throttled.depth().ratio;
     let Quota::Limit(quota) = allowance(&throttled.target_cgroups, &track.pod, ratio) else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_INTERVAL, Series, Window};
+use super::{MAX_INTERVAL, TimeSeries, Window};
 use crate::engine::Demand;
 use crate::engine::metric::{CustomMetric, Metric, Resource};
 use crate::engine::plan::Unknown;
@@ -76,7 +76,7 @@ impl CustomWindow {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SourceSeries {
     key: String,
-    pub(super) series: Series,
+    pub(super) series: TimeSeries,
     /// The index of a window over it.
     #[serde(skip)]
     window: usize,
@@ -125,7 +125,7 @@ impl CustomWindows {
             }
             let series = match saved.iter().position(|source| source.key == key) {
                 Some(index) => saved.swap_remove(index).series,
-                None => Series::default(),
+                None => TimeSeries::default(),
             };
             sources.push(SourceSeries {
                 key,
@@ -203,7 +203,7 @@ impl CustomWindows {
         &mut self,
         now: BootTime,
         sources: &'a [SourceSeries],
-        node: impl Fn(Resource) -> &'a Series,
+        node: impl Fn(Resource) -> &'a TimeSeries,
     ) {
         for (gauge, definition) in self.gauges.iter_mut().zip(self.definitions.iter()) {
             if gauge.value.is_some() && now < gauge.due {
@@ -230,7 +230,7 @@ impl CustomWindows {
         &self,
         metric: &CustomMetric,
         sources: &'a [SourceSeries],
-        node: impl Fn(Resource) -> &'a Series,
+        node: impl Fn(Resource) -> &'a TimeSeries,
     ) -> Result<f64, Unknown> {
         let (definition, gauge) = self.find(metric).ok_or(Unknown::Missing)?;
         let series = gauge.place.series(sources, node);
@@ -263,8 +263,8 @@ impl Place {
     fn series<'a>(
         self,
         sources: &'a [SourceSeries],
-        node: impl Fn(Resource) -> &'a Series,
-    ) -> Option<&'a Series> {
+        node: impl Fn(Resource) -> &'a TimeSeries,
+    ) -> Option<&'a TimeSeries> {
         match self {
             Self::Node(resource) => Some(node(resource)),
             Self::Source(index) => sources.get(index).map(|source| &source.series),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::custom::{CustomWindows, SourceSeries};
-use super::{CustomWindow, Series, Statistic};
+use super::{CustomWindow, Statistic, TimeSeries};
 use crate::engine::Demand;
 use crate::engine::metric::{CustomMetric, Resource};
 use crate::engine::plan::Unknown;
@@ -25,8 +25,8 @@ pub struct NodeWindows {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Resources {
-    cpu: Series,
-    memory: Series,
+    cpu: TimeSeries,
+    memory: TimeSeries,
 }
 
 /// The last sample.
@@ -39,7 +39,7 @@ struct LastSample {
 }
 
 impl Resources {
-    const fn of(&self, resource: Resource) -> &Series {
+    const fn of(&self, resource: Resource) -> &TimeSeries {
         match resource {
             Resource::Cpu => &self.cpu,
             Resource::Memory => &self.memory,
@@ -95,7 +95,7 @@ impl NodeWindows {
     }
 
     /// The series of a resource.
-    pub const fn of(&self, resource: Resource) -> &Series {
+    pub const fn of(&self, resource: Resource) -> &TimeSeries {
         self.resources.of(resource)
     }
 

@@ -20,8 +20,8 @@ fn at(seconds: f64) -> BootTime {
 }
 
 /// A history with one value per second; `None` is a gap.
-fn series(seconds: u64, value: impl Fn(u64) -> Option<f64>) -> Series {
-    let mut series = Series::default();
+fn series(seconds: u64, value: impl Fn(u64) -> Option<f64>) -> TimeSeries {
+    let mut series = TimeSeries::default();
     for second in 0..seconds {
         let (from, to) = (at(second as f64), at((second + 1) as f64));
         match value(second) {
@@ -69,7 +69,7 @@ impl Reference {
     }
 
     /// Compares every statistic; `scale` is the largest value divided by 100.
-    fn check(&self, series: &Series, scale: f64) {
+    fn check(&self, series: &TimeSeries, scale: f64) {
         let slots = self.slots();
         let error = ROUNDING * scale;
         for span in SUMMED {
@@ -106,7 +106,7 @@ impl Reference {
     }
 
     /// A day is the minute of the last slot, or that of the next one, and the 1440 before.
-    fn check_day(series: &Series, slots: &[Option<f64>], error: f64) {
+    fn check_day(series: &TimeSeries, slots: &[Option<f64>], error: f64) {
         let day = |current: usize| {
             let first = current.saturating_sub(MINUTES_PER_DAY) * usize::from(SLOTS_PER_MINUTE);
             &slots[first.min(slots.len())..]
@@ -186,7 +186,13 @@ fn compare(found: Option<f64>, expected: Option<f64>, error: f64) {
 }
 
 /// Compares the deviation and the percentiles with those of `known`, which have no value below half `coverage`.
-fn check_distribution(series: &Series, span: Span, mut known: Vec<f64>, coverage: f64, error: f64) {
+fn check_distribution(
+    series: &TimeSeries,
+    span: Span,
+    mut known: Vec<f64>,
+    coverage: f64,
+    error: f64,
+) {
     known.sort_by(f64::total_cmp);
     let spread = series.spread(span).value;
     let expected = mean(&known).filter(|_| coverage >= MIN_COVERAGE);
@@ -281,7 +287,7 @@ proptest! {
         start in 0_u64..100_000_000,
         scale in select(vec![1.0, 1.0, 1e-6, 0.01, 1e6, 1e12, -1e9]),
     ) {
-        let mut series = Series::default();
+        let mut series = TimeSeries::default();
         let mut reference = Reference { now: start * 1_000_000, ..Reference::default() };
         series.advance(BootTime::from_nanos(reference.now));
         for (index, step) in steps.iter().enumerate() {
@@ -305,7 +311,7 @@ proptest! {
         }
         // A process that resumes from the saved state has the same values.
         let saved = serde_json::to_string(&series).unwrap();
-        let mut resumed: Series = serde_json::from_str(&saved).unwrap();
+        let mut resumed: TimeSeries = serde_json::from_str(&saved).unwrap();
         prop_assert!(resumed.resume());
         prop_assert_eq!(resumed.sums, series.sums);
         reference.check(&resumed, scale.abs());
@@ -315,7 +321,7 @@ proptest! {
     fn clock_jumps_break_nothing(
         steps in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<f64>()), 1..50),
     ) {
-        let mut series = Series::default();
+        let mut series = TimeSeries::default();
         for (from, to, value) in steps {
             series.add(BootTime::from_nanos(from), BootTime::from_nanos(to), value);
             for span in Span::ALL {
@@ -335,7 +341,7 @@ proptest! {
         parts in proptest::collection::vec(part(), 20..60),
         interval in select(vec![1_u64, 3, 7, 15, 30]),
     ) {
-        let mut series = Series::default();
+        let mut series = TimeSeries::default();
         let mut reference = Reference::default();
         for part in parts {
             for _ in 0..part.seconds / interval {
@@ -406,7 +412,7 @@ fn values_older_than_the_window_are_dropped_after_suspend() {
 
 #[test]
 fn an_average_does_not_drift() {
-    let mut series = Series::default();
+    let mut series = TimeSeries::default();
     for slot in 0..200_000_u64 {
         // A spike of a quadrillion every 20 minutes: a running sum of floats would lose what comes after it.
         let value = if slot % 400 == 0 { 1e15 } else { 0.001 };
@@ -447,7 +453,7 @@ fn a_minute_follows_quickly_and_a_day_needs_half_a_day() {
 
 #[test]
 fn an_invalid_series_is_not_resumed() {
-    let written = serde_json::to_value(Series::default()).unwrap();
+    let written = serde_json::to_value(TimeSeries::default()).unwrap();
     let mut short = written.clone();
     short["slots"] = serde_json::json!([1, 2, 3]);
     let mut tall = written.clone();
@@ -460,7 +466,7 @@ fn an_invalid_series_is_not_resumed() {
         (tall, false),
         (huge, false),
     ] {
-        let mut series: Series = serde_json::from_value(value).unwrap();
+        let mut series: TimeSeries = serde_json::from_value(value).unwrap();
         assert_eq!(series.resume(), valid);
     }
 }

@@ -24,8 +24,13 @@ fn generous() -> Budgets {
     }
 }
 
-fn empty(budgets: Budgets) -> Ledger {
-    Ledger::resume(budgets, Record::default(), &FirstSeen::default(), at(0))
+fn empty(budgets: Budgets) -> EvictionLedger {
+    EvictionLedger::resume(
+        budgets,
+        EvictionRecord::default(),
+        &FirstSeen::default(),
+        at(0),
+    )
 }
 
 /// Pods that differ in everything except what their numbers share.
@@ -55,20 +60,22 @@ type Change = fn(&mut Victim);
 
 #[test]
 fn each_budget_counts_only_evictions_in_its_scope() {
-    let changes: [(Scope, Change); 4] = [
-        (Scope::Zone, |it| it.zone = Some("y".to_owned())),
-        (Scope::Node, |it| it.node = "other".to_owned()),
-        (Scope::Namespace, |it| it.namespace = "other".to_owned()),
-        (Scope::Owner, |it| it.owner = None),
+    let changes: [(BudgetScope, Change); 4] = [
+        (BudgetScope::Zone, |it| it.zone = Some("y".to_owned())),
+        (BudgetScope::Node, |it| it.node = "other".to_owned()),
+        (BudgetScope::Namespace, |it| {
+            it.namespace = "other".to_owned()
+        }),
+        (BudgetScope::Owner, |it| it.owner = None),
     ];
-    let of = |scope: Scope| {
+    let of = |scope: BudgetScope| {
         let mut budgets = generous();
         match scope {
-            Scope::Fleet => budgets.fleet.evictions = 1,
-            Scope::Zone => budgets.zone.evictions = 1,
-            Scope::Node => budgets.node.evictions = 1,
-            Scope::Namespace => budgets.namespace.evictions = 1,
-            Scope::Owner => budgets.owner.evictions = 1,
+            BudgetScope::Fleet => budgets.fleet.evictions = 1,
+            BudgetScope::Zone => budgets.zone.evictions = 1,
+            BudgetScope::Node => budgets.node.evictions = 1,
+            BudgetScope::Namespace => budgets.namespace.evictions = 1,
+            BudgetScope::Owner => budgets.owner.evictions = 1,
         }
         let mut ledger = empty(budgets);
         assert_eq!(ledger.reserve(base_victim(), at(0)), Ok(Granted::New));
@@ -78,7 +85,7 @@ fn each_budget_counts_only_evictions_in_its_scope() {
         uid: "second".to_owned(),
         ..base_victim()
     };
-    for scope in Scope::ALL {
+    for scope in BudgetScope::ALL {
         let exhausted = of(scope).reserve(second(), at(0)).unwrap_err();
         assert!(matches!(exhausted.limit, Limit::Budget(by, _) if by == scope));
     }
@@ -94,7 +101,10 @@ fn each_budget_counts_only_evictions_in_its_scope() {
     // The same owner name in another namespace is a different owner.
     let mut elsewhere = second();
     elsewhere.namespace = "other".to_owned();
-    assert_eq!(of(Scope::Owner).reserve(elsewhere, at(0)), Ok(Granted::New));
+    assert_eq!(
+        of(BudgetScope::Owner).reserve(elsewhere, at(0)),
+        Ok(Granted::New)
+    );
 }
 
 #[test]
@@ -178,8 +188,8 @@ fn an_unknown_history_blocks_evictions_for_the_longest_window() {
     assert_eq!(exhausted.limit, Limit::UnknownHistory);
     assert_eq!(exhausted.retry_after, Duration::from_secs(100));
     // The next leader knows no more than this one.
-    let resumed = |ledger: &Ledger, now| {
-        Ledger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
+    let resumed = |ledger: &EvictionLedger, now| {
+        EvictionLedger::resume(budgets, ledger.record(1, now), &FirstSeen::default(), now)
     };
     assert!(
         resumed(&ledger, at(200))
@@ -203,7 +213,7 @@ fn a_budget_of_zero_allows_no_eviction() {
     let exhausted = ledger.reserve(victim(1), at(0)).unwrap_err();
     assert_eq!(
         (exhausted.limit, exhausted.retry_after),
-        (Limit::Budget(Scope::Node, budget(0, 60)), MAX_WAIT)
+        (Limit::Budget(BudgetScope::Node, budget(0, 60)), MAX_WAIT)
     );
 }
 
@@ -229,7 +239,7 @@ fn the_ledger_never_outgrows_its_record() {
 fn pods_are_polled_until_they_are_gone() {
     let mut ledger = empty(generous());
     assert_eq!(ledger.reserve(victim(1), at(0)), Ok(Granted::New));
-    let due = |ledger: &mut Ledger, seconds| ledger.due_for_poll(at(seconds), 9).len();
+    let due = |ledger: &mut EvictionLedger, seconds| ledger.due_for_poll(at(seconds), 9).len();
     assert_eq!([due(&mut ledger, 1), due(&mut ledger, 2)], [0, 1]);
     assert_eq!(due(&mut ledger, 3), 0, "it was just polled");
     ledger.observe("u1", PodState::Terminating, at(4), at(4));
@@ -311,8 +321,8 @@ const NEW: Pod = Pod {
 struct Model {
     budgets: Budgets,
     now: BootTime,
-    ledger: Ledger,
-    record: Record,
+    ledger: EvictionLedger,
+    record: EvictionRecord,
     standby: FirstSeen,
     /// By slot: the last one exists, those before are gone.
     pods: Vec<Vec<Pod>>,
@@ -334,7 +344,7 @@ impl Model {
             budgets,
             now: at(1000),
             ledger: empty(budgets),
-            record: Record::default(),
+            record: EvictionRecord::default(),
             standby: FirstSeen::default(),
             pods: vec![vec![NEW]; SLOTS],
             evicted: Vec::new(),
@@ -408,7 +418,7 @@ impl Model {
             self.standby = FirstSeen::default();
         }
         let record = self.record.clone();
-        self.ledger = Ledger::resume(self.budgets, record, &self.standby, self.now);
+        self.ledger = EvictionLedger::resume(self.budgets, record, &self.standby, self.now);
         // Polls of the previous leader are lost.
         for pod in self.pods.iter_mut().flatten() {
             pod.poll = None;
@@ -417,7 +427,7 @@ impl Model {
 
     /// The most pods that started to terminate within one budget window, among those that share the scope with any one
     /// of them.
-    fn most(&self, scope: Scope) -> usize {
+    fn most(&self, scope: BudgetScope) -> usize {
         let window = self.budgets.of(scope).window;
         let of = |(first, from): &(Victim, BootTime)| {
             let beside = self.evicted.iter().filter(|(other, at)| {
@@ -449,7 +459,7 @@ proptest! {
         for step in steps {
             model.step(step);
             let changes = matches!(step, Step::Evict(_));
-            for scope in Scope::ALL.into_iter().filter(|_| changes) {
+            for scope in BudgetScope::ALL.into_iter().filter(|_| changes) {
                 let most = model.most(scope);
                 let allowed = usize::from(budgets.of(scope).evictions);
                 prop_assert!(most <= allowed, "{scope:?}: {most} of {allowed}");

@@ -73,7 +73,7 @@ pub enum FilesError {
 }
 
 /// Reads the certificate, and reads it again when a file changes.
-pub struct Files {
+pub struct CertificateFiles {
     paths: TlsFiles,
     names: Vec<String>,
     seen: Option<[Option<Stamp>; 3]>,
@@ -81,7 +81,7 @@ pub struct Files {
     rollover: Rollover,
 }
 
-impl Files {
+impl CertificateFiles {
     /// For a certificate that has all these names.
     pub fn new(paths: TlsFiles, names: Vec<String>) -> Self {
         Self {

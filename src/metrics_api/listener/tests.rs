@@ -13,16 +13,16 @@ use tokio::time::sleep;
 
 use crate::clock;
 use crate::cluster::election::{Leadership, Term};
-use crate::metrics_api::Observer;
+use crate::metrics_api::ApiObserver;
 use crate::metrics_api::authn::Authenticator;
 use crate::metrics_api::authz::Authorizer;
 use crate::metrics_api::certificates::Pair;
 use crate::metrics_api::data::Data;
 use crate::metrics_api::documents::Documents;
 use crate::metrics_api::front_proxy::Trust;
-use crate::metrics_api::in_flight::InFlight;
+use crate::metrics_api::in_flight::RequestsInFlight;
 use crate::metrics_api::readiness::Readiness;
-use crate::metrics_api::store::{Content, Limits};
+use crate::metrics_api::store::{Limits, ObjectContent};
 
 use super::*;
 
@@ -39,7 +39,7 @@ struct Observed {
     new_cut: AtomicUsize,
 }
 
-impl Observer for Observed {
+impl ApiObserver for Observed {
     fn answered(&self, _: &'static str, _: u16) {}
     fn certified(&self, _: Result<(), &str>) {}
     fn certificates_reconciled(&self, _: Option<Timestamp>, _: bool) {}
@@ -137,7 +137,7 @@ impl Leader {
             server_name: String::new(),
             stop: stopped.clone(),
             waiting: Semaphore::new(NODES),
-            in_flight: Arc::new(InFlight::new(per_user)),
+            in_flight: Arc::new(RequestsInFlight::new(per_user)),
             readiness: Arc::new(Readiness::new(Arc::clone(&observed) as _)),
             observer: Arc::clone(&observed) as _,
             reports: None,
@@ -165,10 +165,10 @@ impl Leader {
         self.data.change(|store| {
             for node in 0..NODES {
                 let name = format!("node{node:04}");
-                let content = Content {
+                let content = ObjectContent {
                     metadata: format!(r#""name":"{name}""#).into(),
                     status: format!(r#"{{"pods":{round},"more":"{}"}}"#, "x".repeat(STATUS)).into(),
-                    ..Content::default()
+                    ..ObjectContent::default()
                 };
                 store.apply(&name, content);
             }

@@ -16,7 +16,7 @@ type Point = (BootTime, [f32; NAMES.len()]);
 
 /// At most 21 points of 60 bytes.
 #[derive(Debug, Default)]
-pub struct History(VecDeque<Point>);
+pub struct LoadHistory(VecDeque<Point>);
 
 /// The values at some time in the past.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub struct Past {
     pub values: LoadValues,
 }
 
-impl History {
+impl LoadHistory {
     /// Adds values, unless there are some that are hardly older.
     #[expect(clippy::cast_possible_truncation, reason = "percentages")]
     pub fn push(&mut self, at: BootTime, values: &LoadValues) {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn it_has_a_point_each_half_minute_for_ten_minutes() {
-        let mut history = History::default();
+        let mut history = LoadHistory::default();
         for second in (1000..3000).step_by(10) {
             let mut values = LoadValues::default();
             values.0[0] = Some(second as f64);

@@ -107,7 +107,7 @@ fn a_watch_starts_with_all_objects_unless_it_has_a_version() {
 
 #[test]
 fn a_token_survives_a_round_trip() {
-    let token = Token {
+    let token = ContinueToken {
         version: "123".parse().unwrap(),
         start: "worker-1.example.com".to_owned(),
     };

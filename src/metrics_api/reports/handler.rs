@@ -12,10 +12,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use super::super::authn::bearer;
-use super::super::status::Refusal;
+use super::super::status::ErrorResponse;
 use super::identity::{Denied, Identity};
-use super::interval::{Load, ReportLimits};
-use super::latest::{Latest, Outcome, ReceivedReport};
+use super::interval::{ListenerLoad, ReportLimits};
+use super::latest::{Latest, ReceivedReport, StoreOutcome};
 use super::metrics::ReportMetrics;
 use super::token::BadToken;
 use crate::clock;
@@ -33,7 +33,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 pub type Answer = Response<Full<Bytes>>;
 
 /// A refusal with its metric label.
-type Refused = (&'static str, Refusal);
+type Refused = (&'static str, ErrorResponse);
 
 /// Receives reports.
 pub struct ReportHandler {
@@ -120,7 +120,7 @@ impl ReportHandler {
             (backlog, latest.reporting(now))
         };
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        *limits = limits.at(Load { busy, backlog }).for_nodes(nodes);
+        *limits = limits.at(ListenerLoad { busy, backlog }).for_nodes(nodes);
         self.metrics.set_load(nodes, busy, *limits);
     }
 
@@ -150,12 +150,12 @@ impl ReportHandler {
         request: Request<Incoming>,
     ) -> Result<(&'static str, Arc<str>), Refused> {
         if request.uri().path() != PATH {
-            return Err(("path", Refusal::no_path()));
+            return Err(("path", ErrorResponse::no_path()));
         }
         if *request.method() != Method::POST {
             return Err((
                 "method",
-                Refusal::new(405, "MethodNotAllowed", "reports are sent by POST"),
+                ErrorResponse::new(405, "MethodNotAllowed", "reports are sent by POST"),
             ));
         }
         if !self.latest().is_open() {
@@ -168,37 +168,37 @@ impl ReportHandler {
                 "the agent of node {node:?} cannot report for node {:?}",
                 report.node
             );
-            return Err(("other_node", Refusal::new(403, "Forbidden", message)));
+            return Err(("other_node", ErrorResponse::new(403, "Forbidden", message)));
         }
         match self.put(report) {
-            Outcome::Stored(_) => Ok(("stored", node)),
-            Outcome::Replayed => Ok(("replayed", node)),
-            Outcome::Stale => {
+            StoreOutcome::Stored(_) => Ok(("stored", node)),
+            StoreOutcome::Replayed => Ok(("replayed", node)),
+            StoreOutcome::Stale => {
                 let message = format!("a later report of node {node:?} was received already");
                 Err(("stale", conflict(message)))
             }
-            Outcome::OtherBoot => {
+            StoreOutcome::OtherBoot => {
                 let message = format!(
                     "the report is of another boot than status.nodeInfo.bootID of node {node:?}; after a restart of the \
                      machine its kubelet has to write that first"
                 );
                 Err(("other_boot", conflict(message)))
             }
-            Outcome::StartedAhead => {
+            StoreOutcome::StartedAhead => {
                 let message = format!(
                     "the agent of node {node:?} cannot have started that late according to its earlier reports and the clock of the \
                      controller"
                 );
                 Err(("started_ahead", conflict(message)))
             }
-            Outcome::NotOpen => Err(not_open()),
-            Outcome::UnknownNode => {
+            StoreOutcome::NotOpen => Err(not_open()),
+            StoreOutcome::UnknownNode => {
                 let message = format!("nodes {node:?} not found");
-                Err(("unknown_node", Refusal::new(404, "NotFound", message)))
+                Err(("unknown_node", ErrorResponse::new(404, "NotFound", message)))
             }
-            Outcome::TooSoon => {
+            StoreOutcome::TooSoon => {
                 let message = "the controller is overloaded: this report came before the requested interval had passed";
-                let refusal = Refusal::new(429, "TooManyRequests", message);
+                let refusal = ErrorResponse::new(429, "TooManyRequests", message);
                 Err(("too_soon", refusal.after(self.limits().retry_after())))
             }
         }
@@ -208,7 +208,10 @@ impl ReportHandler {
     async fn evict(&self, request: Request<Incoming>) -> Result<Answered, Refused> {
         if *request.method() != Method::POST {
             let message = "evictions are requested by POST";
-            return Err(("method", Refusal::new(405, "MethodNotAllowed", message)));
+            return Err((
+                "method",
+                ErrorResponse::new(405, "MethodNotAllowed", message),
+            ));
         }
         let node = self.identify(request.headers()).await?;
         let body = read_body(request, eviction::MAX_BYTES).await?;
@@ -219,14 +222,14 @@ impl ReportHandler {
     }
 
     /// Stores a report.
-    pub fn put(&self, report: Report) -> Outcome {
+    pub fn put(&self, report: Report) -> StoreOutcome {
         let min_age = self.limits().min_interval;
         self.store(report, min_age, clock::boot_time())
     }
 
-    fn store(&self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
+    fn store(&self, report: Report, min_age: Duration, arrived_at: BootTime) -> StoreOutcome {
         let outcome = self.latest().put(report, min_age, arrived_at);
-        if let Outcome::Stored(age) = outcome {
+        if let StoreOutcome::Stored(age) = outcome {
             self.arrived.notify_one();
             if let Some(age) = age {
                 self.metrics.followed(age);
@@ -246,7 +249,7 @@ impl ReportHandler {
             let age = Duration::from_millis(relayed.age_millis);
             let result = match Report::parse(relayed.report.get().as_bytes()) {
                 Ok(report) => match self.store(report, Duration::ZERO, now.before(age)) {
-                    Outcome::Stored(_) => "relayed",
+                    StoreOutcome::Stored(_) => "relayed",
                     _ => continue,
                 },
                 Err(_) => "invalid",
@@ -288,7 +291,7 @@ impl ReportHandler {
     async fn identify(&self, headers: &HeaderMap) -> Result<Arc<str>, Refused> {
         let token = bearer(headers).ok_or_else(|| {
             let message = "a report needs a bearer token of the agents' ServiceAccount";
-            ("no_token", Refusal::new(401, "Unauthorized", message))
+            ("no_token", ErrorResponse::new(401, "Unauthorized", message))
         })?;
         self.identity.node(token).await.map_err(refuse_token)
     }
@@ -311,15 +314,15 @@ impl ReportHandler {
     }
 }
 
-fn conflict(message: String) -> Refusal {
-    Refusal::new(409, "Conflict", message)
+fn conflict(message: String) -> ErrorResponse {
+    ErrorResponse::new(409, "Conflict", message)
 }
 
 fn not_open() -> Refused {
     let message = "the nodes are not listed yet";
     (
         "not_ready",
-        Refusal::new(503, "ServiceUnavailable", message).after(1),
+        ErrorResponse::new(503, "ServiceUnavailable", message).after(1),
     )
 }
 
@@ -335,7 +338,7 @@ fn refuse_token(why: Denied) -> Refused {
         Denied::NoNode => ("no_node", 403, "Forbidden"),
         Denied::Unknown => ("token_unknown", 503, "ServiceUnavailable"),
     };
-    let refusal = Refusal::new(code, reason, why.to_string());
+    let refusal = ErrorResponse::new(code, reason, why.to_string());
     (
         result,
         if code == 503 {
@@ -352,7 +355,7 @@ async fn read(request: Request<Incoming>) -> Result<Report, Refused> {
 }
 
 fn invalid(error: &dyn std::error::Error) -> Refused {
-    ("invalid", Refusal::bad_request(error.to_string()))
+    ("invalid", ErrorResponse::bad_request(error.to_string()))
 }
 
 async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refused> {
@@ -360,7 +363,7 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
         let message = format!("the request has more than {max} bytes");
         (
             "too_large",
-            Refusal::new(413, "RequestEntityTooLarge", message),
+            ErrorResponse::new(413, "RequestEntityTooLarge", message),
         )
     };
     let body = request.into_body();
@@ -373,7 +376,7 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
             "the request body was not received within {} s",
             BODY_TIMEOUT.as_secs()
         );
-        return Err(("too_slow", Refusal::new(408, "Timeout", message)));
+        return Err(("too_slow", ErrorResponse::new(408, "Timeout", message)));
     };
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
@@ -381,7 +384,7 @@ async fn read_body(request: Request<Incoming>, max: usize) -> Result<Bytes, Refu
         } else {
             (
                 "broken_off",
-                Refusal::bad_request("the request is incomplete"),
+                ErrorResponse::bad_request("the request is incomplete"),
             )
         }
     })?;
@@ -404,7 +407,7 @@ fn body(answer: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(answer).unwrap_or_default()
 }
 
-fn refused(refusal: &Refusal) -> Answered {
+fn refused(refusal: &ErrorResponse) -> Answered {
     let status = StatusCode::from_u16(refusal.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut answer = json(status, refusal.status().to_string());
     let headers = answer.headers_mut();

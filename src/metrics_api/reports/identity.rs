@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::super::authn::{self, User};
 use super::keys::KeyRing;
 use super::metrics::ReportMetrics;
-use super::token::{BadToken, Token, Unverified};
+use super::token::{AgentToken, BadToken, Unverified};
 use crate::clock;
 use crate::cluster::reviews::{Bounds, Reviews};
 use crate::cluster::token_bucket::TokenBucket;
@@ -88,7 +88,7 @@ impl Identity {
             return Ok(node);
         }
         let now = clock::wall_time();
-        let token = Token::read(text)?;
+        let token = AgentToken::read(text)?;
         token.claims.check(AUDIENCE, now)?;
         let mut ttl = Duration::from_secs(token.claims.seconds_left(now));
         let node = match self.keys.verify(&token).await {

@@ -48,7 +48,7 @@ impl Meter {
 
 /// Load over a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct ListenerLoad {
     /// Cores used by the listener's thread: 0 to 1.
     pub busy: f64,
     /// Age of the oldest unprocessed report.
@@ -81,7 +81,7 @@ impl ReportLimits {
     /// its target, in whole seconds and by at most half of itself, between 10 s and 60 s. Under overload, reports are
     /// accepted only after two thirds of it.
     #[must_use]
-    pub fn at(self, load: Load) -> Self {
+    pub fn at(self, load: ListenerLoad) -> Self {
         let behind = load.backlog >= MAX_BACKLOG;
         let wanted = load.busy / TARGET;
         let factor = if behind { wanted.max(1.5) } else { wanted };
@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
 
-    fn load(busy: f64) -> Load {
-        Load {
+    fn load(busy: f64) -> ListenerLoad {
+        ListenerLoad {
             busy,
             backlog: Duration::ZERO,
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_backlog_lengthens_the_interval() {
-        let behind = Load {
+        let behind = ListenerLoad {
             busy: 0.0,
             backlog: MAX_BACKLOG,
         };
@@ -226,7 +226,7 @@ mod tests {
         ) {
             let limits = ReportLimits { interval: Duration::from_secs(seconds), ..ReportLimits::default() };
             let backlog = Duration::from_secs(backlog);
-            let (less, more) = (Load { busy, backlog }, Load { busy: busy + more, backlog });
+            let (less, more) = (ListenerLoad { busy, backlog }, ListenerLoad { busy: busy + more, backlog });
             let (less, more) = (limits.at(less), limits.at(more));
             prop_assert!(less.interval <= more.interval && less.min_interval <= more.min_interval);
             prop_assert!((INTERVAL..=MAX_INTERVAL).contains(&more.interval));

@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinHandle;
 
 use super::metrics::ReportMetrics;
-use super::token::{Keys, Token, Unverified, WrittenKeys};
+use super::token::{AgentToken, Keys, Unverified, WrittenKeys};
 use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::engine::time::BootTime;
@@ -49,7 +49,7 @@ impl KeyRing {
 
     /// Whether the cluster signed a token. If its key is unknown, the keys are reloaded first, unless that was just
     /// tried.
-    pub async fn verify(self: &Arc<Self>, token: &Token<'_>) -> Result<(), Unverified> {
+    pub async fn verify(self: &Arc<Self>, token: &AgentToken<'_>) -> Result<(), Unverified> {
         let (keys, read) = self.known();
         let verified = keys.verify(token);
         if verified == Err(Unverified::UnknownKey) {
@@ -171,7 +171,7 @@ mod tests {
     async fn loading_keys_continues_when_the_waiter_is_gone() {
         let (ring, _silent) = ring();
         let text = a_token();
-        let token = Token::read(&text).unwrap();
+        let token = AgentToken::read(&text).unwrap();
         let verified = timeout(Duration::from_millis(50), ring.verify(&token)).await;
         assert!(verified.is_err(), "the API server does not answer");
         assert!(

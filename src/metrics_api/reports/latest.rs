@@ -74,7 +74,7 @@ pub struct ReceivedReport {
 
 /// Result of storing a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StoreOutcome {
     /// Stored; with the age of the previous report.
     Stored(Option<Duration>),
     /// This very report was received before.
@@ -157,22 +157,22 @@ impl Latest {
     }
 
     /// Stores a report that arrived at `arrived_at`, unless the previous one is younger than `min_age`.
-    pub fn put(&mut self, report: Report, min_age: Duration, arrived_at: BootTime) -> Outcome {
+    pub fn put(&mut self, report: Report, min_age: Duration, arrived_at: BootTime) -> StoreOutcome {
         if !self.is_open() {
-            return Outcome::NotOpen;
+            return StoreOutcome::NotOpen;
         }
         let Some((name, _)) = self.nodes.get_key_value(report.node.as_str()) else {
-            return Outcome::UnknownNode;
+            return StoreOutcome::UnknownNode;
         };
         let name = Arc::clone(name);
         let Some(node) = self.nodes.get_mut(&name) else {
-            return Outcome::UnknownNode;
+            return StoreOutcome::UnknownNode;
         };
         match node.check(&report, min_age, arrived_at) {
             Ok(age) => {
                 node.store(report, arrived_at);
                 self.changed.insert(name);
-                Outcome::Stored(age)
+                StoreOutcome::Stored(age)
             }
             Err(outcome) => outcome,
         }
@@ -261,9 +261,9 @@ impl Node {
         report: &Report,
         min_age: Duration,
         arrived_at: BootTime,
-    ) -> Result<Option<Duration>, Outcome> {
+    ) -> Result<Option<Duration>, StoreOutcome> {
         if !self.boot_id.is_empty() && self.boot_id != report.boot_id {
-            return Err(Outcome::OtherBoot);
+            return Err(StoreOutcome::OtherBoot);
         }
         let Some(known) = &self.last else {
             return Ok(None);
@@ -275,7 +275,7 @@ impl Node {
         }
         let age = arrived_at.since(known.at);
         if age < min_age {
-            return Err(Outcome::TooSoon);
+            return Err(StoreOutcome::TooSoon);
         }
         Ok(Some(age))
     }
@@ -320,16 +320,16 @@ impl LastReport {
     }
 
     /// `Err`: why a report is not stored after this one.
-    fn check(&self, report: &Report, arrived_at: BootTime) -> Result<(), Outcome> {
+    fn check(&self, report: &Report, arrived_at: BootTime) -> Result<(), StoreOutcome> {
         let position = Position::of(report);
         if self.has(&report.boot_id, position) {
             let is_identical = self.boot == report.boot_id
                 && self.position == position
                 && *self.status == report.status;
             return Err(if is_identical {
-                Outcome::Replayed
+                StoreOutcome::Replayed
             } else {
-                Outcome::Stale
+                StoreOutcome::Stale
             });
         }
         let max_uptime = self
@@ -338,7 +338,7 @@ impl LastReport {
         let started = Duration::from_millis(position.agent_started_millis);
         if max_uptime.is_some_and(|max_uptime| started > max_uptime.saturating_add(START_TOLERANCE))
         {
-            return Err(Outcome::StartedAhead);
+            return Err(StoreOutcome::StartedAhead);
         }
         Ok(())
     }

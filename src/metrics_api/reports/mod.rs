@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cluster::client::Server;
 use crate::cluster::election::Leadership;
-use crate::cluster::requests::Observer;
+use crate::cluster::requests::RequestObserver;
 use crate::crd::report::MissingReport;
 use crate::evictions::{self, Evictions, RuleQuery};
 use crate::serve;
@@ -136,7 +136,7 @@ impl Reports {
 
     /// Stores a report. Returns whether it was accepted.
     pub fn put(&self, report: crate::crd::Report) -> bool {
-        matches!(self.0.put(report), latest::Outcome::Stored(_))
+        matches!(self.0.put(report), latest::StoreOutcome::Stored(_))
     }
 }
 
@@ -147,7 +147,7 @@ impl Reports {
 /// The address can't be listened on, or there is no client for the API server or no thread.
 pub fn start(
     server: &Server,
-    requests: Arc<dyn Observer>,
+    requests: Arc<dyn RequestObserver>,
     options: Options,
     rules: mpsc::Sender<RuleQuery>,
     leadership: watch::Receiver<Leadership>,

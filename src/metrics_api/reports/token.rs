@@ -94,7 +94,7 @@ struct Header {
 }
 
 /// A parsed token.
-pub struct Token<'a> {
+pub struct AgentToken<'a> {
     header: Header,
     /// Claims; not verified yet.
     pub claims: Claims,
@@ -102,7 +102,7 @@ pub struct Token<'a> {
     signature: Vec<u8>,
 }
 
-impl<'a> Token<'a> {
+impl<'a> AgentToken<'a> {
     /// Parses a token without verifying it.
     pub fn read(text: &'a str) -> Result<Self, BadToken> {
         let parts = text.len() <= MAX_TOKEN_BYTES;
@@ -265,7 +265,7 @@ impl Keys {
     }
 
     /// Verifies a token's issuer and signature.
-    pub fn verify(&self, token: &Token<'_>) -> Result<(), Unverified> {
+    pub fn verify(&self, token: &AgentToken<'_>) -> Result<(), Unverified> {
         let Header { alg, kid } = &token.header;
         let key = kid.as_ref().and_then(|kid| self.by_id.get(kid));
         let key = key.filter(|_| token.claims.iss == self.issuer);

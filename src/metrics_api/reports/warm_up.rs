@@ -14,14 +14,14 @@ const REQUIRED_PERCENT: usize = 95;
 
 /// Progress of the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct WarmUpProgress {
     /// Agents that hold their Lease. `None`: the Leases are not listed yet.
     pub live: Option<usize>,
     /// Those of them that have reported to this replica.
     pub reported: usize,
 }
 
-impl Progress {
+impl WarmUpProgress {
     const fn is_enough(self) -> bool {
         match self.live {
             Some(live) => self.reported * 100 >= live * REQUIRED_PERCENT,
@@ -47,7 +47,7 @@ impl WarmUp {
     }
 
     /// Advances it; whether it is over. It starts with the first call, and never starts again.
-    pub fn advance(&mut self, now: BootTime, progress: impl FnOnce() -> Progress) -> bool {
+    pub fn advance(&mut self, now: BootTime, progress: impl FnOnce() -> WarmUpProgress) -> bool {
         if !self.done {
             let started = *self.started.get_or_insert(now);
             self.done = now.since(started) >= MAX_DURATION || progress().is_enough();
@@ -64,8 +64,8 @@ mod tests {
         BootTime::default() + Duration::from_secs(seconds)
     }
 
-    fn progress(live: usize, reported: usize) -> impl FnOnce() -> Progress {
-        move || Progress {
+    fn progress(live: usize, reported: usize) -> impl FnOnce() -> WarmUpProgress {
+        move || WarmUpProgress {
             live: Some(live),
             reported,
         }
@@ -86,16 +86,16 @@ mod tests {
     #[test]
     fn it_is_over_after_20_s_in_any_case() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.advance(at(50), Progress::default));
+        assert!(!warm_up.advance(at(50), WarmUpProgress::default));
         assert!(!warm_up.advance(at(69), progress(10, 0)));
-        assert!(warm_up.advance(at(70), Progress::default));
+        assert!(warm_up.advance(at(70), WarmUpProgress::default));
     }
 
     #[test]
     fn without_agents_it_is_over_once_the_leases_are_listed() {
         let mut warm_up = WarmUp::default();
-        assert!(!warm_up.advance(at(0), Progress::default));
+        assert!(!warm_up.advance(at(0), WarmUpProgress::default));
         assert!(warm_up.advance(at(0), progress(0, 0)));
-        assert!(WarmUp::none().advance(at(0), Progress::default));
+        assert!(WarmUp::none().advance(at(0), WarmUpProgress::default));
     }
 }

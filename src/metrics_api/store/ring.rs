@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::{Object, Unavailable, Version};
+use super::{StoredObject, Unavailable, Version};
 
 /// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +18,20 @@ pub enum EventKind {
 
 /// A change of one object.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct StoreEvent {
     /// Type.
     pub kind: EventKind,
     /// The object after the event. A deleted object has its last content, with the version of the deletion.
-    pub object: Object,
+    pub object: StoredObject,
     /// The object before the event.
-    pub before: Option<Object>,
+    pub before: Option<StoredObject>,
 }
 
-impl Event {
+impl StoreEvent {
     /// Approximate size that is not shared with the previous object.
     fn bytes(&self) -> usize {
         let content = &self.object.content;
-        let shares = |before: &Object| Arc::ptr_eq(&before.content.labels, &content.labels);
+        let shares = |before: &StoredObject| Arc::ptr_eq(&before.content.labels, &content.labels);
         let frame = if self.before.as_ref().is_some_and(shares) {
             0
         } else {
@@ -74,7 +74,7 @@ impl Default for Limits {
 #[derive(Debug)]
 pub(super) struct Ring {
     limits: Limits,
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<Arc<StoreEvent>>,
     bytes: usize,
     /// Size of the contents that the events replaced.
     replaced: usize,
@@ -107,7 +107,7 @@ impl Ring {
         self.replaced
     }
 
-    pub(super) fn push(&mut self, event: Event) {
+    pub(super) fn push(&mut self, event: StoreEvent) {
         self.bytes += event.bytes();
         self.replaced += event.replaced();
         self.events.push_back(Arc::new(event));
@@ -125,7 +125,7 @@ impl Ring {
     pub(super) fn after(
         &self,
         version: Version,
-    ) -> Result<impl Iterator<Item = &Arc<Event>>, Unavailable> {
+    ) -> Result<impl Iterator<Item = &Arc<StoreEvent>>, Unavailable> {
         let start = self.start.filter(|start| version >= *start);
         let skipped = version.since(start.ok_or(Unavailable::Expired)?);
         if skipped > self.events.len() {
@@ -139,7 +139,7 @@ impl Ring {
     pub(super) fn undo(
         &self,
         version: Version,
-    ) -> Result<BTreeMap<Arc<str>, Option<Object>>, Unavailable> {
+    ) -> Result<BTreeMap<Arc<str>, Option<StoredObject>>, Unavailable> {
         let mut undone = BTreeMap::new();
         for event in self.after(version)? {
             let name = Arc::clone(&event.object.name);

@@ -8,7 +8,7 @@ use crate::crd::Summary;
 use crate::crd::load_values::{self, LoadValues};
 use crate::engine::policy::NodeFacts;
 use crate::engine::units::Bytes;
-use crate::metrics_api::encode::Writer;
+use crate::metrics_api::encode::Encoder;
 use crate::metrics_api::negotiate::Form;
 use crate::metrics_api::options::Include;
 use crate::metrics_api::store::Limits;
@@ -59,7 +59,7 @@ impl Replica {
     fn get(&self, name: &str) -> Value {
         let found = self.data.read(|store| store.get(name)).unwrap().unwrap();
         let (form, include, now) = (Form::Plain, Include::None, clock::wall_time());
-        let writer = Writer { form, include, now };
+        let writer = Encoder { form, include, now };
         found.map_or(Value::Null, |object| {
             serde_json::from_str(&writer.object(&object, false)).unwrap()
         })
@@ -95,8 +95,8 @@ fn node(cpus: u32) -> NodeKnown {
     }
 }
 
-fn heartbeat(text: &str) -> Heartbeat {
-    Heartbeat {
+fn heartbeat(text: &str) -> LeaseContent {
+    LeaseContent {
         time: None,
         summary: Summary::parse(text),
     }
@@ -280,7 +280,7 @@ fn figures_are_dated_by_arrival_and_not_by_the_nodes_clock() {
         let beat = |sequence: u32| {
             let time = Some(Time(reported_at));
             let summary = Summary::parse(&format!("seq={sequence} cpu=50.0"));
-            Some(Heartbeat { time, summary })
+            Some(LeaseContent { time, summary })
         };
         let mut replica = Replica::of_a_node();
         replica.updater.heartbeat("n1", beat(1));

@@ -5,7 +5,7 @@ use tokio::sync::watch as channel;
 
 use crate::cluster::election::{Leadership, Term};
 use crate::metrics_api::options::{ListOrWatch, Options};
-use crate::metrics_api::store::{Content, Limits};
+use crate::metrics_api::store::{Limits, ObjectContent};
 use crate::metrics_api::table::Cell;
 
 use super::*;
@@ -35,7 +35,7 @@ impl Replica {
     }
 
     fn apply(&self, name: &str, pool: &str, value: u32) {
-        let content = Content {
+        let content = ObjectContent {
             labels: Arc::new([("pool".to_owned(), pool.to_owned())].into()),
             metadata: format!(r#""name":"{name}","labels":{{"pool":"{pool}"}}"#).into(),
             status: format!(r#"{{"pods":{value}}}"#).into(),
@@ -55,7 +55,7 @@ impl Replica {
         let ListOrWatch::Watch(asked) = options.operation else {
             panic!("{query} is a list");
         };
-        let writer = Writer {
+        let writer = Encoder {
             form,
             include: options.include,
             now: clock::wall_time(),

@@ -1,7 +1,7 @@
 //! Eviction on a machine without Kubernetes: SIGTERM to every process of a cgroup, and after the grace period a kill
 //! of the remaining ones through the cgroup.
 //!
-//! Nothing here waits: each [`Evictor::tick`] checks once and does what is due.
+//! Nothing here waits: each [`CgroupEvictor::tick`] checks once and does what is due.
 
 mod kill;
 mod members;
@@ -25,7 +25,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// A started eviction; saved across restarts, so that the grace period ends at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PendingEviction {
+pub struct StartedEviction {
     /// Which pod.
     pub uid: PodUid,
     /// Its cgroup.
@@ -106,7 +106,7 @@ impl EvictError {
 
 #[derive(Debug)]
 struct Eviction {
-    pending: PendingEviction,
+    pending: StartedEviction,
     killed: bool,
     /// A failure has been reported.
     failure_reported: bool,
@@ -114,12 +114,12 @@ struct Eviction {
 
 /// Evicts pods through their cgroups.
 #[derive(Debug)]
-pub struct Evictor {
+pub struct CgroupEvictor {
     hierarchy: Hierarchy,
     evictions: Vec<Eviction>,
 }
 
-impl Evictor {
+impl CgroupEvictor {
     /// An evictor with nothing to do.
     pub const fn new(hierarchy: Hierarchy) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Evictor {
     }
 
     /// Continues the evictions of an earlier process, without sending SIGTERM again.
-    pub fn resume(&mut self, pending: Vec<PendingEviction>) {
+    pub fn resume(&mut self, pending: Vec<StartedEviction>) {
         self.evictions
             .extend(pending.into_iter().map(|pending| Eviction {
                 pending,
@@ -139,7 +139,7 @@ impl Evictor {
     }
 
     /// Evictions that have not finished.
-    pub fn pending(&self) -> impl Iterator<Item = &PendingEviction> {
+    pub fn pending(&self) -> impl Iterator<Item = &StartedEviction> {
         self.evictions.iter().map(|eviction| &eviction.pending)
     }
 
@@ -163,7 +163,7 @@ impl Evictor {
         let members = Members::of(&self.hierarchy, cgroup);
         members.all_may_end(cgroup)?;
         members.terminate();
-        let pending = PendingEviction {
+        let pending = StartedEviction {
             uid: uid.clone(),
             cgroup: cgroup.clone(),
             inode,

@@ -345,12 +345,12 @@ const MAX_LEN: usize = 64;
 
 /// The content of a file, read without allocating.
 #[derive(Clone, Copy)]
-pub struct Reading {
+pub struct FileText {
     bytes: [u8; MAX_LEN],
     len: usize,
 }
 
-impl Reading {
+impl FileText {
     /// The text without its newline.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.bytes[..self.len]).map_or("", str::trim_end)
@@ -382,7 +382,7 @@ impl ControlFile {
     ///
     /// # Errors
     /// [`ControlFileError::Gone`] if the cgroup no longer exists.
-    pub fn read(&self) -> Result<Reading, ControlFileError> {
+    pub fn read(&self) -> Result<FileText, ControlFileError> {
         read(&self.fd).map_err(|error| ControlFileError::io("read", &self.path, error))
     }
 
@@ -437,8 +437,8 @@ impl ControlFile {
     }
 }
 
-fn read(file: &File) -> io::Result<Reading> {
+fn read(file: &File) -> io::Result<FileText> {
     let mut bytes = [0; MAX_LEN];
     let len = file.read_at(&mut bytes, 0)?;
-    Ok(Reading { bytes, len })
+    Ok(FileText { bytes, len })
 }

@@ -26,7 +26,7 @@ pub enum Driver {
 
 /// A pod as identified by its cgroup's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodName {
+pub struct CgroupPodName {
     /// Quality-of-service class.
     pub qos: QosClass,
     /// UID; for a static pod, the hash that the kubelet gave it.
@@ -40,7 +40,7 @@ pub struct PodName {
 pub fn pod_cgroup(
     driver: Driver,
     cgroup_root: &str,
-    pod: &PodName,
+    pod: &CgroupPodName,
 ) -> Result<CgroupPath, CgroupPathError> {
     let pod_part = format!("pod{}", pod.uid);
     let mut parts: Vec<&str> = cgroup_root
@@ -57,7 +57,7 @@ pub fn pod_cgroup(
 }
 
 /// The pod whose cgroup this is, for either driver; `None` if it is not a pod's cgroup.
-pub fn parse_pod_cgroup(cgroup: &CgroupPath) -> Option<PodName> {
+pub fn parse_pod_cgroup(cgroup: &CgroupPath) -> Option<CgroupPodName> {
     let (parent, last) = cgroup.as_str().rsplit_once('/')?;
     match last.strip_suffix(".slice") {
         Some(slice) => parse_slice(slice),
@@ -65,17 +65,17 @@ pub fn parse_pod_cgroup(cgroup: &CgroupPath) -> Option<PodName> {
     }
 }
 
-fn parse_slice(slice: &str) -> Option<PodName> {
+fn parse_slice(slice: &str) -> Option<CgroupPodName> {
     let parts: Vec<&str> = slice.split('-').collect();
     let (pod, above) = parts.split_last()?;
-    Some(PodName {
+    Some(CgroupPodName {
         qos: class_of(above.iter().rev().copied())?,
         uid: uid(&pod.strip_prefix("pod")?.replace('_', "-"))?,
     })
 }
 
-fn parse_directory(parent: &str, directory: &str) -> Option<PodName> {
-    Some(PodName {
+fn parse_directory(parent: &str, directory: &str) -> Option<CgroupPodName> {
+    Some(CgroupPodName {
         qos: class_of(parent.rsplit('/'))?,
         uid: uid(directory.strip_prefix("pod")?)?,
     })
@@ -150,7 +150,7 @@ pub fn container_id(directory: &str) -> Option<&str> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPod {
     /// Which pod.
-    pub name: PodName,
+    pub name: CgroupPodName,
     /// Its cgroup.
     pub cgroup: CgroupPath,
     /// The directories of its containers, its sandbox among them, sorted.

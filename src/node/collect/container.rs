@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pod::{CpuUsage, QuotaFiles, directory};
-use super::sampler::Reading;
+use super::sampler::SampleContext;
 use super::waits::periods;
 use crate::engine::Demand;
 use crate::engine::sample::ContainerSample;
@@ -31,18 +31,18 @@ pub struct ContainerReader {
 
 impl ContainerReader {
     /// The container whose cgroup is `directory` below the pod's; `None` if that name is not a valid path.
-    pub fn below(pod: &CgroupPath, directory: &str, reading: &Reading) -> Option<Self> {
+    pub fn below(pod: &CgroupPath, directory: &str, reading: &SampleContext) -> Option<Self> {
         let cgroup = pod.join(directory).ok()?;
         Some(Self::new(directory.into(), true, &cgroup, reading))
     }
 
     /// For a pod that has no cgroup below its own.
-    pub fn whole_pod(pod: &CgroupPath, reading: &Reading) -> Self {
+    pub fn whole_pod(pod: &CgroupPath, reading: &SampleContext) -> Self {
         let name = pod.as_str().rsplit('/').next().unwrap_or_default();
         Self::new(name.into(), false, pod, reading)
     }
 
-    fn new(name: Arc<str>, below: bool, cgroup: &CgroupPath, reading: &Reading) -> Self {
+    fn new(name: Arc<str>, below: bool, cgroup: &CgroupPath, reading: &SampleContext) -> Self {
         let hierarchy = &reading.hierarchy;
         let directory = directory(hierarchy, Controller::Cpu, cgroup);
         let tasks = if hierarchy.is_v2() {
@@ -83,25 +83,30 @@ impl ContainerReader {
     }
 
     /// Updates [`Self::quota`].
-    pub fn read_quota(&mut self, reading: &mut Reading) {
+    pub fn read_quota(&mut self, reading: &mut SampleContext) {
         let result = self.quota_files.read(reading);
         self.quota = self.record(reading, result);
     }
 
     /// CPU time used, in nanoseconds.
-    pub fn cpu_nanos(&mut self, reading: &mut Reading) -> Option<u64> {
+    pub fn cpu_nanos(&mut self, reading: &mut SampleContext) -> Option<u64> {
         let result = self.cpu.read(reading);
         Some(self.record(reading, result)?.nanos)
     }
 
     /// Enforcement periods of its own quota, and those in which that throttled it.
-    pub fn periods(&mut self, reading: &mut Reading) -> [Option<u64>; 2] {
+    pub fn periods(&mut self, reading: &mut SampleContext) -> [Option<u64>; 2] {
         let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
         self.record(reading, result).unwrap_or_default()
     }
 
     /// Reads what `demand` asks for.
-    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, out: &mut ContainerSample) {
+    pub fn sample(
+        &mut self,
+        reading: &mut SampleContext,
+        demand: &Demand,
+        out: &mut ContainerSample,
+    ) {
         [out.periods, out.throttled_periods] = if demand.throttled {
             let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
             self.record(reading, result).unwrap_or_default()
@@ -116,7 +121,11 @@ impl ContainerReader {
         };
     }
 
-    fn record<T>(&mut self, reading: &mut Reading, result: Result<T, ReadError>) -> Option<T> {
+    fn record<T>(
+        &mut self,
+        reading: &mut SampleContext,
+        result: Result<T, ReadError>,
+    ) -> Option<T> {
         if matches!(result, Err(ReadError::Gone(_))) {
             self.gone = true;
         }
@@ -156,7 +165,7 @@ impl Threads {
 
     /// Time that the threads were runnable but not running, in nanoseconds since the container was first sampled.
     /// `None` if some threads are not visible because this process is in its own PID namespace.
-    fn run_delay(&mut self, reading: &mut Reading) -> Result<Option<u64>, ReadError> {
+    fn run_delay(&mut self, reading: &mut SampleContext) -> Result<Option<u64>, ReadError> {
         if !self.list(reading)? {
             return Ok(None);
         }
@@ -181,7 +190,7 @@ impl Threads {
     }
 
     /// Whether all threads are visible. v2 lists an invisible thread as 0, v1 omits it.
-    fn list(&mut self, reading: &mut Reading) -> Result<bool, ReadError> {
+    fn list(&mut self, reading: &mut SampleContext) -> Result<bool, ReadError> {
         let text = reading.try_records(&mut self.tasks)?;
         self.ids.clear();
         let ids = lines(text)
@@ -193,7 +202,7 @@ impl Threads {
 }
 
 impl Thread {
-    fn new(id: u32, reading: &Reading) -> Self {
+    fn new(id: u32, reading: &SampleContext) -> Self {
         let path = reading.proc_root.join(id.to_string()).join("schedstat");
         Self {
             schedstat: CachedFile::new(path),
@@ -203,7 +212,7 @@ impl Thread {
     }
 
     /// Growth of the waiting time. The ID of an exited thread may be reused by another, which starts at 0.
-    fn growth(&mut self, reading: &mut Reading) -> Result<u64, ReadError> {
+    fn growth(&mut self, reading: &mut SampleContext) -> Result<u64, ReadError> {
         let mut result = reading.try_text(&mut self.schedstat, run_delay);
         if matches!(result, Err(ReadError::Gone(_))) {
             self.schedstat.close();

@@ -12,4 +12,4 @@ mod sampler;
 pub(crate) mod waits;
 
 pub use probe::Prober;
-pub use sampler::{Sampler, Target};
+pub use sampler::{SampledPod, Sampler};

@@ -8,7 +8,7 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 
 use super::proc;
 use super::refill::Refill;
-use super::sampler::Reading;
+use super::sampler::SampleContext;
 use super::waits::SystemSlice;
 use crate::engine::Demand;
 use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
@@ -64,7 +64,7 @@ impl NodeReader {
     }
 
     /// Reads CPU and memory, and what else `demand` asks for.
-    pub fn sample(&mut self, reading: &mut Reading, demand: &Demand, node: &mut NodeSample) {
+    pub fn sample(&mut self, reading: &mut SampleContext, demand: &Demand, node: &mut NodeSample) {
         let tick = self.tick;
         node.tasks = None;
         node.unpinned = None;
@@ -93,7 +93,7 @@ impl NodeReader {
         self.interfaces(reading, demand.interfaces, &mut node.interfaces);
     }
 
-    fn disks(&mut self, reading: &mut Reading, wanted: bool, disks: &mut Vec<DiskSample>) {
+    fn disks(&mut self, reading: &mut SampleContext, wanted: bool, disks: &mut Vec<DiskSample>) {
         let mut refill = Refill::new(disks);
         if !wanted {
             return;
@@ -119,7 +119,7 @@ impl NodeReader {
 
     fn interfaces(
         &mut self,
-        reading: &mut Reading,
+        reading: &mut SampleContext,
         wanted: bool,
         interfaces: &mut Vec<InterfaceSample>,
     ) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::container::ContainerReader;
 use super::refill::Refill;
-use super::sampler::Reading;
+use super::sampler::SampleContext;
 use super::waits::{PERIODS, PressureFiles, io_bytes, periods};
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
@@ -117,7 +117,7 @@ impl PodReader {
 
     /// Reads the CPU time from the cgroup that has the name now: after a cgroup is removed, another may have taken
     /// its name (a restarted unit, a static pod).
-    pub fn cpu(&mut self, reading: &mut Reading) -> Result<Option<CpuCounters>, Absence> {
+    pub fn cpu(&mut self, reading: &mut SampleContext) -> Result<Option<CpuCounters>, Absence> {
         let known = self.files.inode.is_some();
         if known && !self.files.cpu.file.is_open() && self.is_replaced() {
             self.reset();
@@ -139,7 +139,7 @@ impl PodReader {
     /// Reads memory usage and what else `demand` asks for. `cpu` is the result of [`Self::cpu`] just before.
     pub fn sample(
         &mut self,
-        reading: &mut Reading,
+        reading: &mut SampleContext,
         demand: &Demand,
         cpu: Option<CpuCounters>,
         out: &mut PodSample,
@@ -174,7 +174,11 @@ impl PodReader {
 
     /// A pod's `cpu.stat` counts only throttling by its own quota, but its pressure includes throttling by its
     /// containers' quotas.
-    fn count_quotas_of_containers(&mut self, reading: &mut Reading, waits: &mut WaitCounters) {
+    fn count_quotas_of_containers(
+        &mut self,
+        reading: &mut SampleContext,
+        waits: &mut WaitCounters,
+    ) {
         let (mut passed, mut throttled) = (0, 0_u64);
         for container in self.containers.below() {
             let [periods, of_them] = container.periods(reading).map(Option::unwrap_or_default);
@@ -197,7 +201,7 @@ impl PodReader {
 
     /// Rescans the containers only if some were added or removed: the link count shows the number of children, and
     /// reads of a replaced container's files fail.
-    fn find_containers(&mut self, reading: &mut Reading) {
+    fn find_containers(&mut self, reading: &mut SampleContext) {
         let links = std::fs::metadata(&self.files.directory).map_or(0, |found| found.nlink());
         let known = &mut self.containers;
         if known.is_complete(links) {
@@ -231,7 +235,12 @@ impl PodReader {
 
     /// The cgroups that carry the pod's quota: on v2 the pod's own; on v1 its containers', if any of these has a quota
     /// or should have one according to the Pod object.
-    fn target_samples(&mut self, reading: &mut Reading, demand: &Demand, out: &mut PodSample) {
+    fn target_samples(
+        &mut self,
+        reading: &mut SampleContext,
+        demand: &Demand,
+        out: &mut PodSample,
+    ) {
         let mut target_cgroups = Refill::new(&mut out.target_cgroups);
         if !demand.pod_quota || self.is_incomplete(reading) {
             return;
@@ -257,12 +266,12 @@ impl PodReader {
 
     /// On v1, throttling a pod does not start while a container is missing, since it is not known which cgroups have
     /// quotas.
-    fn is_incomplete(&self, reading: &Reading) -> bool {
+    fn is_incomplete(&self, reading: &SampleContext) -> bool {
         let missing = self.facts.is_some_and(|facts| facts.missing);
         missing && self.pin.is_none() && !reading.hierarchy.is_v2()
     }
 
-    fn detect_by_container(&mut self, reading: &mut Reading) -> bool {
+    fn detect_by_container(&mut self, reading: &mut SampleContext) -> bool {
         if reading.hierarchy.is_v2() {
             return false;
         }
@@ -278,7 +287,7 @@ impl PodReader {
         self.facts.is_some_and(|facts| facts.limited) || self.pin.unwrap_or(any_limit)
     }
 
-    fn read_quotas(&mut self, reading: &mut Reading) {
+    fn read_quotas(&mut self, reading: &mut SampleContext) {
         for container in self.containers.below() {
             container.read_quota(reading);
         }
@@ -286,7 +295,7 @@ impl PodReader {
 
     fn container_samples(
         &mut self,
-        reading: &mut Reading,
+        reading: &mut SampleContext,
         demand: &Demand,
         out: &mut Vec<ContainerSample>,
     ) {
@@ -331,7 +340,7 @@ fn fill_target(
     *target_cgroups.next(|_| true, || new.clone()) = new.clone();
 }
 
-fn number(reading: &mut Reading, file: Option<&mut CachedFile>) -> Option<u64> {
+fn number(reading: &mut SampleContext, file: Option<&mut CachedFile>) -> Option<u64> {
     reading.number(file?)
 }
 
@@ -362,7 +371,7 @@ impl PodFiles {
     /// Percent of the last 10 s in which some thread waited, and the wait counters.
     fn waits(
         &mut self,
-        reading: &mut Reading,
+        reading: &mut SampleContext,
         cpu: Option<CpuCounters>,
     ) -> ([Option<f64>; 3], WaitCounters) {
         let pressure = self.pressure.as_mut();
@@ -403,7 +412,7 @@ impl PodFiles {
     /// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
     /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
     /// there, counts as unreclaimable.
-    fn memory_parts(&mut self, reading: &mut Reading) -> Option<MemoryParts> {
+    fn memory_parts(&mut self, reading: &mut SampleContext) -> Option<MemoryParts> {
         let file = self.memory_stat.as_mut()?;
         let (unreclaimable, shared, cache) = if reading.hierarchy.is_v2() {
             let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
@@ -453,7 +462,7 @@ impl CpuUsage {
     }
 
     /// Reads the counters.
-    pub fn read(&mut self, reading: &mut Reading) -> Result<CpuCounters, ReadError> {
+    pub fn read(&mut self, reading: &mut SampleContext) -> Result<CpuCounters, ReadError> {
         if reading.hierarchy.is_v2() {
             return reading.try_text(&mut self.file, cpu_stat);
         }
@@ -507,7 +516,7 @@ impl QuotaFiles {
     }
 
     /// Reads the current quota.
-    pub fn read(&mut self, reading: &mut Reading) -> Result<Quota, ReadError> {
+    pub fn read(&mut self, reading: &mut SampleContext) -> Result<Quota, ReadError> {
         match self {
             Self::V2(max) => reading.try_text(max, cpu_max).map(Bandwidth::limit),
             Self::V1(quota, period) => {

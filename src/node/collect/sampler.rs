@@ -29,12 +29,12 @@ pub struct Sampler {
     gone: Vec<PodUid>,
     /// When reading the node's files started.
     started: Option<BootTime>,
-    reading: Reading,
+    reading: SampleContext,
 }
 
 /// A pod to sample.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct SampledPod {
     /// Which pod.
     pub uid: PodUid,
     /// Its cgroup.
@@ -43,7 +43,7 @@ pub struct Target {
     pub containers: Option<ContainerFacts>,
 }
 
-impl From<(PodUid, CgroupPath)> for Target {
+impl From<(PodUid, CgroupPath)> for SampledPod {
     fn from((uid, cgroup): (PodUid, CgroupPath)) -> Self {
         Self {
             uid,
@@ -58,7 +58,7 @@ const MAX_FAULTS: usize = 64;
 
 /// State shared by all reads of a sample.
 #[derive(Debug)]
-pub struct Reading {
+pub struct SampleContext {
     /// The cgroup trees.
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
@@ -75,7 +75,7 @@ pub struct Reading {
     faults: Vec<ReadError>,
 }
 
-impl Reading {
+impl SampleContext {
     /// The value, or `None` after recording the error, unless it is a normal one (gone, or no such file).
     pub fn record<T>(&mut self, result: Result<T, ReadError>) -> Option<T> {
         match result {
@@ -158,7 +158,7 @@ impl Sampler {
             spare: Vec::new(),
             gone: Vec::new(),
             started: None,
-            reading: Reading {
+            reading: SampleContext {
                 sees_processes: true,
                 hierarchy,
                 proc_root: proc_root.to_owned(),
@@ -180,7 +180,7 @@ impl Sampler {
     }
 
     /// Sets the pods to sample, in sample order. Pods that stay keep their open files.
-    pub fn set_pods<T: Into<Target>>(&mut self, pods: impl Iterator<Item = T>) {
+    pub fn set_pods<T: Into<SampledPod>>(&mut self, pods: impl Iterator<Item = T>) {
         let mut known: HashMap<PodUid, PodReader> = std::mem::take(&mut self.pods)
             .into_iter()
             .map(|reader| (reader.uid().clone(), reader))

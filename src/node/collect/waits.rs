@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::proc::pressure;
-use super::sampler::Reading;
+use super::sampler::SampleContext;
 use crate::engine::sample::WaitCounters;
 use crate::node::cgroup::CgroupPath;
 use crate::node::cgroup::cached_file::{CachedFile, ReadError};
@@ -44,7 +44,7 @@ impl PressureFiles {
 
     /// Percent of the last 10 s in which some thread waited for `[CPU, memory, I/O]`, and nanoseconds since the
     /// cgroup was created.
-    pub fn read(&mut self, reading: &mut Reading) -> ([Option<f64>; 3], [Option<u64>; 3]) {
+    pub fn read(&mut self, reading: &mut SampleContext) -> ([Option<f64>; 3], [Option<u64>; 3]) {
         let read = |file: &mut CachedFile| reading.text(file, pressure);
         let lines = self.0.each_mut().map(read);
         (
@@ -94,7 +94,7 @@ impl SystemSlice {
     }
 
     /// Reads the wait counters; `None` if it does not exist or cannot be read.
-    pub fn read(&mut self, reading: &mut Reading) -> Option<WaitCounters> {
+    pub fn read(&mut self, reading: &mut SampleContext) -> Option<WaitCounters> {
         if self.absent || self.has_pods {
             return None;
         }

@@ -46,7 +46,7 @@ impl std::fmt::Debug for Effects {
 /// Why a file could not be replaced; the old one is intact.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {step} {}: {source}", path.display())]
-pub struct WriteError {
+pub struct ReplaceError {
     /// The failed step.
     pub step: &'static str,
     /// The file.
@@ -60,7 +60,7 @@ pub struct WriteError {
 ///
 /// # Errors
 /// If a step fails: full disk, read-only or missing directory.
-pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
     write_atomic_with(&mut Effects::default(), path, bytes)
 }
 
@@ -72,7 +72,7 @@ pub fn write_atomic_with(
     effects: &mut Effects,
     path: &Path,
     bytes: &[u8],
-) -> Result<(), WriteError> {
+) -> Result<(), ReplaceError> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -92,7 +92,7 @@ fn replace(
     temporary: &Path,
     directory: &Path,
     bytes: &[u8],
-) -> Result<(), WriteError> {
+) -> Result<(), ReplaceError> {
     let file = effects
         .run("create", || create(temporary))
         .map_err(failed("create", temporary))?;
@@ -119,8 +119,8 @@ fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn failed<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> WriteError + 'a {
-    move |source| WriteError {
+fn failed<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> ReplaceError + 'a {
+    move |source| ReplaceError {
         step,
         path: path.to_owned(),
         source,

@@ -28,7 +28,7 @@ use super::cgroup::control_file::{ControlFileKind, CpuDir};
 use super::cgroup::parse::keyed;
 use super::cgroup::{CgroupPath, Hierarchy};
 
-pub use atomic::{Effects, WriteError, write_atomic, write_atomic_with};
+pub use atomic::{Effects, ReplaceError, write_atomic, write_atomic_with};
 pub use lock::{LockError, StateLock};
 
 const MAGIC: &str = "plimsoll-journal";
@@ -37,7 +37,7 @@ const VERSION: &str = "1";
 /// One cgroup file that holds our value, or will.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Record {
+pub struct JournalRecord {
     /// Which pod.
     pub uid: PodUid,
     /// The pod's cgroup.
@@ -67,7 +67,7 @@ pub struct Record {
     pub deadline: BootTime,
 }
 
-impl Record {
+impl JournalRecord {
     /// Whether its cgroup may still exist; false only if it is known to be gone.
     pub fn exists(&self, hierarchy: &Hierarchy) -> bool {
         let Ok(cgroup) = self.cgroup.join(&self.target_cgroup) else {
@@ -127,7 +127,7 @@ pub enum JournalError {
     },
     /// It cannot be written.
     #[error("failed to write the journal, so nothing new is throttled: {0}")]
-    Write(#[from] WriteError),
+    Write(#[from] ReplaceError),
 }
 
 impl JournalError {
@@ -161,7 +161,7 @@ impl Journal {
     ///
     /// # Errors
     /// If it cannot be read completely and is not known to be from an earlier boot.
-    pub fn load(&self) -> Result<Vec<Record>, JournalError> {
+    pub fn load(&self) -> Result<Vec<JournalRecord>, JournalError> {
         match self.read() {
             Err(error) if error.damage().is_some() && self.is_of_earlier_boot() => Ok(Vec::new()),
             read => read,
@@ -202,7 +202,7 @@ impl Journal {
         has_this_id() == Some(false) && written_before() == Some(true)
     }
 
-    fn read(&self) -> Result<Vec<Record>, JournalError> {
+    fn read(&self) -> Result<Vec<JournalRecord>, JournalError> {
         let bytes = match fs::read(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             read => read.map_err(|source| JournalError::Read {
@@ -225,7 +225,7 @@ impl Journal {
     pub fn save(
         &self,
         now: BootTime,
-        records: impl IntoIterator<Item = Record>,
+        records: impl IntoIterator<Item = JournalRecord>,
         effects: &mut Effects,
     ) -> Result<(), JournalError> {
         let text = format(&self.boot_id, now, records);
@@ -236,7 +236,7 @@ impl Journal {
 pub(crate) fn format(
     boot_id: &str,
     now: BootTime,
-    records: impl IntoIterator<Item = Record>,
+    records: impl IntoIterator<Item = JournalRecord>,
 ) -> String {
     let mut text = format!("{MAGIC} {VERSION} {boot_id} {}\n", now.as_nanos());
     for record in records {
@@ -251,7 +251,7 @@ pub(crate) fn format(
     clippy::expect_used,
     reason = "a struct of strings and integers always has a JSON form"
 )]
-fn to_line(record: &Record) -> String {
+fn to_line(record: &JournalRecord) -> String {
     serde_json::to_string(record).expect("JSON")
 }
 
@@ -276,7 +276,7 @@ fn corrupt(reason: impl Into<String>) -> ParseError {
 }
 
 /// The boot ID and the records of a journal.
-pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<Record>), ParseError> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<(String, Vec<JournalRecord>), ParseError> {
     // After a machine crash, a file system may leave a file of the right size without its content.
     if bytes.iter().all(|byte| *byte == 0) {
         return Err(corrupt("it is empty"));

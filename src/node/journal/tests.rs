@@ -2,8 +2,8 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn record(name: &str) -> Record {
-    Record {
+fn record(name: &str) -> JournalRecord {
+    JournalRecord {
         uid: PodUid::from(name),
         cgroup: CgroupPath::new(&format!("batch/{name}")).unwrap(),
         target_cgroup: "".into(),
@@ -26,7 +26,7 @@ fn journal() -> (TempDir, Journal) {
     (directory, journal)
 }
 
-fn saved(records: &[Record]) -> (TempDir, Journal) {
+fn saved(records: &[JournalRecord]) -> (TempDir, Journal) {
     let (directory, journal) = journal();
     let now = BootTime::from_nanos(1);
     journal
@@ -109,7 +109,7 @@ fn a_bad_record_is_rejected_with_its_line() {
 #[test]
 fn a_path_outside_the_cgroup_root_is_rejected() {
     let text = to_line(&record("a")).replace("batch/a", "../../etc");
-    assert!(serde_json::from_str::<Record>(&text).is_err());
+    assert!(serde_json::from_str::<JournalRecord>(&text).is_err());
 }
 
 #[test]

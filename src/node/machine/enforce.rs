@@ -9,17 +9,17 @@ use std::time::Duration;
 use super::backend::Backend;
 use super::event::NoticeKind;
 use super::workload::Workload;
-use crate::engine::plan::{Feedback, Plan, TargetCgroup, Throttle};
+use crate::engine::plan::{Feedback, Plan, PodThrottle, TargetCgroup};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::Bytes;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
-use crate::node::actuate::throttle::{OpenError, Outcome, Recovered, Throttler};
+use crate::node::actuate::throttle::{OpenError, Recovered, ThrottleOutcome, Throttler};
 use crate::node::cgroup::control_file::Role;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use crate::node::collect::Sampler;
-use crate::node::journal::Record;
+use crate::node::journal::JournalRecord;
 
 /// How often failed restores are retried.
 const RESTORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -148,22 +148,22 @@ impl Effect {
     }
 }
 
-impl From<Outcome> for Effect {
-    fn from(outcome: Outcome) -> Self {
+impl From<ThrottleOutcome> for Effect {
+    fn from(outcome: ThrottleOutcome) -> Self {
         let feedback = outcome.feedback();
         let message = outcome.to_string();
         let pod = pod(&outcome).cloned();
         let detail = match outcome {
-            Outcome::Set { file, from, to, .. } => Detail::FileSet {
+            ThrottleOutcome::Set { file, from, to, .. } => Detail::FileSet {
                 file: file.display().to_string(),
                 from: from.into(),
                 to: to.into(),
             },
-            Outcome::Failed {
+            ThrottleOutcome::Failed {
                 throttling: true, ..
             }
-            | Outcome::NotThrottled { .. } => Detail::ThrottleFailed(message),
-            Outcome::JournalFailed { .. } => Detail::NotWritten(message),
+            | ThrottleOutcome::NotThrottled { .. } => Detail::ThrottleFailed(message),
+            ThrottleOutcome::JournalFailed { .. } => Detail::NotWritten(message),
             _ => Detail::Cgroup(message),
         };
         Self {
@@ -174,18 +174,18 @@ impl From<Outcome> for Effect {
     }
 }
 
-const fn pod(outcome: &Outcome) -> Option<&PodUid> {
+const fn pod(outcome: &ThrottleOutcome) -> Option<&PodUid> {
     match outcome {
-        Outcome::Set { uid, .. }
-        | Outcome::Released { uid, .. }
-        | Outcome::Foreign { uid, .. }
-        | Outcome::Resized { uid, .. }
-        | Outcome::Contested { uid, .. }
-        | Outcome::Expired { uid }
-        | Outcome::Gone { uid }
-        | Outcome::Failed { uid, .. }
-        | Outcome::NotThrottled { uid } => Some(uid),
-        Outcome::Swept { .. } | Outcome::JournalFailed { .. } => None,
+        ThrottleOutcome::Set { uid, .. }
+        | ThrottleOutcome::Released { uid, .. }
+        | ThrottleOutcome::Foreign { uid, .. }
+        | ThrottleOutcome::Resized { uid, .. }
+        | ThrottleOutcome::Contested { uid, .. }
+        | ThrottleOutcome::Expired { uid }
+        | ThrottleOutcome::Gone { uid }
+        | ThrottleOutcome::Failed { uid, .. }
+        | ThrottleOutcome::NotThrottled { uid } => Some(uid),
+        ThrottleOutcome::Swept { .. } | ThrottleOutcome::JournalFailed { .. } => None,
     }
 }
 
@@ -261,9 +261,9 @@ impl Actuators {
     /// container's. Such throttles are from an earlier process, or from before a container got its limit.
     fn startable<'a>(
         &self,
-        throttles: &'a [Throttle],
+        throttles: &'a [PodThrottle],
         pods: &BTreeMap<PodUid, Workload>,
-    ) -> Cow<'a, [Throttle]> {
+    ) -> Cow<'a, [PodThrottle]> {
         let is_limited = |uid: &PodUid| {
             let facts = pods.get(uid).and_then(|known| known.containers);
             facts.is_some_and(|facts| facts.limited)
@@ -271,7 +271,7 @@ impl Actuators {
         let is_own = |target_cgroup: &TargetCgroup| {
             target_cgroup.cgroup.is_empty() && target_cgroup.quota.is_some()
         };
-        let refuses = |throttle: &Throttle| {
+        let refuses = |throttle: &PodThrottle| {
             throttle.target_cgroups.iter().any(is_own) && is_limited(&throttle.uid)
         };
         if self.hierarchy.is_v2() || !throttles.iter().any(refuses) {
@@ -297,7 +297,7 @@ impl Actuators {
     pub fn reapply(
         &mut self,
         now: BootTime,
-        throttle: &Throttle,
+        throttle: &PodThrottle,
         pods: &BTreeMap<PodUid, Workload>,
         effects: &mut Vec<Effect>,
     ) {
@@ -364,7 +364,7 @@ impl Actuators {
     pub fn pin_targets(&mut self, sampler: &mut Sampler) {
         let mut wanted = BTreeMap::new();
         // Idle class and weight are always on the pod's own cgroup.
-        let limits = |record: &Record| record.file.role() == Role::Quota;
+        let limits = |record: &JournalRecord| record.file.role() == Role::Quota;
         for record in self.throttler.records().filter(limits) {
             let by_container = wanted.entry(record.uid).or_insert(false);
             *by_container |= !record.target_cgroup.is_empty();
@@ -388,7 +388,7 @@ impl Actuators {
     }
 
     /// Every changed cgroup file.
-    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+    pub fn records(&self) -> impl Iterator<Item = JournalRecord> + '_ {
         self.throttler.records()
     }
 

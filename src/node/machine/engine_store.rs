@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::saved_file::{SavedFile, Validity};
-use super::state_dir::{self, StateError, Writer};
+use super::state_dir::{self, StateError, WriterProcess};
 use crate::engine::EngineState;
 use crate::engine::load::LoadState;
 use crate::engine::time::BootTime;
@@ -31,14 +31,14 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Saved state of the engine and the started evictions.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SavedState<P> {
+pub(super) struct SavedEngine<P> {
     boot_id: String,
     pub state: EngineState,
     #[serde(default = "Vec::new")]
     pub evictions: Vec<P>,
 }
 
-impl<P> Default for SavedState<P> {
+impl<P> Default for SavedEngine<P> {
     fn default() -> Self {
         Self {
             boot_id: String::new(),
@@ -52,7 +52,7 @@ impl<P> Default for SavedState<P> {
 #[derive(Debug)]
 pub(super) struct EngineStore {
     path: PathBuf,
-    writer: Writer,
+    writer: WriterProcess,
     last_save: BootTime,
     /// The last save failed.
     failed: bool,
@@ -62,7 +62,7 @@ pub(super) struct EngineStore {
 }
 
 impl EngineStore {
-    pub(super) fn new(state_dir: &Path, writer: Writer, now: BootTime) -> Self {
+    pub(super) fn new(state_dir: &Path, writer: WriterProcess, now: BootTime) -> Self {
         Self {
             path: state_dir.join(ENGINE_FILE),
             writer,
@@ -76,7 +76,7 @@ impl EngineStore {
         }
     }
 
-    pub(super) const fn writer(&self) -> &Writer {
+    pub(super) const fn writer(&self) -> &WriterProcess {
         &self.writer
     }
 
@@ -98,7 +98,7 @@ impl EngineStore {
     ) -> Result<(), StateError> {
         self.last_save = now;
         let boot_id = self.writer.boot_id.clone();
-        let saved = SavedState {
+        let saved = SavedEngine {
             boot_id,
             state,
             evictions,
@@ -142,8 +142,8 @@ impl EngineStore {
     }
 
     /// Loads the state saved by the last process of this boot.
-    pub(super) fn load<P: DeserializeOwned>(&self) -> SavedState<P> {
-        let saved = state_dir::read::<SavedState<P>>(&self.path);
+    pub(super) fn load<P: DeserializeOwned>(&self) -> SavedEngine<P> {
+        let saved = state_dir::read::<SavedEngine<P>>(&self.path);
         if let Err(error) = &saved
             && error.kind() != io::ErrorKind::NotFound
         {

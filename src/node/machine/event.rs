@@ -15,7 +15,7 @@ use crate::engine::time::BootTime;
 #[serde(untagged)]
 pub enum Event {
     /// The engine decided something.
-    Decision(Decision),
+    Decision(NamedDecision),
     /// Something else happened.
     Notice(Notice),
 }
@@ -23,7 +23,7 @@ pub enum Event {
 /// A decision of the engine, with user-visible names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Decision {
+pub struct NamedDecision {
     /// The decision.
     #[serde(flatten)]
     pub transition: Transition,
@@ -248,7 +248,7 @@ impl Event {
 
 /// An event with its wall-clock time: one line of `--output json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct EventLine {
     /// Wall-clock time of the event.
     pub time: Timestamp,
     /// What happened.

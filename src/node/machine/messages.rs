@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::event::{Decision, Event, NoticeKind};
+use super::event::{Event, NamedDecision, NoticeKind};
 use crate::crd::duration::format_duration;
 use crate::engine::metric::Metric;
-use crate::engine::plan::{Change, RuleState, Skipped, Unknown};
+use crate::engine::plan::{PlanChange, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::protected::{Guard, Waiting};
 use crate::engine::units::Bytes;
@@ -20,16 +20,16 @@ impl fmt::Display for Event {
     }
 }
 
-impl fmt::Display for Decision {
+impl fmt::Display for NamedDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let transition = &self.transition;
         let observed = matches!(
             transition.change,
-            Change::State { .. }
-                | Change::Unknown { .. }
-                | Change::Known { .. }
-                | Change::OutsideHours
-                | Change::WithinHours
+            PlanChange::State { .. }
+                | PlanChange::Unknown { .. }
+                | PlanChange::Known { .. }
+                | PlanChange::OutsideHours
+                | PlanChange::WithinHours
         );
         write!(f, "{}", transition.rule)?;
         f.write_str(match (transition.would, observed) {
@@ -41,7 +41,7 @@ impl fmt::Display for Decision {
     }
 }
 
-impl Decision {
+impl NamedDecision {
     fn metric(&self) -> &str {
         self.metric.as_deref().unwrap_or("its metric")
     }
@@ -54,10 +54,10 @@ impl Decision {
         format_value(self.metric.as_deref(), value)
     }
 
-    fn fmt_change(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_change(&self, change: &PlanChange, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match change {
-            Change::State { .. } => self.fmt_state(change, f),
-            Change::Unknown { reason } => {
+            PlanChange::State { .. } => self.fmt_state(change, f),
+            PlanChange::Unknown { reason } => {
                 let reason = unknown_reason(*reason);
                 write!(
                     f,
@@ -65,7 +65,7 @@ impl Decision {
                     self.metric()
                 )
             }
-            Change::Known { value } => {
+            PlanChange::Known { value } => {
                 write!(
                     f,
                     "{} is known again: {}",
@@ -73,20 +73,20 @@ impl Decision {
                     self.value(*value)
                 )
             }
-            Change::OutsideHours => f.write_str(
+            PlanChange::OutsideHours => f.write_str(
                 "outside its hours: no action is taken, and what the rule did is restored",
             ),
-            Change::WithinHours => f.write_str("within its hours"),
-            Change::SchedulingDisabled { effect } => {
+            PlanChange::WithinHours => f.write_str("within its hours"),
+            PlanChange::SchedulingDisabled { effect } => {
                 write!(f, "scheduling is disabled ({effect:?})")
             }
-            Change::SchedulingEnabled => f.write_str("scheduling is enabled again"),
+            PlanChange::SchedulingEnabled => f.write_str("scheduling is enabled again"),
             about_pod => self.fmt_pod_change(about_pod, f),
         }
     }
 
-    fn fmt_state(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Change::State {
+    fn fmt_state(&self, change: &PlanChange, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PlanChange::State {
             from,
             to,
             value,
@@ -122,16 +122,16 @@ impl Decision {
         }
     }
 
-    fn fmt_pod_change(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_pod_change(&self, change: &PlanChange, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match change {
-            Change::Throttle {
+            PlanChange::Throttle {
                 pod,
                 to: 100,
                 idle: false,
                 from,
                 ..
             } => write!(f, "throttle {}: {from} % -> original", self.pod(pod)),
-            Change::Throttle {
+            PlanChange::Throttle {
                 pod,
                 from,
                 to,
@@ -150,14 +150,14 @@ impl Decision {
                 }
                 Ok(())
             }
-            Change::Reclaim { pod, amount } => {
+            PlanChange::Reclaim { pod, amount } => {
                 write!(
                     f,
                     "reclaim up to {amount} of page cache from {}",
                     self.pod(pod)
                 )
             }
-            Change::Evict {
+            PlanChange::Evict {
                 pod,
                 grace,
                 release,
@@ -177,16 +177,16 @@ impl Decision {
         }
     }
 
-    fn fmt_effect(&self, change: &Change, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_effect(&self, change: &PlanChange, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match change {
-            Change::Ineffective { pod, .. } => {
+            PlanChange::Ineffective { pod, .. } => {
                 let cause = self.cause.as_deref().unwrap_or("the cause is not known");
                 write!(f, "{}: the action has no effect: {cause}", self.pod(pod))
             }
-            Change::Effective { pod } => {
+            PlanChange::Effective { pod } => {
                 write!(f, "{}: the action has an effect again", self.pod(pod))
             }
-            Change::Skipped { pod, reason } => {
+            PlanChange::Skipped { pod, reason } => {
                 write!(f, "{} is skipped: {}", self.pod(pod), skip_reason(*reason))
             }
             _ => Ok(()),

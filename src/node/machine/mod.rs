@@ -25,15 +25,15 @@ use std::time::Duration;
 use self::backend::Backend;
 use self::enforce::{Actuators, Effect};
 use self::engine_store::EngineStore;
-use self::event::{Decision, Event, NoticeKind};
+use self::event::{Event, NamedDecision, NoticeKind};
 use self::ineffective::attached_scheduler;
 use self::previews::Previews;
 use self::problems::{Faults, Probes};
-use self::state_dir::{StateError, Writer};
+use self::state_dir::{StateError, WriterProcess};
 use self::workload::Workload;
 use crate::clock::boot_time;
 use crate::engine::load::NodeLoad;
-use crate::engine::plan::{Change, Plan, RuleState, Scheduling, Unknown};
+use crate::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Unknown};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
@@ -42,14 +42,14 @@ use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::Hierarchy;
-use crate::node::collect::{Sampler, Target};
-use crate::node::journal::Record;
+use crate::node::collect::{SampledPod, Sampler};
+use crate::node::journal::JournalRecord;
 
 pub use self::restore::{Restored, restore, restore_expired};
 
 /// Settings of a machine.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct MachineSettings {
     /// The cgroup trees.
     pub hierarchy: Hierarchy,
     /// Where `/proc` is mounted.
@@ -114,14 +114,14 @@ pub struct Machine<O> {
     plan: Plan,
     events: Vec<Event>,
     effects: Vec<Effect>,
-    settings: Settings,
+    settings: MachineSettings,
     store: EngineStore,
     faults: Faults,
     next_sample: BootTime,
     adopted: usize,
 }
 
-fn sampler(settings: &Settings, hierarchy: Hierarchy) -> Sampler {
+fn sampler(settings: &MachineSettings, hierarchy: Hierarchy) -> Sampler {
     let mut sampler = Sampler::new(&settings.proc_root, hierarchy);
     if let Some(net_dev) = &settings.net_dev {
         sampler.set_net_dev(net_dev);
@@ -136,8 +136,8 @@ impl<O: Backend> Machine<O> {
     /// # Errors
     /// If another process has the state directory, or the directory or its files cannot be used.
     pub fn open(
-        settings: Settings,
-        backend: impl FnOnce(&Writer) -> O,
+        settings: MachineSettings,
+        backend: impl FnOnce(&WriterProcess) -> O,
         policy: Arc<PolicySet>,
         workloads: Vec<Workload>,
         now: BootTime,
@@ -147,7 +147,7 @@ impl<O: Backend> Machine<O> {
             source,
         };
         state_dir::make(&settings.state_dir).map_err(state_dir)?;
-        let writer = Writer::this_process().map_err(state_dir)?;
+        let writer = WriterProcess::this_process().map_err(state_dir)?;
         let hierarchy = settings.hierarchy.clone();
         let (actuators, recovered) = Actuators::open(&settings.state_dir, hierarchy.clone(), now)?;
         let mut machine = Self {
@@ -264,7 +264,7 @@ impl<O: Backend> Machine<O> {
 
     /// Updates what the next samples must contain.
     fn refresh(&mut self) {
-        let targets = self.pods.values().map(|known| Target {
+        let targets = self.pods.values().map(|known| SampledPod {
             uid: known.pod.uid.clone(),
             cgroup: known.cgroup.clone(),
             containers: known.containers,
@@ -397,13 +397,13 @@ impl<O: Backend> Machine<O> {
     fn record_transitions(&mut self) {
         for transition in &self.plan.transitions {
             let cause = match &transition.change {
-                Change::Ineffective { pod, observed } => {
+                PlanChange::Ineffective { pod, observed } => {
                     let scheduler = attached_scheduler(&self.settings.sys_root);
                     Some(self.cause(pod, *observed, scheduler).message)
                 }
                 _ => None,
             };
-            let decision = Decision {
+            let decision = NamedDecision {
                 cause,
                 transition: transition.clone(),
                 metric: metric(&self.policy, &transition.rule),
@@ -534,12 +534,12 @@ impl<O: Backend> Machine<O> {
     }
 
     /// Every changed cgroup file.
-    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+    pub fn records(&self) -> impl Iterator<Item = JournalRecord> + '_ {
         self.actuators.records()
     }
 
     /// The actions that Preview rules would have in force now.
-    pub fn previews(&self) -> &[Decision] {
+    pub fn previews(&self) -> &[NamedDecision] {
         self.previews.current()
     }
 
@@ -559,7 +559,7 @@ impl<O: Backend> Machine<O> {
     }
 
     /// This process, as recorded in the files of the state directory.
-    pub const fn writer(&self) -> &Writer {
+    pub const fn writer(&self) -> &WriterProcess {
         self.store.writer()
     }
 

@@ -1,40 +1,40 @@
 //! The actions that Preview rules would have in force now, collected from their decisions.
 
-use super::event::Decision;
+use super::event::NamedDecision;
 use crate::engine::metric::ActionKind;
-use crate::engine::plan::{Change, RuleState};
+use crate::engine::plan::{PlanChange, RuleState};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 
 /// The latest decision of each action that a Preview rule would take.
 #[derive(Debug, Default)]
-pub struct Previews(Vec<Decision>);
+pub struct Previews(Vec<NamedDecision>);
 
 impl Previews {
     /// Records a decision. A rule's actions end when it is Normal and its throttle steps are reverted.
-    pub fn record(&mut self, decision: &Decision) {
+    pub fn record(&mut self, decision: &NamedDecision) {
         let transition = &decision.transition;
         if !transition.would {
             return;
         }
         match &transition.change {
-            Change::State {
+            PlanChange::State {
                 to: RuleState::Normal,
                 ..
             } => self.0.retain(|known| {
                 known.transition.rule != transition.rule
-                    || matches!(known.transition.change, Change::Throttle { .. })
+                    || matches!(known.transition.change, PlanChange::Throttle { .. })
             }),
-            Change::Throttle {
+            PlanChange::Throttle {
                 to: 100,
                 idle: false,
                 ..
             }
-            | Change::SchedulingEnabled => self.forget(decision),
-            Change::Throttle { .. }
-            | Change::Reclaim { .. }
-            | Change::Evict { .. }
-            | Change::SchedulingDisabled { .. } => {
+            | PlanChange::SchedulingEnabled => self.forget(decision),
+            PlanChange::Throttle { .. }
+            | PlanChange::Reclaim { .. }
+            | PlanChange::Evict { .. }
+            | PlanChange::SchedulingDisabled { .. } => {
                 self.forget(decision);
                 self.0.push(decision.clone());
             }
@@ -46,7 +46,7 @@ impl Previews {
     /// action on the pod any more. The engine drops these without a transition.
     pub fn retain<'a>(&mut self, policy: &PolicySet, pod: impl Fn(&PodUid) -> Option<&'a Pod>) {
         self.0.retain(|known| {
-            let Decision { transition, .. } = known;
+            let NamedDecision { transition, .. } = known;
             let mut rules = policy.rules.iter();
             let Some(rule) = rules.find(|rule| rule.id == transition.rule) else {
                 return false;
@@ -62,19 +62,19 @@ impl Previews {
     }
 
     /// The actions that would be in force now.
-    pub fn current(&self) -> &[Decision] {
+    pub fn current(&self) -> &[NamedDecision] {
         &self.0
     }
 
-    fn forget(&mut self, decision: &Decision) {
+    fn forget(&mut self, decision: &NamedDecision) {
         let subject = subject(decision);
         self.0.retain(|known| self::subject(known) != subject);
     }
 }
 
 /// The subject of a decision: a later decision with the same subject replaces it.
-fn subject(decision: &Decision) -> (&RuleId, Option<ActionKind>, Option<&PodUid>) {
-    let Decision { transition, .. } = decision;
+fn subject(decision: &NamedDecision) -> (&RuleId, Option<ActionKind>, Option<&PodUid>) {
+    let NamedDecision { transition, .. } = decision;
     let change = &transition.change;
     (&transition.rule, change.action(), change.pod())
 }
@@ -87,14 +87,14 @@ mod tests {
     use super::*;
     use crate::engine::plan::Transition;
     use crate::engine::policy::{
-        Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, Scope, TaintEffect,
+        Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, ScopeRequirement, TaintEffect,
     };
     use crate::engine::testing::{pod, rule};
     use crate::engine::time::BootTime;
     use crate::engine::units::{MilliCpu, Quota};
 
-    fn throttle(uid: &str) -> Change {
-        Change::Throttle {
+    fn throttle(uid: &str) -> PlanChange {
+        PlanChange::Throttle {
             pod: PodUid::from(uid),
             from: 100,
             to: 90,
@@ -104,8 +104,8 @@ mod tests {
         }
     }
 
-    fn evict(uid: &str) -> Change {
-        Change::Evict {
+    fn evict(uid: &str) -> PlanChange {
+        PlanChange::Evict {
             pod: PodUid::from(uid),
             grace: Duration::from_secs(30),
             release: None,
@@ -133,18 +133,18 @@ mod tests {
         let pods = PodPolicy {
             name: "all".to_owned(),
             labels: None,
-            scopes: vec![Scope::Namespace(Membership::Exists)],
+            scopes: vec![ScopeRequirement::Namespace(Membership::Exists)],
             allowed: vec!["throttle".to_owned(), "eviction".to_owned()],
         };
         let effect = TaintEffect::NoSchedule;
         let mut previews = Previews::default();
         for change in [
-            Change::SchedulingDisabled { effect },
+            PlanChange::SchedulingDisabled { effect },
             throttle("a"),
             evict("a"),
             throttle("b"),
         ] {
-            previews.record(&Decision {
+            previews.record(&NamedDecision {
                 cause: None,
                 transition: Transition {
                     at: BootTime::default(),
@@ -170,9 +170,9 @@ mod tests {
         previews.retain(&policy, |uid| pods.iter().find(|pod| pod.uid == *uid));
         let shown = previews.current().iter();
         let shown = shown.map(|decision| match &decision.transition.change {
-            Change::Throttle { pod, .. } if *pod.0 == *"a" => "throttle a",
-            Change::Throttle { .. } => "throttle b",
-            Change::Evict { .. } => "evict a",
+            PlanChange::Throttle { pod, .. } if *pod.0 == *"a" => "throttle a",
+            PlanChange::Throttle { .. } => "throttle b",
+            PlanChange::Evict { .. } => "evict a",
             _ => "scheduling",
         });
         shown.collect()

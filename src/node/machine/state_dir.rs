@@ -131,7 +131,7 @@ pub fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<T> {
 /// The process that wrote a file, so that a reader can check whether it still runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Writer {
+pub struct WriterProcess {
     /// The kernel's boot ID.
     pub boot_id: String,
     /// Process ID.
@@ -140,7 +140,7 @@ pub struct Writer {
     pub started: u64,
 }
 
-impl Writer {
+impl WriterProcess {
     /// This process. Always reads the real `/proc`, whatever the configured proc root is.
     ///
     /// # Errors
@@ -181,14 +181,14 @@ mod tests {
 
     #[test]
     fn a_process_is_identified_by_start_time_and_boot() {
-        let this = Writer::this_process().expect("/proc");
+        let this = WriterProcess::this_process().expect("/proc");
         assert!(this.is_alive());
-        let recycled = Writer {
+        let recycled = WriterProcess {
             started: this.started + 1,
             ..this.clone()
         };
         assert!(!recycled.is_alive() && recycled.is_of_this_boot());
-        let rebooted = Writer {
+        let rebooted = WriterProcess {
             boot_id: "other".to_owned(),
             ..this
         };

@@ -18,7 +18,7 @@ use crate::reconcilers::observe::wire::{FIELD_MANAGER, Watermark, WatermarkObjec
 use crate::reconcilers::plan::operations::{Operation, StatusWrite};
 
 /// The outcome of an operation.
-pub enum Outcome {
+pub enum WriteOutcome {
     Watermark {
         node: String,
         outcome: Result<Option<Box<Watermark>>, CallError>,
@@ -53,28 +53,32 @@ fn params() -> PatchParams {
 }
 
 /// Carries out one operation; `leases` are the agents'.
-pub async fn carry_out(client: Client, leases: Api<LeaseObject>, operation: Operation) -> Outcome {
+pub async fn carry_out(
+    client: Client,
+    leases: Api<LeaseObject>,
+    operation: Operation,
+) -> WriteOutcome {
     match operation {
-        Operation::Apply { node, spec } => Outcome::Watermark {
+        Operation::Apply { node, spec } => WriteOutcome::Watermark {
             outcome: apply(client, &node, &spec).await.map(Some),
             node,
         },
-        Operation::Delete { node, uid } => Outcome::Watermark {
+        Operation::Delete { node, uid } => WriteOutcome::Watermark {
             outcome: delete(client, &node, uid).await.map(|()| None),
             node,
         },
         Operation::ReadLease { node } => {
             let lease = found(call(leases.get(&node)).await);
-            Outcome::LeaseRead {
+            WriteOutcome::LeaseRead {
                 outcome: lease.map(|lease| lease.map(LeaseObject::state)),
                 node,
             }
         }
-        Operation::RemoveLabel { node, uid } => Outcome::LabelRemoved {
+        Operation::RemoveLabel { node, uid } => WriteOutcome::LabelRemoved {
             outcome: remove_label(&client, &node, &uid).await,
             node,
         },
-        Operation::RemoveTaint { node, uid } => Outcome::TaintRemoved {
+        Operation::RemoveTaint { node, uid } => WriteOutcome::TaintRemoved {
             outcome: remove_taint(&client, &node, &uid).await,
             node,
         },
@@ -147,7 +151,7 @@ fn watermark<'a>(node: &str, spec: &'a DesiredSpec) -> Body<'a> {
 }
 
 /// Writes the status of one policy object.
-pub async fn status(client: Client, write: StatusWrite) -> Outcome {
+pub async fn status(client: Client, write: StatusWrite) -> WriteOutcome {
     let StatusWrite { key, status } = write;
     let api: Api<DynamicObject> = Api::all_with(client, &policy_resource(key.0));
     let body = json!({
@@ -159,7 +163,7 @@ pub async fn status(client: Client, write: StatusWrite) -> Outcome {
     let patch = Patch::Apply(&body);
     let params = params();
     let outcome = call(stored(api.patch_status(&key.1, &params, &patch))).await;
-    Outcome::Status {
+    WriteOutcome::Status {
         key,
         outcome: outcome.map(drop),
     }

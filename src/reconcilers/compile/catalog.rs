@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::content::{Content, Contents};
+use super::content::{CompiledPolicy, Contents};
 use crate::crd::Kind;
 use crate::crd::node_watermark::MAX_SOURCES;
 use crate::crd::{Compiled, Finding, Objects, compile};
@@ -31,7 +31,7 @@ pub struct Class {
     /// The `NodeQOS` that select the nodes, ordered by name.
     pub selected: Vec<Arc<str>>,
     /// The compiled policies. Empty, including pod policies, if no `NodeQOS` selects the nodes.
-    pub content: Arc<Content>,
+    pub content: Arc<CompiledPolicy>,
     /// Findings about these `NodeQOS` while compiling.
     pub findings: Vec<Finding>,
     /// `<kind>/<name>@<generation>` of each object compiled in.

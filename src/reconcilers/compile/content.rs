@@ -16,7 +16,7 @@ const SWEEP_AFTER: usize = 64;
 
 /// A policy set with the hashes of its parts. Immutable, shared between nodes.
 #[derive(Debug, Default)]
-pub struct Content {
+pub struct CompiledPolicy {
     /// The policies.
     pub policy: PolicySet,
     form: Form,
@@ -37,18 +37,18 @@ pub enum SpecFields {
 /// What is written of a content.
 #[derive(Debug, Default)]
 struct Form {
-    parts: Parts,
+    parts: PartHashes,
     encoded: OnceLock<Encoded>,
 }
 
 /// The hashes of rules, actions and pod policies.
 #[derive(Clone, Debug, Default)]
-pub struct Parts([Vec<Hash>; 3]);
+pub struct PartHashes([Vec<Hash>; 3]);
 
 /// A spec's rules, actions and pod policies in JSON.
 pub type Encoded = [Option<Box<RawValue>>; 3];
 
-impl Parts {
+impl PartHashes {
     fn of(spec: &NodeWatermarkSpec) -> Self {
         Self([
             spec.rules.iter().map(Hash::of).collect(),
@@ -64,7 +64,7 @@ impl Parts {
     }
 }
 
-impl Content {
+impl CompiledPolicy {
     const fn form(&self, fields: SpecFields) -> &Form {
         match fields {
             SpecFields::All => &self.form,
@@ -102,21 +102,21 @@ fn block<T: serde::Serialize>(parts: &[T]) -> Option<Box<RawValue>> {
 #[derive(Clone, Debug, Default)]
 pub struct Decoded {
     /// Their hashes.
-    pub parts: Arc<Parts>,
+    pub parts: Arc<PartHashes>,
     /// Their content; `None` if something in them is not understood.
-    pub content: Option<Arc<Content>>,
+    pub content: Option<Arc<CompiledPolicy>>,
 }
 
 /// Blocks that were decoded before.
 struct CachedBlocks {
-    parts: Arc<Parts>,
-    content: Weak<Content>,
+    parts: Arc<PartHashes>,
+    content: Weak<CompiledPolicy>,
 }
 
 /// All contents in use, each once.
 #[derive(Default)]
 pub struct Contents {
-    all: HashMap<Hash, Weak<Content>>,
+    all: HashMap<Hash, Weak<CompiledPolicy>>,
     /// By the SHA-256 of the bytes: API servers write equal objects in equal bytes.
     decoded: HashMap<[u8; 32], CachedBlocks>,
     swept: usize,
@@ -124,10 +124,10 @@ pub struct Contents {
 
 impl Contents {
     /// The shared content with this policy.
-    pub fn of(&mut self, policy: PolicySet) -> Arc<Content> {
+    pub fn of(&mut self, policy: PolicySet) -> Arc<CompiledPolicy> {
         self.sweep();
         let form = |fields| Form {
-            parts: Parts::of(&spec(&policy, fields)),
+            parts: PartHashes::of(&spec(&policy, fields)),
             encoded: OnceLock::new(),
         };
         let current = form(SpecFields::All);
@@ -135,7 +135,7 @@ impl Contents {
         if let Some(known) = self.all.get(&hash).and_then(Weak::upgrade) {
             return known;
         }
-        let content = Arc::new(Content {
+        let content = Arc::new(CompiledPolicy {
             form: current,
             old_form: form(SpecFields::WithoutQuantities),
             policy,
@@ -165,7 +165,7 @@ impl Contents {
 
     fn decode_uncached(&mut self, blocks: &Blocks) -> Decoded {
         let spec = blocks.spec();
-        let parts = Parts::of(&spec);
+        let parts = PartHashes::of(&spec);
         let read = spec.read().ok().filter(|read| read.refused.is_empty());
         // The object may have another order than we write; the hash is of what it contains.
         let content = read.map(|read| self.of(read.policy));
@@ -192,7 +192,7 @@ pub struct DesiredSpec {
     /// UID of the Node.
     pub node_uid: String,
     /// Rules, actions and pod policies.
-    pub content: Arc<Content>,
+    pub content: Arc<CompiledPolicy>,
     /// `spec.softenScheduling`.
     pub soften: bool,
     /// What the node's agent reads.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::catalog::{Affected, Catalog, Class, Key, selects};
-use super::content::Content;
+use super::content::CompiledPolicy;
 use super::label_filter::{LabelFilter, SelectorFilter};
 use super::watermark::KnownWatermark;
 use crate::cluster::nodes::zone;
@@ -13,7 +13,7 @@ use crate::engine::policy::NodeFacts;
 use crate::engine::window::CustomWindow;
 use crate::reconcilers::observe::wire::{LoadSigns, ObservedNode, Watermark};
 
-pub struct Node {
+pub struct IndexedNode {
     pub uid: String,
     pub facts: NodeFacts,
     label_filter: LabelFilter,
@@ -30,7 +30,7 @@ pub struct Node {
     pub load: LoadSigns,
 }
 
-impl Node {
+impl IndexedNode {
     /// Whether an object may affect the node.
     pub fn is_affected_by(&self, key: &Key) -> bool {
         match key.0 {
@@ -69,7 +69,7 @@ pub struct WatermarkChange {
 pub struct Index {
     pub catalog: Catalog,
     /// By name.
-    pub nodes: BTreeMap<String, Node>,
+    pub nodes: BTreeMap<String, IndexedNode>,
     /// By the name of their node.
     pub watermarks: BTreeMap<String, KnownWatermark>,
 }
@@ -112,7 +112,7 @@ impl Index {
         }
         let (class, zone) = (self.catalog.class(&facts), Arc::from(zone(&facts.labels)));
         let label_filter = LabelFilter::of(&facts.labels);
-        let node = Node {
+        let node = IndexedNode {
             uid,
             facts,
             label_filter,
@@ -172,7 +172,7 @@ impl Index {
     }
 
     /// The current and the desired content of a node; `None` if the current one is unknown.
-    pub fn contents_of(&self, name: &str) -> Option<(&Arc<Content>, &Arc<Content>)> {
+    pub fn contents_of(&self, name: &str) -> Option<(&Arc<CompiledPolicy>, &Arc<CompiledPolicy>)> {
         let node = self.nodes.get(name)?;
         let current = self.watermarks.get(name)?.content_for(&node.uid)?;
         Some((current, &node.class.content))

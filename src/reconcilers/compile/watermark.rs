@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::catalog::Key;
-use super::content::{Content, Contents, SpecFields};
+use super::content::{CompiledPolicy, Contents, SpecFields};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
 use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
@@ -23,18 +23,18 @@ pub struct KnownWatermark {
     /// `spec.softenScheduling`.
     pub soften_scheduling: bool,
     node_uid: String,
-    content: Option<Arc<Content>>,
+    content: Option<Arc<CompiledPolicy>>,
     /// Fingerprint of `spec.sources`.
     sources: u64,
     /// Its agent enforces this spec.
     pub enforced: bool,
     status_fingerprint: u64,
-    pub status: Arc<Status>,
+    pub status: Arc<SeenStatus>,
 }
 
 /// The parts of the status that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Status {
+pub struct SeenStatus {
     /// The hash of the spec that the agent enforces; `None` if there is no agent or it is not Ready.
     observed: Option<Box<str>>,
     /// What the agent reads.
@@ -75,7 +75,7 @@ impl KnownWatermark {
             Some(before) if before.status_fingerprint == status_fingerprint => {
                 Arc::clone(&before.status)
             }
-            _ => Arc::new(Status::of(seen.status())),
+            _ => Arc::new(SeenStatus::of(seen.status())),
         };
         Self {
             uid: seen.uid.clone(),
@@ -92,7 +92,7 @@ impl KnownWatermark {
     }
 
     /// The content, if it is for a node with this UID.
-    pub fn content_for(&self, node_uid: &str) -> Option<&Arc<Content>> {
+    pub fn content_for(&self, node_uid: &str) -> Option<&Arc<CompiledPolicy>> {
         let content = self.content.as_ref();
         content.filter(|_| self.node_uid == node_uid)
     }
@@ -177,7 +177,7 @@ impl Active {
     }
 }
 
-impl Status {
+impl SeenStatus {
     fn of(status: &NodeWatermarkStatus) -> Self {
         let active = status.rules.iter().filter(|rule| rule.state != "Normal");
         let counts = status.counts.clone().unwrap_or_default();
@@ -231,7 +231,7 @@ mod tests {
             });
             let status = json!({"observedHash": "abc", "conditions": [ready]});
             let status = serde_json::from_value(status).expect("a status");
-            Status::of(&status).observed
+            SeenStatus::of(&status).observed
         };
         assert_eq!(observed("True", "RulesEnforced").as_deref(), Some("abc"));
         let unevaluated = observed("False", condition::NONE_EVALUATED);

@@ -9,7 +9,7 @@ use kube::Resource;
 use serde::Deserialize;
 
 use crate::crd::Summary;
-use crate::metrics_api::compose::Heartbeat;
+use crate::metrics_api::compose::LeaseContent;
 
 /// The assumed duration of a Lease that has no valid one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(40);
@@ -95,8 +95,8 @@ impl From<FullLease> for LeaseObject {
 
 impl LeaseObject {
     /// The heartbeat of its agent; `None` if the Lease has no holder.
-    pub fn heartbeat(&self) -> Option<Heartbeat> {
-        self.is_held().then(|| Heartbeat {
+    pub fn heartbeat(&self) -> Option<LeaseContent> {
+        self.is_held().then(|| LeaseContent {
             time: self.renewed().map(Time),
             summary: self.summary(),
         })

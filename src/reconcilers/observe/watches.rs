@@ -17,7 +17,7 @@ const WATERMARK_PAGE: u32 = 100;
 
 /// A watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum WatchedKind {
     Policy(Kind),
     Nodes,
     Watermarks,
@@ -32,7 +32,7 @@ pub enum Item {
     Lease(Box<LeaseObject>),
 }
 
-impl Source {
+impl WatchedKind {
     pub const ALL: [Self; 6] = [
         Self::Policy(Kind::AvoidanceAction),
         Self::Policy(Kind::NodeQos),

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::rollouts::Rollouts;
 use crate::crd::Kind;
-use crate::reconcilers::compile::index::{Index, Node};
+use crate::reconcilers::compile::index::{Index, IndexedNode};
 use crate::reconcilers::compile::watermark::is_no_schedule;
 use crate::reconcilers::events::PendingEvent;
 
@@ -137,7 +137,8 @@ impl CapEnforcement {
         if std::mem::replace(&mut self.state, State::Current) == State::Current {
             return (Vec::new(), Vec::new());
         }
-        let may_taint = |node: &&Node| node.class.content.policy.rules.iter().any(is_no_schedule);
+        let may_taint =
+            |node: &&IndexedNode| node.class.content.policy.rules.iter().any(is_no_schedule);
         let matched = index.nodes.values().filter(may_taint).count();
         let limit = self.cap.limit(matched);
         let candidates = self.candidates(index, rollouts);
@@ -160,7 +161,7 @@ impl CapEnforcement {
 
     /// The nodes whose rules want them unschedulable. The last status of an unresponsive agent does not count if the taint is gone.
     fn candidates(&self, index: &Index, rollouts: &Rollouts) -> Vec<Candidate> {
-        let candidate = |(name, node): (&String, &Node)| {
+        let candidate = |(name, node): (&String, &IndexedNode)| {
             let current = index.watermarks.get(name)?;
             let opened =
                 self.opened.contains(name) || current.status.scheduling_disabled && !node.tainted;

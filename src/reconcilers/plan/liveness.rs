@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::engine::time::BootTime;
 use crate::reconcilers::observe::lease::LeaseState;
 use crate::reconcilers::retry::Attempt;
-use agent::{Agent, DirectReports};
+use agent::{AgentLiveness, ReportLiveness};
 
 pub(in crate::reconcilers) use messages::taint_removed;
 
@@ -50,7 +50,7 @@ impl NodeEffects {
 pub struct LivenessMonitor {
     /// An agent that was not seen for this long is dead, if its node is Ready.
     dead_after: Duration,
-    agents: BTreeMap<String, Agent>,
+    agents: BTreeMap<String, AgentLiveness>,
     /// Zones in which nothing is restored, because most agents are unresponsive there.
     frozen: BTreeSet<Arc<str>>,
     /// Agents that respond again after they were reported as unresponsive.
@@ -143,10 +143,10 @@ impl LivenessMonitor {
 
     /// As [`Self::restart`], for the agents that hold Leases.
     pub fn restart_leases(&mut self) {
-        self.restart_where(Agent::has_lease);
+        self.restart_where(AgentLiveness::has_lease);
     }
 
-    fn restart_where(&mut self, matches: impl Fn(&Agent) -> bool) {
+    fn restart_where(&mut self, matches: impl Fn(&AgentLiveness) -> bool) {
         for agent in self.agents.values_mut().filter(|agent| matches(agent)) {
             agent.restart();
         }
@@ -164,14 +164,14 @@ impl LivenessMonitor {
             agent.node = node;
             self.drop_if_idle(name);
         } else if node.as_ref().is_some_and(|(_, effects)| effects.any()) {
-            self.agents.insert(name.to_owned(), Agent::on(node));
+            self.agents.insert(name.to_owned(), AgentLiveness::on(node));
             self.just_seen.insert(name.to_owned());
         }
     }
 
     /// Forgets an agent from which nothing is expected.
     fn drop_if_idle(&mut self, node: &str) {
-        if self.agents.get(node).is_some_and(Agent::is_idle) {
+        if self.agents.get(node).is_some_and(AgentLiveness::is_idle) {
             self.agents.remove(node);
             self.recovered.remove(node);
             self.just_seen.remove(node);
@@ -198,7 +198,7 @@ impl LivenessMonitor {
     /// The agent reported directly, and announced the next report within this interval.
     pub fn reported(&mut self, node: &str, interval: Duration, at: BootTime) {
         let agent = self.agents.entry(node.to_owned()).or_default();
-        agent.reports = Some(DirectReports {
+        agent.reports = Some(ReportLiveness {
             interval,
             last: Some(at),
         });

@@ -2,14 +2,18 @@
 
 use super::queue::WriteQueue;
 use crate::crd::eviction;
-use crate::evictions::{Denial, Permit, RuleQuery};
+use crate::evictions::{Denial, EvictionPermit, RuleQuery};
 use crate::reconcilers::compile::index::Index;
 
 /// Checks against the `NodeWatermark` in the API server, which has to be the one that the agent enforces.
 ///
 /// # Errors
 /// The rules don't allow it.
-pub fn permit(index: &Index, queue: &WriteQueue, query: &RuleQuery) -> Result<Permit, Denial> {
+pub fn permit(
+    index: &Index,
+    queue: &WriteQueue,
+    query: &RuleQuery,
+) -> Result<EvictionPermit, Denial> {
     // A pending write may remove the rule.
     if queue.contains(&query.node) {
         return Err(Denial::OtherRules);
@@ -28,5 +32,5 @@ pub fn permit(index: &Index, queue: &WriteQueue, query: &RuleQuery) -> Result<Pe
         .map_err(Denial::Objection)?;
     let zone = node.facts.labels.get("topology.kubernetes.io/zone");
     let zone = zone.filter(|zone| !zone.is_empty()).cloned();
-    Ok(Permit { grace, zone })
+    Ok(EvictionPermit { grace, zone })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::rollout::{Phase, Rollout};
+use super::rollout::{Rollout, RolloutPhase};
 use crate::crd::duration::format_duration;
 
 /// The condition about a rollout.
@@ -15,11 +15,11 @@ const MAX_NAMED: usize = 3;
 /// The reason of the condition `RolledOut`; `None` when the rollout is done.
 pub const fn reason(rollout: &Rollout) -> Option<&'static str> {
     Some(match rollout.phase() {
-        Phase::Stopped { .. } => STOPPED,
-        Phase::Done => return None,
-        Phase::Progressing { .. } => "Progressing",
-        Phase::Canaries { stuck: 1.., .. } => "NoCanary",
-        Phase::Canaries { .. } | Phase::Watching { .. } => "Canaries",
+        RolloutPhase::Stopped { .. } => STOPPED,
+        RolloutPhase::Done => return None,
+        RolloutPhase::Progressing { .. } => "Progressing",
+        RolloutPhase::Canaries { stuck: 1.., .. } => "NoCanary",
+        RolloutPhase::Canaries { .. } | RolloutPhase::Watching { .. } => "Canaries",
     })
 }
 
@@ -37,20 +37,20 @@ pub fn message(rollout: &Rollout) -> String {
     let canaries = canaries(rollout);
     let size = rollout.size();
     match rollout.phase() {
-        Phase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
+        RolloutPhase::Canaries { stuck, .. } if stuck > 0 && stuck < size => format!(
             "the edit waits for a canary among {stuck} of its {size} nodes: none of these is Ready with an agent that \
              enforces its rules; check why agents do not run there, or, to send the edit to all nodes without canaries, \
              annotate the object with plimsoll.dev/rollout=immediate"
         ),
-        Phase::Canaries { stuck: 1.., .. } => format!(
+        RolloutPhase::Canaries { stuck: 1.., .. } => format!(
             "the edit waits for a canary: none of its {size} nodes is Ready with an agent that enforces its \
              rules; check why agents do not run there, or, to send the edit to all nodes without canaries, annotate the \
              object with plimsoll.dev/rollout=immediate"
         ),
-        Phase::Canaries { .. } | Phase::Watching { .. } => {
+        RolloutPhase::Canaries { .. } | RolloutPhase::Watching { .. } => {
             let left = rollout.remaining().map(format_duration).unwrap_or_default();
             let from = match rollout.phase() {
-                Phase::Watching { .. } => "more",
+                RolloutPhase::Watching { .. } => "more",
                 _ => "after they enforce it",
             };
             format!(
@@ -58,8 +58,8 @@ pub fn message(rollout: &Rollout) -> String {
                  plimsoll.dev/rollout=immediate"
             )
         }
-        Phase::Progressing { .. } => format!("the edit is going to {size} nodes"),
-        Phase::Stopped { acting } => {
+        RolloutPhase::Progressing { .. } => format!("the edit is going to {size} nodes"),
+        RolloutPhase::Stopped { acting } => {
             let acting = if acting == 0 {
                 "too many".to_owned()
             } else {
@@ -70,7 +70,7 @@ pub fn message(rollout: &Rollout) -> String {
                  again, or annotate it with plimsoll.dev/rollout=immediate to continue"
             )
         }
-        Phase::Done => format!("all {size} nodes may have the edit"),
+        RolloutPhase::Done => format!("all {size} nodes may have the edit"),
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Rollout {
     watch: Duration,
     /// The remaining watch time, in steps.
     remaining: Duration,
-    phase: Phase,
+    phase: RolloutPhase,
 }
 
 /// One number for members with an earlier version of the object in force, one for new members.
@@ -50,7 +50,7 @@ pub type Counts = [usize; 2];
 
 /// The phase of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum RolloutPhase {
     /// Waits until the canaries' agents confirm that they enforce the edit.
     Canaries {
         /// When canaries were last searched.
@@ -94,7 +94,7 @@ pub struct NodeObservation {
     pub acting: bool,
 }
 
-impl Phase {
+impl RolloutPhase {
     const fn canaries(searched: Option<BootTime>, stuck: usize) -> Self {
         Self::Canaries { searched, stuck }
     }
@@ -111,9 +111,9 @@ impl Rollout {
         members.sort_by_cached_key(Hash::of);
         // With one node there are no others to protect.
         let phase = if members.len() <= 1 {
-            Phase::Done
+            RolloutPhase::Done
         } else {
-            Phase::canaries(None, 0)
+            RolloutPhase::canaries(None, 0)
         };
         let positions = members.iter().cloned().zip(0..).collect();
         let watch = MIN_WATCH.max(slowest.saturating_mul(2));
@@ -143,22 +143,22 @@ impl Rollout {
             .filter(|node| observe(node).acting && has_it(node));
         self.excluded = excluded.cloned().collect();
         self.choose(self.wanted(), &observe);
-        self.phase = Phase::canaries(None, self.without(self.count(|_| true)));
+        self.phase = RolloutPhase::canaries(None, self.without(self.count(|_| true)));
     }
 
     /// An earlier leader stopped the edit, and the object was not edited since: it stays on the nodes that have it.
     pub fn stop(&mut self, has_it: impl Fn(&str) -> bool) {
         let canaries = self.members.iter().filter(|node| has_it(node));
         self.canaries = canaries.cloned().collect();
-        self.phase = Phase::Stopped { acting: 0 };
+        self.phase = RolloutPhase::Stopped { acting: 0 };
     }
 
     /// Continues after a time without observations: the canaries are watched again.
     pub const fn resume(&mut self) {
         match self.phase {
-            Phase::Watching { .. } => self.phase = Phase::canaries(None, 0),
-            Phase::Progressing { released, .. } => {
-                self.phase = Phase::Progressing {
+            RolloutPhase::Watching { .. } => self.phase = RolloutPhase::canaries(None, 0),
+            RolloutPhase::Progressing { released, .. } => {
+                self.phase = RolloutPhase::Progressing {
                     since: None,
                     base: released,
                     released,
@@ -192,13 +192,13 @@ impl Rollout {
         ] {
             set.remove(node);
         }
-        if let Phase::Progressing { base, released, .. } = &mut self.phase
+        if let RolloutPhase::Progressing { base, released, .. } = &mut self.phase
             && position < *released
         {
             *released -= 1;
             *base = base.saturating_sub(1);
         }
-        self.members.len() <= 1 && !matches!(self.phase, Phase::Stopped { .. })
+        self.members.len() <= 1 && !matches!(self.phase, RolloutPhase::Stopped { .. })
     }
 
     /// The number of members of each kind.
@@ -240,14 +240,16 @@ impl Rollout {
     }
 
     /// The current phase.
-    pub const fn phase(&self) -> Phase {
+    pub const fn phase(&self) -> RolloutPhase {
         self.phase
     }
 
     /// How long the canaries will still be watched, counted from their confirmation; `None`: they are not waited for.
     pub const fn remaining(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Canaries { stuck: 0, .. } | Phase::Watching { .. } => Some(self.remaining),
+            RolloutPhase::Canaries { stuck: 0, .. } | RolloutPhase::Watching { .. } => {
+                Some(self.remaining)
+            }
             _ => None,
         }
     }
@@ -260,8 +262,8 @@ impl Rollout {
     /// Whether a node may have the edit. A node that joined later waits for the canaries too.
     pub fn releases(&self, node: &str) -> bool {
         match self.phase {
-            Phase::Done => true,
-            Phase::Progressing { released, .. } => {
+            RolloutPhase::Done => true,
+            RolloutPhase::Progressing { released, .. } => {
                 let position = self.positions.get(node);
                 position.is_none_or(|position| *position < released) || self.canaries.contains(node)
             }
@@ -277,9 +279,9 @@ impl Rollout {
         observe: impl Fn(&str) -> NodeObservation,
     ) -> Vec<String> {
         let released = match self.phase {
-            Phase::Canaries { searched, .. } => self.await_canaries(now, searched, observe),
-            Phase::Watching { since, canaries } => self.watch(now, since, canaries, observe),
-            Phase::Progressing {
+            RolloutPhase::Canaries { searched, .. } => self.await_canaries(now, searched, observe),
+            RolloutPhase::Watching { since, canaries } => self.watch(now, since, canaries, observe),
+            RolloutPhase::Progressing {
                 since,
                 base,
                 released,
@@ -287,7 +289,9 @@ impl Rollout {
             _ => Vec::new(),
         };
         self.remaining = match self.phase {
-            Phase::Watching { since, .. } => in_steps(self.watch.saturating_sub(now.since(since))),
+            RolloutPhase::Watching { since, .. } => {
+                in_steps(self.watch.saturating_sub(now.since(since)))
+            }
             _ => self.watch,
         };
         released
@@ -302,7 +306,7 @@ impl Rollout {
     ) -> Vec<String> {
         let confirmed = self.count(|node| observe(node).reporting && observe(node).up_to_date);
         let missing = difference(self.wanted(), confirmed);
-        let watching = Phase::Watching {
+        let watching = RolloutPhase::Watching {
             since: now,
             canaries: confirmed,
         };
@@ -313,7 +317,7 @@ impl Rollout {
         let chosen = self.count(|_| true);
         let untried = self.without(chosen);
         let Some(searched) = searched else {
-            self.phase = Phase::canaries(Some(now), untried);
+            self.phase = RolloutPhase::canaries(Some(now), untried);
             return Vec::new();
         };
         let pause = if untried > 0 {
@@ -334,7 +338,7 @@ impl Rollout {
             watching
         } else {
             let stuck = if more.is_empty() { unproven } else { 0 };
-            Phase::canaries(Some(now), stuck)
+            RolloutPhase::canaries(Some(now), stuck)
         };
         more
     }
@@ -400,13 +404,13 @@ impl Rollout {
         let mut remaining = reporting.into_iter().zip(canaries);
         if kinds.any(too_many) {
             let acting = acting.into_iter().sum();
-            self.phase = Phase::Stopped { acting };
+            self.phase = RolloutPhase::Stopped { acting };
         } else if remaining.any(|(reporting, canaries)| reporting * 2 < canaries) {
             // Too few are left to prove anything.
-            self.phase = Phase::canaries(Some(now), 0);
+            self.phase = RolloutPhase::canaries(Some(now), 0);
         } else if now.since(since) >= self.watch {
             let released = self.canaries.len();
-            self.phase = Phase::Progressing {
+            self.phase = RolloutPhase::Progressing {
                 since: Some(now),
                 base: released,
                 released,
@@ -431,9 +435,9 @@ impl Rollout {
         let more = (now.since(since).as_secs_f64() * rate) as usize;
         let released = base.saturating_add(more).min(self.members.len());
         self.phase = if released == self.members.len() {
-            Phase::Done
+            RolloutPhase::Done
         } else {
-            Phase::Progressing {
+            RolloutPhase::Progressing {
                 since: Some(since),
                 base,
                 released,

@@ -7,19 +7,19 @@ use std::time::Duration;
 use super::liveness::LivenessMonitor;
 use super::progress;
 use super::queue::WriteQueue;
-use super::rollout::{NodeObservation, Phase, Rollout};
-use super::targets::Targets;
+use super::rollout::{NodeObservation, Rollout, RolloutPhase};
+use super::targets::TargetCache;
 use super::tightening::{allows_more, is_tighter, source, withhold};
 use crate::crd::Kind;
 use crate::engine::policy::{PodPolicy, PolicySet, Strategy};
 use crate::engine::time::BootTime;
 use crate::reconcilers::compile::catalog::{Affected, Catalog, Key};
-use crate::reconcilers::compile::content::Content;
+use crate::reconcilers::compile::content::CompiledPolicy;
 use crate::reconcilers::compile::index::Index;
-use crate::reconcilers::events::{PendingEvent, Subject};
+use crate::reconcilers::events::{EventSubject, PendingEvent};
 
 /// The current and the desired content of a node, by address: most nodes share both.
-type Pair = (*const Content, *const Content);
+type Pair = (*const CompiledPolicy, *const CompiledPolicy);
 
 /// A tightening edit of one object.
 #[derive(Default)]
@@ -69,7 +69,7 @@ enum Origin {
 
 /// What rollouts depend on.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
+pub struct RolloutInput<'a> {
     pub index: &'a Index,
     pub liveness: &'a LivenessMonitor,
     pub queue: &'a WriteQueue,
@@ -90,7 +90,7 @@ pub struct Advance {
 #[derive(Default)]
 pub struct Rollouts {
     by_object: BTreeMap<Key, Rollout>,
-    targets: Targets,
+    targets: TargetCache,
 }
 
 impl Rollouts {
@@ -105,7 +105,7 @@ impl Rollouts {
     }
 
     /// The content that a node should have now: the desired one without edits that are not released to it.
-    pub fn target(&mut self, name: &str, index: &mut Index) -> Option<Arc<Content>> {
+    pub fn target(&mut self, name: &str, index: &mut Index) -> Option<Arc<CompiledPolicy>> {
         let Index {
             catalog,
             nodes,
@@ -133,7 +133,7 @@ impl Rollouts {
     }
 
     /// Starts a rollout for each object that is now tighter than what these nodes have.
-    pub fn start(&mut self, nodes: &[String], view: View<'_>) -> Vec<PendingEvent> {
+    pub fn start(&mut self, nodes: &[String], view: RolloutInput<'_>) -> Vec<PendingEvent> {
         let mut events = Vec::new();
         for (key, edit) in view.edits(nodes) {
             events.extend(self.start_one(key, &edit, Origin::Edited, view));
@@ -143,13 +143,13 @@ impl Rollouts {
 
     /// Resumes the rollouts of this replica's last term, and takes over those of other leaders. What the last leader stopped stays
     /// stopped until the object is edited.
-    pub fn resume(&mut self, view: View<'_>) {
+    pub fn resume(&mut self, view: RolloutInput<'_>) {
         let names: Vec<String> = view.index.nodes.keys().cloned().collect();
         let edits = view.edits(&names);
         self.by_object.retain(|key, _| edits.contains_key(key));
         for (key, rollout) in &mut self.by_object {
             rollout.resume();
-            let stopped = matches!(rollout.phase(), Phase::Stopped { .. });
+            let stopped = matches!(rollout.phase(), RolloutPhase::Stopped { .. });
             if !stopped && view.is_stopped(key) {
                 rollout.stop(|node| view.has_it(node, &edits[key]));
             }
@@ -170,7 +170,7 @@ impl Rollouts {
         key: Key,
         edit: &Edit,
         origin: Origin,
-        view: View<'_>,
+        view: RolloutInput<'_>,
     ) -> Option<PendingEvent> {
         let catalog = &view.index.catalog;
         if self.by_object.contains_key(&key) || catalog.is_immediate(&key) {
@@ -180,7 +180,7 @@ impl Rollouts {
         let slowest = view.slowest(&key, &nodes);
         let has_it = |node: &str| view.has_it(node, edit);
         let mut rollout = Rollout::new(nodes, slowest, edit.before.clone());
-        if rollout.phase() == Phase::Done {
+        if rollout.phase() == RolloutPhase::Done {
             return None;
         }
         if origin == Origin::Stopped {
@@ -214,7 +214,7 @@ impl Rollouts {
         let stranded: Vec<Key> = stranded.collect();
         for key in &stranded {
             self.by_object.remove(key);
-            let view = View {
+            let view = RolloutInput {
                 index,
                 liveness,
                 queue,
@@ -239,7 +239,7 @@ impl Rollouts {
         let mut advance = Advance::default();
         for (key, rollout) in &mut self.by_object {
             let before = (rollout.phase(), rollout.remaining());
-            let view = View {
+            let view = RolloutInput {
                 index,
                 liveness,
                 queue,
@@ -249,7 +249,7 @@ impl Rollouts {
             let phase = rollout.phase();
             if std::mem::discriminant(&before.0) != std::mem::discriminant(&phase) {
                 advance.events.extend(event(key, rollout, &index.catalog));
-                if phase == Phase::Done {
+                if phase == RolloutPhase::Done {
                     queue.extend(index.nodes.keys());
                 }
             }
@@ -257,7 +257,7 @@ impl Rollouts {
             advance.progressed |= before != (phase, rollout.remaining());
         }
         self.by_object
-            .retain(|_, rollout| rollout.phase() != Phase::Done);
+            .retain(|_, rollout| rollout.phase() != RolloutPhase::Done);
         advance
     }
 
@@ -266,17 +266,17 @@ impl Rollouts {
         let mut counts = [("canaries", 0), ("progressing", 0), ("stopped", 0)];
         for rollout in self.by_object.values() {
             match rollout.phase() {
-                Phase::Canaries { .. } | Phase::Watching { .. } => counts[0].1 += 1,
-                Phase::Progressing { .. } => counts[1].1 += 1,
-                Phase::Stopped { .. } => counts[2].1 += 1,
-                Phase::Done => {}
+                RolloutPhase::Canaries { .. } | RolloutPhase::Watching { .. } => counts[0].1 += 1,
+                RolloutPhase::Progressing { .. } => counts[1].1 += 1,
+                RolloutPhase::Stopped { .. } => counts[2].1 += 1,
+                RolloutPhase::Done => {}
             }
         }
         counts
     }
 }
 
-impl View<'_> {
+impl RolloutInput<'_> {
     /// The tightening edits on these nodes, by object.
     fn edits(&self, nodes: &[String]) -> BTreeMap<Key, Edit> {
         let mut seen = HashSet::new();
@@ -393,14 +393,14 @@ impl View<'_> {
 /// The event about a new phase; `None` if the phase has none.
 fn event(key: &Key, rollout: &Rollout, catalog: &Catalog) -> Option<PendingEvent> {
     let (warning, reason) = match rollout.phase() {
-        Phase::Canaries { stuck: 1.., .. } => (true, "RolloutWaits"),
-        Phase::Canaries { .. } => (false, "RolloutStarted"),
-        Phase::Stopped { .. } => (true, "RolloutStopped"),
-        Phase::Done => (false, "RolledOut"),
+        RolloutPhase::Canaries { stuck: 1.., .. } => (true, "RolloutWaits"),
+        RolloutPhase::Canaries { .. } => (false, "RolloutStarted"),
+        RolloutPhase::Stopped { .. } => (true, "RolloutStopped"),
+        RolloutPhase::Done => (false, "RolledOut"),
         _ => return None,
     };
     Some(PendingEvent {
-        about: Subject::Policy {
+        about: EventSubject::Policy {
             kind: key.0,
             name: key.1.clone(),
             uid: catalog.uid(key).to_owned(),

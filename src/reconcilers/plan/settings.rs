@@ -8,7 +8,7 @@ use crate::engine::window::CustomWindow;
 
 /// Settings of the controller.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct ControllerSettings {
     /// Nodes per second that an edit reaches after its canaries succeeded.
     pub rollout_nodes_per_second: f64,
     /// How many nodes may be unschedulable at a time, of those that any rule may make so.
@@ -19,7 +19,7 @@ pub struct Settings {
     pub windows: Option<Arc<[CustomWindow]>>,
 }
 
-impl Default for Settings {
+impl Default for ControllerSettings {
     fn default() -> Self {
         Self {
             rollout_nodes_per_second: 100.0,

@@ -7,8 +7,8 @@ use super::rollout::Rollout;
 use super::tightening::withhold;
 use crate::engine::policy::PolicySet;
 use crate::reconcilers::compile::catalog::{Catalog, Key};
-use crate::reconcilers::compile::content::Content;
-use crate::reconcilers::compile::index::Node;
+use crate::reconcilers::compile::content::CompiledPolicy;
+use crate::reconcilers::compile::index::IndexedNode;
 use crate::reconcilers::compile::watermark::KnownWatermark;
 
 /// Current and desired content (by address), and which edits are released: most nodes share these.
@@ -16,9 +16,9 @@ type Case = (usize, usize, Vec<bool>);
 
 /// A cache of targets.
 #[derive(Default)]
-pub struct Targets(HashMap<Case, Arc<Content>>);
+pub struct TargetCache(HashMap<Case, Arc<CompiledPolicy>>);
 
-impl Targets {
+impl TargetCache {
     /// Clears the cache: addresses may be reused later.
     pub fn clear(&mut self) {
         self.0.clear();
@@ -28,18 +28,18 @@ impl Targets {
     pub fn of(
         &mut self,
         name: &str,
-        node: &Node,
+        node: &IndexedNode,
         watermark: Option<&KnownWatermark>,
         rollouts: &BTreeMap<Key, Rollout>,
         catalog: &mut Catalog,
-    ) -> Arc<Content> {
+    ) -> Arc<CompiledPolicy> {
         let desired = &node.class.content;
         if rollouts.is_empty() {
             return Arc::clone(desired);
         }
         let current = watermark.and_then(|watermark| watermark.content_for(&node.uid));
         let edits = rollouts.values().map(|rollout| rollout.releases(name));
-        let address = |content: &Arc<Content>| Arc::as_ptr(content).addr();
+        let address = |content: &Arc<CompiledPolicy>| Arc::as_ptr(content).addr();
         let case = (
             current.map_or(0, address),
             address(desired),

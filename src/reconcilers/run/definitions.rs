@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 use serde_json::Value;
 
-use super::super::metrics::Metrics;
+use super::super::metrics::ControllerMetrics;
 use crate::cluster::backoff::jittered;
 use crate::cluster::client::{CallError, call};
 use crate::crd::words::named;
@@ -22,7 +22,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_NAMED: usize = 5;
 
 /// Checks forever, and reports in the probes what is missing.
-pub async fn check(client: Client, metrics: Arc<Metrics>) -> Infallible {
+pub async fn check(client: Client, metrics: Arc<ControllerMetrics>) -> Infallible {
     loop {
         let mut complete = true;
         for definition in definitions() {

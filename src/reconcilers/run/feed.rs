@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::observe::watches::{Item, Source};
+use super::super::observe::watches::{Item, WatchedKind};
 use super::super::observe::wire::{NodeStatus, ObservedNode, Watermark};
 use super::super::reconciler::Reconciler;
 use crate::cluster::watch::Change;
@@ -12,21 +12,21 @@ use crate::metrics_api::StoreUpdater;
 use crate::metrics_api::compose::NodeKnown;
 
 /// The watch of one kind. Remembers names, so that a new list shows which objects are gone.
-pub struct Watch {
-    pub source: Source,
+pub struct KindWatch {
+    pub source: WatchedKind,
     known: BTreeSet<String>,
     listed: Option<BTreeSet<String>>,
     /// All objects were listed once.
     pub complete: bool,
 }
 
-impl Watch {
+impl KindWatch {
     /// Whether its objects are known, as far as required.
     pub fn is_known(&self) -> bool {
         self.complete || !self.source.is_required()
     }
 
-    pub const fn new(source: Source) -> Self {
+    pub const fn new(source: WatchedKind) -> Self {
         Self {
             source,
             known: BTreeSet::new(),
@@ -38,9 +38,9 @@ impl Watch {
     /// The watch was interrupted: updates of agents may have been missed.
     pub fn interrupted(&self, reconciler: &mut Reconciler) {
         match self.source {
-            Source::Nodes | Source::Watermarks => reconciler.watch_interrupted(),
-            Source::Leases => reconciler.lease_watch_interrupted(),
-            Source::Policy(_) => {}
+            WatchedKind::Nodes | WatchedKind::Watermarks => reconciler.watch_interrupted(),
+            WatchedKind::Leases => reconciler.lease_watch_interrupted(),
+            WatchedKind::Policy(_) => {}
         }
     }
 
@@ -75,8 +75,8 @@ impl Watch {
                 }
                 self.complete = true;
                 match (self.source, updater) {
-                    (Source::Nodes, Some(updater)) => updater.nodes_known(),
-                    (Source::Leases, Some(updater)) => updater.leases_known(),
+                    (WatchedKind::Nodes, Some(updater)) => updater.nodes_known(),
+                    (WatchedKind::Leases, Some(updater)) => updater.leases_known(),
                     _ => {}
                 }
                 return true;
@@ -89,17 +89,17 @@ impl Watch {
     fn delete(&self, name: &str, reconciler: &mut Reconciler, updater: Option<&mut StoreUpdater>) {
         if let Some(updater) = updater {
             match self.source {
-                Source::Policy(_) => {}
-                Source::Nodes => updater.node(name, None),
-                Source::Watermarks => updater.watermark(name, None),
-                Source::Leases => updater.heartbeat(name, None),
+                WatchedKind::Policy(_) => {}
+                WatchedKind::Nodes => updater.node(name, None),
+                WatchedKind::Watermarks => updater.watermark(name, None),
+                WatchedKind::Leases => updater.heartbeat(name, None),
             }
         }
         match self.source {
-            Source::Policy(kind) => reconciler.delete_policy(kind, name),
-            Source::Nodes => reconciler.delete_node(name),
-            Source::Watermarks => reconciler.delete_watermark(name),
-            Source::Leases => reconciler.delete_lease(name),
+            WatchedKind::Policy(kind) => reconciler.delete_policy(kind, name),
+            WatchedKind::Nodes => reconciler.delete_node(name),
+            WatchedKind::Watermarks => reconciler.delete_watermark(name),
+            WatchedKind::Leases => reconciler.delete_lease(name),
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use super::super::metrics::Metrics;
+use super::super::metrics::ControllerMetrics;
 use super::RunError;
 use crate::serve;
 
@@ -18,7 +18,7 @@ use crate::serve;
 /// The address can't be listened on, or the thread can't be started.
 pub(super) fn serve(
     listen: SocketAddr,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ControllerMetrics>,
 ) -> Result<impl Future<Output = ()>, RunError> {
     let listener = serve::listen(listen)?.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;

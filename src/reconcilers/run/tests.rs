@@ -13,7 +13,7 @@ fn controller() -> (Controller, Reports) {
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = Client::try_from(nowhere).unwrap();
     let options = Options {
-        settings: Settings::default(),
+        settings: ControllerSettings::default(),
         namespace: "default".to_owned(),
         lease: "controller".to_owned(),
         agents: "agents".to_owned(),
@@ -34,8 +34,8 @@ fn controller() -> (Controller, Reports) {
 }
 
 impl Controller {
-    fn watch_event(&mut self, source: Source, change: Change<Item>) {
-        let index = Source::ALL.iter().position(|it| *it == source);
+    fn watch_event(&mut self, source: WatchedKind, change: Change<Item>) {
+        let index = WatchedKind::ALL.iter().position(|it| *it == source);
         self.apply_change(index.unwrap(), change);
     }
 
@@ -46,7 +46,7 @@ impl Controller {
         });
         let lease = serde_json::from_value(lease).unwrap();
         let change = Change::Apply("n".to_owned(), Item::Lease(Box::new(lease)));
-        self.watch_event(Source::Leases, change);
+        self.watch_event(WatchedKind::Leases, change);
     }
 
     /// The reasons of its events if nothing more arrives for an hour.
@@ -66,10 +66,10 @@ fn leading() -> (Controller, Reports) {
     let node =
         json!({"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"nodeInfo": info}});
     let node = serde_json::from_value(node).unwrap();
-    controller.watch_event(Source::Nodes, Change::Restarted);
+    controller.watch_event(WatchedKind::Nodes, Change::Restarted);
     let change = Change::Apply("n".to_owned(), Item::Node(Box::new(node)));
-    controller.watch_event(Source::Nodes, change);
-    controller.watch_event(Source::Nodes, Change::Complete);
+    controller.watch_event(WatchedKind::Nodes, change);
+    controller.watch_event(WatchedKind::Nodes, Change::Complete);
     controller.watch_lease(Some("n"));
     controller.reconciler.start_leading();
     (controller, reports)
@@ -142,17 +142,17 @@ async fn a_list_accepts_an_older_watermark_restored_from_a_backup() {
         Change::Apply("n".to_owned(), Item::Watermark(Box::new(object)))
     };
     controller.reconciler.written("n", now, Ok(None));
-    controller.watch_event(Source::Watermarks, watermark(2, json!(spec)));
+    controller.watch_event(WatchedKind::Watermarks, watermark(2, json!(spec)));
     assert!(controller.reconciler.plan(now, 1).is_empty());
     let old = || watermark(1, json!({"hash": "old"}));
-    controller.watch_event(Source::Watermarks, old());
+    controller.watch_event(WatchedKind::Watermarks, old());
     assert!(
         controller.reconciler.plan(now, 1).is_empty(),
         "the watch lags behind"
     );
-    controller.watch_event(Source::Watermarks, Change::Restarted);
-    controller.watch_event(Source::Watermarks, old());
-    controller.watch_event(Source::Watermarks, Change::Complete);
+    controller.watch_event(WatchedKind::Watermarks, Change::Restarted);
+    controller.watch_event(WatchedKind::Watermarks, old());
+    controller.watch_event(WatchedKind::Watermarks, Change::Complete);
     assert!(matches!(
         controller.reconciler.plan(now, 1)[..],
         [Operation::Apply { .. }]

@@ -13,7 +13,7 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// A condition without its transition time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct ConditionState {
     /// `type`.
     pub kind: &'static str,
     /// `status`: True or False.
@@ -25,7 +25,7 @@ pub struct Claim {
 }
 
 /// The conditions of an object with these findings.
-pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
+pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<ConditionState> {
     let refused = |reason| matches!(reason, Reason::Invalid | Reason::DuplicateName);
     let mut claims = vec![claim("Accepted", findings, |f| refused(f.reason))];
     if kind == Kind::NodeQos {
@@ -46,7 +46,7 @@ pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
         ready.message = warnings.message;
     }
     if !ready.holds {
-        claims.push(Claim {
+        claims.push(ConditionState {
             kind: STALLED,
             holds: true,
             ..ready.clone()
@@ -58,10 +58,14 @@ pub fn claims(kind: Kind, findings: &BTreeSet<Finding>) -> Vec<Claim> {
 
 /// The condition of kstatus for a rollout with this claim: it goes on by itself, or not before someone acts. `None`: the policy
 /// is stalled for another reason.
-pub fn progress(claims: &[Claim], rollout: &Claim, stopped: bool) -> Option<Claim> {
+pub fn progress(
+    claims: &[ConditionState],
+    rollout: &ConditionState,
+    stopped: bool,
+) -> Option<ConditionState> {
     let kind = if stopped { STALLED } else { RECONCILING };
     let is_stalled = claims.iter().any(|claim| claim.kind == STALLED);
-    (!is_stalled).then(|| Claim {
+    (!is_stalled).then(|| ConditionState {
         kind,
         holds: true,
         ..rollout.clone()
@@ -73,7 +77,7 @@ fn claim(
     kind: &'static str,
     findings: &BTreeSet<Finding>,
     matches: impl Fn(&Finding) -> bool,
-) -> Claim {
+) -> ConditionState {
     let found: Vec<&Finding> = findings.iter().filter(|finding| matches(finding)).collect();
     let describe = |finding: &&Finding| {
         if finding.path.is_empty() {
@@ -83,7 +87,7 @@ fn claim(
         }
     };
     let message: Vec<String> = found.iter().map(describe).collect();
-    Claim {
+    ConditionState {
         kind,
         holds: found.is_empty(),
         reason: found
@@ -94,7 +98,12 @@ fn claim(
 }
 
 /// The conditions to write. A condition whose status is unchanged keeps its transition time.
-pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str) -> Vec<Value> {
+pub fn conditions(
+    before: &Value,
+    claims: Vec<ConditionState>,
+    generation: i64,
+    now: &str,
+) -> Vec<Value> {
     let since = |kind: &str, status: &str| {
         let before = before.as_array().into_iter().flatten();
         let mut same = before.filter(|old| old["type"] == kind && old["status"] == status);
@@ -103,7 +112,7 @@ pub fn conditions(before: &Value, claims: Vec<Claim>, generation: i64, now: &str
             .unwrap_or(now)
             .to_owned()
     };
-    let condition = |claim: Claim| {
+    let condition = |claim: ConditionState| {
         let status = if claim.holds { "True" } else { "False" };
         json!({
             "type": claim.kind,

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::conditions::{self, Claim};
+use super::conditions::{self, ConditionState};
 use crate::cluster::backoff::jittered;
 use crate::crd::{Finding, Kind, Reason};
 use crate::engine::policy::{Rule, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::reconcilers::compile::catalog::{Class, Key};
-use crate::reconcilers::compile::index::{Index, Node};
+use crate::reconcilers::compile::index::{Index, IndexedNode};
 use crate::reconcilers::compile::watermark::KnownWatermark;
 use crate::reconcilers::plan::operations::StatusWrite;
 use crate::reconcilers::plan::progress;
-use crate::reconcilers::plan::rollout::{Phase, Rollout};
+use crate::reconcilers::plan::rollout::{Rollout, RolloutPhase};
 use crate::reconcilers::plan::rollouts::Rollouts;
 use crate::reconcilers::plan::tightening::source;
 
@@ -247,7 +247,7 @@ impl Tallies {
     }
 
     /// Counts what the agent of one node reports.
-    fn add(&mut self, node: &Node, watermark: &KnownWatermark) {
+    fn add(&mut self, node: &IndexedNode, watermark: &KnownWatermark) {
         for (policy, pods) in &watermark.status.matched {
             let sum = self.pods.entry(policy.clone()).or_default();
             *sum = sum.saturating_add(*pods);
@@ -351,13 +351,13 @@ fn without_counts(mut status: Value) -> Value {
 }
 
 /// The condition about the rollout, and whether it has stopped.
-fn rollout_claim(rollout: &Rollout) -> Option<(Claim, bool)> {
-    let claim = Claim {
+fn rollout_claim(rollout: &Rollout) -> Option<(ConditionState, bool)> {
+    let claim = ConditionState {
         kind: progress::ROLLED_OUT,
         holds: false,
         reason: progress::reason(rollout)?.to_owned(),
         message: progress::message(rollout),
     };
-    let is_stopped = matches!(rollout.phase(), Phase::Stopped { .. });
+    let is_stopped = matches!(rollout.phase(), RolloutPhase::Stopped { .. });
     Some((claim, is_stopped))
 }

@@ -36,7 +36,7 @@ impl fmt::Display for Suspension {
 
 /// A change of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum GuardChange {
     /// No node is rejected from now on.
     Suspended(Suspension),
     /// Nodes are rejected again.
@@ -45,12 +45,12 @@ pub enum Change {
 
 /// The state.
 #[derive(Debug, Default)]
-pub struct Guard {
+pub struct FilterGuard {
     /// When a request last had a reason.
     suspended: Option<BootTime>,
 }
 
-impl Guard {
+impl FilterGuard {
     /// Whether the nodes of this request may be rejected, and whether that is new.
     pub fn check(
         &mut self,
@@ -58,7 +58,7 @@ impl Guard {
         rejected: usize,
         unknown: usize,
         now: BootTime,
-    ) -> (bool, Option<Change>) {
+    ) -> (bool, Option<GuardChange>) {
         if candidates < MIN_CANDIDATES {
             return (false, None);
         }
@@ -76,10 +76,10 @@ impl Guard {
             if over {
                 self.suspended = None;
             }
-            return (true, over.then_some(Change::Resumed));
+            return (true, over.then_some(GuardChange::Resumed));
         };
         let is_new = self.suspended.replace(now).is_none();
-        (false, is_new.then_some(Change::Suspended(why)))
+        (false, is_new.then_some(GuardChange::Suspended(why)))
     }
 }
 
@@ -93,36 +93,39 @@ mod tests {
 
     #[test]
     fn at_most_thirty_percent_are_rejected() {
-        let mut guard = Guard::default();
+        let mut guard = FilterGuard::default();
         assert_eq!(guard.check(10, 3, 4, at(0)), (true, None));
-        let hot = Some(Change::Suspended(Suspension::Hot));
+        let hot = Some(GuardChange::Suspended(Suspension::Hot));
         assert_eq!(guard.check(10, 4, 0, at(1)), (false, hot));
     }
 
     #[test]
     fn half_must_be_known() {
-        let mut guard = Guard::default();
+        let mut guard = FilterGuard::default();
         assert_eq!(guard.check(10, 0, 4, at(0)), (true, None));
-        let unknown = Some(Change::Suspended(Suspension::Unknown));
+        let unknown = Some(GuardChange::Suspended(Suspension::Unknown));
         assert_eq!(guard.check(10, 1, 5, at(0)), (false, unknown));
     }
 
     #[test]
     fn a_change_is_said_once() {
-        let mut guard = Guard::default();
+        let mut guard = FilterGuard::default();
         assert!(guard.check(10, 9, 0, at(0)).1.is_some());
         assert_eq!(guard.check(10, 9, 0, at(1)), (false, None));
         // Other pods have other candidates.
         assert_eq!(guard.check(10, 1, 0, at(2)), (true, None));
         assert_eq!(guard.check(10, 9, 9, at(3)), (false, None));
         assert_eq!(guard.check(10, 1, 0, at(62)), (true, None));
-        assert_eq!(guard.check(10, 1, 0, at(63)), (true, Some(Change::Resumed)));
+        assert_eq!(
+            guard.check(10, 1, 0, at(63)),
+            (true, Some(GuardChange::Resumed))
+        );
         assert_eq!(guard.check(10, 1, 0, at(64)), (true, None));
     }
 
     #[test]
     fn few_candidates_are_never_rejected() {
-        let mut guard = Guard::default();
+        let mut guard = FilterGuard::default();
         assert_eq!(guard.check(1, 1, 0, at(0)), (false, None));
         assert_eq!(guard.check(3, 1, 3, at(0)), (false, None));
         assert_eq!(guard.check(0, 0, 0, at(0)), (false, None));

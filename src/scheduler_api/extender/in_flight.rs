@@ -35,13 +35,13 @@ struct Charge {
 
 /// The pods in flight.
 #[derive(Debug, Default)]
-pub struct InFlight {
+pub struct PodsInFlight {
     by_node: HashMap<Arc<str>, VecDeque<Charge>>,
     by_pod: HashMap<u64, (BootTime, Arc<str>)>,
     order: VecDeque<(BootTime, u64)>,
 }
 
-impl InFlight {
+impl PodsInFlight {
     /// Removes what has expired.
     pub fn expire(&mut self, now: BootTime) {
         while let Some(&(at, pod)) = self.order.front()
@@ -111,8 +111,8 @@ mod tests {
         BootTime::default() + Duration::from_millis(10_000 + millis)
     }
 
-    fn charged(pods: &[(&str, &str, u64)]) -> InFlight {
-        let mut found = InFlight::default();
+    fn charged(pods: &[(&str, &str, u64)]) -> PodsInFlight {
+        let mut found = PodsInFlight::default();
         for (pod, node, millis) in pods {
             let node: Arc<str> = (*node).into();
             found.charge(pod, &node, [40.0, 10.0], [2.0, 1.0], at(*millis));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn it_does_not_grow_without_bound() {
-        let mut found = InFlight::default();
+        let mut found = PodsInFlight::default();
         let node: Arc<str> = "a".into();
         for pod in 0..20_000 {
             found.charge(&pod.to_string(), &node, [0.0; 2], [1.0; 2], at(0));

@@ -4,13 +4,13 @@ use super::in_flight::Shares;
 use super::wire::PodToPlace;
 use crate::crd::load_label::BUSY_FROM;
 use crate::crd::node_metric::{Load, ResourceLoad};
-use crate::metrics_api::loads::NodeLoad;
+use crate::metrics_api::loads::KnownLoad;
 
 /// Why Filter rejects a node. The same for all nodes: the pod's events count nodes by reason.
 pub const REASON: &str = "its load with the pod would reach its load line";
 
 /// What the pod would use of the node, in percent of it; `None` if the node's capacity is unknown.
-pub fn share(pod: &PodToPlace, node: &NodeLoad) -> Option<Shares> {
+pub fn share(pod: &PodToPlace, node: &KnownLoad) -> Option<Shares> {
     let share = |amount: f64, capacity: u64| {
         let share = amount / capacity as f64 * 100.0;
         share.is_finite().then_some(share)

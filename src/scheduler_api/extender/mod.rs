@@ -11,41 +11,41 @@ mod wire;
 
 use std::sync::Arc;
 
-pub use self::guard::Change;
-use self::in_flight::{InFlight, Shares};
+pub use self::guard::GuardChange;
+use self::in_flight::{PodsInFlight, Shares};
 use self::wire::PodToPlace;
-pub use self::wire::{Request, WireError};
+pub use self::wire::{ExtenderRequest, WireError};
 use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::Load;
 use crate::crd::scheduler_policy::SchedulerPolicy;
 use crate::engine::time::BootTime;
-use crate::metrics_api::loads::{ByNode, NodeLoad};
+use crate::metrics_api::loads::{ByNode, KnownLoad};
 
 /// The extender.
 #[derive(Debug, Default)]
 pub struct Extender {
     /// crane's policy; `None`: by load line.
     policy: Option<Arc<SchedulerPolicy>>,
-    in_flight: InFlight,
-    guard: guard::Guard,
+    in_flight: PodsInFlight,
+    guard: guard::FilterGuard,
 }
 
 /// An answer to the scheduler.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ExtenderAnswer {
     /// JSON.
     pub body: Vec<u8>,
     /// Candidates without a recent report.
     pub unknown: usize,
     /// Filter stops to reject nodes, or starts again.
-    pub change: Option<Change>,
+    pub change: Option<GuardChange>,
 }
 
 /// A node with a recent report.
 #[derive(Clone, Copy)]
 struct Known<'a> {
     name: &'a Arc<str>,
-    node: &'a NodeLoad,
+    node: &'a KnownLoad,
     load: &'a Load,
     /// What the node has with its pods in flight, at least.
     floor: Option<Shares>,
@@ -66,10 +66,15 @@ impl Extender {
     }
 
     /// Answers `POST /extender/prioritize`.
-    pub fn prioritize(&mut self, request: &Request<'_>, nodes: &ByNode, now: BootTime) -> Answer {
+    pub fn prioritize(
+        &mut self,
+        request: &ExtenderRequest<'_>,
+        nodes: &ByNode,
+        now: BootTime,
+    ) -> ExtenderAnswer {
         let names = request.candidates.names();
         let (points, unknown) = self.points(&request.pod, &names, nodes, now);
-        Answer {
+        ExtenderAnswer {
             body: wire::priorities(&request.candidates, &points),
             unknown,
             change: None,
@@ -158,8 +163,13 @@ impl Extender {
     }
 
     /// Answers `POST /extender/filter`.
-    pub fn filter(&mut self, request: &Request<'_>, nodes: &ByNode, now: BootTime) -> Answer {
-        let Request { pod, candidates } = request;
+    pub fn filter(
+        &mut self,
+        request: &ExtenderRequest<'_>,
+        nodes: &ByNode,
+        now: BootTime,
+    ) -> ExtenderAnswer {
+        let ExtenderRequest { pod, candidates } = request;
         let names = candidates.names();
         let known = self.known(pod, &names, nodes, now);
         let unknown = known.iter().filter(|node| node.is_none()).count();
@@ -182,7 +192,7 @@ impl Extender {
                 rejected = reasons;
             }
         }
-        Answer {
+        ExtenderAnswer {
             body: wire::filter_result(candidates, &rejected),
             unknown,
             change,

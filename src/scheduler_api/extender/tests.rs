@@ -33,7 +33,7 @@ fn points(
     now: BootTime,
 ) -> Vec<u64> {
     let body = body(pod, names);
-    let request = Request::read(body.as_bytes()).unwrap();
+    let request = ExtenderRequest::read(body.as_bytes()).unwrap();
     let answer = extender.prioritize(&request, nodes, now);
     let answer: Vec<Value> = serde_json::from_slice(&answer.body).unwrap();
     let hosts: Vec<&str> = answer
@@ -50,12 +50,12 @@ fn points(
 /// The nodes that pass Filter, and the reasons of the others.
 fn filtered(extender: &mut Extender, nodes: &ByNode, pod: &Value, names: &[&str]) -> Value {
     let body = body(pod, names);
-    let request = Request::read(body.as_bytes()).unwrap();
+    let request = ExtenderRequest::read(body.as_bytes()).unwrap();
     serde_json::from_slice(&extender.filter(&request, nodes, at()).body).unwrap()
 }
 
 /// A node whose load line is 80 % of its CPUs, with this load.
-fn loaded(load: f64) -> NodeLoad {
+fn loaded(load: f64) -> KnownLoad {
     node(load, load * 0.8, 10.0)
 }
 
@@ -187,7 +187,7 @@ fn policy() -> Extender {
 }
 
 /// A node with this 5-minute average, and newcomers, in percent of its CPUs.
-fn measured(average: f64, newcomers: f64) -> Option<NodeLoad> {
+fn measured(average: f64, newcomers: f64) -> Option<KnownLoad> {
     let mut known = node(99.0, average, 10.0);
     let mut status = NodeMetricStatus::clone(&known.status);
     status.windows.cpu.as_mut()?.last5m.as_mut()?.avg = Some(average);
@@ -323,7 +323,7 @@ proptest! {
 
     #[test]
     fn any_body_is_an_answer_or_an_error(body in vec(any::<u8>(), 0..300)) {
-        if let Ok(request) = Request::read(&body) {
+        if let Ok(request) = ExtenderRequest::read(&body) {
             let answer = Extender::default().prioritize(&request, &ByNode::default(), at());
             prop_assert!(serde_json::from_slice::<Value>(&answer.body).is_ok());
         }

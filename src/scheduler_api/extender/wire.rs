@@ -29,7 +29,7 @@ pub enum WireError {
 
 /// A request.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct ExtenderRequest<'a> {
     /// The pod to place.
     pub pod: PodToPlace,
     /// Where it fits.
@@ -126,7 +126,7 @@ struct NameMeta {
     name: String,
 }
 
-impl<'a> Request<'a> {
+impl<'a> ExtenderRequest<'a> {
     /// Reads a body.
     ///
     /// # Errors
@@ -256,7 +256,7 @@ mod tests {
         for key in ["NodeNames", "nodenames", "nodeNames"] {
             let body = json!({"Pod": small(), "Nodes": null, key: ["a", "b\u{e9}\n"], "More": 1})
                 .to_string();
-            let request = Request::read(body.as_bytes()).unwrap();
+            let request = ExtenderRequest::read(body.as_bytes()).unwrap();
             assert_eq!(request.candidates.names(), ["a", "b\u{e9}\n"]);
             let wanted = PodToPlace {
                 uid: "u".to_owned(),
@@ -280,7 +280,7 @@ mod tests {
         let body =
             json!({"Pod": small(), "Nodes": {"metadata": {}, "items": [node("a"), node("b")]}, "NodeNames": null})
                 .to_string();
-        let request = Request::read(body.as_bytes()).unwrap();
+        let request = ExtenderRequest::read(body.as_bytes()).unwrap();
         assert_eq!(request.candidates.names(), ["a", "b"]);
         let rejected = [Some("hot".to_owned()), None];
         let answer: Value =
@@ -296,7 +296,7 @@ mod tests {
             json!({"Pod": small()}),
         ] {
             let body = body.to_string();
-            let request = Request::read(body.as_bytes()).unwrap();
+            let request = ExtenderRequest::read(body.as_bytes()).unwrap();
             let answer: Value =
                 serde_json::from_slice(&filter_result(&request.candidates, &[])).unwrap();
             assert_eq!(answer["NodeNames"], json!([]));
@@ -308,7 +308,7 @@ mod tests {
     fn daemon_pods_and_critical_ones_are_exempt() {
         let exempt = |pod: Value| {
             let body = json!({"Pod": pod, "NodeNames": ["a"]}).to_string();
-            Request::read(body.as_bytes()).unwrap().pod.exempt
+            ExtenderRequest::read(body.as_bytes()).unwrap().pod.exempt
         };
         let containers = json!([{"name": "c"}]);
         let critical = pod(&json!({"containers": containers, "priority": 2_000_000_000}));
@@ -338,7 +338,7 @@ mod tests {
             "{\"NodeNames\": 7}",
             "\u{0}",
         ] {
-            assert!(Request::read(body.as_bytes()).is_err(), "{body}");
+            assert!(ExtenderRequest::read(body.as_bytes()).is_err(), "{body}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Declared, Found, overlap};
+use super::{Declared, PodScan, overlap};
 use crate::crd::manifest::Position;
 use crate::crd::pod_facts::{PodObject, annotation, pod_facts};
 use crate::engine::pod::{Pod, PodUid};
@@ -126,7 +126,7 @@ impl Manifests {
     }
 
     /// Resolves the cgroup of each pod.
-    pub(super) fn resolve(&self, hierarchy: &Hierarchy, found: &mut Found) {
+    pub(super) fn resolve(&self, hierarchy: &Hierarchy, found: &mut PodScan) {
         found.refused.extend_from_slice(&self.refused);
         for draft in &self.drafts {
             let workload = draft.resolve(hierarchy);

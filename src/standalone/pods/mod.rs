@@ -29,7 +29,7 @@ pub struct PodSources {
 
 /// The result of one scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct PodScan {
     /// The pods; their cgroups do not overlap.
     pub workloads: Vec<Workload>,
     /// Their manifests, if they have one.
@@ -49,7 +49,7 @@ pub struct Declared {
     pub workload: Workload,
 }
 
-impl Found {
+impl PodScan {
     /// The pods, each with its manifest.
     pub fn declared(&self) -> Vec<Declared> {
         let declared = |workload: &Workload| Declared {
@@ -67,8 +67,8 @@ pub fn find(
     parents: &[CgroupPath],
     hierarchy: &Hierarchy,
     own: &OwnCgroups,
-) -> Found {
-    let mut found = Found::default();
+) -> PodScan {
+    let mut found = PodScan::default();
     manifests.resolve(hierarchy, &mut found);
     for parent in parents {
         units::list(parent, hierarchy, &mut found);

@@ -17,7 +17,7 @@ use std::os::unix::fs::DirEntryExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Found, overlap};
+use super::{PodScan, overlap};
 use crate::crd::manifest::Position;
 use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, Resources, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
@@ -29,7 +29,7 @@ use crate::node::machine::workload::{Workload, inode};
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Adds the children of `parent`, except those that overlap the pod of a manifest.
-pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut Found) {
+pub(super) fn list(parent: &CgroupPath, hierarchy: &Hierarchy, found: &mut PodScan) {
     let entries = match children(parent, hierarchy) {
         Ok(entries) => entries,
         Err(reason) => return found.refused.push(refusal(parent, reason)),

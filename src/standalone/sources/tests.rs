@@ -3,20 +3,20 @@ use super::*;
 const ACTION: &str = "AvoidanceAction";
 const RULES: &str = "NodeQOS";
 
-fn source(file: &str, kind: &str, name: &str, spec: &Value) -> Source {
+fn source(file: &str, kind: &str, name: &str, spec: &Value) -> PolicySource {
     let object = json!({
         "apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec,
     });
-    Source::new(Path::new(file), object)
+    PolicySource::new(Path::new(file), object)
 }
 
-fn action(cool_down: i32) -> Source {
+fn action(cool_down: i32) -> PolicySource {
     let spec = json!({"coolDownSeconds": cool_down, "throttle": {"cpuThrottle": {}}});
     source("/p/action.yaml", ACTION, "act", &spec)
 }
 
 /// One rule for each threshold; a threshold of 0 is invalid.
-fn rules(action: &str, thresholds: &[u32]) -> Source {
+fn rules(action: &str, thresholds: &[u32]) -> PolicySource {
     let rule = |threshold: &u32| {
         json!({"name": format!("r{threshold}"), "actionName": action,
                "metricRule": {"name": "cpu_load_1_min", "value": threshold}})
@@ -25,7 +25,7 @@ fn rules(action: &str, thresholds: &[u32]) -> Source {
     source("/p/rules.yaml", RULES, "n", &json!({"rules": rules}))
 }
 
-fn merge_files(read: &[Source], former: &[Source], unparsed: &[&str]) -> Merged {
+fn merge_files(read: &[PolicySource], former: &[PolicySource], unparsed: &[&str]) -> Merged {
     let unparsed = unparsed.iter().map(PathBuf::from).collect();
     merge(read.to_vec(), former, &unparsed, &NodeFacts::default())
 }
@@ -42,8 +42,8 @@ fn rule(id: &str, cool_down: u64) -> (String, u64) {
     (id.to_owned(), cool_down)
 }
 
-fn names(sources: &[Source]) -> Vec<String> {
-    let name = |source: &Source| {
+fn names(sources: &[PolicySource]) -> Vec<String> {
+    let name = |source: &PolicySource| {
         source.object["metadata"]["name"]
             .as_str()
             .map(str::to_owned)

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use plimsoll::demo::live::{self, Options};
 use plimsoll::demo::phase::Phase;
 use plimsoll::demo::renderer::Renderer;
-use plimsoll::demo::view::View;
+use plimsoll::demo::view::DemoView;
 use plimsoll::standalone::wake::Wake;
 use serde_json::Value;
 
@@ -134,7 +134,7 @@ fn the_next_demo_removes_what_a_killed_one_left() {
 struct PanickingRenderer;
 
 impl Renderer for PanickingRenderer {
-    fn render(&mut self, view: &View) -> io::Result<()> {
+    fn render(&mut self, view: &DemoView) -> io::Result<()> {
         assert!(view.phase < Phase::Enforced, "panics on purpose");
         Ok(())
     }

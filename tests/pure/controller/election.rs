@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use plimsoll::cluster::election::{
-    Decision, ElectionState, LEASE_DURATION, ObservedLease, RENEW_DEADLINE, RETRY_INTERVAL,
+    ElectionState, ElectionStep, LEASE_DURATION, ObservedLease, RENEW_DEADLINE, RETRY_INTERVAL,
 };
 use plimsoll::engine::time::BootTime;
 use proptest::collection::vec;
@@ -81,7 +81,7 @@ impl Replica {
         }
         let seen = server.lease.clone();
         let version = seen.as_ref().map(|seen| seen.version.clone());
-        if self.state.decide(&self.name, seen.as_ref(), now) == Decision::Wait {
+        if self.state.decide(&self.name, seen.as_ref(), now) == ElectionStep::Wait {
             return self.state.lost();
         }
         if let Fault::Delayed(delay) = fault {
@@ -177,17 +177,26 @@ fn a_standby_takes_over_as_soon_as_the_lease_expires() {
     let mut standby = ElectionState::default();
     let started = BootTime::from_nanos(1);
     let lease = held_by("other", "1");
-    assert_eq!(standby.decide("me", Some(&lease), started), Decision::Wait);
+    assert_eq!(
+        standby.decide("me", Some(&lease), started),
+        ElectionStep::Wait
+    );
     assert_eq!(standby.pause(started), RETRY_INTERVAL);
     let almost = started + LEASE_DURATION.saturating_sub(Duration::from_millis(300));
-    assert_eq!(standby.decide("me", Some(&lease), almost), Decision::Wait);
+    assert_eq!(
+        standby.decide("me", Some(&lease), almost),
+        ElectionStep::Wait
+    );
     let next = almost + standby.pause(almost);
     assert!(next < started + LEASE_DURATION + Duration::from_millis(100));
     // If the API server is unreachable then, it is not polled in a tight loop.
     assert_eq!(standby.pause(next), RETRY_INTERVAL);
-    assert_eq!(standby.decide("me", Some(&lease), next), Decision::Take);
+    assert_eq!(standby.decide("me", Some(&lease), next), ElectionStep::Take);
     let renewed = held_by("other", "2");
-    assert_eq!(standby.decide("me", Some(&renewed), next), Decision::Wait);
+    assert_eq!(
+        standby.decide("me", Some(&renewed), next),
+        ElectionStep::Wait
+    );
     assert_eq!(standby.pause(next), RETRY_INTERVAL);
 }
 

@@ -8,7 +8,7 @@ use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
 use plimsoll::reconcilers::lease::LeaseState;
 use plimsoll::reconcilers::liveness::LivenessCounts;
-use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings, Subject};
+use plimsoll::reconcilers::reconciler::{ControllerSettings, EventSubject, Operation, Reconciler};
 use plimsoll::reconcilers::wire::{LoadSigns, ObservedNode, Watermark};
 use serde_json::json;
 
@@ -52,7 +52,7 @@ impl Fleet {
     /// Nodes in these zones, named `<zone><number>`, whose agents have just renewed Leases of 40 s.
     fn of(zones: &[(&str, usize)]) -> Self {
         let mut fleet = Self {
-            reconciler: Reconciler::new(Settings::default()),
+            reconciler: Reconciler::new(ControllerSettings::default()),
             now: BootTime::default() + Duration::from_hours(1),
             leases: BTreeMap::new(),
             version: 0,
@@ -159,7 +159,7 @@ impl Fleet {
         let events = self.reconciler.take_events().into_iter();
         events
             .map(|event| match event.about {
-                Subject::Node(name) => (name, event.reason),
+                EventSubject::Node(name) => (name, event.reason),
                 other => (format!("{other:?}"), event.reason),
             })
             .collect()
@@ -393,7 +393,7 @@ fn a_mostly_unresponsive_zone_is_frozen_and_no_other() {
     }
     let unresponsive = ["a0", "a1", "a2", "b0"];
     fleet.pass(MINUTE * 30, &unresponsive);
-    let controller = format!("{:?}", Subject::Controller);
+    let controller = format!("{:?}", EventSubject::Controller);
     let reasons = fleet.events();
     assert_eq!(
         reasons

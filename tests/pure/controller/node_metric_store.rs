@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll::metrics_api::options::{Filter, Token};
+use plimsoll::metrics_api::options::{ContinueToken, Filter};
 use plimsoll::metrics_api::store::{
-    Content, EventKind, Freshness, Limits, NotLeading, Object, Store, Unavailable, Version,
+    EventKind, Freshness, Limits, NotLeading, ObjectContent, Store, StoredObject, Unavailable,
+    Version,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-fn content(value: u32) -> Content {
-    Content {
+fn content(value: u32) -> ObjectContent {
+    ObjectContent {
         labels: Arc::new([("odd".to_owned(), (value % 2).to_string())].into()),
         metadata: r#""name":"x""#.into(),
         status: value.to_string().into(),
@@ -109,7 +110,7 @@ impl Cluster {
     }
 }
 
-fn all(store: &Store) -> (Version, Vec<Object>) {
+fn all(store: &Store) -> (Version, Vec<StoredObject>) {
     let page = store
         .list(&Filter::default(), Freshness::Any, None, None)
         .unwrap();
@@ -117,7 +118,7 @@ fn all(store: &Store) -> (Version, Vec<Object>) {
     (page.version, page.objects)
 }
 
-fn values(objects: &[Object]) -> BTreeMap<String, String> {
+fn values(objects: &[StoredObject]) -> BTreeMap<String, String> {
     let pairs = objects
         .iter()
         .map(|object| (object.name.to_string(), object.content.status.to_string()));
@@ -210,7 +211,7 @@ proptest! {
         before.iter().filter(only_objects).for_each(|step| cluster.take(step, limits));
         let (version, wanted) = all(cluster.leader().unwrap());
         let mut found = Vec::new();
-        let mut token: Option<Token> = None;
+        let mut token: Option<ContinueToken> = None;
         let mut between = between.iter();
         loop {
             let store = cluster.leader().unwrap();

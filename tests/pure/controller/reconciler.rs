@@ -8,7 +8,7 @@ use crate::reconciler_support::{
 use plimsoll::crd::Kind;
 use plimsoll::crd::eviction::Objection;
 use plimsoll::engine::policy::{NodeFacts, RuleId};
-use plimsoll::evictions::{Denial, Permit, RuleQuery};
+use plimsoll::evictions::{Denial, EvictionPermit, RuleQuery};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -483,7 +483,7 @@ fn hash_of(cluster: &Cluster, node: &str) -> String {
 }
 
 /// Whether a pod of node000 may be evicted, by the rule and the hash that the agent of `node` names.
-fn permit(cluster: &Cluster, node: &str, rule: &str, hash: &str) -> Result<Permit, Denial> {
+fn permit(cluster: &Cluster, node: &str, rule: &str, hash: &str) -> Result<EvictionPermit, Denial> {
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true});
     let pod = json!({
         "metadata": {
@@ -508,7 +508,7 @@ fn a_permitted_eviction_has_the_actions_grace_period_and_the_nodes_zone() {
     let hash = hash_of(&cluster, "node000");
     let grace = Duration::from_secs(7);
     let permitted = permit(&cluster, "node000", "q/cpu", &hash);
-    assert_eq!(permitted, Ok(Permit { grace, zone: None }));
+    assert_eq!(permitted, Ok(EvictionPermit { grace, zone: None }));
     let mut facts = cluster.nodes["node000"].clone();
     let zone = "topology.kubernetes.io/zone".to_owned();
     facts.labels.insert(zone, "a".to_owned());
@@ -518,7 +518,7 @@ fn a_permitted_eviction_has_the_actions_grace_period_and_the_nodes_zone() {
     cluster.finish();
     let permitted = permit(&cluster, "node000", "q/cpu", &hash);
     let zone = Some("a".to_owned());
-    assert_eq!(permitted, Ok(Permit { grace, zone }));
+    assert_eq!(permitted, Ok(EvictionPermit { grace, zone }));
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use plimsoll::engine::time::BootTime;
-use plimsoll::reconcilers::reconciler::{Operation, PendingEvent, Reconciler, Settings, Subject};
+use plimsoll::reconcilers::reconciler::{
+    ControllerSettings, EventSubject, Operation, PendingEvent, Reconciler,
+};
 use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
 use serde_json::{Value, json};
 
@@ -29,7 +31,7 @@ impl Fleet {
     /// Ready nodes with our taint, whose agents have just written their status.
     fn tainted(nodes: usize) -> Self {
         let mut fleet = Self {
-            reconciler: Reconciler::new(Settings::default()),
+            reconciler: Reconciler::new(ControllerSettings::default()),
             now: BootTime::from_nanos(1),
             updates: 0,
         };
@@ -102,7 +104,7 @@ fn the_taint_is_removed_once_after_ten_unresponsive_minutes() {
     assert_eq!(fleet.pass(MINUTE), ["node00"]);
     let events = fleet.events("TaintOfDeadAgentRemoved");
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].about, Subject::Node("node00".to_owned()));
+    assert_eq!(events[0].about, EventSubject::Node("node00".to_owned()));
     assert!(
         events[0].message.contains("10m ago"),
         "{}",
@@ -260,7 +262,7 @@ fn nothing_is_restored_while_most_agents_are_unresponsive() {
     }
     let events = fleet.events("AgentsUnresponsive");
     assert_eq!(events.len(), 1, "{events:?}");
-    assert!(events[0].warning && events[0].about == Subject::Controller);
+    assert!(events[0].warning && events[0].about == EventSubject::Controller);
     assert_eq!(fleet.reconciler.liveness_counts().frozen_zones, 1);
     // Most respond again: the others are really dead.
     for name in &names(10)[..8] {

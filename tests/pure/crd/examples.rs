@@ -11,8 +11,8 @@ use plimsoll::crd::{Objects, compile, manifest};
 use plimsoll::engine::metric::{DiskRate, Metric, Protected};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
-    Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule, Scope,
-    Strategy, TaintEffect,
+    Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule,
+    ScopeRequirement, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
 
@@ -157,7 +157,9 @@ fn throttling() {
         assert_eq!(policy.pods[0].labels, None);
         assert_eq!(
             policy.pods[0].scopes,
-            [Scope::Qos(Membership::In(vec![QosClass::BestEffort]))]
+            [ScopeRequirement::Qos(Membership::In(vec![
+                QosClass::BestEffort
+            ]))]
         );
         assert_eq!(policy.pods[0].allowed, ["throttle"]);
     }
@@ -231,8 +233,8 @@ fn memory() {
     assert_eq!(
         policy.pods[0].scopes,
         [
-            Scope::Priority(Membership::In(vec![(i32::MIN, -1)])),
-            Scope::Namespace(Membership::NotIn(namespaces)),
+            ScopeRequirement::Priority(Membership::In(vec![(i32::MIN, -1)])),
+            ScopeRequirement::Namespace(Membership::NotIn(namespaces)),
         ]
     );
 }

@@ -11,7 +11,7 @@ use plimsoll::engine::metric::{CustomMetric, Metric};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
-    Scope, Strategy as Mode, TaintEffect,
+    ScopeRequirement, Strategy as Mode, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
 use plimsoll::engine::window::Statistic;
@@ -136,16 +136,16 @@ fn membership<T: std::fmt::Debug + Clone + 'static>(
     })
 }
 
-fn scope() -> impl Strategy<Value = Scope> {
+fn scope() -> impl Strategy<Value = ScopeRequirement> {
     let class = prop_oneof![
         Just(QosClass::BestEffort),
         Just(QosClass::Burstable),
         Just(QosClass::Guaranteed)
     ];
     prop_oneof![
-        membership(class).prop_map(Scope::Qos),
-        membership(any::<(i32, i32)>()).prop_map(Scope::Priority),
-        membership(word()).prop_map(Scope::Namespace),
+        membership(class).prop_map(ScopeRequirement::Qos),
+        membership(any::<(i32, i32)>()).prop_map(ScopeRequirement::Priority),
+        membership(word()).prop_map(ScopeRequirement::Namespace),
     ]
 }
 
@@ -324,7 +324,9 @@ fn two_rules() -> Value {
         pods: vec![PodPolicy {
             name: "batch".into(),
             labels: None,
-            scopes: vec![Scope::Qos(Membership::In(vec![QosClass::BestEffort]))],
+            scopes: vec![ScopeRequirement::Qos(Membership::In(vec![
+                QosClass::BestEffort,
+            ]))],
             allowed: vec!["throttle".into()],
         }],
     };

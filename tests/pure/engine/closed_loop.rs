@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::engine_support::{action, eviction_action, idle_action, pod, rule, throttling};
 use crate::simulation::{self, Simulation, Worker};
 use plimsoll::engine::metric::ActionKind;
-use plimsoll::engine::plan::{Change, Ineffective, RuleState, Unknown};
-use plimsoll::engine::policy::{Action, Membership, PodPolicy, PolicySet, Rule, Scope};
+use plimsoll::engine::plan::{Ineffective, PlanChange, RuleState, Unknown};
+use plimsoll::engine::policy::{Action, Membership, PodPolicy, PolicySet, Rule, ScopeRequirement};
 use plimsoll::engine::selector::{Requirement, Selector};
 use proptest::prelude::*;
 
@@ -544,7 +544,7 @@ fn a_square_wave_of_load_makes_two_transitions_per_change() {
         for _ in 0..200 {
             sim.tick();
             let states = sim.plan.transitions.iter();
-            let is_state = |change: &Change| matches!(change, Change::State { .. });
+            let is_state = |change: &PlanChange| matches!(change, PlanChange::State { .. });
             if sim.plan.evaluated {
                 moves += states.filter(|it| is_state(&it.change)).count();
             }
@@ -609,7 +609,7 @@ proptest! {
                 let can_throttle = sim.workers.iter().any(|it| {
                     it.pod.namespace == "batch" && it.allocated > 0.02 && it.quota.is_none_or(|q| q > 0.11 * it.demand)
                 });
-                let acts = sim.plan.transitions.iter().any(|it| matches!(it.change, Change::Throttle { .. }));
+                let acts = sim.plan.transitions.iter().any(|it| matches!(it.change, PlanChange::Throttle { .. }));
                 if acts && sim.plan.evaluated {
                     acted_at = sim.now;
                 }
@@ -780,7 +780,9 @@ fn no_pod_is_evicted_because_another_rule_made_a_pod_wait() {
     let mut sim = Simulation::new(2, rules.clone(), workers);
     let of = |namespace: &str, allowed: &str| PodPolicy {
         name: namespace.to_owned(),
-        scopes: vec![Scope::Namespace(Membership::In(vec![namespace.to_owned()]))],
+        scopes: vec![ScopeRequirement::Namespace(Membership::In(vec![
+            namespace.to_owned(),
+        ]))],
         allowed: vec![allowed.to_owned()],
         ..simulation::batch()
     };

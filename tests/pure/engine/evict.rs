@@ -8,7 +8,7 @@ use crate::engine_support::{
     throttling,
 };
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{Change, Feedback, RuleState, Scheduling, Skipped};
+use plimsoll::engine::plan::{Feedback, PlanChange, RuleState, Scheduling, Skipped};
 use plimsoll::engine::pod::{EvictionExemption, PodUid};
 use plimsoll::engine::policy::{Action, EvictionSpec, Probe, Rule, RuleId, TaintEffect};
 use plimsoll::engine::sample::{ProbeSample, Series};
@@ -316,7 +316,7 @@ fn page_cache_is_reclaimed_until_the_gap_is_covered() {
         node.plan
             .transitions
             .iter()
-            .any(|t| matches!(t.change, Change::Reclaim { .. }))
+            .any(|t| matches!(t.change, PlanChange::Reclaim { .. }))
     );
     node.at_memory(7 * GIB);
     assert_eq!(node.plan.reclaims, []);
@@ -430,7 +430,7 @@ fn scheduling_is_disabled_with_the_strongest_effect_of_all_rules() {
         assert_eq!(scheduling(&node), expected, "round {round}");
     }
     let changes: Vec<_> = node.plan.transitions.iter().map(|t| &t.change).collect();
-    assert!(changes.contains(&&Change::SchedulingEnabled));
+    assert!(changes.contains(&&PlanChange::SchedulingEnabled));
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn removing_a_rule_enables_scheduling_at_once_and_is_reported() {
         .iter()
         .map(|t| t.change.clone())
         .collect();
-    assert_eq!(changes, [Change::SchedulingEnabled]);
+    assert_eq!(changes, [PlanChange::SchedulingEnabled]);
 }
 
 #[test]

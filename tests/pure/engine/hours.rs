@@ -4,7 +4,7 @@ use crate::engine_support::{
     Load, Node, PERIOD, disabling_scheduling, eviction_action, restart, rule, scenario, throttling,
 };
 use plimsoll::engine::RuleReport;
-use plimsoll::engine::plan::{Change, RuleState, Scheduling, Unknown};
+use plimsoll::engine::plan::{PlanChange, RuleState, Scheduling, Unknown};
 use plimsoll::engine::policy::{Action, Rule, Strategy};
 use plimsoll::engine::units::Quota;
 
@@ -54,7 +54,7 @@ fn ratio(node: &Node) -> Option<u8> {
     node.ratios().first().map(|(_, ratio)| *ratio)
 }
 
-fn changes(node: &Node) -> Vec<&Change> {
+fn changes(node: &Node) -> Vec<&PlanChange> {
     node.plan.transitions.iter().map(|it| &it.change).collect()
 }
 
@@ -71,18 +71,18 @@ fn at_the_end_of_its_hours_a_rule_restores_step_by_step_despite_the_load() {
         matches!(
             changes[..],
             [
-                Change::OutsideHours,
-                Change::State {
+                PlanChange::OutsideHours,
+                PlanChange::State {
                     from: RuleState::Breached,
                     to: RuleState::Normal,
                     ..
                 },
-                Change::Throttle {
+                PlanChange::Throttle {
                     from: 40,
                     to: 70,
                     ..
                 },
-                Change::SchedulingEnabled,
+                PlanChange::SchedulingEnabled,
             ]
         ),
         "{changes:?}"
@@ -108,7 +108,7 @@ fn at_the_start_of_its_hours_a_rule_begins_as_if_it_were_new() {
     // Its release was no sign that the load was over, so this is no relapse.
     set_clock(&mut node, "2026-01-15T22:00:00+01:00");
     node.at(6000);
-    assert_eq!(changes(&node)[0], &Change::WithinHours);
+    assert_eq!(changes(&node)[0], &PlanChange::WithinHours);
     assert_eq!(ratio(&node), Some(70), "one step");
     assert!(!report(&node).outside_hours);
     assert_eq!(report(&node).cool_down, night_rule().action.cool_down);
@@ -148,7 +148,7 @@ fn breaches_outside_the_hours_do_not_count() {
 fn what_is_unknown_outside_the_hours_is_no_problem() {
     let mut node = node(vec![night_rule()], "2026-01-15T12:00:00+01:00");
     node.at(6000);
-    assert_eq!(changes(&node), [&Change::OutsideHours]);
+    assert_eq!(changes(&node), [&PlanChange::OutsideHours]);
     assert_eq!(
         node.plan.scheduling,
         Scheduling::Enabled,
@@ -229,7 +229,7 @@ fn a_preview_reports_its_hours_and_what_it_would_restore() {
     assert_eq!(node.state("n/cpu"), RuleState::Breached);
     node.at(6000);
     assert!(node.plan.transitions.iter().all(|it| it.would));
-    assert_eq!(changes(&node)[0], &Change::OutsideHours);
+    assert_eq!(changes(&node)[0], &PlanChange::OutsideHours);
     assert_eq!(node.state("n/cpu"), RuleState::Normal);
 }
 

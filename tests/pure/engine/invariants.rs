@@ -9,7 +9,7 @@ use crate::engine_support::scenario::{
 };
 use crate::engine_support::{Load, Node, PERIOD, policy};
 use plimsoll::engine::RuleReport;
-use plimsoll::engine::plan::{Change, Plan, RuleState, Scheduling, Transition};
+use plimsoll::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Transition};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Rule, RuleId, Strategy as RuleStrategy};
 use plimsoll::engine::units::{MilliCpu, Quota};
@@ -54,14 +54,14 @@ fn quotas_are_between_floor_and_original(node: &Node) {
 /// The pod that a transition takes resources from.
 fn affected_pod(transition: &Transition) -> Option<&PodUid> {
     match &transition.change {
-        Change::Throttle {
+        PlanChange::Throttle {
             pod,
             from,
             to,
             idle,
             ..
         } => (to < from || (*idle && to == from)).then_some(pod),
-        Change::Evict { pod, .. } | Change::Reclaim { pod, .. } => Some(pod),
+        PlanChange::Evict { pod, .. } | PlanChange::Reclaim { pod, .. } => Some(pod),
         _ => None,
     }
 }
@@ -81,7 +81,7 @@ fn destructive_actions_need_fresh_samples(node: &Node) {
         assert!(node.now.since(sample.at) <= Duration::from_mins(1));
         let pod = &find(node, uid).pod;
         assert!(pod.running && !pod.protected, "{transition:?}");
-        let owned = pod.owned || !matches!(transition.change, Change::Evict { .. });
+        let owned = pod.owned || !matches!(transition.change, PlanChange::Evict { .. });
         assert!(owned, "{transition:?}");
     }
 }
@@ -124,7 +124,7 @@ fn outside_its_hours_a_rule_is_normal(node: &Node) {
 /// Every step is reported: the sum of the transitions is what is in force.
 fn transitions_add_up(node: &Node, reported: &mut BTreeMap<PodUid, BTreeMap<RuleId, (u8, bool)>>) {
     for transition in node.plan.transitions.iter().filter(|t| !t.would) {
-        if let Change::Throttle {
+        if let PlanChange::Throttle {
             pod,
             from,
             to,
@@ -358,7 +358,7 @@ proptest! {
 /// The pods that were throttled further and the predicted releases, in order.
 fn steps(plan: &Plan) -> (Vec<String>, Vec<u64>) {
     let steps = plan.transitions.iter().filter_map(|t| match &t.change {
-        Change::Throttle { pod, release, .. } => Some((pod.to_string(), release.0)),
+        PlanChange::Throttle { pod, release, .. } => Some((pod.to_string(), release.0)),
         _ => None,
     });
     steps.unzip()

@@ -8,7 +8,7 @@ use crate::engine_support::scenario::{
 use crate::engine_support::{
     GIB, Load, Node, PERIOD, eviction_action, idle_action, policy, rule, throttling,
 };
-use plimsoll::engine::plan::{Change, Plan, Transition};
+use plimsoll::engine::plan::{Plan, PlanChange, Transition};
 use plimsoll::engine::policy::{Rule, RuleId, Strategy as RuleStrategy};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn steps(plan: &Plan) -> Vec<(String, u8, u64)> {
     let transitions = plan.transitions.iter().filter(|t| t.would);
     transitions
         .filter_map(|t| match &t.change {
-            Change::Throttle {
+            PlanChange::Throttle {
                 pod, to, release, ..
             } => Some((pod.to_string(), *to, release.0)),
             _ => None,
@@ -44,7 +44,7 @@ fn would_evict(plan: &Plan) -> Vec<String> {
     let transitions = plan.transitions.iter().filter(|t| t.would);
     transitions
         .filter_map(|t| match &t.change {
-            Change::Evict { pod, .. } => Some(pod.to_string()),
+            PlanChange::Evict { pod, .. } => Some(pod.to_string()),
             _ => None,
         })
         .collect()
@@ -53,7 +53,7 @@ fn would_evict(plan: &Plan) -> Vec<String> {
 fn is_action(transition: &Transition) -> bool {
     matches!(
         transition.change,
-        Change::Throttle { .. } | Change::Evict { .. } | Change::Reclaim { .. }
+        PlanChange::Throttle { .. } | PlanChange::Evict { .. } | PlanChange::Reclaim { .. }
     )
 }
 
@@ -61,7 +61,7 @@ fn is_action(transition: &Transition) -> bool {
 fn is_verification(transition: &Transition) -> bool {
     matches!(
         transition.change,
-        Change::Ineffective { .. } | Change::Effective { .. }
+        PlanChange::Ineffective { .. } | PlanChange::Effective { .. }
     )
 }
 

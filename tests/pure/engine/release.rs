@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine_support::{Load, Node, SECOND, idle_action, restart, rule, throttling};
-use plimsoll::engine::plan::{Change, Scheduling};
+use plimsoll::engine::plan::{PlanChange, Scheduling};
 use plimsoll::engine::policy::{Action, PolicySet, TaintEffect};
 use proptest::prelude::*;
 
@@ -93,8 +93,7 @@ fn rules_that_are_added_again_start_over() {
     stop(&mut node);
     for _ in 0..20 {
         second(&mut node);
-        let acted =
-            |change: &Change| matches!(change, Change::Throttle { from, to, .. } if to < from);
+        let acted = |change: &PlanChange| matches!(change, PlanChange::Throttle { from, to, .. } if to < from);
         assert!(!node.plan.transitions.iter().any(|it| acted(&it.change)));
     }
     assert_eq!(node.plan.scheduling, Scheduling::Enabled);

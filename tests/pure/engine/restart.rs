@@ -7,7 +7,7 @@ use crate::engine_support::{
     scenario, throttling,
 };
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{Change, RuleState, Scheduling, Transition};
+use plimsoll::engine::plan::{PlanChange, RuleState, Scheduling, Transition};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{Action, Rule, RuleId, Strategy};
 use plimsoll::engine::units::{MilliCpu, Quota};
@@ -77,7 +77,7 @@ fn a_preview_reports_disabled_scheduling_again_after_a_restart() {
     restart(&mut node, scenario::policy_set(preview()));
     node.at(6000);
     let disables_scheduling =
-        |it: &Transition| matches!(it.change, Change::SchedulingDisabled { .. });
+        |it: &Transition| matches!(it.change, PlanChange::SchedulingDisabled { .. });
     assert!(
         node.plan
             .transitions

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::engine_support::{PERIOD, action, policy, rule};
 use plimsoll::engine::Engine;
-use plimsoll::engine::plan::{Change, Plan, RuleState};
+use plimsoll::engine::plan::{Plan, PlanChange, RuleState};
 use plimsoll::engine::policy::{Action, Rule};
 use plimsoll::engine::sample::Sample;
 use plimsoll::engine::time::BootTime;
@@ -160,7 +160,7 @@ fn states_of_engine(history: &History, params: Params) -> Vec<RuleState> {
         engine.step(*at, &sample, &mut plan);
         assert!(plan.evaluated, "an evaluation was due at {at:?}");
         for transition in &plan.transitions {
-            if let Change::State { from, to, .. } = transition.change {
+            if let PlanChange::State { from, to, .. } = transition.change {
                 assert_eq!(
                     from, reported,
                     "each transition continues from the previous state"

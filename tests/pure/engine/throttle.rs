@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine_support::{
     Load, Node, PERIOD, SECOND, allow_all, idle_action, policy, rule, scenario, throttling,
 };
-use plimsoll::engine::plan::{Change, Feedback, RuleState, Skipped};
+use plimsoll::engine::plan::{Feedback, PlanChange, RuleState, Skipped};
 use plimsoll::engine::pod::{PodUid, QosClass};
 use plimsoll::engine::policy::{Action, PodPolicy, PolicySet, Rule, Strategy};
 use plimsoll::engine::sample::TargetCgroupSample;
@@ -83,7 +83,7 @@ fn victims_are_throttled_until_the_gap_is_covered() {
     let node = hot(cpu(4000.0, throttling(10, 20)), pods, 4500);
     assert_eq!(node.ratios(), ratios(&[("b", 80), ("a", 80)]));
     let releases = node.plan.transitions.iter().filter_map(|t| match t.change {
-        Change::Throttle { release, quota, .. } => Some((release.0, quota)),
+        PlanChange::Throttle { release, quota, .. } => Some((release.0, quota)),
         _ => None,
     });
     let limit = |millicores| Quota::Limit(MilliCpu(millicores));
@@ -190,7 +190,7 @@ fn throttles_are_restored_if_the_metric_is_unknown_for_too_long() {
         let reported = node.plan.transitions.iter().any(|t| {
             matches!(
                 t.change,
-                Change::State {
+                PlanChange::State {
                     unknown_too_long: true,
                     ..
                 }

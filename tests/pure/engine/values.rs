@@ -9,7 +9,7 @@ use crate::engine_support::{
 };
 use plimsoll::engine::RuleReport;
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{Change, RuleState, Unknown};
+use plimsoll::engine::plan::{PlanChange, RuleState, Unknown};
 use plimsoll::engine::policy::{Probe, Rule};
 use plimsoll::engine::sample::{
     ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeMemory, Pressure, ProbeSample,
@@ -535,13 +535,13 @@ fn unknown_and_its_end_are_reported_once_but_not_at_the_start() {
             reported.push((round, transition.change.clone()));
         }
     }
-    let missing = Change::Unknown {
+    let missing = PlanChange::Unknown {
         reason: Unknown::Missing,
     };
-    let rebased = Change::Unknown {
+    let rebased = PlanChange::Unknown {
         reason: Unknown::Rebased,
     };
-    let known = Change::Known { value: 0.0 };
+    let known = PlanChange::Known { value: 0.0 };
     assert_eq!(reported, [(3, missing), (5, rebased), (6, known)]);
 }
 

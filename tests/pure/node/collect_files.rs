@@ -11,7 +11,7 @@ use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::{Bytes, MilliCpu, Quota};
 use plimsoll::node::cgroup::kubepods::scan;
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
-use plimsoll::node::collect::{Sampler, Target};
+use plimsoll::node::collect::{SampledPod, Sampler};
 
 const UID: &str = "0f5a3c9e-27b1-4c58-9d1b-2f6f0e7a1b3c";
 const CONTAINER: &str = "3f1de0cb9a5bb3a65c1d3d7e4f6a7b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6";
@@ -305,13 +305,13 @@ fn system_slice_is_read_if_it_exists() {
     };
     assert_eq!(sample_once(&mut sampler, &everything()), (true, None));
     v2_pod(&fake, "system.slice");
-    sampler.set_pods(std::iter::empty::<Target>());
+    sampler.set_pods(std::iter::empty::<SampledPod>());
     assert_eq!(
         sample_once(&mut sampler, &everything()),
         (true, Some(WAITS))
     );
     assert_eq!(sample_once(&mut sampler, &Demand::default()), (true, None));
-    let pod = |path: &str| Target::from((uid("unit"), CgroupPath::new(path).unwrap()));
+    let pod = |path: &str| SampledPod::from((uid("unit"), CgroupPath::new(path).unwrap()));
     sampler.set_pods(std::iter::once(pod("system.slice/unit.service")));
     assert_eq!(
         sample_once(&mut sampler, &everything()),

@@ -3,7 +3,7 @@
 use crate::collect_support::{CgroupFixture, Fake};
 use plimsoll::engine::pod::{PodUid, QosClass};
 use plimsoll::node::cgroup::kubepods::{
-    Driver, PodName, container_id, parse_pod_cgroup, pod_cgroup, scan,
+    CgroupPodName, Driver, container_id, parse_pod_cgroup, pod_cgroup, scan,
 };
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
 use proptest::prelude::*;
@@ -12,8 +12,8 @@ const UID: &str = "0f5a3c9e-27b1-4c58-9d1b-2f6f0e7a1b3c";
 const STATIC: &str = "7b1e0f5a3c9e27b14c589d1b2f6f0e7a";
 const CONTAINER: &str = "3f1de0cb9a5bb3a65c1d3d7e4f6a7b8c9d0e1f2a3b4c5d6e7f8091a2b3c4d5e6";
 
-fn pod(qos: QosClass, uid: &str) -> PodName {
-    PodName {
+fn pod(qos: QosClass, uid: &str) -> CgroupPodName {
+    CgroupPodName {
         qos,
         uid: PodUid::from(uid),
     }

@@ -14,7 +14,7 @@ use plimsoll::cluster::client::connect;
 use plimsoll::cluster::eviction;
 use plimsoll::cluster::kubeconfig::ClusterSource;
 use plimsoll::crd::NodeWatermark;
-use plimsoll::crd::eviction::{Answer, EvictionRequest, Key, PATH, permit};
+use plimsoll::crd::eviction::{EvictionAnswer, EvictionRequest, Key, PATH, permit};
 use plimsoll::crd::pod_facts::PodObject;
 use plimsoll::engine::policy::RuleId;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ pub(super) struct Evicting {
     node: String,
     responder: Arc<Mutex<Responder>>,
     requests: Arc<Mutex<Vec<ReceivedRequest>>>,
-    answers: Arc<Mutex<Vec<(Key, Answer)>>>,
+    answers: Arc<Mutex<Vec<(Key, EvictionAnswer)>>>,
 }
 
 impl Evicting {
@@ -89,7 +89,7 @@ impl Evicting {
         }
     }
 
-    async fn evict_once(&self, request: &EvictionRequest) -> Answer {
+    async fn evict_once(&self, request: &EvictionRequest) -> EvictionAnswer {
         let answers = self.answers.lock().unwrap().clone();
         if let Some((_, answer)) = answers.into_iter().find(|(key, _)| *key == request.key) {
             return answer;
@@ -103,8 +103,8 @@ impl Evicting {
         answer
     }
 
-    async fn evict(&self, client: &Client, request: &EvictionRequest) -> Answer {
-        let refused = |why: String| Answer::Refused { why };
+    async fn evict(&self, client: &Client, request: &EvictionRequest) -> EvictionAnswer {
+        let refused = |why: String| EvictionAnswer::Refused { why };
         let rules = Api::<NodeWatermark>::all(client.clone())
             .get(&self.node)
             .await;
@@ -117,7 +117,7 @@ impl Evicting {
             .await
             .unwrap()
         else {
-            return Answer::Gone;
+            return EvictionAnswer::Gone;
         };
         let rule = RuleId::from(request.rule.as_str());
         match permit(&pod, &self.node, &rule, &rules.read().unwrap().policy) {
@@ -252,7 +252,7 @@ impl Leader {
         let answers = self.evicting.answers.lock().unwrap().clone();
         let accepted = answers
             .into_iter()
-            .filter(|(_, it)| *it == Answer::Accepted);
+            .filter(|(_, it)| *it == EvictionAnswer::Accepted);
         let requests = self.requests();
         let name = |key: &Key| {
             let request = requests.iter().find(|it| it.request.key == *key).unwrap();

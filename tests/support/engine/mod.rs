@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::plan::{Change, Plan, RuleState, Throttle, Transition};
+use plimsoll::engine::plan::{Plan, PlanChange, PodThrottle, RuleState, Transition};
 use plimsoll::engine::pod::{Pod, PodUid, QosClass, Resources};
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
@@ -335,7 +335,7 @@ impl Node {
         let transitions = self.plan.transitions.iter();
         transitions
             .filter_map(|t| match &t.change {
-                Change::Skipped { pod, reason } => Some((pod.to_string(), *reason)),
+                PlanChange::Skipped { pod, reason } => Some((pod.to_string(), *reason)),
                 _ => None,
             })
             .collect()
@@ -350,7 +350,7 @@ pub fn state_changes(transitions: &[Transition]) -> Vec<(RuleState, RuleState)> 
     let transitions = transitions.iter();
     transitions
         .filter_map(|t| match t.change {
-            Change::State { from, to, .. } => Some((from, to)),
+            PlanChange::State { from, to, .. } => Some((from, to)),
             _ => None,
         })
         .collect()
@@ -364,7 +364,7 @@ pub fn restart(node: &mut Node, policy: PolicySet) {
         let load = node.pods.iter().find(|load| load.pod.uid == *uid);
         load.map_or(Quota::Unlimited, |load| load.quota)
     };
-    let adopt = |throttle: &Throttle| AdoptedThrottle {
+    let adopt = |throttle: &PodThrottle| AdoptedThrottle {
         uid: throttle.uid.clone(),
         rule: throttle.rule.clone(),
         ratio: throttle.ratio,

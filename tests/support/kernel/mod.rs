@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use plimsoll::clock::boot_time;
-use plimsoll::engine::plan::{TargetCgroup, Throttle};
+use plimsoll::engine::plan::{PodThrottle, TargetCgroup};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::RuleId;
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
-use plimsoll::node::actuate::throttle::{Outcome, Recovered, Throttler};
+use plimsoll::node::actuate::throttle::{Recovered, ThrottleOutcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Controller, Hierarchy};
 use tempfile::TempDir;
 
@@ -375,13 +375,13 @@ pub fn at(seconds: u64) -> BootTime {
 }
 
 /// A throttle of the pod's own cgroup.
-pub fn throttle(name: &str, quota: u64) -> Throttle {
+pub fn throttle(name: &str, quota: u64) -> PodThrottle {
     throttle_of_cgroups(name, &[("", Some(quota))])
 }
 
 /// A throttle of several cgroups of a pod.
-pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -> Throttle {
-    Throttle {
+pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -> PodThrottle {
+    PodThrottle {
         uid: uid(name),
         rule: RuleId::from("test/cpu"),
         ratio: 50,
@@ -398,19 +398,21 @@ pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -
 }
 
 /// The throttle with idle class.
-pub fn idle(throttle: Throttle) -> Throttle {
-    Throttle {
+pub fn idle(throttle: PodThrottle) -> PodThrottle {
+    PodThrottle {
         idle: true,
         ..throttle
     }
 }
 
 /// Asserts that no outcome is a failure.
-pub fn assert_fine(outcomes: &[Outcome]) {
+pub fn assert_fine(outcomes: &[ThrottleOutcome]) {
     let failed = outcomes.iter().find(|outcome| {
         matches!(
             outcome,
-            Outcome::Failed { .. } | Outcome::JournalFailed { .. } | Outcome::NotThrottled { .. }
+            ThrottleOutcome::Failed { .. }
+                | ThrottleOutcome::JournalFailed { .. }
+                | ThrottleOutcome::NotThrottled { .. }
         )
     });
     assert!(failed.is_none(), "{failed:?}");

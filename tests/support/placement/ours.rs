@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use plimsoll::agent::load_signs::WantedSigns;
-use plimsoll::agent::load_signs::schedule::{Schedule, SeenSigns, Step};
+use plimsoll::agent::load_signs::schedule::{SeenSigns, SignSchedule, SignStep};
 use plimsoll::agent::report::node_metric;
 use plimsoll::crd::NodeMetricStatus;
 use plimsoll::crd::crane_annotations::CraneAnnotations;
 use plimsoll::crd::load_label::{DEFAULT_HEADROOM, LoadLabel};
 use plimsoll::engine::units::{Bytes, MilliCpu};
-use plimsoll::metrics_api::loads::{ByNode, NodeLoad};
-use plimsoll::scheduler_api::extender::{Extender, Request};
+use plimsoll::metrics_api::loads::{ByNode, KnownLoad};
+use plimsoll::scheduler_api::extender::{Extender, ExtenderRequest};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub fn label_points<'a>(labels: impl Iterator<Item = Option<&'a str>>) -> Vec<i6
 #[derive(Debug)]
 pub struct Written {
     pub label: Option<String>,
-    schedule: Schedule,
+    schedule: SignSchedule,
 }
 
 /// kube-scheduler with the label's terms.
@@ -64,7 +64,7 @@ impl Written {
     pub fn new(index: usize) -> Self {
         Self {
             label: None,
-            schedule: Schedule::new(Rng::with_seed(index as u64)),
+            schedule: SignSchedule::new(Rng::with_seed(index as u64)),
         }
     }
 
@@ -79,7 +79,7 @@ impl Written {
             crane: &CraneAnnotations::default(),
         };
         let now = boot_time(now);
-        if let Step::Write(parts) = self.schedule.step(now, &wants, seen) {
+        if let SignStep::Write(parts) = self.schedule.step(now, &wants, seen) {
             if parts.label {
                 self.label = load.and_then(LoadLabel::of).map(|it| it.to_string());
             }
@@ -144,7 +144,7 @@ impl ByExtender {
             load: node.load.as_ref().map(node_metric::load),
             ..NodeMetricStatus::default()
         };
-        let report = NodeLoad {
+        let report = KnownLoad {
             polled: false,
             at: boot_time(now),
             interval: Duration::from_secs(TICK),
@@ -195,7 +195,7 @@ impl Scheduler for ByExtender {
     ) -> Vec<Option<i64>> {
         let names: Vec<&str> = feasible.iter().map(|index| &*nodes[*index].name).collect();
         let body = body(pod, &names);
-        let request = Request::read(&body).unwrap();
+        let request = ExtenderRequest::read(&body).unwrap();
         let answer = self
             .extender
             .prioritize(&request, &self.reports, boot_time(now));

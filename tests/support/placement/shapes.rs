@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll::trace::Line;
+use plimsoll::trace::TraceLine;
 use plimsoll::trace::read::Reader;
 
 use super::TICK;
@@ -17,7 +17,9 @@ pub fn of_trace(trace: &[u8]) -> BTreeMap<String, Shape> {
     // By pod: time and counter, in seconds.
     let mut counters: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     while let Some(line) = reader.read().unwrap() {
-        let Line::Tick(tick) = line else { continue };
+        let TraceLine::Tick(tick) = line else {
+            continue;
+        };
         for pod in &tick.sample.pods {
             let Some(nanos) = pod.cpu_nanos else { continue };
             let uid = pod.uid.to_string();

@@ -13,12 +13,12 @@ use plimsoll::crd::{Kind, NodeWatermarkSpec, Objects, compile};
 use plimsoll::engine::policy::{NodeFacts, PolicySet};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::reconcilers::reconciler::{Operation, Reconciler, Settings, WriteError};
+use plimsoll::reconcilers::reconciler::{ControllerSettings, Operation, Reconciler, WriteError};
 use plimsoll::reconcilers::wire::{ObservedNode, Watermark};
 use serde_json::{Value, json};
 
 pub fn reconciler() -> Reconciler {
-    Reconciler::new(Settings::default())
+    Reconciler::new(ControllerSettings::default())
 }
 
 pub fn seen(object: &Value) -> Watermark {

@@ -16,7 +16,7 @@ use plimsoll::engine::Engine;
 use plimsoll::engine::metric::ActionKind;
 use plimsoll::engine::plan::{Feedback, Plan};
 use plimsoll::engine::pod::{Pod, PodUid};
-use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, Scope};
+use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, ScopeRequirement};
 use plimsoll::engine::sample::{
     CpuTimes, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample, TargetCgroupSample,
     WaitCounters,
@@ -521,7 +521,9 @@ pub fn batch() -> PodPolicy {
     PodPolicy {
         name: "batch".to_owned(),
         labels: Some(Selector::default()),
-        scopes: vec![Scope::Namespace(Membership::In(vec!["batch".to_owned()]))],
+        scopes: vec![ScopeRequirement::Namespace(Membership::In(vec![
+            "batch".to_owned(),
+        ]))],
         allowed: vec!["throttle".to_owned(), "evict".to_owned()],
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::agent::eviction::{Refusal, Request};
-use crate::crd::eviction::Target;
+use crate::agent::eviction::{Refusal, WantedEviction};
+use crate::crd::eviction::EvictionTarget;
 use crate::engine::metric::Metric;
 use crate::engine::plan::Transition;
 use crate::engine::policy::{Action, CpuThrottle, Strategy};
@@ -64,9 +64,9 @@ fn report() -> RuleReport {
     }
 }
 
-fn decision(would: bool, change: Change) -> Event {
+fn decision(would: bool, change: PlanChange) -> Event {
     let pod_name = change.pod().map(|uid| format!("batch/{uid}"));
-    Event::Decision(Decision {
+    Event::Decision(NamedDecision {
         cause: None,
         transition: Transition {
             at: BootTime::default(),
@@ -79,8 +79,8 @@ fn decision(would: bool, change: Change) -> Event {
     })
 }
 
-fn throttle(pod: &str, from: u8, to: u8) -> Change {
-    Change::Throttle {
+fn throttle(pod: &str, from: u8, to: u8) -> PlanChange {
+    PlanChange::Throttle {
         pod: PodUid::from(pod),
         from,
         to,
@@ -93,8 +93,8 @@ fn throttle(pod: &str, from: u8, to: u8) -> Change {
     }
 }
 
-fn state(from: RuleState, to: RuleState) -> Change {
-    Change::State {
+fn state(from: RuleState, to: RuleState) -> PlanChange {
+    PlanChange::State {
         from,
         to,
         value: Some(7200.0),
@@ -104,9 +104,9 @@ fn state(from: RuleState, to: RuleState) -> Change {
 }
 
 /// The events of these changes, one tick each, as `reason object: message`.
-fn reported(builder: &mut EventBuilder, would: bool, changes: Vec<Change>) -> Vec<String> {
+fn reported(builder: &mut EventBuilder, would: bool, changes: Vec<PlanChange>) -> Vec<String> {
     let (policy, reports) = (policy(), [report()]);
-    let facts = Facts {
+    let facts = MessageFacts {
         policy: &policy,
         reports: &reports,
     };
@@ -122,12 +122,12 @@ fn the_end_of_the_hours_is_only_an_event_if_it_ends_something() {
     let (policy, mut report) = (policy(), report());
     report.outside_hours = true;
     let reports = [report];
-    let facts = Facts {
+    let facts = MessageFacts {
         policy: &policy,
         reports: &reports,
     };
     let mut builder = EventBuilder::default();
-    let unknown = Change::Unknown {
+    let unknown = PlanChange::Unknown {
         reason: Unknown::Stale,
     };
     let mut record = |change| {
@@ -135,16 +135,16 @@ fn the_end_of_the_hours_is_only_an_event_if_it_ends_something() {
         builder.record(&[decision(false, change)], facts, &mut events);
         events.iter().map(line).collect::<Vec<_>>()
     };
-    assert_eq!(record(Change::OutsideHours), [""; 0]);
+    assert_eq!(record(PlanChange::OutsideHours), [""; 0]);
     assert_eq!(
         record(state(RuleState::Breached, RuleState::Normal)),
         ["RuleEnded node: q/r: outside its hours: what the rule did is being restored"]
     );
-    assert_eq!(record(Change::WithinHours), [""; 0]);
+    assert_eq!(record(PlanChange::WithinHours), [""; 0]);
     // What was unknown before is reported again in the next hours.
     assert_eq!(record(unknown.clone()).len(), 1);
     assert_eq!(record(unknown.clone()).len(), 0);
-    record(Change::OutsideHours);
+    record(PlanChange::OutsideHours);
     assert_eq!(record(unknown).len(), 1);
 }
 
@@ -244,10 +244,10 @@ fn a_preview_has_the_same_messages_as_the_enforced_rule() {
         "{would:?}"
     );
     let closing = vec![
-        Change::SchedulingDisabled {
+        PlanChange::SchedulingDisabled {
             effect: TaintEffect::NoSchedule,
         },
-        Change::SchedulingEnabled,
+        PlanChange::SchedulingEnabled,
     ];
     let would = reported(&mut EventBuilder::default(), true, closing.clone());
     assert!(
@@ -270,7 +270,7 @@ fn a_pod_throttled_by_another_rule_is_not_reported_as_restored() {
         Event::Decision(decision)
     };
     let (policy, reports) = (policy(), [report()]);
-    let facts = Facts {
+    let facts = MessageFacts {
         policy: &policy,
         reports: &reports,
     };
@@ -315,14 +315,14 @@ fn a_throttled_pod_that_is_deleted_is_forgotten_at_the_next_breach() {
     );
 }
 
-fn outcome(result: EvictionResult) -> Outcome {
-    let target = Target {
+fn outcome(result: EvictionResult) -> EvictionOutcome {
+    let target = EvictionTarget {
         namespace: "batch".to_owned(),
         name: "a".to_owned(),
         uid: "a".to_owned(),
     };
-    Outcome {
-        request: Request {
+    EvictionOutcome {
+        request: WantedEviction {
             target,
             rule: RuleId::from("q/r"),
             grace: Duration::from_secs(30),
@@ -335,7 +335,7 @@ fn outcome(result: EvictionResult) -> Outcome {
 
 #[test]
 fn an_eviction_is_reported_when_accepted_or_refused() {
-    let evict = || Change::Evict {
+    let evict = || PlanChange::Evict {
         pod: PodUid::from("a"),
         grace: Duration::from_secs(30),
         release: Some(450),

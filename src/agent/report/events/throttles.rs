@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AT_FLOOR, NewEvent, RESTORED, Reasons, Regarding, THROTTLED, new_event, reason_of};
-use crate::engine::plan::Change;
+use crate::engine::plan::PlanChange;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::units::Quota;
-use crate::node::journal::Record;
-use crate::node::machine::event::Decision;
+use crate::node::journal::JournalRecord;
+use crate::node::machine::event::NamedDecision;
 
 /// A pod that is throttled, or would be in Preview.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Throttles {
 
 impl Throttles {
     /// Adopts a throttle that an earlier process reported. `floor` is the lowest ratio of the rule's action.
-    pub(super) fn adopt(&mut self, record: Record, floor: Option<u8>) {
+    pub(super) fn adopt(&mut self, record: JournalRecord, floor: Option<u8>) {
         let throttled = self.throttled.entry((false, record.uid)).or_default();
         throttled.rules.insert(record.rule);
         throttled.floor |= floor.is_some_and(|floor| record.ratio <= floor);
@@ -34,13 +34,13 @@ impl Throttles {
     /// A step, up or down. `floor` is the lowest ratio of the action.
     pub(super) fn step(
         &mut self,
-        decision: &Decision,
+        decision: &NamedDecision,
         floor: Option<u8>,
         why: &str,
         out: &mut Vec<NewEvent>,
     ) {
         let transition = &decision.transition;
-        let Change::Throttle {
+        let PlanChange::Throttle {
             pod,
             to,
             idle,
@@ -80,7 +80,7 @@ impl Throttles {
     }
 
     /// The pod cannot be throttled further.
-    pub(super) fn floor(&mut self, decision: &Decision, out: &mut Vec<NewEvent>) {
+    pub(super) fn floor(&mut self, decision: &NamedDecision, out: &mut Vec<NewEvent>) {
         let transition = &decision.transition;
         let Some(pod) = transition.change.pod() else {
             return;
@@ -96,7 +96,7 @@ impl Throttles {
     }
 
     /// One rule stops throttling the pod; reported if no other rule throttles it.
-    fn end(&mut self, decision: &Decision, pod: &PodUid, why: &str, out: &mut Vec<NewEvent>) {
+    fn end(&mut self, decision: &NamedDecision, pod: &PodUid, why: &str, out: &mut Vec<NewEvent>) {
         let transition = &decision.transition;
         let key = (transition.would, pod.clone());
         if let Some(throttled) = self.throttled.get_mut(&key) {
@@ -117,7 +117,12 @@ impl Throttles {
 }
 
 /// An event on a pod; `None` if its name is not known.
-fn of_pod(decision: &Decision, pod: &PodUid, words: Reasons, message: String) -> Option<NewEvent> {
+fn of_pod(
+    decision: &NamedDecision,
+    pod: &PodUid,
+    words: Reasons,
+    message: String,
+) -> Option<NewEvent> {
     let regarding = Regarding::pod(decision.pod_name.as_deref(), pod)?;
     let reason = reason_of(words, decision.transition.would);
     Some(new_event(regarding, false, reason, message))

@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::agent::eviction::{Refusal, Request};
-use crate::crd::eviction::{Delay, Target};
+use crate::agent::eviction::{Refusal, WantedEviction};
+use crate::crd::eviction::{Delay, EvictionTarget};
 use crate::engine::plan::Unknown;
-use crate::engine::policy::{PodPolicy, Scope, Strategy};
+use crate::engine::policy::{PodPolicy, ScopeRequirement, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
 use crate::node::machine::ineffective::Cause;
@@ -27,7 +27,7 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
     }
 }
 
-fn record(file: &str, original: &str, ours: &str) -> Record {
+fn record(file: &str, original: &str, ours: &str) -> JournalRecord {
     serde_json::from_value(json!({
         "uid": "u", "cgroup": "kubepods/pod1", "lever": "", "inode": 7, "file": file,
         "original": original, "previous": original, "ours": ours, "base": 1000, "ratio": 45, "idle": false,
@@ -40,7 +40,7 @@ struct Scene {
     agent: AgentStatus,
     policy: PolicySet,
     plan: Plan,
-    previews: Vec<Decision>,
+    previews: Vec<NamedDecision>,
     ineffective: Vec<IneffectiveAction>,
 }
 
@@ -56,8 +56,8 @@ impl Scene {
     }
 
     /// 100 s after boot, which was at 1000 s of the wall clock.
-    fn view(&self) -> View<'_> {
-        View {
+    fn view(&self) -> StatusView<'_> {
+        StatusView {
             now: BootTime::default() + Duration::from_secs(100),
             time: Timestamp::from_second(1100).expect("a time"),
             generation: Some(3),
@@ -75,7 +75,7 @@ impl Scene {
                 ..TaintState::default()
             },
             evicted: Vec::new(),
-            health: Health::default(),
+            health: AgentHealth::default(),
             not_enforced: Vec::new(),
         }
     }
@@ -111,7 +111,7 @@ fn a_rule_shows_value_threshold_since_and_why_it_is_unknown() {
 #[test]
 fn a_throttled_pod_shows_its_limit_before_and_now() {
     let scene = Scene::new();
-    let throttled = |records: Vec<Record>| {
+    let throttled = |records: Vec<JournalRecord>| {
         let mut view = scene.view();
         view.records = records;
         StatusBuilder::default().build(&view).throttled.remove(0)
@@ -132,7 +132,7 @@ fn a_throttled_pod_shows_its_limit_before_and_now() {
     assert_eq!(unlimited.to_millicores, Some(450));
     let v1 = throttled(vec![record("cpu.cfs_quota_us", "-1", "45000")]);
     assert_eq!((v1.from_millicores, v1.to_millicores), (None, Some(450)));
-    let sandbox = Record {
+    let sandbox = JournalRecord {
         base: MilliCpu(0),
         ..record("cpu.cfs_quota_us", "-1", "1000")
     };
@@ -255,10 +255,10 @@ fn actions_without_effect_are_a_condition_with_their_cause() {
     assert_eq!(ineffective(&builder.build(&scene.view())), none);
 }
 
-fn outcome(pod: &str, result: EvictionResult) -> Outcome {
-    Outcome {
-        request: Request {
-            target: Target {
+fn outcome(pod: &str, result: EvictionResult) -> EvictionOutcome {
+    EvictionOutcome {
+        request: WantedEviction {
+            target: EvictionTarget {
                 namespace: "batch".to_owned(),
                 name: pod.to_owned(),
                 uid: pod.to_owned(),
@@ -272,7 +272,7 @@ fn outcome(pod: &str, result: EvictionResult) -> Outcome {
     }
 }
 
-fn refused(pod: &str, why: Refusal) -> Outcome {
+fn refused(pod: &str, why: Refusal) -> EvictionOutcome {
     let until = BootTime::default() + Duration::from_secs(100);
     outcome(pod, EvictionResult::Refused { until, why })
 }
@@ -420,7 +420,7 @@ fn each_policy_counts_the_pods_that_it_matches() {
         let pod = serde_json::from_value(pod).expect("a pod");
         Arc::new(crate::crd::pod_facts::pod_facts(&pod).expect("facts"))
     };
-    let policy = |name: &str, labels: Option<Selector>, scopes: Vec<Scope>| PodPolicy {
+    let policy = |name: &str, labels: Option<Selector>, scopes: Vec<ScopeRequirement>| PodPolicy {
         name: name.to_owned(),
         labels,
         scopes,
@@ -469,7 +469,7 @@ fn old_evictions_and_problems_leave_the_status() {
     assert_eq!(builder.changes_at(at(100), &evictions), Some(at(160)));
     let scene = Scene::new();
     let degraded = |builder: &mut StatusBuilder, now| {
-        let view = View {
+        let view = StatusView {
             now,
             ..scene.view()
         };
@@ -482,10 +482,10 @@ fn old_evictions_and_problems_leave_the_status() {
 #[test]
 fn a_stop_is_released_when_cgroups_and_node_are_restored() {
     let scene = Scene::new();
-    let shown = |records: Vec<Record>, taint_state: TaintState| {
+    let shown = |records: Vec<JournalRecord>, taint_state: TaintState| {
         let mut view = scene.view();
         (view.records, view.taint_state) = (records, taint_state);
-        view.health.stopped = Some(super::super::conditions::Stopped::default());
+        view.health.stopped = Some(super::super::conditions::StopProgress::default());
         let status = StatusBuilder::default().build(&view);
         let last = status.conditions.last().expect("a condition");
         format!("{} {}: {}", last.type_, last.reason, last.message)

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{View, is_quota};
+use super::{StatusView, is_quota};
 use crate::crd::node_watermark::ThrottledStatus;
 use crate::engine::pod::PodUid;
 use crate::node::cgroup::control_file::ControlFileKind;
 use crate::node::cgroup::parse;
-use crate::node::journal::Record;
+use crate::node::journal::JournalRecord;
 
 /// Longest list.
 const MAX_PODS: usize = 1024;
@@ -15,29 +15,29 @@ const MAX_PODS: usize = 1024;
 const DEFAULT_PERIOD_MICROS: u64 = 100_000;
 
 /// One entry per pod, by name.
-pub(super) fn status(view: &View) -> Vec<ThrottledStatus> {
-    let mut pods: BTreeMap<&PodUid, Vec<&Record>> = BTreeMap::new();
+pub(super) fn status(view: &StatusView) -> Vec<ThrottledStatus> {
+    let mut pods: BTreeMap<&PodUid, Vec<&JournalRecord>> = BTreeMap::new();
     for record in &view.records {
         pods.entry(&record.uid).or_default().push(record);
     }
-    let of = |(uid, records): (&PodUid, Vec<&Record>)| pod(view, uid, &records);
+    let of = |(uid, records): (&PodUid, Vec<&JournalRecord>)| pod(view, uid, &records);
     let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
     pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
     pods.truncate(MAX_PODS);
     pods
 }
 
-fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus> {
+fn pod(view: &StatusView, uid: &PodUid, records: &[&JournalRecord]) -> Option<ThrottledStatus> {
     let strictest = records.iter().min_by_key(|record| record.ratio)?;
     let name = view.names.get(uid).map_or("", String::as_str);
     let (namespace, name) = name.split_once('/').unwrap_or(("", &uid.0));
     // On v1 a pod's sandbox is a container too: without a limit and without use, it does not count.
-    let used = |record: &&&Record| record.base.0 > 0;
+    let used = |record: &&&JournalRecord| record.base.0 > 0;
     let any_used = records.iter().any(|record| used(&record));
-    let counts = |record: &&&Record| is_quota(record) && (!any_used || used(record));
+    let counts = |record: &&&JournalRecord| is_quota(record) && (!any_used || used(record));
     let quotas = || records.iter().filter(counts);
-    let before = |record: &&Record| millicores(record, &record.original);
-    let now = |record: &&Record| millicores(record, &record.ours);
+    let before = |record: &&JournalRecord| millicores(record, &record.original);
+    let now = |record: &&JournalRecord| millicores(record, &record.ours);
     let has_quota = quotas().next().is_some();
     let to = quotas().map(now).sum::<Option<u64>>();
     let from = quotas().map(before).sum::<Option<u64>>();
@@ -54,7 +54,7 @@ fn pod(view: &View, uid: &PodUid, records: &[&Record]) -> Option<ThrottledStatus
 }
 
 /// The limit in a quota file; `None`: no limit.
-fn millicores(record: &Record, text: &str) -> Option<u64> {
+fn millicores(record: &JournalRecord, text: &str) -> Option<u64> {
     // Records do not contain the newline.
     let text = format!("{text}\n");
     let (quota, period) = match record.file {

@@ -10,8 +10,8 @@ use super::super::{
 };
 use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::policy::{
-    Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, Scope,
-    TaintEffect,
+    Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule,
+    ScopeRequirement, TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
 
@@ -209,13 +209,13 @@ fn requirement(requirement: &Requirement) -> WatermarkRequirement {
     }
 }
 
-fn scope(scope: &Scope) -> WatermarkRequirement {
+fn scope(scope: &ScopeRequirement) -> WatermarkRequirement {
     match scope {
-        Scope::Qos(classes) => membership("QOSClass", classes, ToString::to_string),
-        Scope::Priority(ranges) => {
+        ScopeRequirement::Qos(classes) => membership("QOSClass", classes, ToString::to_string),
+        ScopeRequirement::Priority(ranges) => {
             membership("Priority", ranges, |(low, high)| format!("{low}..{high}"))
         }
-        Scope::Namespace(names) => membership("Namespace", names, Clone::clone),
+        ScopeRequirement::Namespace(names) => membership("Namespace", names, Clone::clone),
     }
 }
 

@@ -58,7 +58,7 @@ fn the_lowest_threshold_of_an_enforced_rule_is_the_line() {
             lines.0.total_cmp(&DEFAULT_LINE).is_eq()
         );
         near(load.percent, 45.0 / lines.1 * 100.0);
-        assert_eq!(load.worst, Term::Resource(Resource::Memory));
+        assert_eq!(load.worst, LoadTerm::Resource(Resource::Memory));
         assert_eq!(load.worst.name(), "memory");
     }
 }
@@ -100,7 +100,7 @@ fn pressure_rules_count_by_value_and_threshold() {
     node.advance(30);
     let load = node.load();
     near(load.percent, 80.0);
-    assert_eq!(load.worst, Term::Pressure);
+    assert_eq!(load.worst, LoadTerm::Pressure);
     let pressure = load.pressure.unwrap();
     assert_eq!(pressure.rule, RuleId::from("b"));
     assert_eq!(
@@ -179,12 +179,12 @@ fn a_rule_above_its_threshold_counts_at_once() {
     let load = node.load();
     near(load.cpu.breached.unwrap(), 90.0 / 80.0 * 100.0);
     near(load.percent, 112.5);
-    assert_eq!(load.worst, Term::Resource(Resource::Cpu));
+    assert_eq!(load.worst, LoadTerm::Resource(Resource::Cpu));
     assert!(load.cpu.expected < 50.0, "{load:?}");
     node.system = 4000;
     node.advance(60);
     let load = node.load();
     assert_eq!(load.cpu.breached, None);
-    assert_eq!(load.worst, Term::Pressure);
+    assert_eq!(load.worst, LoadTerm::Pressure);
     near(load.pressure.unwrap().percent, 150.0);
 }

@@ -75,7 +75,7 @@ impl Authority {
 /// A directory as the kubelet mounts it: one directory per version, and a symlink that is replaced.
 struct Mounted {
     directory: tempfile::TempDir,
-    files: Files,
+    files: CertificateFiles,
     versions: u32,
 }
 
@@ -90,7 +90,7 @@ impl Mounted {
         };
         let names = vec![METRICS.to_owned(), REPORT.to_owned()];
         Self {
-            files: Files::new(files, names),
+            files: CertificateFiles::new(files, names),
             directory,
             versions: 0,
         }

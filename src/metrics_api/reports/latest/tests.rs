@@ -45,16 +45,16 @@ fn the_last_report_of_each_node_is_returned_once() {
     let mut latest = latest(&["a", "b"]);
     assert_eq!(
         latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
-        Outcome::Stored(None)
+        StoreOutcome::Stored(None)
     );
     let age = Some(Duration::from_secs(9));
     assert_eq!(
         latest.put(report("a", "x", 1, 2, 2), MIN_AGE, at(9)),
-        Outcome::Stored(age)
+        StoreOutcome::Stored(age)
     );
     assert_eq!(
         latest.put(report("b", "x", 1, 1, 3), MIN_AGE, at(9)),
-        Outcome::Stored(None)
+        StoreOutcome::Stored(None)
     );
     assert_eq!(latest.waiting_since(), Some(at(9)));
     assert_eq!(
@@ -70,7 +70,7 @@ fn a_restarted_agent_or_machine_is_not_mistaken_for_a_replay() {
     let mut latest = latest(&["a"]);
     let mut put = |boot, started, sequence| {
         let outcome = latest.put(report("a", boot, started, sequence, 0), MIN_AGE, at(1));
-        matches!(outcome, Outcome::Stored(_))
+        matches!(outcome, StoreOutcome::Stored(_))
     };
     assert!(put("x", 5, 7));
     assert!(!put("x", 5, 7), "the same");
@@ -91,11 +91,11 @@ fn only_an_identical_report_is_a_replay() {
     };
     put("w", 9, 9, 0);
     put("x", 5, 7, 3);
-    assert_eq!(put("x", 5, 7, 3), Outcome::Replayed);
-    assert_eq!(put("x", 5, 7, 4), Outcome::Stale, "other content");
-    assert_eq!(put("x", 5, 6, 3), Outcome::Stale);
-    assert_eq!(put("x", 4, 8, 3), Outcome::Stale);
-    assert_eq!(put("w", 9, 9, 0), Outcome::Stale);
+    assert_eq!(put("x", 5, 7, 3), StoreOutcome::Replayed);
+    assert_eq!(put("x", 5, 7, 4), StoreOutcome::Stale, "other content");
+    assert_eq!(put("x", 5, 6, 3), StoreOutcome::Stale);
+    assert_eq!(put("x", 4, 8, 3), StoreOutcome::Stale);
+    assert_eq!(put("w", 9, 9, 0), StoreOutcome::Stale);
 }
 
 #[test]
@@ -105,18 +105,18 @@ fn a_report_of_another_boot_than_the_nodes_is_refused() {
         latest.put(report("a", boot, 1, seconds, 0), MIN_AGE, at(seconds))
     };
     latest.node("a", Some("x"));
-    assert_eq!(put(&mut latest, "y", 1), Outcome::OtherBoot);
-    assert_eq!(put(&mut latest, "x", 1), Outcome::Stored(None));
-    assert_eq!(put(&mut latest, "y", 2), Outcome::OtherBoot);
+    assert_eq!(put(&mut latest, "y", 1), StoreOutcome::OtherBoot);
+    assert_eq!(put(&mut latest, "x", 1), StoreOutcome::Stored(None));
+    assert_eq!(put(&mut latest, "y", 2), StoreOutcome::OtherBoot);
     // The kubelet updates it after a reboot.
     latest.node("a", Some("y"));
     let age = Some(Duration::from_secs(2));
-    assert_eq!(put(&mut latest, "y", 3), Outcome::Stored(age));
-    assert_eq!(put(&mut latest, "x", 4), Outcome::OtherBoot);
+    assert_eq!(put(&mut latest, "y", 3), StoreOutcome::Stored(age));
+    assert_eq!(put(&mut latest, "x", 4), StoreOutcome::OtherBoot);
 }
 
 /// A report of node `a` and boot `x`, whose first report is sent 100 s after the boot and received at 1000 s.
-fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) -> Outcome {
+fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) -> StoreOutcome {
     let report = Report {
         uptime_millis: uptime.map(|seconds| seconds.saturating_mul(1000)),
         ..report("a", "x", started.saturating_mul(1000), seconds, 0)
@@ -124,8 +124,8 @@ fn sent(latest: &mut Latest, started: u64, uptime: Option<u64>, seconds: u64) ->
     latest.put(report, MIN_AGE, at(1000 + seconds))
 }
 
-fn is_stored(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Stored(_))
+fn is_stored(outcome: StoreOutcome) -> bool {
+    matches!(outcome, StoreOutcome::Stored(_))
 }
 
 #[test]
@@ -135,16 +135,16 @@ fn an_agent_cannot_start_later_than_elapsed_time_allows() {
     // 10 s later the uptime is 110 s; the first report may have been in transit for a while.
     for impossible in [121, 100_000, u64::MAX] {
         let outcome = sent(&mut latest, impossible, Some(impossible), 10);
-        assert_eq!(outcome, Outcome::StartedAhead, "{impossible}");
+        assert_eq!(outcome, StoreOutcome::StartedAhead, "{impossible}");
     }
     assert!(is_stored(sent(&mut latest, 109, Some(110), 10)));
     // An agent of an earlier version is bound by the uptime reported before.
-    assert_eq!(sent(&mut latest, 131, None, 20), Outcome::StartedAhead);
+    assert_eq!(sent(&mut latest, 131, None, 20), StoreOutcome::StartedAhead);
     assert!(is_stored(sent(&mut latest, 119, None, 20)));
-    assert_eq!(sent(&mut latest, 145, None, 30), Outcome::StartedAhead);
+    assert_eq!(sent(&mut latest, 145, None, 30), StoreOutcome::StartedAhead);
     // An impossibly long uptime changes nothing.
     assert!(is_stored(sent(&mut latest, 120, Some(u64::MAX), 40)));
-    assert_eq!(sent(&mut latest, 200, None, 41), Outcome::StartedAhead);
+    assert_eq!(sent(&mut latest, 200, None, 41), StoreOutcome::StartedAhead);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn forged_reports_block_an_agent_for_three_intervals_at_most() {
         latest.put(report("a", "x", started, sequence, 0), MIN_AGE, at(seconds))
     };
     assert!(is_stored(put(&mut latest, u64::MAX, u64::MAX, 0)));
-    assert_eq!(put(&mut latest, 5, 1, 29), Outcome::Stale);
+    assert_eq!(put(&mut latest, 5, 1, 29), StoreOutcome::Stale);
     assert!(is_stored(put(&mut latest, 5, 2, 30)));
     assert!(is_stored(put(&mut latest, 5, 3, 31)));
 }
@@ -172,25 +172,25 @@ fn reports_of_unknown_nodes_are_refused() {
     closed.node("a", Some(""));
     assert_eq!(
         closed.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
-        Outcome::NotOpen
+        StoreOutcome::NotOpen
     );
     let mut latest = latest(&["a"]);
     assert_eq!(
         latest.put(report("b", "x", 1, 1, 1), MIN_AGE, at(0)),
-        Outcome::UnknownNode
+        StoreOutcome::UnknownNode
     );
     latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0));
     latest.node("a", None);
     assert_eq!(take_all(&mut latest), []);
     assert_eq!(
         latest.put(report("a", "x", 1, 2, 1), MIN_AGE, at(0)),
-        Outcome::UnknownNode
+        StoreOutcome::UnknownNode
     );
     // A new machine of the same name starts over.
     latest.node("a", Some(""));
     assert_eq!(
         latest.put(report("a", "x", 1, 1, 1), MIN_AGE, at(0)),
-        Outcome::Stored(None)
+        StoreOutcome::Stored(None)
     );
 }
 
@@ -200,10 +200,10 @@ fn an_early_report_is_refused_and_does_not_delay_the_next() {
     let min_age = Duration::from_secs(5);
     let mut put =
         |sequence, seconds| latest.put(report("a", "x", 1, sequence, 0), min_age, at(seconds));
-    assert_eq!(put(1, 0), Outcome::Stored(None));
-    assert_eq!(put(2, 4), Outcome::TooSoon);
-    assert_eq!(put(1, 4), Outcome::Replayed);
-    assert_eq!(put(2, 5), Outcome::Stored(Some(min_age)));
+    assert_eq!(put(1, 0), StoreOutcome::Stored(None));
+    assert_eq!(put(2, 4), StoreOutcome::TooSoon);
+    assert_eq!(put(1, 4), StoreOutcome::Replayed);
+    assert_eq!(put(2, 5), StoreOutcome::Stored(Some(min_age)));
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn newer_reports_are_relayed_with_their_age() {
     let read = Report::parse(text.as_bytes()).unwrap();
     assert_eq!(
         leader.put(read, MIN_AGE, arrived_at),
-        Outcome::Stored(Some(Duration::from_secs(7)))
+        StoreOutcome::Stored(Some(Duration::from_secs(7)))
     );
     assert_eq!(take_all(&mut leader), [("a".to_owned(), 5)]);
     assert_eq!(missed(&leader, 110), []);
@@ -287,7 +287,7 @@ proptest! {
             let content = i64::try_from(started * 10 + sequence).unwrap();
             let outcome = latest.put(report(nodes[index], "x", started, sequence, content), MIN_AGE, at(1));
             let is_newer = Some(content) > newest[index];
-            prop_assert_eq!(matches!(outcome, Outcome::Stored(_)), is_newer);
+            prop_assert_eq!(matches!(outcome, StoreOutcome::Stored(_)), is_newer);
             newest[index] = newest[index].max(Some(content));
             if taken {
                 for (node, content) in take_all(&mut latest) {

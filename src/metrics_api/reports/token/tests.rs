@@ -79,7 +79,7 @@ fn checked(claims: &Value, now: i64) -> Result<(), BadToken> {
 fn a_token_of_the_api_server_names_the_node_of_its_pod() {
     let signer = Signer::new();
     let text = signer.sign(&header(), &claims());
-    let token = Token::read(&text).unwrap();
+    let token = AgentToken::read(&text).unwrap();
     assert_eq!(signer.keys().verify(&token), Ok(()));
     assert_eq!(token.claims.node(), Some("node-a"));
     assert_eq!(
@@ -94,7 +94,7 @@ fn a_token_of_the_api_server_names_the_node_of_its_pod() {
 #[test]
 fn a_changed_or_foreign_token_is_forged() {
     let signer = Signer::new();
-    let verify = |text: &str| signer.keys().verify(&Token::read(text).unwrap());
+    let verify = |text: &str| signer.keys().verify(&AgentToken::read(text).unwrap());
     let other = Signer::new().sign(&header(), &claims());
     assert_eq!(verify(&other), Err(Unverified::Forged));
     let mut more = claims();
@@ -115,7 +115,7 @@ fn a_token_cannot_choose_its_algorithm() {
     let signer = Signer::new();
     for algorithm in ["none", "HS256", "RS256", "ES384"] {
         let text = signer.sign(&json!({"alg": algorithm, "kid": "k"}), &claims());
-        let verified = signer.keys().verify(&Token::read(&text).unwrap());
+        let verified = signer.keys().verify(&AgentToken::read(&text).unwrap());
         assert_eq!(verified, Err(Unverified::Forged), "{algorithm}");
     }
 }
@@ -125,7 +125,7 @@ fn tokens_with_unknown_keys_need_a_review() {
     let signer = Signer::new();
     let verify = |header: &Value, claims: &Value| {
         let text = signer.sign(header, claims);
-        signer.keys().verify(&Token::read(&text).unwrap())
+        signer.keys().verify(&AgentToken::read(&text).unwrap())
     };
     for kid in ["other", "secret", "new"] {
         let verified = verify(&json!({"alg": "ES256", "kid": kid}), &claims());
@@ -197,7 +197,7 @@ fn malformed_tokens_are_refused_without_a_panic() {
         "", ".", "..", "a.b.c", "admin", "....", "é.é.é", &long, &no_claims,
     ] {
         assert!(
-            matches!(Token::read(text), Err(BadToken::Malformed)),
+            matches!(AgentToken::read(text), Err(BadToken::Malformed)),
             "{text:.20}"
         );
     }

@@ -1,14 +1,14 @@
 //! Restarted containers of a pod that is throttled by its containers: each start creates a new cgroup without our
 //! quota.
 
-use crate::engine::plan::Throttle;
+use crate::engine::plan::PodThrottle;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::control_file::{ControlFileError, CpuDir};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 
 use super::Throttler;
-use super::outcome::Outcome;
+use super::outcome::ThrottleOutcome;
 
 /// The directory of such a pod.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl PodDirectory {
 }
 
 /// Whether the containers of the pod are limited, not the pod.
-pub(super) fn is_by_container(throttle: &Throttle) -> bool {
+pub(super) fn is_by_container(throttle: &PodThrottle) -> bool {
     let mut target_cgroups = throttle.target_cgroups.iter();
     target_cgroups.any(|target_cgroup| !target_cgroup.cgroup.is_empty())
 }
@@ -65,9 +65,9 @@ impl Throttler {
     pub fn reapply(
         &mut self,
         now: BootTime,
-        throttle: &Throttle,
+        throttle: &PodThrottle,
         path: Option<CgroupPath>,
-    ) -> Vec<Outcome> {
+    ) -> Vec<ThrottleOutcome> {
         let mut out = Vec::new();
         if !self.contested.contains_key(&throttle.uid) {
             self.stage(now, throttle, path, &mut out);
@@ -77,7 +77,7 @@ impl Throttler {
     }
 
     /// Starts detecting changes of the pod's containers.
-    pub(super) fn watch_containers(&mut self, throttle: &Throttle, path: &CgroupPath) {
+    pub(super) fn watch_containers(&mut self, throttle: &PodThrottle, path: &CgroupPath) {
         let uid = &throttle.uid;
         let known = self.directories.get(uid);
         if !is_by_container(throttle) || known.is_some_and(|directory| directory.path == *path) {

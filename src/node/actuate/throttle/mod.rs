@@ -17,16 +17,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::engine::plan::Throttle;
+use crate::engine::plan::PodThrottle;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::journal::{Effects, Journal, JournalError, LockError, Record, StateLock};
+use crate::node::journal::{Effects, Journal, JournalError, JournalRecord, LockError, StateLock};
 
 use self::containers::{PodDirectory, is_by_container};
-pub use self::outcome::{Outcome, ReleaseResult};
+pub use self::outcome::{ReleaseResult, ThrottleOutcome};
 pub use self::recover::Recovered;
-use self::throttled_pod::{ThrottleSpec, ThrottledPod, Window};
+use self::throttled_pod::{RecentTimes, ThrottleSpec, ThrottledPod};
 
 /// How long a contested pod is left alone.
 const CONTEST_PAUSE: Duration = Duration::from_mins(5);
@@ -41,11 +41,11 @@ pub struct Throttler {
     /// Directories of pods that are throttled by their containers.
     directories: BTreeMap<PodUid, PodDirectory>,
     /// Records of an earlier process whose files cannot be opened now; kept until they can.
-    unopened: Vec<Record>,
+    unopened: Vec<JournalRecord>,
     /// Pods that are left alone, and until when.
     contested: BTreeMap<PodUid, BootTime>,
     /// When another writer reset all pods at once.
-    sweeps: Window,
+    sweeps: RecentTimes,
     /// The journal on disk is out of date.
     journal_stale: bool,
     effects: Effects,
@@ -107,7 +107,7 @@ impl Throttler {
             directories: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
-            sweeps: Window::default(),
+            sweeps: RecentTimes::default(),
             journal_stale: false,
             effects,
         };
@@ -121,9 +121,9 @@ impl Throttler {
     pub fn apply(
         &mut self,
         now: BootTime,
-        throttles: &[Throttle],
+        throttles: &[PodThrottle],
         pods: &dyn Fn(&PodUid) -> Option<CgroupPath>,
-    ) -> Vec<Outcome> {
+    ) -> Vec<ThrottleOutcome> {
         let mut out = Vec::new();
         self.contested.retain(|_, until| *until > now);
         self.retry_unopened(&mut out);
@@ -144,7 +144,7 @@ impl Throttler {
 
     /// Extends the deadlines of the `throttles` of the last [`Self::apply`]: evaluations may be further apart than a
     /// throttle's lifetime. The next [`Self::verify`] saves the deadlines if needed.
-    pub fn extend(&mut self, now: BootTime, throttles: &[Throttle]) {
+    pub fn extend(&mut self, now: BootTime, throttles: &[PodThrottle]) {
         for throttle in throttles {
             if let Some(pod) = self.pods.get_mut(&throttle.uid) {
                 pod.extend(now);
@@ -153,12 +153,16 @@ impl Throttler {
     }
 
     /// Whether anything outside `throttles` is still throttled, because restoring or opening it failed.
-    pub fn has_unrestored(&self, throttles: &[Throttle]) -> bool {
+    pub fn has_unrestored(&self, throttles: &[PodThrottle]) -> bool {
         !self.unopened.is_empty() || self.pods.keys().any(|uid| !is_throttled_in(throttles, uid))
     }
 
     /// Restores everything outside `throttles`, and leaves the rest unchanged.
-    pub fn restore_except(&mut self, now: BootTime, throttles: &[Throttle]) -> Vec<Outcome> {
+    pub fn restore_except(
+        &mut self,
+        now: BootTime,
+        throttles: &[PodThrottle],
+    ) -> Vec<ThrottleOutcome> {
         let mut out = Vec::new();
         self.retry_unopened(&mut out);
         self.release(|uid| !is_throttled_in(throttles, uid), &mut out);
@@ -167,7 +171,7 @@ impl Throttler {
     }
 
     /// Restores everything.
-    pub fn restore_all(&mut self, now: BootTime) -> Vec<Outcome> {
+    pub fn restore_all(&mut self, now: BootTime) -> Vec<ThrottleOutcome> {
         self.directories.clear();
         self.restore_except(now, &[])
     }
@@ -184,12 +188,12 @@ impl Throttler {
     }
 
     /// The current journal records.
-    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+    pub fn records(&self) -> impl Iterator<Item = JournalRecord> + '_ {
         let records = self.pods.iter().flat_map(|(uid, pod)| pod.records(uid));
         records.chain(self.unopened.iter().cloned())
     }
 
-    fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<Outcome>) {
+    fn release(&mut self, which: impl Fn(&PodUid) -> bool, out: &mut Vec<ThrottleOutcome>) {
         for (uid, pod) in &mut self.pods {
             if which(uid) && pod.release(uid, |_| true, &mut self.effects, out) {
                 self.journal_stale = true;
@@ -201,16 +205,16 @@ impl Throttler {
     fn stage(
         &mut self,
         now: BootTime,
-        throttle: &Throttle,
+        throttle: &PodThrottle,
         path: Option<CgroupPath>,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) {
         let uid = &throttle.uid;
         let known = self.pods.remove(uid);
         let Some(path) = path else {
             match known {
                 Some(pod) => drop(self.pods.insert(uid.clone(), pod)),
-                None => out.push(Outcome::Gone { uid: uid.clone() }),
+                None => out.push(ThrottleOutcome::Gone { uid: uid.clone() }),
             }
             return;
         };
@@ -234,10 +238,10 @@ impl Throttler {
         match self.plan_files(&mut pod, throttle, out) {
             Err(error) if error.is_gone() => {
                 self.journal_stale = true;
-                out.push(Outcome::Gone { uid: uid.clone() });
+                out.push(ThrottleOutcome::Gone { uid: uid.clone() });
                 return;
             }
-            Err(error) => out.push(Outcome::Failed {
+            Err(error) => out.push(ThrottleOutcome::Failed {
                 uid: uid.clone(),
                 throttling: true,
                 error,
@@ -248,7 +252,7 @@ impl Throttler {
     }
 
     /// Writes the plan to the journal, then to the cgroups. Without a journal nothing is lowered further.
-    fn commit(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+    fn commit(&mut self, now: BootTime, out: &mut Vec<ThrottleOutcome>) {
         self.pods.retain(|_, pod| !pod.entries.is_empty());
         if self.journal_stale || self.pods.values().any(ThrottledPod::is_due) {
             match self.save(now) {
@@ -271,17 +275,17 @@ impl Throttler {
         Ok(())
     }
 
-    fn revert_unsaved(&mut self, error: JournalError, out: &mut Vec<Outcome>) {
+    fn revert_unsaved(&mut self, error: JournalError, out: &mut Vec<ThrottleOutcome>) {
         self.journal_stale = true;
-        out.push(Outcome::JournalFailed { error });
+        out.push(ThrottleOutcome::JournalFailed { error });
         for (uid, pod) in &mut self.pods {
             if pod.revert() {
-                out.push(Outcome::NotThrottled { uid: uid.clone() });
+                out.push(ThrottleOutcome::NotThrottled { uid: uid.clone() });
             }
         }
     }
 }
 
-fn is_throttled_in(throttles: &[Throttle], uid: &PodUid) -> bool {
+fn is_throttled_in(throttles: &[PodThrottle], uid: &PodUid) -> bool {
     throttles.iter().any(|throttle| throttle.uid == *uid)
 }

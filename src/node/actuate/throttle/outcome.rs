@@ -13,7 +13,7 @@ use crate::node::journal::JournalError;
 
 /// One thing that was done or observed.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum ThrottleOutcome {
     /// A file now holds our value.
     Set {
         /// Which pod.
@@ -124,7 +124,7 @@ impl fmt::Display for ReleaseResult {
     }
 }
 
-impl Outcome {
+impl ThrottleOutcome {
     /// Feedback for the engine before its next step.
     pub fn feedback(&self) -> Option<Feedback> {
         match self {
@@ -157,7 +157,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ThrottleOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Set { file, from, to, .. } => {

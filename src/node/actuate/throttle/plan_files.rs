@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::engine::plan::{TargetCgroup, Throttle};
+use crate::engine::plan::{PodThrottle, TargetCgroup};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::control_file::{ControlFile, ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
 
 use super::Throttler;
-use super::outcome::Outcome;
-use super::throttled_pod::{Entry, ThrottledPod};
+use super::outcome::ThrottleOutcome;
+use super::throttled_pod::{OwnedFile, ThrottledPod};
 
 impl Throttler {
     /// Plans every file of one pod, and restores those that the plan no longer needs.
@@ -19,10 +19,10 @@ impl Throttler {
     pub(super) fn plan_files(
         &mut self,
         pod: &mut ThrottledPod,
-        throttle: &Throttle,
-        out: &mut Vec<Outcome>,
+        throttle: &PodThrottle,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> Result<(), ControlFileError> {
-        let wanted = |entry: &Entry| match entry.role() {
+        let wanted = |entry: &OwnedFile| match entry.role() {
             Role::Quota | Role::Burst => throttle.target_cgroups.iter().any(|target_cgroup| {
                 target_cgroup.cgroup == entry.cgroup && target_cgroup.quota.is_some()
             }),
@@ -70,10 +70,10 @@ impl Throttler {
     fn plan_quota(
         &mut self,
         pod: &mut ThrottledPod,
-        throttle: &Throttle,
+        throttle: &PodThrottle,
         target_cgroup: &TargetCgroup,
         limit: MilliCpu,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> Result<(), ControlFileError> {
         if pod.entry(&target_cgroup.cgroup, Role::Quota).is_none() {
             return self.add_quota(pod, target_cgroup, limit);
@@ -84,7 +84,7 @@ impl Throttler {
         let original = entry.file.bandwidth(&entry.original)?;
         let target = original.limited_to(limit);
         if !original.allows_more_than(target) {
-            let is_of_target_cgroup = |entry: &Entry| {
+            let is_of_target_cgroup = |entry: &OwnedFile| {
                 entry.cgroup == target_cgroup.cgroup
                     && matches!(entry.role(), Role::Quota | Role::Burst)
             };
@@ -114,7 +114,7 @@ impl Throttler {
         }
         let text = file.text(target);
         let location = (Arc::clone(&target_cgroup.cgroup), dir.inode());
-        let mut entry = Entry::fresh(location, file, target_cgroup.base, reading.text(), text);
+        let mut entry = OwnedFile::fresh(location, file, target_cgroup.base, reading.text(), text);
         entry.burst = dir.control_file(Role::Burst)?;
         pod.insert(entry);
         self.journal_stale = true;
@@ -147,7 +147,7 @@ impl Throttler {
         let location = (Arc::clone(&quota.cgroup), quota.inode);
         if let Some(file) = quota.burst.take() {
             let ours = max.to_string().into();
-            let entry = Entry::fresh(location, file, MilliCpu::ZERO, reading.text(), ours);
+            let entry = OwnedFile::fresh(location, file, MilliCpu::ZERO, reading.text(), ours);
             pod.insert(entry);
             self.journal_stale = true;
         }
@@ -165,7 +165,7 @@ impl Throttler {
         let reading = weight.read()?;
         let location = (Arc::from(""), dir.inode());
         let entry = |file, original: &str, ours: &str| {
-            Entry::fresh(location.clone(), file, base, original, ours.into())
+            OwnedFile::fresh(location.clone(), file, base, original, ours.into())
         };
         let mut entries = Vec::new();
         match dir.control_file(Role::Idle)? {

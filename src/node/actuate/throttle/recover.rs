@@ -10,11 +10,11 @@ use crate::engine::units::Quota;
 use crate::node::cgroup::CgroupPath;
 use crate::node::cgroup::control_file::{ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
-use crate::node::journal::Record;
+use crate::node::journal::JournalRecord;
 
 use super::Throttler;
-use super::outcome::{Outcome, ReleaseResult};
-use super::throttled_pod::{Entry, Stage, ThrottleSpec, ThrottledPod, Window};
+use super::outcome::{ReleaseResult, ThrottleOutcome};
+use super::throttled_pod::{FileStage, OwnedFile, RecentTimes, ThrottleSpec, ThrottledPod};
 
 /// The throttles found in force at the start.
 #[derive(Debug, Default)]
@@ -24,11 +24,11 @@ pub struct Recovered {
     /// The cgroups of their pods.
     pub pods: Vec<(PodUid, CgroupPath)>,
     /// Records that were dropped or restored immediately.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<ThrottleOutcome>,
 }
 
 impl Throttler {
-    pub(super) fn recover(&mut self, now: BootTime, records: Vec<Record>) -> Recovered {
+    pub(super) fn recover(&mut self, now: BootTime, records: Vec<JournalRecord>) -> Recovered {
         let mut out = Vec::new();
         let known = records.clone();
         self.adopt_all(records, &mut out);
@@ -47,7 +47,7 @@ impl Throttler {
         }
     }
 
-    fn adopt_all(&mut self, records: Vec<Record>, out: &mut Vec<Outcome>) {
+    fn adopt_all(&mut self, records: Vec<JournalRecord>, out: &mut Vec<ThrottleOutcome>) {
         for (uid, records) in by_pod(records) {
             let Some(pod) = self.adopt(&uid, &records, out) else {
                 continue;
@@ -63,7 +63,7 @@ impl Throttler {
     }
 
     /// Retries files that could not be opened at the start. Until then their content is unknown, so their records stay.
-    pub(super) fn retry_unopened(&mut self, out: &mut Vec<Outcome>) {
+    pub(super) fn retry_unopened(&mut self, out: &mut Vec<ThrottleOutcome>) {
         if self.unopened.is_empty() {
             return;
         }
@@ -74,18 +74,18 @@ impl Throttler {
     }
 
     /// Rewrites the journal if some records are obsolete; writes no cgroup.
-    fn save_recovered(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+    fn save_recovered(&mut self, now: BootTime, out: &mut Vec<ThrottleOutcome>) {
         if self.journal_stale
             && let Err(error) = self.save(now)
         {
-            out.push(Outcome::JournalFailed { error });
+            out.push(ThrottleOutcome::JournalFailed { error });
         }
     }
 
-    fn expire(&mut self, now: BootTime, out: &mut Vec<Outcome>) {
+    fn expire(&mut self, now: BootTime, out: &mut Vec<ThrottleOutcome>) {
         for (uid, pod) in &mut self.pods {
             if pod.deadline <= now {
-                out.push(Outcome::Expired { uid: uid.clone() });
+                out.push(ThrottleOutcome::Expired { uid: uid.clone() });
                 pod.release(uid, |_| true, &mut self.effects, out);
             }
         }
@@ -94,8 +94,8 @@ impl Throttler {
     fn adopt(
         &mut self,
         uid: &PodUid,
-        records: &[Record],
-        out: &mut Vec<Outcome>,
+        records: &[JournalRecord],
+        out: &mut Vec<ThrottleOutcome>,
     ) -> Option<ThrottledPod> {
         let first = records.first()?;
         let mut pod = ThrottledPod {
@@ -105,7 +105,7 @@ impl Throttler {
             deadline: first.deadline,
             next_deadline: first.deadline,
             entries: Vec::new(),
-            changes: Window::default(),
+            changes: RecentTimes::default(),
             class_done: first.idle,
         };
         let mut weights = Vec::new();
@@ -124,7 +124,7 @@ impl Throttler {
                 Ok(Found::There(entry)) => adopt_entry(uid, &mut pod, entry, out),
                 Err(error) => {
                     self.unopened.push(record.clone());
-                    out.push(Outcome::Failed {
+                    out.push(ThrottleOutcome::Failed {
                         uid: uid.clone(),
                         throttling: false,
                         error,
@@ -142,15 +142,15 @@ impl Throttler {
         (!pod.entries.is_empty()).then_some(pod)
     }
 
-    fn awaits_quota(&self, record: &Record) -> bool {
-        let is_its_quota = |other: &Record| {
+    fn awaits_quota(&self, record: &JournalRecord) -> bool {
+        let is_its_quota = |other: &JournalRecord| {
             other.file.role() == Role::Quota
                 && (&other.uid, &other.target_cgroup) == (&record.uid, &record.target_cgroup)
         };
         record.file.role() == Role::Burst && self.unopened.iter().any(is_its_quota)
     }
 
-    fn find(&self, record: &Record) -> Result<Found, ControlFileError> {
+    fn find(&self, record: &JournalRecord) -> Result<Found, ControlFileError> {
         let Ok(cgroup) = record.cgroup.join(&record.target_cgroup) else {
             return Ok(Found::Gone);
         };
@@ -169,9 +169,9 @@ impl Throttler {
         }
         let location = (Arc::clone(&record.target_cgroup), record.inode);
         let ours = record.ours.clone();
-        let mut entry = Entry::fresh(location, file, record.base, &record.original, ours);
+        let mut entry = OwnedFile::fresh(location, file, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
-        entry.stage = Stage::Settled;
+        entry.stage = FileStage::Settled;
         if record.file.role() == Role::Quota {
             entry.burst = dir.control_file(Role::Burst)?;
         }
@@ -184,8 +184,8 @@ impl Throttler {
         &mut self,
         uid: &PodUid,
         pod: &mut ThrottledPod,
-        mut weight: Entry,
-        out: &mut Vec<Outcome>,
+        mut weight: OwnedFile,
+        out: &mut Vec<ThrottleOutcome>,
     ) {
         weight.follows_idle = true;
         if pod.entry(&weight.cgroup, Role::Idle).is_some() {
@@ -196,17 +196,17 @@ impl Throttler {
             return;
         }
         pod.entries.push(weight);
-        let is_weight = |entry: &Entry| entry.follows_idle;
+        let is_weight = |entry: &OwnedFile| entry.follows_idle;
         pod.release(uid, is_weight, &mut self.effects, out);
     }
 }
 
 enum Found {
-    There(Entry),
+    There(OwnedFile),
     Gone,
 }
 
-fn spec(record: &Record) -> ThrottleSpec {
+fn spec(record: &JournalRecord) -> ThrottleSpec {
     ThrottleSpec {
         rule: record.rule.clone(),
         ratio: record.ratio,
@@ -214,16 +214,16 @@ fn spec(record: &Record) -> ThrottleSpec {
     }
 }
 
-fn by_pod(records: Vec<Record>) -> BTreeMap<PodUid, Vec<Record>> {
-    let mut pods: BTreeMap<PodUid, Vec<Record>> = BTreeMap::new();
+fn by_pod(records: Vec<JournalRecord>) -> BTreeMap<PodUid, Vec<JournalRecord>> {
+    let mut pods: BTreeMap<PodUid, Vec<JournalRecord>> = BTreeMap::new();
     for record in records {
         pods.entry(record.uid.clone()).or_default().push(record);
     }
     pods
 }
 
-fn released(uid: &PodUid, record: &Record, result: ReleaseResult) -> Outcome {
-    Outcome::Released {
+fn released(uid: &PodUid, record: &JournalRecord, result: ReleaseResult) -> ThrottleOutcome {
+    ThrottleOutcome::Released {
         uid: uid.clone(),
         file: format!("{}/{}/{}", record.cgroup, record.target_cgroup, record.file).into(),
         result,
@@ -232,7 +232,12 @@ fn released(uid: &PodUid, record: &Record, result: ReleaseResult) -> Outcome {
 
 /// Adopts an entry according to its file's content: the original (removing the record was lost, or the write never
 /// happened), our value, the value before ours, or a foreign value, which becomes the original.
-fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut Vec<Outcome>) {
+fn adopt_entry(
+    uid: &PodUid,
+    pod: &mut ThrottledPod,
+    mut entry: OwnedFile,
+    out: &mut Vec<ThrottleOutcome>,
+) {
     let found: Box<str> = match entry.file.read() {
         Ok(reading) => reading.text().into(),
         Err(error) if error.is_gone() => {
@@ -240,7 +245,7 @@ fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut
             return;
         }
         Err(error) => {
-            out.push(Outcome::Failed {
+            out.push(ThrottleOutcome::Failed {
                 uid: uid.clone(),
                 throttling: false,
                 error,
@@ -263,8 +268,8 @@ fn adopt_entry(uid: &PodUid, pod: &mut ThrottledPod, mut entry: Entry, out: &mut
     pod.insert(entry);
 }
 
-fn entry_released(uid: &PodUid, entry: &Entry, result: ReleaseResult) -> Outcome {
-    Outcome::Released {
+fn entry_released(uid: &PodUid, entry: &OwnedFile, result: ReleaseResult) -> ThrottleOutcome {
+    ThrottleOutcome::Released {
         uid: uid.clone(),
         file: entry.file.path().to_owned(),
         result,
@@ -279,7 +284,7 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
     let mut target_cgroups: Vec<_> = quotas
         .map(|entry| (Arc::clone(&entry.cgroup), entry.base, original(entry)))
         .collect();
-    let class = |entry: &&Entry| matches!(entry.role(), Role::Idle | Role::Weight);
+    let class = |entry: &&OwnedFile| matches!(entry.role(), Role::Idle | Role::Weight);
     let class = pod.entries.iter().find(class);
     if target_cgroups.is_empty()
         && let Some(entry) = class
@@ -295,7 +300,7 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
     })
 }
 
-fn original(entry: &Entry) -> Quota {
+fn original(entry: &OwnedFile) -> Quota {
     entry
         .file
         .bandwidth(&entry.original)

@@ -4,16 +4,16 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::plan::Throttle;
+use crate::engine::plan::PodThrottle;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::CgroupPath;
 use crate::node::cgroup::control_file::{ControlFile, ControlFileError, Role};
-use crate::node::journal::{Effects, Record};
+use crate::node::journal::{Effects, JournalRecord};
 
-use super::outcome::{Outcome, ReleaseResult};
+use super::outcome::{ReleaseResult, ThrottleOutcome};
 
 /// How long a throttle stays in force after the last request for it.
 pub(super) const LIFETIME: Duration = Duration::from_mins(30);
@@ -29,8 +29,8 @@ pub(super) struct ThrottleSpec {
     pub idle: bool,
 }
 
-impl From<&Throttle> for ThrottleSpec {
-    fn from(throttle: &Throttle) -> Self {
+impl From<&PodThrottle> for ThrottleSpec {
+    fn from(throttle: &PodThrottle) -> Self {
         Self {
             rule: throttle.rule.clone(),
             ratio: throttle.ratio,
@@ -52,15 +52,15 @@ pub(super) struct ThrottledPod {
     /// As in the next journal.
     pub next_deadline: BootTime,
     /// Sorted from the pod down: the order in which files are restored.
-    pub entries: Vec<Entry>,
-    pub changes: Window,
+    pub entries: Vec<OwnedFile>,
+    pub changes: RecentTimes,
     /// The idle class is set, or was already set before.
     pub class_done: bool,
 }
 
 /// The state of a file between journal and kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum FileStage {
     /// The file holds `ours`.
     Settled,
     /// The journal on disk has `ours`; the file must be written again.
@@ -73,7 +73,7 @@ pub(super) enum Stage {
 
 /// One file that holds our value.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct OwnedFile {
     /// Relative to the pod's; empty for the pod's own.
     pub cgroup: Arc<str>,
     pub inode: u64,
@@ -82,7 +82,7 @@ pub(super) struct Entry {
     pub original: Box<str>,
     pub previous: Box<str>,
     pub ours: Box<str>,
-    pub stage: Stage,
+    pub stage: FileStage,
     /// The weight of a cgroup that we made idle: the kernel sets it, and we only restore it.
     pub follows_idle: bool,
     /// The burst file of a quota, while it does not have to be lowered.
@@ -91,7 +91,7 @@ pub(super) struct Entry {
 
 /// The result of reading a file back.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub(super) enum ReadBack {
     Ours,
     Foreign(Box<str>),
     Failed(ControlFileError),
@@ -105,7 +105,7 @@ pub(super) enum Written {
     Overtaken,
 }
 
-impl Entry {
+impl OwnedFile {
     /// A file to change from `original` to `ours`.
     pub fn fresh(
         (cgroup, inode): (Arc<str>, u64),
@@ -122,7 +122,7 @@ impl Entry {
             original: original.into(),
             previous: original.into(),
             ours,
-            stage: Stage::Fresh,
+            stage: FileStage::Fresh,
             follows_idle: false,
             burst: None,
         }
@@ -150,22 +150,22 @@ impl Entry {
             return false;
         }
         let current = std::mem::replace(&mut self.ours, value);
-        if self.stage == Stage::Settled {
+        if self.stage == FileStage::Settled {
             self.previous = current;
-            self.stage = Stage::Change;
+            self.stage = FileStage::Change;
         }
         true
     }
 
     /// Reads the file back. Does not allocate if it holds our value.
-    pub fn check(&self) -> Seen {
+    pub fn check(&self) -> ReadBack {
         if self.follows_idle {
-            return Seen::Ours;
+            return ReadBack::Ours;
         }
         match self.file.read() {
-            Ok(reading) if *reading.text() == *self.ours => Seen::Ours,
-            Ok(reading) => Seen::Foreign(reading.text().into()),
-            Err(error) => Seen::Failed(error),
+            Ok(reading) if *reading.text() == *self.ours => ReadBack::Ours,
+            Ok(reading) => ReadBack::Foreign(reading.text().into()),
+            Err(error) => ReadBack::Failed(error),
         }
     }
 
@@ -187,7 +187,7 @@ impl Entry {
     /// Drops a planned write; the file holds `previous`.
     pub fn revert(&mut self) {
         self.ours = self.previous.clone();
-        self.stage = Stage::Settled;
+        self.stage = FileStage::Settled;
     }
 
     /// Restores the exact original, unless another writer has changed the file since.
@@ -262,18 +262,18 @@ impl ThrottledPod {
             deadline: now + LIFETIME,
             next_deadline: now + LIFETIME,
             entries: Vec::new(),
-            changes: Window::default(),
+            changes: RecentTimes::default(),
             class_done: false,
         }
     }
 
-    pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut Entry> {
+    pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut OwnedFile> {
         self.entries.iter_mut().find(|entry| entry.is(cgroup, role))
     }
 
-    pub fn insert(&mut self, entry: Entry) {
+    pub fn insert(&mut self, entry: OwnedFile) {
         self.entries.push(entry);
-        self.entries.sort_by_key(Entry::order_up);
+        self.entries.sort_by_key(OwnedFile::order_up);
     }
 
     /// The engine still asks for the throttle.
@@ -286,9 +286,9 @@ impl ThrottledPod {
         self.next_deadline.since(self.deadline) >= LIFETIME / 2
     }
 
-    pub fn records<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = Record> + 'a {
+    pub fn records<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = JournalRecord> + 'a {
         let spec = self.next.as_ref().unwrap_or(&self.spec);
-        self.entries.iter().map(|entry| Record {
+        self.entries.iter().map(|entry| JournalRecord {
             uid: uid.clone(),
             cgroup: self.path.clone(),
             target_cgroup: Arc::clone(&entry.cgroup),
@@ -317,10 +317,10 @@ impl ThrottledPod {
     pub fn revert(&mut self) -> bool {
         self.next = None;
         let before = self.entries.len();
-        self.entries.retain(|entry| entry.stage != Stage::Fresh);
+        self.entries.retain(|entry| entry.stage != FileStage::Fresh);
         let mut reverted = self.entries.len() < before;
         for entry in &mut self.entries {
-            if entry.stage == Stage::Change {
+            if entry.stage == FileStage::Change {
                 entry.revert();
                 reverted = true;
             }
@@ -331,9 +331,14 @@ impl ThrottledPod {
 
     /// Writes the planned values: first raises limits from the pod down, then lowers them from the containers up.
     /// Returns whether the journal now has entries that were not written.
-    pub fn write(&mut self, uid: &PodUid, effects: &mut Effects, out: &mut Vec<Outcome>) -> bool {
+    pub fn write(
+        &mut self,
+        uid: &PodUid,
+        effects: &mut Effects,
+        out: &mut Vec<ThrottleOutcome>,
+    ) -> bool {
         let mut order: Vec<usize> = (0..self.entries.len())
-            .filter(|index| self.entries[*index].stage != Stage::Settled)
+            .filter(|index| self.entries[*index].stage != FileStage::Settled)
             .collect();
         order.sort_by_key(|index| {
             let entry = &self.entries[*index];
@@ -356,7 +361,7 @@ impl ThrottledPod {
         uid: &PodUid,
         index: usize,
         effects: &mut Effects,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> bool {
         if self.entries[index].follows_idle {
             return self.adopt_idle_weight(index);
@@ -365,7 +370,7 @@ impl ThrottledPod {
         match entry.write(effects) {
             Ok(Written::Overtaken) => true,
             Ok(Written::Done) => {
-                out.push(Outcome::Set {
+                out.push(ThrottleOutcome::Set {
                     uid: uid.clone(),
                     file: entry.file.path().to_owned(),
                     from: entry.previous.clone(),
@@ -375,7 +380,7 @@ impl ThrottledPod {
             }
             Err(error) if error.is_gone() => false,
             Err(error) => {
-                out.push(Outcome::Failed {
+                out.push(ThrottleOutcome::Failed {
                     uid: uid.clone(),
                     throttling: true,
                     error,
@@ -404,12 +409,12 @@ impl ThrottledPod {
     fn drop_failed(&mut self, failed: &[usize]) -> bool {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             match (failed.contains(&index), entry.stage) {
-                (true, Stage::Change | Stage::Reassert) => entry.revert(),
+                (true, FileStage::Change | FileStage::Reassert) => entry.revert(),
                 (true, _) => {}
-                (false, _) => entry.stage = Stage::Settled,
+                (false, _) => entry.stage = FileStage::Settled,
             }
         }
-        self.entries.retain(|entry| entry.stage != Stage::Fresh);
+        self.entries.retain(|entry| entry.stage != FileStage::Fresh);
         self.drop_unchanged();
         !failed.is_empty()
     }
@@ -424,9 +429,9 @@ impl ThrottledPod {
     pub fn release(
         &mut self,
         uid: &PodUid,
-        which: impl Fn(&Entry) -> bool,
+        which: impl Fn(&OwnedFile) -> bool,
         effects: &mut Effects,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> bool {
         let before = self.entries.len();
         let mut class_failed = false;
@@ -439,7 +444,7 @@ impl ThrottledPod {
             }
             match entry.release(effects) {
                 Ok(result) => {
-                    out.push(Outcome::Released {
+                    out.push(ThrottleOutcome::Released {
                         uid: uid.clone(),
                         file: entry.file.path().to_owned(),
                         result,
@@ -451,7 +456,7 @@ impl ThrottledPod {
                     if entry.role() == Role::Quota {
                         failed_quotas.push(Arc::clone(&entry.cgroup));
                     }
-                    out.push(Outcome::Failed {
+                    out.push(ThrottleOutcome::Failed {
                         uid: uid.clone(),
                         throttling: false,
                         error,
@@ -466,11 +471,11 @@ impl ThrottledPod {
 
 /// Times of the last few occurrences of an event.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Window {
+pub(super) struct RecentTimes {
     times: [Option<BootTime>; CONTEST_LIMIT + 1],
 }
 
-impl Window {
+impl RecentTimes {
     pub fn push(&mut self, now: BootTime) {
         self.times.rotate_right(1);
         self.times[0] = Some(now);

@@ -6,9 +6,9 @@ use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::node::cgroup::control_file::{ControlFileError, CpuDir, Role};
 
-use super::outcome::Outcome;
+use super::outcome::ThrottleOutcome;
 use super::plan_files::micros;
-use super::throttled_pod::{Entry, LIFETIME, Seen, Stage, ThrottledPod};
+use super::throttled_pod::{FileStage, LIFETIME, OwnedFile, ReadBack, ThrottledPod};
 use super::{CONTEST_PAUSE, Throttler};
 
 /// A pod with files that hold a foreign value.
@@ -24,7 +24,7 @@ impl Throttler {
     /// same tick, and theirs becomes the original. A pod that another writer keeps changing is left alone for a while.
     ///
     /// Without changes it costs one `pread` per file and does not allocate.
-    pub fn verify(&mut self, now: BootTime) -> Vec<Outcome> {
+    pub fn verify(&mut self, now: BootTime) -> Vec<ThrottleOutcome> {
         let mut out = Vec::new();
         let unmodified =
             |pod: &ThrottledPod| pod.deadline > now && !pod.is_due() && pod.is_unmodified();
@@ -38,7 +38,7 @@ impl Throttler {
         if swept {
             self.sweeps.push(now);
             let uids = modified.iter().map(|pod| pod.uid.clone()).collect();
-            out.push(Outcome::Swept { uids });
+            out.push(ThrottleOutcome::Swept { uids });
         }
         for pod in modified {
             self.respond(now, pod, swept, &mut out);
@@ -47,18 +47,18 @@ impl Throttler {
         self.commit(now, &mut out);
         if only_retried {
             // A journal failure was already reported when it first occurred.
-            out.retain(|outcome| !matches!(outcome, Outcome::JournalFailed { .. }));
+            out.retain(|outcome| !matches!(outcome, ThrottleOutcome::JournalFailed { .. }));
         }
         out
     }
 
     /// Drops vanished cgroups, restores expired throttles, and takes out the pods with foreign values.
-    fn take_modified(&mut self, now: BootTime, out: &mut Vec<Outcome>) -> Vec<ModifiedPod> {
+    fn take_modified(&mut self, now: BootTime, out: &mut Vec<ThrottleOutcome>) -> Vec<ModifiedPod> {
         let mut modified = Vec::new();
         for (uid, mut pod) in std::mem::take(&mut self.pods) {
             let expired = pod.deadline <= now;
             if expired {
-                out.push(Outcome::Expired { uid: uid.clone() });
+                out.push(ThrottleOutcome::Expired { uid: uid.clone() });
                 self.journal_stale |= pod.release(&uid, |_| true, &mut self.effects, out);
                 pod.deadline = now + LIFETIME;
             } else if self.drop_removed(&uid, &mut pod, out) {
@@ -79,10 +79,10 @@ impl Throttler {
         &mut self,
         uid: &PodUid,
         pod: &mut ThrottledPod,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> bool {
         let before = pod.entries.len();
-        let gone = |entry: &Entry| entry.file.read().is_err_and(|error| error.is_gone());
+        let gone = |entry: &OwnedFile| entry.file.read().is_err_and(|error| error.is_gone());
         pod.entries.retain(|entry| !gone(entry));
         if pod.entries.len() == before {
             return false;
@@ -92,12 +92,18 @@ impl Throttler {
         let pod_gone = CpuDir::open(&self.hierarchy, &pod.path).is_err_and(|error| error.is_gone());
         if pod_gone {
             self.directories.remove(uid);
-            out.push(Outcome::Gone { uid: uid.clone() });
+            out.push(ThrottleOutcome::Gone { uid: uid.clone() });
         }
         pod_gone
     }
 
-    fn respond(&mut self, now: BootTime, pod: ModifiedPod, swept: bool, out: &mut Vec<Outcome>) {
+    fn respond(
+        &mut self,
+        now: BootTime,
+        pod: ModifiedPod,
+        swept: bool,
+        out: &mut Vec<ThrottleOutcome>,
+    ) {
         let ModifiedPod {
             uid,
             mut pod,
@@ -105,11 +111,15 @@ impl Throttler {
         } = pod;
         if !swept {
             pod.changes.push(now);
-            out.extend(foreign.iter().map(|(index, theirs)| Outcome::Foreign {
-                uid: uid.clone(),
-                file: pod.entries[*index].file.path().to_owned(),
-                theirs: theirs.clone(),
-            }));
+            out.extend(
+                foreign
+                    .iter()
+                    .map(|(index, theirs)| ThrottleOutcome::Foreign {
+                        uid: uid.clone(),
+                        file: pod.entries[*index].file.path().to_owned(),
+                        theirs: theirs.clone(),
+                    }),
+            );
         }
         if pod.changes.exceeds(&self.sweeps, now) {
             self.contest(now, uid, pod, out);
@@ -117,7 +127,7 @@ impl Throttler {
         }
         for (index, theirs) in foreign {
             if let Err(error) = self.reassert(&uid, &mut pod, index, theirs, out) {
-                out.push(Outcome::Failed {
+                out.push(ThrottleOutcome::Failed {
                     uid: uid.clone(),
                     throttling: true,
                     error,
@@ -134,12 +144,12 @@ impl Throttler {
         now: BootTime,
         uid: PodUid,
         mut pod: ThrottledPod,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) {
         let until = now + CONTEST_PAUSE;
         pod.release(&uid, |_| true, &mut self.effects, out);
         self.journal_stale = true;
-        out.push(Outcome::Contested {
+        out.push(ThrottleOutcome::Contested {
             uid: uid.clone(),
             until,
         });
@@ -154,19 +164,19 @@ impl Throttler {
         pod: &mut ThrottledPod,
         index: usize,
         theirs: Box<str>,
-        out: &mut Vec<Outcome>,
+        out: &mut Vec<ThrottleOutcome>,
     ) -> Result<(), ControlFileError> {
         let entry = &mut pod.entries[index];
         let ours = smaller(entry, &theirs)?;
         entry.ours = ours;
         entry.previous = theirs.clone();
         if entry.original == theirs {
-            entry.stage = Stage::Reassert;
+            entry.stage = FileStage::Reassert;
         } else {
-            entry.stage = Stage::Change;
+            entry.stage = FileStage::Change;
             self.journal_stale = true;
             if entry.role() == Role::Quota {
-                out.push(Outcome::Resized {
+                out.push(ThrottleOutcome::Resized {
                     uid: uid.clone(),
                     cgroup: Arc::clone(&entry.cgroup),
                     original: entry.file.bandwidth(&theirs)?.limit(),
@@ -192,7 +202,7 @@ impl Throttler {
         };
         let reading = weight.file.read()?;
         let text = reading.text();
-        weight.stage = Stage::Reassert;
+        weight.stage = FileStage::Reassert;
         if *text != *weight.original && !weight.file.kind().is_weight_around_idle(text) {
             weight.original = text.into();
             self.journal_stale = true;
@@ -214,18 +224,22 @@ impl ThrottledPod {
     fn is_unmodified(&self) -> bool {
         self.entries
             .iter()
-            .all(|entry| matches!(entry.check(), Seen::Ours))
+            .all(|entry| matches!(entry.check(), ReadBack::Ours))
     }
 }
 
-fn foreign(uid: &PodUid, pod: &ThrottledPod, out: &mut Vec<Outcome>) -> Vec<(usize, Box<str>)> {
+fn foreign(
+    uid: &PodUid,
+    pod: &ThrottledPod,
+    out: &mut Vec<ThrottleOutcome>,
+) -> Vec<(usize, Box<str>)> {
     let mut foreign = Vec::new();
     for (index, entry) in pod.entries.iter().enumerate() {
         match entry.check() {
-            Seen::Ours => {}
-            Seen::Foreign(theirs) => foreign.push((index, theirs)),
-            Seen::Failed(error) if error.is_gone() => {}
-            Seen::Failed(error) => out.push(Outcome::Failed {
+            ReadBack::Ours => {}
+            ReadBack::Foreign(theirs) => foreign.push((index, theirs)),
+            ReadBack::Failed(error) if error.is_gone() => {}
+            ReadBack::Failed(error) => out.push(ThrottleOutcome::Failed {
                 uid: uid.clone(),
                 throttling: false,
                 error,
@@ -236,7 +250,7 @@ fn foreign(uid: &PodUid, pod: &ThrottledPod, out: &mut Vec<Outcome>) -> Vec<(usi
 }
 
 /// The value to write after another writer set `theirs`.
-fn smaller(entry: &Entry, theirs: &str) -> Result<Box<str>, ControlFileError> {
+fn smaller(entry: &OwnedFile, theirs: &str) -> Result<Box<str>, ControlFileError> {
     let file = &entry.file;
     Ok(match entry.role() {
         Role::Quota => {

@@ -15,7 +15,7 @@ const CONFIRMATION_TTL: Duration = Duration::from_mins(1);
 
 /// The direct reports of an agent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DirectReports {
+pub(super) struct ReportLiveness {
     /// The time between two reports.
     pub(super) interval: Duration,
     /// When the last report was seen; `None`: since the last check.
@@ -24,13 +24,13 @@ pub(super) struct DirectReports {
 
 /// One agent.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Agent {
+pub(super) struct AgentLiveness {
     /// Zone of its node, and what is in force there; `None`: there is no such node.
     pub(super) node: Option<(Arc<str>, NodeEffects)>,
     /// The Lease that it holds, as last seen.
     pub(super) lease: Option<LeaseState>,
     /// Set if it reports directly.
-    pub(super) reports: Option<DirectReports>,
+    pub(super) reports: Option<ReportLiveness>,
     /// When it was last seen; `None`: since the last check.
     pub(super) last_seen: Option<BootTime>,
     /// When a read of its Lease last confirmed that it was not renewed.
@@ -70,7 +70,7 @@ impl Removal {
     }
 }
 
-impl Agent {
+impl AgentLiveness {
     pub(super) fn on(node: Option<(Arc<str>, NodeEffects)>) -> Self {
         Self {
             node,
@@ -151,7 +151,7 @@ impl Agent {
     /// that reports renews its Lease rarely, so its Lease counts for no longer than a report would.
     fn grace(&self) -> Option<Duration> {
         let by_lease = self.lease.as_ref().map(LeaseState::grace);
-        let Some(DirectReports { interval, last }) = self.reports else {
+        let Some(ReportLiveness { interval, last }) = self.reports else {
             return by_lease;
         };
         let by_reports = REPORT_GRACE.max(interval * 5);

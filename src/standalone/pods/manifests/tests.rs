@@ -19,12 +19,12 @@ impl TestMachine {
         Self { dir }
     }
 
-    fn find(&self, parents: &[&str]) -> Found {
+    fn find(&self, parents: &[&str]) -> PodScan {
         let manifests = Manifests::read(&[self.dir.path().join("pods")]);
         self.resolve(&manifests, parents)
     }
 
-    fn resolve(&self, manifests: &Manifests, parents: &[&str]) -> Found {
+    fn resolve(&self, manifests: &Manifests, parents: &[&str]) -> PodScan {
         let parents: Vec<CgroupPath> = parents
             .iter()
             .map(|parent| CgroupPath::new(parent).expect("a path"))
@@ -46,7 +46,7 @@ fn pod(name: &str, cgroup: &str) -> String {
     )
 }
 
-fn names(found: &Found) -> Vec<String> {
+fn names(found: &PodScan) -> Vec<String> {
     let name = |workload: &Workload| workload.pod.full_name().to_string();
     found.workloads.iter().map(name).collect()
 }
@@ -215,7 +215,7 @@ fn every_child_of_a_parent_is_a_pod_unless_a_manifest_names_it() {
             "system.slice/ssh.service"
         ]
     );
-    let protected = |found: &Found| -> Vec<bool> {
+    let protected = |found: &PodScan| -> Vec<bool> {
         found
             .workloads
             .iter()
