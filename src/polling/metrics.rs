@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::schedule::PolledNodes;
+use super::schedule::PolledNodeCounts;
 use crate::serve::{ReasonLabels, StateLabels, with_one_series};
 
 /// Upper bounds of the duration of a round, in seconds.
@@ -69,7 +69,7 @@ impl PollMetrics {
     }
 
     /// A round ended.
-    pub(super) fn ended(&self, took: Duration, counts: PolledNodes, unknown: usize) {
+    pub(super) fn ended(&self, took: Duration, counts: PolledNodeCounts, unknown: usize) {
         self.rounds.observe(took.as_secs_f64());
         for (state, count) in [
             ("current", counts.current),

@@ -44,7 +44,7 @@ pub struct PollRound {
 
 /// The nodes by what is known of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolledNodes {
+pub struct PolledNodeCounts {
     /// With a value that may be used.
     pub current: usize,
     /// Without one.
@@ -127,8 +127,8 @@ impl PollSchedule {
     }
 
     /// The nodes by what is known of them.
-    pub fn counts(&self, now: BootTime) -> PolledNodes {
-        let mut counts = PolledNodes::default();
+    pub fn counts(&self, now: BootTime) -> PolledNodeCounts {
+        let mut counts = PolledNodeCounts::default();
         for state in self.nodes.values() {
             let is_current = |at| is_fresh(at, self.interval, now);
             let count = if state.reports {
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(asked, [0, 1, 3, 7, 15, 23, 31, 39]);
         assert_eq!(
             schedule.counts(at(39 * 15)),
-            PolledNodes {
+            PolledNodeCounts {
                 current: 1,
                 failed: 1,
                 reporting: 0

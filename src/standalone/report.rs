@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::status::{MachineStatus, RuleInForce};
+use super::status::{MachineStatus, RuleOverview};
 use crate::crd::duration::format_duration;
 use crate::engine::policy::Strategy;
 use crate::node::machine::messages::{count, format_seconds, format_value, unknown_reason};
@@ -123,7 +123,7 @@ fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, title: &str, items: &[T]) -
     items.iter().try_for_each(|item| writeln!(f, "{item}"))
 }
 
-fn notes(rule: &RuleInForce) -> String {
+fn notes(rule: &RuleOverview) -> String {
     let mut notes = String::new();
     if rule.strategy == Strategy::Preview {
         notes += " (preview)";

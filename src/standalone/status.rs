@@ -41,7 +41,7 @@ pub struct MachineStatus {
     /// Whether new work may be started; absent before the first full evaluation.
     pub scheduling: Option<SchedulingState>,
     /// Every rule, in order of id.
-    pub rules: Vec<RuleInForce>,
+    pub rules: Vec<RuleOverview>,
     /// Every cgroup file that differs from its original.
     pub throttled: Vec<ThrottledFile>,
     /// Pods that are being evicted.
@@ -57,7 +57,7 @@ pub struct MachineStatus {
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RuleInForce {
+pub struct RuleOverview {
     /// `<NodeQOS>/<rule>`
     pub rule: RuleId,
     /// Its metric.
@@ -122,7 +122,7 @@ impl MachineStatus {
             pods: machine.pods().len(),
             scheduling: machine.backend().scheduling().cloned(),
             rules: rules
-                .map(|rule| RuleInForce::of(machine, rule, now))
+                .map(|rule| RuleOverview::of(machine, rule, now))
                 .collect(),
             throttled: files
                 .map(|file| ThrottledFile::of(named(&file.uid), file))
@@ -135,7 +135,7 @@ impl MachineStatus {
     }
 }
 
-impl RuleInForce {
+impl RuleOverview {
     fn of(machine: &Machine, report: RuleReport, now: BootTime) -> Self {
         Self {
             metric: metric(machine.policy(), &report.id),

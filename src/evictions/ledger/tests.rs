@@ -64,7 +64,7 @@ fn each_budget_counts_only_evictions_in_its_scope() {
         (BudgetScope::Zone, |it| it.zone = Some("y".to_owned())),
         (BudgetScope::Node, |it| it.node = "other".to_owned()),
         (BudgetScope::Namespace, |it| {
-            it.namespace = "other".to_owned()
+            it.namespace = "other".to_owned();
         }),
         (BudgetScope::Owner, |it| it.owner = None),
     ];
