@@ -262,9 +262,10 @@ fn process_memory_is_distinguished_from_page_cache() {
         return;
     };
     let path = ground.mkdir("pod");
+    // dd holds its buffer until the pipe is read, which never happens.
     ground.spawn(
         "pod",
-        "x=$(head -c 30000000 /dev/zero | tr '\\0' a); read wait",
+        "exec 3<&0; dd if=/dev/zero bs=30000000 count=1 | read wait <&3",
     );
     let (mut sampler, mut sample) = (sampler(&ground), Sample::default());
     sampler.set_pods([(uid("p"), path)].into_iter());
