@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::api_support::reporter::{Answer as Answered, Reporter, full_body, token, trust};
+use crate::api_support::reporter::{Answer, Reporter, full_body, token, trust};
 use crate::api_support::{ControlPlane, Controller, LEASES, aggregation, free_port, names, policy};
 use hyper::Request;
 use kube::Client;
@@ -186,7 +186,7 @@ impl Agent<'_> {
         })
     }
 
-    fn post(&self, body: &Value) -> Answered {
+    fn post(&self, body: &Value) -> Answer {
         let request = Request::post("https://plimsoll-report.default.svc/v1/evict")
             .header("authorization", format!("Bearer {}", self.token))
             .header("content-type", "application/json")

@@ -10,7 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::crd::NodeMetricStatus;
 use crate::crd::node_metric::{
-    Amounts, Load as NodeLoad, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
+    Amounts, Load, PeakStats, PodUsage, Pressure, ResourceWindows, WindowStats,
 };
 use crate::engine::metric::CustomMetric;
 use crate::engine::quantity;
@@ -296,7 +296,7 @@ impl LoadMetrics {
         status.top_pods.iter().for_each(|pod| self.pod(pod));
     }
 
-    fn load(&self, load: Option<&NodeLoad>) {
+    fn load(&self, load: Option<&Load>) {
         self.terms.clear();
         self.expected.clear();
         self.line.clear();

@@ -3,7 +3,7 @@
 use super::super::{NodeWindows, Statistic};
 use super::*;
 use crate::engine::sample::{
-    CpuTimes, DiskSample, InterfaceSample, NodeMemory, Pressure, ProbeSample, Series as ProbeSeries,
+    CpuTimes, DiskSample, InterfaceSample, NodeMemory, Pressure, ProbeSample, Series,
 };
 use crate::engine::units::Bytes;
 
@@ -47,7 +47,7 @@ fn sample(second: u64) -> Sample {
 
 /// A sample whose probe answered at `answered` with these series.
 fn probed(second: u64, answered: u64, values: &[(&str, f64)]) -> Sample {
-    let series = |(device, value): &(&str, f64)| ProbeSeries {
+    let series = |(device, value): &(&str, f64)| Series {
         name: "gpu_usage".into(),
         labels: vec![("gpu".into(), (*device).into())],
         value: *value,
