@@ -342,7 +342,11 @@ mod tests {
             breaches: 0,
             quiet_evaluations: 0,
             unknown: None,
-            guard: None,
+            limited: false,
+            rung: None,
+            next_rung: None,
+            evictions_ended: false,
+            earliest_eviction: None,
             cool_down: std::time::Duration::ZERO,
         }
     }

@@ -527,6 +527,7 @@ const fn action(change: &PlanChange) -> Option<&'static str> {
         | PlanChange::Effective { .. }
         | PlanChange::OutsideHours
         | PlanChange::WithinHours
+        | PlanChange::EvictionsEnded { .. }
         | PlanChange::Skipped { .. } => None,
     }
 }

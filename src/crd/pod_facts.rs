@@ -72,6 +72,7 @@ pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
         elastic: is_elastic(spec),
         cpu_request: resources::cpu_request(spec)?,
         resources: resources::pod_resources(spec)?,
+        exec_probes: has_exec_probes(spec),
         container_requests: resources::container_requests(spec)?,
         grace: grace(meta, spec),
         protected: annotation(meta, PROTECTED_ANNOTATION) == Some("true"),
@@ -118,6 +119,17 @@ fn priority(spec: &PodSpec) -> i32 {
         (None, Some("system-node-critical")) => SYSTEM_CRITICAL + 1000,
         (None, _) => 0,
     }
+}
+
+/// Whether a probe runs a command in a container, which then needs CPU within its timeout.
+fn has_exec_probes(spec: &PodSpec) -> bool {
+    let containers = [&spec.containers, &spec.init_containers];
+    let mut containers = containers.into_iter().flatten().flatten();
+    containers.any(|it| {
+        let probes = [&it.liveness_probe, &it.readiness_probe, &it.startup_probe];
+        let mut probes = probes.into_iter().flatten();
+        probes.any(|probe| probe.exec.is_some())
+    })
 }
 
 fn started(pod: &PodObject) -> i64 {

@@ -1,8 +1,7 @@
 //! What the samples must contain for the rules in force.
 
-use super::metric::{ActionEffect, ActionKind, Metric, PressureKind, RankBy};
+use super::metric::{ActionKind, Metric, RankBy};
 use super::policy::Probe;
-use super::protected;
 use super::run::Run;
 
 /// What the next samples must contain; the sampler reads nothing else.
@@ -28,8 +27,6 @@ pub struct Demand {
     pub pod_io: bool,
     /// `procs_running` and `procs_blocked` of `/proc/stat`.
     pub tasks: bool,
-    /// The CPUs of `/proc/stat` that this process may use.
-    pub unpinned: bool,
     /// The quota file of every target cgroup.
     pub pod_quota: bool,
     /// `schedstat` of every container's threads.
@@ -53,14 +50,11 @@ impl Demand {
             Metric::PodStall(_) | Metric::Protected(_) => self.pod_pressure = true,
             _ => {}
         }
-        let acts = |kind: ActionKind| run.action_effect(kind) != ActionEffect::None;
+        let acts = |kind: ActionKind| run.rule.uses(kind);
         let ranks = acts(ActionKind::CpuThrottle) || acts(ActionKind::Eviction);
         let rank_by = run.rule.metric.rank_by();
         self.pod_memory |= acts(ActionKind::ForceGc) || (ranks && rank_by != RankBy::Cpu);
         self.pod_io |= ranks && rank_by == RankBy::Io;
-        let guarded_pressure = protected::guarded_pressure(run);
-        self.pod_pressure |= guarded_pressure.is_some();
-        self.unpinned |= guarded_pressure == Some(PressureKind::Cpu);
         self.pod_quota |= acts(ActionKind::CpuThrottle);
         if let (Metric::Probe(_), Some(probe)) = (&run.rule.metric, &run.rule.probe)
             && !self.probes.contains(probe)

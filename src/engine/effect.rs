@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::evict::Rounds;
+use super::ladder::Rounds;
 use super::ledger::{ThrottleLedger, allowance};
 use super::plan::{Ineffective, PlanChange, Skipped, Transition};
 use super::pod::PodUid;
@@ -29,10 +29,6 @@ const TOLERANCE: f64 = 1.1;
 const MAX_OVERRUN: Duration = Duration::from_millis(5);
 /// The kernel hands quota out in slices; each CPU may use the rest of one (`sched_cfs_bandwidth_slice_us`).
 const BANDWIDTH_SLICE: Duration = Duration::from_millis(5);
-/// A pod is neither reclaimed from nor evicted again for this time after that had no effect.
-pub(super) const RETRY_PAUSE: Duration = Duration::from_mins(5);
-/// The same where this kernel cannot reclaim at all.
-pub(super) const UNSUPPORTED_PAUSE: Duration = Duration::from_hours(1);
 /// An evicted pod is seen terminating within this time: the API server sets its deletion timestamp with the answer.
 const TERMINATION_NOTICE: Duration = Duration::from_secs(5);
 
@@ -45,28 +41,12 @@ pub(super) struct EffectCheck {
     excess: Option<Excess>,
     /// Consecutive evaluations in which a rule acted and its usage of CPU was unknown.
     unmeasured: u8,
-    /// After a reclaim that freed nothing.
-    pub(super) reclaim_pause: Pause,
-    /// After an eviction that was accepted and did not terminate it.
-    pub(super) eviction_pause: Pause,
+    /// The rule whose reclaim freed nothing, until it is Normal.
+    pub(super) not_reclaimed: Option<RuleId>,
+    /// The rule whose eviction was accepted and did not terminate it, until it is Normal.
+    pub(super) not_terminated: Option<RuleId>,
     /// What was reported.
     ineffective: Option<(RuleId, Ineffective)>,
-}
-
-/// The time in which an action that had no effect is not repeated: its end, and the rule that acted last.
-#[derive(Debug, Default)]
-pub(super) struct Pause(Option<(BootTime, RuleId)>);
-
-impl Pause {
-    pub(super) fn start(&mut self, until: BootTime, rule: &RuleId) {
-        self.0 = Some((until, rule.clone()));
-    }
-
-    /// The rule that acted last, until the end.
-    pub(super) fn rule(&self, now: BootTime) -> Option<&RuleId> {
-        let (until, rule) = self.0.as_ref()?;
-        (now < *until).then_some(rule)
-    }
 }
 
 /// Consecutive intervals in which a pod used more than its quota.
@@ -84,6 +64,18 @@ impl EffectCheck {
     pub(super) fn ineffective(&self) -> Option<(&RuleId, Ineffective)> {
         let (rule, observed) = self.ineffective.as_ref()?;
         Some((rule, *observed))
+    }
+
+    /// Whether an eviction did not terminate it.
+    pub(super) const fn not_terminated(&self) -> bool {
+        self.not_terminated.is_some()
+    }
+
+    /// Forgets what had no effect for a rule that is not in force.
+    fn forget(&mut self, in_force: impl Fn(&RuleId) -> bool) {
+        let keep = |rule: &mut RuleId| in_force(rule);
+        let _ = self.not_reclaimed.take_if(|rule| !keep(rule));
+        let _ = self.not_terminated.take_if(|rule| !keep(rule));
     }
 
     /// Whether the pod does not keep to its quota, so that a lower one would not help.
@@ -143,6 +135,7 @@ impl Verification<'_> {
     /// Checks all pods and reports those whose result changed.
     pub(super) fn run(&self, pods: &mut TrackedPods, out: &mut Vec<Transition>) {
         for tracked in pods.all_mut() {
+            tracked.effect.forget(|rule| self.is_in_force(rule));
             self.count(tracked);
             let found = self.find(tracked);
             let before = tracked.effect.ineffective.take();
@@ -178,6 +171,11 @@ impl Verification<'_> {
             would: false,
             change,
         })
+    }
+
+    fn is_in_force(&self, rule: &RuleId) -> bool {
+        let mut runs = self.runs.iter();
+        runs.any(|run| run.rule.id == *rule && run.machine.in_force())
     }
 
     fn is_contested(&self, tracked: &Tracked) -> bool {
@@ -226,14 +224,11 @@ impl Verification<'_> {
 
     fn verify_eviction(&self, tracked: &mut Tracked) {
         if tracked.pod.terminating || !tracked.pod.running {
-            tracked.effect.eviction_pause = Pause::default();
+            tracked.effect.not_terminated = None;
         } else if let Some((at, rule)) = self.rounds.accepted(&tracked.pod.uid)
             && self.now.since(at) >= self.termination_notice(rule)
         {
-            tracked
-                .effect
-                .eviction_pause
-                .start(self.now + RETRY_PAUSE, rule);
+            tracked.effect.not_terminated = Some(rule.clone());
         }
     }
 
@@ -264,12 +259,12 @@ impl Verification<'_> {
             return Some((rule.clone(), Ineffective::NotMeasured));
         }
         let effect = &tracked.effect;
-        let pauses = [
-            (&effect.eviction_pause, Ineffective::NotTerminating),
-            (&effect.reclaim_pause, Ineffective::NothingReclaimed),
+        let failed = [
+            (&effect.not_terminated, Ineffective::NotTerminating),
+            (&effect.not_reclaimed, Ineffective::NothingReclaimed),
         ];
-        let mut pauses = pauses.into_iter();
-        pauses.find_map(|(pause, observed)| Some((pause.rule(self.now)?.clone(), observed)))
+        let mut failed = failed.into_iter();
+        failed.find_map(|(rule, observed)| Some((rule.clone()?, observed)))
     }
 
     fn termination_notice(&self, rule: &RuleId) -> Duration {

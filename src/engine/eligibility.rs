@@ -1,6 +1,6 @@
 //! Which pods an action may be applied to: what the `PodQOS` objects match and allow.
 
-use super::metric::{ActionEffect, ActionKind};
+use super::metric::ActionKind;
 use super::pod::{Pod, Reserved, UNIT_LABEL};
 use super::policy::{Action, Allowed, Membership, PodPolicy, Rule, ScopeRequirement};
 
@@ -16,6 +16,13 @@ pub(super) struct Permit {
 }
 
 impl Permit {
+    pub(super) const fn allows(&self, kind: ActionKind) -> bool {
+        match kind {
+            ActionKind::CpuThrottle | ActionKind::ForceGc => self.throttle,
+            ActionKind::Eviction => self.evict,
+        }
+    }
+
     /// The union over all policies that match the pod.
     pub(super) fn of(policies: &[PodPolicy], pod: &Pod, action: &Action) -> Self {
         let mut permit = Self::default();
@@ -31,19 +38,21 @@ impl Permit {
 }
 
 impl Rule {
-    /// Whether its action includes this kind, the kind lowers its metric, and `policies` allow it on the pod.
+    /// Whether it acts on pods in that way, and `policies` allow it on the pod.
     pub fn may_act(&self, policies: &[PodPolicy], pod: &Pod, kind: ActionKind) -> bool {
         let permit = Permit::of(policies, pod, &self.action);
-        let (has, allowed) = match kind {
-            ActionKind::CpuThrottle => (self.action.throttle.is_some(), permit.throttle),
-            ActionKind::ForceGc => (self.action.force_gc, permit.throttle),
-            ActionKind::Eviction => (self.action.eviction.is_some(), permit.evict),
-        };
-        has && allowed && !pod.protected && self.metric.action_effect(kind) != ActionEffect::None
+        permit.allows(kind) && !pod.protected && self.uses(kind)
     }
 }
 
 impl PodPolicy {
+    /// Whether it lets any action touch the pods that it matches.
+    pub(super) fn touches_pods(&self) -> bool {
+        let allowed = self.allowed.iter().map(|entry| Allowed::of(entry));
+        let is_scheduling = |entry: Allowed<'_>| matches!(entry, Allowed::Scheduling);
+        !allowed.into_iter().all(is_scheduling)
+    }
+
     /// Whether the labels and every scope of this policy match the pod. A policy with neither matches nothing, and
     /// reserved pods are matched only by a policy that names them.
     pub fn matches(&self, pod: &Pod) -> bool {

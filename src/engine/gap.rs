@@ -72,6 +72,7 @@ mod tests {
             memory: Some(NodeMemory {
                 total: Bytes(2_000_000),
                 available: Bytes(0),
+                ..NodeMemory::default()
             }),
             ..NodeSample::default()
         }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::ladder::next_due_after;
 use super::sample::{NodeSample, Sample};
-use super::throttle::next_due_after;
 use super::time::BootTime;
 use super::values::{Baseline, GAP_PERIODS};
 
@@ -28,21 +28,15 @@ pub(super) struct Group {
 pub(super) struct IntervalStats {
     tasks: u64,
     samples: u32,
-    /// The highest percentage of busy CPUs in any sample.
-    pub(super) busiest: Option<f64>,
 }
 
 impl IntervalStats {
-    /// Adds a sample of the node, and the percentage of its CPUs that was busy since the previous sample.
-    pub(super) fn add(&mut self, node: &NodeSample, busy: Option<f64>) {
+    /// Adds a sample of the node.
+    pub(super) fn add(&mut self, node: &NodeSample) {
         if let Some(tasks) = node.tasks {
             self.tasks = self.tasks.saturating_add(tasks);
             self.samples += 1;
         }
-        self.busiest = match (self.busiest, busy) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (a, b) => a.or(b),
-        };
     }
 
     /// The mean number of tasks that were running, runnable or waiting for I/O.

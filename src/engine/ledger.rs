@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::plan::{PodThrottle, TargetCgroup};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
@@ -11,20 +13,37 @@ use super::time::BootTime;
 use super::track::TrackedPods;
 use super::units::{MilliCpu, Quota};
 
-/// No quota is set below 1 ms of CPU per 100 ms, and a pod that uses less is not throttled.
-pub(super) const MIN_QUOTA: MilliCpu = MilliCpu(10);
+/// No quota is set below 2 ms of CPU per 100 ms, and a pod that uses less is not throttled: it would not help.
+pub(super) const MIN_QUOTA: MilliCpu = MilliCpu(20);
+/// The same for pods whose containers run commands as probes, which need CPU within their timeouts.
+const MIN_QUOTA_WITH_PROBES: MilliCpu = MilliCpu(100);
 /// The ratio at which the original quota stays in place.
 pub(super) const FULL_RATIO: u8 = 100;
 /// Time between two steps of an accelerated restore.
 pub(super) const FAST_RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The lowest quota for the pod, apart from its request.
+pub(super) const fn min_quota(pod: &Pod) -> MilliCpu {
+    if pod.exec_probes {
+        MIN_QUOTA_WITH_PROBES
+    } else {
+        MIN_QUOTA
+    }
+}
+
 /// How far one pod is throttled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Depth {
     /// Percent of the base.
     pub(super) ratio: u8,
     /// Idle class.
     pub(super) idle: bool,
+}
+
+impl Default for Depth {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 impl Depth {
@@ -33,16 +52,8 @@ impl Depth {
         idle: false,
     };
 
-    /// The idle class without a quota, which does not lower usage while CPUs are free.
-    pub(super) fn is_idle_only(self) -> bool {
-        self.idle && self.ratio == FULL_RATIO
-    }
-
-    /// One step down: first the idle class if the action has it, then the quota.
-    pub(super) fn lower(self, spec: CpuThrottle) -> Self {
-        if spec.idle && !self.idle {
-            return Self { idle: true, ..self };
-        }
+    /// The quota one step lower.
+    pub(super) fn lower_ratio(self, spec: CpuThrottle) -> Self {
         let ratio = self.ratio.saturating_sub(spec.step).max(spec.min_ratio);
         Self {
             ratio: ratio.min(self.ratio),
@@ -79,8 +90,6 @@ pub(super) struct Claim {
     pub(super) period: Duration,
     /// Set when no rule needs it any more: when its next step up is due, whatever the metric is.
     pub(super) retired: Option<BootTime>,
-    /// Evaluations of its rule since its last step down.
-    pub(super) evaluations: u32,
 }
 
 impl Claim {
@@ -139,7 +148,7 @@ impl ThrottledCgroup {
         }
     }
 
-    /// The quota at that ratio, never below the request or [`MIN_QUOTA`]; `None` if that is not below the original.
+    /// The quota at that ratio, never below the request or [`min_quota`]; `None` if that is not below the original.
     pub(super) fn quota(&self, pod: &Pod, ratio: u8) -> Option<MilliCpu> {
         if ratio >= FULL_RATIO {
             return None;
@@ -153,7 +162,7 @@ impl ThrottledCgroup {
 
     fn min_quota(&self, pod: &Pod) -> MilliCpu {
         let request = known_request(pod, &self.cgroup).unwrap_or(self.unassigned);
-        request.max(MIN_QUOTA)
+        request.max(min_quota(pod))
     }
 
     /// The CPU allowed at that ratio.
@@ -232,6 +241,13 @@ impl ThrottleEntry {
             target_cgroups,
             claims: Vec::new(),
         }
+    }
+
+    /// Takes what its cgroups use now as their bases: no quota is in force, only perhaps the idle class.
+    pub(super) fn measure_again(&mut self, target_cgroups: &[ThrottledCgroup]) {
+        self.target_cgroups.clear();
+        self.target_cgroups.extend_from_slice(target_cgroups);
+        self.base = target_cgroups.iter().map(|it| it.base).sum();
     }
 
     pub(super) fn claim(&self, rule: &RuleId) -> Option<&Claim> {

@@ -169,16 +169,6 @@ impl CustomMetric {
             None => self.source.unit(),
         }
     }
-
-    /// An average follows an action, but lags behind it. The others keep what was measured before.
-    fn action_effect(&self, kind: ActionKind) -> ActionEffect {
-        match (self.statistic, self.source.action_effect(kind)) {
-            (Statistic::Average(_), ActionEffect::OneVictim | ActionEffect::Measured(_)) => {
-                ActionEffect::OneVictim
-            }
-            _ => ActionEffect::None,
-        }
-    }
 }
 
 /// How an action of some kind affects a metric.
@@ -186,10 +176,56 @@ impl CustomMetric {
 pub enum ActionEffect {
     /// Releases are measured in the metric's resource: act on victims until the gap is covered.
     Measured(Resource),
-    /// The metric has no unit of release: act on one victim per round.
-    OneVictim,
+    /// The metric has no unit of release: throttle every victim by a step, reclaim from or evict one.
+    Unmeasured,
     /// The action does not lower the metric.
     None,
+}
+
+/// One step after the other of what an action does to pods, mildest first. Its order is the ladder's.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "camelCase")]
+pub enum Rung {
+    /// `cpuThrottle.idle`: every victim runs only while no other pod wants the CPU.
+    #[default]
+    IdleClass,
+    /// `cpuThrottle`: quotas, lowered step by step.
+    CpuQuota,
+    /// `memoryThrottle.forceGC`: page cache is reclaimed, from one victim after the other.
+    PageCache,
+    /// `eviction`.
+    Eviction,
+}
+
+impl Rung {
+    /// All of them, in the order in which they are taken.
+    pub const ALL: [Self; 4] = [
+        Self::IdleClass,
+        Self::CpuQuota,
+        Self::PageCache,
+        Self::Eviction,
+    ];
+
+    /// The kind of action that it is part of.
+    pub const fn kind(self) -> ActionKind {
+        match self {
+            Self::IdleClass | Self::CpuQuota => ActionKind::CpuThrottle,
+            Self::PageCache => ActionKind::ForceGc,
+            Self::Eviction => ActionKind::Eviction,
+        }
+    }
+
+    /// The name in status and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IdleClass => "idle class",
+            Self::CpuQuota => "CPU quota",
+            Self::PageCache => "page cache",
+            Self::Eviction => "eviction",
+        }
+    }
 }
 
 /// The kinds of action on pods.
@@ -393,7 +429,7 @@ impl Metric {
     }
 
     /// Whether it says how long tasks wait.
-    pub fn is_pressure(&self) -> bool {
+    pub(super) fn is_pressure(&self) -> bool {
         self.pressure().is_some()
     }
 
@@ -408,57 +444,86 @@ impl Metric {
         }
     }
 
-    /// The pressure that throttles and reclaims raise together with this metric. Such a metric alone must not keep an action
-    /// in force. Metrics of protected pods do not count the pods acted on.
-    pub fn raised_by_throttles(&self) -> Option<PressureKind> {
+    /// Whether actions are chosen by it on that rung, and whether they can lower it: the one table of both.
+    ///
+    /// The idle class is also taken on the CPU in use and on load averages, which it cannot lower. Node-wide pressure, what
+    /// single pods and containers wait, networks, past peaks and windows of the node's settings drive no rung: throttles raise
+    /// them themselves, or nothing lowers them.
+    pub const fn rung(&self, rung: Rung) -> RungUse {
+        use RungUse::{Drives, Taken, Unused};
+        let cpu_delay = matches!(
+            self,
+            Self::Protected(Protected::CpuDelayP95 | Protected::CpuDelayMax) | Self::Probe(_)
+        );
+        let drives = match rung {
+            Rung::IdleClass if self.is_cpu_usage() => return Taken,
+            Rung::IdleClass => cpu_delay,
+            Rung::CpuQuota => cpu_delay || self.is_cpu_usage(),
+            Rung::PageCache => matches!(
+                self,
+                Self::Protected(Protected::MemoryStallMax) | Self::Probe(_)
+            ),
+            Rung::Eviction => {
+                let other = matches!(
+                    self,
+                    Self::Protected(_) | Self::Probe(_) | Self::Disk(_) | Self::ElasticCpuRequested
+                );
+                other || self.is_cpu_usage() || self.is_memory_usage()
+            }
+        };
+        if drives { Drives } else { Unused }
+    }
+
+    /// CPU in use or wanted, now or on average.
+    const fn is_cpu_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::CpuUsage
+                | Self::CpuUtilization
+                | Self::Load(_)
+                | Self::Window(Resource::Cpu, Statistic::Average(_))
+        )
+    }
+
+    const fn is_memory_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::MemoryUsage
+                | Self::MemoryUtilization
+                | Self::Window(Resource::Memory, Statistic::Average(_))
+        )
+    }
+
+    /// The resource in whose unit releases can be predicted: usage now, not an average, which lags behind.
+    pub const fn measured(&self) -> Option<Resource> {
         match self {
-            Self::Protected(_) => None,
-            _ => self.pressure(),
+            Self::CpuUsage | Self::CpuUtilization => Some(Resource::Cpu),
+            Self::MemoryUsage | Self::MemoryUtilization => Some(Resource::Memory),
+            _ => None,
         }
     }
 
     /// How actions of `kind` affect this metric.
-    ///
-    /// Throttling CPU frees no memory and reclaiming memory frees no CPU; only evictions change how much elastic CPU is
-    /// requested. Pods read back what was reclaimed, which raises the rates of a disk and the waits for it. An average lags by
-    /// minutes, so victims are taken one at a time. Nothing lowers a past peak.
     pub fn action_effect(&self, kind: ActionKind) -> ActionEffect {
-        let windowed = match self {
-            Self::Window(_, statistic) => Some(*statistic),
-            Self::Custom(custom) => return custom.action_effect(kind),
-            _ => None,
-        };
-        match (self.resource(), kind) {
-            (Some(_), _) if matches!(windowed, Some(Statistic::Peak(_))) => ActionEffect::None,
-            (Some(Resource::Cpu), ActionKind::Eviction | ActionKind::CpuThrottle)
-            | (Some(Resource::Memory), ActionKind::Eviction | ActionKind::ForceGc)
-                if windowed.is_some() =>
-            {
-                ActionEffect::OneVictim
-            }
-            (Some(resource), ActionKind::Eviction) => ActionEffect::Measured(resource),
-            (Some(Resource::Cpu), ActionKind::CpuThrottle) => ActionEffect::Measured(Resource::Cpu),
-            (Some(Resource::Memory), ActionKind::ForceGc) => {
-                ActionEffect::Measured(Resource::Memory)
-            }
-            (Some(_), ActionKind::CpuThrottle | ActionKind::ForceGc) => ActionEffect::None,
-            (None, ActionKind::CpuThrottle) => match self {
-                Self::ElasticCpuRequested => ActionEffect::None,
-                _ => ActionEffect::OneVictim,
-            },
-            (None, ActionKind::ForceGc) => match self {
-                Self::Pressure {
-                    kind: PressureKind::Memory,
-                    ..
-                }
-                | Self::PodStall(PressureKind::Memory)
-                | Self::Protected(Protected::MemoryStallMax)
-                | Self::Probe(_) => ActionEffect::OneVictim,
-                _ => ActionEffect::None,
-            },
-            (None, ActionKind::Eviction) => ActionEffect::OneVictim,
+        let mut rungs = Rung::ALL.into_iter();
+        let is_used = rungs.any(|rung| rung.kind() == kind && self.rung(rung) == RungUse::Drives);
+        match self.measured() {
+            _ if !is_used => ActionEffect::None,
+            Some(resource) => ActionEffect::Measured(resource),
+            None => ActionEffect::Unmeasured,
         }
     }
+}
+
+/// How a metric uses a rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RungUse {
+    /// It chooses steps on it, and they lower it.
+    Drives,
+    /// It chooses steps on it, which do not lower it.
+    Taken,
+    /// It chooses none.
+    Unused,
 }
 
 impl fmt::Display for Metric {

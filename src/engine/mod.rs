@@ -11,10 +11,10 @@
 mod demand;
 mod effect;
 mod eligibility;
-mod evict;
 mod gap;
 mod group;
 pub mod hours;
+mod ladder;
 mod ledger;
 pub mod load;
 pub mod metric;
@@ -25,9 +25,7 @@ mod preview;
 pub mod protected;
 pub mod quantity;
 mod rank;
-mod reclaim;
 mod report;
-mod round;
 mod rule;
 mod run;
 pub mod sample;
@@ -37,24 +35,22 @@ mod state;
 mod statistic;
 #[cfg(test)]
 pub(crate) mod testing;
-mod throttle;
 pub mod time;
 mod track;
 pub mod units;
 mod values;
-mod walk;
 pub mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::demand::Demand;
-use self::effect::{RETRY_PAUSE, UNSUPPORTED_PAUSE, Verification};
-use self::evict::Rounds;
+use self::effect::Verification;
 use self::group::Group;
+use self::ladder::{Buffers, Enforced, MemoryForecast, RestorePass, Round, RoundContext, Rounds};
 use self::ledger::ThrottleLedger;
 use self::load::LoadTracker;
-use self::metric::{ActionEffect, ActionKind, RankBy};
+use self::metric::{ActionKind, Metric, RankBy};
 use self::plan::{
     Feedback, Ineffective, Plan, PlanChange, PodThrottle, Skipped, Transition, Unknown,
 };
@@ -63,15 +59,13 @@ use self::policy::{PolicySet, Rule, RuleId};
 use self::preview::PreviewPass;
 pub use self::rank::compare as compare_victims;
 pub use self::report::RuleReport;
-use self::round::{ActionRound, Buffers, Enforced, RoundContext};
 use self::rule::Evaluation;
 use self::run::Run;
-use self::sample::{CpuTimes, Sample, TargetCgroupSample};
+use self::sample::{Sample, TargetCgroupSample};
 pub use self::state::{AdoptedThrottle, EngineState};
-use self::throttle::RestorePass;
 use self::time::BootTime;
+use self::track::TrackedPods;
 pub use self::track::usage;
-use self::track::{Tracked, TrackedPods};
 use self::values::EvalContext;
 use self::window::{CustomWindow, NodeWindows};
 
@@ -102,11 +96,10 @@ pub struct Engine {
     dirty: bool,
     /// The last evaluation.
     now: BootTime,
-    /// The CPUs available to unpinned pods, at the last sample.
-    unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
     windows: NodeWindows,
     load: LoadTracker,
+    forecast: MemoryForecast,
     enforced_buffers: Buffers,
     preview_buffers: Buffers,
 }
@@ -124,10 +117,10 @@ impl Default for Engine {
             scheduling_known: false,
             dirty: false,
             now: BootTime::default(),
-            unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
             windows: NodeWindows::default(),
             load: LoadTracker::default(),
+            forecast: MemoryForecast::default(),
             enforced_buffers: Buffers::default(),
             preview_buffers: Buffers::default(),
         }
@@ -213,7 +206,7 @@ impl Engine {
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
         let before = self.ledger.terminating(&self.pods);
-        self.pods.set(pods);
+        self.pods.set(pods, self.now);
         self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
         // Their grace period may be shorter than the time until the next evaluation.
@@ -228,7 +221,7 @@ impl Engine {
         let may = |run: &Run, uid: &PodUid| {
             pods.get(uid)
                 .is_some_and(|t| t.permit(run.index).throttle && !t.pod.protected)
-                && run.action_effect(ActionKind::CpuThrottle) != ActionEffect::None
+                && run.rule.uses(ActionKind::CpuThrottle)
         };
         let due = |period: Duration| {
             let group = self.groups.iter().find(|group| group.period == period);
@@ -329,22 +322,11 @@ impl Engine {
                     entry.resize(cgroup, *original);
                 }
             }
-            Feedback::ReclaimUnsupported { uid, rule } => {
+            Feedback::NothingReclaimed { uid, rule } => {
                 if let Some(tracked) = self.pods.get_mut(uid) {
                     // It has nothing to read back.
                     tracked.reclaimed = None;
-                    tracked
-                        .effect
-                        .reclaim_pause
-                        .start(self.now + UNSUPPORTED_PAUSE, rule);
-                }
-            }
-            Feedback::NothingReclaimed { uid, rule } => {
-                if let Some(tracked) = self.pods.get_mut(uid) {
-                    tracked
-                        .effect
-                        .reclaim_pause
-                        .start(self.now + RETRY_PAUSE, rule);
+                    tracked.effect.not_reclaimed = Some(rule.clone());
                 }
             }
             Feedback::EvictionAccepted { uid } => self.rounds.accept(uid, self.now),
@@ -374,17 +356,11 @@ impl Engine {
         self.ledger.throttle(pod)
     }
 
-    /// The running pods that no rule may act on.
+    /// The running pods that no `PodQOS` lets any action touch.
     pub fn protected_pods(&self) -> impl Iterator<Item = &PodUid> {
-        let affected = |tracked: &Tracked| {
-            let mut runs = self.runs.iter();
-            runs.any(|run| protected::may_act_on(run, tracked))
-        };
         let pods = self.pods.all().iter();
-        let running = pods.filter(|it| it.pod.running && !it.pod.terminating);
-        running
-            .filter(move |it| !affected(it))
-            .map(|it| &it.pod.uid)
+        let protected = pods.filter(|it| it.is_protected());
+        protected.map(|it| &it.pod.uid)
     }
 
     fn block_throttle(&mut self, uid: &PodUid, until: BootTime, why: Skipped) {
@@ -415,16 +391,16 @@ impl Engine {
         plan.reclaims.clear();
         plan.evictions.clear();
         plan.transitions.clear();
-        let busy = self.windows.add(sample);
+        self.windows.add(sample);
         self.load.add(sample, &self.windows, &self.ledger);
-        let busy = self.unpinned_busy(sample).or(busy);
+        self.forecast.add(sample);
         for group in &mut self.groups {
-            group.stats.add(&sample.node, busy);
+            group.stats.add(&sample.node);
         }
         for (uid, rule) in self.rounds.timed_out(now) {
             let tracked = self.pods.get_mut(uid);
             if let Some(tracked) = tracked.filter(|it| it.pod.running && !it.pod.terminating) {
-                tracked.effect.eviction_pause.start(now + RETRY_PAUSE, rule);
+                tracked.effect.not_terminated = Some(rule.clone());
             }
         }
         self.rounds.settle(now, sample.at, &self.pods);
@@ -447,15 +423,6 @@ impl Engine {
         }
     }
 
-    /// Busy percentage of the CPUs available to unpinned pods, since the last sample.
-    fn unpinned_busy(&mut self, sample: &Sample) -> Option<f64> {
-        let now = sample.node.unpinned.map(|cpus| (sample.at, cpus));
-        let (at, before) = std::mem::replace(&mut self.unpinned, now)?;
-        let (_, cpus) = now?;
-        let busy = cpus.busy_since(before, sample.at.since(at))?;
-        Some(cpus.percent(busy))
-    }
-
     /// Evaluates the rules that are due.
     fn evaluate_rules(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
         for run in &mut self.runs {
@@ -473,12 +440,14 @@ impl Engine {
                 windows: &self.windows,
                 ledger: &self.ledger,
                 tasks: group.stats.tasks(),
-                busiest: group.stats.busiest,
             };
-            run.guard = None;
+            run.limited = false;
             run.input = None;
             let evaluation = match run.assumed {
-                Some(value) => values::assumed(&run.rule, value),
+                Some(value) => {
+                    run.input = Some(values::assumed_input(&run.rule, value, sample.at));
+                    values::assumed(&run.rule, value)
+                }
                 None if group.gap => {
                     run.machine.reset_counters();
                     Evaluation::Unknown(Unknown::Rebased)
@@ -487,8 +456,10 @@ impl Engine {
                     let sample_time = values::sample_time(run, &ctx);
                     let evaluation = values::evaluate(run, &ctx);
                     run.input = values::input(run, &ctx, evaluation);
-                    let (evaluation, guard) = protected::guard(run, &ctx, evaluation);
-                    run.guard = guard;
+                    if let Metric::Protected(metric) = run.rule.metric {
+                        let waiting = protected::value(run, &ctx, metric);
+                        run.limited = waiting.is_ok_and(|waiting| waiting.limited);
+                    }
                     run.count_once(sample_time, evaluation)
                 }
             };
@@ -537,6 +508,8 @@ impl Engine {
             pods: &self.pods,
             period: self.period(),
             unknown_limit: self.unknown_limit,
+            forecast: &self.forecast,
+            idle_is_safe: true,
         };
         let out = &mut plan.transitions;
         self.enforced_buffers.begin(&ctx);
@@ -545,7 +518,7 @@ impl Engine {
         }
         RestorePass { ctx, out }.run(&self.runs, &mut self.ledger);
         let settling = RankBy::ALL.map(|group| self.rounds.is_settling(group));
-        let round = ActionRound {
+        let round = Round {
             ctx,
             buffers: &mut self.enforced_buffers,
             ledger: &mut self.ledger,
@@ -615,6 +588,11 @@ impl Engine {
 
     /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
-        self.runs.iter().map(RuleReport::of)
+        self.runs.iter().map(|run| {
+            let groups = self.groups.iter();
+            let due = groups.filter(|group| group.period == run.rule.period);
+            let next = due.filter_map(|group| group.next_due).next();
+            RuleReport::of(run, next.unwrap_or(self.now))
+        })
     }
 }

@@ -207,6 +207,16 @@ pub enum PlanChange {
         /// The predicted release in millicores or bytes; absent if the metric has no such unit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         release: Option<u64>,
+        /// Memory was about to run out, so it did not wait for milder steps.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        urgent: bool,
+    },
+    /// Two evictions in a row did not lower the metric, so the rule evicts no more.
+    EvictionsEnded {
+        /// The input of its metric before them, in the metric's unit.
+        before: f64,
+        /// The same after them.
+        after: f64,
     },
     /// This rule disables scheduling.
     SchedulingDisabled {
@@ -262,6 +272,7 @@ impl PlanChange {
             | Self::Known { .. }
             | Self::OutsideHours
             | Self::WithinHours
+            | Self::EvictionsEnded { .. }
             | Self::SchedulingDisabled { .. }
             | Self::SchedulingEnabled => None,
         }
@@ -307,7 +318,7 @@ pub enum Skipped {
     NoSample,
     /// One of its containers has no cgroup, so on cgroup v1 the quotas of the others cannot be determined.
     ContainerMissing,
-    /// It uses less than 10 m of CPU.
+    /// It uses so little of the resource that acting on it would not help.
     UsesLittle,
     /// Its floor is not below its usage.
     AtFloor,
@@ -373,14 +384,7 @@ pub enum Feedback {
         /// The new original.
         original: Quota,
     },
-    /// This kernel cannot reclaim page cache of the pod.
-    ReclaimUnsupported {
-        /// Pod UID.
-        uid: PodUid,
-        /// The rule that decided it.
-        rule: RuleId,
-    },
-    /// Reclaiming page cache of the pod freed nothing.
+    /// Reclaiming page cache of the pod freed nothing, or this kernel cannot reclaim.
     NothingReclaimed {
         /// Pod UID.
         uid: PodUid,

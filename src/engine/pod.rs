@@ -9,8 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::units::{Bytes, MilliCpu};
 
-/// A pod that still exists this long after its grace period no longer counts as released.
-pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long a pod takes to exit at most, beyond its grace period.
+const EXIT_TIMEOUT: Duration = Duration::from_mins(1);
+/// The longest that an exit is waited for: a long grace period must not keep other pods.
+const MAX_EXIT_TIME: Duration = Duration::from_mins(5);
+
+/// For how long a pod with that grace period counts as released while it is terminating.
+pub(super) fn exit_time(grace: Duration) -> Duration {
+    (grace + EXIT_TIMEOUT).min(MAX_EXIT_TIME)
+}
 
 /// A pod's UID. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -99,6 +106,9 @@ pub struct Pod {
     /// Its memory request, and its limits.
     #[serde(default)]
     pub resources: Resources,
+    /// A probe of one of its containers runs a command, within the pod's quota.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exec_probes: bool,
     /// CPU requested by each container whose cgroup directory (or name) is known, for throttling by container.
     #[serde(default)]
     pub container_requests: BTreeMap<String, MilliCpu>,

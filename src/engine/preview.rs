@@ -3,18 +3,17 @@
 //! Each Preview rule has shadow state: claims that are not applied and pods that are not evicted, carried from round to
 //! round. It uses the same code as an enforced rule, with pod usage reduced by what it would have done so far.
 
-use super::evict::Rounds;
 use super::gap::gap;
+use super::ladder::{
+    Buffers, Enforced, RestorePass, Round, RoundContext, Rounds, cpu_used, unreclaimable_memory,
+};
 use super::ledger::{ThrottleEntry, ThrottleLedger, allowance};
 use super::metric::{Metric, Resource};
 use super::plan::Transition;
 use super::pod::{Pod, PodUid};
-use super::round::{ActionRound, Buffers, Enforced, RoundContext};
 use super::run::Run;
-use super::throttle::RestorePass;
 use super::track::{TrackedPods, TrackedUsage};
 use super::units::Quota;
-use super::walk::{cpu_used, unreclaimable_memory};
 
 /// The actions that a Preview rule would have in force.
 #[derive(Debug, Default)]
@@ -119,7 +118,7 @@ impl PreviewPass<'_> {
             shadow.removed.clear();
             shadow.rounds.clear();
         }
-        if run.is_acting() {
+        if run.due && run.machine.in_force() {
             self.act(run, &mut shadow);
         }
         run.shadow = shadow;
@@ -138,7 +137,7 @@ impl PreviewPass<'_> {
             &sample.node,
         );
         buffers.sort(pods);
-        let round = ActionRound {
+        let round = Round {
             ctx: self.ctx,
             buffers: &mut *buffers,
             ledger: &mut shadow.ledger,

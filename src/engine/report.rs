@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::metric::{Rung, RungUse};
 use super::plan::{RuleState, Unknown};
 use super::policy::{RuleId, Strategy};
-use super::protected::Guard;
 use super::rule::Evaluation;
 use super::run::Run;
 use super::time::BootTime;
@@ -35,9 +35,21 @@ pub struct RuleReport {
     pub quiet_evaluations: u32,
     /// Why the last evaluation gave no result.
     pub unknown: Option<Unknown>,
-    /// The additional measurement that the result depended on.
+    /// Limits of a protected pod's own made it wait as well, which is not counted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub limited: bool,
+    /// The kind of action on pods that it takes now; `None` if it is not in force, or has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub guard: Option<Guard>,
+    pub rung: Option<Rung>,
+    /// The kind that follows if that does not help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_rung: Option<Rung>,
+    /// It evicts no more: two evictions in a row did not lower its metric.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub evictions_ended: bool,
+    /// When it evicts first, if its metric stays above the threshold; `None` if it comes to no eviction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub earliest_eviction: Option<BootTime>,
     /// Outside the hours of its `activeDuring`: it is Normal, whatever its value.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside_hours: bool,
@@ -46,7 +58,15 @@ pub struct RuleReport {
 }
 
 impl RuleReport {
-    pub(super) fn of(run: &Run) -> Self {
+    pub(super) fn of(run: &Run, next_due: BootTime) -> Self {
+        let in_force = run.machine.in_force();
+        let left = run.ladder.evaluations_to_eviction(&run.rule);
+        let earliest_eviction =
+            left.map(|left| next_due + run.rule.period * left.saturating_sub(1));
+        let rungs = Rung::ALL.into_iter();
+        let rung = rungs
+            .filter(|rung| *rung >= run.ladder.rung)
+            .find(|rung| in_force && run.rule.rung(*rung) != RungUse::Unused);
         Self {
             id: run.rule.id.clone(),
             strategy: run.rule.strategy,
@@ -58,7 +78,11 @@ impl RuleReport {
             breaches: run.machine.breaches,
             quiet_evaluations: run.machine.quiet_evaluations,
             unknown: run.evaluation.and_then(Evaluation::unknown),
-            guard: run.guard,
+            limited: run.limited,
+            rung,
+            next_rung: rung.and_then(|rung| run.rule.rung_after(rung)),
+            evictions_ended: run.ladder.evictions.have_ended(),
+            earliest_eviction: earliest_eviction.filter(|_| in_force),
             outside_hours: run.evaluation.is_some_and(Evaluation::outside_hours),
             cool_down: run.machine.cool_down(run.rule.action.cool_down),
         }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::ladder::Ladder;
 use super::ledger::{Depth, ThrottleLedger};
-use super::metric::{ActionEffect, ActionKind};
+use super::metric::{ActionKind, Rung, RungUse};
 use super::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use super::pod::PodUid;
 use super::policy::{Rule, Strategy, TaintEffect};
 use super::preview::Shadow;
-use super::protected::Guard;
 use super::rule::{Evaluation, Params, RuleMachine};
 use super::time::BootTime;
 use super::values::Input;
@@ -20,6 +20,8 @@ use super::values::Input;
 pub(super) struct Release {
     /// How far each pod was throttled when the release started, sorted.
     depths: Vec<(PodUid, Depth)>,
+    /// The position on the ladder then.
+    pub(super) position: Option<(Rung, Depth)>,
     /// This evaluation restores these depths.
     pub(super) relapsed: bool,
 }
@@ -45,16 +47,16 @@ pub(super) struct Run {
     last_counted: Option<BootTime>,
     /// It disables scheduling, and this was reported.
     pub(super) disables_scheduling: bool,
-    /// The additional measurement that the result depended on.
-    pub(super) guard: Option<Guard>,
+    /// Limits of a protected pod's own made it wait as well, which is not counted.
+    pub(super) limited: bool,
     /// The input of its metric over the last period.
     pub(super) input: Option<Input>,
     /// How much must be released, in millicores or bytes.
     pub(super) gap: u64,
-    /// Pods evicted for it in the current round.
-    pub(super) evicted: u32,
-    /// The pod whose page cache it reclaimed last, if it acts on one pod per round.
-    pub(super) reclaimed: Option<PodUid>,
+    /// Its position among the actions on pods.
+    pub(super) ladder: Ladder,
+    /// It wants to evict in this evaluation.
+    pub(super) evicts: bool,
     pub(super) release: Release,
     /// The skipped pods as reported, sorted.
     skipped: Vec<(PodUid, ActionKind, Skipped)>,
@@ -77,11 +79,11 @@ impl Run {
             reported_unknown: None,
             last_counted: None,
             disables_scheduling: false,
-            guard: None,
+            limited: false,
             input: None,
             gap: 0,
-            evicted: 0,
-            reclaimed: None,
+            ladder: Ladder::default(),
+            evicts: false,
             release: Release::default(),
             skipped: Vec::new(),
             shadow: Shadow::default(),
@@ -107,6 +109,7 @@ impl Run {
         self.machine.doublings = 0;
         self.last_counted = None;
         self.nearness = None;
+        self.ladder.start_over();
     }
 
     /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a
@@ -147,7 +150,7 @@ impl Run {
             None => Evaluation::Unknown(Unknown::Missing),
             Some(time) if self.rule.is_active(time) => evaluation,
             Some(_) => {
-                self.guard = None;
+                self.limited = false;
                 self.input = None;
                 Evaluation::OutsideHours(evaluation.value())
             }
@@ -200,17 +203,14 @@ impl Run {
             evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
         if !machine.in_force() {
             self.skipped.clear();
-            self.reclaimed = None;
+            self.leave_ladder();
         }
     }
 
     /// The nearness after this result. What is unknown or incomplete does not lower it before the time to restore.
     fn nearness_by(&self, evaluation: Evaluation, unknown_too_long: bool) -> Option<f64> {
-        let near = evaluation.value().map(|value| {
-            let near = value / self.rule.threshold;
-            let near = self.guard.map_or(near, |guard| guard.nearness().min(near));
-            near.max(0.0)
-        });
+        let near = evaluation.value();
+        let near = near.map(|value| (value / self.rule.threshold).max(0.0));
         match evaluation {
             Evaluation::OutsideHours(_) => None,
             Evaluation::Known {
@@ -281,12 +281,17 @@ impl Run {
             && self.evaluation.is_some_and(Evaluation::breach)
     }
 
-    /// How its action of that kind affects its metric.
-    pub(super) fn action_effect(&self, kind: ActionKind) -> ActionEffect {
-        if self.rule.action.includes(kind) {
-            self.rule.metric.action_effect(kind)
-        } else {
-            ActionEffect::None
+    /// Whether it acts on pods in any way that is undone.
+    pub(super) fn is_reversible(&self) -> bool {
+        let mut rungs = Rung::ALL.into_iter().filter(|it| *it != Rung::Eviction);
+        rungs.any(|rung| self.rule.rung(rung) != RungUse::Unused)
+    }
+
+    /// It is Normal: the next breach starts at the first rung, or after a relapse where this one was.
+    fn leave_ladder(&mut self) {
+        if self.ladder != Ladder::default() {
+            let before = std::mem::take(&mut self.ladder);
+            self.release.position = Some((before.rung, before.depth));
         }
     }
 
@@ -331,7 +336,9 @@ impl Run {
 
     /// How far to throttle the pod again in this evaluation, after a relapse.
     pub(super) fn relapse_depth(&self, pod: &PodUid) -> Option<Depth> {
-        let Release { depths, relapsed } = &self.release;
+        let Release {
+            depths, relapsed, ..
+        } = &self.release;
         let index = depths.binary_search_by(|(uid, _)| uid.cmp(pod));
         let index = index.ok().filter(|_| *relapsed)?;
         Some(depths[index].1)

@@ -40,10 +40,6 @@ pub struct Sample {
 pub struct NodeSample {
     /// CPU time, from `/proc/stat`.
     pub cpu: Option<CpuTimes>,
-    /// CPU time of the CPUs available to unpinned pods, which are those that this process may use. Read only if
-    /// [`super::Demand::unpinned`] is set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unpinned: Option<CpuTimes>,
     /// Memory, from `/proc/meminfo`.
     pub memory: Option<NodeMemory>,
     /// Load averages over 1, 5 and 15 minutes, from `/proc/loadavg`.
@@ -52,6 +48,10 @@ pub struct NodeSample {
     /// [`super::Demand::tasks`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u64>,
+    /// Pages that the kernel looked at to reclaim memory of the whole node (`pgscan_*` of `/proc/vmstat`). Read only if
+    /// [`super::Demand::pod_pressure`] is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_scans: Option<u64>,
     /// Wait counters of `system.slice`, if readable. Read only if [`super::Demand::pod_pressure`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<WaitCounters>,
@@ -91,6 +91,18 @@ pub struct NodeMemory {
     pub total: Bytes,
     /// `MemAvailable`.
     pub available: Bytes,
+    /// Pools of huge pages (`Hugetlb`), which pods can't use as other memory.
+    #[serde(default)]
+    pub hugetlb: Bytes,
+    /// `AnonPages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anon: Option<Bytes>,
+    /// `Shmem`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shmem: Option<Bytes>,
+    /// `Active(file)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_file: Option<Bytes>,
 }
 
 impl NodeMemory {
@@ -124,6 +136,9 @@ pub struct WaitCounters {
     pub periods: Option<u64>,
     /// Those in which it was throttled (`nr_throttled`), or the sum over its containers if that is more.
     pub throttled_periods: Option<u64>,
+    /// How often the pod's own memory limits made it reclaim (`max` and `high` of `memory.events`). Missing on cgroup v1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_limit_reclaims: Option<u64>,
 }
 
 impl WaitCounters {
@@ -131,6 +146,7 @@ impl WaitCounters {
         stalled: [None; 3],
         periods: None,
         throttled_periods: None,
+        own_limit_reclaims: None,
     };
 
     fn is_unread(&self) -> bool {

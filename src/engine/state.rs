@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::evict::{PendingEviction, Rounds};
+use super::ladder::{Ladder, PendingEviction, Rounds};
 use super::ledger::{Claim, Depth, ThrottleEntry, ThrottledCgroup};
 use super::pod::PodUid;
 use super::policy::RuleId;
@@ -44,6 +44,8 @@ struct SavedRule {
     counter_key: String,
     #[serde(flatten)]
     machine: RuleMachine,
+    #[serde(default)]
+    ladder: Ladder,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +85,7 @@ impl Engine {
             preview: run.is_preview(),
             counter_key: counter_key(&run.rule),
             machine: run.machine,
+            ladder: run.ladder.clone(),
         };
         let refused = self.pods.all().iter();
         let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.eviction_blocked_until?)));
@@ -108,6 +111,7 @@ impl Engine {
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
+                run.ladder = saved.ladder.clone();
                 if counter_key(&run.rule) != saved.counter_key {
                     run.start_over();
                 }
@@ -152,7 +156,6 @@ impl Engine {
             step: known.map_or(DEFAULT_STEP, |claim| claim.step),
             period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
             retired: known.and_then(|claim| claim.retired),
-            evaluations: 0,
         });
         for claim in &mut entry.claims {
             claim.before = claim.depth;
@@ -188,7 +191,6 @@ impl SavedClaim {
             step: self.step.max(1),
             period: self.period.max(Duration::from_millis(100)),
             retired: self.retired,
-            evaluations: 0,
         }
     }
 }

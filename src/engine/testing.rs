@@ -52,6 +52,7 @@ pub(crate) fn pod(uid: &str) -> Pod {
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),
+        exec_probes: false,
         container_requests: BTreeMap::new(),
         grace: Duration::from_secs(30),
         protected: false,

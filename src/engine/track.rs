@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::effect::EffectCheck;
 use super::eligibility::Permit;
 use super::plan::Skipped;
-use super::pod::{Pod, PodUid, SETTLE_TIMEOUT};
+use super::pod::{Pod, PodUid, exit_time};
 use super::policy::PodPolicy;
 use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};
@@ -14,15 +14,18 @@ use super::time::BootTime;
 use super::units::MilliCpu;
 use super::values::{check_plausible, interval};
 
-/// After a reclaim. As long as the longest pressure average.
-const READ_BACK: Duration = Duration::from_mins(5);
-
 /// One pod.
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) pod: Arc<Pod>,
     /// What each rule's action may do to it, indexed like the rules.
     permits: Vec<Permit>,
+    /// The permits are those of the present policies.
+    has_permits: bool,
+    /// A `PodQOS` lets some action touch it.
+    pub(super) touchable: bool,
+    /// When it was first seen.
+    pub(super) seen: BootTime,
     /// Its index in the current sample.
     sample_index: Option<usize>,
     /// Its sample at the last evaluation, for each period.
@@ -53,10 +56,13 @@ pub(super) struct TrackedUsage {
 }
 
 impl Tracked {
-    pub(super) fn new(pod: Arc<Pod>) -> Self {
+    pub(super) fn new(pod: Arc<Pod>, seen: BootTime) -> Self {
         Self {
             pod,
             permits: Vec::new(),
+            has_permits: false,
+            touchable: false,
+            seen,
             sample_index: None,
             baselines: Vec::new(),
             throttle_blocked: None,
@@ -67,16 +73,25 @@ impl Tracked {
         }
     }
 
-    /// Whether it may still read back page cache that was reclaimed from it, or a pressure average may contain that.
-    pub(super) fn reads_back(&self, now: BootTime) -> bool {
-        self.reclaimed.is_some_and(|at| now.since(at) < READ_BACK)
+    /// Whether it is one of the pods that rules protect: no `PodQOS` lets any action touch it.
+    pub(super) fn is_protected(&self) -> bool {
+        let pod = &self.pod;
+        let is_batch = pod.elastic || (self.touchable && !pod.protected);
+        pod.running && !pod.terminating && !is_batch
     }
 
-    /// Whether it is terminating and [`SETTLE_TIMEOUT`] after its grace period has not passed yet.
+    /// Whether page cache was reclaimed from it in the last two evaluations: it may read that back, and wait for it.
+    pub(super) fn reads_back(&self, now: BootTime, period: Duration) -> bool {
+        // Evaluations are not exactly one period apart.
+        let recent = period * 2 + period / 2;
+        self.reclaimed.is_some_and(|at| now.since(at) <= recent)
+    }
+
+    /// Whether it is terminating, and is not overdue.
     pub(super) fn is_exiting(&self, now: BootTime) -> bool {
-        let deadline = self.pod.grace + SETTLE_TIMEOUT;
-        self.terminating_since
-            .is_some_and(|since| now.since(since) < deadline)
+        let limit = exit_time(self.pod.grace);
+        let is_due = |since| now.since(since) < limit;
+        self.pod.terminating && self.terminating_since.is_none_or(is_due)
     }
 
     pub(super) fn permit(&self, rule: usize) -> Permit {
@@ -194,7 +209,7 @@ impl TrackedPods {
     }
 
     /// Replaces the pods and keeps the state of those that remain.
-    pub(super) fn set(&mut self, mut pods: Vec<Arc<Pod>>) {
+    pub(super) fn set(&mut self, mut pods: Vec<Arc<Pod>>, now: BootTime) {
         pods.sort_by(|a, b| a.uid.cmp(&b.uid));
         pods.dedup_by(|a, b| a.uid == b.uid);
         let mut old = std::mem::take(&mut self.0).into_iter().peekable();
@@ -204,11 +219,11 @@ impl TrackedPods {
                 Some(mut tracked) => {
                     if tracked.pod != pod {
                         tracked.pod = pod;
-                        tracked.permits.clear();
+                        tracked.has_permits = false;
                     }
                     tracked
                 }
-                None => Tracked::new(pod),
+                None => Tracked::new(pod, now),
             };
             self.0.push(tracked);
         }
@@ -216,19 +231,22 @@ impl TrackedPods {
 
     /// Computes the permits of pods that have none yet.
     pub(super) fn compute_permits(&mut self, policies: &[PodPolicy], runs: &[Run]) {
-        for tracked in self.0.iter_mut().filter(|t| t.permits.len() != runs.len()) {
+        for tracked in self.0.iter_mut().filter(|t| !t.has_permits) {
             let pod = &tracked.pod;
             let permits = runs
                 .iter()
                 .map(|run| Permit::of(policies, pod, &run.rule.action));
             tracked.permits = permits.collect();
+            tracked.has_permits = true;
+            let mut matching = policies.iter().filter(|policy| policy.matches(pod));
+            tracked.touchable = matching.any(PodPolicy::touches_pods);
         }
     }
 
     /// Clears the permits, and the baselines of periods that no rule uses any more.
     pub(super) fn reset_permits(&mut self, periods: impl Fn(Duration) -> bool) {
         for tracked in &mut self.0 {
-            tracked.permits.clear();
+            tracked.has_permits = false;
             tracked.baselines.retain(|(period, _)| periods(*period));
         }
     }

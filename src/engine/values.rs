@@ -43,6 +43,7 @@ pub(super) struct Baseline {
     pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
     pub(super) system: Option<WaitCounters>,
+    pub(super) page_scans: Option<u64>,
     /// Stall times `[some, full]` of each kind.
     stalled: [[Option<u64>; 2]; 3],
     disks: Vec<DiskSample>,
@@ -54,6 +55,7 @@ impl Baseline {
         self.at = Some(sample.at);
         self.cpu = sample.node.cpu;
         self.system = sample.node.system;
+        self.page_scans = sample.node.page_scans;
         let totals = |kind: usize| sample.node.pressure[kind].map_or([None; 2], |p| p.totals);
         self.stalled = [totals(0), totals(1), totals(2)];
         self.disks.clone_from(&sample.node.disks);
@@ -74,14 +76,14 @@ pub(super) struct EvalContext<'a> {
     pub(super) ledger: &'a ThrottleLedger,
     /// Mean number of tasks in the samples since the previous evaluation.
     pub(super) tasks: Option<f64>,
-    /// Percentage of busy CPUs in the busiest of these samples.
-    pub(super) busiest: Option<f64>,
 }
 
 /// The input of a rule's metric in the last interval. A slow metric stays above its threshold for minutes after the load
 /// that raised it is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Input {
+    /// In the metric's unit.
+    pub(super) value: f64,
     /// Start of the interval.
     pub(super) from: BootTime,
     /// Above the rule's threshold.
@@ -115,6 +117,15 @@ pub(super) fn assumed(rule: &Rule, value: f64) -> Evaluation {
     fold.evaluate(rule)
 }
 
+/// The input that goes with an assumed value.
+pub(super) fn assumed_input(rule: &Rule, value: f64, at: BootTime) -> Input {
+    Input {
+        value,
+        from: at,
+        above: value > rule.threshold,
+    }
+}
+
 /// The input of the rule's metric with this result; `None` if unknown.
 pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) -> Option<Input> {
     let rule = &run.rule;
@@ -137,6 +148,7 @@ pub(super) fn input(run: &Run, ctx: &EvalContext<'_>, evaluation: Evaluation) ->
         _ => (value, ctx.baseline.at),
     };
     Some(Input {
+        value,
         from: from?,
         above: value > rule.threshold,
     })

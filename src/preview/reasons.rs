@@ -118,8 +118,8 @@ impl<'a> FirstRound<'a> {
         if let Some(other) = self.done().find(same) {
             return format!("not again, already done for {}", other.rule);
         }
-        if self.rule.metric.action_effect(kind) == ActionEffect::OneVictim {
-            return "not its turn, only one pod per round as the metric has no unit of release"
+        if self.rule.metric.action_effect(kind) == ActionEffect::Unmeasured {
+            return "not its turn, only one pod at a time as the metric has no unit of release"
                 .to_owned();
         }
         let evicted = || {

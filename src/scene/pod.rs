@@ -43,6 +43,7 @@ impl ScenePod {
                 cpu_limit: self.limit,
                 ..Resources::default()
             },
+            exec_probes: false,
             container_requests: BTreeMap::new(),
             grace: Duration::from_secs(30),
             protected: false,

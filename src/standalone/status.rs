@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::host::Machine;
 use super::scheduling::SchedulingState;
 use crate::engine::RuleReport;
+use crate::engine::metric::Rung;
 use crate::engine::plan::{RuleState, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{RuleId, Strategy};
-use crate::engine::protected::Guard;
 use crate::engine::time::BootTime;
 use crate::node::journal::JournalRecord;
 use crate::node::machine::backend::Backend;
@@ -80,9 +80,18 @@ pub struct RuleOverview {
     pub quiet_evaluations: u32,
     /// Why it could not be evaluated.
     pub unknown: Option<Unknown>,
-    /// What it was evaluated by beside its value.
+    /// Limits of a protected pod's own made it wait as well, which is not counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub limited: bool,
+    /// What it does to pods now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guard: Option<Guard>,
+    pub rung: Option<Rung>,
+    /// What follows if that does not help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_rung: Option<Rung>,
+    /// It evicts no more: two evictions in a row did not lower its metric.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evictions_ended: bool,
     /// Outside its hours.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub outside_hours: bool,
@@ -149,7 +158,10 @@ impl RuleOverview {
             breaches: report.breaches,
             quiet_evaluations: report.quiet_evaluations,
             unknown: report.unknown,
-            guard: report.guard,
+            limited: report.limited,
+            rung: report.rung,
+            next_rung: report.next_rung,
+            evictions_ended: report.evictions_ended,
             outside_hours: report.outside_hours,
         }
     }

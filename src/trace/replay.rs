@@ -240,6 +240,7 @@ impl RuleSummary {
             | PlanChange::Effective { .. }
             | PlanChange::OutsideHours
             | PlanChange::WithinHours
+            | PlanChange::EvictionsEnded { .. }
             | PlanChange::Skipped { .. } => {}
         }
     }

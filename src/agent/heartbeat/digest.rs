@@ -117,6 +117,7 @@ mod tests {
             memory: Some(NodeMemory {
                 total: Bytes(1000),
                 available: Bytes(250),
+                ..NodeMemory::default()
             }),
             pressure: [
                 Some(Pressure {
@@ -142,7 +143,11 @@ mod tests {
             restore_value: 1.0,
             breaches: 0,
             quiet_evaluations: 0,
-            guard: None,
+            limited: false,
+            rung: None,
+            next_rung: None,
+            evictions_ended: false,
+            earliest_eviction: None,
             cool_down: std::time::Duration::ZERO,
             unknown: None,
         }

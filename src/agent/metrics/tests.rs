@@ -20,7 +20,11 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
         restore_value: 4000.0,
         breaches: 2,
         quiet_evaluations: 0,
-        guard: None,
+        limited: false,
+        rung: None,
+        next_rung: None,
+        evictions_ended: false,
+        earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
         unknown,
     }
@@ -260,6 +264,7 @@ fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
             pod: PodUid::from("p"),
             grace: Duration::from_secs(30),
             release: None,
+            urgent: false,
         },
     };
     let counted = || {

@@ -21,7 +21,7 @@ use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
 use crate::node::journal::JournalRecord;
 use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::IneffectiveAction;
-use crate::node::machine::messages::{format_value, unknown_reason};
+use crate::node::machine::messages::{MEMORY_RUNS_OUT, format_value, unknown_reason};
 
 mod throttles;
 
@@ -237,6 +237,7 @@ impl EventBuilder {
             pod,
             grace,
             release,
+            urgent,
         } = &decision.transition.change
         else {
             return;
@@ -246,7 +247,9 @@ impl EventBuilder {
             format!(", to release {}", format_value(metric, release as f64))
         });
         let why = facts.why(&decision.transition.rule);
-        let message = format!("{why}; grace {}{release}", format_duration(*grace));
+        let urgent = if *urgent { MEMORY_RUNS_OUT } else { "" };
+        let grace = format_duration(*grace);
+        let message = format!("{why}{urgent}; grace {grace}{release}");
         if decision.transition.would {
             let regarding = Regarding::pod(decision.pod_name.as_deref(), pod);
             let reason = reason_of(EVICTED, true);

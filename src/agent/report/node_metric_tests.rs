@@ -72,6 +72,7 @@ impl Node {
         node.memory = Some(NodeMemory {
             total: Bytes(32 * GIB),
             available: Bytes(16 * GIB),
+            ..NodeMemory::default()
         });
         let before = std::mem::take(&mut self.sample.pods);
         self.sample.pods = self
@@ -124,7 +125,11 @@ fn rule(id: &str, state: RuleState) -> RuleReport {
         restore_value: 1.0,
         breaches: 0,
         quiet_evaluations: 0,
-        guard: None,
+        limited: false,
+        rung: None,
+        next_rung: None,
+        evictions_ended: false,
+        earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
         unknown: None,
     }
@@ -289,6 +294,7 @@ fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
     node.sample.node.memory = Some(NodeMemory {
         total: Bytes(32 * GIB),
         available: Bytes(14 * GIB),
+        ..NodeMemory::default()
     });
     node.sample.at = node.now + second * 3;
     node.builder.observe(&node.sample);

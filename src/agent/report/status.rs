@@ -28,7 +28,7 @@ use crate::node::cgroup::control_file::Role;
 use crate::node::journal::JournalRecord;
 use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::{IneffectiveAction, reason};
-use crate::node::machine::messages::{count, format_value, guard, skip_reason, unknown_reason};
+use crate::node::machine::messages::{count, format_value, skip_reason, unknown_reason};
 use crate::node::machine::metric;
 
 mod throttled;
@@ -375,10 +375,7 @@ pub(super) fn seconds(time: Timestamp) -> Timestamp {
 }
 
 fn rule(view: &StatusView, report: &RuleReport, boot: Timestamp) -> RuleStatus {
-    let since = report.since.map(|since| {
-        let since = SignedDuration::try_from(since.since(BootTime::default()));
-        Time(seconds(boot + since.unwrap_or_default()))
-    });
+    let since = report.since.map(|since| time(boot, since));
     RuleStatus {
         id: report.id.to_string(),
         metric: metric(view.policy, &report.id),
@@ -386,12 +383,21 @@ fn rule(view: &StatusView, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         state: format!("{:?}", report.state),
         value: report.value.filter(|value| value.is_finite()).map(rounded),
         threshold: report.threshold,
-        evaluated_by: report.guard.map(guard),
+        limited: report.limited,
+        rung: report.rung.map(|rung| rung.name().to_owned()),
+        next_rung: report.next_rung.map(|rung| rung.name().to_owned()),
+        earliest_eviction: report.earliest_eviction.map(|at| time(boot, at)),
+        evictions_ended: report.evictions_ended,
         outside_hours: report.outside_hours,
         cool_down_seconds: lengthened(view.policy, report),
         since,
         unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),
     }
+}
+
+fn time(boot: Timestamp, at: BootTime) -> Time {
+    let since = SignedDuration::try_from(at.since(BootTime::default()));
+    Time(seconds(boot + since.unwrap_or_default()))
 }
 
 /// The cool-down of the rule, if it is longer than its action says.

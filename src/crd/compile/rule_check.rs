@@ -8,9 +8,7 @@ use super::super::objects::Kind;
 use super::super::words::{nearest, quoted};
 use super::pods::{list, selects};
 use super::{ObjectFindings, Scope};
-use crate::engine::metric::{
-    ActionEffect, ActionKind, DiskRate, Metric, PressureKind, Protected, Resource,
-};
+use crate::engine::metric::{ActionEffect, ActionKind, DiskRate, Metric, Resource};
 use crate::engine::policy::{Action, Allowed, Rule};
 use crate::engine::quantity::RawQuantity;
 use crate::engine::window::Statistic;
@@ -45,7 +43,6 @@ pub(super) fn check(
         check.threshold(),
         check.restore_value(),
     ];
-    check.pressure();
     check.permission();
     if outcomes.contains(&RuleVerdict::Off) {
         RuleVerdict::Off
@@ -137,34 +134,6 @@ impl RuleCheck<'_, '_> {
         );
         self.warning(Reason::ActionPartlyHelps, "actionName", message);
         RuleVerdict::On
-    }
-
-    /// A rule on a metric that its own throttling or reclaiming raises also requires stalled protected pods.
-    fn pressure(&mut self) {
-        let Rule { metric, action, .. } = self.rule;
-        let Some(kind) = metric.raised_by_throttles() else {
-            return;
-        };
-        let raised_by = match (action.throttle.is_some(), action.force_gc) {
-            (true, _) => "throttled pods",
-            (false, true) if metric.action_effect(ActionKind::ForceGc) != ActionEffect::None => {
-                "pods that read back reclaimed page cache"
-            }
-            (false, _) => return,
-        };
-        let direct = match kind {
-            PressureKind::Cpu => Protected::CpuDelayMax,
-            PressureKind::Memory => Protected::MemoryStallMax,
-            PressureKind::Io => Protected::IoStallMax,
-        };
-        let message = format!(
-            "{raised_by} raise \"{metric}\" themselves, so the rule acts only while protected pods (those on which no PodQOS \
-             allows \"{}\") are also stalled for more than 5 % of the time; on cgroup v2 write \"{}\", which measures \
-             only protected pods",
-            action.name,
-            Metric::Protected(direct)
-        );
-        self.warning(Reason::RequiresProtectedStall, "metricRule.name", message);
     }
 
     /// A threshold under 1 % of the node is a wrong unit: usually `4` for 4 CPUs.

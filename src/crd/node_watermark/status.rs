@@ -164,11 +164,23 @@ pub struct RuleStatus {
     /// The threshold.
     #[serde(rename = "mark")]
     pub threshold: f64,
-    /// The second criterion of the rule, if it has one: a rule on pressure that acts on pods acts only while protected pods
-    /// are stalled; one that only evicts has it only while other actions may raise the pressure.
-    #[serde(default, rename = "judgedBy", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
-    pub evaluated_by: Option<String>,
+    /// Whether limits of a protected pod's own made it wait as well, which is not counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub limited: bool,
+    /// What the rule does to pods now: `idle class`, `CPU quota`, `page cache` or `eviction`. Absent if it does nothing to pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub rung: Option<String>,
+    /// What it does next, when nothing more can be done on this rung and that did not help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub next_rung: Option<String>,
+    /// The earliest time at which the rule evicts a pod, if its metric stays above the threshold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earliest_eviction: Option<Time>,
+    /// Whether the rule evicts no more, since two evictions in a row did not lower its metric.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evictions_ended: bool,
     /// Whether the rule is outside the hours of its `activeDuring`: its state is then Normal, whatever its value.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub outside_hours: bool,

@@ -45,6 +45,17 @@ pub struct Container {
     pub name: String,
     pub resources: Option<ResourceRequirements>,
     pub restart_policy: Option<String>,
+    pub liveness_probe: Option<ContainerProbe>,
+    pub readiness_probe: Option<ContainerProbe>,
+    pub startup_probe: Option<ContainerProbe>,
+}
+
+/// A probe of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerProbe {
+    /// It runs a command in the container.
+    pub exec: Option<IgnoredAny>,
 }
 
 /// The resources of a container, or of the whole pod.

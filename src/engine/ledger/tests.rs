@@ -6,7 +6,6 @@ const SPEC: CpuThrottle = CpuThrottle {
     step: 40,
     idle: false,
 };
-const IDLE: CpuThrottle = CpuThrottle { idle: true, ..SPEC };
 
 fn throttled_cgroup(cgroup: &str, base: u64, original: Quota) -> ThrottledCgroup {
     ThrottledCgroup::new(Arc::from(cgroup), MilliCpu(base), original)
@@ -27,7 +26,6 @@ fn target_cgroup(cgroup: &str, quota: Quota) -> TargetCgroupSample {
 fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
     let depth = Depth { ratio, idle };
     Claim {
-        evaluations: 0,
         rule: RuleId::from(rule),
         depth,
         before: depth,
@@ -42,7 +40,7 @@ fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
     let mut depth = Depth::NONE;
     let mut ratios = Vec::new();
     for _ in 0..4 {
-        depth = depth.lower(SPEC);
+        depth = depth.lower_ratio(SPEC);
         ratios.push(depth.ratio);
     }
     assert_eq!(ratios, [60, 20, 10, 10]);
@@ -56,11 +54,11 @@ fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
 }
 
 #[test]
-fn the_idle_class_is_entered_first_and_left_last() {
-    let down = Depth::NONE.lower(IDLE);
-    assert_eq!((down.ratio, down.idle), (100, true));
-    let down = down.lower(IDLE);
-    assert_eq!((down.ratio, down.idle), (60, true));
+fn the_idle_class_is_left_last() {
+    let down = Depth {
+        ratio: 60,
+        idle: true,
+    };
     let up = down.raise(40);
     assert_eq!((up.ratio, up.idle), (100, true));
     assert_eq!(up.raise(40), Depth::NONE);
@@ -72,22 +70,22 @@ fn a_minimum_ratio_above_the_current_ratio_changes_nothing() {
         ratio: 5,
         idle: false,
     };
-    assert_eq!(depth.lower(SPEC), depth);
+    assert_eq!(depth.lower_ratio(SPEC), depth);
 }
 
 #[test]
-fn a_quota_stays_above_request_and_ten_millicores_and_below_the_original() {
+fn a_quota_stays_above_request_and_twenty_millicores_and_below_the_original() {
     let table = [
         // base, request, original, ratio, quota
         (1000, 0, Quota::Unlimited, 100, None),
         (1000, 0, Quota::Unlimited, 50, Some(500)),
         (1000, 700, Quota::Unlimited, 50, Some(700)),
-        (15, 0, Quota::Unlimited, 10, Some(10)),
-        (0, 0, Quota::Unlimited, 90, Some(10)),
+        (150, 0, Quota::Unlimited, 10, Some(20)),
+        (0, 0, Quota::Unlimited, 90, Some(20)),
         (1000, 0, limit(2000), 50, Some(500)),
         (1000, 1000, limit(1000), 50, None),
         (5, 0, limit(5), 50, None),
-        (1000, 0, Quota::Unlimited, 0, Some(10)),
+        (1000, 0, Quota::Unlimited, 0, Some(20)),
     ];
     for (base, request, original, ratio, expected) in table {
         let mut pod = pod("a");

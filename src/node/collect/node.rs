@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use nix::sched::sched_getaffinity;
-use nix::unistd::{Pid, SysconfVar, sysconf};
+use nix::unistd::{SysconfVar, sysconf};
 
 use super::proc;
 use super::refill::Refill;
@@ -67,14 +66,8 @@ impl NodeReader {
     pub fn sample(&mut self, reading: &mut SampleContext, demand: &Demand, node: &mut NodeSample) {
         let tick = self.tick;
         node.tasks = None;
-        node.unpinned = None;
-        let wanted = demand.unpinned && !reading.hierarchy.is_v2();
-        let allowed = wanted.then(|| sched_getaffinity(Pid::from_raw(0)).ok());
         node.cpu = reading.text(&mut self.stat, |text| {
             node.tasks = demand.tasks.then(|| proc::tasks(text)).flatten();
-            node.unpinned = allowed.flatten().and_then(|allowed| {
-                proc::cpu_times_of(text, tick, |cpu| allowed.is_set(cpu).unwrap_or(false))
-            });
             proc::cpu_times(text, tick)
         });
         node.memory = reading.text(&mut self.meminfo, proc::memory);

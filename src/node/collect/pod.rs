@@ -386,6 +386,7 @@ impl PodFiles {
             stalled,
             periods,
             throttled_periods,
+            ..WaitCounters::default()
         };
         (percent, counters)
     }

@@ -89,6 +89,7 @@ pub fn memory(text: &[u8]) -> Option<NodeMemory> {
     Some(NodeMemory {
         total: Bytes(total.filter(|total| *total > 0)?),
         available: Bytes(available?),
+        ..NodeMemory::default()
     })
 }
 

@@ -106,6 +106,7 @@ impl SystemSlice {
             stalled,
             periods,
             throttled_periods,
+            ..WaitCounters::default()
         };
         (counters != WaitCounters::default()).then_some(counters)
     }

@@ -329,12 +329,8 @@ impl Actuators {
             }
             ReclaimOutcome::Unsupported { reason, .. } => {
                 self.reclaim_failure = Some(reason.to_owned());
-                let unsupported = |rule| Feedback::ReclaimUnsupported {
-                    uid: uid.clone(),
-                    rule,
-                };
                 let text = format!("no page cache can be reclaimed: {reason}");
-                (rule.map(unsupported), text)
+                (rule.map(nothing), text)
             }
             ReclaimOutcome::Failed { error, .. } => {
                 let text = error.to_string();

@@ -8,7 +8,6 @@ use crate::crd::duration::format_duration;
 use crate::engine::metric::Metric;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
-use crate::engine::protected::{Guard, Waiting};
 use crate::engine::units::Bytes;
 
 impl fmt::Display for Event {
@@ -81,6 +80,13 @@ impl NamedDecision {
                 write!(f, "scheduling is disabled ({effect:?})")
             }
             PlanChange::SchedulingEnabled => f.write_str("scheduling is enabled again"),
+            PlanChange::EvictionsEnded { before, after } => write!(
+                f,
+                "no more evictions: two in a row did not lower {}, {} before and {} after",
+                self.metric(),
+                self.value(*before),
+                self.value(*after)
+            ),
             about_pod => self.fmt_pod_change(about_pod, f),
         }
     }
@@ -161,6 +167,7 @@ impl NamedDecision {
                 pod,
                 grace,
                 release,
+                urgent,
             } => {
                 write!(
                     f,
@@ -168,10 +175,10 @@ impl NamedDecision {
                     self.pod(pod),
                     format_duration(*grace)
                 )?;
-                match release {
-                    Some(release) => write!(f, ", to release {}", self.value(*release as f64)),
-                    None => Ok(()),
+                if let Some(release) = release {
+                    write!(f, ", to release {}", self.value(*release as f64))?;
                 }
+                f.write_str(if *urgent { MEMORY_RUNS_OUT } else { "" })
             }
             about_effect => self.fmt_effect(about_effect, f),
         }
@@ -331,24 +338,8 @@ pub fn format_value(metric: Option<&str>, value: f64) -> String {
     }
 }
 
-/// Describes what a rule was evaluated by besides its value.
-pub fn guard(guard: Guard) -> String {
-    match guard {
-        Guard::Waiting(Waiting { percent, limited }) => {
-            let note = if limited {
-                ", not counting throttling by its own quota"
-            } else {
-                ""
-            };
-            format!(
-                "the protected pod or system service with the longest wait was stalled {percent:.1} % of the time{note}"
-            )
-        }
-        Guard::BusiestSample(percent) => format!(
-            "an estimate, without per-cgroup pressure: {percent:.0} % of the CPUs were busy in the busiest sample"
-        ),
-    }
-}
+/// Why an eviction did not wait for milder steps.
+pub const MEMORY_RUNS_OUT: &str = ", since memory is about to run out";
 
 /// Describes why a value is unknown.
 pub const fn unknown_reason(reason: Unknown) -> &'static str {

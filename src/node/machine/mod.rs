@@ -286,7 +286,6 @@ impl<O: Backend> Machine<O> {
                 pod_pressure: true,
                 pod_io: true,
                 tasks: true,
-                unpinned: true,
                 pod_quota: true,
                 throttled: true,
                 ..std::mem::take(&mut self.demand)

@@ -109,6 +109,7 @@ mod tests {
             pod: PodUid::from(uid),
             grace: Duration::from_secs(30),
             release: None,
+            urgent: false,
         }
     }
 

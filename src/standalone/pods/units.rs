@@ -90,6 +90,7 @@ fn unit(parent: &CgroupPath, directory: &str, inode: u64) -> Pod {
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),
+        exec_probes: false,
         container_requests: BTreeMap::new(),
         grace: GRACE,
         protected: false,

@@ -120,6 +120,7 @@ fn memory_usage_is_total_minus_available() {
             sample.node.memory = Some(NodeMemory {
                 total: Bytes(total),
                 available: Bytes(available),
+                ..NodeMemory::default()
             });
         }
     };

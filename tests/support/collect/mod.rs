@@ -184,7 +184,6 @@ pub fn everything() -> Demand {
         pod_pressure: true,
         pod_io: true,
         tasks: true,
-        unpinned: true,
         run_delay: true,
         throttled: true,
         probes: Vec::new(),

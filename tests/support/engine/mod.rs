@@ -140,6 +140,7 @@ pub fn pod(uid: &str) -> Pod {
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),
+        exec_probes: false,
         container_requests: BTreeMap::new(),
         grace: Duration::from_secs(30),
         protected: false,
@@ -245,6 +246,7 @@ impl Node {
                 memory: Some(NodeMemory {
                     total: Bytes(32 * GIB),
                     available: Bytes(32 * GIB - self.memory),
+                    ..NodeMemory::default()
                 }),
                 ..NodeSample::default()
             },

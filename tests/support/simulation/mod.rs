@@ -71,6 +71,8 @@ pub struct Worker {
     pub memory_stalled: f64,
     pub periods: f64,
     pub throttled: f64,
+    /// How often its own memory limit made it reclaim.
+    pub own_limit_reclaims: f64,
 }
 
 impl Worker {
@@ -97,6 +99,7 @@ impl Worker {
             memory_stalled: 0.0,
             periods: 0.0,
             throttled: 0.0,
+            own_limit_reclaims: 0.0,
         }
     }
 
@@ -425,6 +428,7 @@ impl Simulation {
                 memory: Some(NodeMemory {
                     total: Bytes(self.memory),
                     available: Bytes(self.memory.saturating_sub(used)),
+                    ..NodeMemory::default()
                 }),
                 load: Some(self.load),
                 tasks: Some(whole(self.task_seconds) - whole(self.task_seconds - self.tasks())),
@@ -456,6 +460,7 @@ impl Simulation {
                 ],
                 periods: Some(whole(worker.periods)),
                 throttled_periods: Some(whole(worker.throttled)),
+                own_limit_reclaims: self.v2.then(|| whole(worker.own_limit_reclaims)),
             },
             target_cgroups: vec![TargetCgroupSample {
                 cgroup: Arc::clone(&POD_CGROUP),

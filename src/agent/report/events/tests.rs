@@ -58,7 +58,11 @@ fn report() -> RuleReport {
         restore_value: 4000.0,
         breaches: 0,
         quiet_evaluations: 0,
-        guard: None,
+        limited: false,
+        rung: None,
+        next_rung: None,
+        evictions_ended: false,
+        earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
         unknown: None,
     }
@@ -339,6 +343,7 @@ fn an_eviction_is_reported_when_accepted_or_refused() {
         pod: PodUid::from("a"),
         grace: Duration::from_secs(30),
         release: Some(450),
+        urgent: false,
     };
     let mut builder = EventBuilder::default();
     assert_eq!(

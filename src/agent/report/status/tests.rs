@@ -21,7 +21,11 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
         restore_value: 4000.0,
         breaches: 0,
         quiet_evaluations: 0,
-        guard: None,
+        limited: false,
+        rung: None,
+        next_rung: None,
+        evictions_ended: false,
+        earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
         unknown: value.is_none().then_some(Unknown::Missing),
     }

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::engine::metric::Metric;
-use crate::engine::protected::Guard;
 
 #[test]
 fn the_lowest_threshold_of_an_enforced_rule_is_the_line() {
@@ -109,41 +108,6 @@ fn pressure_rules_count_by_value_and_threshold() {
             .resource(),
         None
     );
-}
-
-#[test]
-fn pressure_without_waiting_protected_pods_is_no_load() {
-    let mut node = Node::with_rules(vec![Rule {
-        action: Arc::new(throttling()),
-        ..rule("a", "cpu_pressure_some_avg60", 20.0)
-    }]);
-    // Our own quotas raise the pressure, and protected pods hardly wait.
-    node.change = |sample| {
-        sample.pressure_by_cgroup = true;
-        sample.node.pressure[0] = Some(Pressure {
-            some: [60.0; 3],
-            ..Pressure::default()
-        });
-        let stalled = sample.at.as_nanos() / 100;
-        for pod in &mut sample.pods {
-            pod.waits = WaitCounters {
-                stalled: [Some(stalled); 3],
-                ..WaitCounters::default()
-            };
-        }
-    };
-    for uid in ["a", "b"] {
-        node.start(pod(uid, 0), 100);
-    }
-    node.advance(30);
-    let run = &node.engine.runs[0];
-    assert!(
-        matches!(run.guard, Some(Guard::Waiting(_))),
-        "{:?}",
-        run.guard
-    );
-    // They wait for 1 % of the time, and from 5 % on the rule acts.
-    near(node.load().pressure.unwrap().percent, 20.0);
 }
 
 #[test]

@@ -10,9 +10,7 @@ use std::time::Duration;
 use super::*;
 use crate::engine::plan::Plan;
 use crate::engine::policy::{Action, CpuThrottle, PodPolicy, PolicySet, Rule, RuleId, Strategy};
-use crate::engine::sample::{
-    MemoryParts, NodeMemory, PodSample, Pressure, TargetCgroupSample, WaitCounters,
-};
+use crate::engine::sample::{MemoryParts, NodeMemory, PodSample, Pressure, TargetCgroupSample};
 use crate::engine::selector::{Requirement, Selector};
 use crate::engine::testing;
 use crate::engine::units::{Bytes, MilliCpu};
@@ -163,6 +161,7 @@ impl Node {
         sample.node.memory = Some(NodeMemory {
             total: Bytes(MEMORY),
             available: Bytes(MEMORY - used),
+            ..NodeMemory::default()
         });
         (self.change)(&mut sample);
         sample
