@@ -240,6 +240,7 @@ impl NodeStats {
         Some(NodeMemory {
             total: size.memory,
             available: size.memory.saturating_sub(Bytes(used)),
+            ..NodeMemory::default()
         })
     }
 

@@ -62,6 +62,7 @@ fn save_windows(node: &Node, percent: u64) {
         sample.node.memory = Some(NodeMemory {
             total: Bytes(1 << 30),
             available: Bytes(3 << 28),
+            ..NodeMemory::default()
         });
         windows.add(&sample);
         busy += percent * 10_000_000;

@@ -279,6 +279,7 @@ fn samples(busy: &[Option<u16>]) -> Vec<(BootTime, Sample)> {
         sample.node.memory = Some(NodeMemory {
             total: Bytes(8 << 30),
             available: Bytes(6 << 30),
+            ..NodeMemory::default()
         });
         sample.node.cpu = milli.is_some().then_some(cpu);
         samples.push((now, sample));

@@ -72,6 +72,7 @@ impl Node {
         node.memory = Some(NodeMemory {
             total: Bytes(32 * GIB),
             available: Bytes(16 * GIB),
+            ..NodeMemory::default()
         });
         let before = std::mem::take(&mut self.sample.pods);
         self.sample.pods = self
@@ -289,6 +290,7 @@ fn a_report_is_due_within_ten_seconds_or_after_a_change_of_use() {
     node.sample.node.memory = Some(NodeMemory {
         total: Bytes(32 * GIB),
         available: Bytes(14 * GIB),
+        ..NodeMemory::default()
     });
     node.sample.at = node.now + second * 3;
     node.builder.observe(&node.sample);

@@ -159,6 +159,7 @@ fn busy_node(second: u64) -> Sample {
     sample.node.memory = Some(NodeMemory {
         total: Bytes(1000),
         available: Bytes(700),
+        ..NodeMemory::default()
     });
     sample.node.load = Some([1.5, 2.5, 3.5]);
     sample.node.pressure[2] = Some(Pressure {

@@ -484,6 +484,7 @@ fn sample(second: u64, busy_percent: u64, used_percent: u64) -> Sample {
     sample.node.memory = Some(NodeMemory {
         total: Bytes(1000),
         available: Bytes(1000 - used_percent * 10),
+        ..NodeMemory::default()
     });
     sample
 }

@@ -385,6 +385,7 @@ impl<'a> Node<'a> {
         sample.node.memory = Some(NodeMemory {
             total: Bytes(MEMORY),
             available: Bytes(MEMORY - mebibytes(system + pods.iter().sum::<u64>()).0),
+            ..NodeMemory::default()
         });
         sample
     }

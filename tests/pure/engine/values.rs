@@ -120,6 +120,7 @@ fn memory_usage_is_total_minus_available() {
             sample.node.memory = Some(NodeMemory {
                 total: Bytes(total),
                 available: Bytes(available),
+                ..NodeMemory::default()
             });
         }
     };
@@ -141,6 +142,30 @@ fn memory_usage_is_total_minus_available() {
         value(watch("memory_total_usage"), &[none]),
         Err(Unknown::Missing)
     );
+}
+
+#[test]
+fn idle_pools_of_huge_pages_are_not_used() {
+    let sample: Edit = &|sample| {
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(64 * GIB),
+            available: Bytes(3 * GIB),
+            hugetlb: Bytes(60 * GIB),
+            ..NodeMemory::default()
+        });
+    };
+    let of = |metric| value(watch(metric), &[sample]);
+    assert_eq!(of("memory_total_usage"), Ok(GIB as f64));
+    assert_eq!(of("memory_total_utilization"), Ok(25.0));
+    let no_other_memory: Edit = &|sample| {
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(GIB),
+            hugetlb: Bytes(GIB),
+            ..NodeMemory::default()
+        });
+    };
+    let found = value(watch("memory_total_usage"), &[no_other_memory]);
+    assert_eq!(found, Err(Unknown::Impossible));
 }
 
 #[test]
@@ -585,6 +610,7 @@ fn waits(stalled: u64, periods: u64, throttled: u64) -> WaitCounters {
         stalled: [Some(stalled * 1_000_000_000); 3],
         periods: Some(periods),
         throttled_periods: Some(throttled),
+        ..WaitCounters::default()
     }
 }
 

@@ -245,6 +245,7 @@ impl Node {
                 memory: Some(NodeMemory {
                     total: Bytes(32 * GIB),
                     available: Bytes(32 * GIB - self.memory),
+                    ..NodeMemory::default()
                 }),
                 ..NodeSample::default()
             },

@@ -425,6 +425,7 @@ impl Simulation {
                 memory: Some(NodeMemory {
                     total: Bytes(self.memory),
                     available: Bytes(self.memory.saturating_sub(used)),
+                    ..NodeMemory::default()
                 }),
                 load: Some(self.load),
                 tasks: Some(whole(self.task_seconds) - whole(self.task_seconds - self.tasks())),
@@ -456,6 +457,7 @@ impl Simulation {
                 ],
                 periods: Some(whole(worker.periods)),
                 throttled_periods: Some(whole(worker.throttled)),
+                ..WaitCounters::default()
             },
             target_cgroups: vec![TargetCgroupSample {
                 cgroup: Arc::clone(&POD_CGROUP),

@@ -163,6 +163,7 @@ impl Node {
         sample.node.memory = Some(NodeMemory {
             total: Bytes(MEMORY),
             available: Bytes(MEMORY - used),
+            ..NodeMemory::default()
         });
         (self.change)(&mut sample);
         sample
