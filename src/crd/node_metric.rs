@@ -162,7 +162,7 @@ pub struct Amounts {
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
     /// The whole node. CPU: all time that is neither idle nor waiting for I/O, including time stolen by a hypervisor. Memory:
-    /// `MemTotal` minus `MemAvailable`.
+    /// `MemTotal` minus `Hugetlb` minus `MemAvailable`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub node: Amounts,
     /// All pods together, including page cache.

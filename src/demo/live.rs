@@ -181,7 +181,7 @@ fn node_facts(hierarchy: &Hierarchy) -> Result<NodeFacts, LiveError> {
     Ok(NodeFacts {
         labels: BTreeMap::new(),
         cpus: cpu.online,
-        memory: memory.total,
+        memory: memory.capacity(),
         windows: None,
     })
 }

@@ -37,7 +37,7 @@ fn unit(metric: &Metric, node: &NodeSample) -> Option<f64> {
             .cpu
             .map(|cpu| f64::from(cpu.online) * MILLICORES_PER_PERCENT),
         Metric::MemoryUtilization | Metric::Window(Resource::Memory, _) => {
-            node.memory.map(|memory| memory.total.0 as f64 / 100.0)
+            node.memory.map(|memory| memory.capacity().0 as f64 / 100.0)
         }
         Metric::Custom(custom) => match custom.source.resource()? {
             Resource::Cpu => unit(&Metric::CpuUtilization, node),
@@ -70,8 +70,9 @@ mod tests {
                 ..CpuTimes::default()
             }),
             memory: Some(NodeMemory {
-                total: Bytes(2_000_000),
+                total: Bytes(5_000_000),
                 available: Bytes(0),
+                hugetlb: Bytes(3_000_000),
                 ..NodeMemory::default()
             }),
             ..NodeSample::default()

@@ -274,7 +274,7 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     /// Online CPUs; 0 if unknown.
     pub cpus: u32,
-    /// `MemTotal`; 0 if unknown.
+    /// Memory in bytes, without the pools of huge pages; 0 if unknown.
     pub memory: super::units::Bytes,
     /// The windows of the node's settings; `None` if the settings are not known.
     pub windows: Option<Arc<[CustomWindow]>>,

@@ -196,7 +196,7 @@ fn without_own_limit(
 
 fn is_short_of_memory(node: &NodeSample) -> bool {
     node.memory.is_none_or(|memory| {
-        memory.available.0 as f64 * 100.0 < memory.total.0 as f64 * SHORT_MEMORY_PERCENT
+        memory.available.0 as f64 * 100.0 < memory.capacity().0 as f64 * SHORT_MEMORY_PERCENT
     })
 }
 

@@ -48,8 +48,8 @@ pub struct NodeSample {
     /// [`super::Demand::tasks`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u64>,
-    /// Pages that the kernel looked at to reclaim memory of the whole node (`pgscan_*` of `/proc/vmstat`). Read only if
-    /// [`super::Demand::pod_pressure`] is set.
+    /// Pages that the kernel scanned to reclaim memory of the node, since boot (`pgscan_*` of `/proc/vmstat`; reclaim at a
+    /// cgroup's own limit is not in it). Read only if [`super::Demand::pod_pressure`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_scans: Option<u64>,
     /// Wait counters of `system.slice`, if readable. Read only if [`super::Demand::pod_pressure`] is set.
@@ -91,8 +91,8 @@ pub struct NodeMemory {
     pub total: Bytes,
     /// `MemAvailable`.
     pub available: Bytes,
-    /// Pools of huge pages (`Hugetlb`), which pods can't use as other memory.
-    #[serde(default)]
+    /// `Hugetlb`: the pools of huge pages, used or not. 0 on kernels that do not report it.
+    #[serde(default, skip_serializing_if = "is_none_at_all")]
     pub hugetlb: Bytes,
     /// `AnonPages`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,10 +106,25 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// Memory in use; `None` if more is reported available than exists.
-    pub fn used(self) -> Option<Bytes> {
-        self.total.0.checked_sub(self.available.0).map(Bytes)
+    /// Memory without the pools of huge pages, which only programs that ask for them can use. The kubelet's allocatable
+    /// leaves them out, too.
+    pub const fn capacity(self) -> Bytes {
+        self.total.saturating_sub(self.hugetlb)
     }
+
+    /// Memory in use, without the pools of huge pages; `None` if more is reported available than exists.
+    pub fn used(self) -> Option<Bytes> {
+        let used = self.capacity().0.checked_sub(self.available.0);
+        used.map(Bytes)
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde asks for"
+)]
+fn is_none_at_all(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
 }
 
 /// One pressure file: percent of time stalled, averaged over 10, 60 and 300 s.
@@ -125,7 +140,7 @@ pub struct Pressure {
     pub totals: [Option<u64>; 2],
 }
 
-/// How long the threads of a cgroup waited and how often its own quota throttled them: counters since it was created.
+/// How long the threads of a cgroup waited, and how often its own limits made them wait: counters since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WaitCounters {
@@ -136,9 +151,14 @@ pub struct WaitCounters {
     pub periods: Option<u64>,
     /// Those in which it was throttled (`nr_throttled`), or the sum over its containers if that is more.
     pub throttled_periods: Option<u64>,
-    /// How often the pod's own memory limits made it reclaim (`max` and `high` of `memory.events`). Missing on cgroup v1.
+    /// How often the cgroup or one below it reached its own memory limit and had to reclaim (`max` + `high` of
+    /// `memory.events`). Missing on cgroup v1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own_limit_reclaims: Option<u64>,
+    /// Pages of files that were read again soon after they had been reclaimed (`workingset_refault_file` of
+    /// `memory.stat`). Missing on cgroup v1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refaults: Option<u64>,
 }
 
 impl WaitCounters {
@@ -147,6 +167,7 @@ impl WaitCounters {
         periods: None,
         throttled_periods: None,
         own_limit_reclaims: None,
+        refaults: None,
     };
 
     fn is_unread(&self) -> bool {

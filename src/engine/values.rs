@@ -23,6 +23,7 @@ use super::sample::{
 use super::selector::{Labels, Selector};
 use super::time::BootTime;
 use super::track::Tracked;
+use super::units::Bytes;
 use super::window::NodeWindows;
 
 /// Values above this multiple of what the machine can do are rejected.
@@ -496,11 +497,12 @@ fn throttled_ratio(
     percent(throttled / periods * 100.0).map(Some)
 }
 
-/// Used and total bytes.
+/// Bytes in use and the capacity, both without the pools of huge pages.
 pub(super) fn memory(node: &NodeSample) -> Result<(f64, f64), Unknown> {
     let memory = node.memory.ok_or(Unknown::Missing)?;
+    let capacity = memory.capacity();
     match memory.used() {
-        Some(used) if memory.total.0 > 0 => Ok((used.0 as f64, memory.total.0 as f64)),
+        Some(used) if capacity > Bytes::ZERO => Ok((used.0 as f64, capacity.0 as f64)),
         _ => Err(Unknown::Impossible),
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Component, Path};
 
-use crate::engine::sample::Series;
+use crate::engine::sample::{NodeMemory, Series};
 use crate::node::cgroup::kubepods::{Driver, container_id, parse_pod_cgroup, pod_cgroup};
 use crate::node::cgroup::layout::cgroup_mounts;
 use crate::node::cgroup::parse::{
@@ -55,8 +55,11 @@ pub fn proc(bytes: &[u8]) {
     assert_eq!(none, None);
     if let Some(memory) = proc::memory(bytes) {
         let (total, available) = (memory.total.0 / 1024, memory.available.0 / 1024);
-        let text = format!("MemTotal: {total} kB\nMemAvailable: {available} kB\n");
-        assert_eq!(proc::memory(text.as_bytes()), Some(memory));
+        let hugetlb = memory.hugetlb.0 / 1024;
+        let text =
+            format!("MemTotal: {total} kB\nMemAvailable: {available} kB\nHugetlb: {hugetlb} kB\n");
+        let read = proc::memory(text.as_bytes()).map(NodeMemory::used);
+        assert_eq!(read, Some(memory.used()));
     }
     let loads = proc::load(bytes).into_iter().flatten();
     assert!(

@@ -260,7 +260,7 @@ fn node_facts(
     Ok(NodeFacts {
         labels: options.node_labels.clone(),
         cpus: cpu.online,
-        memory: memory.total,
+        memory: memory.capacity(),
         windows: Some(Arc::clone(&options.windows)),
     })
 }

@@ -75,7 +75,7 @@ pub struct TracedNode {
     pub labels: BTreeMap<String, String>,
     /// Online CPUs; 0 if unknown.
     pub cpus: u32,
-    /// `MemTotal`; 0 if unknown.
+    /// Memory in bytes, without the pools of huge pages; 0 if unknown.
     pub memory: Bytes,
 }
 

@@ -79,7 +79,7 @@ fn thresholds(
     outside_hours: &[RuleId],
 ) -> [Option<Percent>; 2] {
     let cpus = node.cpu.map(|cpu| f64::from(cpu.online));
-    let total = node.memory.map(|memory| memory.total.0 as f64);
+    let total = node.memory.map(|memory| memory.capacity().0 as f64);
     let mut lowest = [None, None];
     let active = |rule: &&Rule| !outside_hours.contains(&rule.id);
     for rule in policy.rules.iter().filter(active) {

@@ -159,7 +159,7 @@ impl LoadMetrics {
         let cores = || Unit::Other("cores".to_owned());
         let help = "CPU in use since the last report, by the node, its pods, and the rest (system)";
         registry.register_with_unit("node_cpu_usage", help, cores(), self.cpu.clone());
-        let help = "Memory in use: by the node (MemTotal less MemAvailable), its pods (page cache included), and the rest";
+        let help = "Memory in use: by the node (MemTotal less Hugetlb and MemAvailable), its pods (page cache included), and the rest";
         registry.register_with_unit("node_memory_usage", help, Unit::Bytes, self.memory.clone());
         let help = "CPUs online";
         registry.register_with_unit(

@@ -255,7 +255,7 @@ impl<'a> Used<'a> {
         );
         let memory = share(
             self.sample.memory.map(|memory| memory.0),
-            node.memory.map(|memory| memory.total.0),
+            node.memory.map(|memory| memory.capacity().0),
         );
         cpu.max(memory)
     }
@@ -301,7 +301,7 @@ fn cpu(last: &Snapshot, sample: &Sample) -> Option<f64> {
 fn percents(node: &NodeSample, cpu: Option<f64>) -> [Option<f64>; 2] {
     let memory = |memory: NodeMemory| {
         let used = memory.used()?;
-        Some(used.0 as f64 / memory.total.0 as f64 * 100.0)
+        Some(used.0 as f64 / memory.capacity().0 as f64 * 100.0)
     };
     [
         node.cpu.zip(cpu).map(|(cpus, busy)| cpus.percent(busy)),
@@ -312,7 +312,7 @@ fn percents(node: &NodeSample, cpu: Option<f64>) -> [Option<f64>; 2] {
 fn capacity(node: &NodeSample) -> Amounts {
     Amounts {
         cpu: node.cpu.map(|cpu| Quantity(cpu.online.to_string())),
-        memory: node.memory.map(|memory| bytes(memory.total)),
+        memory: node.memory.map(|memory| bytes(memory.capacity())),
     }
 }
 

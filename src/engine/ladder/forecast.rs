@@ -75,7 +75,7 @@ impl MemoryForecast {
 fn left(memory: NodeMemory) -> [Option<Left>; 2] {
     let active = || {
         let held = memory.anon?.0 + memory.shmem?.0 + memory.active_file?.0;
-        Some(memory.total.0 as f64 - memory.hugetlb.0 as f64 - held as f64)
+        Some(memory.capacity().0 as f64 - held as f64)
     };
     [Some(memory.available.0 as f64), active()]
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::pod::{CpuUsage, QuotaFiles, directory};
 use super::sampler::SampleContext;
-use super::waits::periods;
+use super::waits::{own_limit_reclaims, periods};
 use crate::engine::Demand;
 use crate::engine::sample::ContainerSample;
 use crate::engine::time::BootTime;
@@ -25,6 +25,7 @@ pub struct ContainerReader {
     quota_files: QuotaFiles,
     quota: Option<Quota>,
     stat: CachedFile,
+    memory_events: CachedFile,
     threads: Threads,
     gone: bool,
 }
@@ -57,6 +58,7 @@ impl ContainerReader {
             quota_files: QuotaFiles::new(hierarchy, cgroup),
             quota: None,
             stat: CachedFile::new(directory.join("cpu.stat")),
+            memory_events: CachedFile::new(directory.join("memory.events")),
             threads: Threads::new(CachedFile::new(directory.join(tasks))),
             gone: false,
         }
@@ -98,6 +100,11 @@ impl ContainerReader {
     pub fn periods(&mut self, reading: &mut SampleContext) -> [Option<u64>; 2] {
         let result = reading.try_text(&mut self.stat, |text| Some(periods(text)));
         self.record(reading, result).unwrap_or_default()
+    }
+
+    /// See [`own_limit_reclaims`]; cgroup v2 only.
+    pub fn own_limit_reclaims(&mut self, reading: &mut SampleContext) -> Option<u64> {
+        reading.text(&mut self.memory_events, own_limit_reclaims)
     }
 
     /// Reads what `demand` asks for.

@@ -22,6 +22,7 @@ pub struct NodeReader {
     tick: u64,
     stat: CachedFile,
     meminfo: CachedFile,
+    vmstat: CachedFile,
     loadavg: CachedFile,
     pressure: [CachedFile; 3],
     diskstats: CachedFile,
@@ -38,6 +39,7 @@ impl NodeReader {
             tick: 1_000_000_000 / ticks_per_second(),
             stat: file("stat"),
             meminfo: file("meminfo"),
+            vmstat: file("vmstat"),
             loadavg: file("loadavg"),
             pressure: ["pressure/cpu", "pressure/memory", "pressure/io"].map(file),
             diskstats: file("diskstats"),
@@ -80,6 +82,10 @@ impl NodeReader {
         {
             *value = reading.text_if(wanted, file, proc::pressure);
         }
+        node.page_scans = demand
+            .pod_pressure
+            .then(|| proc::page_scans(reading.records(&mut self.vmstat)))
+            .flatten();
         let system = self.system.as_mut().filter(|_| demand.pod_pressure);
         node.system = system.and_then(|system| system.read(reading));
         self.disks(reading, demand.disks, &mut node.disks);

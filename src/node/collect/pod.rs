@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::container::ContainerReader;
 use super::refill::Refill;
 use super::sampler::SampleContext;
-use super::waits::{PERIODS, PressureFiles, io_bytes, periods};
+use super::waits::{PERIODS, PressureFiles, io_bytes, own_limit_reclaims, periods};
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
@@ -45,6 +45,8 @@ struct PodFiles {
     cpu: CpuUsage,
     memory: Option<CachedFile>,
     memory_stat: Option<CachedFile>,
+    /// `None` on cgroup v1, which does not count these events.
+    memory_events: Option<CachedFile>,
     /// Kernel memory, which is not in v1's `memory.stat`.
     kernel_memory: Option<CachedFile>,
     quota: QuotaFiles,
@@ -147,15 +149,14 @@ impl PodReader {
         let files = &mut self.files;
         out.cpu_nanos = cpu.map(|cpu| cpu.nanos);
         out.memory = number(reading, files.memory.as_mut()).map(Bytes);
-        out.memory_parts = demand
-            .pod_memory
-            .then(|| files.memory_parts(reading))
-            .flatten();
+        let stat = files.memory_stat(reading, demand);
+        out.memory_parts = stat.parts.filter(|_| demand.pod_memory);
         (out.stalled, out.waits) = if demand.pod_pressure {
             files.waits(reading, cpu)
         } else {
             Default::default()
         };
+        out.waits.refaults = stat.refaults.filter(|_| demand.pod_pressure);
         out.io_bytes = match &mut files.io {
             Some(io) => reading.text_if(demand.pod_io, io, io_bytes),
             None => None,
@@ -167,6 +168,9 @@ impl PodReader {
         }
         if waits_by_cgroup {
             self.count_quotas_of_containers(reading, &mut out.waits);
+        }
+        if waits_by_cgroup && reading.local_events {
+            self.count_limits_of_containers(reading, &mut out.waits);
         }
         self.target_samples(reading, demand, out);
         self.container_samples(reading, demand, &mut out.containers);
@@ -187,6 +191,19 @@ impl PodReader {
         }
         waits.periods = waits.periods.map(|own| own.max(passed));
         waits.throttled_periods = waits.throttled_periods.map(|own| own.max(throttled));
+    }
+
+    /// Mounted with `memory_localevents`, a pod's `memory.events` leaves out its containers.
+    fn count_limits_of_containers(
+        &mut self,
+        reading: &mut SampleContext,
+        waits: &mut WaitCounters,
+    ) {
+        for container in self.containers.below() {
+            let reclaims = container.own_limit_reclaims(reading).unwrap_or_default();
+            let sum = |own: u64| own.saturating_add(reclaims);
+            waits.own_limit_reclaims = waits.own_limit_reclaims.map(sum);
+        }
     }
 
     fn is_replaced(&self) -> bool {
@@ -357,6 +374,7 @@ impl PodFiles {
             cpu: CpuUsage::new(hierarchy, cgroup),
             memory: memory("memory.usage_in_bytes", "memory.current"),
             memory_stat: memory("memory.stat", "memory.stat"),
+            memory_events: memory("", "memory.events"),
             kernel_memory: memory("memory.kmem.usage_in_bytes", ""),
             quota: QuotaFiles::new(hierarchy, cgroup),
             pressure: hierarchy.is_v2().then(|| PressureFiles::new(&cpu)),
@@ -382,11 +400,13 @@ impl PodFiles {
                 .unwrap_or_default(),
             None => cpu.map_or([None; 2], |cpu| cpu.periods),
         };
+        let events = self.memory_events.as_mut();
         let counters = WaitCounters {
             stalled,
             periods,
             throttled_periods,
-            ..WaitCounters::default()
+            own_limit_reclaims: events.and_then(|file| reading.text(file, own_limit_reclaims)),
+            refaults: None,
         };
         (percent, counters)
     }
@@ -401,6 +421,7 @@ impl PodFiles {
         change(&mut self.cpu.file);
         self.memory.iter_mut().for_each(&mut change);
         self.memory_stat.iter_mut().for_each(&mut change);
+        self.memory_events.iter_mut().for_each(&mut change);
         self.kernel_memory.iter_mut().for_each(&mut change);
         if let Some(pressure) = &mut self.pressure {
             pressure.each(&mut change);
@@ -410,27 +431,67 @@ impl PodFiles {
         self.quota.each(change);
     }
 
-    /// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
-    /// On v1, `memory.stat` has the sums over the pod's containers as `total_*`; kernel memory, which cannot be split
-    /// there, counts as unreclaimable.
-    fn memory_parts(&mut self, reading: &mut SampleContext) -> Option<MemoryParts> {
-        let file = self.memory_stat.as_mut()?;
-        let (unreclaimable, shared, cache) = if reading.hierarchy.is_v2() {
-            let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
-            let [anon, shared, slab, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
-            (anon.checked_add(slab)?, shared, cache)
-        } else {
-            let keys: [&[u8]; 3] = [b"total_rss", b"total_shmem", b"total_cache"];
-            let [anon, shared, cache] = reading.text(file, |text| all(keyed(text, keys)))?;
-            let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
-            (anon.checked_add(kernel)?, shared, cache)
+    /// Reads `memory.stat` if `demand` needs it.
+    fn memory_stat(&mut self, reading: &mut SampleContext, demand: &Demand) -> MemoryStat {
+        let is_v2 = reading.hierarchy.is_v2();
+        let wanted = demand.pod_memory || (demand.pod_pressure && is_v2);
+        let Some(file) = self.memory_stat.as_mut().filter(|_| wanted) else {
+            return MemoryStat::default();
         };
-        Some(MemoryParts {
-            unreclaimable: Bytes(unreclaimable.checked_add(shared)?),
-            // The two counters are updated separately, so one may be briefly ahead.
-            cache: Bytes(cache.saturating_sub(shared)),
-        })
+        if is_v2 {
+            return reading.text(file, memory_stat_v2).unwrap_or_default();
+        }
+        let parts = reading.text(file, memory_parts_v1);
+        let parts = parts.and_then(|parts| {
+            let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
+            let unreclaimable = parts.unreclaimable.0.checked_add(kernel)?;
+            Some(MemoryParts {
+                unreclaimable: Bytes(unreclaimable),
+                ..parts
+            })
+        });
+        MemoryStat {
+            parts,
+            refaults: None,
+        }
     }
+}
+
+/// What is read from `memory.stat`.
+#[derive(Clone, Copy, Debug, Default)]
+struct MemoryStat {
+    parts: Option<MemoryParts>,
+    /// See [`WaitCounters::refaults`].
+    refaults: Option<u64>,
+}
+
+fn memory_stat_v2(text: &[u8]) -> Option<MemoryStat> {
+    let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
+    let [anon, shared, slab, cache] = all(keyed(text, keys))?;
+    // Before Linux 5.9 one counter held the refaults of files, which were the only ones.
+    let refaults: [&[u8]; 2] = [b"workingset_refault_file", b"workingset_refault"];
+    let [of_files, all_refaults] = keyed(text, refaults);
+    Some(MemoryStat {
+        parts: Some(memory_parts(anon.checked_add(slab)?, shared, cache)?),
+        refaults: of_files.or(all_refaults),
+    })
+}
+
+/// On v1 the sums over the pod's containers are named `total_*`. Kernel memory is in another file; it cannot be split
+/// there and counts as unreclaimable.
+fn memory_parts_v1(text: &[u8]) -> Option<MemoryParts> {
+    let keys: [&[u8]; 3] = [b"total_rss", b"total_shmem", b"total_cache"];
+    let [anon, shared, cache] = all(keyed(text, keys))?;
+    memory_parts(anon, shared, cache)
+}
+
+/// Memory that is freed only when the pod ends, and page cache. The kernel counts shared memory as cache.
+fn memory_parts(unreclaimable: u64, shared: u64, cache: u64) -> Option<MemoryParts> {
+    Some(MemoryParts {
+        unreclaimable: Bytes(unreclaimable.checked_add(shared)?),
+        // The two counters are updated separately, so one may be briefly ahead.
+        cache: Bytes(cache.saturating_sub(shared)),
+    })
 }
 
 fn all<const N: usize>(values: [Option<u64>; N]) -> Option<[u64; N]> {

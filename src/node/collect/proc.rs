@@ -70,27 +70,43 @@ pub fn tasks(text: &[u8]) -> Option<u64> {
 
 /// `/proc/meminfo`
 pub fn memory(text: &[u8]) -> Option<NodeMemory> {
-    let mut total = None;
-    let mut available = None;
+    const KEYS: [&[u8]; 6] = [
+        b"MemTotal:",
+        b"MemAvailable:",
+        b"Hugetlb:",
+        b"AnonPages:",
+        b"Shmem:",
+        b"Active(file):",
+    ];
+    let mut values = [None; KEYS.len()];
     for line in lines(text) {
         let mut fields = fields(line);
-        let wanted = match fields.next() {
-            Some(b"MemTotal:") => &mut total,
-            Some(b"MemAvailable:") => &mut available,
-            _ => continue,
+        let key = fields.next();
+        let Some(index) = KEYS.iter().position(|wanted| Some(*wanted) == key) else {
+            continue;
         };
         let kib = fields.next().and_then(unsigned);
         let in_kib = fields.next() == Some(b"kB");
-        *wanted = kib.filter(|_| in_kib)?.checked_mul(1024);
-        if total.is_some() && available.is_some() {
-            break;
-        }
+        let bytes = kib.filter(|_| in_kib)?.checked_mul(1024)?;
+        values[index] = Some(Bytes(bytes));
     }
+    let [total, available, hugetlb, anon, shmem, active_file] = values;
     Some(NodeMemory {
-        total: Bytes(total.filter(|total| *total > 0)?),
-        available: Bytes(available?),
-        ..NodeMemory::default()
+        total: total.filter(|total| *total > Bytes::ZERO)?,
+        available: available?,
+        hugetlb: hugetlb.unwrap_or_default(),
+        anon,
+        shmem,
+        active_file,
     })
+}
+
+/// `/proc/vmstat`: pages scanned to reclaim memory of the node. The kernel does not count reclaim of one cgroup here.
+pub fn page_scans(text: &[u8]) -> Option<u64> {
+    let keys: [&[u8]; 3] = [b"pgscan_kswapd", b"pgscan_direct", b"pgscan_khugepaged"];
+    let [kswapd, direct, khugepaged] = keyed(text, keys);
+    let scans = kswapd?.checked_add(direct?)?;
+    scans.checked_add(khugepaged.unwrap_or_default())
 }
 
 /// `/proc/loadavg`: the averages over 1, 5 and 15 minutes.
@@ -201,12 +217,33 @@ mod tests {
         assert_eq!(of(|cpu| cpu == 1), None, "it is offline");
     }
 
+    #[test]
+    fn pools_of_huge_pages_are_neither_used_nor_capacity() {
+        let text = b"MemTotal: 64000 kB\nMemAvailable: 3000 kB\nActive(file): 7 kB\nAnonPages: 5 kB\nShmem: 6 kB\nHugePages_Total: 30\nHugetlb: 60000 kB\n";
+        let memory = memory(text).unwrap();
+        let kib = |bytes: Bytes| bytes.0 / 1024;
+        assert_eq!(
+            (kib(memory.capacity()), memory.used().map(kib)),
+            (4000, Some(1000))
+        );
+        let parts = [memory.anon, memory.shmem, memory.active_file];
+        assert_eq!(parts.map(|part| part.map(kib)), [Some(5), Some(6), Some(7)]);
+    }
+
+    #[test]
+    fn all_kinds_of_node_reclaim_count() {
+        let text = b"pgscan_kswapd 1\npgscan_direct 20\npgscan_direct_throttle 7\npgscan_khugepaged 300\npgscan_proactive 9\npgscan_anon 5\n";
+        assert_eq!(page_scans(text), Some(321));
+        assert_eq!(page_scans(b"pgscan_kswapd 1\npgscan_direct 20\n"), Some(21));
+        assert_eq!(page_scans(b"pgscan_direct 20\n"), None);
+    }
+
     proptest! {
         #[test]
         fn arbitrary_bytes_do_not_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = cpu_times_of(&text, 10_000_000, |_| true);
             let _ = (cpu_times(&text, 10_000_000), memory(&text), load(&text), pressure(&text));
-            let _ = (disk(&text), interface(&text), tasks(&text));
+            let _ = (disk(&text), interface(&text), tasks(&text), page_scans(&text));
         }
 
         #[test]

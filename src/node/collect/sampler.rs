@@ -67,6 +67,8 @@ pub struct SampleContext {
     pub fds: FdBudget,
     /// Whether all pods' processes are visible in `proc_root`.
     pub sees_processes: bool,
+    /// The cgroup v2 tree is mounted with `memory_localevents`.
+    pub local_events: bool,
     /// Time of this sample.
     pub now: BootTime,
     /// The empty name, for the pod's own cgroup.
@@ -160,6 +162,7 @@ impl Sampler {
             started: None,
             reading: SampleContext {
                 sees_processes: true,
+                local_events: hierarchy.is_v2() && has_local_events(proc_root),
                 hierarchy,
                 proc_root: proc_root.to_owned(),
                 fds,
@@ -284,6 +287,17 @@ impl Sampler {
             pods.clear();
         }
     }
+}
+
+/// Mount options are the same wherever a cgroup v2 tree is mounted, since there is only one.
+fn has_local_events(proc_root: &Path) -> bool {
+    let mounts = std::fs::read_to_string(proc_root.join("self/mounts")).unwrap_or_default();
+    mounts.lines().any(|mount| {
+        let mut fields = mount.split(' ').skip(2);
+        let is_v2 = fields.next() == Some("cgroup2");
+        let mut options = fields.next().unwrap_or_default().split(',');
+        is_v2 && options.any(|option| option == "memory_localevents")
+    })
 }
 
 fn blank(uid: &PodUid) -> PodSample {

@@ -17,6 +17,13 @@ pub fn periods(text: &[u8]) -> [Option<u64>; 2] {
     keyed(text, PERIODS)
 }
 
+/// `memory.events`: how often the cgroup or, unless the tree is mounted with `memory_localevents`, one below it reached
+/// its own limit and had to reclaim.
+pub fn own_limit_reclaims(text: &[u8]) -> Option<u64> {
+    let [high, max] = keyed(text, [b"high", b"max"]);
+    high?.checked_add(max?)
+}
+
 /// `io.stat` of cgroup v2: bytes read and written on all devices. An empty file means no I/O.
 pub fn io_bytes(text: &[u8]) -> Option<u64> {
     if !text.is_empty() && !text.ends_with(b"\n") {

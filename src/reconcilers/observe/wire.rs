@@ -145,9 +145,13 @@ impl ObservedNode {
             ready: is_true("Ready"),
             tainted: taints.iter().any(Taint::is_ours),
             interference_identified: is_true(taint::CONDITION),
-            facts: NodeFacts::of_capacity(labels, |name| {
-                status.capacity.get(name).map(String::as_str)
-            }),
+            facts: NodeFacts::of_capacity(
+                labels,
+                status
+                    .capacity
+                    .iter()
+                    .map(|(name, amount)| (name.as_str(), amount.as_str())),
+            ),
         }
     }
 }

@@ -145,6 +145,30 @@ fn memory_usage_is_total_minus_available() {
 }
 
 #[test]
+fn idle_pools_of_huge_pages_are_not_used() {
+    let sample: Edit = &|sample| {
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(64 * GIB),
+            available: Bytes(3 * GIB),
+            hugetlb: Bytes(60 * GIB),
+            ..NodeMemory::default()
+        });
+    };
+    let of = |metric| value(watch(metric), &[sample]);
+    assert_eq!(of("memory_total_usage"), Ok(GIB as f64));
+    assert_eq!(of("memory_total_utilization"), Ok(25.0));
+    let no_other_memory: Edit = &|sample| {
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(GIB),
+            hugetlb: Bytes(GIB),
+            ..NodeMemory::default()
+        });
+    };
+    let found = value(watch("memory_total_usage"), &[no_other_memory]);
+    assert_eq!(found, Err(Unknown::Impossible));
+}
+
+#[test]
 fn load_and_pressure_are_used_unchanged() {
     let load: Edit = &|sample| sample.node.load = Some([1.0, 5.0, 15.0]);
     assert_eq!(value(watch("cpu_load_1_min"), &[load]), Ok(1.0));
@@ -586,6 +610,7 @@ fn waits(stalled: u64, periods: u64, throttled: u64) -> WaitCounters {
         stalled: [Some(stalled * 1_000_000_000); 3],
         periods: Some(periods),
         throttled_periods: Some(throttled),
+        ..WaitCounters::default()
     }
 }
 

@@ -50,6 +50,10 @@ eth1:7 1 0 0 0 0 0 0 8 2 0 0 0 0 0 0
 fn node_files(fake: &Fake) {
     fake.file("proc/stat", STAT)
         .file("proc/meminfo", MEMINFO)
+        .file(
+            "proc/vmstat",
+            "nr_free_pages 9\npgscan_kswapd 5\npgscan_direct 6\npgscan_direct_throttle 7\n",
+        )
         .file("proc/loadavg", "0.11 1.24 12.00 1/91 17965\n")
         .file("proc/pressure/cpu", PRESSURE)
         .file("proc/pressure/memory", PRESSURE)
@@ -74,7 +78,11 @@ fn v2_pod(fake: &Fake, cgroup: &str) {
     .file(&format!("cg/{cgroup}/memory.current"), "8192\n")
     .file(
         &format!("cg/{cgroup}/memory.stat"),
-        "anon 100\nfile 900\nkernel 50\nshmem 200\nslab_reclaimable 5\nslab_unreclaimable 30\n",
+        "anon 100\nfile 900\nkernel 50\nshmem 200\nslab_reclaimable 5\nslab_unreclaimable 30\nworkingset_refault_anon 4\nworkingset_refault_file 17\n",
+    )
+    .file(
+        &format!("cg/{cgroup}/memory.events"),
+        "low 1\nhigh 10\nmax 2\noom 0\noom_kill 0\noom_group_kill 0\n",
     )
     .file(&format!("cg/{cgroup}/cpu.max"), "50000 100000\n")
     .file(&format!("cg/{cgroup}/cgroup.threads"), "")
@@ -97,6 +105,14 @@ const WAITS: WaitCounters = WaitCounters {
     stalled: [Some(1000), Some(20_000), None],
     periods: Some(7),
     throttled_periods: Some(3),
+    own_limit_reclaims: Some(12),
+    refaults: Some(17),
+};
+
+const SYSTEM_WAITS: WaitCounters = WaitCounters {
+    own_limit_reclaims: None,
+    refaults: None,
+    ..WAITS
 };
 
 fn sampler(fake: &Fake, hierarchy: Hierarchy) -> Sampler {
@@ -144,6 +160,7 @@ fn node_files_are_read() {
         (memory.total, memory.available),
         (Bytes(1_024_000), Bytes(409_600))
     );
+    assert_eq!(node.page_scans, Some(11));
     assert_eq!(node.load, Some([0.11, 1.24, 12.0]));
     assert_eq!(node.tasks, Some(4), "without the reading task itself");
     let [cpu, _, io] = node.pressure.map(Option::unwrap);
@@ -206,6 +223,7 @@ fn only_what_is_demanded_is_read() {
     assert!(node.load.is_none() && node.pressure.iter().all(Option::is_none));
     assert!(node.disks.is_empty() && node.interfaces.is_empty());
     assert_eq!((node.tasks, node.system), (None, None));
+    assert_eq!(node.page_scans, None);
 }
 
 #[test]
@@ -272,6 +290,39 @@ fn pod_pressure_is_read_only_on_demand() {
 }
 
 #[test]
+fn limits_reached_by_containers_count_for_their_pod() {
+    // The kernel adds them to the pod's own counters, unless the tree is mounted with `memory_localevents`.
+    for (options, reclaims) in [("rw,nsdelegate", 12), ("rw,memory_localevents", 12 + 24)] {
+        let fake = Fake::new();
+        let hierarchy = v2(&fake);
+        for cgroup in ["p", "p/one", "p/two"] {
+            v2_pod(&fake, cgroup);
+        }
+        fake.file(
+            "proc/self/mounts",
+            format!("cgroup2 /sys/fs/cgroup cgroup2 {options} 0 0\n"),
+        );
+        let (pod, faults) = sample_pod(&fake, hierarchy, "p");
+        assert_eq!(faults, [""; 0]);
+        let counted = pod.unwrap().waits.own_limit_reclaims;
+        assert_eq!(counted, Some(reclaims), "{options}");
+    }
+}
+
+#[test]
+fn refaults_are_read_on_older_kernels() {
+    let fake = Fake::new();
+    let hierarchy = v2(&fake);
+    v2_pod(&fake, "p");
+    fake.file(
+        "cg/p/memory.stat",
+        "anon 1\nfile 2\nshmem 0\nslab_unreclaimable 0\nworkingset_refault 6\n",
+    );
+    let (pod, _) = sample_pod(&fake, hierarchy, "p");
+    assert_eq!(pod.unwrap().waits.refaults, Some(6));
+}
+
+#[test]
 fn an_empty_io_stat_is_zero_and_a_truncated_one_unknown() {
     for (text, bytes, faults) in [
         ("", Some(0), 0),
@@ -308,7 +359,7 @@ fn system_slice_is_read_if_it_exists() {
     sampler.set_pods(std::iter::empty::<SampledPod>());
     assert_eq!(
         sample_once(&mut sampler, &everything()),
-        (true, Some(WAITS))
+        (true, Some(SYSTEM_WAITS))
     );
     assert_eq!(sample_once(&mut sampler, &Demand::default()), (true, None));
     let pod = |path: &str| SampledPod::from((uid("unit"), CgroupPath::new(path).unwrap()));
@@ -321,12 +372,12 @@ fn system_slice_is_read_if_it_exists() {
     sampler.set_pods(std::iter::once(pod("system.slices/unit.service")));
     assert_eq!(
         sample_once(&mut sampler, &everything()),
-        (true, Some(WAITS))
+        (true, Some(SYSTEM_WAITS))
     );
     std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();
     assert_eq!(
         sample_once(&mut sampler, &everything()),
-        (true, Some(WAITS)),
+        (true, Some(SYSTEM_WAITS)),
         "open files stay open"
     );
 
@@ -514,6 +565,7 @@ fn a_pod_is_sampled_on_joint_and_hybrid_v1_trees() {
             stalled: [None; 3],
             periods: Some(4),
             throttled_periods: Some(1),
+            ..WaitCounters::default()
         };
         assert_eq!((pod.waits, pod.io_bytes), (waits, None));
         // A cgroup without child cgroups is its own container.

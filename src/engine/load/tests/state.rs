@@ -20,6 +20,23 @@ fn without_two_samples_the_load_is_unknown() {
 }
 
 #[test]
+fn idle_pools_of_huge_pages_are_no_load() {
+    let mut node = Node::new();
+    node.change = |sample| {
+        sample.node.memory = Some(NodeMemory {
+            total: Bytes(64 * GIB),
+            available: Bytes(4 * GIB - GIB / 8),
+            hugetlb: Bytes(60 * GIB),
+            ..NodeMemory::default()
+        });
+    };
+    node.advance(400);
+    let load = node.load();
+    near(load.memory.expected, 3.125);
+    assert!(load.percent < 10.0, "{load:?}");
+}
+
+#[test]
 fn missing_data_never_lower_the_load() {
     let changes: [fn(&mut Sample); 6] = [
         |sample| sample.node.cpu = None,
