@@ -465,9 +465,9 @@ fn where_every_pod_may_be_throttled_the_others_are_protected() {
 }
 
 #[test]
-fn a_terminating_pod_gets_its_cpu_back_in_the_idle_class() {
-    let workers = vec![batch("greedy", 3.0), important(1.0)];
-    let rules = rules_for("cpu_total_usage", 1500.0, throttling(10, 90));
+fn a_terminating_pod_gets_its_cpu_back_on_a_saturated_node() {
+    let workers = vec![batch("greedy", 3.0), important(2.0)];
+    let rules = rules_for("cpu_total_usage", 1500.0, idle_action(10, 90));
     let mut sim = Simulation::new(2, rules, workers);
     while sim.plan.throttles.is_empty() {
         sim.tick();
