@@ -242,7 +242,7 @@ impl Agent {
         } else if changed || stop_changed {
             self.apply_rules();
         }
-        self.saved.retry(now);
+        self.saved.poll(now);
         self.report_problem(now);
         let Some(machine) = &mut self.machine else {
             self.enforce_deadlines(now);
@@ -593,6 +593,7 @@ impl Agent {
             Shutdown::Leave(why) => {
                 if let Some(machine) = &mut self.machine {
                     machine.save_for_restart(now).iter().for_each(log);
+                    self.saved.finish();
                     let throttled = machine.throttled_pods();
                     tracing::info!(why, throttled, "what is in force stays in force");
                 }

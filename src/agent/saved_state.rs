@@ -25,6 +25,8 @@ const STOP_FORMAT: u32 = 1;
 const STOP_FILE: &str = "stop.json";
 /// Failed writes are retried this often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the end waits for one write.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The saved files.
 #[derive(Debug)]
@@ -36,18 +38,21 @@ pub struct SavedFiles {
     retried_at: BootTime,
 }
 
-/// One file, and the content still to be written to it.
+/// One file, and the content that it does not have yet.
 #[derive(Debug)]
 struct RetriedFile<T> {
     file: SavedFile<T>,
-    pending: Option<T>,
+    unsaved: Option<T>,
+    /// The last write failed, and this was logged.
+    failed: bool,
 }
 
 impl<T: Clone + Serialize + DeserializeOwned> RetriedFile<T> {
     fn new(state_dir: &Path, name: &str, version: u32, validity: Validity) -> io::Result<Self> {
         Ok(Self {
             file: SavedFile::new(state_dir, name, version, validity)?,
-            pending: None,
+            unsaved: None,
+            failed: false,
         })
     }
 
@@ -56,20 +61,32 @@ impl<T: Clone + Serialize + DeserializeOwned> RetriedFile<T> {
     }
 
     fn save(&mut self, content: &T) {
-        let was_pending = self.pending.take().is_some();
-        if let Err(error) = self.file.save(content) {
-            if !was_pending {
-                tracing::warn!(%error, "failed to save state for a restart without an API server; retrying");
-            }
-            self.pending = Some(content.clone());
+        self.unsaved = Some(content.clone());
+        self.attempt(Duration::ZERO);
+    }
+
+    /// Collects a write that was in progress, or with `retries` tries again after a failure.
+    fn poll(&mut self, retries: bool) {
+        if self.file.is_writing() || retries {
+            self.attempt(Duration::ZERO);
         }
     }
 
-    fn retry(&mut self) {
-        let Some(content) = &self.pending else { return };
-        if self.file.save(content).is_ok() {
-            self.pending = None;
-            tracing::info!("state for a restart is saved again");
+    fn attempt(&mut self, timeout: Duration) {
+        let Some(content) = &self.unsaved else { return };
+        match self.file.save_within(content, timeout) {
+            Ok(true) => {
+                self.unsaved = None;
+                if std::mem::take(&mut self.failed) {
+                    tracing::info!("state for a restart is saved again");
+                }
+            }
+            Ok(false) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    tracing::warn!(%error, "failed to save state for a restart without an API server; retrying");
+                }
+            }
         }
     }
 }
@@ -119,21 +136,29 @@ impl SavedFiles {
         self.stop.save(&reason.map(str::to_owned));
     }
 
-    /// Retries failed writes, every few seconds.
-    pub fn retry(&mut self, now: BootTime) {
-        if now.since(self.retried_at) >= RETRY_INTERVAL {
+    /// Continues writes in the background, and retries failed ones every few seconds.
+    pub fn poll(&mut self, now: BootTime) {
+        let retries = now.since(self.retried_at) >= RETRY_INTERVAL;
+        if retries {
             self.retried_at = now;
-            self.stop.retry();
-            self.rules.retry();
-            self.pods.retry();
         }
+        self.stop.poll(retries);
+        self.rules.poll(retries);
+        self.pods.poll(retries);
+    }
+
+    /// Waits for writes in the background, for a few seconds: the process ends.
+    pub fn finish(&mut self) {
+        self.stop.attempt(FINISH_TIMEOUT);
+        self.rules.attempt(FINISH_TIMEOUT);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
     use std::path::PathBuf;
+    use std::sync::{Condvar, Mutex};
 
     use tempfile::TempDir;
 
@@ -146,6 +171,13 @@ mod tests {
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)
+    }
+
+    /// Polls until all is written, and panics if that takes too long.
+    fn finish(saved: &mut SavedFiles) {
+        saved.finish();
+        let unsaved = (&saved.stop.unsaved, &saved.rules.unsaved);
+        assert!(matches!(unsaved, (None, None)), "{unsaved:?}");
     }
 
     fn spec() -> Arc<NodeWatermarkSpec> {
@@ -167,8 +199,10 @@ mod tests {
         assert_eq!(next(&dir), (String::new(), false));
         let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
         saved.save_stop(Some("why"));
+        finish(&mut saved);
         assert_eq!(next(&dir), ("why".to_owned(), false));
         saved.save_stop(None);
+        finish(&mut saved);
         assert_eq!(next(&dir), ("-".to_owned(), false));
     }
 
@@ -178,6 +212,7 @@ mod tests {
         let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
         saved.save_stop(None);
         saved.save_rules(Some(&spec()));
+        finish(&mut saved);
         let paths = [STOP_FILE, POLICIES_FILE].map(|file| temporary_path(&dir, file));
         for path in &paths {
             fs::create_dir(path).expect("made");
@@ -186,14 +221,51 @@ mod tests {
         for reason in ["first", "second"] {
             saved.save_stop(Some(reason));
         }
-        saved.retry(at(100));
+        saved.finish();
+        assert!(saved.stop.failed && saved.rules.failed);
         assert_eq!(next(&dir), ("-".to_owned(), true), "the old content stays");
+        saved.poll(at(100));
+        saved.finish();
         for path in &paths {
             fs::remove_dir(path).expect("gone");
         }
-        saved.retry(at(101));
-        assert_eq!(next(&dir), ("-".to_owned(), true), "not at each tick");
-        saved.retry(at(105));
+        saved.poll(at(101));
+        assert!(!saved.stop.file.is_writing(), "not at each tick");
+        assert_eq!(next(&dir), ("-".to_owned(), true));
+        saved.poll(at(105));
+        finish(&mut saved);
         assert_eq!(next(&dir), ("second".to_owned(), false));
+    }
+
+    /// A disk that syncs only when it is told to.
+    static DISK: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+    fn sync_slowly(_: &File) -> io::Result<()> {
+        let (works, changed) = &DISK;
+        let waiting = changed.wait_while(works.lock().expect("a lock"), |works| !*works);
+        drop(waiting.expect("a lock"));
+        Ok(())
+    }
+
+    #[test]
+    fn a_disk_that_does_not_sync_delays_nothing() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let mut saved = SavedFiles::new(dir.path()).expect("a boot id");
+        saved.stop.file = saved.stop.file.with_sync(sync_slowly);
+        saved.rules.file = saved.rules.file.with_sync(sync_slowly);
+        saved.pods.file = saved.pods.file.with_sync(sync_slowly);
+        saved.save_rules(Some(&spec()));
+        for second in 0..20 {
+            saved.save_stop(Some(&format!("reason {second}")));
+            saved.save_pods(&Vec::new());
+            saved.poll(at(second));
+        }
+        assert!(saved.stop.file.is_writing() && saved.rules.file.is_writing());
+        assert!(saved.pods.unsaved.is_none(), "pods are not synced");
+        assert_eq!(next(&dir), (String::new(), false));
+        *DISK.0.lock().expect("a lock") = true;
+        DISK.1.notify_all();
+        finish(&mut saved);
+        assert_eq!(next(&dir), ("reason 19".to_owned(), true), "the newest");
     }
 }

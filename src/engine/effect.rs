@@ -213,6 +213,7 @@ impl Verification<'_> {
         if from < since {
             return None;
         }
+        let quota = quota.max(self.quota_in_files(tracked)?);
         if uses.0 as f64 > max_usage(quota, to.since(from), cpus) {
             let observed = Ineffective::QuotaExceeded { uses, quota };
             tracked.effect.add_excess(from, to, observed);
@@ -220,6 +221,19 @@ impl Verification<'_> {
             tracked.effect.excess = None;
         }
         Some(())
+    }
+
+    /// The quota of its files. It may be above the one planned: the kernel accepts no less than 1 ms per enforcement period,
+    /// which is a lot if that period is short. `None` if a file cannot be read or limits nothing.
+    fn quota_in_files(&self, tracked: &Tracked) -> Option<MilliCpu> {
+        let entry = self.ledger.get(&tracked.pod.uid)?;
+        let files = &tracked.sample(self.sample)?.target_cgroups;
+        let quota = |cgroup: &str| match files.iter().find(|it| *it.cgroup == *cgroup)?.quota? {
+            Quota::Limit(limit) => Some(limit),
+            Quota::Unlimited => None,
+        };
+        let quotas = entry.target_cgroups.iter().map(|it| quota(&it.cgroup));
+        quotas.sum()
     }
 
     fn verify_eviction(&self, tracked: &mut Tracked) {

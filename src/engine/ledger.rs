@@ -268,16 +268,14 @@ impl ThrottleEntry {
         depths.fold(Depth::NONE, Depth::union)
     }
 
-    /// What is in force of that. A terminating pod gets its CPU back, in the idle class, so that it can end within its grace
-    /// period.
+    /// What is in force of that: nothing while the pod terminates, since it has to shut down within its grace period, also
+    /// beside busy pods.
     pub(super) fn depth_in_force(&self, pod: &Pod) -> Depth {
         if pod.terminating {
-            return Depth {
-                ratio: FULL_RATIO,
-                idle: true,
-            };
+            Depth::NONE
+        } else {
+            self.depth()
         }
-        self.depth()
     }
 
     /// The claim in force: the lowest ratio; then idle before not idle; then the first by ID.
@@ -424,9 +422,10 @@ impl ThrottleLedger {
         written.pop()
     }
 
-    /// Writes the throttle of the pod to `throttles[index]`.
+    /// Writes the throttle of the pod to `throttles[index]`, and returns whether there is one in force.
     pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<PodThrottle>) -> bool {
-        let Some(entry) = self.get(&pod.uid) else {
+        let in_force = |entry: &&ThrottleEntry| entry.depth_in_force(pod) != Depth::NONE;
+        let Some(entry) = self.get(&pod.uid).filter(in_force) else {
             return false;
         };
         if index == throttles.len() {

@@ -116,6 +116,9 @@ pub(super) struct RuleMachine {
     pub(super) released: Option<BootTime>,
     /// How many times the cool-down is doubled, because the breach returned right after earlier releases.
     pub(super) doublings: u8,
+    /// In force since before a long absence of the agent, and not breached again yet: it says nothing about scheduling.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) outdated: bool,
 }
 
 impl RuleMachine {
@@ -207,6 +210,7 @@ impl RuleMachine {
         self.last_breach = Some(now);
         self.quiet_evaluations = 0;
         self.breaches = self.breaches.saturating_add(1);
+        self.outdated &= self.breaches < params.avoidance_threshold;
         if self.state == RuleState::Normal && self.breaches == 1 {
             // A relapse is measured to the first of the consecutive breaches.
             self.released = self
@@ -257,9 +261,10 @@ impl RuleMachine {
         }
     }
 
-    const fn enter(&mut self, now: BootTime, to: RuleState) -> StateChange {
+    fn enter(&mut self, now: BootTime, to: RuleState) -> StateChange {
         let from = self.state;
         self.state = to;
+        self.outdated &= self.in_force();
         self.since = Some(now);
         StateChange {
             from,

@@ -8,7 +8,7 @@ use super::time::BootTime;
 /// Reports which rules started or stopped disabling scheduling.
 pub(super) fn report_changes(now: BootTime, runs: &mut [Run], out: &mut Vec<Transition>) {
     for run in runs {
-        let effect = run.effect();
+        let effect = effect(run);
         if effect.is_some() == run.disables_scheduling {
             continue;
         }
@@ -18,6 +18,11 @@ pub(super) fn report_changes(now: BootTime, runs: &mut [Run], out: &mut Vec<Tran
         });
         out.push(run.transition(now, change));
     }
+}
+
+/// The effect of a rule. None while it is outdated: whoever removed the taint meanwhile had a reason.
+pub(super) fn effect(run: &Run) -> Option<TaintEffect> {
+    run.effect().filter(|_| !run.machine.outdated)
 }
 
 /// Whether every enforced rule that can disable scheduling has been evaluated once.
@@ -31,7 +36,8 @@ pub(super) fn all_known(runs: &[Run]) -> bool {
 /// Writes the desired state, reusing the buffer of the list of rules.
 pub(super) fn write_desired(runs: &[Run], all_known: bool, scheduling: &mut Scheduling) {
     let Some(strongest) = disabling(runs).map(|(effect, _)| effect).max() else {
-        *scheduling = if all_known {
+        let undecided = |run: &Run| !run.is_preview() && run.effect().is_some();
+        *scheduling = if all_known && !runs.iter().any(undecided) {
             Scheduling::Enabled
         } else {
             Scheduling::Unchanged
@@ -59,5 +65,5 @@ pub(super) fn write_desired(runs: &[Run], all_known: bool, scheduling: &mut Sche
 fn disabling(runs: &[Run]) -> impl Iterator<Item = (TaintEffect, &RuleId)> {
     runs.iter()
         .filter(|run| !run.is_preview())
-        .filter_map(|run| run.effect().map(|effect| (effect, &run.rule.id)))
+        .filter_map(|run| effect(run).map(|effect| (effect, &run.rule.id)))
 }

@@ -12,8 +12,10 @@ use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::RuleMachine;
 use super::run::{Run, counter_key};
+use super::scheduling;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
+use super::values::GAP_PERIODS;
 
 /// Restore step, in percent of the base, of a claim that is not in the saved state.
 const DEFAULT_STEP: u8 = 10;
@@ -101,8 +103,10 @@ impl Engine {
 
     /// Resumes from the state of the last process of the same boot. Call it after [`Self::set_policy`] and
     /// [`Self::set_pods`]. The journal is authoritative for bases and originals. Throttles of removed rules are restored;
-    /// those of pods that are gone are not in the next plan.
-    pub fn adopt(&mut self, state: &EngineState, throttles: &[AdoptedThrottle]) {
+    /// those of pods that are gone are not in the next plan. After an absence of more than three periods a rule disables
+    /// scheduling again only once it is breached again.
+    pub fn adopt(&mut self, now: BootTime, state: &EngineState, throttles: &[AdoptedThrottle]) {
+        let absence = state.saved_at.map_or(Duration::ZERO, |at| now.since(at));
         for group in &mut self.groups {
             group.resume(state.saved_at);
         }
@@ -112,11 +116,13 @@ impl Engine {
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
                 run.ladder = saved.ladder.clone();
+                let is_long = absence > run.rule.period.saturating_mul(GAP_PERIODS);
+                run.machine.outdated |= is_long && run.machine.in_force();
                 if counter_key(&run.rule) != saved.counter_key {
                     run.start_over();
                 }
                 // The actions of a Preview are not persisted, so they are reported again.
-                run.disables_scheduling = !run.is_preview() && run.effect().is_some();
+                run.disables_scheduling = !run.is_preview() && scheduling::effect(run).is_some();
             }
         }
         self.rounds = Rounds::resume(&state.rounds, state.settled);

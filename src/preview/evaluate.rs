@@ -133,6 +133,7 @@ impl NodeInput<'_> {
         );
         if let Some(agent_status) = self.agent_status {
             engine.adopt(
+                BEFORE,
                 &EngineState::default(),
                 &agent_status.throttles(self.subjects),
             );

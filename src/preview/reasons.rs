@@ -103,7 +103,7 @@ impl<'a> FirstRound<'a> {
         if let Some(agent_status) = self.input.agent_status {
             let mut throttles = agent_status.throttles(std::slice::from_ref(subject));
             throttles.retain(|throttle| throttle.rule == self.rule.id);
-            engine.adopt(&EngineState::default(), &throttles);
+            engine.adopt(BEFORE, &EngineState::default(), &throttles);
         }
         engine.step(BEFORE, &self.samples.before, &mut plan);
         engine.assume(&self.rule.id, self.value);

@@ -29,6 +29,9 @@ const ACTIVE_STATUS_INTERVAL: Duration = Duration::from_secs(5);
 /// The same while nothing is in force.
 const IDLE_STATUS_INTERVAL: Duration = Duration::from_secs(30);
 
+/// How long the end waits for policies that are still being written.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The signals that the loop handles.
 pub const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
@@ -174,6 +177,8 @@ impl<W: Write> Daemon<W> {
             .is_some_and(|written| now.since(written) >= interval);
         if !unchanged || stale {
             self.write_status(now);
+        } else if self.inputs.is_writing() {
+            self.save_inputs(now);
         }
         printed
     }
@@ -301,6 +306,9 @@ impl<W: Write> Daemon<W> {
         };
         let _closed = self.print(&[Event::notice(now, stopped)], now);
         self.write_status(now);
+        if let Some(error) = self.inputs.save_within(SAVE_TIMEOUT) {
+            tracing::warn!(%error, "failed to save the policies for the next start");
+        }
     }
 }
 

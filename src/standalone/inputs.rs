@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use super::pods::Declared;
 use super::sources::PolicySource;
@@ -65,12 +66,23 @@ impl Inputs {
         self.pods.set(pods);
     }
 
-    /// Writes unsaved changes. A failure is returned once until writing works again.
+    /// Writes unsaved changes, or continues to. A failure is returned once until writing works again.
     pub fn save(&mut self) -> Option<StateError> {
+        self.save_within(Duration::ZERO)
+    }
+
+    /// Whether a write goes on in the background, so that [`Self::save`] has to be called again.
+    pub const fn is_writing(&self) -> bool {
+        self.policies.file.is_writing()
+    }
+
+    /// The same, but waits for the disk, for about `timeout`.
+    pub fn save_within(&mut self, timeout: Duration) -> Option<StateError> {
         if self.preview {
             return None;
         }
-        let saved = self.policies.save().and_then(|()| self.pods.save());
+        let policies = self.policies.save(timeout);
+        let saved = self.pods.save(timeout).and(policies);
         let reported = std::mem::replace(&mut self.failure_reported, saved.is_err());
         saved.err().filter(|_| !reported)
     }
@@ -91,10 +103,9 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> SavedList<T> {
         self.dirty = true;
     }
 
-    fn save(&mut self) -> Result<(), StateError> {
+    fn save(&mut self, timeout: Duration) -> Result<(), StateError> {
         if self.dirty {
-            self.file.save(&self.content)?;
-            self.dirty = false;
+            self.dirty = !self.file.save_within(&self.content, timeout)?;
         }
         Ok(())
     }

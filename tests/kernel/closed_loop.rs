@@ -10,7 +10,7 @@ use crate::kernel_support::{TestCgroups, assert_fine, test_cgroups, wait_for};
 use crate::simulation::{Simulation, Worker};
 use plimsoll::clock::boot_time;
 use plimsoll::engine::plan::{Plan, PlanChange, PodThrottle};
-use plimsoll::engine::pod::PodUid;
+use plimsoll::engine::pod::{Pod, PodUid};
 use plimsoll::engine::policy::{Action, PolicySet, Rule};
 use plimsoll::engine::protected::Guard;
 use plimsoll::engine::sample::{PodSample, Sample};
@@ -213,23 +213,28 @@ impl Loop {
             rules: vec![rule],
             pods: vec![crate::simulation::batch()],
         }));
-        let pods = testbed.pods.iter().map(|(name, _)| {
-            let mut pod = pod(name);
-            if *name != "important" {
-                "batch".clone_into(&mut pod.namespace);
-            }
-            Arc::new(pod)
-        });
-        engine.set_pods(pods.collect());
         let throttler = testbed.cgroups.throttler();
-        Self {
+        let mut node = Self {
             testbed,
             engine,
             throttler,
             plan: Plan::default(),
             sample: Sample::default(),
             before: Vec::new(),
-        }
+        };
+        node.engine.set_pods(node.pods());
+        node
+    }
+
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        let pods = self.testbed.pods.iter().map(|(name, _)| {
+            let mut pod = pod(name);
+            if *name != "important" {
+                "batch".clone_into(&mut pod.namespace);
+            }
+            Arc::new(pod)
+        });
+        pods.collect()
     }
 
     fn step(&mut self) {
@@ -338,6 +343,56 @@ fn cpu_pressure_releases_a_pod_that_wants_more_than_its_quota() {
 #[test]
 fn the_delay_of_protected_pods_throttles_and_releases() {
     a_spike_of("protected_cpu_delay_max");
+}
+
+/// Gives `greedy` a weight of its own, and throttles it by class and quota; then the other pod uses all CPUs.
+fn throttled_on_a_saturated_node() -> Option<Loop> {
+    let mut testbed = Testbed::new(&["greedy", "important"])?;
+    let greedy = testbed.path("greedy");
+    let weight = testbed.cgroups.weight_file();
+    testbed.cgroups.write(&greedy, weight, WEIGHT);
+    testbed.burn("greedy", cpus());
+    let rule = Rule {
+        period: PERIOD,
+        ..rule("node/cpu", "cpu_total_usage", 500.0, idle_action(10, 90))
+    };
+    let mut node = Loop::new(testbed, rule);
+    let throttled = node.until(Duration::from_secs(30), Loop::is_throttled);
+    assert!(throttled.is_some(), "it uses more than half a CPU");
+    node.testbed.burn("important", 2 * cpus());
+    Some(node)
+}
+
+const WEIGHT: &str = "777";
+const GRACE: Duration = Duration::from_secs(15);
+
+/// A pod that shuts down beside pods that use all CPUs gets its share of them: in the idle class it would get none.
+#[test]
+fn a_throttled_pod_that_terminates_shuts_down_within_its_grace_period() {
+    let Some(mut node) = throttled_on_a_saturated_node() else {
+        return;
+    };
+    let greedy = node.testbed.path("greedy");
+    let mut pods = node.pods();
+    for pod in pods.iter_mut().filter(|pod| pod.name == "greedy") {
+        Arc::make_mut(pod).terminating = true;
+    }
+    node.engine.set_pods(pods);
+    node.testbed.cgroups.end_all_but(0, &greedy);
+    // Two seconds of CPU time to shut down.
+    let script = "ulimit -t 2; while :; do :; done";
+    node.testbed.cgroups.spawn(&greedy, script);
+    let is_done = |node: &Loop| node.testbed.cgroups.procs(&greedy).is_empty();
+    let took = node.until(GRACE, is_done);
+    println!("shut down after {took:?}");
+    let cgroups = &node.testbed.cgroups;
+    assert_eq!(cgroups.quota(&greedy), cgroups.quota_text(None));
+    assert_eq!(cgroups.read(&greedy, cgroups.weight_file()), WEIGHT);
+    if cgroups.has(&greedy, "cpu.idle") {
+        assert_eq!(cgroups.read(&greedy, "cpu.idle"), "0");
+    }
+    assert!(cgroups.journal_lines().is_empty());
+    assert!(took.is_some(), "it would be killed");
 }
 
 /// A random mix of pods: the busy threads of each batch pod and of the important one.

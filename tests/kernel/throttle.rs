@@ -656,6 +656,103 @@ fn a_reset_of_all_pods_counts_once_and_is_reverted() {
     assert_eq!(cgroups.quota(&pods[0]), cgroups.quota_text(Some(30_000)));
 }
 
+/// Resets everything as `systemctl daemon-reload` does, ten times in a minute, and checks that each is reverted. The pod named
+/// `class` has no quota: systemd before 252 leaves it alone.
+fn ten_reloads_in_a_minute(names: &[&str], resets_class: bool) {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let class = |name: &str| idle(throttle_of_cgroups(name, &[("", None)]));
+    let plan: Vec<_> = names
+        .iter()
+        .map(|name| match *name {
+            "class" => class(name),
+            name => throttle(name, 300),
+        })
+        .collect();
+    let pods: Vec<_> = names.iter().map(|name| cgroups.pod(name)).collect();
+    if !cgroups.has(&pods[0], "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &plan, &cgroups.find()));
+    for reload in 1..=10 {
+        for (name, pod) in names.iter().zip(&pods) {
+            match *name {
+                "class" if resets_class => cgroups.write(pod, "cpu.idle", "0"),
+                "class" => {}
+                _ => cgroups.set_quota(pod, None),
+            }
+        }
+        let outcomes = throttler.verify(at(reload * 6));
+        let swept = |it: &ThrottleOutcome| matches!(it, ThrottleOutcome::Swept { .. });
+        assert_eq!(
+            outcomes.iter().filter(|it| swept(it)).count(),
+            1,
+            "{outcomes:?}"
+        );
+        for (name, pod) in names.iter().zip(&pods) {
+            match *name {
+                "class" => assert_eq!(cgroups.read(pod, "cpu.idle"), "1", "reload {reload}"),
+                _ => assert_eq!(
+                    cgroups.quota(pod),
+                    cgroups.quota_text(Some(30_000)),
+                    "reload {reload} of {names:?}"
+                ),
+            }
+        }
+    }
+    assert_fine(&throttler.apply(at(61), &[], &cgroups.find()));
+    for pod in &pods {
+        assert_eq!(cgroups.quota(pod), cgroups.quota_text(None));
+        assert_eq!(cgroups.read(pod, "cpu.idle"), "0");
+    }
+}
+
+#[test]
+fn daemon_reloads_are_no_contest_however_many_come() {
+    ten_reloads_in_a_minute(&["only"], true);
+    ten_reloads_in_a_minute(&["class"], true);
+    ten_reloads_in_a_minute(&["a", "b", "c", "d", "e"], true);
+    for resets_class in [true, false] {
+        ten_reloads_in_a_minute(&["a", "b", "class"], resets_class);
+        ten_reloads_in_a_minute(&["a", "class"], resets_class);
+    }
+}
+
+/// Four changes, `interval` seconds apart, of one of the `throttled` pods. Returns whether it is contested.
+fn is_contested(throttled: &[&str], interval: u64, theirs: Option<u64>) -> bool {
+    let Some(cgroups) = test_cgroups() else {
+        return true;
+    };
+    let plan: Vec<_> = throttled.iter().map(|name| throttle(name, 300)).collect();
+    let pods: Vec<_> = throttled.iter().map(|name| cgroups.pod(name)).collect();
+    let mut throttler = cgroups.throttler();
+    throttler.apply(at(0), &plan, &cgroups.find());
+    let mut outcomes = Vec::new();
+    for change in 1..=4 {
+        let value = theirs.map(|quota| quota + change);
+        cgroups.set_quota(&pods[0], value);
+        outcomes.extend(throttler.verify(at(change * interval)));
+    }
+    outcomes
+        .iter()
+        .any(|it| matches!(it, ThrottleOutcome::Contested { .. }))
+}
+
+#[test]
+fn another_writer_is_told_from_a_daemon_reload() {
+    if test_cgroups().is_none() {
+        return;
+    }
+    let other = Some(90_000);
+    assert!(is_contested(&["a"], 15, other), "a value of its own");
+    assert!(is_contested(&["a", "b"], 15, None), "one pod of two");
+    assert!(is_contested(&["a"], 1, None), "the original, at once");
+    assert!(!is_contested(&["a"], 6, None), "the original, now and then");
+}
+
 #[test]
 fn a_contested_pod_is_left_alone_for_five_minutes() {
     let Some(cgroups) = test_cgroups() else {

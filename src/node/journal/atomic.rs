@@ -55,8 +55,8 @@ pub struct ReplaceError {
     pub source: io::Error,
 }
 
-/// Replaces the content of `path` with `bytes`, durably: a reader sees the old bytes or the new ones, even after a
-/// crash at any point.
+/// Replaces the content of `path` with `bytes`: a reader sees the old bytes or the new ones, even after a crash of this
+/// process at any point. It is not synced, so after a power loss the file may be damaged.
 ///
 /// # Errors
 /// If a step fails: full disk, read-only or missing directory.
@@ -73,12 +73,8 @@ pub fn write_atomic_with(
     path: &Path,
     bytes: &[u8],
 ) -> Result<(), ReplaceError> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
     let temporary = path.with_extension("tmp");
-    let replaced = replace(effects, path, &temporary, directory, bytes);
+    let replaced = replace(effects, path, &temporary, bytes);
     if replaced.is_err() {
         // A half-written file on a full disk: free the space.
         fs::remove_file(&temporary).ok();
@@ -90,24 +86,17 @@ fn replace(
     effects: &mut Effects,
     path: &Path,
     temporary: &Path,
-    directory: &Path,
     bytes: &[u8],
 ) -> Result<(), ReplaceError> {
-    let file = effects
+    let mut file = effects
         .run("create", || create(temporary))
         .map_err(failed("create", temporary))?;
     effects
-        .run("write", || (&file).write_all(bytes))
+        .run("write", || file.write_all(bytes))
         .map_err(failed("write", temporary))?;
     effects
-        .run("sync", || file.sync_all())
-        .map_err(failed("sync", temporary))?;
-    effects
         .run("rename", || fs::rename(temporary, path))
-        .map_err(failed("replace", path))?;
-    effects
-        .run("sync directory", || File::open(directory)?.sync_all())
-        .map_err(failed("sync the directory of", path))
+        .map_err(failed("replace", path))
 }
 
 fn create(path: &Path) -> io::Result<File> {

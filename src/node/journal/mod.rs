@@ -1,4 +1,7 @@
-//! Journal of the changed cgroup files and their original values; durable before any cgroup is written.
+//! Journal of the changed cgroup files and their original values; written before any cgroup is.
+//!
+//! It survives a crash of the process, and is void after a reboot, as the cgroups are. So it is not synced: on an overloaded disk
+//! that takes longer than a decision may wait.
 //!
 //! One text file, replaced as a whole: a header, a JSON line for each changed cgroup file, and a checksum.
 //! ```text
@@ -218,7 +221,7 @@ impl Journal {
         })
     }
 
-    /// Replaces the journal with these records, durably.
+    /// Replaces the journal with these records.
     ///
     /// # Errors
     /// If it cannot be written; the old one is intact then.

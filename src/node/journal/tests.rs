@@ -1,3 +1,5 @@
+use std::sync::Mutex;
+
 use tempfile::TempDir;
 
 use super::*;
@@ -121,6 +123,21 @@ fn the_journal_of_another_boot_is_ignored() {
     };
     assert_eq!(other.load().unwrap(), []);
     assert_eq!(journal.load().unwrap().len(), 1);
+}
+
+/// A sync may take half a minute on an overloaded disk, and the journal is void after a reboot anyway.
+#[test]
+fn saving_takes_no_sync() {
+    let (_directory, journal) = journal();
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&steps);
+    let mut effects = Effects::watched(move |step| seen.lock().unwrap().push(step.to_owned()));
+    journal
+        .save(BootTime::from_nanos(1), [record("a")], &mut effects)
+        .unwrap();
+    let mut steps = steps.lock().unwrap().clone();
+    steps.dedup();
+    assert_eq!(steps, ["create", "write", "rename"]);
 }
 
 #[test]

@@ -182,7 +182,9 @@ impl<O: Backend> Machine<O> {
         let saved = machine.store.load();
         machine.engine.adopt_windows(machine.store.load_windows());
         machine.engine.adopt_load(machine.store.load_load());
-        machine.engine.adopt(&saved.state, &recovered.throttles);
+        machine
+            .engine
+            .adopt(now, &saved.state, &recovered.throttles);
         // Without an enforced rule, evictions of an earlier process are not continued.
         if machine.policy.rules.iter().any(is_enforced) {
             machine.backend.resume(saved.evictions);

@@ -9,7 +9,7 @@
 //! let spec = rules.read_or_log();
 //! let mut pods = SavedFile::<Vec<Workload>>::new(state_dir, PODS_FILE, 1, Validity::ThisBoot)?;
 //! let pods = retain_existing(pods.read_or_log().unwrap_or_default(), &hierarchy);
-//! // after Machine::open, which locks the directory: whenever they may have changed
+//! // after Machine::open, which locks the directory: whenever they may have changed, and until it returns true
 //! rules.save(&spec)?;
 //! ```
 
@@ -18,6 +18,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -39,9 +42,12 @@ pub const MAX_FILE_SIZE: usize = 8 << 20;
 pub enum Validity {
     /// Until the next reboot: cgroups and their processes.
     ThisBoot,
-    /// Until it is replaced (rules).
+    /// Until it is replaced (rules). Such a file is synced.
     AnyBoot,
 }
+
+/// Syncs a file.
+pub type SyncFn = fn(&File) -> io::Result<()>;
 
 /// One file of the state directory that holds a `T`. Only its owner may read it, since rules may contain the headers
 /// of a probe.
@@ -53,7 +59,18 @@ pub struct SavedFile<T> {
     boot_id: String,
     /// Hash of the file's content.
     written: Option<u64>,
+    /// How it is synced if it is valid after a reboot.
+    sync: SyncFn,
+    /// The write in progress.
+    background: Option<BackgroundWrite>,
     content: PhantomData<fn(T) -> T>,
+}
+
+/// A write in the background, since a sync may take long.
+#[derive(Debug)]
+struct BackgroundWrite {
+    hash: u64,
+    result: Receiver<Result<(), StateError>>,
 }
 
 /// Why a saved file is not used.
@@ -114,8 +131,16 @@ impl<T: Serialize + DeserializeOwned> SavedFile<T> {
             validity,
             boot_id: boot_id()?,
             written: None,
+            sync: File::sync_all,
+            background: None,
             content: PhantomData,
         })
+    }
+
+    /// Syncs by `sync`, so that a test can delay it.
+    #[must_use]
+    pub fn with_sync(self, sync: SyncFn) -> Self {
+        Self { sync, ..self }
     }
 
     /// Reads the saved value; `None` if there is none.
@@ -161,11 +186,15 @@ impl<T: Serialize + DeserializeOwned> SavedFile<T> {
         })
     }
 
-    /// Saves `content` if it differs from the file's content. Returns whether it was written.
+    /// Saves `content` if it differs from the file's content. Returns whether the file has it: one that is valid after a reboot
+    /// is written in the background. Until it has, call this again with the newest content.
     ///
     /// # Errors
     /// If it cannot be written; try again. If `content` is too large, the old file is removed, since it is obsolete.
     pub fn save(&mut self, content: &T) -> Result<bool, StateError> {
+        if !self.collect(Duration::ZERO)? {
+            return Ok(false);
+        }
         let head = Header {
             version: self.version,
             boot_id: self.boot_id.clone(),
@@ -174,15 +203,69 @@ impl<T: Serialize + DeserializeOwned> SavedFile<T> {
         let bytes = bytes.map_err(|error| StateError::write(&self.path, error))?;
         let hash = hash(&bytes);
         if self.written == Some(hash) {
-            return Ok(false);
+            return Ok(true);
         }
         self.written = None;
         if bytes.len() > MAX_FILE_SIZE {
             state_dir::remove(&self.path)?;
             return Err(StateError::write(&self.path, too_large()));
         }
-        state_dir::replace_private(&self.path, &bytes)?;
+        match self.validity {
+            Validity::ThisBoot => state_dir::replace_private(&self.path, &bytes, |_| Ok(()))?,
+            Validity::AnyBoot => {
+                self.start_write(bytes, hash)?;
+                return Ok(false);
+            }
+        }
         self.written = Some(hash);
+        Ok(true)
+    }
+
+    /// Whether a write goes on in the background.
+    pub const fn is_writing(&self) -> bool {
+        self.background.is_some()
+    }
+
+    /// Like [`Self::save`], but waits for the disk, for about `timeout`.
+    ///
+    /// # Errors
+    /// See [`Self::save`].
+    pub fn save_within(&mut self, content: &T, timeout: Duration) -> Result<bool, StateError> {
+        self.collect(timeout)?;
+        Ok(self.save(content)? || (self.collect(timeout)? && self.save(content)?))
+    }
+
+    fn start_write(&mut self, bytes: Vec<u8>, hash: u64) -> Result<(), StateError> {
+        let (path, sync) = (self.path.clone(), self.sync);
+        let (sender, result) = mpsc::channel();
+        let write = move || {
+            // Without a receiver, the process is ending.
+            let _ended = sender.send(state_dir::replace_private(&path, &bytes, sync));
+        };
+        let thread = thread::Builder::new().name("saved-file".to_owned());
+        let started = thread.spawn(write);
+        started.map_err(|error| StateError::write(&self.path, error))?;
+        self.background = Some(BackgroundWrite { hash, result });
+        Ok(())
+    }
+
+    /// Collects the result of a background write. Returns whether none is in progress, after at most `timeout`.
+    fn collect(&mut self, timeout: Duration) -> Result<bool, StateError> {
+        let Some(write) = self.background.take() else {
+            return Ok(true);
+        };
+        match write.result.recv_timeout(timeout) {
+            Err(RecvTimeoutError::Timeout) => {
+                self.background = Some(write);
+                return Ok(false);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = io::Error::other("the thread that wrote it panicked");
+                return Err(StateError::write(&self.path, error));
+            }
+            Ok(result) => result?,
+        }
+        self.written = Some(write.hash);
         Ok(true)
     }
 }
@@ -239,27 +322,50 @@ mod tests {
         vec!["a".to_owned()]
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    fn save(file: &mut SavedFile<Vec<String>>, content: &Vec<String>) {
+        assert!(file.save_within(content, TIMEOUT).expect("written"));
+    }
+
     #[test]
     fn a_saved_value_is_read_back_and_written_only_when_changed() {
+        for validity in [Validity::ThisBoot, Validity::AnyBoot] {
+            let dir = tempfile::tempdir().expect("a temp dir");
+            let metadata = || fs::metadata(dir.path().join("file.json")).expect("there");
+            let mut file = open(&dir, 1, validity);
+            assert_eq!(file.read().expect("nothing"), None);
+            save(&mut file, &some());
+            let written = metadata().ino();
+            save(&mut file, &some());
+            let mut next = open(&dir, 1, validity);
+            assert_eq!(next.read().expect("readable"), Some(some()));
+            assert!(next.save(&some()).expect("the same"));
+            assert_eq!(metadata().ino(), written, "{validity:?}");
+            save(&mut next, &Vec::new());
+            assert_ne!(metadata().ino(), written, "{validity:?}");
+            assert_eq!(metadata().permissions().mode() & 0o777, 0o600);
+        }
+    }
+
+    /// A file that need not survive a reboot is never synced: it is there at once, whatever the disk does.
+    #[test]
+    fn only_a_file_valid_after_a_reboot_is_synced() {
+        let failing: SyncFn = |_| Err(io::Error::other("no disk"));
         let dir = tempfile::tempdir().expect("a temp dir");
-        let mut file = open(&dir, 1, Validity::ThisBoot);
-        assert_eq!(file.read().expect("nothing"), None);
-        assert!(file.save(&some()).expect("written"));
-        assert!(!file.save(&some()).expect("the same"));
-        let mut next = open(&dir, 1, Validity::ThisBoot);
-        assert_eq!(next.read().expect("readable"), Some(some()));
-        assert!(!next.save(&some()).expect("the same"));
-        assert!(next.save(&Vec::new()).expect("written"));
-        let mode = fs::metadata(dir.path().join("file.json")).expect("there");
-        assert_eq!(mode.permissions().mode() & 0o777, 0o600);
+        let mut file = open(&dir, 1, Validity::ThisBoot).with_sync(failing);
+        assert!(file.save(&some()).expect("not synced"));
+        let mut file = open(&dir, 1, Validity::AnyBoot).with_sync(failing);
+        let error = file.save_within(&some(), TIMEOUT).expect_err("no disk");
+        assert!(error.to_string().contains("no disk"), "{error}");
+        let mut file = file.with_sync(File::sync_all);
+        save(&mut file, &some());
     }
 
     #[test]
     fn another_format_version_is_rejected() {
         let dir = tempfile::tempdir().expect("a temp dir");
-        open(&dir, 2, Validity::AnyBoot)
-            .save(&some())
-            .expect("written");
+        save(&mut open(&dir, 2, Validity::AnyBoot), &some());
         let error = open(&dir, 1, Validity::AnyBoot)
             .read()
             .expect_err("refused");
@@ -274,7 +380,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temp dir");
         let mut old = open(&dir, 1, Validity::AnyBoot);
         old.boot_id = "another".to_owned();
-        old.save(&some()).expect("written");
+        save(&mut old, &some());
         let error = open(&dir, 1, Validity::ThisBoot)
             .read()
             .expect_err("refused");
@@ -306,7 +412,7 @@ mod tests {
     fn a_value_that_cannot_be_saved_removes_the_old_file() {
         let dir = tempfile::tempdir().expect("a temp dir");
         let mut file = open(&dir, 1, Validity::AnyBoot);
-        file.save(&some()).expect("written");
+        save(&mut file, &some());
         file.save(&vec!["x".repeat(MAX_FILE_SIZE)])
             .expect_err("too large");
         assert_eq!(

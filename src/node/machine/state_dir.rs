@@ -13,11 +13,11 @@
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but the journal, `policies.json` and `stop.json` are valid within one boot only. All are replaced atomically, so
-//! that a reader never sees half a file. `engine.json`, `scheduling.json` and `status.json` are not synced, since a power
-//! loss ends the boot anyway.
+//! All but `policies.json` and `stop.json` are valid within one boot only. All are replaced atomically, so that a reader never
+//! sees half a file. Only these two are synced, in the background: a power loss ends the boot anyway, and on an overloaded disk a
+//! sync takes longer than a decision may wait.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -65,11 +65,15 @@ pub fn replace(path: &Path, value: &impl Serialize) -> Result<(), StateError> {
     replace_by(path, |temporary| fs::write(temporary, text))
 }
 
-/// Replaces `path` with a file that only its owner may read, durably: after a power loss it is the old or the new one.
+/// Replaces `path` with a file that only its owner may read. If `sync` syncs, it is the old or the new one after a power loss.
 ///
 /// # Errors
 /// If it cannot be written.
-pub(super) fn replace_private(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
+pub(super) fn replace_private(
+    path: &Path,
+    bytes: &[u8],
+    sync: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<(), StateError> {
     replace_by(path, |temporary| {
         // A leftover file might be readable for others.
         match fs::remove_file(temporary) {
@@ -83,7 +87,7 @@ pub(super) fn replace_private(path: &Path, bytes: &[u8]) -> Result<(), StateErro
             .mode(0o600)
             .open(temporary)?;
         file.write_all(bytes)?;
-        file.sync_all()
+        sync(&file)
     })
 }
 

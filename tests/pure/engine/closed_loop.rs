@@ -465,9 +465,9 @@ fn where_every_pod_may_be_throttled_the_others_are_protected() {
 }
 
 #[test]
-fn a_terminating_pod_gets_its_cpu_back_in_the_idle_class() {
-    let workers = vec![batch("greedy", 3.0), important(1.0)];
-    let rules = rules_for("cpu_total_usage", 1500.0, throttling(10, 90));
+fn a_terminating_pod_gets_its_cpu_back_on_a_saturated_node() {
+    let workers = vec![batch("greedy", 3.0), important(2.0)];
+    let rules = rules_for("cpu_total_usage", 1500.0, idle_action(10, 90));
     let mut sim = Simulation::new(2, rules, workers);
     while sim.plan.throttles.is_empty() {
         sim.tick();
@@ -476,9 +476,10 @@ fn a_terminating_pod_gets_its_cpu_back_in_the_idle_class() {
     sim.worker("greedy").pod.terminating = true;
     sim.set_pods();
     sim.advance(2);
-    assert_eq!(depths(&sim), [idle("greedy")], "at once");
+    assert_eq!(depths(&sim), [], "at once");
     assert!(sim.worker("greedy").allocated > 0.9, "it can shut down");
-    assert!(sim.stalls("important") < 1.0);
+    sim.advance(PERIOD * 3);
+    assert_eq!(depths(&sim), [], "it stays restored");
 }
 
 fn cool_down(sim: &Simulation) -> Duration {
@@ -848,6 +849,19 @@ fn an_ignored_quota_is_seen_within_30_s_and_not_lowered_further() {
     assert_eq!(ineffective(&sim), [], "it has an effect again");
     sim.advance(10 * PERIOD);
     assert!(sim.uses() <= 3.0 + 0.1, "and steps go on: {}", sim.uses());
+}
+
+/// With an enforcement period of 5 ms, the smallest quota is 200m.
+#[test]
+fn a_quota_that_the_kernel_raised_to_its_minimum_has_an_effect() {
+    let workers = vec![batch("a", 0.5), important(2.0)];
+    let rules = rules_for("cpu_total_usage", 1000.0, throttling(10, 10));
+    let mut sim = Simulation::new(8, rules, workers);
+    sim.worker("a").min_quota = 0.2;
+    sim.advance(20 * PERIOD);
+    assert!(depths(&sim)[0].1 < 40, "less than the minimum is planned");
+    assert!(sim.worker("a").allocated > 0.19);
+    assert_eq!(ineffective(&sim), []);
 }
 
 #[test]

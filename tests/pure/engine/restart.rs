@@ -137,7 +137,7 @@ fn what_was_learned_of_relapses_is_resumed_for_the_same_thresholds_only() {
         edited[0].threshold = threshold;
         let mut engine = Engine::new();
         engine.set_policy(Arc::new(scenario::policy_set(edited)));
-        engine.adopt(&serde_json::from_value(state).unwrap(), &[]);
+        engine.adopt(node.now, &serde_json::from_value(state).unwrap(), &[]);
         let resumed = serde_json::to_value(engine.state()).unwrap();
         resumed["rules"][0]["doublings"].clone()
     };
@@ -197,12 +197,53 @@ fn after_a_pause_or_an_edit_a_rule_in_force_acts_on_pods_only_after_breaches_in_
         while ratio(&node) != Some(40) {
             node.at(6000);
             assert_eq!(node.state("n/cpu"), RuleState::Breached, "case {index}");
-            assert!(matches!(node.plan.scheduling, Scheduling::Disabled { .. }));
             let report = node.engine.reports().next().unwrap();
             evaluations += usize::from(report.value.is_some());
         }
         assert_eq!(evaluations, expected, "case {index}");
     }
+}
+
+/// Restarts after `absence` periods, and returns whether scheduling is disabled after each evaluation with these usages.
+fn scheduling_after(absence: u32, usages: &[u64]) -> (Node, Vec<Option<bool>>) {
+    let mut rules = rules();
+    rules[0].avoidance_threshold = 2;
+    let mut node = Node::new(rules.clone(), vec![Load::new("a", 3000)]);
+    for _ in 0..3 {
+        node.at(6000);
+    }
+    node.now = node.now + PERIOD * absence;
+    restart(&mut node, scenario::policy_set(rules.clone()));
+    let mut seen = Vec::new();
+    for (index, usage) in usages.iter().enumerate() {
+        node.at(*usage);
+        seen.push(match node.plan.scheduling {
+            Scheduling::Unchanged => None,
+            Scheduling::Enabled => Some(false),
+            Scheduling::Disabled { .. } => Some(true),
+        });
+        if index == 0 {
+            // It is outdated after a second restart as well.
+            restart(&mut node, scenario::policy_set(rules.clone()));
+        }
+    }
+    (node, seen)
+}
+
+/// The controller removes the taint of a node whose agent is away; an old state must not set it again.
+#[test]
+fn after_a_long_absence_only_a_new_breach_disables_scheduling() {
+    let hot = [6000; 5];
+    let (node, seen) = scheduling_after(360, &hot);
+    // The first two have no rate, and two breaches are needed.
+    assert_eq!(seen, [None, None, None, Some(true), Some(true)]);
+    assert_eq!(ratio(&node), Some(10), "it is throttled further");
+    let (node, seen) = scheduling_after(360, &[1000, 1000, 1000, 1000]);
+    assert_eq!(seen, [None, None, Some(false), Some(false)]);
+    assert_eq!(node.state("n/cpu"), RuleState::Normal);
+    assert_eq!(ratio(&node), None, "what was in force is restored");
+    let (_, seen) = scheduling_after(1, &hot);
+    assert_eq!(seen, [Some(true); 5], "a short absence");
 }
 
 #[test]
@@ -275,7 +316,7 @@ fn a_restore_keeps_its_pace_over_a_restart() {
 fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
     let mut node = Node::new(rules(), vec![Load::new("a", 3000)]);
     node.engine
-        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), Some(40), "not evaluated yet");
     assert_eq!(node.plan.scheduling, Scheduling::Unchanged);
@@ -290,7 +331,7 @@ fn a_throttle_missing_in_the_state_stays_until_the_metric_is_quiet() {
 fn a_throttle_of_a_pod_that_is_gone_is_dropped() {
     let mut node = Node::new(rules(), vec![Load::new("b", 3000)]);
     node.engine
-        .adopt(&EngineState::default(), &[throttle("n/cpu")]);
+        .adopt(node.now, &EngineState::default(), &[throttle("n/cpu")]);
     node.at(3000);
     assert_eq!(ratio(&node), None);
 }
@@ -302,7 +343,7 @@ fn a_claim_that_was_never_applied_is_dropped() {
     node.engine = Engine::new();
     node.engine.set_policy(policy(rules()));
     node.set_pods();
-    node.engine.adopt(&state, &[]);
+    node.engine.adopt(node.now, &state, &[]);
     node.at(6000);
     assert_eq!(ratio(&node), None);
 }

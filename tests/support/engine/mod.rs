@@ -387,5 +387,5 @@ pub fn restart(node: &mut Node, policy: PolicySet) {
     node.engine = Engine::new();
     node.engine.set_policy(Arc::new(policy));
     node.set_pods();
-    node.engine.adopt(&state, &throttles);
+    node.engine.adopt(node.now, &state, &throttles);
 }

@@ -56,7 +56,10 @@ pub struct Worker {
     pub working_set: u64,
     /// Seconds that it keeps running after its eviction.
     pub lingers: u64,
-    /// The engine's quota, in CPUs.
+    /// The engine's quota in its file, in CPUs, and the least that the kernel accepts: 1 ms per enforcement period.
+    pub written: Option<f64>,
+    pub min_quota: f64,
+    /// The engine's quota as the kernel enforces it, in CPUs.
     pub quota: Option<f64>,
     pub idle: bool,
     /// The tick at which it is gone.
@@ -75,6 +78,13 @@ pub struct Worker {
     pub own_limit_reclaims: f64,
 }
 
+fn lower(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 impl Worker {
     pub fn new(pod: Pod, demand: f64) -> Self {
         Self {
@@ -88,6 +98,8 @@ impl Worker {
             reads: 0,
             working_set: 0,
             lingers: 2,
+            written: None,
+            min_quota: 0.01,
             quota: None,
             idle: false,
             ends: None,
@@ -104,10 +116,7 @@ impl Worker {
     }
 
     fn cap(&self) -> Option<f64> {
-        match (self.limit, self.quota) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        lower(self.limit, self.quota)
     }
 
     /// CPUs that it would use without contention.
@@ -442,8 +451,9 @@ impl Simulation {
     }
 
     fn pod(&self, worker: &Worker, at: BootTime) -> PodSample {
-        let quota = worker.cap().map_or(Quota::Unlimited, |cap| {
-            Quota::Limit(plimsoll::engine::units::MilliCpu(whole(cap * 1000.0)))
+        let file = lower(worker.limit, worker.written);
+        let quota = file.map_or(Quota::Unlimited, |quota| {
+            Quota::Limit(plimsoll::engine::units::MilliCpu(whole(quota * 1000.0)))
         });
         PodSample {
             cpu_nanos: Some(whole(worker.used)),
@@ -482,9 +492,9 @@ impl Simulation {
                 .find(|it| it.uid == worker.pod.uid);
             worker.idle = throttle.is_some_and(|it| it.idle);
             let quota = throttle.and_then(|it| it.target_cgroups[0].quota);
-            worker.quota = quota
-                .filter(|_| self.ineffective != Some(ActionKind::CpuThrottle))
-                .map(|quota| quota.0 as f64 / 1000.0);
+            worker.written = quota.map(|it| (it.0 as f64 / 1000.0).max(worker.min_quota));
+            let is_enforced = self.ineffective != Some(ActionKind::CpuThrottle);
+            worker.quota = worker.written.filter(|_| is_enforced);
         }
         for reclaim in &self.plan.reclaims {
             let mut workers = self.workers.iter_mut();

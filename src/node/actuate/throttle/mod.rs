@@ -26,7 +26,7 @@ use crate::node::journal::{Effects, Journal, JournalError, JournalRecord, LockEr
 use self::containers::{PodDirectory, is_by_container};
 pub use self::outcome::{ReleaseResult, ThrottleOutcome};
 pub use self::recover::Recovered;
-use self::throttled_pod::{RecentTimes, ThrottleSpec, ThrottledPod};
+use self::throttled_pod::{ThrottleSpec, ThrottledPod};
 
 /// How long a contested pod is left alone.
 const CONTEST_PAUSE: Duration = Duration::from_mins(5);
@@ -44,8 +44,6 @@ pub struct Throttler {
     unopened: Vec<JournalRecord>,
     /// Pods that are left alone, and until when.
     contested: BTreeMap<PodUid, BootTime>,
-    /// When another writer reset all pods at once.
-    sweeps: RecentTimes,
     /// The journal on disk is out of date.
     journal_stale: bool,
     effects: Effects,
@@ -107,7 +105,6 @@ impl Throttler {
             directories: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
-            sweeps: RecentTimes::default(),
             journal_stale: false,
             effects,
         };
@@ -117,7 +114,7 @@ impl Throttler {
 
     /// Applies `throttles`, and restores all other pods. `pods` returns the cgroup of a pod that still exists.
     ///
-    /// When lowering, the journal is durable before a cgroup is written; when restoring, it is updated afterwards.
+    /// When lowering, the journal is written before a cgroup is; when restoring, it is updated afterwards.
     pub fn apply(
         &mut self,
         now: BootTime,

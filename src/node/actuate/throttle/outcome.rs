@@ -43,7 +43,7 @@ pub enum ThrottleOutcome {
         /// The value they wrote.
         theirs: Box<str>,
     },
-    /// Another writer reset all throttled pods to their originals at once, as `systemctl daemon-reload` does.
+    /// Another writer reset every quota of ours to its original at once, as `systemctl daemon-reload` does.
     Swept {
         /// Which pods.
         uids: Vec<PodUid>,
@@ -169,7 +169,7 @@ impl fmt::Display for ThrottleOutcome {
             }
             Self::Swept { uids } => write!(
                 f,
-                "another writer reset all {} throttled pods at once: throttled again",
+                "another writer reset every throttled quota, as a daemon-reload does: throttled again (pods: {})",
                 uids.len()
             ),
             Self::Resized {

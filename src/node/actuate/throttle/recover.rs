@@ -106,6 +106,7 @@ impl Throttler {
             next_deadline: first.deadline,
             entries: Vec::new(),
             changes: RecentTimes::default(),
+            resets: RecentTimes::default(),
             class_done: first.idle,
         };
         let mut weights = Vec::new();

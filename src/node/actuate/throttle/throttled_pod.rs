@@ -17,9 +17,10 @@ use super::outcome::{ReleaseResult, ThrottleOutcome};
 
 /// How long a throttle stays in force after the last request for it.
 pub(super) const LIFETIME: Duration = Duration::from_mins(30);
-/// More foreign changes than this within [`CONTEST_WINDOW`] make a pod contested.
+/// More foreign changes than this within [`CONTEST_WINDOW`], or resets within [`RESET_WINDOW`], make a pod contested.
 const CONTEST_LIMIT: usize = 3;
 const CONTEST_WINDOW: Duration = Duration::from_mins(1);
+const RESET_WINDOW: Duration = Duration::from_secs(5);
 
 /// The throttle of a pod, as recorded in the journal.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +55,8 @@ pub(super) struct ThrottledPod {
     /// Sorted from the pod down: the order in which files are restored.
     pub entries: Vec<OwnedFile>,
     pub changes: RecentTimes,
+    /// When its files were reset to their originals while no other pod had a quota.
+    pub resets: RecentTimes,
     /// The idle class is set, or was already set before.
     pub class_done: bool,
 }
@@ -263,6 +266,7 @@ impl ThrottledPod {
             next_deadline: now + LIFETIME,
             entries: Vec::new(),
             changes: RecentTimes::default(),
+            resets: RecentTimes::default(),
             class_done: false,
         }
     }
@@ -274,6 +278,12 @@ impl ThrottledPod {
     pub fn insert(&mut self, entry: OwnedFile) {
         self.entries.push(entry);
         self.entries.sort_by_key(OwnedFile::order_up);
+    }
+
+    /// Whether another writer keeps changing its files.
+    pub fn is_contested(&self, now: BootTime) -> bool {
+        self.changes.exceeds_limit(CONTEST_WINDOW, now)
+            || self.resets.exceeds_limit(RESET_WINDOW, now)
     }
 
     /// The engine still asks for the throttle.
@@ -481,17 +491,9 @@ impl RecentTimes {
         self.times[0] = Some(now);
     }
 
-    fn count(&self, now: BootTime) -> usize {
-        let recent = |time: &BootTime| now.since(*time) <= CONTEST_WINDOW;
-        self.times
-            .iter()
-            .flatten()
-            .filter(|time| recent(time))
-            .count()
-    }
-
-    /// Whether both together exceed the limit.
-    pub fn exceeds(&self, other: &Self, now: BootTime) -> bool {
-        self.count(now) + other.count(now) > CONTEST_LIMIT
+    /// Whether there were more than [`CONTEST_LIMIT`] within `window`.
+    pub fn exceeds_limit(&self, window: Duration, now: BootTime) -> bool {
+        let recent = |time: &&BootTime| now.since(**time) <= window;
+        self.times.iter().flatten().filter(recent).count() > CONTEST_LIMIT
     }
 }

@@ -31,12 +31,13 @@ impl Throttler {
         if !self.journal_stale && self.pods.values().all(unmodified) {
             return out;
         }
-        let before = self.pods.len();
-        let modified = self.take_modified(now, &mut out);
-        let swept =
-            before > 1 && modified.len() == before && modified.iter().all(ModifiedPod::is_swept);
+        let mut modified = self.take_modified(now, &mut out);
+        let swept = self.is_sweep(&modified);
         if swept {
-            self.sweeps.push(now);
+            if let [pod] = &mut modified[..] {
+                // A writer that only fights over this pod looks the same, but comes back at once.
+                pod.pod.resets.push(now);
+            }
             let uids = modified.iter().map(|pod| pod.uid.clone()).collect();
             out.push(ThrottleOutcome::Swept { uids });
         }
@@ -50,6 +51,15 @@ impl Throttler {
             out.retain(|outcome| !matches!(outcome, ThrottleOutcome::JournalFailed { .. }));
         }
         out
+    }
+
+    /// Whether every quota of ours was reset to its original, as `systemctl daemon-reload` does. Not every version of systemd
+    /// resets the idle class.
+    fn is_sweep(&self, modified: &[ModifiedPod]) -> bool {
+        let has_quota = |pod: &ThrottledPod| pod.entries.iter().any(|it| it.role() == Role::Quota);
+        !modified.is_empty()
+            && modified.iter().all(ModifiedPod::is_reset)
+            && !self.pods.values().any(has_quota)
     }
 
     /// Drops vanished cgroups, restores expired throttles, and takes out the pods with foreign values.
@@ -121,7 +131,7 @@ impl Throttler {
                     }),
             );
         }
-        if pod.changes.exceeds(&self.sweeps, now) {
+        if pod.is_contested(now) {
             self.contest(now, uid, pod, out);
             return;
         }
@@ -213,7 +223,7 @@ impl Throttler {
 
 impl ModifiedPod {
     /// Whether every foreign value is the original.
-    fn is_swept(&self) -> bool {
+    fn is_reset(&self) -> bool {
         self.foreign
             .iter()
             .all(|(index, theirs)| self.pod.entries[*index].original == *theirs)
