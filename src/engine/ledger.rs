@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::{PodThrottle, TargetCgroup};
+use super::plan::{CpuClass, PodThrottle, TargetCgroup};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
 use super::sample::TargetCgroupSample;
@@ -23,7 +23,7 @@ pub(super) const FAST_RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Depth {
     /// Percent of the base.
     pub(super) ratio: u8,
-    /// Idle class.
+    /// In the lowest class: idle, or the lowest weight where the idle class is unsafe.
     pub(super) idle: bool,
 }
 
@@ -38,10 +38,16 @@ impl Depth {
         self.idle && self.ratio == FULL_RATIO
     }
 
-    /// One step down: first the idle class if the action has it, then the quota.
-    pub(super) fn lower(self, spec: CpuThrottle) -> Self {
+    /// One step down: first the idle class if the action has it, then the quota. Where the idle class is unsafe, the lowest
+    /// weight comes together with the first step of the quota, since it protects the others less.
+    pub(super) fn lower(self, spec: CpuThrottle, idle_unsafe: bool) -> Self {
         if spec.idle && !self.idle {
-            return Self { idle: true, ..self };
+            let lowest = Self { idle: true, ..self };
+            return if idle_unsafe {
+                lowest.lower(spec, true)
+            } else {
+                lowest
+            };
         }
         let ratio = self.ratio.saturating_sub(spec.step).max(spec.min_ratio);
         Self {
@@ -325,7 +331,7 @@ impl ThrottleEntry {
     }
 
     /// Writes the throttle in force into `to`, reusing its buffers.
-    fn write(&self, pod: &Pod, to: &mut PodThrottle) {
+    fn write(&self, pod: &Pod, idle_unsafe: bool, to: &mut PodThrottle) {
         let Some(effective) = self.effective_claim() else {
             return;
         };
@@ -333,7 +339,14 @@ impl ThrottleEntry {
         to.uid.clone_from(&self.uid);
         to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
-        to.idle = depth.idle;
+        to.class = if !depth.idle {
+            CpuClass::Normal
+        } else if idle_unsafe || pod.resizing {
+            // A resize cannot write the weight of an idle cgroup.
+            CpuClass::LowestWeight
+        } else {
+            CpuClass::Idle
+        };
         to.target_cgroups.clear();
         to.target_cgroups
             .extend(self.target_cgroups.iter().map(|it| TargetCgroup {
@@ -402,14 +415,20 @@ impl ThrottleLedger {
     }
 
     /// The throttle in force for the pod.
-    pub(super) fn throttle(&self, pod: &Pod) -> Option<PodThrottle> {
+    pub(super) fn throttle(&self, pod: &Pod, idle_unsafe: bool) -> Option<PodThrottle> {
         let mut written = Vec::new();
-        self.write(pod, 0, &mut written);
+        self.write(pod, idle_unsafe, 0, &mut written);
         written.pop()
     }
 
     /// Writes the throttle of the pod to `throttles[index]`.
-    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<PodThrottle>) -> bool {
+    pub(super) fn write(
+        &self,
+        pod: &Pod,
+        idle_unsafe: bool,
+        index: usize,
+        throttles: &mut Vec<PodThrottle>,
+    ) -> bool {
         let Some(entry) = self.get(&pod.uid) else {
             return false;
         };
@@ -418,11 +437,11 @@ impl ThrottleLedger {
                 uid: entry.uid.clone(),
                 rule: entry.claims[0].rule.clone(),
                 ratio: FULL_RATIO,
-                idle: false,
+                class: CpuClass::Normal,
                 target_cgroups: Vec::with_capacity(entry.target_cgroups.len()),
             });
         }
-        entry.write(pod, &mut throttles[index]);
+        entry.write(pod, idle_unsafe, &mut throttles[index]);
         true
     }
 

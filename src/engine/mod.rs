@@ -15,6 +15,7 @@ mod evict;
 mod gap;
 mod group;
 pub mod hours;
+mod idle_class;
 mod ledger;
 pub mod load;
 pub mod metric;
@@ -52,6 +53,7 @@ pub use self::demand::Demand;
 use self::effect::{RETRY_PAUSE, UNSUPPORTED_PAUSE, Verification};
 use self::evict::Rounds;
 use self::group::Group;
+use self::idle_class::IdleClass;
 use self::ledger::ThrottleLedger;
 use self::load::LoadTracker;
 use self::metric::{ActionEffect, ActionKind, RankBy};
@@ -105,6 +107,7 @@ pub struct Engine {
     /// The CPUs available to unpinned pods, at the last sample.
     unpinned: Option<(BootTime, CpuTimes)>,
     unknown_limit: Duration,
+    idle_class: IdleClass,
     windows: NodeWindows,
     load: LoadTracker,
     enforced_buffers: Buffers,
@@ -126,6 +129,7 @@ impl Default for Engine {
             now: BootTime::default(),
             unpinned: None,
             unknown_limit: UNKNOWN_LIMIT,
+            idle_class: IdleClass::default(),
             windows: NodeWindows::default(),
             load: LoadTracker::default(),
             enforced_buffers: Buffers::default(),
@@ -371,7 +375,13 @@ impl Engine {
     ) -> Option<PodThrottle> {
         let pod = &self.pods.get(uid)?.pod;
         self.ledger.get_mut(uid)?.sync_cgroups(pod, target_cgroups);
-        self.ledger.throttle(pod)
+        self.ledger.throttle(pod, self.is_idle_unsafe())
+    }
+
+    /// Whether pods get the lowest weight instead of the idle class, as of the last evaluation, because the kubelet of this
+    /// node would reject new pods.
+    pub fn is_idle_unsafe(&self) -> bool {
+        self.idle_class.is_unsafe(self.now)
     }
 
     /// The running pods that no rule may act on.
@@ -434,6 +444,7 @@ impl Engine {
         }
         self.now = now;
         self.dirty = false;
+        self.idle_class.observe(now, &mut self.pods);
         self.pods.locate(now, sample);
         self.groups.iter_mut().for_each(|group| group.start(now));
         self.evaluate_rules(sample, &mut plan.transitions);
@@ -604,10 +615,12 @@ impl Engine {
         self.scheduling_known |= scheduling::all_known(&self.runs);
         scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
         let mut count = 0;
+        let idle_unsafe = self.is_idle_unsafe();
         if !self.ledger.0.is_empty() {
             for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
                 let pod = &self.pods.all()[*index].pod;
-                count += usize::from(self.ledger.write(pod, count, &mut plan.throttles));
+                let throttles = &mut plan.throttles;
+                count += usize::from(self.ledger.write(pod, idle_unsafe, count, throttles));
             }
         }
         plan.throttles.truncate(count);

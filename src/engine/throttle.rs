@@ -193,7 +193,7 @@ impl ThrottlePass<'_> {
             from.ratio,
             spec.min_ratio,
         );
-        let idles = from.lower(spec).idle != from.idle;
+        let idles = from.lower(spec, tracked.idle_unsafe).idle != from.idle;
         // With a minimum ratio of 100 % only the idle class applies.
         let idle_alone = idles && spec.min_ratio == FULL_RATIO;
         if (!down && !idle_alone) || (stuck && !idles) {
@@ -288,7 +288,7 @@ impl ThrottlePass<'_> {
         uses: MilliCpu,
     ) {
         let pod = &self.walk.pods[pod_index].pod;
-        let further = from.lower(spec);
+        let further = from.lower(spec, self.walk.pods[pod_index].idle_unsafe);
         let to = run
             .relapse_depth(&pod.uid)
             .map_or(further, |depth| further.union(depth));

@@ -27,6 +27,8 @@ pub(super) struct Tracked {
     sample_index: Option<usize>,
     /// Its sample at the last evaluation, for each period.
     baselines: Vec<(Duration, PodSample)>,
+    /// The idle class is unsafe on this node at the moment.
+    pub(super) idle_unsafe: bool,
     /// No new throttle step before this time, and why.
     pub(super) throttle_blocked: Option<(BootTime, Skipped)>,
     /// No eviction before this time, because the last one was refused.
@@ -59,6 +61,7 @@ impl Tracked {
             permits: Vec::new(),
             sample_index: None,
             baselines: Vec::new(),
+            idle_unsafe: false,
             throttle_blocked: None,
             eviction_blocked_until: None,
             terminating_since: None,

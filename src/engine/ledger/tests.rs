@@ -42,7 +42,7 @@ fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
     let mut depth = Depth::NONE;
     let mut ratios = Vec::new();
     for _ in 0..4 {
-        depth = depth.lower(SPEC);
+        depth = depth.lower(SPEC, false);
         ratios.push(depth.ratio);
     }
     assert_eq!(ratios, [60, 20, 10, 10]);
@@ -57,9 +57,9 @@ fn steps_down_stop_at_the_minimum_ratio_and_steps_up_at_the_original() {
 
 #[test]
 fn the_idle_class_is_entered_first_and_left_last() {
-    let down = Depth::NONE.lower(IDLE);
+    let down = Depth::NONE.lower(IDLE, false);
     assert_eq!((down.ratio, down.idle), (100, true));
-    let down = down.lower(IDLE);
+    let down = down.lower(IDLE, false);
     assert_eq!((down.ratio, down.idle), (60, true));
     let up = down.raise(40);
     assert_eq!((up.ratio, up.idle), (100, true));
@@ -72,7 +72,7 @@ fn a_minimum_ratio_above_the_current_ratio_changes_nothing() {
         ratio: 5,
         idle: false,
     };
-    assert_eq!(depth.lower(SPEC), depth);
+    assert_eq!(depth.lower(SPEC, false), depth);
 }
 
 #[test]
@@ -150,10 +150,10 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
     );
     let mut throttles = Vec::new();
     let mut ledger = ThrottleLedger(vec![entry]);
-    assert!(ledger.write(&pod("a"), 0, &mut throttles));
+    assert!(ledger.write(&pod("a"), false, 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].target_cgroups[0].quota, Some(MilliCpu(600)));
-    assert!(!ledger.write(&pod("b"), 1, &mut throttles));
+    assert!(!ledger.write(&pod("b"), false, 1, &mut throttles));
     ledger.0[0].claims.clear();
     ledger.prune();
     assert!(ledger.get(&PodUid::from("a")).is_none());

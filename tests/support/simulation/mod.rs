@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use plimsoll::engine::Engine;
 use plimsoll::engine::metric::ActionKind;
-use plimsoll::engine::plan::{Feedback, Plan};
+use plimsoll::engine::plan::{CpuClass, Feedback, Plan};
 use plimsoll::engine::pod::{Pod, PodUid};
 use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, ScopeRequirement};
 use plimsoll::engine::sample::{
@@ -474,7 +474,7 @@ impl Simulation {
                 .throttles
                 .iter()
                 .find(|it| it.uid == worker.pod.uid);
-            worker.idle = throttle.is_some_and(|it| it.idle);
+            worker.idle = throttle.is_some_and(|it| it.class == CpuClass::Idle);
             let quota = throttle.and_then(|it| it.target_cgroups[0].quota);
             worker.quota = quota
                 .filter(|_| self.ineffective != Some(ActionKind::CpuThrottle))
