@@ -94,6 +94,8 @@ pub struct Figures {
     pub throttled_pods: Vec<ThrottledSeries>,
     /// For each reason, the pods on which the last action has no effect.
     pub ineffective: BTreeMap<&'static str, i64>,
+    /// Pods get the lowest weight instead of the idle class.
+    pub idle_unsafe: bool,
     /// Pods with a cgroup on this node.
     pub pods: usize,
     /// Rules and pod policies that are not enforced.
@@ -135,6 +137,7 @@ pub struct AgentMetrics {
     throttled: Gauge,
     throttled_pods: Throttled,
     ineffective: Family<ReasonLabels, Gauge>,
+    idle_unsafe: Gauge,
     pods: Gauge,
     refused: Gauge,
     /// 1 during an emergency stop.
@@ -202,6 +205,7 @@ impl AgentMetrics {
             throttled: Gauge::default(),
             throttled_pods: Throttled::default(),
             ineffective: Family::default(),
+            idle_unsafe: Gauge::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
             stopped: Gauge::default(),
@@ -283,6 +287,8 @@ impl AgentMetrics {
         registry.register("throttled_pods", help, self.throttled.clone());
         let help = "Pods on which the last action has no effect, by reason: see the condition ActionIneffective";
         registry.register("ineffective_pods", help, self.ineffective.clone());
+        let help = "1 while pods would get the lowest CPU weight instead of the idle class, because the kubelet would reject new pods";
+        registry.register("idle_class_unsafe", help, self.idle_unsafe.clone());
         let help = "1 while the emergency stop is in force";
         registry.register("stopped", help, self.stopped.clone());
         let help = "Pods of the node that have a cgroup";
@@ -430,6 +436,7 @@ impl AgentMetrics {
             throttled,
             throttled_pods,
             ineffective,
+            idle_unsafe,
             pods,
             refused,
             would,
@@ -440,6 +447,7 @@ impl AgentMetrics {
         } = &state.figures;
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.throttled.set(number(*throttled));
+        self.idle_unsafe.set(i64::from(*idle_unsafe));
         self.pods.set(number(*pods));
         self.refused.set(number(*refused));
         self.refresh_rules(rules, &state.names);

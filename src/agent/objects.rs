@@ -244,6 +244,62 @@ mod tests {
         assert_eq!(&*facts.uid.0, "api-uid");
     }
 
+    /// A status as a kubelet of 1.36 publishes it for a pod in the idle class.
+    #[test]
+    fn a_kubelet_that_reports_the_resources_of_the_pod_is_recognised() {
+        let status = json!({
+            "phase": "Running",
+            "observedGeneration": 1,
+            "hostIP": "10.0.0.1",
+            "qosClass": "Burstable",
+            "startTime": "2026-11-28T10:00:00Z",
+            "conditions": [
+                {"type": "PodReadyToStartContainers", "status": "True", "observedGeneration": 1},
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-28T10:00:02Z"},
+            ],
+            "containerStatuses": [{
+                "name": "c", "ready": true, "restartCount": 0, "image": "busybox", "imageID": "sha256:0",
+                "containerID": "containerd://0123", "state": {"running": {"startedAt": "2026-11-28T10:00:01Z"}},
+                "allocatedResources": {"cpu": "200m"},
+                "resources": {"requests": {"cpu": "200m"}},
+            }],
+            "allocatedResources": {"cpu": "200m"},
+            "resources": {"limits": {"cpu": "450m"}, "requests": {"cpu": "1801620012949469m"}},
+        });
+        let facts = |status: &Value| {
+            let pod = pod(json!({
+                "metadata": {"name": "p", "namespace": "batch", "uid": "u", "generation": 1},
+                "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "200m"}}}]},
+                "status": status,
+            }));
+            let facts = pod.facts.expect("facts");
+            (facts.running, facts.resources_reported, facts.resizing)
+        };
+        assert_eq!(facts(&status), (true, true, false));
+        let without = |field: &str| {
+            let mut status = status.clone();
+            let fields = status.as_object_mut().expect("an object");
+            fields.remove(field).expect("the field");
+            status
+        };
+        // The resources of a container have been there since 1.33, and do no harm.
+        assert_eq!(facts(&without("resources")), (true, false, false));
+        for (kind, condition, resizing) in [
+            ("PodResizePending", "True", true),
+            ("PodResizeInProgress", "True", true),
+            ("PodResizeInProgress", "False", false),
+        ] {
+            let mut status = without("resources");
+            status["conditions"][1] =
+                json!({"type": kind, "status": condition, "reason": "Deferred"});
+            assert_eq!(
+                facts(&status),
+                (true, false, resizing),
+                "{kind} {condition}"
+            );
+        }
+    }
+
     #[test]
     fn a_pod_cannot_claim_another_pods_cgroup() {
         let victim = "11111111-2222-3333-4444-555555555555";

@@ -77,6 +77,8 @@ pub struct Reporter {
     new_events: Vec<NewEvent>,
     /// The actions without effect, at the last evaluation.
     ineffective: Vec<IneffectiveAction>,
+    /// A rule asks for the idle class, which is unsafe.
+    idle_unsafe: bool,
     /// The reason of the emergency stop, and whether the status says that everything is restored.
     stopped: Option<(String, bool)>,
 }
@@ -102,6 +104,7 @@ impl Reporter {
             changes_at: None,
             new_events: Vec::new(),
             ineffective: Vec::new(),
+            idle_unsafe: false,
             stopped: None,
         }
     }
@@ -162,11 +165,15 @@ impl Reporter {
                 self.changed = true;
             }
             self.ineffective = ineffective(machine, &reports, pods, now);
+            let idle_unsafe = machine.is_idle_unsafe() && asks_for_idle(machine.policy());
+            self.changed |= idle_unsafe != self.idle_unsafe;
+            self.idle_unsafe = idle_unsafe;
             self.collect_events(machine, &reports, &outcomes, &taint_state);
             metrics.figures(|figures| {
                 figures.throttled = machine.throttled_pods();
                 figures.throttled_pods = throttled_pods(machine);
                 figures.ineffective = count_reasons(&self.ineffective);
+                figures.idle_unsafe = machine.is_idle_unsafe();
                 figures.pods = machine.pods().len();
                 figures.refused = rules.refused().len();
                 figures.would = would(machine.previews());
@@ -199,6 +206,8 @@ impl Reporter {
             .record(machine.events(), facts, &mut self.new_events);
         self.event_builder
             .ineffective(&self.ineffective, &mut self.new_events);
+        self.event_builder
+            .idle_class(self.idle_unsafe, &mut self.new_events);
         self.event_builder
             .forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
@@ -292,6 +301,7 @@ impl Reporter {
         AgentHealth {
             unready,
             stopped,
+            idle_unsafe: self.idle_unsafe,
             ..AgentHealth::default()
         }
     }
@@ -388,6 +398,11 @@ fn ineffective(
         }));
     }
     actions
+}
+
+fn asks_for_idle(policy: &PolicySet) -> bool {
+    let throttles = policy.rules.iter().filter_map(|rule| rule.action.throttle);
+    throttles.into_iter().any(|throttle| throttle.idle)
 }
 
 /// The number of pods for each reason.

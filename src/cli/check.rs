@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
     /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
-    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings}
+    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them
@@ -80,6 +80,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let lines = report.lines().map(|line| color::message(&line) + "\n");
         print_text(&lines.collect::<String>())?;
         print_error(report.summary());
+        if let Some(note) = report.note() {
+            print_error(note);
+        }
     }
     let nothing = report.has_no_policy();
     if nothing && sources.unreadable.is_empty() {

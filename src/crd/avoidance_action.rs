@@ -145,7 +145,8 @@ pub struct CpuThrottle {
     #[schemars(range(min = 1, max = 100), extend("default" = 10))]
     pub step_cpu_ratio: Option<i64>,
     /// Whether the pod is first put into the idle scheduling class (`cpu.idle`), in which it only uses CPU time that no
-    /// other pod of its `QoS` class wants. Defaults to false.
+    /// other pod of its `QoS` class wants. It gets the lowest CPU weight instead where the kernel has no such class, and where
+    /// the kubelet would reject new pods (Kubernetes 1.36 and later). Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub idle: Option<bool>,

@@ -99,6 +99,13 @@ pub const MAX_SOURCES: usize = 2048;
         description = "ActionsEffective, or why an action has no effect"
     ),
     printcolumn(
+        name = "Idle",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"IdleClass\")].reason",
+        priority = 1,
+        description = "IdleUnsafe while pods get the lowest CPU weight instead of the idle class"
+    ),
+    printcolumn(
         name = "Unknown",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].id",

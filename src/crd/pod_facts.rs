@@ -69,6 +69,8 @@ pub fn pod_facts(pod: &PodObject) -> Result<Pod, PodFactsError> {
         started: started(pod),
         running: phase(pod) == Some("Running"),
         terminating: meta.deletion_timestamp.is_some(),
+        resources_reported: pod.status.as_ref().is_some_and(|it| it.resources.is_some()),
+        resizing: is_resizing(pod),
         elastic: is_elastic(spec),
         cpu_request: resources::cpu_request(spec)?,
         resources: resources::pod_resources(spec)?,
@@ -145,6 +147,18 @@ fn grace(meta: &ObjectMeta, spec: &PodSpec) -> Duration {
     let seconds = given.or(spec.termination_grace_period_seconds);
     let seconds = u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(1);
     Duration::from_secs(seconds)
+}
+
+/// Whether the kubelet has a resize to carry out, also one that it puts off or cannot grant.
+fn is_resizing(pod: &PodObject) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    conditions.flatten().any(|condition| {
+        condition.status == "True"
+            && matches!(
+                condition.type_.as_str(),
+                "PodResizePending" | "PodResizeInProgress"
+            )
+    })
 }
 
 fn is_elastic(spec: &PodSpec) -> bool {

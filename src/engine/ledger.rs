@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{PodThrottle, TargetCgroup};
+use super::plan::{CpuClass, PodThrottle, TargetCgroup};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
 use super::sample::TargetCgroupSample;
 use super::time::BootTime;
-use super::track::TrackedPods;
+use super::track::{Tracked, TrackedPods};
 use super::units::{MilliCpu, Quota};
 
 /// No quota is set below 2 ms of CPU per 100 ms, and a pod that uses less is not throttled: it would not help.
@@ -36,7 +36,7 @@ pub(super) const fn min_quota(pod: &Pod) -> MilliCpu {
 pub(super) struct Depth {
     /// Percent of the base.
     pub(super) ratio: u8,
-    /// Idle class.
+    /// In the lowest class: idle, or the lowest weight where the idle class is unsafe.
     pub(super) idle: bool,
 }
 
@@ -268,10 +268,10 @@ impl ThrottleEntry {
         depths.fold(Depth::NONE, Depth::union)
     }
 
-    /// What is in force of that: nothing while the pod terminates, since it has to shut down within its grace period, also
+    /// What is in force of that: nothing while the pod terminates, until it is overdue, since it has to shut down within its grace period, also
     /// beside busy pods.
-    pub(super) fn depth_in_force(&self, pod: &Pod) -> Depth {
-        if pod.terminating {
+    pub(super) fn depth_in_force(&self, tracked: &Tracked, now: BootTime) -> Depth {
+        if tracked.is_exiting(now) {
             Depth::NONE
         } else {
             self.depth()
@@ -339,22 +339,42 @@ impl ThrottleEntry {
     }
 
     /// Writes the throttle in force into `to`, reusing its buffers.
-    fn write(&self, pod: &Pod, to: &mut PodThrottle) {
+    fn write(&self, view: &InForce<'_>, to: &mut PodThrottle) {
         let Some(effective) = self.effective_claim() else {
             return;
         };
-        let depth = self.depth_in_force(pod);
+        let depth = self.depth_in_force(view.tracked, view.now);
         to.uid.clone_from(&self.uid);
         to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
-        to.idle = depth.idle;
+        to.class = view.class(depth);
         to.target_cgroups.clear();
         to.target_cgroups
             .extend(self.target_cgroups.iter().map(|it| TargetCgroup {
                 cgroup: Arc::clone(&it.cgroup),
                 base: it.base,
-                quota: it.quota(pod, depth.ratio),
+                quota: it.quota(&view.tracked.pod, depth.ratio),
             }));
+    }
+}
+
+/// What decides about a pod's throttle beside its claims.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InForce<'a> {
+    pub(super) tracked: &'a Tracked,
+    pub(super) now: BootTime,
+    /// The kubelet of this node would reject new pods.
+    pub(super) idle_unsafe: bool,
+}
+
+impl InForce<'_> {
+    fn class(&self, depth: Depth) -> CpuClass {
+        match depth.idle {
+            false => CpuClass::Normal,
+            // A resize cannot write the weight of an idle cgroup.
+            true if self.idle_unsafe || self.tracked.pod.resizing => CpuClass::LowestWeight,
+            true => CpuClass::Idle,
+        }
     }
 }
 
@@ -416,16 +436,22 @@ impl ThrottleLedger {
     }
 
     /// The throttle in force for the pod.
-    pub(super) fn throttle(&self, pod: &Pod) -> Option<PodThrottle> {
+    pub(super) fn throttle(&self, view: &InForce<'_>) -> Option<PodThrottle> {
         let mut written = Vec::new();
-        self.write(pod, 0, &mut written);
+        self.write(view, 0, &mut written);
         written.pop()
     }
 
     /// Writes the throttle of the pod to `throttles[index]`, and returns whether there is one in force.
-    pub(super) fn write(&self, pod: &Pod, index: usize, throttles: &mut Vec<PodThrottle>) -> bool {
-        let in_force = |entry: &&ThrottleEntry| entry.depth_in_force(pod) != Depth::NONE;
-        let Some(entry) = self.get(&pod.uid).filter(in_force) else {
+    pub(super) fn write(
+        &self,
+        view: &InForce<'_>,
+        index: usize,
+        throttles: &mut Vec<PodThrottle>,
+    ) -> bool {
+        let in_force =
+            |entry: &&ThrottleEntry| entry.depth_in_force(view.tracked, view.now) != Depth::NONE;
+        let Some(entry) = self.get(&view.tracked.pod.uid).filter(in_force) else {
             return false;
         };
         if index == throttles.len() {
@@ -433,11 +459,11 @@ impl ThrottleLedger {
                 uid: entry.uid.clone(),
                 rule: entry.claims[0].rule.clone(),
                 ratio: FULL_RATIO,
-                idle: false,
+                class: CpuClass::Normal,
                 target_cgroups: Vec::with_capacity(entry.target_cgroups.len()),
             });
         }
-        entry.write(pod, &mut throttles[index]);
+        entry.write(view, &mut throttles[index]);
         true
     }
 

@@ -15,6 +15,7 @@ mod gap;
 mod group;
 pub mod hours;
 mod ladder;
+mod idle_class;
 mod ledger;
 pub mod load;
 pub mod metric;
@@ -48,7 +49,8 @@ pub use self::demand::Demand;
 use self::effect::Verification;
 use self::group::Group;
 use self::ladder::{Buffers, Enforced, MemoryForecast, RestorePass, Round, RoundContext, Rounds};
-use self::ledger::ThrottleLedger;
+use self::idle_class::IdleClass;
+use self::ledger::{InForce, ThrottleLedger};
 use self::load::LoadTracker;
 use self::metric::{ActionKind, Metric, RankBy};
 use self::plan::{
@@ -97,6 +99,7 @@ pub struct Engine {
     /// The last evaluation.
     now: BootTime,
     unknown_limit: Duration,
+    idle_class: IdleClass,
     windows: NodeWindows,
     load: LoadTracker,
     forecast: MemoryForecast,
@@ -118,6 +121,7 @@ impl Default for Engine {
             dirty: false,
             now: BootTime::default(),
             unknown_limit: UNKNOWN_LIMIT,
+            idle_class: IdleClass::default(),
             windows: NodeWindows::default(),
             load: LoadTracker::default(),
             forecast: MemoryForecast::default(),
@@ -351,9 +355,20 @@ impl Engine {
         uid: &PodUid,
         target_cgroups: &[TargetCgroupSample],
     ) -> Option<PodThrottle> {
-        let pod = &self.pods.get(uid)?.pod;
-        self.ledger.get_mut(uid)?.sync_cgroups(pod, target_cgroups);
-        self.ledger.throttle(pod)
+        let tracked = self.pods.get(uid)?;
+        let entry = self.ledger.get_mut(uid)?;
+        entry.sync_cgroups(&tracked.pod, target_cgroups);
+        self.ledger.throttle(&InForce {
+            tracked,
+            now: self.now,
+            idle_unsafe: self.is_idle_unsafe(),
+        })
+    }
+
+    /// Whether pods get the lowest weight instead of the idle class, as of the last evaluation, because the kubelet of this
+    /// node would reject new pods.
+    pub fn is_idle_unsafe(&self) -> bool {
+        self.idle_class.is_unsafe(self.now)
     }
 
     /// The running pods that no `PodQOS` lets any action touch.
@@ -410,12 +425,13 @@ impl Engine {
         }
         self.now = now;
         self.dirty = false;
+        self.idle_class.observe(now, &self.pods);
         self.pods.locate(now, sample);
         self.groups.iter_mut().for_each(|group| group.start(now));
         self.evaluate_rules(sample, &mut plan.transitions);
         self.verify_effects(sample, &mut plan.transitions);
         self.act(sample, plan);
-        effect::record_quotas(&mut self.pods, &self.ledger, sample.at);
+        effect::record_quotas(&mut self.pods, &self.ledger, now, sample.at);
         self.write_desired_state(plan);
         for group in self.groups.iter_mut().filter(|group| group.due) {
             group.finish(now, sample);
@@ -509,7 +525,7 @@ impl Engine {
             period: self.period(),
             unknown_limit: self.unknown_limit,
             forecast: &self.forecast,
-            idle_is_safe: true,
+            idle_is_safe: !self.is_idle_unsafe(),
         };
         let out = &mut plan.transitions;
         self.enforced_buffers.begin(&ctx);
@@ -577,10 +593,15 @@ impl Engine {
         self.scheduling_known |= scheduling::all_known(&self.runs);
         scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
         let mut count = 0;
+        let idle_unsafe = self.is_idle_unsafe();
         if !self.ledger.0.is_empty() {
             for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
-                let pod = &self.pods.all()[*index].pod;
-                count += usize::from(self.ledger.write(pod, count, &mut plan.throttles));
+                let view = InForce {
+                    tracked: &self.pods.all()[*index],
+                    now: self.now,
+                    idle_unsafe,
+                };
+                count += usize::from(self.ledger.write(&view, count, &mut plan.throttles));
             }
         }
         plan.throttles.truncate(count);

@@ -56,10 +56,29 @@ pub struct PodThrottle {
     pub rule: RuleId,
     /// Percent of the base, 0..=100; 100 while the pod is only idle class.
     pub ratio: u8,
-    /// The pod is in the idle class.
-    pub idle: bool,
+    /// Its scheduling class.
+    pub class: CpuClass,
     /// The cgroups to limit.
     pub target_cgroups: Vec<TargetCgroup>,
+}
+
+/// How a pod ranks below the others for CPU time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuClass {
+    /// As the kubelet set it.
+    #[default]
+    Normal,
+    /// The lowest weight, where the idle class would make the kubelet reject new pods.
+    LowestWeight,
+    /// The idle class: it gets the CPU time that nothing else wants.
+    Idle,
+}
+
+impl PodThrottle {
+    /// Whether the pod is in the lowest class, in either form.
+    pub fn is_lowest(&self) -> bool {
+        self.class != CpuClass::Normal
+    }
 }
 
 /// One cgroup to limit.

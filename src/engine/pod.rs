@@ -97,6 +97,12 @@ pub struct Pod {
     /// Deletion has started.
     #[serde(default)]
     pub terminating: bool,
+    /// The kubelet reports the CPU and memory of the whole pod as it reads them from the cgroup (`status.resources`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resources_reported: bool,
+    /// An in-place resize is waiting or under way.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resizing: bool,
     /// It uses an elastic resource (`gocrane.io/*`).
     #[serde(default)]
     pub elastic: bool,

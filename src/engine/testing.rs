@@ -49,6 +49,8 @@ pub(crate) fn pod(uid: &str) -> Pod {
         started: 0,
         running: true,
         terminating: false,
+        resources_reported: false,
+        resizing: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),

@@ -37,6 +37,8 @@ impl ScenePod {
             started: 0,
             running: true,
             terminating: false,
+            resources_reported: false,
+            resizing: false,
             elastic: false,
             cpu_request: self.request,
             resources: Resources {

@@ -8,7 +8,7 @@ use crate::kernel_support::{
     TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups, uid,
 };
 use plimsoll::crd::pod_facts::ContainerFacts;
-use plimsoll::engine::plan::{Feedback, PodThrottle};
+use plimsoll::engine::plan::{CpuClass, Feedback, PodThrottle};
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{ThrottleOutcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
@@ -867,4 +867,182 @@ fn verifying_throttles_does_not_allocate() {
         assert!(throttler.verify(now).is_empty());
     });
     assert_eq!(info.count_total, 0);
+}
+
+/// A pod in plain directories that stand in for cgroup v2. All values of a file have the same length, since writes do not
+/// truncate, and the test plays the kernel: it sets the weight that entering and leaving the idle class entails.
+struct FakePod {
+    directory: tempfile::TempDir,
+    throttler: Throttler,
+}
+
+impl FakePod {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("pod")).unwrap();
+        let hierarchy = Hierarchy::V2 {
+            root: directory.path().to_owned(),
+        };
+        let state = directory.path().join("state");
+        let (throttler, _) = Throttler::open(&state, hierarchy, at(0)).unwrap();
+        let pod = Self {
+            directory,
+            throttler,
+        };
+        pod.write("cpu.idle", "0");
+        pod.write("cpu.weight", "7");
+        pod.write("cpu.max", "max 100000");
+        pod
+    }
+
+    fn path(&self, file: &str) -> std::path::PathBuf {
+        self.directory.path().join("pod").join(file)
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.path(file), format!("{text}\n")).unwrap();
+    }
+
+    /// `cpu.idle` and `cpu.weight`.
+    fn class(&self) -> [String; 2] {
+        ["cpu.idle", "cpu.weight"].map(|file| {
+            let text = std::fs::read_to_string(self.path(file)).unwrap();
+            text.trim().to_owned()
+        })
+    }
+
+    fn apply(&mut self, second: u64, class: Option<CpuClass>) {
+        assert_fine(&self.try_apply(second, class));
+    }
+
+    fn try_apply(&mut self, second: u64, class: Option<CpuClass>) -> Vec<ThrottleOutcome> {
+        let plan = class.map(|class| PodThrottle {
+            class,
+            ..throttle_of_cgroups("pod", &[("", None)])
+        });
+        let plan = Vec::from_iter(plan);
+        let find = |_: &_| CgroupPath::new("pod").ok();
+        self.throttler.apply(at(second), &plan, &find)
+    }
+
+    fn is_journalled(&self, file: &str, original: &str) -> bool {
+        let mut records = self.throttler.records();
+        records.any(|it| it.file.name() == file && &*it.original == original)
+    }
+}
+
+#[test]
+fn the_lowest_weight_leaves_the_idle_class_unused_and_is_restored_exactly() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::LowestWeight));
+    assert_eq!(pod.class(), ["0", "1"]);
+    assert!(pod.is_journalled("cpu.weight", "7"));
+    assert_eq!(pod.throttler.records().count(), 1);
+    pod.apply(1, None);
+    assert_eq!(pod.class(), ["0", "7"]);
+    assert_eq!(pod.throttler.records().count(), 0);
+}
+
+#[test]
+fn a_pod_in_the_idle_class_changes_over_to_the_lowest_weight_and_back() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::Idle));
+    pod.write("cpu.weight", "0");
+    pod.apply(1, Some(CpuClass::LowestWeight));
+    assert_eq!(pod.class(), ["0", "1"]);
+    assert!(pod.is_journalled("cpu.weight", "7"));
+    assert!(!pod.is_journalled("cpu.idle", "0"));
+    // Another process goes on from the journal.
+    let hierarchy = Hierarchy::V2 {
+        root: pod.directory.path().to_owned(),
+    };
+    let FakePod {
+        directory,
+        throttler,
+    } = pod;
+    drop(throttler);
+    let state = directory.path().join("state");
+    let (throttler, recovered) = Throttler::open(&state, hierarchy, at(2)).unwrap();
+    assert!(recovered.throttles[0].idle);
+    let mut pod = FakePod {
+        directory,
+        throttler,
+    };
+    pod.apply(3, Some(CpuClass::Idle));
+    assert_eq!(pod.class(), ["1", "7"]);
+    pod.write("cpu.weight", "0");
+    pod.apply(4, None);
+    assert_eq!(pod.class(), ["0", "7"]);
+}
+
+#[test]
+fn a_change_of_class_that_the_journal_refuses_is_made_up_for() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::Idle));
+    pod.write("cpu.weight", "0");
+    let [state, away] = ["state", "away"].map(|name| pod.directory.path().join(name));
+    std::fs::rename(&state, &away).unwrap();
+    let outcomes = pod.try_apply(1, Some(CpuClass::LowestWeight));
+    let failed = |it: &ThrottleOutcome| matches!(it, ThrottleOutcome::JournalFailed { .. });
+    assert!(outcomes.iter().any(failed), "{outcomes:?}");
+    assert_eq!(
+        pod.class(),
+        ["0", "7"],
+        "nothing is lowered without a journal"
+    );
+    std::fs::rename(&away, &state).unwrap();
+    pod.apply(2, Some(CpuClass::LowestWeight));
+    assert_eq!(pod.class(), ["0", "1"]);
+}
+
+#[test]
+fn an_idle_class_set_by_somebody_else_stays() {
+    let mut pod = FakePod::new();
+    pod.write("cpu.idle", "1");
+    pod.write("cpu.weight", "0");
+    pod.apply(0, Some(CpuClass::LowestWeight));
+    pod.apply(1, None);
+    assert_eq!(pod.class(), ["1", "0"]);
+}
+
+#[test]
+fn a_resize_that_ends_the_idle_class_leaves_its_new_weight() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::Idle));
+    // systemd writes the weight, which sets the idle class back.
+    pod.write("cpu.idle", "0");
+    pod.write("cpu.weight", "9");
+    assert_fine(&pod.throttler.verify(at(1)));
+    assert_eq!(pod.class(), ["1", "9"]);
+    pod.write("cpu.weight", "0");
+    pod.apply(2, None);
+    assert_eq!(pod.class(), ["0", "9"]);
+}
+
+#[test]
+fn a_resize_between_two_checks_leaves_its_new_weight_too() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::Idle));
+    pod.write("cpu.idle", "0");
+    pod.write("cpu.weight", "9");
+    pod.apply(1, Some(CpuClass::LowestWeight));
+    assert_eq!(pod.class(), ["0", "1"]);
+    assert!(pod.is_journalled("cpu.weight", "9"));
+}
+
+#[test]
+fn a_resize_after_the_idle_class_was_left_sets_the_weight_to_restore() {
+    let mut pod = FakePod::new();
+    pod.apply(0, Some(CpuClass::Idle));
+    pod.write("cpu.weight", "0");
+    pod.apply(1, Some(CpuClass::LowestWeight));
+    assert_eq!(pod.class(), ["0", "1"], "a weight can be written");
+    pod.write("cpu.weight", "9");
+    assert_fine(&pod.throttler.verify(at(2)));
+    assert_eq!(pod.class(), ["0", "1"]);
+    pod.apply(3, Some(CpuClass::Idle));
+    assert_eq!(pod.class(), ["1", "9"]);
+    pod.write("cpu.weight", "0");
+    pod.apply(4, None);
+    assert_eq!(pod.class(), ["0", "9"]);
 }

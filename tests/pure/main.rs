@@ -44,6 +44,7 @@ mod engine {
     mod closed_loop;
     mod evict;
     mod hours;
+    mod idle_class;
     mod invariants;
     mod load;
     mod load_of_throttled;

@@ -1,4 +1,4 @@
-//! The conditions `Ready`, `ActionIneffective`, `Degraded` and `Stopped` of a `NodeWatermark`.
+//! The conditions `Ready`, `ActionIneffective`, `Degraded`, `Stopped` and `IdleClass` of a `NodeWatermark`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::crd::emergency_stop;
 use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::node_watermark::condition::{
-    ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, DEGRADED, NONE_EVALUATED,
-    PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED, STARTING, STOPPED,
+    ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, DEGRADED, IDLE_CLASS,
+    IDLE_UNSAFE, NONE_EVALUATED, PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED, STARTING, STOPPED,
 };
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::crd::words::truncated;
@@ -17,6 +17,11 @@ use crate::node::machine::messages::unknown_reason;
 
 /// Longest message of a condition, in bytes. The API server allows 32 KiB.
 const MAX_MESSAGE_BYTES: usize = 1024;
+
+/// Why pods are not in the idle class, and what to do.
+pub const IDLE_UNSAFE_MESSAGE: &str = "pods get the lowest CPU weight instead of the idle class, and quotas at once: with a pod in the \
+idle class this kubelet (Kubernetes 1.36 or later) would reject every new pod that requests CPU; to have the idle class, start the kubelet \
+with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false";
 
 /// The health of the agent. Each list is empty if nothing is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +34,8 @@ pub struct AgentHealth {
     pub ineffective: Vec<(&'static str, String)>,
     /// Problems, each with its reason and message.
     pub degraded: Vec<(&'static str, String)>,
+    /// A rule asks for the idle class, and pods get the lowest weight instead.
+    pub idle_unsafe: bool,
     /// The emergency stop, if there is one.
     pub stopped: Option<StopProgress>,
 }
@@ -167,6 +174,10 @@ pub fn conditions(
         let (reason, message) = stopped.condition();
         make(STOPPED, true, reason, message)
     });
+    let idle_class = health.idle_unsafe.then(|| {
+        let message = IDLE_UNSAFE_MESSAGE.to_owned();
+        make(IDLE_CLASS, false, IDLE_UNSAFE, message)
+    });
     let progress = match (&health.unready, ready.reason.as_str()) {
         (_, NONE_EVALUATED | PREVIOUS_RULES_ENFORCED) => Some(STALLED),
         (Some(Unready::Starting), _) => Some(RECONCILING),
@@ -176,6 +187,7 @@ pub fn conditions(
     [ready, ineffective, degraded]
         .into_iter()
         .chain(stopped)
+        .chain(idle_class)
         .chain(progress)
         .collect()
 }
@@ -238,6 +250,23 @@ mod tests {
             ..AgentHealth::default()
         };
         assert_eq!(shown(&none), "Stalled True NoRuleEvaluated");
+    }
+
+    #[test]
+    fn the_idle_class_is_mentioned_only_while_it_is_unsafe() {
+        let shown = |idle_unsafe| {
+            let health = AgentHealth {
+                idle_unsafe,
+                ..AgentHealth::default()
+            };
+            let all = conditions(&health, None, &[], Timestamp::UNIX_EPOCH);
+            let found = all.into_iter().find(|it| it.type_ == IDLE_CLASS);
+            found.map(|it| (it.status, it.reason, it.message))
+        };
+        assert_eq!(shown(false), None);
+        let (status, reason, message) = shown(true).expect("a condition");
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "IdleUnsafe"));
+        assert!(message.contains("--feature-gates=InPlacePodLevelResourcesVerticalScaling=false"));
     }
 
     #[test]

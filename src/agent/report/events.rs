@@ -2,7 +2,7 @@
 //!
 //! | object | events |
 //! |---|---|
-//! | Node | rules: breached, cooling, ended; scheduling disabled, enabled; the emergency stop |
+//! | Node | rules: breached, cooling, ended; scheduling disabled, enabled; the emergency stop; an unsafe idle class |
 //! | Pod | throttle: start, floor, end; eviction: accepted, refused |
 //! | `NodeWatermark` | what prevents the agent from carrying out the rules |
 //!
@@ -11,9 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::agent::eviction::{EvictionOutcome, EvictionResult};
+use crate::agent::report::conditions::IDLE_UNSAFE_MESSAGE;
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
+use crate::crd::node_watermark::condition::IDLE_UNSAFE;
 use crate::engine::RuleReport;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
@@ -137,6 +139,8 @@ pub struct EventBuilder {
     evicting: BTreeMap<PodUid, String>,
     /// Actions without effect, as last reported.
     ineffective: BTreeMap<PodUid, &'static str>,
+    /// Whether a rule asked for an idle class that is unsafe, as last reported.
+    idle_unsafe: bool,
 }
 
 impl EventBuilder {
@@ -303,6 +307,14 @@ impl EventBuilder {
             let regarding = Regarding::pod(Some(&action.pod), &action.uid);
             out.extend(regarding.map(|it| new_event(it, true, "ActionIneffective", message)));
         }
+    }
+
+    /// Adds the event of an idle class that has become unsafe while a rule asks for it.
+    pub fn idle_class(&mut self, idle_unsafe: bool, out: &mut Vec<NewEvent>) {
+        if idle_unsafe && !self.idle_unsafe {
+            out.push(on_node(true, IDLE_UNSAFE, IDLE_UNSAFE_MESSAGE.to_owned()));
+        }
+        self.idle_unsafe = idle_unsafe;
     }
 
     /// Adds the events of a changed taint state; `message` says which rules want it, with their values.

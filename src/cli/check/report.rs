@@ -11,6 +11,10 @@ use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, com
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::messages::count;
 
+/// For actions with `idle: true`.
+const IDLE_NOTE: &str = "note: with kubelets of Kubernetes 1.36 or later `idle: true` gives pods the lowest CPU weight and quotas at once instead \
+of the idle class, because they would reject new pods; with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false they have the idle class";
+
 /// All findings, with totals.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -21,6 +25,9 @@ pub(in crate::cli) struct Report<'a> {
     skipped: usize,
     errors: usize,
     warnings: usize,
+    /// What depends on the nodes and cannot be checked here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'static str>,
     #[serde(skip)]
     unreadable: usize,
     /// An object that is probably a policy could not be read as one.
@@ -143,6 +150,10 @@ impl<'a> Report<'a> {
         };
         let location = (source.name.as_str(), &object.positions);
         locations.entry(reference).or_default().push(location);
+        let idle = object.value.pointer("/spec/throttle/cpuThrottle/idle");
+        if idle.and_then(Value::as_bool) == Some(true) {
+            self.note = Some(IDLE_NOTE);
+        }
         for finding in Objects::from_values([object.value.clone()]).findings() {
             self.add(finding, location);
         }
@@ -247,6 +258,11 @@ impl<'a> Report<'a> {
             found.filter(|found| found.severity == severity).count()
         };
         (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
+    }
+
+    /// What depends on the nodes and cannot be checked here: no finding.
+    pub(in crate::cli) const fn note(&self) -> Option<&'static str> {
+        self.note
     }
 
     /// The totals, in a sentence.

@@ -22,7 +22,7 @@ struct ColumnCheck {
     fix: &'static str,
 }
 
-const CHECKS: [ColumnCheck; 5] = [
+const CHECKS: [ColumnCheck; 6] = [
     ColumnCheck {
         column: "Ready",
         reason: "Ready",
@@ -61,6 +61,13 @@ const CHECKS: [ColumnCheck; 5] = [
         fix: "shows on which pods, and why: another writer (such as an agent of crane), a sched_ext scheduler, a wrong layout",
     },
     ColumnCheck {
+        column: "Idle",
+        reason: "Idle",
+        is_problem: |reason| reason == condition::IDLE_UNSAFE,
+        what: "pods get the lowest CPU weight instead of the idle class, since the kubelet would reject new pods",
+        fix: "shows more; to have the idle class there, start the kubelet with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false",
+    },
+    ColumnCheck {
         column: "Unknown",
         reason: "Reason",
         is_problem: |reason| {
@@ -72,7 +79,7 @@ const CHECKS: [ColumnCheck; 5] = [
     },
 ];
 /// The newest column: a definition with it has the others too.
-const NEWEST: &str = "Ineffective";
+const NEWEST: &str = "Idle";
 
 /// One finding for each problem, with its nodes.
 pub(super) fn reported_problems(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {

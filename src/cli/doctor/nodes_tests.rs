@@ -40,6 +40,17 @@ fn conditions_of_nodes_are_reported() {
 }
 
 #[test]
+fn nodes_where_the_idle_class_is_unsafe_are_named_with_the_feature_gate() {
+    assert_finding(
+        with("Idle", "IdleUnsafe"),
+        &[
+            "instead of the idle class, since the kubelet would reject new pods on 2 nodes: a, b",
+            "--feature-gates=InPlacePodLevelResourcesVerticalScaling=false",
+        ],
+    );
+}
+
+#[test]
 fn nodes_without_evaluable_rules_have_their_own_cure() {
     let mut snapshot = healthy_snapshot();
     with("Ready", NONE_EVALUATED)(&mut snapshot);
@@ -116,7 +127,7 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
         let reasons = reasons_of(&health);
         let [ready, degraded, ineffective] = reasons.each_ref().map(String::as_str);
         let mut snapshot = healthy_snapshot();
-        let row = ["a", "", OURS, ready, degraded, ineffective, "", ""];
+        let row = ["a", "", OURS, ready, degraded, ineffective, "", "", ""];
         snapshot.watermarks = watermarks(&[row, healthy("b")]);
         assert_eq!(findings(&snapshot), [], "{health:?}");
     }

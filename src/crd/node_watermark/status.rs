@@ -14,6 +14,10 @@ pub mod condition {
     pub const DEGRADED: &str = "Degraded";
     /// The emergency stop is in effect. Only present then.
     pub const STOPPED: &str = "Stopped";
+    /// Actions with `idle: true` use the idle class. Only present while they do not.
+    pub const IDLE_CLASS: &str = "IdleClass";
+    /// The reason of [`IDLE_CLASS`]: with a pod in the idle class the kubelet would reject new pods.
+    pub const IDLE_UNSAFE: &str = "IdleUnsafe";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
     pub const NONE_EVALUATED: &str = "NoRuleEvaluated";
     /// A reason of [`READY`]: the spec is not enforced, but the previous one.
@@ -89,8 +93,8 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// The conditions: `Ready`, `ActionIneffective`, `Degraded`, and `Stopped` during an emergency stop;
-    /// `Reconciling` and `Stalled` are those of kstatus.
+    /// The conditions: `Ready`, `ActionIneffective`, `Degraded`; `Stopped` during an emergency stop; `IdleClass` while pods get the
+    /// lowest CPU weight instead of the idle class, because the kubelet would reject new pods; `Reconciling` and `Stalled` are those of kstatus.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),

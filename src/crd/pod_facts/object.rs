@@ -70,10 +70,22 @@ pub struct ResourceRequirements {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
+    pub conditions: Option<Vec<PodCondition>>,
     pub container_statuses: Option<Vec<ContainerStatus>>,
     pub init_container_statuses: Option<Vec<ContainerStatus>>,
     pub phase: Option<String>,
+    /// Of the whole pod. `containerStatuses[].resources` is older and of no interest here.
+    pub resources: Option<IgnoredAny>,
     pub start_time: Option<Time>,
+}
+
+/// A condition of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodCondition {
+    pub status: String,
+    #[serde(rename = "type")]
+    pub type_: String,
 }
 
 /// The status of a container.

@@ -147,11 +147,21 @@ fn the_claim_with_the_lowest_ratio_is_in_force() {
         }
     );
     let mut throttles = Vec::new();
-    let mut ledger = ThrottleLedger(vec![entry]);
-    assert!(ledger.write(&pod("a"), 0, &mut throttles));
+    let ledger = ThrottleLedger(vec![entry]);
+    let write = |uid, index, throttles: &mut Vec<PodThrottle>| {
+        let tracked = Tracked::new(Arc::new(pod(uid)), BootTime::default());
+        let view = InForce {
+            tracked: &tracked,
+            now: BootTime::default(),
+            idle_unsafe: false,
+        };
+        ledger.write(&view, index, throttles)
+    };
+    assert!(write("a", 0, &mut throttles));
     assert_eq!(throttles[0].rule, RuleId::from("n/b"));
     assert_eq!(throttles[0].target_cgroups[0].quota, Some(MilliCpu(600)));
-    assert!(!ledger.write(&pod("b"), 1, &mut throttles));
+    assert!(!write("b", 1, &mut throttles));
+    let mut ledger = ledger;
     ledger.0[0].claims.clear();
     ledger.prune();
     assert!(ledger.get(&PodUid::from("a")).is_none());

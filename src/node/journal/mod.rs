@@ -62,7 +62,7 @@ pub struct JournalRecord {
     pub base: MilliCpu,
     /// Percent of the base that the pod may use.
     pub ratio: u8,
-    /// The pod is idle class.
+    /// The pod is in the idle class, or has the lowest weight in its place.
     pub idle: bool,
     /// The rule that caused it.
     pub rule: RuleId,

@@ -519,6 +519,11 @@ impl<O: Backend> Machine<O> {
         &self.policy
     }
 
+    /// Whether pods get the lowest weight instead of the idle class, because the kubelet would reject new pods.
+    pub fn is_idle_unsafe(&self) -> bool {
+        self.engine.is_idle_unsafe()
+    }
+
     /// The managed pods, by UID.
     pub const fn pods(&self) -> &BTreeMap<PodUid, Workload> {
         &self.pods

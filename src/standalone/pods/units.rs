@@ -87,6 +87,8 @@ fn unit(parent: &CgroupPath, directory: &str, inode: u64) -> Pod {
         started: 0,
         running: true,
         terminating: false,
+        resources_reported: false,
+        resizing: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),

@@ -54,7 +54,7 @@ impl Turns {
             .plan
             .throttles
             .iter()
-            .map(|it| 101 - u64::from(it.ratio) + u64::from(it.idle))
+            .map(|it| 101 - u64::from(it.ratio) + u64::from(it.is_lowest()))
             .sum();
         if let Some(last) = self.last
             && last != throttled
@@ -649,7 +649,7 @@ fn depths(sim: &Simulation) -> Vec<(String, u8, bool)> {
     };
     let throttles = sim.plan.throttles.iter();
     let mut depths: Vec<_> = throttles
-        .map(|it| (name(it.uid.clone()), it.ratio, it.idle))
+        .map(|it| (name(it.uid.clone()), it.ratio, it.is_lowest()))
         .collect();
     depths.sort();
     depths

@@ -30,7 +30,7 @@ fn quotas_are_between_floor_and_original(node: &Node) {
     for throttle in &node.plan.throttles {
         let load = find(node, &throttle.uid);
         assert!(
-            throttle.ratio < 100 || throttle.idle,
+            throttle.ratio < 100 || throttle.is_lowest(),
             "restored pods are not listed"
         );
         for target_cgroup in &throttle.target_cgroups {
@@ -146,7 +146,7 @@ fn transitions_add_up(node: &Node, reported: &mut BTreeMap<PodUid, BTreeMap<Rule
         let depth = claims.fold((100, false), |depth, claim| {
             (depth.0.min(claim.0), depth.1 || claim.1)
         });
-        let throttle = listed(&load.pod.uid).map_or((100, false), |t| (t.ratio, t.idle));
+        let throttle = listed(&load.pod.uid).map_or((100, false), |t| (t.ratio, t.is_lowest()));
         assert_eq!(throttle, depth, "{}", load.pod.uid);
     }
 }
@@ -368,7 +368,7 @@ fn steps(plan: &Plan) -> (Vec<String>, Vec<u64>) {
 fn sorted(plan: &Plan) -> Vec<(PodUid, u8, bool)> {
     let throttles = plan.throttles.iter();
     let mut sorted: Vec<_> = throttles
-        .map(|t| (t.uid.clone(), t.ratio, t.idle))
+        .map(|t| (t.uid.clone(), t.ratio, t.is_lowest()))
         .collect();
     sorted.sort();
     sorted

@@ -343,7 +343,7 @@ fn the_base_does_not_change_while_the_pod_is_throttled() {
 /// How the first pod is throttled.
 fn level(node: &Node) -> Option<(u8, bool, Option<MilliCpu>)> {
     let throttle = node.plan.throttles.first();
-    throttle.map(|t| (t.ratio, t.idle, t.target_cgroups[0].quota))
+    throttle.map(|t| (t.ratio, t.is_lowest(), t.target_cgroups[0].quota))
 }
 
 #[test]

@@ -137,6 +137,8 @@ pub fn pod(uid: &str) -> Pod {
         started: 0,
         running: true,
         terminating: false,
+        resources_reported: false,
+        resizing: false,
         elastic: false,
         cpu_request: MilliCpu::ZERO,
         resources: Resources::default(),
@@ -370,7 +372,7 @@ pub fn restart(node: &mut Node, policy: PolicySet) {
         uid: throttle.uid.clone(),
         rule: throttle.rule.clone(),
         ratio: throttle.ratio,
-        idle: throttle.idle,
+        idle: throttle.is_lowest(),
         target_cgroups: throttle
             .target_cgroups
             .iter()

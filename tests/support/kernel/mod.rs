@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use plimsoll::clock::boot_time;
-use plimsoll::engine::plan::{PodThrottle, TargetCgroup};
+use plimsoll::engine::plan::{CpuClass, PodThrottle, TargetCgroup};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::RuleId;
 use plimsoll::engine::time::BootTime;
@@ -385,7 +385,7 @@ pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -
         uid: uid(name),
         rule: RuleId::from("test/cpu"),
         ratio: 50,
-        idle: false,
+        class: CpuClass::Normal,
         target_cgroups: target_cgroups
             .iter()
             .map(|(cgroup, quota)| TargetCgroup {
@@ -400,7 +400,7 @@ pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -
 /// The throttle with idle class.
 pub fn idle(throttle: PodThrottle) -> PodThrottle {
     PodThrottle {
-        idle: true,
+        class: CpuClass::Idle,
         ..throttle
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use plimsoll::engine::Engine;
 use plimsoll::engine::metric::ActionKind;
-use plimsoll::engine::plan::{Feedback, Plan};
+use plimsoll::engine::plan::{CpuClass, Feedback, Plan};
 use plimsoll::engine::pod::{Pod, PodUid};
 use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, ScopeRequirement};
 use plimsoll::engine::sample::{
@@ -490,7 +490,7 @@ impl Simulation {
                 .throttles
                 .iter()
                 .find(|it| it.uid == worker.pod.uid);
-            worker.idle = throttle.is_some_and(|it| it.idle);
+            worker.idle = throttle.is_some_and(|it| it.class == CpuClass::Idle);
             let quota = throttle.and_then(|it| it.target_cgroups[0].quota);
             worker.written = quota.map(|it| (it.0 as f64 / 1000.0).max(worker.min_quota));
             let is_enforced = self.ineffective != Some(ActionKind::CpuThrottle);

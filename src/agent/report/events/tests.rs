@@ -68,6 +68,23 @@ fn report() -> RuleReport {
     }
 }
 
+#[test]
+fn an_unsafe_idle_class_is_one_event() {
+    let mut builder = EventBuilder::default();
+    let mut out = Vec::new();
+    for idle_unsafe in [false, true, true] {
+        builder.idle_class(idle_unsafe, &mut out);
+    }
+    let [event] = &out[..] else {
+        panic!("{out:?}");
+    };
+    assert_eq!((&event.regarding, event.warning), (&Regarding::Node, true));
+    assert_eq!(event.reason, "IdleUnsafe");
+    builder.idle_class(false, &mut out);
+    builder.idle_class(true, &mut out);
+    assert_eq!(out.len(), 2);
+}
+
 fn decision(would: bool, change: PlanChange) -> Event {
     let pod_name = change.pod().map(|uid| format!("batch/{uid}"));
     Event::Decision(NamedDecision {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::plan::{PodThrottle, TargetCgroup};
+use crate::engine::plan::{CpuClass, PodThrottle, TargetCgroup};
 use crate::engine::units::MilliCpu;
 use crate::node::cgroup::control_file::{ControlFile, ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
@@ -22,22 +22,25 @@ impl Throttler {
         throttle: &PodThrottle,
         out: &mut Vec<ThrottleOutcome>,
     ) -> Result<(), ControlFileError> {
+        let class = self.available_class(pod, throttle.class)?;
+        // A class that changes is restored first: its originals are known exactly, and the next class starts from them.
+        let same_class = class == pod.class && class != CpuClass::Normal;
         let wanted = |entry: &OwnedFile| match entry.role() {
             Role::Quota | Role::Burst => throttle.target_cgroups.iter().any(|target_cgroup| {
                 target_cgroup.cgroup == entry.cgroup && target_cgroup.quota.is_some()
             }),
-            Role::Idle | Role::Weight => throttle.idle,
+            Role::Idle | Role::Weight => same_class,
         };
         let uid = &throttle.uid;
         self.journal_stale |= pod.release(uid, |entry| !wanted(entry), &mut self.effects, out);
-        pod.class_done &= throttle.idle;
         let base = throttle
             .target_cgroups
             .iter()
             .map(|target_cgroup| target_cgroup.base)
             .sum();
-        if throttle.idle && !pod.class_done {
-            self.plan_idle_class(pod, base)?;
+        // Files that could not be restored are tried again next time.
+        if !same_class && !pod.owns_class() {
+            self.plan_class(pod, class, base)?;
         }
         for target_cgroup in &throttle.target_cgroups {
             let Some(limit) = target_cgroup.quota else {
@@ -154,12 +157,30 @@ impl Throttler {
         Ok(())
     }
 
-    /// Makes the pod idle class, or gives it the minimum weight if the kernel has no idle class.
-    fn plan_idle_class(
+    /// The class, or the lowest weight if the kernel has no idle class.
+    fn available_class(
+        &self,
+        pod: &ThrottledPod,
+        class: CpuClass,
+    ) -> Result<CpuClass, ControlFileError> {
+        if class != CpuClass::Idle || class == pod.class {
+            return Ok(class);
+        }
+        let idle = self.dir(pod, "")?.control_file(Role::Idle)?;
+        Ok(idle.map_or(CpuClass::LowestWeight, |_| class))
+    }
+
+    /// Puts the pod into the class.
+    fn plan_class(
         &mut self,
         pod: &mut ThrottledPod,
+        class: CpuClass,
         base: MilliCpu,
     ) -> Result<(), ControlFileError> {
+        if class == CpuClass::Normal {
+            pod.class = class;
+            return Ok(());
+        }
         let dir = self.dir(pod, "")?;
         let weight = dir.required(Role::Weight)?;
         let reading = weight.read()?;
@@ -169,21 +190,22 @@ impl Throttler {
         };
         let mut entries = Vec::new();
         match dir.control_file(Role::Idle)? {
+            // Somebody else made it idle.
             Some(idle) if idle.read()?.text() == "1" => {}
-            Some(idle) => {
+            Some(idle) if class == CpuClass::Idle => {
                 let class = idle.read()?;
                 let expected = weight.kind().idle_weight();
                 let mut follower = entry(weight, reading.text(), expected);
                 follower.follows_idle = true;
                 entries.extend([entry(idle, class.text(), "1"), follower]);
             }
-            None if reading.text() == weight.kind().min_weight() => {}
-            None => {
+            _ if reading.text() == weight.kind().min_weight() => {}
+            _ => {
                 let min = weight.kind().min_weight();
                 entries.push(entry(weight, reading.text(), min));
             }
         }
-        pod.class_done = true;
+        pod.class = class;
         self.journal_stale |= !entries.is_empty();
         for entry in entries {
             pod.insert(entry);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::AdoptedThrottle;
+use crate::engine::plan::CpuClass;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
 use crate::engine::units::Quota;
@@ -107,7 +108,7 @@ impl Throttler {
             entries: Vec::new(),
             changes: RecentTimes::default(),
             resets: RecentTimes::default(),
-            class_done: first.idle,
+            class: CpuClass::Normal,
         };
         let mut weights = Vec::new();
         for record in records {
@@ -136,10 +137,7 @@ impl Throttler {
         for weight in weights {
             self.adopt_weight(uid, &mut pod, weight, out);
         }
-        pod.class_done &= pod
-            .entries
-            .iter()
-            .any(|entry| matches!(entry.role(), Role::Idle | Role::Weight));
+        pod.class = class(&pod);
         (!pod.entries.is_empty()).then_some(pod)
     }
 
@@ -205,6 +203,18 @@ impl Throttler {
 enum Found {
     There(OwnedFile),
     Gone,
+}
+
+/// The class that the files show.
+fn class(pod: &ThrottledPod) -> CpuClass {
+    let is_idle = |entry: &OwnedFile| entry.role() == Role::Idle;
+    if pod.entries.iter().any(is_idle) {
+        CpuClass::Idle
+    } else if pod.owns_class() {
+        CpuClass::LowestWeight
+    } else {
+        CpuClass::Normal
+    }
 }
 
 fn spec(record: &JournalRecord) -> ThrottleSpec {
@@ -285,8 +295,7 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
     let mut target_cgroups: Vec<_> = quotas
         .map(|entry| (Arc::clone(&entry.cgroup), entry.base, original(entry)))
         .collect();
-    let class = |entry: &&OwnedFile| matches!(entry.role(), Role::Idle | Role::Weight);
-    let class = pod.entries.iter().find(class);
+    let class = pod.entries.iter().find(|entry| entry.is_of_class());
     if target_cgroups.is_empty()
         && let Some(entry) = class
     {

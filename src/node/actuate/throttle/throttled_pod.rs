@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::plan::PodThrottle;
+use crate::engine::plan::{CpuClass, PodThrottle};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
@@ -35,7 +35,7 @@ impl From<&PodThrottle> for ThrottleSpec {
         Self {
             rule: throttle.rule.clone(),
             ratio: throttle.ratio,
-            idle: throttle.idle,
+            idle: throttle.is_lowest(),
         }
     }
 }
@@ -57,8 +57,8 @@ pub(super) struct ThrottledPod {
     pub changes: RecentTimes,
     /// When its files were reset to their originals while no other pod had a quota.
     pub resets: RecentTimes,
-    /// The idle class is set, or was already set before.
-    pub class_done: bool,
+    /// The class that is set, or was already set before.
+    pub class: CpuClass,
 }
 
 /// The state of a file between journal and kernel.
@@ -133,6 +133,11 @@ impl OwnedFile {
 
     pub fn role(&self) -> Role {
         self.file.kind().role()
+    }
+
+    /// Whether it sets the class, not the quota.
+    pub fn is_of_class(&self) -> bool {
+        matches!(self.role(), Role::Idle | Role::Weight)
     }
 
     pub fn is(&self, cgroup: &str, role: Role) -> bool {
@@ -267,12 +272,17 @@ impl ThrottledPod {
             entries: Vec::new(),
             changes: RecentTimes::default(),
             resets: RecentTimes::default(),
-            class_done: false,
+            class: CpuClass::Normal,
         }
     }
 
     pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut OwnedFile> {
         self.entries.iter_mut().find(|entry| entry.is(cgroup, role))
+    }
+
+    /// Whether a file of the class holds our value.
+    pub fn owns_class(&self) -> bool {
+        self.entries.iter().any(OwnedFile::is_of_class)
     }
 
     pub fn insert(&mut self, entry: OwnedFile) {
@@ -327,7 +337,7 @@ impl ThrottledPod {
     pub fn revert(&mut self) -> bool {
         self.next = None;
         let before = self.entries.len();
-        self.entries.retain(|entry| entry.stage != FileStage::Fresh);
+        self.drop_fresh();
         let mut reverted = self.entries.len() < before;
         for entry in &mut self.entries {
             if entry.stage == FileStage::Change {
@@ -424,9 +434,22 @@ impl ThrottledPod {
                 (false, _) => entry.stage = FileStage::Settled,
             }
         }
-        self.entries.retain(|entry| entry.stage != FileStage::Fresh);
+        self.drop_fresh();
         self.drop_unchanged();
         !failed.is_empty()
+    }
+
+    /// Drops entries that were never written. A class without its files is planned again.
+    fn drop_fresh(&mut self) {
+        let fresh = |entry: &OwnedFile| entry.stage == FileStage::Fresh;
+        if self
+            .entries
+            .iter()
+            .any(|entry| fresh(entry) && entry.is_of_class())
+        {
+            self.class = CpuClass::Normal;
+        }
+        self.entries.retain(|entry| !fresh(entry));
     }
 
     /// Drops entries whose value is the original: they are not throttled.
