@@ -103,7 +103,12 @@ impl EffectCheck {
 }
 
 /// Records the quotas of the last evaluation, which are written after the sample of time `at`.
-pub(super) fn record_quotas(pods: &mut TrackedPods, ledger: &ThrottleLedger, now: BootTime, at: BootTime) {
+pub(super) fn record_quotas(
+    pods: &mut TrackedPods,
+    ledger: &ThrottleLedger,
+    now: BootTime,
+    at: BootTime,
+) {
     for tracked in pods.all_mut() {
         let entry = ledger.get(&tracked.pod.uid);
         let quota = entry.map_or(Quota::Unlimited, |entry| {

@@ -61,6 +61,14 @@ impl Depth {
         }
     }
 
+    /// As much of it as the action still has.
+    pub(super) fn within(self, spec: CpuThrottle) -> Self {
+        Self {
+            ratio: self.ratio.max(spec.min_ratio),
+            idle: self.idle && spec.idle,
+        }
+    }
+
     /// One step up: first the quota, then out of the idle class.
     pub(super) fn raise(self, step: u8) -> Self {
         if self.ratio < FULL_RATIO {

@@ -14,8 +14,8 @@ mod eligibility;
 mod gap;
 mod group;
 pub mod hours;
-mod ladder;
 mod idle_class;
+mod ladder;
 mod ledger;
 pub mod load;
 pub mod metric;
@@ -48,8 +48,8 @@ use std::time::Duration;
 pub use self::demand::Demand;
 use self::effect::Verification;
 use self::group::Group;
-use self::ladder::{Buffers, Enforced, MemoryForecast, RestorePass, Round, RoundContext, Rounds};
 use self::idle_class::IdleClass;
+use self::ladder::{Buffers, Enforced, MemoryForecast, RestorePass, Round, RoundContext, Rounds};
 use self::ledger::{InForce, ThrottleLedger};
 use self::load::LoadTracker;
 use self::metric::{ActionKind, Metric, RankBy};
@@ -533,7 +533,6 @@ impl Engine {
             run.track_release(self.now, &self.ledger);
         }
         RestorePass { ctx, out }.run(&self.runs, &mut self.ledger);
-        let settling = RankBy::ALL.map(|group| self.rounds.is_settling(group));
         let round = Round {
             ctx,
             buffers: &mut self.enforced_buffers,
@@ -551,7 +550,6 @@ impl Engine {
             enforced: Enforced {
                 ledger: &self.ledger,
                 rounds: &self.rounds,
-                settling,
             },
             enforced_buffers: &self.enforced_buffers,
             buffers: &mut self.preview_buffers,

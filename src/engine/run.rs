@@ -274,6 +274,20 @@ impl Run {
         self.due && self.acts()
     }
 
+    /// Whether every series of its last evaluation is known.
+    pub(super) fn is_known(&self) -> bool {
+        let last = self.evaluation;
+        last.is_some_and(|last| {
+            matches!(
+                last,
+                Evaluation::Known {
+                    incomplete: None,
+                    ..
+                }
+            )
+        })
+    }
+
     /// The same of its last evaluation.
     pub(super) fn acts(&self) -> bool {
         self.machine.state == RuleState::Breached

@@ -46,6 +46,7 @@ mod engine {
     mod hours;
     mod idle_class;
     mod invariants;
+    mod ladder;
     mod load;
     mod load_of_throttled;
     mod placement;

@@ -87,8 +87,7 @@ pub(super) fn unmeasurable(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
         let rule = rules.find(|it| it["metricRule"]["name"] == UNMEASURABLE)?;
         let name = rule["name"].as_str().unwrap_or("?");
         let what = format!("rule {name} never acts: no agent in a pod can measure {UNMEASURABLE}");
-        let fix =
-            "use another metric, such as cpu_pressure_some_avg10 or container_cpu_throttled_ratio";
+        let fix = "use another metric, such as protected_cpu_delay_max or cpu_total_utilization";
         Some(finding(about, what, fix))
     };
     node_qos(snapshot).filter_map(check).collect()

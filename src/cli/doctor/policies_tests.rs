@@ -48,7 +48,11 @@ fn policies_without_effect_are_reported() {
     ]});
     assert_finding(
         |it| it.node_qos = of(vec![waits]),
-        &["NodeQOS q", "rule waits never acts", "cpu_pressure"],
+        &[
+            "NodeQOS q",
+            "rule waits never acts",
+            "protected_cpu_delay_max",
+        ],
     );
 }
 

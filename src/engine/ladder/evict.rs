@@ -144,6 +144,9 @@ impl Rounds {
 pub(in crate::engine) struct Evictions {
     /// The last pair of evictions.
     pair: Option<Pair>,
+    /// The last pair counted neither way, since other pods used more meanwhile. The next one counts: pods that want more than
+    /// the node has always use what is left to them.
+    was_hidden: bool,
     /// When two in a row had shown no effect.
     ended: Option<BootTime>,
     /// The owners of evicted pods.
@@ -163,11 +166,13 @@ struct Pair {
 }
 
 impl Pair {
-    /// Whether the two had no effect; not known if other pods use more since, by at least half of what the two used.
-    fn failed(self, input: f64, threshold: f64, others: u64) -> bool {
-        let fell = self.input - input >= MIN_FALL * (self.input - threshold);
-        let others_grew = others.saturating_sub(self.others) * 2 >= self.used;
-        !fell && !(others_grew && self.used > 0)
+    fn has_fallen(self, input: f64, threshold: f64) -> bool {
+        self.input - input >= MIN_FALL * (self.input - threshold)
+    }
+
+    /// Whether other pods use more since, by at least half of what the two used, which may hide an effect.
+    fn is_hidden(self, others: u64) -> bool {
+        self.used > 0 && others.saturating_sub(self.others) * 2 >= self.used
     }
 }
 
@@ -299,8 +304,15 @@ impl Round<'_> {
         let Some(pair) = evictions.pair.filter(|pair| pair.evicted >= PAIR) else {
             return;
         };
+        // What a pod used is the effect on an average of that use: it may hide behind the capacity of the node.
+        if run.rule.metric.resource().is_some() {
+            return;
+        }
         evictions.pair = None;
-        if evictions.ended.is_none() && pair.failed(input.value, threshold, others) {
+        let has_fallen = pair.has_fallen(input.value, threshold);
+        let was_hidden = evictions.was_hidden;
+        evictions.was_hidden = !has_fallen && !was_hidden && pair.is_hidden(others);
+        if evictions.ended.is_none() && !has_fallen && !evictions.was_hidden {
             evictions.ended = Some(self.ctx.now);
             let change = PlanChange::EvictionsEnded {
                 before: pair.input,
@@ -311,7 +323,7 @@ impl Round<'_> {
     }
 
     fn is_settling(&self, group: RankBy) -> bool {
-        let enforced = self.enforced.is_some_and(|it| it.settling[group as usize]);
+        let enforced = self.enforced.is_some_and(|it| it.rounds.is_settling(group));
         enforced || self.rounds.is_settling(group)
     }
 

@@ -11,6 +11,10 @@ use crate::engine::units::Bytes;
 pub(in crate::engine) const HARD_EVICTION: Bytes = Bytes(100 << 20);
 /// Each half of this time alone must reach the threshold.
 const SPAN: Duration = Duration::from_secs(10);
+/// Samples are at least this far apart.
+const MIN_INTERVAL: Duration = Duration::from_millis(900);
+/// More than there are in the span.
+const MAX_SAMPLES: usize = 16;
 /// Time until an eviction that is decided now is carried out, without the grace period of its pod.
 const REACTION: Duration = Duration::from_secs(30);
 /// A longer grace period does not count: an eviction would always come too early.
@@ -27,13 +31,14 @@ pub(in crate::engine) struct MemoryForecast {
 }
 
 impl MemoryForecast {
-    /// Adds a sample; those older than [`SPAN`] are dropped.
+    /// Adds a sample, if the last one is old enough; those older than [`SPAN`] are dropped.
     pub(in crate::engine) fn add(&mut self, sample: &Sample) {
         let Some(memory) = sample.node.memory else {
             self.samples.clear();
             return;
         };
-        if self.samples.back().is_some_and(|(at, _)| *at >= sample.at) {
+        let last = self.samples.back();
+        if last.is_some_and(|(at, _)| sample.at.since(*at) < MIN_INTERVAL) {
             return;
         }
         self.samples.push_back((sample.at, left(memory)));
@@ -59,16 +64,29 @@ impl MemoryForecast {
             return None;
         }
         let middle = last.0.before(SPAN / 2);
-        let middle = self.samples.iter().rev().find(|(at, _)| *at <= middle)?;
-        let slope = |from: &(BootTime, [Option<Left>; 2]), to: &(BootTime, [Option<Left>; 2])| {
-            let seconds = to.0.since(from.0).as_secs_f64();
-            Some((to.1[measure]? - from.1[measure]?) / seconds)
-        };
+        let is_late = |at: BootTime| at >= middle;
         // The slower half decides how much.
-        let slope = slope(first, middle)?.max(slope(middle, last)?);
+        let slope = self.usual_change(measure, |at| !is_late(at))?;
+        let slope = slope.max(self.usual_change(measure, is_late)?);
         let left = last.1[measure]? + slope * within;
         let missing = HARD_EVICTION.0 as f64 - left;
         (slope < 0.0 && missing >= 0.0).then_some(missing)
+    }
+
+    /// The median of the changes per second that began in that half: a pod that exits does not hide the others' growth.
+    fn usual_change(&self, measure: usize, half: impl Fn(BootTime) -> bool) -> Option<f64> {
+        let mut changes = [f64::NAN; MAX_SAMPLES];
+        let mut count = 0;
+        for (from, to) in self.samples.iter().zip(self.samples.iter().skip(1)) {
+            if half(from.0) && count < MAX_SAMPLES {
+                let seconds = to.0.since(from.0).as_secs_f64();
+                changes[count] = (to.1[measure]? - from.1[measure]?) / seconds;
+                count += 1;
+            }
+        }
+        let changes = &mut changes[..count];
+        changes.sort_unstable_by(f64::total_cmp);
+        changes.get(count / 2).copied()
     }
 }
 

@@ -59,10 +59,7 @@ impl RestorePass<'_> {
         let Some(spec) = run.rule.action.throttle else {
             return depth;
         };
-        let bounded = Depth {
-            ratio: depth.ratio.max(spec.min_ratio),
-            idle: depth.idle && spec.idle,
-        };
+        let bounded = depth.within(spec);
         if bounded == depth && run.is_releasing(self.ctx.now, self.ctx.unknown_limit) {
             return depth.raise(spec.step);
         }

@@ -8,7 +8,7 @@ use super::victim::{Skip, sort};
 use super::{MemoryForecast, Outcome};
 use crate::engine::ledger::{Depth, ThrottleLedger, ThrottledCgroup};
 use crate::engine::metric::{ActionKind, RankBy, Rung, RungUse};
-use crate::engine::plan::{Evict, Reclaim, Transition};
+use crate::engine::plan::{Evict, Reclaim, RuleState, Transition};
 use crate::engine::pod::PodUid;
 use crate::engine::run::Run;
 use crate::engine::sample::Sample;
@@ -75,8 +75,6 @@ impl Buffers {
 pub(in crate::engine) struct Enforced<'a> {
     pub(in crate::engine) ledger: &'a ThrottleLedger,
     pub(in crate::engine) rounds: &'a Rounds,
-    /// By resource: its enforced round had not settled when this evaluation began.
-    pub(in crate::engine) settling: [bool; RankBy::ALL.len()],
 }
 
 /// One round.
@@ -114,14 +112,16 @@ impl Round<'_> {
         {
             run.ladder.resume(&run.rule, before, self.ctx.sample.at);
         }
-        self.join(run);
+        let may_join = run.machine.state == RuleState::Breached && run.is_known();
+        let joined = may_join && self.join(run) == Outcome::Stepped;
         let Some(input) = run.input.filter(|_| run.is_acting()) else {
             return false;
         };
         let input = self.effective(run, input);
         run.ladder.observe(input);
         // What was in force before a relapse comes first.
-        input.above && !run.release.relapsed && self.next_step(run)
+        let resumes = run.release.relapsed && joined;
+        input.above && !resumes && self.next_step(run)
     }
 
     /// A Preview changes nothing that is measured: what it would have released is taken from the gap instead.
@@ -171,22 +171,31 @@ impl Round<'_> {
     }
 
     /// Throttles pods that came, or came back, as far as the rule throttles the others, or did before a relapse.
-    fn join(&mut self, run: &mut Run) {
-        if run.ladder.depth == Depth::NONE && !run.release.relapsed {
-            return;
-        }
+    fn join(&mut self, run: &mut Run) -> Outcome {
         let kind = ActionKind::CpuThrottle;
+        let Some(spec) = run.rule.action.throttle else {
+            return Outcome::Empty;
+        };
+        run.ladder.depth = run.ladder.depth.within(spec);
+        if run.ladder.depth == Depth::NONE && !run.release.relapsed {
+            return Outcome::Empty;
+        }
         self.each_victim(run, RankBy::Cpu, kind, |round, run, pod_index| {
             let uid = &round.pod(pod_index).pod.uid;
             let to = run.relapse_depth(uid).unwrap_or(run.ladder.depth);
-            if to.idle && !round.depth(run, pod_index).idle {
+            let to = to.within(spec);
+            let from = round.depth(run, pod_index);
+            if to.idle && !from.idle {
                 round.idle(run, pod_index)?;
             }
-            if to.ratio < round.depth(run, pod_index).ratio {
+            if to.ratio < from.ratio {
                 round.lower(run, pod_index, to.ratio)?;
             }
-            Err(None)
-        });
+            if round.depth(run, pod_index) == from {
+                return Err(None);
+            }
+            Ok(())
+        })
     }
 
     /// Calls `act` with every pod that the rule may act on in that way, in victim order, and reports why others are skipped.

@@ -73,9 +73,9 @@ fn a_pod_in_the_idle_class_changes_over_with_the_kubelet_and_back_after_ten_minu
 #[test]
 fn a_pod_leaves_the_idle_class_while_its_resize_is_pending() {
     let mut node = node(|_| {});
-    breached(&mut node);
-    breached(&mut node);
-    breached(&mut node);
+    for _ in 0..4 {
+        breached(&mut node);
+    }
     assert_eq!(breached(&mut node), Some((80, CpuClass::Idle)));
     let resizing = |node: &mut Node, resizing| {
         node.pods[0].pod.resizing = resizing;
@@ -97,9 +97,14 @@ fn a_preview_takes_the_same_steps() {
         .set_policy(crate::engine_support::policy(vec![preview]));
     breached(&mut node);
     node.at(6000);
-    let to = node.plan.transitions.iter().find_map(|it| match it.change {
-        plimsoll::engine::plan::PlanChange::Throttle { to, idle, .. } => Some((to, idle)),
-        _ => None,
-    });
+    let to = node
+        .plan
+        .transitions
+        .iter()
+        .rev()
+        .find_map(|it| match it.change {
+            plimsoll::engine::plan::PlanChange::Throttle { to, idle, .. } => Some((to, idle)),
+            _ => None,
+        });
     assert_eq!(to, Some((80, true)));
 }

@@ -208,7 +208,7 @@ fn a_preview_builds_on_the_enforced_rules() {
 }
 
 #[test]
-fn a_preview_waits_for_enforced_rounds_and_shares_their_cap() {
+fn a_preview_waits_for_enforced_rounds() {
     let threshold = 8.0 * GIB as f64;
     let rules = vec![
         rule(
@@ -237,17 +237,14 @@ fn a_preview_waits_for_enforced_rounds_and_shares_their_cap() {
     let mut node = Node::new(rules, pods.into());
     node.at_memory(12 * GIB);
     assert_eq!(node.evicted(), ["a"]);
-    assert_eq!(
-        would_evict(&node.plan),
-        ["b"],
-        "one more for the rule that evicts two"
-    );
-    node.at_memory(12 * GIB);
-    assert_eq!(
-        would_evict(&node.plan),
-        Vec::<String>::new(),
-        "the round has not settled"
-    );
+    for _ in 0..2 {
+        assert_eq!(
+            would_evict(&node.plan),
+            Vec::<String>::new(),
+            "the round has not settled"
+        );
+        node.at_memory(12 * GIB);
+    }
 }
 
 #[test]

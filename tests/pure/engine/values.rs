@@ -702,23 +702,3 @@ fn protected_metrics_only_count_protected_pods() {
         Err(Unknown::Missing)
     );
 }
-
-/// Waiting caused by our own throttle is not a reason to continue it.
-#[test]
-fn a_rule_is_quiet_if_all_its_series_are_throttled() {
-    let action = crate::engine_support::throttling(10, 50);
-    let ratio = rule("n/ratio", "container_cpu_throttled_ratio", 50.0, action);
-    let mut node = Node::new(vec![ratio], vec![Load::new("a", 400)]);
-    let mut states = Vec::new();
-    for periods in [0, 100, 200, 300] {
-        node.advance(PERIOD);
-        container(0, periods, periods)(&mut node.sample);
-        node.step();
-        let report = node.engine.reports().next().unwrap();
-        states.push((report.state, report.unknown));
-    }
-    let breached = (RuleState::Breached, None);
-    assert_eq!(states[1], breached, "all its periods were throttled");
-    assert_eq!(states[2], (RuleState::Cooling, None));
-    assert_eq!(states[3], (RuleState::Cooling, None));
-}

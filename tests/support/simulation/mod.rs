@@ -76,6 +76,8 @@ pub struct Worker {
     pub throttled: f64,
     /// How often its own memory limit made it reclaim.
     pub own_limit_reclaims: f64,
+    /// Share of the time that it waits for memory at its own limit.
+    pub limit_stalls: f64,
 }
 
 fn lower(a: Option<f64>, b: Option<f64>) -> Option<f64> {
@@ -112,6 +114,7 @@ impl Worker {
             periods: 0.0,
             throttled: 0.0,
             own_limit_reclaims: 0.0,
+            limit_stalls: 0.0,
         }
     }
 
@@ -408,6 +411,8 @@ impl Simulation {
             worker.cache += worker.reads * seconds;
             let pushed = excess as f64 * worker.cache as f64 / cache.max(1) as f64;
             worker.cache -= whole(pushed).min(worker.cache);
+            worker.memory_stalls = worker.memory_stalls.max(worker.limit_stalls);
+            worker.own_limit_reclaims += worker.limit_stalls * 1000.0 * seconds as f64;
             if worker.reads > 0 {
                 worker.memory_stalls = worker.memory_stalls.max(0.5 * share);
             }
