@@ -14,7 +14,7 @@ use super::pod::PodUid;
 use super::rank;
 use super::rule::Evaluation;
 use super::run::Run;
-use super::sample::WaitCounters;
+use super::sample::{SystemService, WaitCounters};
 use super::track::Tracked;
 use super::values::{EvalContext, difference, interval, percent};
 use super::walk::ranked_usage;
@@ -259,8 +259,8 @@ fn for_each_protected(
             take(of_pod(tracked, ctx, kind));
         }
     }
-    if let Some(now) = &ctx.sample.node.system {
-        take(of_system(now, ctx, kind));
+    if let Some(worst) = of_system(ctx, kind) {
+        take(worst);
     }
 }
 
@@ -305,14 +305,33 @@ pub(super) fn of_pod(
     stall(&before.waits, &now.waits, nanos, kind)
 }
 
-fn of_system(
-    now: &WaitCounters,
-    ctx: &EvalContext<'_>,
-    kind: PressureKind,
+/// The stall of the system service that waited longest in the last interval. All of them count as one, so that their number
+/// does not move percentiles.
+fn of_system(ctx: &EvalContext<'_>, kind: PressureKind) -> Option<Result<Waiting, Unknown>> {
+    let of = |now: &SystemService| {
+        let mut before = ctx.baseline.system.iter();
+        let before = before.find(|before| before.name == now.name);
+        let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
+        stall(
+            &before.ok_or(Unknown::Rebased)?.waits,
+            &now.waits,
+            nanos,
+            kind,
+        )
+    };
+    ctx.sample.node.system.iter().map(of).reduce(longer)
+}
+
+/// The longer stall; a known one before an unknown one.
+pub fn longer(
+    a: Result<Waiting, Unknown>,
+    b: Result<Waiting, Unknown>,
 ) -> Result<Waiting, Unknown> {
-    let before = ctx.baseline.system.ok_or(Unknown::Rebased)?;
-    let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
-    stall(&before, now, nanos, kind)
+    match (&a, &b) {
+        (Ok(known), Ok(other)) if known.percent >= other.percent => a,
+        (Ok(_), Err(_)) => a,
+        _ => b,
+    }
 }
 
 /// The share of an interval of `nanos` nanoseconds that a cgroup was stalled, minus the enforcement periods in which its own
