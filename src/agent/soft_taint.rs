@@ -27,7 +27,50 @@ impl SoftTaint {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
+    use crate::engine::plan::Plan;
+    use crate::engine::pod::Pod;
+    use crate::engine::sample::{CpuTimes, NodeMemory, Sample};
+    use crate::engine::units::{Bytes, MilliCpu};
+    use crate::engine::{Engine, testing};
+
+    #[test]
+    fn pods_that_never_start_do_not_keep_a_node_busy() {
+        let stuck = |number: u32| Pod {
+            cpu_request: MilliCpu(1000),
+            running: false,
+            ..testing::pod(&format!("{number:02}"))
+        };
+        let mut engine = Engine::new();
+        engine.set_pending_pods((0..20).map(|number| Arc::new(stuck(number))).collect());
+        let (mut plan, mut taint) = (Plan::default(), SoftTaint::default());
+        let mut is_busy_after = |seconds: u64| {
+            let at = BootTime::default() + Duration::from_secs(1000 + seconds);
+            let mut sample = Sample {
+                at,
+                ..Sample::default()
+            };
+            sample.node.cpu = Some(CpuTimes {
+                busy: 0,
+                idle: 10 * at.as_nanos(),
+                online: 10,
+            });
+            sample.node.memory = Some(NodeMemory {
+                total: Bytes(64 << 30),
+                available: Bytes(60 << 30),
+                ..NodeMemory::default()
+            });
+            engine.step(at, &sample, &mut plan);
+            let load = engine.load().ok().map(|load| load.percent);
+            taint.update(at, load, Some(true))
+        };
+        let busy: Vec<u64> = (0..400).filter(|second| is_busy_after(*second)).collect();
+        // They count from the first sample on, and a load is known from the second one on.
+        assert_eq!((busy.first(), busy.last()), (Some(&1), Some(&300)));
+    }
 
     #[test]
     fn a_busy_node_stays_so_for_five_minutes_and_until_its_load_is_below_85() {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::metric::{ActionKind, PressureKind, Protected};
 use super::plan::Unknown;
 use super::run::Run;
-use super::sample::{NodeSample, WaitCounters};
+use super::sample::{NodeSample, SystemService, WaitCounters};
 use super::track::Tracked;
 use super::values::{EvalContext, difference, interval, percent};
 
@@ -125,8 +125,8 @@ fn for_each_protected(
     for tracked in ctx.pods.iter().filter(|it| is_protected(it, ctx)) {
         take(of_pod(tracked, ctx, kind));
     }
-    if let Some(now) = &ctx.sample.node.system {
-        take(of_system(now, ctx, kind));
+    if let Some(worst) = of_system(ctx, kind) {
+        take(worst);
     }
 }
 
@@ -163,14 +163,33 @@ pub(super) fn of_pod(
     ))
 }
 
-fn of_system(
-    now: &WaitCounters,
-    ctx: &EvalContext<'_>,
-    kind: PressureKind,
+/// The stall of the system service that waited longest in the last interval. All of them count as one, so that their number
+/// does not move percentiles.
+fn of_system(ctx: &EvalContext<'_>, kind: PressureKind) -> Option<Result<Waiting, Unknown>> {
+    let of = |now: &SystemService| {
+        let mut before = ctx.baseline.system.iter();
+        let before = before.find(|before| before.name == now.name);
+        let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
+        stall(
+            &before.ok_or(Unknown::Rebased)?.waits,
+            &now.waits,
+            nanos,
+            kind,
+        )
+    };
+    ctx.sample.node.system.iter().map(of).reduce(longer)
+}
+
+/// The longer stall; a known one before an unknown one.
+pub fn longer(
+    a: Result<Waiting, Unknown>,
+    b: Result<Waiting, Unknown>,
 ) -> Result<Waiting, Unknown> {
-    let before = ctx.baseline.system.ok_or(Unknown::Rebased)?;
-    let nanos = interval(ctx.baseline.at, ctx.sample.at, ctx.period)?;
-    stall(&before, now, nanos, kind)
+    match (&a, &b) {
+        (Ok(known), Ok(other)) if known.percent >= other.percent => a,
+        (Ok(_), Err(_)) => a,
+        _ => b,
+    }
 }
 
 /// A pod that reclaims at its own memory limit waits for itself, unless the node is short of memory, too.

@@ -52,9 +52,9 @@ pub struct NodeSample {
     /// cgroup's own limit is not in it). Read only if [`super::Demand::pod_pressure`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_scans: Option<u64>,
-    /// Wait counters of `system.slice`, if readable. Read only if [`super::Demand::pod_pressure`] is set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub system: Option<WaitCounters>,
+    /// The services of `system.slice`, sorted by name. Read only if [`super::Demand::pod_pressure`] is set, with the pods.
+    #[serde(skip_serializing_if = "Vec::is_empty", with = "system_services")]
+    pub system: Vec<SystemService>,
     /// Pressure stall information of `[cpu, memory, io]`, from `/proc/pressure`.
     pub pressure: [Option<Pressure>; 3],
     /// Block devices, from `/proc/diskstats`.
@@ -172,6 +172,44 @@ impl WaitCounters {
 
     fn is_unread(&self) -> bool {
         *self == Self::NONE
+    }
+}
+
+/// One service of `system.slice`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SystemService {
+    /// The directory name of its cgroup, such as `containerd.service`.
+    pub name: Arc<str>,
+    /// Its counters.
+    pub waits: WaitCounters,
+}
+
+/// Earlier traces have the counters of `system.slice` as a whole.
+mod system_services {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{SystemService, WaitCounters};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Services(Vec<SystemService>),
+        Whole(WaitCounters),
+    }
+
+    pub fn serialize<S: Serializer>(list: &[SystemService], to: S) -> Result<S::Ok, S::Error> {
+        list.serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SystemService>, D::Error> {
+        Ok(match Written::deserialize(from)? {
+            Written::Services(list) => list,
+            Written::Whole(waits) => vec![SystemService {
+                name: "system.slice".into(),
+                waits,
+            }],
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use super::protected;
 use super::rule::Evaluation;
 use super::run::Run;
 use super::sample::{
-    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, Sample, WaitCounters,
+    ContainerSample, CpuTimes, DiskSample, InterfaceSample, NodeSample, Sample, SystemService,
 };
 use super::selector::{Labels, Selector};
 use super::time::BootTime;
@@ -43,8 +43,8 @@ type Value = Result<f64, Unknown>;
 pub(super) struct Baseline {
     pub(super) at: Option<BootTime>,
     cpu: Option<CpuTimes>,
-    pub(super) system: Option<WaitCounters>,
     pub(super) page_scans: Option<u64>,
+    pub(super) system: Vec<SystemService>,
     /// Stall times `[some, full]` of each kind.
     stalled: [[Option<u64>; 2]; 3],
     disks: Vec<DiskSample>,
@@ -55,8 +55,8 @@ impl Baseline {
     pub(super) fn store(&mut self, sample: &Sample) {
         self.at = Some(sample.at);
         self.cpu = sample.node.cpu;
-        self.system = sample.node.system;
         self.page_scans = sample.node.page_scans;
+        self.system.clone_from(&sample.node.system);
         let totals = |kind: usize| sample.node.pressure[kind].map_or([None; 2], |p| p.totals);
         self.stalled = [totals(0), totals(1), totals(2)];
         self.disks.clone_from(&sample.node.disks);

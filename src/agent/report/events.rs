@@ -15,7 +15,6 @@ use crate::agent::report::conditions::IDLE_UNSAFE_MESSAGE;
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
-use crate::crd::node_watermark::condition::IDLE_UNSAFE;
 use crate::engine::RuleReport;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
@@ -312,7 +311,7 @@ impl EventBuilder {
     /// Adds the event of an idle class that has become unsafe while a rule asks for it.
     pub fn idle_class(&mut self, idle_unsafe: bool, out: &mut Vec<NewEvent>) {
         if idle_unsafe && !self.idle_unsafe {
-            out.push(on_node(true, IDLE_UNSAFE, IDLE_UNSAFE_MESSAGE.to_owned()));
+            out.push(on_node(true, "IdleUnsafe", IDLE_UNSAFE_MESSAGE.to_owned()));
         }
         self.idle_unsafe = idle_unsafe;
     }

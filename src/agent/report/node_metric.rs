@@ -25,8 +25,10 @@ use crate::engine::load::NodeLoad;
 use crate::engine::metric::{PressureKind, Resource};
 use crate::engine::plan::RuleState;
 use crate::engine::pod::PodUid;
-use crate::engine::protected::stall;
-use crate::engine::sample::{CpuTimes, NodeMemory, NodeSample, PodSample, Sample, WaitCounters};
+use crate::engine::protected::{longer, stall};
+use crate::engine::sample::{
+    CpuTimes, NodeMemory, NodeSample, PodSample, Sample, SystemService, WaitCounters,
+};
 use crate::engine::time::BootTime;
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::window::{NodeWindows, PeakSpan, Span, TimeSeries, Window};
@@ -79,7 +81,7 @@ struct Snapshot {
     at: BootTime,
     cpu: Option<CpuTimes>,
     pods: BTreeMap<PodUid, Counters>,
-    system: Option<WaitCounters>,
+    system: Vec<SystemService>,
     /// Reported use of CPU and memory, in percent.
     reported: [Option<f64>; 2],
 }
@@ -283,7 +285,7 @@ fn snapshot(sample: &Sample, reported: [Option<f64>; 2]) -> Snapshot {
     let pods = sample.pods.iter();
     let pods = pods.map(|pod| (pod.uid.clone(), counters(pod)));
     Snapshot {
-        system: sample.node.system,
+        system: sample.node.system.clone(),
         at: sample.at,
         cpu: sample.node.cpu,
         pods: pods.collect(),
@@ -399,10 +401,12 @@ fn protected_stalls(
             let before = last.pods.get(&pod.uid)?;
             stall(&before.waits, &pod.waits, between(before.at, pod.at)?, kind).ok()
         });
-        let system = last.system.zip(sample.node.system);
-        let system = system.and_then(|(before, now)| {
-            stall(&before, &now, between(last.at, sample.at)?, kind).ok()
+        let system = sample.node.system.iter().filter_map(|now| {
+            let before = last.system.iter().find(|before| before.name == now.name)?;
+            let nanos = between(last.at, sample.at)?;
+            Some(stall(&before.waits, &now.waits, nanos, kind))
         });
+        let system = system.reduce(longer).and_then(Result::ok);
         let mut stalls: Vec<f64> = pods.chain(system).map(|waiting| waiting.percent).collect();
         stalls.sort_by(f64::total_cmp);
         stalls

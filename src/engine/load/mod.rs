@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! expected CPU    = system over 5 min + running pods (own use, in their first 15 s blended with the prior)
-//!                   + pods bound here that have not started (prior)
+//!                   + pods bound here that have not started (prior, for 5 min: one that starts no container may never run)
 //! expected memory = in use now + what pods younger than 5 min are expected to add (`prior`: the estimate from their
 //!                   requests)
 //! load            = highest of max(expected, history) / load line, and pressure / threshold, of the enforced rules
@@ -120,6 +120,23 @@ struct Track {
     parts: PodShares,
     /// Where its owner was found last.
     owner_hint: u8,
+    /// The first sample since it is bound to the node.
+    seen: Option<BootTime>,
+}
+
+/// A pod bound to the node that has no cgroup yet.
+#[derive(Clone, Debug)]
+struct PendingPod {
+    pod: Arc<Pod>,
+    /// The first sample since it is bound to the node.
+    seen: Option<BootTime>,
+}
+
+/// A pod that has not started that long after it was first seen may never start, as with an image that cannot be pulled.
+const START_TIMEOUT: Duration = WINDOW;
+
+fn may_start(seen: Option<BootTime>, now: BootTime) -> bool {
+    seen.is_none_or(|seen| now.since(seen) < START_TIMEOUT)
 }
 
 /// Memory of the node, in bytes.
@@ -136,8 +153,7 @@ pub(super) struct LoadTracker {
     node: NodeState,
     /// Sorted by UID.
     tracks: Vec<Track>,
-    /// Pods bound to the node that have no cgroup yet.
-    pending: Vec<Arc<Pod>>,
+    pending: Vec<PendingPod>,
     memory: Option<MemoryReading>,
     /// The last sample of the node: its time, and the wall clock.
     latest: BootTime,
@@ -195,7 +211,13 @@ impl Track {
             used: PodUse::default(),
             parts: PodShares::default(),
             owner_hint: 0,
+            seen: None,
         }
+    }
+
+    /// Whether it will use what is expected of it before it is measured.
+    fn has_prior(&self, now: BootTime) -> bool {
+        self.pod.running || may_start(self.seen, now)
     }
 
     /// Whether it started within the window, or has not started.
@@ -215,7 +237,10 @@ impl LoadTracker {
                 self.end(&ended.used.run_time, &ended.parts);
             }
             let known = old.next_if(|track| track.pod.uid == pod.uid);
-            let mut track = known.unwrap_or_else(|| Track::new(pod));
+            let mut track = known.unwrap_or_else(|| Track {
+                seen: self.pending_since(&pod.uid),
+                ..Track::new(pod)
+            });
             if pod.running && !track.pod.running {
                 self.node.untracked.absorb(&track.used.begin());
             }
@@ -233,6 +258,20 @@ impl LoadTracker {
         }
     }
 
+    /// Replaces the pods without a cgroup.
+    fn set_pending(&mut self, pods: Vec<Arc<Pod>>) {
+        let pods = pods.into_iter().map(|pod| PendingPod {
+            seen: self.pending_since(&pod.uid),
+            pod,
+        });
+        self.pending = pods.collect();
+    }
+
+    fn pending_since(&self, uid: &PodUid) -> Option<BootTime> {
+        let mut pending = self.pending.iter();
+        pending.find(|pending| pending.pod.uid == *uid)?.seen
+    }
+
     fn end(&mut self, run_time: &RunTime, parts: &PodShares) {
         self.node.untracked.absorb(run_time);
         self.node.peaks.end(parts);
@@ -246,6 +285,11 @@ impl LoadTracker {
     pub(super) fn add(&mut self, sample: &Sample, windows: &NodeWindows, ledger: &ThrottleLedger) {
         self.latest = sample.at;
         self.time = sample.time;
+        let pending = self.pending.iter_mut().map(|pending| &mut pending.seen);
+        let tracks = self.tracks.iter_mut().map(|track| &mut track.seen);
+        for seen in pending.chain(tracks) {
+            seen.get_or_insert(sample.at);
+        }
         if let Ok((used, total)) = memory(&sample.node) {
             let at = sample.at;
             self.memory = Some(MemoryReading { at, used, total });
@@ -369,10 +413,12 @@ impl LoadTracker {
         }
     }
 
-    /// Pods bound to the node that are not among those with a cgroup.
-    fn pending(&self) -> impl Iterator<Item = &Arc<Pod>> {
+    /// Pods bound to the node that are not among those with a cgroup and may still start.
+    fn pending(&self) -> impl Iterator<Item = &Pod> {
         self.pending
             .iter()
+            .filter(|pending| may_start(pending.seen, self.latest))
+            .map(|pending| &*pending.pod)
             .filter(|pod| self.find(&pod.uid).is_err())
     }
 
@@ -387,9 +433,9 @@ impl LoadTracker {
         let (mut total, mut newcomers, mut tracked) = (0.0, 0.0, 0.0);
         for track in &self.tracks {
             let used = track.used.used(intervals);
-            let expected = track
-                .used
-                .expected(intervals, track.pod.running, || prior(&track.pod));
+            let has_prior = track.has_prior(self.latest);
+            let prior = || if has_prior { prior(&track.pod) } else { 0.0 };
+            let expected = track.used.expected(intervals, track.pod.running, prior);
             let expected = match throttled_demand(track, ledger, intervals) {
                 Some(before) => expected.max(before),
                 None => expected,
@@ -400,7 +446,7 @@ impl LoadTracker {
                 newcomers += (expected - rate(used)).max(0.0);
             }
         }
-        let pending: f64 = self.pending().map(|pod| prior(pod)).sum();
+        let pending: f64 = self.pending().map(prior).sum();
         total += rate(self.node.system(tracked));
         [total + pending, newcomers + pending]
     }
@@ -411,12 +457,12 @@ impl LoadTracker {
         let new = self
             .tracks
             .iter()
-            .filter(|track| track.is_new(self.node.intervals.at));
+            .filter(|track| track.is_new(self.node.intervals.at) && track.has_prior(self.latest));
         let lacks = new.map(|track| {
             let used = track.used.memory.unwrap_or_default();
             (prior(&track.pod) - used as f64).max(0.0)
         });
-        lacks.sum::<f64>() + self.pending().map(|pod| prior(pod)).sum::<f64>()
+        lacks.sum::<f64>() + self.pending().map(prior).sum::<f64>()
     }
 
     /// What the next sample needs.
@@ -527,9 +573,10 @@ impl Engine {
         Ok(line::load(at, used, capacity, &self.runs, tracker.time))
     }
 
-    /// Replaces the pods that are bound to this node but have no cgroup yet. They will use what is expected of them.
+    /// Replaces the pods that are bound to this node but have no cgroup yet. They will use what is expected of them,
+    /// unless they do not start within 5 minutes.
     pub fn set_pending_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        self.load.pending = pods;
+        self.load.set_pending(pods);
     }
 
     /// What the sample at `now` needs for [`Self::load`].

@@ -10,7 +10,7 @@ use super::refill::Refill;
 use super::sampler::SampleContext;
 use super::waits::SystemSlice;
 use crate::engine::Demand;
-use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample};
+use crate::engine::sample::{DiskSample, InterfaceSample, NodeSample, SystemService};
 use crate::node::cgroup::cached_file::CachedFile;
 use crate::node::cgroup::parse::lines;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -57,10 +57,23 @@ impl NodeReader {
         self.net_dev = CachedFile::new(net_dev.to_owned());
     }
 
-    /// Retries `system.slice` if it was absent. `pods` are the pods' cgroups.
-    pub fn retry_absent<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
+    /// Sets the pods' cgroups.
+    pub fn set_pods<'a>(&mut self, pods: impl Iterator<Item = &'a CgroupPath>) {
         if let Some(system) = &mut self.system {
-            system.retry_absent(pods);
+            system.set_pods(pods);
+        }
+    }
+
+    /// Reads the system services if `demand` asks for them.
+    pub fn sample_system(
+        &mut self,
+        reading: &mut SampleContext,
+        demand: &Demand,
+        services: &mut Vec<SystemService>,
+    ) {
+        match self.system.as_mut().filter(|_| demand.pod_pressure) {
+            Some(system) => system.read(reading, services),
+            None => services.clear(),
         }
     }
 
@@ -86,8 +99,6 @@ impl NodeReader {
             .pod_pressure
             .then(|| proc::page_scans(reading.records(&mut self.vmstat)))
             .flatten();
-        let system = self.system.as_mut().filter(|_| demand.pod_pressure);
-        node.system = system.and_then(|system| system.read(reading));
         self.disks(reading, demand.disks, &mut node.disks);
         self.interfaces(reading, demand.interfaces, &mut node.interfaces);
     }

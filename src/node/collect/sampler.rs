@@ -11,7 +11,7 @@ use crate::clock::{boot_time, wall_time};
 use crate::crd::pod_facts::ContainerFacts;
 use crate::engine::Demand;
 use crate::engine::pod::PodUid;
-use crate::engine::sample::{PodSample, Sample, TargetCgroupSample};
+use crate::engine::sample::{PodSample, Sample, SystemService, TargetCgroupSample};
 use crate::engine::time::BootTime;
 use crate::node::cgroup::cached_file::{Buffer, CachedFile, FdBudget, ReadError};
 use crate::node::cgroup::{CgroupPath, Hierarchy};
@@ -26,6 +26,7 @@ pub struct Sampler {
     pods: Vec<PodReader>,
     /// Entries to reuse at the next evaluation, with their inner lists.
     spare: Vec<PodSample>,
+    spare_services: Vec<SystemService>,
     gone: Vec<PodUid>,
     /// When reading the node's files started.
     started: Option<BootTime>,
@@ -158,6 +159,7 @@ impl Sampler {
             node: NodeReader::new(proc_root, &hierarchy),
             pods: Vec::new(),
             spare: Vec::new(),
+            spare_services: Vec::new(),
             gone: Vec::new(),
             started: None,
             reading: SampleContext {
@@ -199,8 +201,7 @@ impl Sampler {
             reader.set_facts(pod.containers);
             self.pods.push(reader);
         }
-        self.node
-            .retry_absent(self.pods.iter().map(PodReader::cgroup));
+        self.node.set_pods(self.pods.iter().map(PodReader::cgroup));
     }
 
     /// Fixes the kind of target cgroup while a pod is throttled: its containers (`by_container`) or its own, whatever
@@ -228,7 +229,8 @@ impl Sampler {
         sample.pressure_by_cgroup = self.reading.hierarchy.is_v2();
         self.reading.now = now;
         self.reading.faults.clear();
-        self.stash(&mut sample.pods);
+        stash(&mut sample.pods, &mut self.spare);
+        stash(&mut sample.node.system, &mut self.spare_services);
         self.node
             .sample(&mut self.reading, demand, &mut sample.node);
     }
@@ -238,9 +240,10 @@ impl Sampler {
     pub fn sample_pods(&mut self, now: BootTime, demand: &Demand, sample: &mut Sample) {
         self.reading.now = now;
         self.gone.clear();
-        if sample.pods.is_empty() {
-            std::mem::swap(&mut sample.pods, &mut self.spare);
-        }
+        let services = &mut sample.node.system;
+        stash(&mut self.spare, &mut sample.pods);
+        stash(&mut self.spare_services, services);
+        self.node.sample_system(&mut self.reading, demand, services);
         let started = self.started.take().unwrap_or_else(boot_time);
         let mut refill = Refill::new(&mut sample.pods);
         for pod in &mut self.pods {
@@ -280,12 +283,13 @@ impl Sampler {
     pub fn faults(&self) -> &[ReadError] {
         &self.reading.faults
     }
+}
 
-    fn stash(&mut self, pods: &mut Vec<PodSample>) {
-        if !pods.is_empty() {
-            std::mem::swap(pods, &mut self.spare);
-            pods.clear();
-        }
+/// Empties a list and keeps its allocations in `spare`.
+fn stash<T>(list: &mut Vec<T>, spare: &mut Vec<T>) {
+    if !list.is_empty() {
+        std::mem::swap(list, spare);
+        list.clear();
     }
 }
 

@@ -110,7 +110,6 @@ const WAITS: WaitCounters = WaitCounters {
 };
 
 const SYSTEM_WAITS: WaitCounters = WaitCounters {
-    own_limit_reclaims: None,
     refaults: None,
     ..WAITS
 };
@@ -222,7 +221,7 @@ fn only_what_is_demanded_is_read() {
     assert!(node.cpu.is_some() && node.memory.is_some());
     assert!(node.load.is_none() && node.pressure.iter().all(Option::is_none));
     assert!(node.disks.is_empty() && node.interfaces.is_empty());
-    assert_eq!((node.tasks, node.system), (None, None));
+    assert_eq!((node.tasks, node.system.len()), (None, 0));
     assert_eq!(node.page_scans, None);
 }
 
@@ -344,48 +343,69 @@ fn an_empty_io_stat_is_zero_and_a_truncated_one_unknown() {
 }
 
 #[test]
-fn system_slice_is_read_if_it_exists() {
+fn the_services_of_system_slice_are_read_one_by_one() {
     let fake = Fake::new();
     node_files(&fake);
     let mut sampler = sampler(&fake, v2(&fake));
     let mut sample = Sample::default();
-    let mut sample_once = |sampler: &mut Sampler, demand: &Demand| {
-        sampler.sample_node(BootTime::default(), demand, &mut sample);
+    let mut services = |sampler: &mut Sampler, demand: &Demand| -> Vec<String> {
+        let now = BootTime::default();
+        sampler.sample_node(now, demand, &mut sample);
+        assert_eq!(sample.node.system, [], "only read with the pods");
+        sampler.sample_pods(now, demand, &mut sample);
         assert!(sampler.faults().is_empty(), "{:?}", sampler.faults());
-        (sample.pressure_by_cgroup, sample.node.system)
+        let services = sample.node.system.iter();
+        services
+            .map(|service| {
+                assert_eq!(service.waits, SYSTEM_WAITS);
+                service.name.to_string()
+            })
+            .collect()
     };
-    assert_eq!(sample_once(&mut sampler, &everything()), (true, None));
-    v2_pod(&fake, "system.slice");
-    sampler.set_pods(std::iter::empty::<SampledPod>());
-    assert_eq!(
-        sample_once(&mut sampler, &everything()),
-        (true, Some(SYSTEM_WAITS))
-    );
-    assert_eq!(sample_once(&mut sampler, &Demand::default()), (true, None));
+    let none: [&str; 0] = [];
+    assert_eq!(services(&mut sampler, &everything()), none);
+    for name in [
+        "sshd.service",
+        "cron.service",
+        "run-1.scope",
+        "system-getty.slice",
+    ] {
+        v2_pod(&fake, &format!("system.slice/{name}"));
+    }
+    let all = ["cron.service", "run-1.scope", "sshd.service"];
+    assert_eq!(services(&mut sampler, &everything()), all);
+    assert_eq!(services(&mut sampler, &Demand::default()), none);
+    std::fs::remove_dir_all(fake.root().join("cg/system.slice/cron.service")).unwrap();
+    assert_eq!(services(&mut sampler, &everything()), all[1..]);
     let pod = |path: &str| SampledPod::from((uid("unit"), CgroupPath::new(path).unwrap()));
     sampler.set_pods(std::iter::once(pod("system.slice/unit.service")));
     assert_eq!(
-        sample_once(&mut sampler, &everything()),
-        (true, None),
-        "its pressure includes the pods below it"
+        services(&mut sampler, &everything()),
+        none,
+        "pods are below it"
     );
     sampler.set_pods(std::iter::once(pod("system.slices/unit.service")));
-    assert_eq!(
-        sample_once(&mut sampler, &everything()),
-        (true, Some(SYSTEM_WAITS))
-    );
-    std::fs::remove_dir_all(fake.root().join("cg/system.slice")).unwrap();
-    assert_eq!(
-        sample_once(&mut sampler, &everything()),
-        (true, Some(SYSTEM_WAITS)),
-        "open files stay open"
-    );
+    assert_eq!(services(&mut sampler, &everything()), all[1..]);
+    for number in 0..100 {
+        v2_pod(&fake, &format!("system.slice/{number}.service"));
+    }
+    assert_eq!(services(&mut sampler, &everything()).len(), 64);
+}
 
-    fake.file("v1/cpu/system.slice/cpu.stat", "nr_periods 1\n")
-        .file("v1/cpuacct/system.slice/cpuacct.usage", "1\n");
-    let v1 = Hierarchy::below(&fake.root().join("v1")).unwrap();
-    let mut sampler = Sampler::new(&fake.root().join("proc"), v1);
-    assert_eq!(sample_once(&mut sampler, &everything()), (false, None));
+#[test]
+fn an_earlier_trace_has_the_system_as_a_whole() {
+    let text = r#"{"system":{"stalled":[1000,20000,null],"periods":7,"throttledPeriods":3}}"#;
+    let node: NodeSample = serde_json::from_str(text).unwrap();
+    let [whole] = &node.system[..] else {
+        panic!("{node:?}");
+    };
+    let waits = WaitCounters {
+        own_limit_reclaims: None,
+        ..SYSTEM_WAITS
+    };
+    assert_eq!((&*whole.name, whole.waits), ("system.slice", waits));
+    let again: NodeSample = serde_json::from_str(&serde_json::to_string(&node).unwrap()).unwrap();
+    assert_eq!(again, node);
 }
 
 #[test]

@@ -85,6 +85,61 @@ fn priors_follow_request_and_limit() {
 }
 
 #[test]
+fn a_pod_that_does_not_start_counts_for_five_minutes() {
+    let stuck = |number: u64| {
+        let mut pod = pod(&format!("{number:02}"), 1000);
+        pod.resources.memory_request = Bytes(10 * GIB);
+        Pod {
+            running: false,
+            ..pod
+        }
+    };
+    let mut node = Node::new();
+    node.system = 500;
+    node.advance(400);
+    // Half of them have no cgroup: no sandbox could be made for them.
+    (0..10).for_each(|number| node.start(stuck(number), 0));
+    let pending = (10..20).map(|number| Arc::new(stuck(number)));
+    let pending: Vec<_> = pending.collect();
+    node.engine.set_pending_pods(pending.clone());
+    node.advance(200);
+    // The same pods again, as after a change of another one.
+    node.engine.set_pending_pods(pending);
+    node.advance(100);
+    near(node.cpu(), 500.0 + 20.0 * 850.0);
+    near(node.memory(), 140.0);
+    node.advance(1);
+    near(node.cpu(), 500.0);
+    near(node.memory(), 0.0);
+    near(node.load().cpu.newcomers, 0.0);
+    // Its image can be pulled after all: it is new.
+    node.pod("03").pod.running = true;
+    node.pod("03").cpu = 2000;
+    node.set_pods();
+    near(node.cpu(), 500.0 + 850.0);
+    node.advance(60);
+    near(node.cpu(), 500.0 + 2000.0);
+}
+
+#[test]
+fn a_pod_that_gets_its_cgroup_late_does_not_count_for_another_five_minutes() {
+    let stuck = Pod {
+        running: false,
+        ..pod("a", 1000)
+    };
+    let mut node = Node::new();
+    node.advance(2);
+    node.engine.set_pending_pods(vec![Arc::new(stuck.clone())]);
+    node.advance(200);
+    node.start(stuck, 0);
+    node.engine.set_pending_pods(Vec::new());
+    node.advance(100);
+    near(node.cpu(), 850.0);
+    node.advance(1);
+    near(node.cpu(), 0.0);
+}
+
+#[test]
 fn init_containers_count_if_they_use_more_than_the_pod_will() {
     let mut node = Node::new();
     node.advance(10);
