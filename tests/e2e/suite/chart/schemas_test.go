@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -29,11 +28,11 @@ func objects(t *testing.T, rendered string) (found []unstructured.Unstructured) 
 
 // definitions are the OpenAPI definitions in Kubernetes' Go module.
 var definitions = sync.OnceValues(func() (map[string]map[string]any, error) {
-	module, err := exec.Command("go", "list", "-C", filepath.Join("..", "..", "cluster"), "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
+	module, err := plane.ModuleDirectory(filepath.Join("..", "..", "cluster"), "k8s.io/kubernetes")
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(module)), "api", "openapi-spec", "swagger.json"))
+	text, err := os.ReadFile(filepath.Join(module, "api", "openapi-spec", "swagger.json"))
 	if err != nil {
 		return nil, err
 	}

@@ -5,9 +5,7 @@ package plane
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,14 +23,11 @@ func CertManagerCRDFiles(t *testing.T) []string {
 	t.Helper()
 	const module = "github.com/cert-manager/cert-manager"
 	directory := Absolute(t, "tests/e2e/suite/cert-manager")
-	if out, err := exec.Command("go", "mod", "download", "-C", directory, module).CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
-	}
-	sources, err := exec.Command("go", "list", "-C", directory, "-m", "-f", "{{.Dir}}", module).Output()
+	sources, err := ModuleDirectory(directory, module)
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(sources)), "deploy/crds/cert-manager.io_*.yaml"))
+	files, err := filepath.Glob(filepath.Join(sources, "deploy/crds/cert-manager.io_*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%s has no definitions (%v)", module, err)
 	}
