@@ -77,8 +77,6 @@ pub enum Reason {
     ActionDoesNotHelp,
     /// A part of the action does not lower the metric, or hardly does.
     ActionPartlyHelps,
-    /// Throttling or reclaiming raises the metric, so the rule also requires that protected pods are stalled.
-    RequiresProtectedStall,
     /// No `PodQOS` allows the action on any pod.
     ActionNotAllowed,
     /// The threshold is under 1 % of the capacity of the node: the rule is off.

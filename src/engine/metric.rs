@@ -434,7 +434,7 @@ impl Metric {
     }
 
     /// The pressure that it is or is computed from.
-    fn pressure(&self) -> Option<PressureKind> {
+    pub fn pressure(&self) -> Option<PressureKind> {
         match self {
             Self::Pressure { kind, .. } | Self::PodStall(kind) => Some(*kind),
             Self::RunQueueTime => Some(PressureKind::Cpu),

@@ -386,7 +386,7 @@ fn rule(view: &StatusView, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         limited: report.limited,
         rung: report.rung.map(|rung| rung.name().to_owned()),
         next_rung: report.next_rung.map(|rung| rung.name().to_owned()),
-        earliest_eviction: report.earliest_eviction.map(|at| time(boot, at)),
+        earliest_eviction_time: report.earliest_eviction.map(|at| time(boot, at)),
         evictions_ended: report.evictions_ended,
         outside_hours: report.outside_hours,
         cool_down_seconds: lengthened(view.policy, report),

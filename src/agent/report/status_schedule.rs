@@ -130,7 +130,7 @@ fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool 
         let mut status = status.clone();
         for rule in &mut status.rules {
             rule.value = rule.value.map(|_| 0.0);
-            rule.earliest_eviction = None;
+            rule.earliest_eviction_time = None;
         }
         status
     };

@@ -8,7 +8,9 @@ use super::super::objects::Kind;
 use super::super::words::{nearest, quoted};
 use super::pods::{list, selects};
 use super::{ObjectFindings, Scope};
-use crate::engine::metric::{ActionEffect, ActionKind, DiskRate, Metric, Resource};
+use crate::engine::metric::{
+    ActionEffect, ActionKind, DiskRate, Metric, PressureKind, Protected, Resource,
+};
 use crate::engine::policy::{Action, Allowed, Rule};
 use crate::engine::quantity::RawQuantity;
 use crate::engine::window::Statistic;
@@ -96,41 +98,18 @@ impl RuleCheck<'_, '_> {
         let (able, unable): (Vec<_>, Vec<_>) = kinds(&self.rule.action)
             .into_iter()
             .partition(|kind| self.rule.metric.action_effect(*kind) != ActionEffect::None);
-        let metric = &self.rule.metric;
-        if able.contains(&ActionKind::ForceGc) && metric.resource() == Some(Resource::Memory) {
-            let message = format!(
-                "reclaiming page cache hardly lowers \"{metric}\", which counts reclaimable page cache as free; \
-                 write for example protected_memory_stall_max, or name an action with eviction"
-            );
-            self.warning(Reason::ActionPartlyHelps, "actionName", message);
-        }
-        let Some(unable) = unable.first().copied() else {
+        let Some(kind) = unable.first().copied() else {
             return RuleVerdict::On;
         };
-        let unable = describe(unable);
+        let metric = &self.rule.metric;
+        let (unable, fix) = (describe(kind), instead(metric, kind));
         if able.is_empty() && self.rule.action.scheduling.is_none() {
-            let fix = match metric {
-                Metric::Window(..)
-                    if metric.action_effect(ActionKind::Eviction) == ActionEffect::None =>
-                {
-                    "no action lowers a past peak; name an action with disableScheduling"
-                }
-                Metric::Custom(_)
-                    if metric.action_effect(ActionKind::Eviction) == ActionEffect::None =>
-                {
-                    "of windows only averages follow an action; name an action with disableScheduling"
-                }
-                _ if metric.action_effect(ActionKind::CpuThrottle) != ActionEffect::None => {
-                    "name an action with cpuThrottle or eviction"
-                }
-                _ => "name an action with eviction",
-            };
             let message = format!("{unable} does not lower \"{metric}\"; {fix}");
             self.error(Reason::ActionDoesNotHelp, "actionName", message);
             return RuleVerdict::Off;
         }
         let message = format!(
-            "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken"
+            "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken: {fix}"
         );
         self.warning(Reason::ActionPartlyHelps, "actionName", message);
         RuleVerdict::On
@@ -294,6 +273,44 @@ fn kinds(action: &Action) -> Vec<ActionKind> {
     ];
     let included = kinds.into_iter().filter(|(_, included)| *included);
     included.map(|(kind, _)| kind).collect()
+}
+
+/// What to write so that an action on pods helps.
+fn instead(metric: &Metric, kind: ActionKind) -> String {
+    let direct = metric.pressure().map(|kind| match kind {
+        PressureKind::Cpu => Protected::CpuDelayMax,
+        PressureKind::Memory => Protected::MemoryStallMax,
+        PressureKind::Io => Protected::IoStallMax,
+    });
+    let evicts = metric.action_effect(ActionKind::Eviction) != ActionEffect::None;
+    let text = match (metric, direct) {
+        (Metric::Protected(_), _) | (_, None) if evicts => {
+            if kind == ActionKind::ForceGc && metric.resource() == Some(Resource::Memory) {
+                "write protected_memory_stall_max, since page cache that can be reclaimed counts as free, or name an \
+                 action with eviction"
+            } else if metric.action_effect(ActionKind::CpuThrottle) == ActionEffect::None {
+                "name an action with eviction"
+            } else {
+                "name an action with cpuThrottle or eviction"
+            }
+        }
+        (Metric::Window(..), _) => {
+            "no action lowers a past peak; name an action with disableScheduling"
+        }
+        (Metric::Custom(_), _) => {
+            "no action on pods follows a window of the settings; name an action with disableScheduling, or write a metric \
+             that is no window"
+        }
+        (_, Some(direct)) => {
+            let direct = Metric::Protected(direct);
+            return format!(
+                "write \"{direct}\", which measures only what protected pods wait (cgroup v2), or name an action with \
+                 disableScheduling"
+            );
+        }
+        _ => "name an action with disableScheduling",
+    };
+    text.to_owned()
 }
 
 const fn describe(kind: ActionKind) -> &'static str {

@@ -181,7 +181,7 @@ pub struct RuleStatus {
     pub next_rung: Option<String>,
     /// The earliest time at which the rule evicts a pod, if its metric stays above the threshold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub earliest_eviction: Option<Time>,
+    pub earliest_eviction_time: Option<Time>,
     /// Whether the rule evicts no more, since two evictions in a row did not lower its metric.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub evictions_ended: bool,

@@ -340,10 +340,14 @@ fn services() {
 #[test]
 fn disk() {
     let policy = compiled("examples/ensurance/disk.yaml", &[]);
-    let throttles = Action {
+    let evicts = Action {
         scheduling: Some(TaintEffect::NoSchedule),
-        throttle: Some(throttle(25, 25)),
-        ..action("slow-writers", 180)
+        eviction: Some(EvictionSpec {
+            grace: Some(secs(30)),
+            max_pods_per_round: 1,
+            evict_unowned: false,
+        }),
+        ..action("writers-away", 180)
     };
     let devices = Selector {
         requirements: vec![is_in("device", &["nvme0n1", "sda", "vda"])],
@@ -357,7 +361,7 @@ fn disk() {
             Metric::Disk(DiskRate::Utilization),
             95.0,
             (6, 6),
-            throttles.clone(),
+            evicts.clone(),
         )
     };
     let storm = Rule {
@@ -367,7 +371,7 @@ fn disk() {
             Metric::Disk(DiskRate::WriteKib),
             200_000.0,
             (3, 3),
-            throttles,
+            evicts,
         )
     };
     assert_eq!(policy.rules, [busy, storm]);

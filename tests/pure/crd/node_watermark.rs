@@ -464,7 +464,7 @@ fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
         limited: false,
         rung: None,
         next_rung: None,
-        earliest_eviction: None,
+        earliest_eviction_time: None,
         evictions_ended: false,
         cool_down_seconds: None,
         outside_hours: false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine_support::{
-    GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, eviction_action, policy, rule
+    GIB, Load, Node, PERIOD, SECOND, action, disabling_scheduling, eviction_action, policy, rule,
 };
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Feedback, PlanChange, RuleState, Scheduling, Skipped};
