@@ -397,6 +397,15 @@ fn ineffective(
             cause: Cause::no_cgroup(),
         }));
     }
+    let ended = reports.iter().filter(|report| {
+        report.strategy == Strategy::Enforce && report.evictions_ended && report.rung.is_some()
+    });
+    actions.extend(ended.map(|report| IneffectiveAction {
+        uid: PodUid::from(""),
+        pod: "its victims".to_owned(),
+        rule: report.id.clone(),
+        cause: Cause::no_effect(),
+    }));
     actions
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    pub(super) const fn allows(&self, kind: ActionKind) -> bool {
+    pub(super) const fn allows(self, kind: ActionKind) -> bool {
         match kind {
             ActionKind::CpuThrottle | ActionKind::ForceGc => self.throttle,
             ActionKind::Eviction => self.evict,

@@ -608,9 +608,9 @@ impl Engine {
     /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
         self.runs.iter().map(|run| {
-            let groups = self.groups.iter();
-            let due = groups.filter(|group| group.period == run.rule.period);
-            let next = due.filter_map(|group| group.next_due).next();
+            let mut groups = self.groups.iter();
+            let group = groups.find(|group| group.period == run.rule.period);
+            let next = group.and_then(|group| group.next_due);
             RuleReport::of(run, next.unwrap_or(self.now))
         })
     }

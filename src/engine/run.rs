@@ -27,6 +27,10 @@ pub(super) struct Release {
 }
 
 /// One rule.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, each read by name"
+)]
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) rule: Rule,

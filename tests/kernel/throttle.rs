@@ -721,13 +721,13 @@ fn daemon_reloads_are_no_contest_however_many_come() {
     }
 }
 
-/// Four changes, `interval` seconds apart, of one of the `throttled` pods. Returns whether it is contested.
-fn is_contested(throttled: &[&str], interval: u64, theirs: Option<u64>) -> bool {
+/// Four changes, `interval` seconds apart, of the first of these pods, which are throttled. Returns whether it is contested.
+fn is_contested(names: &[&str], interval: u64, theirs: Option<u64>) -> bool {
     let Some(cgroups) = test_cgroups() else {
         return true;
     };
-    let plan: Vec<_> = throttled.iter().map(|name| throttle(name, 300)).collect();
-    let pods: Vec<_> = throttled.iter().map(|name| cgroups.pod(name)).collect();
+    let plan: Vec<_> = names.iter().map(|pod| throttle(pod, 300)).collect();
+    let pods: Vec<_> = names.iter().map(|pod| cgroups.pod(pod)).collect();
     let mut throttler = cgroups.throttler();
     throttler.apply(at(0), &plan, &cgroups.find());
     let mut outcomes = Vec::new();

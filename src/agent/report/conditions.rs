@@ -122,6 +122,10 @@ pub enum Unready {
     Stopped,
 }
 
+#[expect(
+    clippy::too_many_lines,
+    reason = "one list, in the order in which it is shown"
+)]
 /// Builds the conditions from the previous ones: the transition time changes only with the status.
 pub fn conditions(
     health: &AgentHealth,

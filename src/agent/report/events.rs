@@ -303,7 +303,11 @@ impl EventBuilder {
                 continue;
             }
             let message = format!("{}: {}", action.rule, action.cause.message);
-            let regarding = Regarding::pod(Some(&action.pod), &action.uid);
+            let regarding = if action.uid.0.is_empty() {
+                Some(Regarding::Watermark)
+            } else {
+                Regarding::pod(Some(&action.pod), &action.uid)
+            };
             out.extend(regarding.map(|it| new_event(it, true, "ActionIneffective", message)));
         }
     }

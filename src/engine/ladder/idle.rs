@@ -11,12 +11,7 @@ use crate::engine::units::MilliCpu;
 impl Round<'_> {
     /// Moves every victim into the idle class.
     pub(super) fn idle_all(&mut self, run: &mut Run) -> Outcome {
-        let outcome = self.each_victim(
-            run,
-            RankBy::Cpu,
-            ActionKind::CpuThrottle,
-            |round, run, pod_index| round.idle(run, pod_index),
-        );
+        let outcome = self.each_victim(run, RankBy::Cpu, ActionKind::CpuThrottle, Self::idle);
         if outcome == Outcome::Stepped {
             run.ladder.depth.idle = true;
         }

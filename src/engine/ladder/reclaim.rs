@@ -16,7 +16,7 @@ impl Round<'_> {
     /// Reclaims all page cache of the next victim.
     pub(super) fn reclaim_next(&mut self, run: &mut Run) -> Outcome {
         if run.ladder.reclaims >= MAX_RECLAIMS {
-            return self.end_of_reclaims(run);
+            return end_of_reclaims(run);
         }
         let mut largest: Option<(usize, Bytes)> = None;
         let found = self.each_victim(run, RankBy::Memory, KIND, |round, run, pod_index| {
@@ -33,18 +33,8 @@ impl Round<'_> {
             }
             None if run.ladder.reclaims == 0 => Outcome::Empty,
             None if found == Outcome::Empty => Outcome::Empty,
-            None => self.end_of_reclaims(run),
+            None => end_of_reclaims(run),
         }
-    }
-
-    /// Nothing is left to reclaim: where no rung follows, it starts again.
-    fn end_of_reclaims(&self, run: &mut Run) -> Outcome {
-        if run.rule.rung_after(Rung::PageCache).is_none()
-            && run.ladder.is_finished(Outcome::Exhausted)
-        {
-            run.ladder.enter(Rung::PageCache);
-        }
-        Outcome::Exhausted
     }
 
     /// The page cache that the rule may reclaim from the pod.
@@ -69,4 +59,13 @@ impl Round<'_> {
         let change = PlanChange::Reclaim { pod: uid, amount };
         self.out.push(run.transition(self.ctx.now, change));
     }
+}
+
+/// Nothing is left to reclaim: where no rung follows, it starts again.
+fn end_of_reclaims(run: &mut Run) -> Outcome {
+    if run.rule.rung_after(Rung::PageCache).is_none() && run.ladder.is_finished(Outcome::Exhausted)
+    {
+        run.ladder.enter(Rung::PageCache);
+    }
+    Outcome::Exhausted
 }

@@ -117,20 +117,11 @@ impl Round<'_> {
         let Some(input) = run.input.filter(|_| run.is_acting()) else {
             return false;
         };
-        let input = self.effective(run, input);
+        let input = effective(run, input);
         run.ladder.observe(input);
         // What was in force before a relapse comes first.
         let resumes = run.release.relapsed && joined;
         input.above && !resumes && self.next_step(run)
-    }
-
-    /// A Preview changes nothing that is measured: what it would have released is taken from the gap instead.
-    fn effective(&self, run: &Run, input: Input) -> Input {
-        let is_covered = run.rule.metric.measured().is_some() && run.gap == 0;
-        Input {
-            above: input.above && !is_covered,
-            ..input
-        }
     }
 
     /// Takes a step on the rung of the rule, or on the first later one where there is something to do.
@@ -246,8 +237,7 @@ impl Round<'_> {
         if group != RankBy::Memory {
             return false;
         }
-        for index in 0..runs.len() {
-            let run = &mut runs[index];
+        for run in runs {
             if !(self.covers(run) && run.is_acting() && may_be_urgent(run)) {
                 continue;
             }
@@ -269,5 +259,14 @@ impl Round<'_> {
         may.map(|it| self.pod(it).pod.grace)
             .max()
             .unwrap_or_default()
+    }
+}
+
+/// A Preview changes nothing that is measured: what it would have released is taken from the gap instead.
+fn effective(run: &Run, input: Input) -> Input {
+    let is_covered = run.rule.metric.measured().is_some() && run.gap == 0;
+    Input {
+        above: input.above && !is_covered,
+        ..input
     }
 }

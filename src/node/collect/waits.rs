@@ -1,5 +1,6 @@
 //! How long the threads of a cgroup wait for CPU, memory or I/O, or because of their own quota.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -145,7 +146,9 @@ impl SystemSlice {
         };
         self.links = links;
         let mut before = std::mem::take(&mut self.services);
-        let is_service = |name: &&String| name.ends_with(".service") || name.ends_with(".scope");
+        let unit = |name: &str| Path::new(name).extension().map(OsStr::to_owned);
+        let is_service =
+            |name: &&String| unit(name).is_some_and(|unit| unit == "service" || unit == "scope");
         for name in names.iter().filter(is_service).take(MAX_SERVICES) {
             let known = |one: &ServiceReader| *one.name == **name && !one.is_gone;
             let service = match before.iter().position(known) {

@@ -58,8 +58,10 @@ pub mod reason {
     pub const NOTHING_RECLAIMED: &str = "NothingReclaimed";
     /// An evicted pod is not terminating.
     pub const NOT_TERMINATING: &str = "NotTerminating";
+    /// Two evictions in a row did not lower the metric.
+    pub const NO_EFFECT: &str = "NoEffect";
     /// All of them.
-    pub const ALL: [&str; 7] = [
+    pub const ALL: [&str; 8] = [
         CONTESTED,
         SCHED_EXT,
         WRONG_LAYOUT,
@@ -67,6 +69,7 @@ pub mod reason {
         NOT_MEASURED,
         NOTHING_RECLAIMED,
         NOT_TERMINATING,
+        NO_EFFECT,
     ];
 }
 
@@ -103,6 +106,16 @@ impl Cause {
             ),
         };
         Self { reason, message }
+    }
+
+    /// Evictions of a rule did not lower its metric.
+    pub fn no_effect() -> Self {
+        Self {
+            reason: reason::NO_EFFECT,
+            message: "two evictions in a row did not lower the metric, so the rule evicts no more until it is Normal: what \
+                      waits may want more than the node has"
+                .to_owned(),
+        }
     }
 
     /// The pod has no cgroup where the layout expects it.
