@@ -24,7 +24,7 @@ fn important(demand: f64) -> Worker {
     Worker::new(pod("important"), demand)
 }
 
-fn with_eviction(action: Action) -> Action {
+fn with_eviction(action: &Action) -> Action {
     Action {
         throttle: action.throttle,
         force_gc: action.force_gc,
@@ -60,7 +60,11 @@ fn breach(sim: &mut Simulation) -> u64 {
 #[test]
 fn no_pod_is_evicted_where_quotas_suffice() {
     let workers = (0..10).map(|i| batch(&format!("b{i}"), 0.76)).collect();
-    let rules = one_rule("cpu_total_usage", 6000.0, with_eviction(throttling(10, 10)));
+    let rules = one_rule(
+        "cpu_total_usage",
+        6000.0,
+        with_eviction(&throttling(10, 10)),
+    );
     let mut sim = Simulation::new(16, rules, workers);
     sim.advance(300);
     assert_eq!(evicted(&sim), [""; 0], "7.6 CPUs, three steps of ten pods");
@@ -74,7 +78,7 @@ fn the_first_eviction_comes_140_s_after_the_breach() {
     let rules = one_rule(
         "cpu_total_usage",
         1000.0,
-        with_eviction(idle_action(10, 10)),
+        with_eviction(&idle_action(10, 10)),
     );
     let mut sim = Simulation::new(12, rules.clone(), workers);
     let breached = breach(&mut sim);
@@ -98,7 +102,7 @@ fn a_rung_that_helps_is_the_last() {
     let rules = one_rule(
         "protected_cpu_delay_max",
         10.0,
-        with_eviction(idle_action(10, 10)),
+        with_eviction(&idle_action(10, 10)),
     );
     let mut sim = Simulation::new(2, rules, workers);
     breach(&mut sim);
@@ -133,7 +137,7 @@ fn newcomers_join_at_the_present_depth_and_hold_nothing_back() {
     let rules = one_rule(
         "cpu_total_usage",
         1000.0,
-        with_eviction(idle_action(10, 10)),
+        with_eviction(&idle_action(10, 10)),
     );
     let mut sim = Simulation::new(12, rules, workers);
     let breached = breach(&mut sim);
@@ -158,7 +162,11 @@ fn newcomers_join_at_the_present_depth_and_hold_nothing_back() {
 fn a_throttle_without_effect_leads_to_the_next_rung() {
     use plimsoll::engine::metric::ActionKind;
     let workers = vec![batch("a", 3.0), important(2.0)];
-    let rules = one_rule("cpu_total_usage", 4800.0, with_eviction(throttling(10, 10)));
+    let rules = one_rule(
+        "cpu_total_usage",
+        4800.0,
+        with_eviction(&throttling(10, 10)),
+    );
     let mut sim = Simulation::new(8, rules.clone(), workers.clone());
     breach(&mut sim);
     sim.advance(120);
@@ -438,7 +446,7 @@ fn a_preview_on_a_metric_without_a_unit_stops_before_evictions() {
     let mut rules = one_rule(
         "protected_cpu_delay_max",
         10.0,
-        with_eviction(idle_action(10, 10)),
+        with_eviction(&idle_action(10, 10)),
     );
     rules[0].strategy = RuleStrategy::Preview;
     let mut sim = Simulation::new(2, rules, workers);
@@ -489,7 +497,7 @@ proptest! {
             ("protected_cpu_delay_max", 10.0),
         ][which];
         let throttle = if idle { idle_action(20, 20) } else { throttling(20, 20) };
-        let rules = one_rule(metric, threshold, with_eviction(throttle));
+        let rules = one_rule(metric, threshold, with_eviction(&throttle));
         let scale = f64::from(cpus) / 8.0;
         let mut workers: Vec<Worker> = jobs.iter().enumerate().map(|(i, (demand, priority, limit, _))| {
             let mut worker = batch(&format!("b{i}"), demand * scale);
