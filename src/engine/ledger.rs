@@ -33,6 +33,12 @@ impl Depth {
         idle: false,
     };
 
+    /// The idle class alone.
+    const IDLE: Self = Self {
+        ratio: FULL_RATIO,
+        idle: true,
+    };
+
     /// The idle class without a quota, which does not lower usage while CPUs are free.
     pub(super) fn is_idle_only(self) -> bool {
         self.idle && self.ratio == FULL_RATIO
@@ -84,6 +90,24 @@ pub(super) struct Claim {
 }
 
 impl Claim {
+    /// The claim of a `PodQOS`, which holds the pod in the idle class while it selects it.
+    pub(super) const fn standing(rule: RuleId) -> Self {
+        Self {
+            rule,
+            depth: Depth::IDLE,
+            before: Depth::NONE,
+            step: FULL_RATIO,
+            period: FAST_RESTORE_INTERVAL,
+            retired: None,
+            evaluations: 0,
+        }
+    }
+
+    /// Whether it is of a `PodQOS`, not of a rule.
+    pub(super) fn is_standing(&self) -> bool {
+        self.rule.pod_qos().is_some()
+    }
+
     /// Marks it as needed by its rule.
     pub(super) fn renew(&mut self, rule: &Rule) {
         self.retired = None;
@@ -184,8 +208,11 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
     pod.container_requests.get(cgroup).copied()
 }
 
-/// The CPU that the target cgroups together are allowed at that ratio.
+/// The CPU that the target cgroups together are allowed at that ratio; unlimited if there are none.
 pub(super) fn allowance(target_cgroups: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
+    if target_cgroups.is_empty() {
+        return Quota::Unlimited;
+    }
     let mut sum = MilliCpu::ZERO;
     for target_cgroup in target_cgroups {
         match target_cgroup.allowance(pod, ratio) {
@@ -215,6 +242,7 @@ pub(super) struct ThrottleEntry {
     pub(super) uid: PodUid,
     /// The base of all target cgroups together when it was first throttled.
     pub(super) base: MilliCpu,
+    /// Empty while no rule has throttled it.
     pub(super) target_cgroups: Vec<ThrottledCgroup>,
     /// Sorted by rule.
     pub(super) claims: Vec<Claim>,
@@ -232,6 +260,24 @@ impl ThrottleEntry {
             target_cgroups,
             claims: Vec::new(),
         }
+    }
+
+    /// Whether its usage is known from when a rule first throttled it. A standing claim does not need it.
+    pub(super) fn is_measured(&self) -> bool {
+        self.base > MilliCpu::ZERO
+    }
+
+    /// Takes the target cgroups that a rule is about to throttle, unless it has some.
+    pub(super) fn measure(&mut self, target_cgroups: &[ThrottledCgroup]) {
+        if !self.is_measured() {
+            self.base = target_cgroups.iter().map(|it| it.base).sum();
+            self.target_cgroups = target_cgroups.to_vec();
+        }
+    }
+
+    /// The claim of a `PodQOS`.
+    pub(super) fn standing_claim(&self) -> Option<&Claim> {
+        self.claims.iter().find(|claim| claim.is_standing())
     }
 
     pub(super) fn claim(&self, rule: &RuleId) -> Option<&Claim> {
@@ -278,6 +324,7 @@ impl ThrottleEntry {
                 .any(|target_cgroup| target_cgroup.cgroup == it.cgroup)
         };
         if now.is_empty()
+            || !self.is_measured()
             || (self.target_cgroups.len() == now.len() && self.target_cgroups.iter().all(known))
         {
             return;
@@ -357,6 +404,11 @@ impl ThrottleLedger {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
+    /// The pod's entry, if a rule throttles it.
+    pub(super) fn measured(&self, uid: &PodUid) -> Option<&ThrottleEntry> {
+        self.get(uid).filter(|entry| entry.is_measured())
+    }
+
     /// The pod's entry, inserted with these target cgroups if it has none yet.
     pub(super) fn get_or_insert(
         &mut self,
@@ -397,6 +449,11 @@ impl ThrottleLedger {
     pub(super) fn prune(&mut self) {
         for entry in &mut self.0 {
             entry.claims.retain(|claim| claim.depth != Depth::NONE);
+            if entry.claims.iter().all(Claim::is_standing) {
+                // The next rule measures it anew.
+                entry.base = MilliCpu::ZERO;
+                entry.target_cgroups.clear();
+            }
         }
         self.0.retain(|entry| !entry.claims.is_empty());
     }

@@ -240,7 +240,8 @@ fn for_each_protected(
 ) {
     let is_running = |tracked: &&Tracked| tracked.pod.running && !tracked.pod.terminating;
     let running = || ctx.pods.iter().filter(is_running);
-    let all_affected = running().all(|tracked| may_act_on(run, tracked));
+    let affected = |tracked: &Tracked| tracked.is_held() || may_act_on(run, tracked);
+    let all_affected = running().all(affected);
     let first_victim = if all_affected {
         first_victim(run, ctx, running())
     } else {
@@ -253,7 +254,7 @@ fn for_each_protected(
             !is_throttled && first_victim != Some(uid)
         } else {
             let waits_for_throttle = is_throttled && kind == PressureKind::Cpu;
-            !may_act_on(run, tracked) && !waits_for_throttle
+            !affected(tracked) && !waits_for_throttle
         } && !reads_back(tracked, ctx, kind);
         if is_protected {
             take(of_pod(tracked, ctx, kind));

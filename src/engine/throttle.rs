@@ -228,15 +228,22 @@ impl ThrottlePass<'_> {
     fn depth(&self, run: &Run, tracked: &Tracked) -> Depth {
         let entry = self.ledger.get(&tracked.pod.uid);
         let claim = entry.and_then(|pod| pod.claim(&run.rule.id));
-        claim.map_or(Depth::NONE, |claim| claim.depth)
+        let depth = claim.map_or(Depth::NONE, |claim| claim.depth);
+        // A pod that a PodQOS holds in the idle class goes on from there.
+        let standing = entry.is_some_and(|entry| entry.standing_claim().is_some());
+        let idles = run.rule.action.throttle.is_some_and(|spec| spec.idle);
+        Depth {
+            idle: depth.idle || (standing && idles),
+            ..depth
+        }
     }
 
     /// Fills the buffer with the pod's target cgroups: those in the ledger, or else those in the sample.
     fn load_cgroups(&mut self, tracked: &Tracked, uses: MilliCpu) -> bool {
         let uid = &tracked.pod.uid;
-        let enforced_pod = self.enforced.and_then(|enforced| enforced.get(uid));
+        let enforced_pod = self.enforced.and_then(|enforced| enforced.measured(uid));
         self.target_cgroups.clear();
-        if let Some(entry) = enforced_pod.or_else(|| self.ledger.get(uid)) {
+        if let Some(entry) = enforced_pod.or_else(|| self.ledger.measured(uid)) {
             self.target_cgroups.extend_from_slice(&entry.target_cgroups);
             return !self.target_cgroups.is_empty();
         }
@@ -295,6 +302,7 @@ impl ThrottlePass<'_> {
         let entry = self
             .ledger
             .get_or_insert(&pod.uid, || self.target_cgroups.clone());
+        entry.measure(self.target_cgroups);
         entry.set_claim(Claim {
             rule: run.rule.id.clone(),
             depth: to,

@@ -7,9 +7,10 @@ use super::effect::EffectCheck;
 use super::eligibility::Permit;
 use super::plan::Skipped;
 use super::pod::{Pod, PodUid, SETTLE_TIMEOUT};
-use super::policy::PodPolicy;
+use super::policy::{PodPolicy, RuleId};
 use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};
+use super::standing::StandingQos;
 use super::time::BootTime;
 use super::units::MilliCpu;
 use super::values::{check_plausible, interval};
@@ -23,6 +24,10 @@ pub(super) struct Tracked {
     pub(super) pod: Arc<Pod>,
     /// What each rule's action may do to it, indexed like the rules.
     permits: Vec<Permit>,
+    /// What a `PodQOS` does to it at all times.
+    pub(super) standing: Option<StandingQos>,
+    /// The two above are up to date.
+    is_classified: bool,
     /// Its index in the current sample.
     sample_index: Option<usize>,
     /// Its sample at the last evaluation, for each period.
@@ -57,6 +62,8 @@ impl Tracked {
         Self {
             pod,
             permits: Vec::new(),
+            standing: None,
+            is_classified: false,
             sample_index: None,
             baselines: Vec::new(),
             throttle_blocked: None,
@@ -65,6 +72,18 @@ impl Tracked {
             effect: EffectCheck::default(),
             reclaimed: None,
         }
+    }
+
+    /// Whether a `PodQOS` keeps it in the idle class.
+    pub(super) fn is_held(&self) -> bool {
+        self.standing_in(false).is_some()
+    }
+
+    /// What a `PodQOS` keeps it in, enforced or in Preview. A pod that terminates gets its CPU back.
+    pub(super) fn standing_in(&self, preview: bool) -> Option<&RuleId> {
+        let standing = self.standing.as_ref()?;
+        let applies = standing.preview == preview && !self.pod.terminating;
+        applies.then_some(&standing.rule)
     }
 
     /// Whether it may still read back page cache that was reclaimed from it, or a pressure average may contain that.
@@ -204,7 +223,7 @@ impl TrackedPods {
                 Some(mut tracked) => {
                     if tracked.pod != pod {
                         tracked.pod = pod;
-                        tracked.permits.clear();
+                        tracked.is_classified = false;
                     }
                     tracked
                 }
@@ -214,10 +233,12 @@ impl TrackedPods {
         }
     }
 
-    /// Computes the permits of pods that have none yet.
+    /// Computes the permits of pods that have none yet, and what stands for them.
     pub(super) fn compute_permits(&mut self, policies: &[PodPolicy], runs: &[Run]) {
-        for tracked in self.0.iter_mut().filter(|t| t.permits.len() != runs.len()) {
+        for tracked in self.0.iter_mut().filter(|t| !t.is_classified) {
             let pod = &tracked.pod;
+            tracked.standing = StandingQos::of(policies, pod);
+            tracked.is_classified = true;
             let permits = runs
                 .iter()
                 .map(|run| Permit::of(policies, pod, &run.rule.action));
@@ -228,7 +249,7 @@ impl TrackedPods {
     /// Clears the permits, and the baselines of periods that no rule uses any more.
     pub(super) fn reset_permits(&mut self, periods: impl Fn(Duration) -> bool) {
         for tracked in &mut self.0 {
-            tracked.permits.clear();
+            tracked.is_classified = false;
             tracked.baselines.retain(|(period, _)| periods(*period));
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plimsoll::crd::{Compiled, Objects, Reason, compile};
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::policy::{NodeFacts, Strategy, TaintEffect};
+use plimsoll::engine::policy::{NodeFacts, Standing, Strategy, TaintEffect};
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
 use serde_json::{Value, json};
@@ -588,4 +588,70 @@ fn only_averages_follow_an_action() {
         findings("w", 80, Some(pressure))[0].0,
         Reason::RequiresProtectedStall
     );
+}
+
+/// A `PodQOS` for every pod with this `resourceQOS`.
+fn with_resources(resources: &Value, strategy: Option<&str>) -> Value {
+    let spec = json!({"labelSelector": {}, "resourceQOS": resources});
+    let mut object = object("PodQOS", "batch", &spec);
+    if let Some(strategy) = strategy {
+        object["metadata"]["annotations"] = json!({"plimsoll.dev/strategy": strategy});
+    }
+    object
+}
+
+#[test]
+fn the_lowest_priority_is_the_idle_class_without_any_rule() {
+    let lowest = json!({"cpuQOS": {"cpuPriority": 7}});
+    for (strategy, preview) in [
+        (None, false),
+        (Some("Preview"), true),
+        (Some("None"), false),
+    ] {
+        let compiled = compiled(vec![with_resources(&lowest, strategy)]);
+        assert_eq!(compiled.findings, [], "nothing has to be allowed");
+        let standing = Standing {
+            idle: true,
+            preview,
+        };
+        assert_eq!(compiled.policy.pods[0].standing, standing);
+    }
+}
+
+#[test]
+fn each_other_field_of_resource_qos_is_reported_as_not_enforced() {
+    let resources = json!({
+        "cpuQOS": {"cpuPriority": 3, "cpuBurst": {"burstQuota": "50"}, "htIsolation": {"enable": true}},
+        "memoryQOS": {"memWatermark": {"watermarkRatio": 80}},
+        "diskIOQOS": {"diskIOLimit": {"readBps": 1}, "diskIOWeight": {"weight": 10}},
+        "netIOQOS": {"netIOPriority": 1},
+    });
+    let compiled = compiled(vec![with_resources(&resources, None)]);
+    let findings = compiled.findings.iter();
+    let paths = findings.filter(|it| it.reason == Reason::FieldsNotEnforced);
+    let mut paths: Vec<&str> = paths.map(|it| it.path.as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(
+        paths,
+        [
+            "spec.resourceQOS.cpuQOS.cpuBurst",
+            "spec.resourceQOS.cpuQOS.cpuPriority",
+            "spec.resourceQOS.cpuQOS.htIsolation",
+            "spec.resourceQOS.diskIOQOS.diskIOLimit",
+            "spec.resourceQOS.diskIOQOS.diskIOWeight",
+            "spec.resourceQOS.memoryQOS.memWatermark",
+            "spec.resourceQOS.netIOQOS.netIOPriority",
+        ]
+    );
+    assert_eq!(compiled.policy.pods[0].standing, Standing::default());
+}
+
+#[test]
+fn a_priority_outside_of_0_to_7_is_rejected() {
+    for priority in [-1, 8] {
+        let resources = json!({"cpuQOS": {"cpuPriority": priority}});
+        let compiled = compiled(vec![with_resources(&resources, None)]);
+        assert_eq!(compiled.findings[0].reason, Reason::Invalid);
+        assert_eq!(compiled.policy.pods, []);
+    }
 }
