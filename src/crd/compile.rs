@@ -38,7 +38,7 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     let mut rules = Vec::new();
     for (name, object) in &objects.nodes {
         let mut findings = findings.for_object(Kind::NodeQos, name);
-        findings.not_enforced(&unenforced_fields(object));
+        findings.not_enforced(unenforced_fields(object));
         if applies(object, node) {
             rules.extend(rule::compile_all(name, object, &scope, &mut findings));
         }
@@ -131,7 +131,7 @@ impl ObjectFindings<'_> {
         }
     }
 
-    fn not_enforced(&mut self, fields: &[&str]) {
+    fn not_enforced<S: std::fmt::Display>(&mut self, fields: impl IntoIterator<Item = S>) {
         for field in fields {
             self.warning(
                 Reason::FieldsNotEnforced,

@@ -355,6 +355,21 @@ pub struct WatermarkPodPolicy {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub allowed: Vec<String>,
+    /// What it does to these pods at all times. Absent if nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<WatermarkStanding>,
+}
+
+/// What a `PodQOS` does to its pods at all times.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WatermarkStanding {
+    /// Whether they are in the idle class.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub idle: bool,
+    /// Whether that is only reported.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preview: bool,
 }
 
 /// A requirement on a label, or on a property of a pod.

@@ -84,6 +84,8 @@ pub struct Objects {
     pub(super) nodes: BTreeMap<String, NodeRules>,
     /// By name.
     pub(super) pods: BTreeMap<String, PodQosSpec>,
+    /// The `PodQOS` whose `resourceQOS` is only reported.
+    previews: BTreeSet<String>,
     findings: Vec<Finding>,
     every_node: bool,
 }
@@ -96,6 +98,9 @@ pub(super) struct NodeRules {
     /// The valid rules, with their indices in the manifest.
     pub(super) rules: Vec<(usize, NodeRule)>,
 }
+
+/// `Preview`: the `resourceQOS` of this `PodQOS` is only reported.
+const STRATEGY_ANNOTATION: &str = "plimsoll.dev/strategy";
 
 impl Objects {
     /// Validates objects from an API server or a manifest. Objects of other kinds are ignored.
@@ -129,12 +134,14 @@ impl Objects {
                 actions,
                 nodes,
                 pods,
+                previews,
                 findings,
                 ..
             } = part.clone();
             all.actions.extend(actions);
             all.nodes.extend(nodes);
             all.pods.extend(pods);
+            all.previews.extend(previews);
             all.findings.extend(findings);
         }
         all.findings.sort();
@@ -183,6 +190,11 @@ impl Objects {
         }
     }
 
+    /// Whether the `resourceQOS` of the `PodQOS` is only reported.
+    pub(super) fn previews(&self, pod_qos: &str) -> bool {
+        self.previews.contains(pod_qos)
+    }
+
     /// Whether the object exists, but is not in force because it is invalid.
     pub(super) fn is_rejected(&self, kind: Kind, name: &str) -> bool {
         self.rejected(kind).contains(name)
@@ -221,7 +233,12 @@ impl Objects {
         match policies.and_then(|mut policies| policies.pop()) {
             Some(Policy::Action(spec)) => drop(self.actions.insert(name, spec)),
             Some(Policy::Node(rules)) => drop(self.nodes.insert(name, *rules)),
-            Some(Policy::Pods(spec)) => drop(self.pods.insert(name, spec)),
+            Some(Policy::Pods(spec)) => {
+                if values.iter().any(is_preview) {
+                    self.previews.insert(name.clone());
+                }
+                self.pods.insert(name, spec);
+            }
             None => {}
         }
         let invalid = problems.map(|problem| Finding {
@@ -234,6 +251,11 @@ impl Objects {
         });
         self.findings.extend(invalid);
     }
+}
+
+/// Whether the object is annotated to be only reported.
+fn is_preview(object: &Value) -> bool {
+    object["metadata"]["annotations"][STRATEGY_ANNOTATION].as_str() == Some("Preview")
 }
 
 /// The name of an object; empty if it has none.

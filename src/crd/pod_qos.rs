@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::common::LabelSelector;
+use super::resource_qos::ResourceQos;
 
 /// Which actions are allowed on which pods. No action is taken on a pod that no `PodQOS` selects; if several select a pod,
 /// the union of their allowed actions applies. No action is taken on pods with the annotation
@@ -78,14 +79,14 @@ pub struct PodQosSpec {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub allowed_actions: Vec<String>,
-    /// Accepted and not enforced.
+    /// What the selected pods get at all times, without a rule of a `NodeQOS`. With the annotation
+    /// `plimsoll.dev/strategy: Preview` it is only reported.
     #[serde(
         rename = "resourceQOS",
         default,
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(schema_with = "super::unenforced::resource_qos")]
-    pub resource_qos: Option<Value>,
+    pub resource_qos: Option<ResourceQos>,
     /// Accepted and not enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::unenforced::pod_quality_probe")]

@@ -77,11 +77,6 @@ pub(super) fn memory_compression(_: &mut SchemaGenerator) -> Schema {
     described(object(&[("enable", boolean())]), "The memory compression.")
 }
 
-pub(super) fn resource_qos(_: &mut SchemaGenerator) -> Schema {
-    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    described(schema, "The QoS of each resource.")
-}
-
 pub(super) fn pod_quality_probe(_: &mut SchemaGenerator) -> Schema {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     described(schema, "The quality probe of the pods.")

@@ -52,6 +52,12 @@ impl Depth {
         idle: false,
     };
 
+    /// The idle class alone.
+    const IDLE: Self = Self {
+        ratio: FULL_RATIO,
+        idle: true,
+    };
+
     /// The quota one step lower.
     pub(super) fn lower_ratio(self, spec: CpuThrottle) -> Self {
         let ratio = self.ratio.saturating_sub(spec.step).max(spec.min_ratio);
@@ -101,6 +107,23 @@ pub(super) struct Claim {
 }
 
 impl Claim {
+    /// The claim of a `PodQOS`, which holds the pod in the idle class while it selects it.
+    pub(super) const fn standing(rule: RuleId) -> Self {
+        Self {
+            rule,
+            depth: Depth::IDLE,
+            before: Depth::NONE,
+            step: FULL_RATIO,
+            period: FAST_RESTORE_INTERVAL,
+            retired: None,
+        }
+    }
+
+    /// Whether it is of a `PodQOS`, not of a rule.
+    pub(super) fn is_standing(&self) -> bool {
+        self.rule.pod_qos().is_some()
+    }
+
     /// Marks it as needed by its rule.
     pub(super) fn renew(&mut self, rule: &Rule) {
         self.retired = None;
@@ -201,8 +224,11 @@ fn known_request(pod: &Pod, cgroup: &str) -> Option<MilliCpu> {
     pod.container_requests.get(cgroup).copied()
 }
 
-/// The CPU that the target cgroups together are allowed at that ratio.
+/// The CPU that the target cgroups together are allowed at that ratio; unlimited if there are none.
 pub(super) fn allowance(target_cgroups: &[ThrottledCgroup], pod: &Pod, ratio: u8) -> Quota {
+    if target_cgroups.is_empty() {
+        return Quota::Unlimited;
+    }
     let mut sum = MilliCpu::ZERO;
     for target_cgroup in target_cgroups {
         match target_cgroup.allowance(pod, ratio) {
@@ -232,6 +258,7 @@ pub(super) struct ThrottleEntry {
     pub(super) uid: PodUid,
     /// The base of all target cgroups together when it was first throttled.
     pub(super) base: MilliCpu,
+    /// Empty while no rule has throttled it.
     pub(super) target_cgroups: Vec<ThrottledCgroup>,
     /// Sorted by rule.
     pub(super) claims: Vec<Claim>,
@@ -251,11 +278,21 @@ impl ThrottleEntry {
         }
     }
 
+    /// Whether its usage is known from when a rule first throttled it. A standing claim does not need it.
+    pub(super) const fn is_measured(&self) -> bool {
+        !self.target_cgroups.is_empty()
+    }
+
     /// Takes what its cgroups use now as their bases: no quota is in force, only perhaps the idle class.
     pub(super) fn measure_again(&mut self, target_cgroups: &[ThrottledCgroup]) {
         self.target_cgroups.clear();
         self.target_cgroups.extend_from_slice(target_cgroups);
         self.base = target_cgroups.iter().map(|it| it.base).sum();
+    }
+
+    /// The claim of a `PodQOS`.
+    pub(super) fn standing_claim(&self) -> Option<&Claim> {
+        self.claims.iter().find(|claim| claim.is_standing())
     }
 
     pub(super) fn claim(&self, rule: &RuleId) -> Option<&Claim> {
@@ -300,6 +337,7 @@ impl ThrottleEntry {
                 .any(|target_cgroup| target_cgroup.cgroup == it.cgroup)
         };
         if now.is_empty()
+            || !self.is_measured()
             || (self.target_cgroups.len() == now.len() && self.target_cgroups.iter().all(known))
         {
             return;
@@ -399,6 +437,11 @@ impl ThrottleLedger {
         self.find(uid).ok().map(|index| &mut self.0[index])
     }
 
+    /// The pod's entry, if a rule throttles it.
+    pub(super) fn measured(&self, uid: &PodUid) -> Option<&ThrottleEntry> {
+        self.get(uid).filter(|entry| entry.is_measured())
+    }
+
     /// The pod's entry, inserted with these target cgroups if it has none yet.
     pub(super) fn get_or_insert(
         &mut self,
@@ -439,6 +482,11 @@ impl ThrottleLedger {
     pub(super) fn prune(&mut self) {
         for entry in &mut self.0 {
             entry.claims.retain(|claim| claim.depth != Depth::NONE);
+            if entry.claims.iter().all(Claim::is_standing) {
+                // The next rule measures it anew.
+                entry.base = MilliCpu::ZERO;
+                entry.target_cgroups.clear();
+            }
         }
         self.0.retain(|entry| !entry.claims.is_empty());
     }

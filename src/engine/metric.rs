@@ -447,10 +447,16 @@ impl Metric {
     /// Whether actions are chosen by it on that rung, and whether they can lower it: the one table of both.
     ///
     /// The idle class is also taken on the CPU in use and on load averages, which it cannot lower. Node-wide pressure, what
-    /// single pods and containers wait, networks, past peaks and windows of the node's settings drive no rung: throttles raise
-    /// them themselves, or nothing lowers them.
-    pub const fn rung(&self, rung: Rung) -> RungUse {
+    /// single pods and containers wait, networks, and past peaks drive no rung: throttles raise them themselves, or nothing
+    /// lowers them. An average of the node's settings drives what its source does.
+    pub fn rung(&self, rung: Rung) -> RungUse {
         use RungUse::{Drives, Taken, Unused};
+        if let Self::Custom(custom) = self {
+            return match custom.statistic {
+                Statistic::Average(_) => custom.source.rung(rung),
+                _ => Unused,
+            };
+        }
         let cpu_delay = matches!(
             self,
             Self::Protected(Protected::CpuDelayP95 | Protected::CpuDelayMax) | Self::Probe(_)

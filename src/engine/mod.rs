@@ -32,6 +32,7 @@ mod run;
 pub mod sample;
 mod scheduling;
 pub mod selector;
+mod standing;
 mod state;
 mod statistic;
 #[cfg(test)]
@@ -64,6 +65,7 @@ pub use self::report::RuleReport;
 use self::rule::Evaluation;
 use self::run::Run;
 use self::sample::{Sample, TargetCgroupSample};
+use self::standing::StandingPass;
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::time::BootTime;
 use self::track::TrackedPods;
@@ -88,6 +90,8 @@ pub struct Engine {
     pods: TrackedPods,
     /// The throttles in force.
     ledger: ThrottleLedger,
+    /// The pods that a `PodQOS` in Preview would hold in the idle class.
+    standing_preview: ThrottleLedger,
     /// Eviction rounds that have not settled.
     rounds: Rounds,
     /// Removed rules that had disabled scheduling; the transition is still to be reported.
@@ -115,6 +119,7 @@ impl Default for Engine {
             groups: Vec::new(),
             pods: TrackedPods::default(),
             ledger: ThrottleLedger::default(),
+            standing_preview: ThrottleLedger::default(),
             rounds: Rounds::default(),
             removed_disabling: Vec::new(),
             scheduling_known: false,
@@ -237,7 +242,7 @@ impl Engine {
         // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
         self.dirty |= self.ledger.0.len() < before;
         for entry in &mut self.ledger.0 {
-            for claim in &mut entry.claims {
+            for claim in entry.claims.iter_mut().filter(|it| !it.is_standing()) {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
                 match run.filter(|run| !run.is_preview() && may(run, &entry.uid)) {
                     Some(run) => claim.renew(&run.rule),
@@ -289,7 +294,7 @@ impl Engine {
         demand
     }
 
-    /// When the next evaluation is due; `None` without rules and with nothing left to restore (a policy change is always
+    /// When the next evaluation is due; `None` without rules, with nothing left to restore and every standing pod in its class (a policy change is always
     /// followed by one evaluation). A sample at or after this time must contain the pods.
     pub fn next_due(&self) -> Option<BootTime> {
         if self.dirty {
@@ -297,7 +302,15 @@ impl Engine {
         }
         let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
         let claims = self.ledger.0.iter().flat_map(|entry| &entry.claims);
-        groups.chain(claims.filter_map(|claim| claim.retired)).min()
+        let claims = claims.filter_map(|claim| claim.retired);
+        let standing = self.pods.all().iter();
+        let standing = standing.filter_map(|it| standing::due(it, self.ledgers(), self.now));
+        groups.chain(claims).chain(standing).min()
+    }
+
+    /// The throttles in force, and the standing ones of Previews.
+    const fn ledgers(&self) -> [&ThrottleLedger; 2] {
+        [&self.ledger, &self.standing_preview]
     }
 
     /// Records the outcome of the last plan. Like the pods, it must be older than the sample of the next step.
@@ -531,6 +544,12 @@ impl Engine {
         self.enforced_buffers.begin(&ctx);
         for run in &mut self.runs {
             run.track_release(self.now, &self.ledger);
+        }
+        for (preview, ledger) in [
+            (false, &mut self.ledger),
+            (true, &mut self.standing_preview),
+        ] {
+            StandingPass { ctx, preview, out }.run(ledger);
         }
         RestorePass { ctx, out }.run(&self.runs, &mut self.ledger);
         let round = Round {

@@ -23,6 +23,21 @@ const MIN_GRACE: Duration = Duration::from_secs(1);
 #[serde(transparent)]
 pub struct RuleId(pub Arc<str>);
 
+impl RuleId {
+    const STANDING: &str = "PodQOS/";
+
+    /// What stands in place of a rule where a `PodQOS` itself acts: `PodQOS/<name>`. Names of objects are in lower case, so no
+    /// rule has this ID.
+    pub fn standing(pod_qos: &str) -> Self {
+        Self(format!("{}{pod_qos}", Self::STANDING).into())
+    }
+
+    /// The `PodQOS` that acts itself; `None` for a rule.
+    pub fn pod_qos(&self) -> Option<&str> {
+        self.0.strip_prefix(Self::STANDING)
+    }
+}
+
 impl From<&str> for RuleId {
     fn from(id: &str) -> Self {
         Self(id.into())
@@ -200,6 +215,24 @@ pub struct PodPolicy {
     pub scopes: Vec<ScopeRequirement>,
     /// Entries of `allowedActions`, lower case.
     pub allowed: Vec<String>,
+    /// What it does to these pods at all times.
+    pub standing: Standing,
+}
+
+/// What a `PodQOS` does to its pods at all times, without a rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// They are in the idle class.
+    pub idle: bool,
+    /// Report only.
+    pub preview: bool,
+}
+
+impl Standing {
+    /// Whether it lowers pods, and not only in Preview.
+    pub const fn lowers(self) -> bool {
+        self.idle && !self.preview
+    }
 }
 
 /// What one entry of `allowedActions` allows. A keyword allows only that kind, even if an action has that name.

@@ -54,7 +54,8 @@ impl Shadow {
             let Some(index) = pods.find(&entry.uid) else {
                 continue;
             };
-            let allowed = union_allowance(entry, enforced.get(&entry.uid), &pods.all()[index].pod);
+            let allowed =
+                union_allowance(entry, enforced.measured(&entry.uid), &pods.all()[index].pod);
             if let Some(cpu) = &mut usage[index].cpu {
                 let capped = allowed.min_usage(*cpu);
                 saved.cpu += cpu.saturating_sub(capped).0;

@@ -141,11 +141,10 @@ impl Engine {
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {
         let target_cgroups = || {
-            throttle
-                .target_cgroups
-                .iter()
-                .map(throttled_cgroup)
-                .collect()
+            // A standing idle class has no base.
+            let measured = throttle.target_cgroups.iter();
+            let measured = measured.filter(|(_, base, _)| *base > MilliCpu::ZERO);
+            measured.map(throttled_cgroup).collect()
         };
         let entry = self.ledger.get_or_insert(&throttle.uid, target_cgroups);
         for saved in state.claims.iter().filter(|c| c.pod == throttle.uid) {

@@ -7,9 +7,10 @@ use super::effect::EffectCheck;
 use super::eligibility::Permit;
 use super::plan::Skipped;
 use super::pod::{Pod, PodUid, exit_time};
-use super::policy::PodPolicy;
+use super::policy::{PodPolicy, RuleId};
 use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};
+use super::standing::StandingQos;
 use super::time::BootTime;
 use super::units::MilliCpu;
 use super::values::{check_plausible, interval};
@@ -20,12 +21,14 @@ pub(super) struct Tracked {
     pub(super) pod: Arc<Pod>,
     /// What each rule's action may do to it, indexed like the rules.
     permits: Vec<Permit>,
-    /// The permits are those of the present policies.
-    has_permits: bool,
     /// A `PodQOS` lets some action touch it.
     pub(super) touchable: bool,
     /// When it was first seen.
     pub(super) seen: BootTime,
+    /// What a `PodQOS` does to it at all times.
+    pub(super) standing: Option<StandingQos>,
+    /// The two above are up to date.
+    is_classified: bool,
     /// Its index in the current sample.
     sample_index: Option<usize>,
     /// Its sample at the last evaluation, for each period.
@@ -60,9 +63,10 @@ impl Tracked {
         Self {
             pod,
             permits: Vec::new(),
-            has_permits: false,
             touchable: false,
             seen,
+            standing: None,
+            is_classified: false,
             sample_index: None,
             baselines: Vec::new(),
             throttle_blocked: None,
@@ -73,10 +77,22 @@ impl Tracked {
         }
     }
 
+    /// Whether a `PodQOS` keeps it in the idle class.
+    pub(super) fn is_held(&self) -> bool {
+        self.standing_in(false).is_some()
+    }
+
+    /// What a `PodQOS` keeps it in, enforced or in Preview. A pod that terminates gets its CPU back.
+    pub(super) fn standing_in(&self, preview: bool) -> Option<&RuleId> {
+        let standing = self.standing.as_ref()?;
+        let applies = standing.preview == preview && !self.pod.terminating;
+        applies.then_some(&standing.rule)
+    }
+
     /// Whether it is one of the pods that rules protect: no `PodQOS` lets any action touch it.
     pub(super) fn is_protected(&self) -> bool {
         let pod = &self.pod;
-        let is_batch = pod.elastic || (self.touchable && !pod.protected);
+        let is_batch = pod.elastic || self.is_held() || (self.touchable && !pod.protected);
         pod.running && !pod.terminating && !is_batch
     }
 
@@ -219,7 +235,7 @@ impl TrackedPods {
                 Some(mut tracked) => {
                     if tracked.pod != pod {
                         tracked.pod = pod;
-                        tracked.has_permits = false;
+                        tracked.is_classified = false;
                     }
                     tracked
                 }
@@ -229,15 +245,16 @@ impl TrackedPods {
         }
     }
 
-    /// Computes the permits of pods that have none yet.
+    /// Computes the permits of pods that have none yet, and what stands for them.
     pub(super) fn compute_permits(&mut self, policies: &[PodPolicy], runs: &[Run]) {
-        for tracked in self.0.iter_mut().filter(|t| !t.has_permits) {
+        for tracked in self.0.iter_mut().filter(|t| !t.is_classified) {
             let pod = &tracked.pod;
+            tracked.standing = StandingQos::of(policies, pod);
+            tracked.is_classified = true;
             let permits = runs
                 .iter()
                 .map(|run| Permit::of(policies, pod, &run.rule.action));
             tracked.permits = permits.collect();
-            tracked.has_permits = true;
             let mut matching = policies.iter().filter(|policy| policy.matches(pod));
             tracked.touchable = matching.any(PodPolicy::touches_pods);
         }
@@ -246,7 +263,7 @@ impl TrackedPods {
     /// Clears the permits, and the baselines of periods that no rule uses any more.
     pub(super) fn reset_permits(&mut self, periods: impl Fn(Duration) -> bool) {
         for tracked in &mut self.0 {
-            tracked.has_permits = false;
+            tracked.is_classified = false;
             tracked.baselines.retain(|(period, _)| periods(*period));
         }
     }

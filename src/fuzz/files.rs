@@ -226,6 +226,7 @@ static POLICIES: LazyLock<PolicySet> = LazyLock::new(|| {
         include_str!("../../examples/ensurance/node-probe.yaml"),
         include_str!("../../examples/ensurance/pressure.yaml"),
         include_str!("../../examples/ensurance/services.yaml"),
+        include_str!("../../examples/ensurance/standing.yaml"),
         include_str!("../../examples/ensurance/throttle.yaml"),
     ];
     let objects = texts.iter().flat_map(|text| manifest::read(text).objects);

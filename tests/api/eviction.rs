@@ -21,7 +21,7 @@ use plimsoll::crd::eviction::{EvictionAnswer, EvictionTarget};
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::Scheduling;
 use plimsoll::engine::policy::{
-    Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
+    Action, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Standing, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::Selector;
 use serde_json::{Value, json};
@@ -63,6 +63,7 @@ fn policy() -> PolicySet {
         labels: Some(Selector::default()),
         scopes: Vec::new(),
         allowed: vec!["eviction".to_owned()],
+        standing: Standing::default(),
     };
     PolicySet {
         rules: vec![rule],

@@ -249,7 +249,7 @@ fn a_field_that_is_not_enforced_is_a_warning() {
     assert_eq!(findings[0]["reason"], "FieldsNotEnforced");
     assert_eq!(findings[0]["severity"], "warning");
     assert_eq!(findings[0]["line"], 8);
-    assert_eq!(findings[0]["column"], 3);
+    assert_eq!(findings[0]["column"], 26);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use crate::kernel_support::{
-    TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups,
+    TestCgroups, assert_fine, at, idle, standing, test_cgroups, throttle, throttle_of_cgroups,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -37,6 +37,7 @@ fn plan(quota: u64, target_cgroups: bool) -> Vec<PodThrottle> {
         throttle("plain", quota),
         throttle("limited", quota - 50),
         idle(throttle("class", quota)),
+        standing("standing"),
     ];
     if target_cgroups {
         let split =
@@ -112,6 +113,7 @@ impl Stage {
         let cgroups = test_cgroups()?;
         let (plain, limited) = (cgroups.pod("plain"), cgroups.pod("limited"));
         let (class, split) = (cgroups.pod("class"), cgroups.pod("split"));
+        let standing = cgroups.pod("standing");
         let web = cgroups.container(&split, "web");
         let log = cgroups.container(&split, "log");
         let quota = |path: &CgroupPath, micros| {
@@ -129,12 +131,14 @@ impl Stage {
             quota(&web, Some(60_000)),
             quota(&log, Some(70_000)),
             (class.clone(), cgroups.weight_file(), "37".to_owned()),
+            (standing.clone(), cgroups.weight_file(), "41".to_owned()),
         ];
         if cgroups.has(&limited, cgroups.burst_file()) {
             files.push((limited.clone(), cgroups.burst_file(), "30000".to_owned()));
         }
         if cgroups.has(&class, "cpu.idle") {
             files.push((class.clone(), "cpu.idle", "0".to_owned()));
+            files.push((standing.clone(), "cpu.idle", "0".to_owned()));
         }
         Some(Self { cgroups, files })
     }

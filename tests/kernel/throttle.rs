@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kernel_support::{
-    TestCgroups, assert_fine, at, idle, test_cgroups, throttle, throttle_of_cgroups, uid,
+    TestCgroups, assert_fine, at, idle, standing, test_cgroups, throttle, throttle_of_cgroups, uid,
 };
 use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::plan::{CpuClass, Feedback, PodThrottle};
@@ -490,6 +490,50 @@ fn idle_class_is_set_and_the_exact_weight_restored() {
         assert_eq!(cgroups.read(&pod, cgroups.weight_file()), weight);
         assert!(cgroups.journal_lines().is_empty());
     }
+}
+
+#[test]
+fn a_standing_class_outlives_resets_restarts_and_processes_and_ends_exactly() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, "cpu.idle") {
+        eprintln!("skipped: this kernel has no cpu.idle");
+        return;
+    }
+    cgroups.write(&pod, cgroups.weight_file(), "37");
+    let plan = [standing("pod")];
+    let class = || {
+        let read = |file| cgroups.read(&pod, file);
+        (read("cpu.idle"), read(cgroups.weight_file()))
+    };
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &plan, &cgroups.find()));
+    assert_eq!(class().0, "1");
+    // As `systemctl daemon-reload` does.
+    cgroups.write(&pod, "cpu.idle", "0");
+    assert_fine(&throttler.verify(at(1)));
+    assert_eq!(class().0, "1");
+    let container = cgroups.container(&pod, "first");
+    cgroups.remove(&container);
+    cgroups.container(&pod, "second");
+    assert_fine(&throttler.apply(at(2), &plan, &cgroups.find()));
+    assert_eq!(class().0, "1", "containers come and go in the pod's class");
+    // A rule's quota comes and goes on top.
+    let both = idle(throttle("pod", 300));
+    assert_fine(&throttler.apply(at(3), &[both], &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(Some(30_000)));
+    assert_fine(&throttler.apply(at(4), &plan, &cgroups.find()));
+    assert_eq!(cgroups.quota(&pod), cgroups.quota_text(None));
+    assert_eq!(class().0, "1");
+    drop(throttler);
+    let (mut throttler, recovered) = cgroups.open();
+    assert_eq!(recovered.throttles.len(), 1);
+    assert_eq!(recovered.throttles[0].rule.pod_qos(), Some("batch"));
+    assert_fine(&throttler.apply(at(5), &[], &cgroups.find()));
+    assert_eq!(class(), ("0".to_owned(), "37".to_owned()));
+    assert!(cgroups.journal_lines().is_empty());
 }
 
 #[test]

@@ -56,6 +56,7 @@ mod engine {
     mod release;
     mod restart;
     mod rule_model;
+    mod standing;
     mod throttle;
     mod values;
 }

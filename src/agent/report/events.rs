@@ -77,6 +77,8 @@ type Reasons = (&'static str, &'static str);
 const THROTTLED: Reasons = ("PodThrottled", "WouldThrottle");
 const AT_FLOOR: Reasons = ("PodAtThrottleFloor", "WouldThrottleToFloor");
 const RESTORED: Reasons = ("PodRestored", "WouldRestore");
+const HELD: Reasons = ("IdleClassSet", "WouldSetIdleClass");
+const RELEASED: Reasons = ("IdleClassEnded", "WouldEndIdleClass");
 const RECLAIMED: Reasons = ("PageCacheReclaimed", "WouldReclaim");
 const EVICTED: Reasons = ("PodEvicted", "WouldEvict");
 const CLOSED: Reasons = ("SchedulingDisabled", "WouldDisableScheduling");
@@ -130,6 +132,8 @@ impl MessageFacts<'_> {
 #[derive(Debug, Default)]
 pub struct EventBuilder {
     throttles: Throttles,
+    /// The `PodQOS` reported to hold pods in the idle class; true in Preview.
+    standing: BTreeSet<(RuleId, bool)>,
     /// Rules that were reported as unknown.
     unknown: BTreeSet<RuleId>,
     /// The taint state on the Node, as last reported.
@@ -146,6 +150,10 @@ impl EventBuilder {
     /// Adopts throttles that an earlier process already reported.
     pub fn adopt(&mut self, records: impl Iterator<Item = JournalRecord>, policy: &PolicySet) {
         for record in records {
+            if record.rule.pod_qos().is_some() {
+                self.standing.insert((record.rule, false));
+                continue;
+            }
             let floor = floor(policy, &record.rule);
             self.throttles.adopt(record, floor);
         }
@@ -186,6 +194,9 @@ impl EventBuilder {
                 out.push(new_event(Regarding::Watermark, false, "RuleKnown", message));
             }
             PlanChange::OutsideHours => drop(self.unknown.remove(rule)),
+            PlanChange::Throttle { idle, .. } if rule.pod_qos().is_some() => {
+                out.extend(self.standing(rule, *would, *idle, facts.policy));
+            }
             PlanChange::Throttle { .. } => {
                 let floor = floor(facts.policy, rule);
                 let why = facts.why(rule);
@@ -211,6 +222,33 @@ impl EventBuilder {
             }
             _ => {}
         }
+    }
+
+    /// A `PodQOS` takes a pod into the idle class, or out of it: an event for the first pod, and when the policy has gone.
+    fn standing(
+        &mut self,
+        rule: &RuleId,
+        would: bool,
+        idle: bool,
+        policy: &PolicySet,
+    ) -> Option<NewEvent> {
+        let key = (rule.clone(), would);
+        let name = rule.pod_qos()?;
+        let mut policies = policy.pods.iter().filter(|it| it.name == name);
+        let stays = policies.any(|it| it.standing.idle && it.standing.preview == would);
+        let (reasons, what) = if idle {
+            (HELD, "its pods are in the idle class at all times")
+        } else {
+            (RELEASED, "its pods are no longer in the idle class")
+        };
+        let changed = if idle {
+            self.standing.insert(key)
+        } else {
+            !stays && self.standing.remove(&key)
+        };
+        let message = format!("{rule}: {what}");
+        let reason = reason_of(reasons, would);
+        changed.then(|| new_event(Regarding::Watermark, false, reason, message))
     }
 
     /// A rule has no value. The first sample after a start has nothing to compare with: that is no event.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use super::super::finding::Reason;
 use super::super::objects::{Kind, Objects};
 use super::super::pod_qos::{PodQosSpec, ScopeExpression};
+use super::super::resource_qos::ResourceQos;
 use super::super::words::nearest;
 use super::{Findings, ObjectFindings};
 use crate::engine::pod::QosClass;
-use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, ScopeRequirement};
+use crate::engine::policy::{Action, Allowed, Membership, PodPolicy, ScopeRequirement, Standing};
 
 /// Every `PodQOS`, in order of name.
 pub(super) fn compile_all(
@@ -18,7 +19,8 @@ pub(super) fn compile_all(
     findings: &mut Findings,
 ) -> Vec<PodPolicy> {
     let compile = |(name, spec): (&String, &PodQosSpec)| {
-        let policy = compile(name, spec);
+        let mut policy = compile(name, spec);
+        policy.standing.preview = policy.standing.idle && objects.previews(name);
         let mut findings = findings.for_object(Kind::PodQos, name);
         report(spec, &policy, &mut findings);
         report_allowed(spec, objects, actions, &mut findings);
@@ -46,6 +48,10 @@ fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
             scopes.match_expressions.iter().map(scope).collect()
         }),
         allowed,
+        standing: Standing {
+            idle: spec.resource_qos.as_ref().is_some_and(ResourceQos::is_idle),
+            preview: false,
+        },
     }
 }
 
@@ -103,12 +109,10 @@ fn bound(value: &str) -> Option<i32> {
 }
 
 fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut ObjectFindings<'_>) {
-    let given = [
-        ("resourceQOS", spec.resource_qos.is_some()),
-        ("podQualityProbe", spec.pod_quality_probe.is_some()),
-    ];
-    let given = given.iter().filter(|(_, given)| *given);
-    findings.not_enforced(&given.map(|(name, _)| *name).collect::<Vec<_>>());
+    let resources = spec.resource_qos.iter().flat_map(ResourceQos::unenforced);
+    findings.not_enforced(resources.map(|field| format!("resourceQOS.{field}")));
+    let probe = spec.pod_quality_probe.as_ref();
+    findings.not_enforced(probe.map(|_| "podQualityProbe"));
     if !selects(policy) {
         findings.error(
             Reason::SelectsNothing,
@@ -117,7 +121,7 @@ fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut ObjectFindings<'
              example labelSelector: {matchLabels: {app: batch}}, or labelSelector: {} for every pod",
         );
     }
-    if policy.allowed.is_empty() {
+    if policy.allowed.is_empty() && !policy.standing.idle {
         findings.error(
             Reason::AllowsNothing,
             "spec.allowedActions",

@@ -298,8 +298,7 @@ fn instead(metric: &Metric, kind: ActionKind) -> String {
             "no action lowers a past peak; name an action with disableScheduling"
         }
         (Metric::Custom(_), _) => {
-            "no action on pods follows a window of the settings; name an action with disableScheduling, or write a metric \
-             that is no window"
+            "of windows only averages follow an action, of metrics that it lowers; name an action with disableScheduling"
         }
         (_, Some(direct)) => {
             let direct = Metric::Protected(direct);

@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::engine::metric::Metric;
-    use crate::engine::policy::{PodPolicy, Rule};
+    use crate::engine::policy::{PodPolicy, Rule, Standing};
     use crate::engine::selector::Selector;
 
     fn policy() -> PolicySet {
@@ -147,6 +147,7 @@ mod tests {
             labels: Some(Selector::default()),
             scopes: Vec::new(),
             allowed: vec!["eviction".to_owned()],
+            standing: Standing::default(),
         };
         PolicySet {
             rules: vec![rule],

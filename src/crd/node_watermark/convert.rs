@@ -19,7 +19,7 @@ use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
-    ScopeRequirement, Strategy, TaintEffect,
+    ScopeRequirement, Standing, Strategy, TaintEffect,
 };
 use crate::engine::quantity::Quantity;
 use crate::engine::selector::{Requirement, Selector};
@@ -373,6 +373,13 @@ fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, SpecError> {
             .map(to_scope)
             .collect::<Result<_, _>>()?,
         allowed: policy.allowed.clone(),
+        standing: policy
+            .standing
+            .as_ref()
+            .map_or_else(Standing::default, |it| Standing {
+                idle: it.idle,
+                preview: it.preview,
+            }),
     })
 }
 

@@ -1,4 +1,5 @@
 use super::super::pod::QosClass;
+use super::super::policy::Standing;
 use super::super::selector::{Requirement, Selector};
 use super::super::testing::{action, pod};
 use super::*;
@@ -13,6 +14,7 @@ fn policy(
         labels: labels.map(|requirements| Selector { requirements }),
         scopes,
         allowed: allowed.iter().map(|entry| (*entry).to_owned()).collect(),
+        standing: Standing::default(),
     }
 }
 

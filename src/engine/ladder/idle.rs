@@ -11,7 +11,23 @@ use crate::engine::units::MilliCpu;
 impl Round<'_> {
     /// Moves every victim into the idle class.
     pub(super) fn idle_all(&mut self, run: &mut Run) -> Outcome {
-        let outcome = self.each_victim(run, RankBy::Cpu, ActionKind::CpuThrottle, Self::idle);
+        let mut is_done = true;
+        let outcome = self.each_victim(
+            run,
+            RankBy::Cpu,
+            ActionKind::CpuThrottle,
+            |round, run, pod_index| {
+                let result = round.idle(run, pod_index);
+                is_done &= round.depth(run, pod_index).idle;
+                result
+            },
+        );
+        let is_new = !run.ladder.depth.idle;
+        run.ladder.depth.idle |= is_done && outcome != Outcome::Empty;
+        if is_new && is_done && outcome == Outcome::Stuck {
+            // A PodQOS holds all of them there already.
+            return Outcome::Empty;
+        }
         if outcome == Outcome::Stepped {
             run.ladder.depth.idle = true;
         }

@@ -138,7 +138,14 @@ impl Round<'_> {
     pub(super) fn depth(&self, run: &Run, pod_index: usize) -> Depth {
         let entry = self.ledger.get(&self.pod(pod_index).pod.uid);
         let claim = entry.and_then(|entry| entry.claim(&run.rule.id));
-        claim.map_or(Depth::NONE, |claim| claim.depth)
+        let depth = claim.map_or(Depth::NONE, |claim| claim.depth);
+        // A pod that a PodQOS holds in the idle class goes on from there.
+        let standing = entry.is_some_and(|entry| entry.standing_claim().is_some());
+        let idles = run.rule.action.throttle.is_some_and(|spec| spec.idle);
+        Depth {
+            idle: depth.idle || (standing && idles),
+            ..depth
+        }
     }
 
     /// The lowest ratio over all rules.

@@ -4,7 +4,7 @@ use super::round::Round;
 use super::victim::Skip;
 use super::{MAX_RECLAIMS, Outcome};
 use crate::engine::metric::{ActionKind, RankBy, Rung};
-use crate::engine::plan::{PlanChange, Reclaim};
+use crate::engine::plan::{PlanChange, Reclaim, Skipped};
 use crate::engine::run::Run;
 use crate::engine::units::Bytes;
 
@@ -42,6 +42,10 @@ impl Round<'_> {
         let uid = &self.pod(pod_index).pod.uid;
         if run.ladder.reclaimed.contains(uid) {
             return Err(None);
+        }
+        // It freed nothing, or this kernel can't reclaim.
+        if self.pod(pod_index).effect.not_reclaimed.is_some() {
+            return Err(Some(Skipped::Ineffective));
         }
         Ok(self.memory(run, pod_index)?.cache)
     }

@@ -401,7 +401,7 @@ impl LoadTracker {
             let Some(owner) = &track.pod.owner else {
                 continue;
             };
-            let is_usual = track.pod.running && ledger.get(&track.pod.uid).is_none();
+            let is_usual = track.pod.running && ledger.measured(&track.pod.uid).is_none();
             if is_usual && track.used.is_settled(&self.node.intervals) {
                 let [cpu, memory] = usual(&track.pod);
                 let seen = [

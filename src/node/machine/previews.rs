@@ -47,6 +47,13 @@ impl Previews {
     pub fn retain<'a>(&mut self, policy: &PolicySet, pod: impl Fn(&PodUid) -> Option<&'a Pod>) {
         self.0.retain(|known| {
             let NamedDecision { transition, .. } = known;
+            if let (Some(name), Some(uid)) = (transition.rule.pod_qos(), transition.change.pod()) {
+                let mut policies = policy.pods.iter().filter(|it| it.name == name);
+                return policies.any(|it| {
+                    let would = it.standing.idle && it.standing.preview;
+                    would && pod(uid).is_some_and(|pod| it.matches(pod) && !pod.protected)
+                });
+            }
             let mut rules = policy.rules.iter();
             let Some(rule) = rules.find(|rule| rule.id == transition.rule) else {
                 return false;
@@ -87,7 +94,8 @@ mod tests {
     use super::*;
     use crate::engine::plan::Transition;
     use crate::engine::policy::{
-        Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, ScopeRequirement, TaintEffect,
+        Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, ScopeRequirement, Standing,
+        TaintEffect,
     };
     use crate::engine::testing::{pod, rule};
     use crate::engine::time::BootTime;
@@ -136,6 +144,7 @@ mod tests {
             labels: None,
             scopes: vec![ScopeRequirement::Namespace(Membership::Exists)],
             allowed: vec!["throttle".to_owned(), "eviction".to_owned()],
+            standing: Standing::default(),
         };
         let effect = TaintEffect::NoSchedule;
         let mut previews = Previews::default();

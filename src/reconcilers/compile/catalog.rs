@@ -30,7 +30,7 @@ struct ClassKey {
 pub struct Class {
     /// The `NodeQOS` that select the nodes, ordered by name.
     pub selected: Vec<Arc<str>>,
-    /// The compiled policies. Empty, including pod policies, if no `NodeQOS` selects the nodes.
+    /// The compiled policies. If no `NodeQOS` selects the nodes, only the pod policies that act at all times.
     pub content: Arc<CompiledPolicy>,
     /// Findings about these `NodeQOS` while compiling.
     pub findings: Vec<Finding>,
@@ -65,8 +65,8 @@ pub enum Affected {
     None,
     /// The nodes that these `NodeQOS` select now or selected before.
     SelectedBy(BTreeSet<Arc<str>>),
-    /// The nodes that any `NodeQOS` selects.
-    AllSelected,
+    /// All nodes: those that no `NodeQOS` selects have what a `PodQOS` does at all times.
+    All,
 }
 
 /// All policy objects.
@@ -109,7 +109,7 @@ impl Catalog {
             policy.immediate = immediate;
             policy.generation = generation;
             // Not by generation: an object that was created again or restored from a backup may have the same one.
-            if policy.spec == object["spec"] {
+            if policy.spec == object["spec"] && kind != Kind::PodQos {
                 return Affected::None;
             }
             policy.spec.clone_from(&object["spec"]);
@@ -155,7 +155,7 @@ impl Catalog {
                 before.extend(after);
                 Affected::SelectedBy(before)
             }
-            _ => Affected::AllSelected,
+            _ => Affected::All,
         };
         self.classes
             .retain(|key, _| !affected.affects(&key.selected));
@@ -164,7 +164,7 @@ impl Catalog {
 
     fn affected_by(&self, kind: Kind, name: &str) -> Affected {
         match kind {
-            Kind::PodQos => Affected::AllSelected,
+            Kind::PodQos => Affected::All,
             Kind::NodeQos => Affected::SelectedBy(BTreeSet::from([Arc::from(name)])),
             Kind::AvoidanceAction => Affected::SelectedBy(self.users(name)),
         }
@@ -221,11 +221,11 @@ impl Catalog {
             windows: self.windows.clone(),
         };
         let compiled = compile(&self.objects, &facts);
-        let policy = if key.selected.is_empty() {
-            PolicySet::default()
-        } else {
-            compiled.policy
-        };
+        let mut policy = compiled.policy;
+        if key.selected.is_empty() {
+            // Without rules there is nothing to allow.
+            policy.pods.retain(|pods| pods.standing.idle);
+        }
         // Findings about other objects belong to other classes or hold on any node; their edits do not recompile this class.
         let mut class = Class {
             selected: key.selected.clone(),
@@ -315,7 +315,7 @@ impl Affected {
             Self::SelectedBy(names) => {
                 key.0 == Kind::NodeQos && names.iter().any(|name| **name == *key.1)
             }
-            Self::None | Self::AllSelected => false,
+            Self::None | Self::All => false,
         }
     }
 
@@ -327,7 +327,7 @@ impl Affected {
             Self::SelectedBy(names) => names
                 .iter()
                 .any(|name| selected.binary_search(name).is_ok()),
-            Self::AllSelected => !selected.is_empty(),
+            Self::All => true,
         }
     }
 }

@@ -34,7 +34,10 @@ impl IndexedNode {
     /// Whether an object may affect the node.
     pub fn is_affected_by(&self, key: &Key) -> bool {
         match key.0 {
-            Kind::PodQos => !self.class.selected.is_empty(),
+            Kind::PodQos => {
+                let pods = &self.class.content.policy.pods;
+                !self.class.selected.is_empty() || pods.iter().any(|it| it.name == key.1)
+            }
             _ => self.class.is_selected_by(&key.1),
         }
     }

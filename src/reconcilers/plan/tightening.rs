@@ -127,7 +127,7 @@ fn evicts_more(eviction: Option<EvictionSpec>, before: Option<EvictionSpec>) -> 
     }
 }
 
-/// Whether a pod policy may allow what it did not before. Any change of a selector counts: it may select more.
+/// Whether a pod policy may do or allow what it did not before. Any change of a selector counts: it may select more.
 pub fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
     let Some(before) = before else {
         return true;
@@ -136,6 +136,7 @@ pub fn allows_more(policy: &PodPolicy, before: Option<&PodPolicy>) -> bool {
     policy.labels != before.labels
         || policy.scopes != before.scopes
         || policy.allowed.iter().any(new)
+        || (policy.standing.lowers() && !before.standing.lowers())
 }
 
 #[cfg(test)]
@@ -145,6 +146,7 @@ mod tests {
 
     use super::*;
     use crate::engine::metric::Metric;
+    use crate::engine::policy::Standing;
 
     const THROTTLE: CpuThrottle = CpuThrottle {
         min_ratio: 20,
@@ -225,5 +227,20 @@ mod tests {
         };
         assert!(tightens(&before, &with(Duration::from_hours(1))));
         assert!(!tightens(&before, &with(Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn lowering_pods_at_all_times_is_tighter() {
+        let with = |idle, preview| PodPolicy {
+            name: "batch".to_owned(),
+            labels: None,
+            scopes: Vec::new(),
+            allowed: Vec::new(),
+            standing: Standing { idle, preview },
+        };
+        let [none, preview, idle] = [with(false, false), with(true, true), with(true, false)];
+        assert!(allows_more(&idle, Some(&none)) && allows_more(&idle, Some(&preview)));
+        assert!(!allows_more(&preview, Some(&none)) && !allows_more(&none, Some(&idle)));
+        assert!(!allows_more(&preview, Some(&idle)) && !allows_more(&idle, Some(&idle)));
     }
 }

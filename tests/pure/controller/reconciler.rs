@@ -612,3 +612,25 @@ fn an_agent_that_reads_no_quantities_gets_none_until_it_is_upgraded() {
     assert_eq!(cluster.settle(0), 1);
     assert_eq!(cluster.with("value", "4000").len(), all);
 }
+
+#[test]
+fn a_node_that_no_rule_selects_gets_the_pods_to_hold_and_no_others() {
+    let mut cluster = Cluster::new();
+    cluster.node("node000", "a");
+    let allows = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
+    cluster.apply(Kind::PodQos, "allows", &allows);
+    let mut holds = json!({"labelSelector": {}, "resourceQOS": {"cpuQOS": {"cpuPriority": 7}}});
+    cluster.apply(Kind::PodQos, "holds", &holds);
+    cluster.finish();
+    let written = |cluster: &Cluster| {
+        let policies = cluster.watermarks["node000"]["spec"]["podPolicies"].as_array();
+        let policies = policies.cloned().unwrap_or_default();
+        let of = |it: Value| (it["name"].clone(), it["standing"].clone());
+        policies.into_iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(written(&cluster), [(json!("holds"), json!({"idle": true}))]);
+    holds["resourceQOS"]["cpuQOS"]["cpuPriority"] = json!(3);
+    cluster.apply(Kind::PodQos, "holds", &holds);
+    cluster.finish();
+    assert_eq!(written(&cluster), []);
+}

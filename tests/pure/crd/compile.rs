@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plimsoll::crd::{Compiled, Objects, Reason, compile};
 use plimsoll::engine::metric::Metric;
-use plimsoll::engine::policy::{NodeFacts, Strategy, TaintEffect};
+use plimsoll::engine::policy::{NodeFacts, Standing, Strategy, TaintEffect};
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
 use serde_json::{Value, json};
@@ -533,11 +533,8 @@ fn findings(metric: &str, value: i64, windows: Option<&str>) -> Vec<(Reason, Str
 fn a_window_of_the_settings_is_a_metric() {
     let gpu = "{name: gpu_avg, source: gpu, window: avg_5m, httpGet: {port: 1}}";
     let cpu = "{name: cpu_slow, source: cpu_total_usage, window: avg_1h}";
-    // It is known; that throttles do not follow it is another matter.
-    for (metric, window) in [("gpu_avg", gpu), ("cpu_slow", cpu)] {
-        let found = findings(metric, 80, Some(window));
-        assert_eq!(found[0].0, Reason::ActionDoesNotHelp, "{found:?}");
-    }
+    assert_eq!(findings("gpu_avg", 5000, Some(gpu)), []);
+    assert_eq!(findings("cpu_slow", 80, Some(cpu)), []);
     let cases = [
         (
             "gpu_av",
@@ -577,20 +574,101 @@ fn a_window_of_the_settings_is_a_metric() {
     ];
     for (metric, value, windows, reason, message) in cases {
         let found = findings(metric, value, windows);
-        let text = found.iter().find(|(found, _)| *found == reason);
-        let text = &text.unwrap_or_else(|| panic!("{metric}: {found:?}")).1;
+        let [(found_reason, text)] = &found[..] else {
+            panic!("{metric}: {found:?}");
+        };
+        assert_eq!(*found_reason, reason, "{text}");
         assert!(text.contains(message), "{text}");
     }
 }
 
 #[test]
-fn no_action_on_pods_follows_a_window_of_the_settings() {
-    for window in [
-        "{name: w, source: gpu, window: max_avg_1h, httpGet: {port: 1}}",
-        "{name: w, source: cpu_total_usage, window: avg_1h}",
-        "{name: w, source: memory_total_usage, window: avg_1h}",
-    ] {
-        let found = findings("w", 80, Some(window));
+fn only_averages_follow_an_action() {
+    for statistic in ["max_avg_1h", "p95_5m", "stddev_5m"] {
+        let window = format!("{{name: w, source: gpu, window: {statistic}, httpGet: {{port: 1}}}}");
+        let found = findings("w", 80, Some(&window));
         assert_eq!(found[0].0, Reason::ActionDoesNotHelp, "{found:?}");
+        assert!(
+            found[0].1.contains("only averages follow an action"),
+            "{found:?}"
+        );
+    }
+    // Memory is not freed by throttling CPU, whatever the window.
+    let memory = "{name: w, source: memory_total_usage, window: avg_1h}";
+    assert_eq!(
+        findings("w", 80, Some(memory))[0].0,
+        Reason::ActionDoesNotHelp
+    );
+    // Throttles raise what a window over CPU pressure shows.
+    let pressure = "{name: w, source: cpu_pressure_some_avg10, window: avg_5m}";
+    assert_eq!(
+        findings("w", 80, Some(pressure))[0].0,
+        Reason::ActionDoesNotHelp
+    );
+}
+
+/// A `PodQOS` for every pod with this `resourceQOS`.
+fn with_resources(resources: &Value, strategy: Option<&str>) -> Value {
+    let spec = json!({"labelSelector": {}, "resourceQOS": resources});
+    let mut object = object("PodQOS", "batch", &spec);
+    if let Some(strategy) = strategy {
+        object["metadata"]["annotations"] = json!({"plimsoll.dev/strategy": strategy});
+    }
+    object
+}
+
+#[test]
+fn the_lowest_priority_is_the_idle_class_without_any_rule() {
+    let lowest = json!({"cpuQOS": {"cpuPriority": 7}});
+    for (strategy, preview) in [
+        (None, false),
+        (Some("Preview"), true),
+        (Some("None"), false),
+    ] {
+        let compiled = compiled(vec![with_resources(&lowest, strategy)]);
+        assert_eq!(compiled.findings, [], "nothing has to be allowed");
+        let standing = Standing {
+            idle: true,
+            preview,
+        };
+        assert_eq!(compiled.policy.pods[0].standing, standing);
+    }
+}
+
+#[test]
+fn each_other_field_of_resource_qos_is_reported_as_not_enforced() {
+    let resources = json!({
+        "cpuQOS": {"cpuPriority": 3, "cpuBurst": {"burstQuota": "50"}, "htIsolation": {"enable": true}},
+        "memoryQOS": {"memWatermark": {"watermarkRatio": 80}},
+        "diskIOQOS": {"diskIOLimit": {"readBps": 1}, "diskIOWeight": {"weight": 10}},
+        "netIOQOS": {"netIOPriority": 1},
+    });
+    let compiled = compiled(vec![with_resources(&resources, None)]);
+    let findings = compiled.findings.iter();
+    let paths = findings.filter(|it| it.reason == Reason::FieldsNotEnforced);
+    let mut paths: Vec<&str> = paths.map(|it| it.path.as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(
+        paths,
+        [
+            "spec.resourceQOS.cpuQOS.cpuBurst",
+            "spec.resourceQOS.cpuQOS.cpuPriority",
+            "spec.resourceQOS.cpuQOS.htIsolation",
+            "spec.resourceQOS.diskIOQOS.diskIOLimit",
+            "spec.resourceQOS.diskIOQOS.diskIOWeight",
+            "spec.resourceQOS.memoryQOS.memWatermark",
+            "spec.resourceQOS.netIOQOS.netIOPriority",
+        ]
+    );
+    assert_eq!(compiled.policy.pods[0].standing, Standing::default());
+}
+
+#[test]
+fn a_priority_outside_of_0_to_7_is_rejected() {
+    for priority in [-1, 8] {
+        let resources = json!({"cpuQOS": {"cpuPriority": priority}});
+        let compiled = compiled(vec![with_resources(&resources, None)]);
+        assert_eq!(compiled.findings[0].reason, Reason::Invalid);
+        assert_eq!(compiled.policy.pods, []);
     }
 }

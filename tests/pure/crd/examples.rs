@@ -12,7 +12,7 @@ use plimsoll::engine::metric::{DiskRate, Metric, Protected};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, NodeFacts, PolicySet, Probe, Rule,
-    ScopeRequirement, Strategy, TaintEffect,
+    ScopeRequirement, Standing, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
 
@@ -431,4 +431,15 @@ fn the_presets_of_the_chart_preview_or_act_conservatively() {
         assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));
         assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
     }
+}
+
+#[test]
+fn standing() {
+    let policy = compiled("examples/ensurance/standing.yaml", &[]);
+    assert_eq!(policy.rules, []);
+    let standing = Standing {
+        idle: true,
+        preview: false,
+    };
+    assert_eq!(policy.pods[0].standing, standing);
 }

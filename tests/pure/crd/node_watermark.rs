@@ -11,7 +11,7 @@ use plimsoll::engine::metric::{CustomMetric, Metric};
 use plimsoll::engine::pod::QosClass;
 use plimsoll::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule, RuleId,
-    ScopeRequirement, Strategy as Mode, TaintEffect,
+    ScopeRequirement, Standing, Strategy as Mode, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
 use plimsoll::engine::window::Statistic;
@@ -150,10 +150,18 @@ fn scope() -> impl Strategy<Value = ScopeRequirement> {
 }
 
 prop_compose! {
+    fn standing()(idle in any::<bool>(), preview in any::<bool>()) -> Standing {
+        // Without any effect there is nothing to preview.
+        Standing { idle, preview: idle && preview }
+    }
+}
+
+prop_compose! {
     fn pod_policy()(
         name in word(), labels in option::of(selector()), scopes in vec(scope(), 0..3), allowed in vec(word(), 0..3),
+        standing in standing(),
     ) -> PodPolicy {
-        PodPolicy { name, labels, scopes, allowed }
+        PodPolicy { name, labels, scopes, allowed, standing }
     }
 }
 
@@ -328,6 +336,7 @@ fn two_rules() -> Value {
                 QosClass::BestEffort,
             ]))],
             allowed: vec!["throttle".into()],
+            standing: Standing::default(),
         }],
     };
     serde_json::to_value(NodeWatermarkSpec::new("uid", &policy, false, Vec::new())).unwrap()

@@ -729,6 +729,8 @@ fn a_reclaim_that_frees_nothing_is_reported_until_the_rule_is_normal() {
     until_ineffective(&mut sim, 300);
     let observed = ineffective(&sim).remove(0).1;
     assert_eq!(observed, Ineffective::NothingReclaimed);
+    sim.advance(30 * PERIOD);
+    assert_eq!(sim.reclaimed.len(), 1, "and not repeated");
     sim.worker("streams").reads = 0;
     sim.worker("important").reads = 0;
     sim.advance(COOL_DOWN + 3 * PERIOD);

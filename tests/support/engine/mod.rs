@@ -16,7 +16,8 @@ use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{Plan, PlanChange, PodThrottle, RuleState, Transition};
 use plimsoll::engine::pod::{Pod, PodUid, QosClass, Resources};
 use plimsoll::engine::policy::{
-    Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Strategy, TaintEffect,
+    Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, RuleId, Standing, Strategy,
+    TaintEffect,
 };
 use plimsoll::engine::sample::{
     CpuTimes, MemoryParts, NodeMemory, NodeSample, PodSample, Sample, TargetCgroupSample,
@@ -116,6 +117,7 @@ pub fn allow_all() -> PodPolicy {
         labels: Some(Selector::default()),
         scopes: Vec::new(),
         allowed: vec!["throttle".to_owned(), "evict".to_owned()],
+        standing: Standing::default(),
     }
 }
 

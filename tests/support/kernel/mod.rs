@@ -397,6 +397,16 @@ pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -
     }
 }
 
+/// What a `PodQOS` does to a pod at all times: the idle class, and no quota.
+pub fn standing(name: &str) -> PodThrottle {
+    PodThrottle {
+        rule: RuleId::standing("batch"),
+        ratio: 100,
+        class: plimsoll::engine::plan::CpuClass::Idle,
+        ..throttle_of_cgroups(name, &[])
+    }
+}
+
 /// The throttle with idle class.
 pub fn idle(throttle: PodThrottle) -> PodThrottle {
     PodThrottle {

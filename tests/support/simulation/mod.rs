@@ -16,7 +16,7 @@ use plimsoll::engine::Engine;
 use plimsoll::engine::metric::ActionKind;
 use plimsoll::engine::plan::{CpuClass, Feedback, Plan};
 use plimsoll::engine::pod::{Pod, PodUid};
-use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, ScopeRequirement};
+use plimsoll::engine::policy::{PodPolicy, PolicySet, Rule, ScopeRequirement, Standing};
 use plimsoll::engine::sample::{
     CpuTimes, MemoryParts, NodeMemory, NodeSample, PodSample, Pressure, Sample, TargetCgroupSample,
     WaitCounters,
@@ -546,6 +546,7 @@ pub fn batch() -> PodPolicy {
             "batch".to_owned(),
         ]))],
         allowed: vec!["throttle".to_owned(), "evict".to_owned()],
+        standing: Standing::default(),
     }
 }
 

@@ -456,3 +456,48 @@ fn throttles_of_an_earlier_process_are_not_reported_again() {
     let lines = reported(&mut adopted("a", 60), false, vec![throttle("b", 100, 70)]);
     assert!(lines[0].starts_with("PodThrottled batch/b"), "{lines:?}");
 }
+
+#[test]
+fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
+    let held = |would: bool, pod: &str, idle: bool| {
+        let mut event = decision(would, throttle(pod, 100, 100));
+        if let Event::Decision(decision) = &mut event {
+            decision.transition.rule = RuleId::standing("batch");
+            if let PlanChange::Throttle { idle: now, .. } = &mut decision.transition.change {
+                *now = idle;
+            }
+        }
+        event
+    };
+    let with = |standing: bool| PolicySet {
+        pods: vec![crate::engine::policy::PodPolicy {
+            name: "batch".to_owned(),
+            labels: None,
+            scopes: Vec::new(),
+            allowed: Vec::new(),
+            standing: crate::engine::policy::Standing {
+                idle: standing,
+                preview: false,
+            },
+        }],
+        ..policy()
+    };
+    let mut builder = EventBuilder::default();
+    let mut reported = |policy: &PolicySet, events: &[Event]| {
+        let mut out = Vec::new();
+        let reports = [report()];
+        let facts = MessageFacts {
+            policy,
+            reports: &reports,
+        };
+        builder.record(events, facts, &mut out);
+        out.iter().map(|event| event.reason).collect::<Vec<_>>()
+    };
+    let first = [held(false, "a", true), held(false, "b", true)];
+    assert_eq!(reported(&with(true), &first), ["IdleClassSet"]);
+    // One pod ends, another starts: the policy stays.
+    let churn = [held(false, "a", false), held(false, "c", true)];
+    assert_eq!(reported(&with(true), &churn), [""; 0]);
+    let last = [held(false, "b", false), held(false, "c", false)];
+    assert_eq!(reported(&with(false), &last), ["IdleClassEnded"]);
+}

@@ -4,7 +4,7 @@ use super::*;
 use crate::agent::eviction::{Refusal, WantedEviction};
 use crate::crd::eviction::{Delay, EvictionTarget};
 use crate::engine::plan::Unknown;
-use crate::engine::policy::{PodPolicy, ScopeRequirement, Strategy};
+use crate::engine::policy::{PodPolicy, ScopeRequirement, Standing, Strategy};
 use crate::engine::selector::Selector;
 use crate::engine::units::MilliCpu;
 use crate::node::machine::ineffective::Cause;
@@ -429,6 +429,7 @@ fn each_policy_counts_the_pods_that_it_matches() {
         labels,
         scopes,
         allowed: Vec::new(),
+        standing: Standing::default(),
     };
     let mut scene = Scene::new();
     scene.policy.pods = vec![

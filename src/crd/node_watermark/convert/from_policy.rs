@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::super::{
     NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkHeader,
-    WatermarkPodPolicy, WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle,
-    WatermarkWindow,
+    WatermarkPodPolicy, WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkStanding,
+    WatermarkThrottle, WatermarkWindow,
 };
 use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::policy::{
     Action, CpuThrottle, EvictionSpec, Membership, PodPolicy, PolicySet, Probe, Rule,
-    ScopeRequirement, TaintEffect,
+    ScopeRequirement, Standing, TaintEffect,
 };
 use crate::engine::selector::{Requirement, Selector};
 
@@ -187,6 +187,10 @@ impl From<&PodPolicy> for WatermarkPodPolicy {
             labels: policy.labels.as_ref().map(selector),
             scopes: policy.scopes.iter().map(scope).collect(),
             allowed: policy.allowed.clone(),
+            standing: (policy.standing != Standing::default()).then_some(WatermarkStanding {
+                idle: policy.standing.idle,
+                preview: policy.standing.preview,
+            }),
         }
     }
 }

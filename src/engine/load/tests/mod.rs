@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::plan::Plan;
-use crate::engine::policy::{Action, CpuThrottle, PodPolicy, PolicySet, Rule, RuleId, Strategy};
+use crate::engine::policy::{
+    Action, CpuThrottle, PodPolicy, PolicySet, Rule, RuleId, Standing, Strategy,
+};
 use crate::engine::sample::{MemoryParts, NodeMemory, PodSample, Pressure, TargetCgroupSample};
 use crate::engine::selector::{Requirement, Selector};
 use crate::engine::testing;
@@ -89,6 +91,7 @@ impl Node {
                 labels: Some(Selector::default()),
                 scopes: Vec::new(),
                 allowed: vec!["throttle".to_owned()],
+                standing: Standing::default(),
             }],
         }));
         node
