@@ -98,12 +98,16 @@ impl Ladder {
         };
     }
 
+    /// Whether the input was measured after the last step.
+    fn is_shown(&self, input: Input) -> bool {
+        self.stepped.is_none_or(|stepped| input.from > stepped)
+    }
+
     /// Counts an evaluation of the input.
     fn observe(&mut self, input: Input) {
-        let is_after = self.stepped.is_none_or(|stepped| input.from > stepped);
         if !input.above {
             self.above = 0;
-        } else if is_after {
+        } else if self.is_shown(input) {
             self.above = self.above.saturating_add(1);
         }
     }

@@ -121,11 +121,11 @@ impl Round<'_> {
         run.ladder.observe(input);
         // What was in force before a relapse comes first.
         let resumes = run.release.relapsed && joined;
-        input.above && !resumes && self.next_step(run)
+        input.above && !resumes && self.next_step(run, input)
     }
 
     /// Takes a step on the rung of the rule, or on the first later one where there is something to do.
-    fn next_step(&mut self, run: &mut Run) -> bool {
+    fn next_step(&mut self, run: &mut Run, input: Input) -> bool {
         loop {
             let rung = run.ladder.rung;
             let outcome = match (run.rule.rung(rung), rung) {
@@ -134,7 +134,7 @@ impl Round<'_> {
                 (_, Rung::IdleClass) => self.idle_all(run),
                 (_, Rung::CpuQuota) => self.lower_quotas(run),
                 (_, Rung::PageCache) => self.reclaim_next(run),
-                (_, Rung::Eviction) => return true,
+                (_, Rung::Eviction) => return self.may_evict(run, input),
             };
             let goes_on = match outcome {
                 Outcome::Stepped => {
@@ -150,6 +150,17 @@ impl Round<'_> {
                 _ => return false,
             }
         }
+    }
+
+    /// Whether nothing milder can be done by now, and the last step did not help. Pods that used too little before may be
+    /// throttled when others are gone.
+    fn may_evict(&mut self, run: &mut Run, input: Input) -> bool {
+        let throttles = run.rule.rung(Rung::CpuQuota) != RungUse::Unused;
+        if throttles && self.lower_quotas(run) == Outcome::Stepped {
+            run.ladder.step(self.ctx.sample.at);
+            return false;
+        }
+        run.ladder.is_shown(input)
     }
 
     /// Whether a Preview stops before that rung: on a metric without a unit nothing that it does changes the input, so it
