@@ -229,13 +229,18 @@ impl Verification<'_> {
     }
 
     /// The quota of its files. It may be above the one planned: the kernel accepts no less than 1 ms per enforcement period,
-    /// which is a lot if that period is short. `None` if a file cannot be read or limits nothing.
+    /// which is a lot if that period is short. `None` if a file limits nothing.
     fn quota_in_files(&self, tracked: &Tracked) -> Option<MilliCpu> {
         let entry = self.ledger.get(&tracked.pod.uid)?;
         let files = &tracked.sample(self.sample)?.target_cgroups;
-        let quota = |cgroup: &str| match files.iter().find(|it| *it.cgroup == *cgroup)?.quota? {
-            Quota::Limit(limit) => Some(limit),
-            Quota::Unlimited => None,
+        let quota = |cgroup: &str| {
+            let file = files.iter().find(|it| *it.cgroup == *cgroup);
+            match file.and_then(|it| it.quota) {
+                Some(Quota::Unlimited) => None,
+                Some(Quota::Limit(limit)) => Some(limit),
+                // What was planned counts.
+                None => Some(MilliCpu::ZERO),
+            }
         };
         let quotas = entry.target_cgroups.iter().map(|it| quota(&it.cgroup));
         quotas.sum()
