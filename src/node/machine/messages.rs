@@ -361,7 +361,7 @@ pub const fn skip_reason(reason: Skipped) -> &'static str {
         Skipped::NoSample => "it has no fresh sample",
         Skipped::ContainerMissing => "one of its containers is not running",
         Skipped::UsesLittle => {
-            "it uses less than 10m of CPU, or no memory that its eviction would free"
+            "it uses so little that acting on it would not help"
         }
         Skipped::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
         Skipped::Unowned => "it has no controller, and the action has no evictUnowned",
