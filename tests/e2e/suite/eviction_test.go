@@ -210,7 +210,7 @@ func TestDisruptionBudgetIsRespectedAndNextCandidateEvicted(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The guarded pod is BestEffort and therefore first in order.
-		names := s.owned(work{name: "guarded", args: []string{"burn", "50"}}, work{name: "next", args: []string{"burn", "20"}, requests: "10m"})
+		names := s.owned(work{name: "guarded", args: []string{"burn", "80"}}, work{name: "next", args: []string{"burn", "40"}, requests: "10m"})
 		guarded, next := names[0], names[1]
 		s.action(s.name, "{coolDownSeconds: 1, eviction: {terminationGracePeriodSeconds: 1}}")
 		s.allow(s.name, "", s.name)
