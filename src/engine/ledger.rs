@@ -279,8 +279,8 @@ impl ThrottleEntry {
     }
 
     /// Whether its usage is known from when a rule first throttled it. A standing claim does not need it.
-    pub(super) const fn is_measured(&self) -> bool {
-        !self.target_cgroups.is_empty()
+    pub(super) fn is_measured(&self) -> bool {
+        self.base > MilliCpu::ZERO || !self.target_cgroups.is_empty()
     }
 
     /// Takes what its cgroups use now as their bases: no quota is in force, only perhaps the idle class.

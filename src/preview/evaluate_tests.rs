@@ -425,8 +425,8 @@ a     q/r   cpu_total_usage  3100m      3000m  kubelet  OVER   throttle 1 pod
 
 a: q/r (act), after 3 evaluations above the threshold (30s); 110m to release in total:
   POD           CLASS       PRIORITY   CPU  MEMORY  FIRST ROUND
-  default/big   BestEffort         0  900m    10Mi  throttle 100 % -> 90 % (810m), releases 90m
-  default/dull  BestEffort         0  700m    10Mi  left alone: it is protected
+  default/big   BestEffort         0  900m    40Mi  throttle 100 % -> 90 % (810m), releases 90m
+  default/dull  BestEffort         0  700m    40Mi  left alone: it is protected
   left alone, no PodQOS matches: 1 pod (default/fair)
 
 load line of 1 node: CPU 75 % (q/r), memory 90 % (no rule)

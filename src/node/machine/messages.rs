@@ -360,9 +360,7 @@ pub const fn skip_reason(reason: Skipped) -> &'static str {
         Skipped::NotRunning => "it is not running",
         Skipped::NoSample => "it has no fresh sample",
         Skipped::ContainerMissing => "one of its containers is not running",
-        Skipped::UsesLittle => {
-            "it uses so little that acting on it would not help"
-        }
+        Skipped::UsesLittle => "it uses so little that acting on it would not help",
         Skipped::AtFloor => "its usage is at its floor (its CPU request or minCPURatio) or below",
         Skipped::Unowned => "it has no controller, and the action has no evictUnowned",
         Skipped::ExemptFromEviction => {
