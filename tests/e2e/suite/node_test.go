@@ -288,7 +288,7 @@ func (s settings) millicores() int {
 		add := func(quota, period string) {
 			if micros, err := strconv.Atoi(quota); err == nil && micros > 0 {
 				length, _ := strconv.Atoi(period)
-				if smallest := 1000; level == "containers/" && micros == smallest {
+				if smallest := 2000; level == "containers/" && micros == smallest {
 					return
 				}
 				sum = max(0, sum) + micros*1000/max(1, length)
