@@ -43,8 +43,8 @@ func records(text string) (records []record, err error) {
 	return records, nil
 }
 
-// minMillicores is the smallest quota that the kernel accepts, 1 ms of 100 ms.
-const minMillicores = 10
+// minMillicores is the smallest quota that a pod gets, 2 ms of 100 ms.
+const minMillicores = 20
 
 // baseline is the state of a scene's pods before the test, to compare with.
 type baseline struct {
