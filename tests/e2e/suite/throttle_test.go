@@ -110,7 +110,7 @@ func (s *scene) trace(v *victim) (end func() []int) {
 		for _, line := range strings.Split(<-traced, "\n") {
 			sum := 0
 			for _, word := range strings.Fields(line) {
-				if micros, err := strconv.Atoi(word); err == nil && micros > 1000 { // except for the sandbox's on v1
+				if micros, err := strconv.Atoi(word); err == nil && micros > 2000 { // except for the sandbox's on v1
 					sum += micros / 100
 				}
 				if s.node == "v2" {
