@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(next(&dir), ("second".to_owned(), false));
     }
 
-    /// A disk that syncs only when it is told to, or after 10 s.
+    /// A disk that syncs only when the test lets it, or after 10 s.
     static DISK: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
     #[expect(

@@ -483,7 +483,7 @@ impl ThrottleLedger {
         for entry in &mut self.0 {
             entry.claims.retain(|claim| claim.depth != Depth::NONE);
             if entry.claims.iter().all(Claim::is_standing) {
-                // The next rule measures it anew.
+                // The next rule measures it again.
                 entry.base = MilliCpu::ZERO;
                 entry.target_cgroups.clear();
             }

@@ -190,7 +190,7 @@ impl Throttler {
         };
         let mut entries = Vec::new();
         match dir.control_file(Role::Idle)? {
-            // Somebody else made it idle.
+            // Another writer made it idle.
             Some(idle) if idle.read()?.text() == "1" => {}
             Some(idle) if class == CpuClass::Idle => {
                 let class = idle.read()?;
