@@ -13,9 +13,12 @@ import (
 	"time"
 )
 
-const kubernetesVersion = "v1.34.4"
+const kubernetesVersion = "v1.37.2"
 
-const kubernetesPrograms = "kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl"
+const kubernetesPrograms = "kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl"
+
+// cgroupV1Kubelet is the kubelet of node v1: from 1.35 on they refuse cgroup v1 by default.
+const cgroupV1Kubelet = "1.34"
 
 // source is the directory of this program's sources, set when it is built: go build needs it for the module's versions.
 var source string
@@ -49,6 +52,11 @@ func build(here layout, nodes []string) error {
 	}
 	if err := buildPrograms(here); err != nil {
 		return err
+	}
+	for _, node := range nodes {
+		if err := buildKubelet(here, node); err != nil {
+			return err
+		}
 	}
 	images, err := fingerprint(here.bin("podtool"), "/bin/busybox")
 	if err != nil {
@@ -148,6 +156,9 @@ func copyFiles(from, to string, names []string) error {
 		return err
 	}
 	for _, name := range names {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755); err != nil {
+			return err
+		}
 		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 			return err
 		}
@@ -175,10 +186,7 @@ func once(here layout, name, inputs string, step func(layout) error) error {
 
 // buildKubernetes builds Kubernetes and etcd from Go modules. The API server needs its version at build time.
 func buildKubernetes(here layout) error {
-	versions := "k8s.io/component-base/version.git"
-	numbers := strings.Split(strings.TrimPrefix(kubernetesVersion, "v"), ".")
-	flags := fmt.Sprintf("-s -w -X %sVersion=%s -X %sMajor=%s -X %sMinor=%s",
-		versions, kubernetesVersion, versions, numbers[0], versions, numbers[1])
+	flags := versionFlags(kubernetesVersion)
 	programs := []string{}
 	for _, name := range strings.Fields(kubernetesPrograms) {
 		programs = append(programs, "k8s.io/kubernetes/cmd/"+name)
@@ -187,6 +195,57 @@ func buildKubernetes(here layout) error {
 		return err
 	}
 	return goBuild(source, flags, here.bin("etcd"), "go.etcd.io/etcd/server/v3")
+}
+
+// versionFlags are the linker's flags with which Kubernetes's programs know their version.
+func versionFlags(version string) string {
+	variable := "k8s.io/component-base/version.git"
+	numbers := strings.Split(strings.TrimPrefix(version, "v"), ".")
+	return fmt.Sprintf("-s -w -X %sVersion=%s -X %sMajor=%s -X %sMinor=%s", variable, version, variable, numbers[0], variable, numbers[1])
+}
+
+// buildKubelet builds the kubelet of a node: bin/NODE/kubelet, since tests find its process by its name.
+func buildKubelet(here layout, node string) error {
+	directory, version, err := kubeletModule(node)
+	if err != nil {
+		return err
+	}
+	inputs, err := fingerprint(filepath.Join(directory, "go.sum"))
+	if err != nil {
+		return err
+	}
+	inputs = version + " " + runtime.Version() + " " + inputs
+	output := filepath.Join(node, "kubelet")
+	step := func(here layout) error {
+		if err := os.MkdirAll(here.bin(node), 0o755); err != nil {
+			return err
+		}
+		return goBuild(directory, versionFlags(version), here.bin(output), "k8s.io/kubernetes/cmd/kubelet")
+	}
+	return once(here, "kubelet-"+node, inputs, cachedStep("kubelet-"+node, inputs, []string{output}, step))
+}
+
+// kubeletModule is the Go module that a node's kubelet is built from, and its version. KUBELET chooses another minor version for v2,
+// of those in tests/e2e/versions.
+func kubeletModule(node string) (directory, version string, err error) {
+	minor := os.Getenv("KUBELET")
+	if node == "v1" {
+		minor = cgroupV1Kubelet
+	}
+	if minor == "" || strings.HasPrefix(kubernetesVersion, "v"+minor+".") {
+		return source, kubernetesVersion, nil
+	}
+	directory = filepath.Join(source, "..", "versions", minor)
+	text, err := os.ReadFile(filepath.Join(directory, "go.mod"))
+	if err != nil {
+		return "", "", fmt.Errorf("no kubelet %s for node %s: %w", minor, node, err)
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == "k8s.io/kubernetes" {
+			return directory, fields[1], nil
+		}
+	}
+	return "", "", fmt.Errorf("%s/go.mod requires no k8s.io/kubernetes", directory)
 }
 
 // buildHelm builds Helm, in its own module: it needs other versions of Kubernetes's libraries.

@@ -35,7 +35,7 @@ func buildGuest(here layout) error {
 			return err
 		}
 	}
-	command := []string{"nice", "-n", "15", "bash", filepath.Join(directory, "build.sh"), here.debian(), here.bin("kubelet")}
+	command := []string{"nice", "-n", "15", "bash", filepath.Join(directory, "build.sh"), here.debian(), here.bin("v2/kubelet")}
 	for _, tag := range podImages {
 		command = append(command, here.image(tag))
 	}
@@ -68,7 +68,7 @@ func guestInputs(here layout) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	kubelet, err := fingerprint(here.bin("kubelet"))
+	kubelet, err := fingerprint(here.bin("v2/kubelet"))
 	if err != nil {
 		return "", err
 	}

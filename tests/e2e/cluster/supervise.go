@@ -168,7 +168,7 @@ func (s *supervisor) startNode() error {
 	if err != nil {
 		return err
 	}
-	command := append([]string{s.here.bin("kubelet")}, s.network.kubeletFlags("v1", kubelet, filepath.Join(s.here.run("pki"), "v1.kubeconfig"))...)
+	command := append([]string{s.here.bin("v1/kubelet")}, s.network.kubeletFlags("v1", kubelet, filepath.Join(s.here.run("pki"), "v1.kubeconfig"))...)
 	s.start("kubelet", command)
 	return nil
 }
