@@ -22,6 +22,8 @@ ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|Te
 TIMED := bad_endpoints_delay_no_others_and_nothing_grows fifty_slow_readers_of_5000_nodes
 # Other versions of Kubernetes, and the tests that depend on the API server's behaviour.
 VERSIONS := $(notdir $(wildcard tests/e2e/versions/*))
+# All supported kubelets: those of other versions, and that of the test cluster.
+KUBELETS := $(VERSIONS) 1.37
 ON_VERSIONS := $(addsuffix ::,certificates controller definitions doctor evict permissions stolen_token stop taint)
 # Where crane-scheduler is cloned from, and its last commit; not every Go module proxy serves it.
 CRANE_SCHEDULER := https://github.com/gocrane/crane-scheduler
@@ -36,7 +38,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
-.PHONY: pure timed api mixes book versions schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: pure timed api mixes book versions kubelets schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -243,7 +245,7 @@ clients: tools-cluster build cert-manager ## Tests NodeMetrics with client-go, c
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 35m ./clients
 
-versions: tools-cluster ## Runs the tests of the API server on the other supported versions of Kubernetes (builds each; some minutes each)
+versions: tools-cluster ## Runs the tests of the API server on the other supported versions of Kubernetes, and the scene of kubelets on each (needs root; builds each)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(CARGO_TEST) --test api -- --ignored --exact definitions::an_api_server_1_33_validates_with_its_definitions
 	@for version in $(VERSIONS); do \
@@ -251,12 +253,19 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 		PLIMSOLL_E2E_BIN=$$bin $(CARGO_TEST) --test api -- --test-threads=8 $(ON_VERSIONS) || exit; \
 		PLIMSOLL_E2E_BIN=$$bin go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'OnAnAPIServer' ./chart || exit; \
 	done
+	@$(MAKE) -s kubelets
+
+kubelets: tools-cluster build cluster ## Tests throttled pods in the idle class with kubelets 1.33 to 1.37, on node v2 (needs root; builds each)
+	@for version in $(KUBELETS); do \
+		echo "== kubelet $$version"; export KUBELET=$$version NODES=v2; $(CLUSTER) build || exit; \
+		PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 40m -v . -run 'KubeletGoesOn' || exit; \
+	done
 
 schedulers: tools-cluster build crane-score ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, crane-scheduler, and Karpenter's simulation (builds them first; then half an hour)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@go test -C tests/e2e/suite/karpenter -count=1 -timeout 10m .
 	@$(CARGO_TEST) --test api -- --ignored crane::crane_scheduler
-	@other=$$(scripts/api-server 1.36 kube-scheduler) && for bin in $(CURDIR)/target/e2e/bin $$other; do \
+	@for version in 1.34 1.36; do bin=$$(scripts/api-server $$version kube-scheduler) || exit; \
 		PLIMSOLL_E2E_BIN=$$bin PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 15m -v ./placement || exit; \
 	done
 
