@@ -52,12 +52,9 @@ type configFile struct {
 func guestConfig(here layout) []configFile {
 	overlay := func(path string) string { return here.guest(filepath.Join("overlay", path)) }
 	return []configFile{
-		{overlay("etc/containerd/config.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", true)},
 		{overlay("etc/cni/net.d/10-pods.conflist"), "cni.conflist", guestNetwork.cni("v2")},
-		{overlay("etc/kubernetes/kubelet.yaml"), "kubelet.yaml",
-			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": "systemd", "CgroupRoot": "/"}},
 		{overlay("etc/systemd/system/kubelet.service"), "kubelet.service",
-			map[string]any{"Flags": guestNetwork.kubeletFlags("v2", "/etc/kubernetes/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
+			map[string]any{"Flags": guestNetwork.kubeletFlags("v2", "/etc/node/kubelet.yaml", "/etc/node/v2.kubeconfig")}},
 		{here.guest("import.toml"), "containerd.toml", containerdConfig(here.guest("root/var/lib/containerd"), here.guest("cni"), true)},
 	}
 }
@@ -117,7 +114,7 @@ func (s *supervisor) startGuest() error {
 	return nil
 }
 
-// makeIdentity writes the disk with the guest's keys, and the key pair for ssh.
+// makeIdentity writes the disk with the guest's keys and the settings that depend on the cgroup driver, and the key pair for ssh.
 func (s *supervisor) makeIdentity() (string, error) {
 	directory, disk := s.here.run("identity"), s.here.run("identity.ext4")
 	if err := os.MkdirAll(directory, 0o755); err != nil {
@@ -125,6 +122,16 @@ func (s *supervisor) makeIdentity() (string, error) {
 	}
 	for _, name := range []string{"ca.crt", "v2.crt", "v2.key", "v2.kubeconfig"} {
 		if err := copyFile(filepath.Join(s.here.run("pki"), name), filepath.Join(directory, name)); err != nil {
+			return "", err
+		}
+	}
+	systemd := s.here.cgroupDriver("v2") == "systemd"
+	for _, file := range []configFile{
+		{filepath.Join(directory, "containerd.toml"), "containerd.toml", containerdConfig("/var/lib/containerd", "/etc/cni/net.d", systemd)},
+		{filepath.Join(directory, "kubelet.yaml"), "kubelet.yaml",
+			map[string]any{"Node": "v2", "Pki": "/etc/node", "CgroupDriver": s.here.cgroupDriver("v2"), "CgroupRoot": "/"}},
+	} {
+		if err := renderTo(file.path, file.name, file.values); err != nil {
 			return "", err
 		}
 	}

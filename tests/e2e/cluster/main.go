@@ -22,8 +22,9 @@ const usage = `usage: cluster COMMAND
   image TAG BINARY...    packs static binaries as an image FROM scratch, the first its entrypoint: TAG.tar
   load ARCHIVE...        imports image archives into every node
 
-NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. KUBELET=1.36 builds another kubelet for v2. With EXTRAS=kwok,checkers build also builds these. With IP_FAMILY=ipv6 or dual, and NODES=v1, up gives nodes, pods and
-services only IPv6 addresses, or both.
+NODES=v1 or NODES=v1,v2 (the default) chooses the nodes of build and up. KUBELET=1.36 builds another kubelet for v2,
+CGROUP_DRIVER=cgroupfs starts it with that driver instead of systemd. With EXTRAS=kwok,checkers build also builds these.
+With IP_FAMILY=ipv6 or dual, and NODES=v1, up gives nodes, pods and services only IPv6 addresses, or both.
 `
 
 func main() {

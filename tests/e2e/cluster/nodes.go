@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,13 +37,38 @@ func chartLayouts(here layout) error {
 	}
 	fmt.Println("agent:\n  layouts:")
 	for _, node := range nodes {
-		kubepods := "kubepods.slice"
-		if node == "v1" {
-			kubepods = here.cgroupName() + "/kubepods"
-		}
-		fmt.Printf("  - {name: %[1]s, cgroup: %[1]s, kubepods: %[2]s, nodeSelector: {%[3]s: %[1]s}}\n", node, kubepods, cgroupLabel)
+		fmt.Printf("  - {name: %[1]s, cgroup: %[1]s, kubepods: %[2]s, nodeSelector: {%[3]s: %[1]s}}\n", node, here.kubepods(node), cgroupLabel)
 	}
 	return nil
+}
+
+// cgroupDriver is the cgroup driver of a node's kubelet and containerd. That of v2 is chosen by CGROUP_DRIVER when the cluster starts.
+func (l layout) cgroupDriver(node string) string {
+	if chosen, err := os.ReadFile(l.run("cgroup-driver")); node == "v2" && err == nil {
+		return string(chosen)
+	}
+	return map[string]string{"v1": "cgroupfs", "v2": "systemd"}[node]
+}
+
+// chosenDriver reads CGROUP_DRIVER.
+func chosenDriver() (string, error) {
+	switch driver := cmp.Or(os.Getenv("CGROUP_DRIVER"), "systemd"); driver {
+	case "systemd", "cgroupfs":
+		return driver, nil
+	default:
+		return "", fmt.Errorf("CGROUP_DRIVER=%s: it must be systemd or cgroupfs", driver)
+	}
+}
+
+// kubepods is the cgroup of all pods of a node, below the root of a hierarchy.
+func (l layout) kubepods(node string) string {
+	switch {
+	case node == "v1":
+		return l.cgroupName() + "/kubepods"
+	case l.cgroupDriver(node) == "cgroupfs":
+		return "kubepods"
+	}
+	return "kubepods.slice"
 }
 
 // onNode is `cluster on NODE CMD ARGS...`.
@@ -119,14 +145,14 @@ type pod struct {
 // cgroup is the pod's cgroup below the root of a hierarchy, as the kubelet names it with the driver of its node.
 func (p pod) cgroup(here layout) string {
 	class := strings.ToLower(p.Status.QosClass)
-	if p.Spec.NodeName == "v1" {
+	directory := here.kubepods(p.Spec.NodeName)
+	if here.cgroupDriver(p.Spec.NodeName) == "cgroupfs" {
 		if class == "guaranteed" {
 			class = ""
 		}
-		return filepath.Join(here.cgroupName(), "kubepods", class, "pod"+p.Metadata.UID)
+		return filepath.Join(directory, class, "pod"+p.Metadata.UID)
 	}
 	parent := "kubepods"
-	directory := "kubepods.slice"
 	if class != "guaranteed" {
 		parent += "-" + class
 		directory += "/" + parent + ".slice"

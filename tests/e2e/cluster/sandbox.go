@@ -44,6 +44,9 @@ func up(here layout, nodes []string) error {
 	if _, err := chosenNetwork(nodes); err != nil {
 		return err
 	}
+	if _, err := chosenDriver(); err != nil {
+		return err
+	}
 	if err := build(here, nodes); err != nil {
 		return err
 	}
@@ -86,6 +89,13 @@ func checkRunning(here layout, wanted []string) error {
 	}
 	if string(running) != network.String() {
 		return fmt.Errorf("a cluster with the service range %s is already running; `cluster down` stops it", running)
+	}
+	driver, err := chosenDriver()
+	if err != nil {
+		return err
+	}
+	if running := here.cgroupDriver("v2"); slices.Contains(wanted, "v2") && running != driver {
+		return fmt.Errorf("a cluster with the cgroup driver %s is already running; `cluster down` stops it", running)
 	}
 	fmt.Printf("the cluster is already running\n\nexport KUBECONFIG=%s\n", here.kubeconfig())
 	return nil

@@ -53,6 +53,13 @@ func (s *supervisor) bringUp() error {
 	if err := os.WriteFile(s.here.run("network"), []byte(s.network.String()), 0o644); err != nil {
 		return err
 	}
+	driver, err := chosenDriver()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.here.run("cgroup-driver"), []byte(driver), 0o644); err != nil {
+		return err
+	}
 	err = s.stage("network", func() error { return s.network.make(s.nodes) })
 	if err != nil {
 		return err
@@ -164,7 +171,7 @@ func (s *supervisor) startNode() error {
 	}
 	kubelet := s.here.run("kubelet.yaml")
 	err := renderTo(kubelet, "kubelet.yaml",
-		map[string]any{"Node": "v1", "Pki": s.here.run("pki"), "CgroupDriver": "cgroupfs", "CgroupRoot": "/" + cgroup})
+		map[string]any{"Node": "v1", "Pki": s.here.run("pki"), "CgroupDriver": s.here.cgroupDriver("v1"), "CgroupRoot": "/" + cgroup})
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | while read -r path; do
 done
 (cd initrd && find . | cpio --quiet --create --format=newc) | gzip -1 >initrd.gz
 
-# What is ours in the root file system.
+# What is ours in the root file system. /etc/node is the second disk.
 install -m 755 "$kubelet" root/usr/local/bin/kubelet
 cp -r overlay/. root/
 ln -sf /lib/systemd/system/multi-user.target root/etc/systemd/system/default.target
@@ -52,6 +52,8 @@ echo 0123456789abcdef0123456789abcdef >root/etc/machine-id
 mkdir -p root/etc/node root/etc/dropbear
 install -d -m 700 root/root/.ssh
 ln -sf /etc/node/authorized_keys root/root/.ssh/authorized_keys
+mkdir -p root/etc/containerd
+ln -sf /etc/node/containerd.toml root/etc/containerd/config.toml
 dropbearkey -t ed25519 -f root/etc/dropbear/key >/dev/null 2>&1
 rm -rf root/var/cache/apt/* root/var/lib/apt/lists/* root/boot/*
 
