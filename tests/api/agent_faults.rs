@@ -3,11 +3,15 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::agent_support::{Agent, HIGH, NODE, Node, evicting, pod, ready, rule, throttling};
+use crate::api_support::Process;
 use crate::api_support::faults::{BROKEN, EXPIRED, Fault, FaultQueues, Proxy, of_calls};
 use crate::api_support::leader::Leader;
 use nix::sys::signal::Signal;
@@ -423,4 +427,49 @@ fn a_missing_or_outdated_crd_is_reported_with_the_fix() {
     });
     let ended = agent.process.0.try_wait().unwrap();
     assert!(ended.is_none(), "it exited: {}", agent.output());
+}
+
+/// Delays each fsync of a process; writes its trace into the file.
+fn slow_disk(agent: &Agent, trace: &Path) -> Process {
+    let pid = agent.process.0.id().to_string();
+    let calls = "fsync,fdatasync";
+    let child = Command::new("strace")
+        .args(["-q", "-f", "-p", &pid, "-e", &format!("trace={calls}")])
+        .args(["-e", &format!("inject={calls}:delay_enter=20s"), "-o"])
+        .arg(trace)
+        .spawn();
+    Process(child.expect("strace is missing: `make tools` installs it"))
+}
+
+#[test]
+fn a_disk_whose_fsync_takes_20_s_delays_nothing() {
+    let Some(mut node) = Node::new() else { return };
+    node.plane.apply(&[crate::api_support::lease_namespace()]);
+    let batch = node.burning_pod("batch");
+    node.set_rules(&rules(1000, "NoSchedule"));
+    let agent = node.agent(&[]);
+    agent.until("it reports", || !node.lease().is_null() && agent.is_ready());
+    let trace = node.machine.path("fsync.log");
+    let _strace = slow_disk(&agent, &trace);
+    agent.until("it is traced", || trace.exists());
+    // Rules are written durably.
+    node.set_rules(&rules(1001, "NoSchedule"));
+    agent.until("it has the edited rules", || {
+        metric(&agent, "plimsoll_agent_rule_threshold{") == Some(1001.0)
+    });
+    let renew_time = || node.lease()["spec"]["renewTime"].clone();
+    let before = renew_time();
+    node.machine.load.set(HIGH);
+    let mut slowest = Duration::ZERO;
+    agent.until_within(Duration::from_secs(18), "all go on", || {
+        let asked = Instant::now();
+        assert_eq!(agent.http("/livez").unwrap().0, 200);
+        slowest = slowest.max(asked.elapsed());
+        let tainted = "interference.crane.io:NoSchedule".to_owned();
+        node.is_throttled(&batch) && node.taints().contains(&tainted) && renew_time() != before
+    });
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    agent.until("an fsync was delayed", || {
+        fs::read_to_string(&trace).is_ok_and(|text| text.contains("DELAYED"))
+    });
 }
