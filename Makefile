@@ -255,11 +255,11 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 	done
 	@$(MAKE) -s kubelets
 
-kubelets: tools-cluster build cluster ## Tests throttled pods in the idle class with kubelets 1.33 to 1.37, on node v2 (needs root; builds each)
-	@for version in $(KUBELETS); do \
-		echo "== kubelet $$version"; export KUBELET=$$version NODES=v2; $(CLUSTER) build || exit; \
+kubelets: tools-cluster build cluster ## Tests throttled pods in the idle class with kubelets 1.33 to 1.37 and both cgroup drivers, on node v2 (needs root; builds each)
+	@for version in $(KUBELETS); do for driver in systemd cgroupfs; do \
+		echo "== kubelet $$version, $$driver driver"; export KUBELET=$$version CGROUP_DRIVER=$$driver NODES=v2; $(CLUSTER) build || exit; \
 		PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 40m -v . -run 'KubeletGoesOn' || exit; \
-	done
+	done; done
 
 schedulers: tools-cluster build crane-score ## Places pods by the load of nodes, with kube-schedulers 1.34 and 1.36, crane-scheduler, and Karpenter's simulation (builds them first; then half an hour)
 	@$(MAKE) -s cluster-build NODES=$(NODE)
