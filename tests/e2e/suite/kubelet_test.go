@@ -51,7 +51,6 @@ func TestKubeletGoesOnWhilePodsAreIdle(t *testing.T) {
 		}
 		if reads {
 			eventually(s, 30*time.Second, "the status says that the idle class is unsafe here", func() error { return s.checkIdleUnsafe() })
-			always(t, resyncs, "the kubelet reports requests that the node has", func() error { return s.checkRequests(pods) })
 		}
 
 		s.running(work{name: "new", args: []string{"pause"}, requests: "100m", limits: "100m"})
@@ -60,6 +59,8 @@ func TestKubeletGoesOnWhilePodsAreIdle(t *testing.T) {
 		s.restart("kubelet")
 		waitNodeReady(t, node)
 		s.running(work{name: "later", args: []string{"pause"}, requests: "100m", limits: "100m"})
+		// A kubelet reads the cgroups of each pod when it starts.
+		always(t, 10*time.Second, "the kubelet reports requests that the node has", func() error { return s.checkRequests(pods) })
 		for _, name := range append(pods, "new") {
 			if status := s.pod(name).Status.ContainerStatuses[0]; status.RestartCount != 0 || !status.Ready {
 				t.Errorf("%s did not go on while the kubelet restarted: %+v", name, status)
