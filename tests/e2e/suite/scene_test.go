@@ -386,8 +386,16 @@ func startGauge() error {
 	if _, err := tryKubectl(fmt.Sprintf(gauge, nodes[0], toolsImage), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := tryKubectl("", "wait", "-n", "e2e", "pod/gauge", "--for=condition=Ready", "--timeout=60s"); err != nil {
+	if _, err := tryKubectl("", "wait", "-n", "e2e", "pod/gauge", "--for=condition=Ready", "--timeout=120s"); err != nil {
 		return err
+	}
+	// Without a readiness probe, a pod is Ready before it listens.
+	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		if _, err := queryGauge("/metrics", "", ""); err == nil {
+			break
+		} else if time.Since(begun) > 30*time.Second {
+			return err
+		}
 	}
 	service, err := kube.CoreV1().Services("e2e").Get(background, "gauge", metav1.GetOptions{})
 	if err != nil {
