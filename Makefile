@@ -15,7 +15,7 @@ NODE := $(if $(wildcard /sys/fs/cgroup/cpu/cpu.shares),v1,v2)
 # A machine with only cgroup v2 can't be node v1.
 BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # The tests of tests/e2e/suite that CI runs.
-QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$
+QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$|KubeletGoesOn
 # Tests that depend on IP addresses: reports, probes, evictions, direct requests to replicas and kubelets.
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
 # Unit tests that depend on speed: nothing runs beside them, and they are skipped under emulation.
@@ -55,7 +55,7 @@ demo-picture: tools-demo ## Runs the demo and draws docs/demo.svg from it (needs
 test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
-	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
+	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(BOTH) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
 	@$(PHASE) timed $(MAKE) -s timed
@@ -65,7 +65,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
-	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
+	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick
 	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
@@ -219,9 +219,9 @@ try: tools-cluster ## Runs Plimsoll on a real Kubernetes cluster on this machine
 test-binary:
 	@$(CARGO_TEST) -q --no-run --test cli
 
-e2e-quick: test-binary ## Runs the cluster tests that need only one node with this machine's kernel, as CI does (some minutes)
-	@$(MAKE) -s cluster-build NODES=$(NODE)
-	@NODES=$(NODE) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
+e2e-quick: test-binary ## Runs the quick cluster tests on both nodes, as CI does: kubelet 1.34 on cgroup v1, 1.37 on cgroup v2 (BOTH=v1 is faster)
+	@$(MAKE) -s cluster-build NODES=$(BOTH)
+	@NODES=$(BOTH) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(QUICK)' >target/e2e/quick.log 2>&1 || { cat target/e2e/quick.log; false; }
 	@grep -E '^ *--- ' target/e2e/quick.log
 
 scale fleet compare: EXTRAS = kwok
