@@ -155,10 +155,6 @@ pub struct WaitCounters {
     /// `memory.events`). Missing on cgroup v1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own_limit_reclaims: Option<u64>,
-    /// Pages of files that were read again soon after they had been reclaimed (`workingset_refault_file` of
-    /// `memory.stat`). Missing on cgroup v1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub refaults: Option<u64>,
 }
 
 impl WaitCounters {
@@ -167,7 +163,6 @@ impl WaitCounters {
         periods: None,
         throttled_periods: None,
         own_limit_reclaims: None,
-        refaults: None,
     };
 
     fn is_unread(&self) -> bool {

@@ -149,14 +149,16 @@ impl PodReader {
         let files = &mut self.files;
         out.cpu_nanos = cpu.map(|cpu| cpu.nanos);
         out.memory = number(reading, files.memory.as_mut()).map(Bytes);
-        let stat = files.memory_stat(reading, demand);
-        out.memory_parts = stat.parts.filter(|_| demand.pod_memory);
+        out.memory_parts = if demand.pod_memory {
+            files.memory_parts(reading)
+        } else {
+            None
+        };
         (out.stalled, out.waits) = if demand.pod_pressure {
             files.waits(reading, cpu)
         } else {
             Default::default()
         };
-        out.waits.refaults = stat.refaults.filter(|_| demand.pod_pressure);
         out.io_bytes = match &mut files.io {
             Some(io) => reading.text_if(demand.pod_io, io, io_bytes),
             None => None,
@@ -406,7 +408,6 @@ impl PodFiles {
             periods,
             throttled_periods,
             own_limit_reclaims: events.and_then(|file| reading.text(file, own_limit_reclaims)),
-            refaults: None,
         };
         (percent, counters)
     }
@@ -431,50 +432,26 @@ impl PodFiles {
         self.quota.each(change);
     }
 
-    /// Reads `memory.stat` if `demand` needs it.
-    fn memory_stat(&mut self, reading: &mut SampleContext, demand: &Demand) -> MemoryStat {
-        let is_v2 = reading.hierarchy.is_v2();
-        let wanted = demand.pod_memory || (demand.pod_pressure && is_v2);
-        let Some(file) = self.memory_stat.as_mut().filter(|_| wanted) else {
-            return MemoryStat::default();
-        };
-        if is_v2 {
-            return reading.text(file, memory_stat_v2).unwrap_or_default();
+    /// Reads `memory.stat`.
+    fn memory_parts(&mut self, reading: &mut SampleContext) -> Option<MemoryParts> {
+        let file = self.memory_stat.as_mut()?;
+        if reading.hierarchy.is_v2() {
+            return reading.text(file, memory_parts_v2);
         }
-        let parts = reading.text(file, memory_parts_v1);
-        let parts = parts.and_then(|parts| {
-            let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
-            let unreclaimable = parts.unreclaimable.0.checked_add(kernel)?;
-            Some(MemoryParts {
-                unreclaimable: Bytes(unreclaimable),
-                ..parts
-            })
-        });
-        MemoryStat {
-            parts,
-            refaults: None,
-        }
+        let parts = reading.text(file, memory_parts_v1)?;
+        let kernel = number(reading, self.kernel_memory.as_mut()).unwrap_or_default();
+        let unreclaimable = parts.unreclaimable.0.checked_add(kernel)?;
+        Some(MemoryParts {
+            unreclaimable: Bytes(unreclaimable),
+            ..parts
+        })
     }
 }
 
-/// What is read from `memory.stat`.
-#[derive(Clone, Copy, Debug, Default)]
-struct MemoryStat {
-    parts: Option<MemoryParts>,
-    /// See [`WaitCounters::refaults`].
-    refaults: Option<u64>,
-}
-
-fn memory_stat_v2(text: &[u8]) -> Option<MemoryStat> {
+fn memory_parts_v2(text: &[u8]) -> Option<MemoryParts> {
     let keys: [&[u8]; 4] = [b"anon", b"shmem", b"slab_unreclaimable", b"file"];
     let [anon, shared, slab, cache] = all(keyed(text, keys))?;
-    // Before Linux 5.9 one counter held the refaults of files, which were the only ones.
-    let refaults: [&[u8]; 2] = [b"workingset_refault_file", b"workingset_refault"];
-    let [of_files, all_refaults] = keyed(text, refaults);
-    Some(MemoryStat {
-        parts: Some(memory_parts(anon.checked_add(slab)?, shared, cache)?),
-        refaults: of_files.or(all_refaults),
-    })
+    memory_parts(anon.checked_add(slab)?, shared, cache)
 }
 
 /// On v1 the sums over the pod's containers are named `total_*`. Kernel memory is in another file; it cannot be split

@@ -192,7 +192,6 @@ impl ServiceReader {
             periods,
             throttled_periods,
             own_limit_reclaims: reading.text(&mut self.events, own_limit_reclaims),
-            refaults: None,
         };
         (counters != WaitCounters::default()).then_some(counters)
     }

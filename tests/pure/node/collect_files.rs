@@ -106,12 +106,6 @@ const WAITS: WaitCounters = WaitCounters {
     periods: Some(7),
     throttled_periods: Some(3),
     own_limit_reclaims: Some(12),
-    refaults: Some(17),
-};
-
-const SYSTEM_WAITS: WaitCounters = WaitCounters {
-    refaults: None,
-    ..WAITS
 };
 
 fn sampler(fake: &Fake, hierarchy: Hierarchy) -> Sampler {
@@ -309,19 +303,6 @@ fn limits_reached_by_containers_count_for_their_pod() {
 }
 
 #[test]
-fn refaults_are_read_on_older_kernels() {
-    let fake = Fake::new();
-    let hierarchy = v2(&fake);
-    v2_pod(&fake, "p");
-    fake.file(
-        "cg/p/memory.stat",
-        "anon 1\nfile 2\nshmem 0\nslab_unreclaimable 0\nworkingset_refault 6\n",
-    );
-    let (pod, _) = sample_pod(&fake, hierarchy, "p");
-    assert_eq!(pod.unwrap().waits.refaults, Some(6));
-}
-
-#[test]
 fn an_empty_io_stat_is_zero_and_a_truncated_one_unknown() {
     for (text, bytes, faults) in [
         ("", Some(0), 0),
@@ -357,7 +338,7 @@ fn the_services_of_system_slice_are_read_one_by_one() {
         let services = sample.node.system.iter();
         services
             .map(|service| {
-                assert_eq!(service.waits, SYSTEM_WAITS);
+                assert_eq!(service.waits, WAITS);
                 service.name.to_string()
             })
             .collect()
@@ -401,7 +382,7 @@ fn an_earlier_trace_has_the_system_as_a_whole() {
     };
     let waits = WaitCounters {
         own_limit_reclaims: None,
-        ..SYSTEM_WAITS
+        ..WAITS
     };
     assert_eq!((&*whole.name, whole.waits), ("system.slice", waits));
     let again: NodeSample = serde_json::from_str(&serde_json::to_string(&node).unwrap()).unwrap();
