@@ -189,7 +189,6 @@ fn populate(node: &Node, pods: usize) {
     }
     let mut rules = [rule("q/cpu", "act"), rule("q/memory", "act")];
     for rule in &mut rules {
-        rule["periodSeconds"] = 10.into();
         rule["watermark"] = 1_000_000.0.into();
     }
     rules[1]["metric"] = "memory_total_utilization".into();

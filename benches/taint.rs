@@ -43,7 +43,6 @@ async fn main() -> ExitCode {
     };
     node.plane.apply(&[api_support::lease_namespace()]);
     let mut spec = closing();
-    spec["rules"][0]["periodSeconds"] = PERIOD.as_secs().into();
     spec["rules"][0]["avoidanceThreshold"] = THRESHOLD.into();
     node.set_rules(&spec);
     let agent = node.agent(&["--sample-interval", "1s"]);

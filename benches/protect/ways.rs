@@ -130,6 +130,7 @@ impl Control {
                     node_address: Ipv4Addr::LOCALHOST.into(),
                     state_dir: state.path().to_owned(),
                     sample_interval: PERIOD,
+                    evaluation_period: PERIOD,
                     sample_everything: false,
                     windows: std::sync::Arc::default(),
                 };
@@ -180,7 +181,6 @@ fn policy_for(way: Way, ground: &Ground, scene: &Scene) -> PolicySet {
         by_usage(ground)
     };
     for rule in &mut policy.rules {
-        rule.period = PERIOD;
         let mut action = rule.action.as_ref().clone();
         action.throttle = way.throttle();
         rule.action = Arc::new(action);

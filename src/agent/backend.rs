@@ -67,6 +67,8 @@ pub struct ApiServer {
     disabled_by: BTreeMap<RuleId, (f64, String)>,
     /// Newest first.
     evicted: VecDeque<Evicted>,
+    /// Time between two evaluations.
+    evaluation_period: Duration,
     /// Outcomes since the last [`Self::take_outcomes`].
     outcomes: Vec<EvictionOutcome>,
 }
@@ -79,6 +81,7 @@ impl ApiServer {
         node: &str,
         requester: impl Requester,
         seen: watch::Receiver<WatchedNode>,
+        evaluation_period: Duration,
     ) -> Self {
         let (in_force, watched) = watch::channel(PoliciesInForce::default());
         let (wanted, wanted_receiver) = watch::channel(WantedTaint::default());
@@ -100,6 +103,7 @@ impl ApiServer {
             requested: Vec::new(),
             disabled_by: BTreeMap::new(),
             evicted: VecDeque::new(),
+            evaluation_period,
             outcomes: Vec::new(),
         }
     }
@@ -218,13 +222,6 @@ impl ApiServer {
             until: Some(now + request.grace + TERMINATION_TIMEOUT),
         });
     }
-
-    /// When the rule is evaluated next: requests not sent by then expire.
-    fn expiry(&self, rule: &RuleId, now: BootTime) -> BootTime {
-        let in_force = self.in_force.borrow();
-        let rule = in_force.policy.rules.iter().find(|known| known.id == *rule);
-        rule.map_or(now, |rule| now + rule.period)
-    }
 }
 
 /// `q/r: cpu_total_usage 7200m is above 4000m`, for each rule. Rules already in `disabled_by` keep their message, since
@@ -282,7 +279,9 @@ impl Backend for ApiServer {
         if self.evicting().any(|uid| *uid == evict.uid) {
             return;
         }
-        let request = WantedEviction::of(evict, &workload.pod, self.expiry(&evict.rule, now));
+        // By then its rule is evaluated again.
+        let expires = now + self.evaluation_period;
+        let request = WantedEviction::of(evict, &workload.pod, expires);
         self.requested.push(evict.uid.clone());
         if let Some(outcome) = self.evictions.request(request, now) {
             self.handle_outcome(outcome, effects);

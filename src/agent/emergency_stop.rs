@@ -152,7 +152,7 @@ mod tests {
         let rule = |id: &str, strategy: &str| {
             json!({
                 "id": id, "metric": "cpu_total_usage", "watermark": 1.0, "avoidanceThreshold": 1, "restoreThreshold": 1,
-                "periodSeconds": 1, "sampleTTLSeconds": 60, "action": "close", "strategy": strategy,
+                "sampleTTLSeconds": 60, "action": "close", "strategy": strategy,
             })
         };
         let spec: crate::crd::NodeWatermarkSpec = serde_json::from_value(json!({

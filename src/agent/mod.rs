@@ -106,6 +106,8 @@ pub struct Options {
     pub crane_annotations: Option<Zone>,
     /// Set the soft taint while the node is busy.
     pub soft_taint: bool,
+    /// Time between two evaluations of the rules.
+    pub evaluation_period: Duration,
     /// The windows of the node's settings.
     pub windows: Arc<[CustomWindow]>,
     /// Where direct reports go; absent: none are sent.

@@ -381,6 +381,7 @@ impl Agent {
             node_address: self.options.node_address,
             state_dir: self.options.state_dir.clone(),
             sample_interval: self.options.sample_interval,
+            evaluation_period: self.options.evaluation_period,
             sample_everything: false,
             windows: Arc::clone(&self.options.windows),
         };
@@ -391,7 +392,9 @@ impl Agent {
         let pods = workloads.clone();
         let (client, node) = (self.client.clone(), &self.options.node);
         let leader = self.leader.clone();
-        let api = |_: &_| ApiServer::start(client, node, leader, self.taint_watch.subscribe());
+        let period = self.options.evaluation_period;
+        let taints = self.taint_watch.subscribe();
+        let api = |_: &_| ApiServer::start(client, node, leader, taints, period);
         let mut machine = Machine::open(settings, api, policy, workloads, now)?;
         machine.set_pending_pods(self.pods.pending());
         tracing::info!(

@@ -202,7 +202,7 @@ mod tests {
             "hash": "h",
             "rules": [{
                 "id": "q/cpu", "metric": "cpu_total_usage", "watermark": 4000.0, "avoidanceThreshold": 1,
-                "restoreThreshold": 1, "periodSeconds": 10, "sampleTTLSeconds": 60, "action": "close",
+                "restoreThreshold": 1, "sampleTTLSeconds": 60, "action": "close",
                 "strategy": "None",
             }],
             "actions": [{"name": "close", "coolDownSeconds": 300, "disableScheduling": "NoSchedule"}],

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::cluster_args::ClusterArgs;
+use super::period::EvaluationPeriod;
 use super::run::StateDirArgs;
 use super::windows::WindowsFile;
 use super::{LEASE_NAMESPACE, duration, logging, runtime};
@@ -100,6 +101,9 @@ pub struct Args {
     /// Read the node's metrics, and the limits in force, at least this often
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
+
+    #[command(flatten)]
+    evaluation: EvaluationPeriod,
 
     /// Address of /livez, /readyz and /metrics, without authentication, and of /v1/node-metric for loopback clients only;
     /// [::] is all addresses, including IPv4
@@ -229,6 +233,7 @@ impl Args {
             own: own.map(|(namespace, name)| PodRef { namespace, name }),
             lease_namespace: self.lease_namespace.clone(),
             lease_renew_interval: self.lease_renew_interval,
+            evaluation_period: self.evaluation.period,
             windows: self.windows.read()?,
             reports: self.reports(),
             load_label: self.placement.load_label,

@@ -12,6 +12,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
 use super::output::Output;
+use super::period::EvaluationPeriod;
 use super::windows::AgentWindowsFile;
 use super::{color, print, print_error, print_failure, print_text};
 use crate::crd::API_VERSION;
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
     /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
-    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note}
+    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note, evictions: [{rule, evaluations}]}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them
@@ -58,6 +59,8 @@ pub struct Args {
     node_labels: Option<Vec<(String, String)>>,
     #[command(flatten)]
     windows: AgentWindowsFile,
+    #[command(flatten)]
+    evaluation: EvaluationPeriod,
     /// Use the CPUs and memory of this machine
     #[arg(long, conflicts_with_all = ["node_cpus", "node_memory"])]
     this_machine: bool,
@@ -80,7 +83,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let lines = report.lines().map(|line| color::message(&line) + "\n");
         print_text(&lines.collect::<String>())?;
         print_error(report.summary());
-        if let Some(note) = report.note() {
+        for note in report.notes(args.evaluation.period) {
             print_error(note);
         }
     }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
+use super::period::EvaluationPeriod;
 use super::windows::AgentWindowsFile;
 use super::{FileErrors, LEASE_NAMESPACE, duration, logging, runtime, settings_file};
 use crate::clock;
@@ -163,6 +164,9 @@ pub struct Args {
     short_dead_agent_after: bool,
 
     #[command(flatten)]
+    evaluation: EvaluationPeriod,
+
+    #[command(flatten)]
     windows: AgentWindowsFile,
 
     #[command(flatten)]
@@ -294,6 +298,7 @@ async fn control(args: &Args) -> anyhow::Result<()> {
             rollout_nodes_per_second: args.rollout_nodes_per_second,
             max_unschedulable: args.max_unschedulable,
             dead_agent_after: args.dead_agent_after,
+            evaluation_period: args.evaluation.period,
             windows: Some(Arc::clone(&windows)),
         },
         namespace: args.namespace.clone(),

@@ -15,6 +15,7 @@ mod logging;
 mod man;
 pub mod metrics;
 mod output;
+mod period;
 pub mod preview;
 mod progress;
 pub mod query;

@@ -15,6 +15,7 @@ use super::check::report::Report;
 use super::check::sources::{self, Sources};
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
+use super::period::EvaluationPeriod;
 use super::progress::ProgressLine;
 use super::windows::AgentWindowsFile;
 use super::{duration, print_error, runtime};
@@ -76,6 +77,9 @@ pub struct Args {
 
     #[command(flatten)]
     windows: AgentWindowsFile,
+
+    #[command(flatten)]
+    evaluation: EvaluationPeriod,
 
     /// Query kubelets twice, this long apart, for rates of network interfaces; kubelets take samples every 10 to 15 s
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
@@ -235,6 +239,7 @@ async fn preview_nodes(
                 summary: summaries.get(&node.name),
                 agent_status: agent_statuses.get(&node.name),
                 overrides: &overrides,
+                evaluation_period: args.evaluation.period,
             },
         ));
     }
@@ -247,6 +252,7 @@ struct Live<'a> {
     summary: Option<&'a KubeletResult>,
     agent_status: Option<&'a ReportedWatermark>,
     overrides: &'a ValueOverrides,
+    evaluation_period: Duration,
 }
 
 fn preview_node(node: &ClusterNode, compiled: &Compiled, live: &Live<'_>) -> NodePreview {
@@ -266,6 +272,7 @@ fn preview_node(node: &ClusterNode, compiled: &Compiled, live: &Live<'_>) -> Nod
         earlier,
         agent_status: live.agent_status,
         overrides: live.overrides,
+        evaluation_period: live.evaluation_period,
         now: clock::wall_time(),
     })
 }

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
+use super::period;
 use super::progress::ProgressLine;
-use super::run::period;
 use super::windows::WindowsFile;
 use super::{FileErrors, print_error};
 use crate::engine::policy::NodeFacts;
 use crate::node::machine::event::{Event, NamedDecision, PolicyProblem};
 use crate::node::machine::metric;
 use crate::standalone::output::{EventFormat, EventOutput};
-use crate::standalone::policies::{self, Overrides};
+use crate::standalone::policies;
 use crate::standalone::replay_summary::ReplaySummary;
 use crate::trace::read::TraceError;
 use crate::trace::replay::Replay;
@@ -51,8 +51,8 @@ pub struct Args {
     #[command(flatten)]
     windows: WindowsFile,
 
-    /// Evaluate every rule at this period [default: as recorded]
-    #[arg(long, value_name = "DURATION", value_parser = period)]
+    /// Time between two evaluations of the rules [default: as recorded]
+    #[arg(long, value_name = "DURATION", value_parser = period::parse)]
     period: Option<Duration>,
 
     /// Output format
@@ -79,16 +79,12 @@ fn replay(args: &Args, input: impl BufRead) -> anyhow::Result<ExitCode> {
     let failed = |error: TraceError| FileErrors::one(&trace, error.position(), &error);
     let mut problems = Vec::new();
     let windows = args.windows.read()?;
-    let opened = Replay::open(input, Arc::clone(&windows), |header| {
-        let overrides = Overrides {
-            period: args.period.or_else(|| header.period()),
-            preview: true,
-        };
+    let opened = Replay::open(input, Arc::clone(&windows), args.period, |header| {
         let node = NodeFacts {
             windows: Some(windows),
             ..NodeFacts::from(&header.node)
         };
-        let loaded = policies::load(&args.policies, &node, overrides, &[]);
+        let loaded = policies::load(&args.policies, &node, true, &[]);
         problems = loaded.problems;
         loaded.policy
     });

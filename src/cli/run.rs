@@ -6,16 +6,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::check::label;
+use super::period;
 use super::windows::WindowsFile;
 use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
 use crate::standalone::output::EventFormat;
 use crate::standalone::pods::PodSources;
-use crate::standalone::policies::Overrides;
 use crate::standalone::setup::{self, Options};
-
-/// The shortest period that `--period` accepts.
-const MIN_PERIOD: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,9 +78,9 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "1s")]
     sample_interval: Duration,
 
-    /// Evaluate every rule at this period instead of its own (at least 100ms)
-    #[arg(long, value_name = "DURATION", value_parser = period)]
-    period: Option<Duration>,
+    /// Time between two evaluations of the rules, at least 100ms
+    #[arg(long, value_name = "DURATION", value_parser = period::parse, default_value = "10s")]
+    period: Duration,
 
     /// Stop after this time and restore everything, as Ctrl-C does
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::positive)]
@@ -149,10 +146,8 @@ impl Args {
             state_dir: self.state_dir.state_dir.clone(),
             node_labels: self.node_labels.iter().cloned().collect::<BTreeMap<_, _>>(),
             sample_interval: self.sample_interval,
-            overrides: Overrides {
-                period: self.period,
-                preview: self.preview,
-            },
+            evaluation_period: self.period,
+            preview: self.preview,
             duration: self.duration,
             format: self.output,
             windows: self.windows.read()?,
@@ -163,12 +158,4 @@ impl Args {
 
 fn cgroup(text: &str) -> Result<CgroupPath, String> {
     CgroupPath::new(text).map_err(|error| error.to_string())
-}
-
-pub(super) fn period(text: &str) -> Result<Duration, String> {
-    let period = duration::positive(text)?;
-    if period < MIN_PERIOD {
-        return Err("the shortest period is 100ms".to_owned());
-    }
-    Ok(period)
 }

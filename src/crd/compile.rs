@@ -39,6 +39,13 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     for (name, object) in &objects.nodes {
         let mut findings = findings.for_object(Kind::NodeQos, name);
         findings.not_enforced(unenforced_fields(object));
+        if object.spec.evaluation_period_seconds.is_some() {
+            findings.warning(
+                Reason::FieldsNotEnforced,
+                "spec.evaluationPeriodSeconds",
+                PERIOD_NOT_ENFORCED,
+            );
+        }
         if applies(object, node) {
             rules.extend(rule::compile_all(name, object, &scope, &mut findings));
         }
@@ -70,6 +77,9 @@ fn applies(object: &NodeRules, node: &NodeFacts) -> bool {
         .as_ref()
         .is_none_or(|selector| selector.compile().matches(&node.labels))
 }
+
+const PERIOD_NOT_ENFORCED: &str = "evaluationPeriodSeconds has no effect, since all rules of a node are evaluated at one period; \
+remove it, and set the chart's agent.evaluationPeriod (--evaluation-period of agent and controller, --period of plimsoll run)";
 
 fn unenforced_fields(object: &NodeRules) -> Vec<&'static str> {
     let spec = &object.spec;

@@ -85,16 +85,16 @@ pub struct NodeQosSpec {
     /// The sources of the metrics. Defaults to metrics measured on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_quality_probe: Option<NodeQualityProbe>,
-    /// The interval at which the rules are evaluated, in seconds. Defaults to 10.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 86400), extend("default" = 10))]
-    pub evaluation_period_seconds: Option<i64>,
     /// The rules, 1 to 64, each with a unique name. The actions in force are the union over all rules.
     #[schemars(
         length(min = 1, max = 64),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub rules: Vec<NodeRule>,
+    /// Accepted and not enforced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::unenforced::evaluation_period")]
+    pub evaluation_period_seconds: Option<Value>,
     /// Accepted and not enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::unenforced::elastic_cpu_limit")]

@@ -205,8 +205,6 @@ pub struct WatermarkRule {
     pub avoidance_threshold: i64,
     /// The number of consecutive evaluations at or below `restoreValue` after which the action may end.
     pub restore_threshold: i64,
-    /// The interval of evaluations in seconds.
-    pub period_seconds: i64,
     /// The maximum age of a sample in seconds; the value of an older one is unknown.
     #[serde(rename = "sampleTTLSeconds")]
     pub sample_ttl_seconds: i64,

@@ -41,6 +41,17 @@ fn described(mut schema: Value, description: &str) -> Schema {
     Schema::try_from(schema).unwrap_or_default()
 }
 
+/// Of Plimsoll, not of crane: all rules of a node have one period.
+pub(super) fn evaluation_period(_: &mut SchemaGenerator) -> Schema {
+    let mut schema = integer();
+    schema["format"] = json!("int64");
+    schema["description"] = json!(
+        "Not enforced: all rules of a node are evaluated at the period that its agent is started with. See the condition \
+         FieldsNotEnforced."
+    );
+    Schema::try_from(schema).unwrap_or_default()
+}
+
 pub(super) fn elastic_cpu_limit(_: &mut SchemaGenerator) -> Schema {
     let node = object(&[("percent", integer())]);
     let core = object(&[("coreNum", string()), ("percent", integer())]);

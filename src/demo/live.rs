@@ -241,7 +241,7 @@ impl LiveDemo {
         let workloads = workloads(&demo_pods, &cgroups);
         let now = boot_time();
         let machine = host::open(
-            settings(options, &state_dir),
+            settings(options, &state_dir, schedule.period),
             Arc::new(PolicySet::default()),
             workloads.clone(),
             now,
@@ -517,7 +517,7 @@ fn start_recording(
     now: BootTime,
 ) -> Result<TraceRecorder, LiveError> {
     let boot_id = boot_id().map_err(LiveError::BootId)?;
-    let header = TraceHeader::new(boot_id, now, wall_time(), node, Some(period));
+    let header = TraceHeader::new(boot_id, now, wall_time(), node, period);
     let mut recorder = TraceRecorder::create(path, header)?;
     recorder.pods(pods)?;
     Ok(recorder)
@@ -530,7 +530,11 @@ fn transition(event: &Event) -> Option<&Transition> {
     }
 }
 
-fn settings(options: &Options, state_dir: &DemoStateDir) -> MachineSettings {
+fn settings(
+    options: &Options,
+    state_dir: &DemoStateDir,
+    evaluation_period: Duration,
+) -> MachineSettings {
     MachineSettings {
         hierarchy: options.hierarchy.clone(),
         proc_root: PathBuf::from("/proc"),
@@ -539,6 +543,7 @@ fn settings(options: &Options, state_dir: &DemoStateDir) -> MachineSettings {
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: state_dir.path().to_owned(),
         sample_interval: FRAME_INTERVAL,
+        evaluation_period,
         sample_everything: true,
         windows: Arc::default(),
     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::phase::PhaseSchedule;
 use super::pods::{DemoPods, THRESHOLD_PERCENT};
 use crate::crd::{Objects, compile};
+use crate::engine::DEFAULT_PERIOD;
 use crate::engine::policy::{NodeFacts, PolicySet};
 
 /// An example policy.
@@ -135,12 +136,9 @@ pub fn adapt(
         &json!(cool_down.as_secs()),
         "so that all phases fit",
     )?;
-    let mut policy = compile_for(example, node, manifest.objects)?;
+    let policy = compile_for(example, node, manifest.objects)?;
     let mut changes = manifest.changes;
-    for rule in &mut policy.rules {
-        changes.push(period_change(rule.period, schedule.period));
-        rule.period = schedule.period;
-    }
+    changes.push(period_change(schedule.period));
     Ok(Adapted {
         example,
         when,
@@ -149,12 +147,13 @@ pub fn adapt(
     })
 }
 
-fn period_change(from: Duration, to: Duration) -> FieldChange {
+fn period_change(period: Duration) -> FieldChange {
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
     FieldChange {
-        field: "NodeQOS .spec.evaluationPeriodSeconds".to_owned(),
-        from: Some(format!("{} s", from.as_secs_f64())),
-        to: format!("{} s", to.as_secs_f64()),
-        why: "as `plimsoll run --period` does, so that all phases fit".to_owned(),
+        field: "plimsoll run --period".to_owned(),
+        from: Some(seconds(DEFAULT_PERIOD)),
+        to: seconds(period),
+        why: "so that all phases fit".to_owned(),
     }
 }
 
@@ -259,7 +258,6 @@ mod tests {
         };
         assert_eq!(rule.metric, Metric::CpuUsage);
         assert!((rule.threshold - 1400.0).abs() < 1e-9);
-        assert_eq!(rule.period, Duration::from_millis(500));
         let throttle = rule.action.throttle.unwrap();
         assert!(throttle.idle && throttle.min_ratio == 100, "{throttle:?}");
         assert_eq!(rule.action.cool_down, Duration::from_secs(6));

@@ -129,7 +129,7 @@ pub(super) fn record_quotas(
 pub(super) struct Verification<'a> {
     pub(super) now: BootTime,
     pub(super) sample: &'a Sample,
-    /// The period over which pod usage is measured.
+    /// The time between two evaluations.
     pub(super) period: Duration,
     pub(super) runs: &'a [Run],
     pub(super) ledger: &'a ThrottleLedger,
@@ -211,7 +211,7 @@ impl Verification<'_> {
     /// Compares usage and quota; `None` if the quota was not in force during the whole interval, or the usage is not known.
     fn verify_quota(&self, tracked: &mut Tracked) -> Option<()> {
         let (quota, since) = tracked.effect.written?;
-        let from = tracked.baseline(self.period)?.at;
+        let from = tracked.baseline.as_ref()?.at;
         let to = tracked.sample(self.sample)?.at;
         let cpus = self.sample.node.cpu?.online;
         let uses = tracked.usage(self.sample, self.period, Some(cpus)).cpu?;
@@ -250,7 +250,7 @@ impl Verification<'_> {
         if tracked.pod.terminating || !tracked.pod.running {
             tracked.effect.not_terminated = None;
         } else if let Some((at, rule)) = self.rounds.accepted(&tracked.pod.uid)
-            && self.now.since(at) >= self.termination_notice(rule)
+            && self.now.since(at) >= TERMINATION_NOTICE.max(self.period * u32::from(MIN_MISSES))
         {
             tracked.effect.not_terminated = Some(rule.clone());
         }
@@ -289,14 +289,6 @@ impl Verification<'_> {
         ];
         let mut failed = failed.into_iter();
         failed.find_map(|(rule, observed)| Some((rule.clone()?, observed)))
-    }
-
-    fn termination_notice(&self, rule: &RuleId) -> Duration {
-        let mut runs = self.runs.iter();
-        let period = runs
-            .find(|run| run.rule.id == *rule)
-            .map_or(Duration::ZERO, |run| run.rule.period);
-        TERMINATION_NOTICE.max(period * u32::from(MIN_MISSES))
     }
 }
 

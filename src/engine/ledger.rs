@@ -101,7 +101,8 @@ pub(super) struct Claim {
     pub(super) before: Depth,
     /// The step with which it is restored once its rule is gone.
     pub(super) step: u8,
-    pub(super) period: Duration,
+    /// It is restored every second, faster than its rule would.
+    pub(super) is_fast: bool,
     /// Set when no rule needs it any more: when its next step up is due, whatever the metric is.
     pub(super) retired: Option<BootTime>,
 }
@@ -114,7 +115,7 @@ impl Claim {
             depth: Depth::IDLE,
             before: Depth::NONE,
             step: FULL_RATIO,
-            period: FAST_RESTORE_INTERVAL,
+            is_fast: false,
             retired: None,
         }
     }
@@ -127,13 +128,22 @@ impl Claim {
     /// Marks it as needed by its rule.
     pub(super) fn renew(&mut self, rule: &Rule) {
         self.retired = None;
-        self.period = rule.period;
+        self.is_fast = false;
         self.step = rule.action.throttle.map_or(self.step, |spec| spec.step);
     }
 
     /// Marks it as no longer needed: it is restored from `due` on.
     pub(super) fn retire(&mut self, due: BootTime) {
         self.retired.get_or_insert(due);
+    }
+
+    /// The time between two steps up, where the rules are evaluated every `period`.
+    pub(super) fn interval(&self, period: Duration) -> Duration {
+        if self.is_fast {
+            period.min(FAST_RESTORE_INTERVAL)
+        } else {
+            period
+        }
     }
 
     /// Speeds up a retired claim: restores it from `earliest` at the latest, within `within`, including the last step out of
@@ -143,7 +153,7 @@ impl Claim {
         let missing = u64::from(FULL_RATIO.saturating_sub(self.depth.ratio));
         let step = u8::try_from(missing.div_ceil(steps)).unwrap_or(FULL_RATIO);
         self.step = self.step.max(step);
-        self.period = self.period.min(FAST_RESTORE_INTERVAL);
+        self.is_fast = true;
         self.retired = self.retired.map(|due| due.min(earliest));
     }
 }

@@ -12,7 +12,6 @@ mod demand;
 mod effect;
 mod eligibility;
 mod gap;
-mod group;
 pub mod hours;
 mod idle_class;
 mod ladder;
@@ -30,6 +29,7 @@ mod report;
 mod rule;
 mod run;
 pub mod sample;
+mod schedule;
 mod scheduling;
 pub mod selector;
 mod standing;
@@ -48,7 +48,6 @@ use std::time::Duration;
 
 pub use self::demand::Demand;
 use self::effect::Verification;
-use self::group::Group;
 use self::idle_class::IdleClass;
 use self::ladder::{Buffers, Enforced, MemoryForecast, RestorePass, Round, RoundContext, Rounds};
 use self::ledger::{InForce, ThrottleLedger};
@@ -62,9 +61,11 @@ use self::policy::{PolicySet, Rule, RuleId};
 use self::preview::PreviewPass;
 pub use self::rank::compare as compare_victims;
 pub use self::report::RuleReport;
-use self::rule::Evaluation;
+use self::rule::{Evaluation, Params};
 use self::run::Run;
 use self::sample::{Sample, TargetCgroupSample};
+pub use self::schedule::DEFAULT_PERIOD;
+use self::schedule::Schedule;
 use self::standing::StandingPass;
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::time::BootTime;
@@ -85,8 +86,7 @@ pub struct Engine {
     policy: Option<Arc<PolicySet>>,
     /// Sorted by id.
     runs: Vec<Run>,
-    /// Sorted by period.
-    groups: Vec<Group>,
+    schedule: Schedule,
     pods: TrackedPods,
     /// The throttles in force.
     ledger: ThrottleLedger,
@@ -116,7 +116,7 @@ impl Default for Engine {
         Self {
             policy: None,
             runs: Vec::new(),
-            groups: Vec::new(),
+            schedule: Schedule::default(),
             pods: TrackedPods::default(),
             ledger: ThrottleLedger::default(),
             standing_preview: ThrottleLedger::default(),
@@ -149,6 +149,13 @@ impl Engine {
         self
     }
 
+    /// Sets the time between two evaluations, at least 100 ms (default [`DEFAULT_PERIOD`]).
+    #[must_use]
+    pub const fn with_period(mut self, period: Duration) -> Self {
+        self.schedule.period = period;
+        self
+    }
+
     /// Replaces the policies. The following evaluations restore, step by step, what was in force for rules that were
     /// removed or are no longer enforced.
     pub fn set_policy(&mut self, policy: Arc<PolicySet>) {
@@ -168,7 +175,10 @@ impl Engine {
             self.runs.push(run);
         }
         old.for_each(|gone| self.on_rule_removed(&gone));
-        self.regroup();
+        if self.runs.is_empty() {
+            self.schedule.reset();
+        }
+        self.pods.reset_permits();
         self.policy = Some(policy);
         self.dirty = true;
         self.reconcile();
@@ -199,19 +209,6 @@ impl Engine {
         }
     }
 
-    fn regroup(&mut self) {
-        let runs = &self.runs;
-        let used = |period: Duration| runs.iter().any(|run| run.rule.period == period);
-        self.groups.retain(|group| used(group.period));
-        for run in runs {
-            let period = run.rule.period;
-            if let Err(index) = self.groups.binary_search_by_key(&period, |g| g.period) {
-                self.groups.insert(index, Group::new(period));
-            }
-        }
-        self.pods.reset_permits(used);
-    }
-
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
         let before = self.ledger.terminating(&self.pods);
@@ -232,11 +229,10 @@ impl Engine {
                 .is_some_and(|t| t.permit(run.index).throttle && !t.pod.protected)
                 && run.rule.uses(ActionKind::CpuThrottle)
         };
-        let due = |period: Duration| {
-            let group = self.groups.iter().find(|group| group.period == period);
-            let due = group.and_then(|group| group.next_due);
-            due.unwrap_or(now + period)
-        };
+        let Schedule {
+            next_due, period, ..
+        } = self.schedule;
+        let due = next_due.unwrap_or(now + period);
         let before = self.ledger.0.len();
         self.ledger.0.retain(|entry| pods.get(&entry.uid).is_some());
         // The plan lists removed pods until the next evaluation, and there may be no other reason for one.
@@ -246,7 +242,7 @@ impl Engine {
                 let run = runs.iter().find(|run| run.rule.id == claim.rule);
                 match run.filter(|run| !run.is_preview() && may(run, &entry.uid)) {
                     Some(run) => claim.renew(&run.rule),
-                    None => claim.retire(due(claim.period)),
+                    None => claim.retire(due),
                 }
             }
         }
@@ -300,12 +296,12 @@ impl Engine {
         if self.dirty {
             return Some(self.now);
         }
-        let groups = self.groups.iter().map(|g| g.next_due.unwrap_or(self.now));
+        let rules = (!self.runs.is_empty()).then(|| self.schedule.next_due.unwrap_or(self.now));
         let claims = self.ledger.0.iter().flat_map(|entry| &entry.claims);
         let claims = claims.filter_map(|claim| claim.retired);
         let standing = self.pods.all().iter();
         let standing = standing.filter_map(|it| standing::due(it, self.ledgers(), self.now));
-        groups.chain(claims).chain(standing).min()
+        rules.into_iter().chain(claims).chain(standing).min()
     }
 
     /// The throttles in force, and the standing ones of Previews.
@@ -422,9 +418,7 @@ impl Engine {
         self.windows.add(sample);
         self.load.add(sample, &self.windows, &self.ledger);
         self.forecast.add(sample);
-        for group in &mut self.groups {
-            group.stats.add(&sample.node);
-        }
+        self.schedule.stats.add(&sample.node);
         for (uid, rule) in self.rounds.timed_out(now) {
             let tracked = self.pods.get_mut(uid);
             if let Some(tracked) = tracked.filter(|it| it.pod.running && !it.pod.terminating) {
@@ -440,35 +434,34 @@ impl Engine {
         self.dirty = false;
         self.idle_class.observe(now, &self.pods);
         self.pods.locate(now, sample);
-        self.groups.iter_mut().for_each(|group| group.start(now));
+        self.schedule.start(now, !self.runs.is_empty());
         self.evaluate_rules(sample, &mut plan.transitions);
         self.verify_effects(sample, &mut plan.transitions);
         self.act(sample, plan);
         effect::record_quotas(&mut self.pods, &self.ledger, now, sample.at);
         self.write_desired_state(plan);
-        for group in self.groups.iter_mut().filter(|group| group.due) {
-            group.finish(now, sample);
-            self.pods.save_baseline(group.period, sample);
+        if self.schedule.due {
+            self.schedule.finish(now, sample);
+            self.pods.save_baseline(sample);
         }
     }
 
     /// Evaluates the rules that are due.
     fn evaluate_rules(&mut self, sample: &Sample, out: &mut Vec<Transition>) {
         for run in &mut self.runs {
-            let group = self.groups.iter().find(|g| g.period == run.rule.period);
-            let Some(group) = group.filter(|group| group.due) else {
-                run.due = false;
+            run.due = self.schedule.due;
+            if !run.due {
                 continue;
-            };
+            }
             let ctx = EvalContext {
                 now: self.now,
                 sample,
-                baseline: &group.baseline,
-                period: group.period,
+                baseline: &self.schedule.baseline,
+                period: self.schedule.period,
                 pods: self.pods.all(),
                 windows: &self.windows,
                 ledger: &self.ledger,
-                tasks: group.stats.tasks(),
+                tasks: self.schedule.stats.tasks(),
             };
             run.limited = false;
             run.input = None;
@@ -477,7 +470,7 @@ impl Engine {
                     run.input = Some(values::assumed_input(&run.rule, value, sample.at));
                     values::assumed(&run.rule, value)
                 }
-                None if group.gap => {
+                None if self.schedule.gap => {
                     run.machine.reset_counters();
                     Evaluation::Unknown(Unknown::Rebased)
                 }
@@ -493,7 +486,8 @@ impl Engine {
                 }
             };
             let evaluation = run.within_hours(sample.time, evaluation);
-            run.observe(self.now, evaluation, self.unknown_limit, out);
+            let params = Params::of(&run.rule, self.schedule.period, self.unknown_limit);
+            run.observe(self.now, evaluation, &params, out);
             run.gap = gap::gap(&run.rule, run.evaluation, 0, &sample.node);
         }
     }
@@ -506,7 +500,7 @@ impl Engine {
         let verification = Verification {
             now: self.now,
             sample,
-            period: self.period(),
+            period: self.schedule.period,
             runs: &self.runs,
             ledger: &self.ledger,
             rounds: &self.rounds,
@@ -535,7 +529,7 @@ impl Engine {
             now: self.now,
             sample,
             pods: &self.pods,
-            period: self.period(),
+            period: self.schedule.period,
             unknown_limit: self.unknown_limit,
             forecast: &self.forecast,
             idle_is_safe: !self.is_idle_unsafe(),
@@ -584,19 +578,6 @@ impl Engine {
         }
     }
 
-    /// The period over which pod usage is measured: the shortest one that is due and not at a gap. Preview rules count
-    /// only if no enforced rule is due.
-    fn period(&self) -> Duration {
-        let due = |group: &&Group| group.due && !group.gap;
-        let acts = |group: &&Group| {
-            let mut runs = self.runs.iter();
-            runs.any(|run| !run.is_preview() && run.rule.period == group.period)
-        };
-        let groups = || self.groups.iter().filter(due);
-        let group = groups().find(acts).or_else(|| groups().next());
-        group.map_or(Duration::ZERO, |group| group.period)
-    }
-
     /// Writes the desired scheduling state and throttles.
     fn write_desired_state(&mut self, plan: &mut Plan) {
         let out = &mut plan.transitions;
@@ -626,11 +607,8 @@ impl Engine {
 
     /// The current state of the rules, ordered by ID.
     pub fn reports(&self) -> impl Iterator<Item = RuleReport> {
-        self.runs.iter().map(|run| {
-            let mut groups = self.groups.iter();
-            let group = groups.find(|group| group.period == run.rule.period);
-            let next = group.and_then(|group| group.next_due);
-            RuleReport::of(run, next.unwrap_or(self.now))
-        })
+        let next_due = self.schedule.next_due.unwrap_or(self.now);
+        let of = move |run| RuleReport::of(run, next_due, self.schedule.period);
+        self.runs.iter().map(of)
     }
 }

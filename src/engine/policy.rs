@@ -59,6 +59,17 @@ pub struct PolicySet {
     pub pods: Vec<PodPolicy>,
 }
 
+impl PolicySet {
+    /// The same set with every rule as a Preview.
+    #[must_use]
+    pub fn as_preview(mut self) -> Self {
+        for rule in &mut self.rules {
+            rule.strategy = Strategy::Preview;
+        }
+        self
+    }
+}
+
 /// One rule of one `NodeQOS`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -76,8 +87,6 @@ pub struct Rule {
     pub avoidance_threshold: u32,
     /// Consecutive quiet evaluations before it may end, at least 1.
     pub restore_threshold: u32,
-    /// Evaluation period, at least 100 ms.
-    pub period: Duration,
     /// A sample older than this is Unknown.
     pub sample_ttl: Duration,
     /// The HTTP probe of its `NodeQOS`.

@@ -153,7 +153,7 @@ pub(super) fn of_pod(
     kind: PressureKind,
 ) -> Result<Waiting, Unknown> {
     let now = tracked.sample(ctx.sample).ok_or(Unknown::Missing)?;
-    let before = tracked.baseline(ctx.period).ok_or(Unknown::Rebased)?;
+    let before = tracked.baseline.as_ref().ok_or(Unknown::Rebased)?;
     let nanos = interval(Some(before.at), now.at, ctx.period)?;
     Ok(without_own_limit(
         stall(&before.waits, &now.waits, nanos, kind)?,

@@ -58,11 +58,10 @@ pub struct RuleReport {
 }
 
 impl RuleReport {
-    pub(super) fn of(run: &Run, next_due: BootTime) -> Self {
+    pub(super) fn of(run: &Run, next_due: BootTime, period: Duration) -> Self {
         let in_force = run.machine.in_force();
         let left = run.ladder.evaluations_to_eviction(&run.rule);
-        let earliest_eviction =
-            left.map(|left| next_due + run.rule.period * left.saturating_sub(1));
+        let earliest_eviction = left.map(|left| next_due + period * left.saturating_sub(1));
         let rungs = Rung::ALL.into_iter();
         let rung = rungs
             .filter(|rung| *rung >= run.ladder.rung)

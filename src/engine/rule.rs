@@ -80,12 +80,12 @@ pub(super) struct Params {
 const MAX_DOUBLINGS: u8 = 3;
 
 impl Params {
-    pub(super) fn of(rule: &Rule, unknown_limit: Duration) -> Self {
+    pub(super) fn of(rule: &Rule, period: Duration, unknown_limit: Duration) -> Self {
         Self {
             avoidance_threshold: rule.avoidance_threshold,
             restore_threshold: rule.restore_threshold,
             cool_down: rule.action.cool_down,
-            relapse_window: rule.action.cool_down.max(rule.period * 2),
+            relapse_window: rule.action.cool_down.max(period * 2),
             unknown_limit,
         }
     }

@@ -179,17 +179,15 @@ impl Run {
         &mut self,
         now: BootTime,
         evaluation: Evaluation,
-        unknown_limit: Duration,
+        params: &Params,
         out: &mut Vec<Transition>,
     ) {
         self.report_hours(now, evaluation, out);
         self.report_unknown(now, evaluation, out);
-        self.due = true;
         self.evaluation = Some(evaluation);
-        let params = Params::of(&self.rule, unknown_limit);
         let mut machine = self.machine;
         let mut relapsed = false;
-        machine.observe(now, evaluation, &params, |state_change| {
+        machine.observe(now, evaluation, params, |state_change| {
             relapsed = state_change.relapse;
             let change = PlanChange::State {
                 from: state_change.from,
@@ -201,10 +199,10 @@ impl Run {
             out.push(self.transition(now, change));
         });
         self.machine = machine;
-        self.nearness = self.nearness_by(evaluation, machine.unknown_too_long(now, unknown_limit));
+        let unknown_too_long = machine.unknown_too_long(now, params.unknown_limit);
+        self.nearness = self.nearness_by(evaluation, unknown_too_long);
         self.release.relapsed = relapsed;
-        self.known |=
-            evaluation.unknown().is_none() || machine.unknown_too_long(now, unknown_limit);
+        self.known |= evaluation.unknown().is_none() || unknown_too_long;
         if !machine.in_force() {
             self.skipped.clear();
             self.leave_ladder();

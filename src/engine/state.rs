@@ -19,8 +19,6 @@ use super::values::GAP_PERIODS;
 
 /// Restore step, in percent of the base, of a claim that is not in the saved state.
 const DEFAULT_STEP: u8 = 10;
-/// Time between these steps.
-const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
 
 /// The state persisted across restarts, next to the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,7 +56,8 @@ struct SavedClaim {
     ratio: u8,
     idle: bool,
     step: u8,
-    period: Duration,
+    #[serde(default, rename = "fast", skip_serializing_if = "std::ops::Not::not")]
+    is_fast: bool,
     /// Set when no rule needs it any more: when its next step up is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retired: Option<BootTime>,
@@ -107,16 +106,14 @@ impl Engine {
     /// scheduling again only once it is breached again.
     pub fn adopt(&mut self, now: BootTime, state: &EngineState, throttles: &[AdoptedThrottle]) {
         let absence = state.saved_at.map_or(Duration::ZERO, |at| now.since(at));
-        for group in &mut self.groups {
-            group.resume(state.saved_at);
-        }
+        self.schedule.resume(state.saved_at);
+        let is_long = absence > self.schedule.period.saturating_mul(GAP_PERIODS);
         for saved in &state.rules {
             let same =
                 |run: &&mut Run| run.rule.id == saved.rule && run.is_preview() == saved.preview;
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
                 run.ladder = saved.ladder.clone();
-                let is_long = absence > run.rule.period.saturating_mul(GAP_PERIODS);
                 run.machine.outdated |= is_long && run.machine.in_force();
                 if counter_key(&run.rule) != saved.counter_key {
                     run.start_over();
@@ -159,7 +156,7 @@ impl Engine {
             },
             before: Depth::NONE,
             step: known.map_or(DEFAULT_STEP, |claim| claim.step),
-            period: known.map_or(DEFAULT_PERIOD, |claim| claim.period),
+            is_fast: known.is_some_and(|claim| claim.is_fast),
             retired: known.and_then(|claim| claim.retired),
         });
         for claim in &mut entry.claims {
@@ -179,7 +176,7 @@ fn saved_claims(entry: &ThrottleEntry) -> impl Iterator<Item = SavedClaim> {
         ratio: claim.depth.ratio,
         idle: claim.depth.idle,
         step: claim.step,
-        period: claim.period,
+        is_fast: claim.is_fast,
         retired: claim.retired,
     })
 }
@@ -194,7 +191,7 @@ impl SavedClaim {
             },
             before: Depth::NONE,
             step: self.step.max(1),
-            period: self.period.max(Duration::from_millis(100)),
+            is_fast: self.is_fast,
             retired: self.retired,
         }
     }

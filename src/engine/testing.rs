@@ -29,7 +29,6 @@ pub(crate) fn rule(metric: &str, threshold: f64) -> Rule {
         restore_value: threshold,
         avoidance_threshold: 1,
         restore_threshold: 1,
-        period: Duration::from_secs(10),
         sample_ttl: Duration::from_mins(1),
         probe: None,
         action: Arc::new(action("act")),

@@ -31,8 +31,8 @@ pub(super) struct Tracked {
     is_classified: bool,
     /// Its index in the current sample.
     sample_index: Option<usize>,
-    /// Its sample at the last evaluation, for each period.
-    baselines: Vec<(Duration, PodSample)>,
+    /// Its sample at the last evaluation.
+    pub(super) baseline: Option<PodSample>,
     /// No new throttle step before this time, and why.
     pub(super) throttle_blocked: Option<(BootTime, Skipped)>,
     /// No eviction before this time, because the last one was refused.
@@ -68,7 +68,7 @@ impl Tracked {
             standing: None,
             is_classified: false,
             sample_index: None,
-            baselines: Vec::new(),
+            baseline: None,
             throttle_blocked: None,
             eviction_blocked_until: None,
             terminating_since: None,
@@ -118,11 +118,6 @@ impl Tracked {
         self.sample_index.and_then(|index| sample.pods.get(index))
     }
 
-    pub(super) fn baseline(&self, period: Duration) -> Option<&PodSample> {
-        let found = self.baselines.iter().find(|(of, _)| *of == period);
-        found.map(|(_, baseline)| baseline)
-    }
-
     /// Its usage over the evaluation period; a value that exceeds the node's `cpus` is dropped.
     pub(super) fn usage(
         &self,
@@ -133,35 +128,29 @@ impl Tracked {
         let Some(now) = self.sample(sample) else {
             return TrackedUsage::default();
         };
-        let before = self.baseline(period);
-        let io = before.and_then(|before| now.io_bytes?.checked_sub(before.io_bytes?));
+        let before = self.baseline.as_ref();
+        let since = before.and_then(|it| Some((it, interval(Some(it.at), now.at, period).ok()?)));
+        let cpu = |(before, nanos): (&PodSample, u64)| {
+            usage(before.cpu_nanos, now.cpu_nanos, nanos, cpus)
+        };
+        let io = |(before, _): (&PodSample, u64)| now.io_bytes?.checked_sub(before.io_bytes?);
         TrackedUsage {
             at: Some(now.at),
-            cpu: before.and_then(|before| cpu(before, now, period, cpus)),
+            cpu: since.and_then(cpu),
             memory: now.memory_parts,
-            io,
+            io: since.and_then(io),
         }
     }
 
-    fn save_baseline(&mut self, period: Duration, sample: &Sample) {
-        let Some(now) = self.sample(sample) else {
+    fn save_baseline(&mut self, sample: &Sample) {
+        let Some(now) = self.sample_index.and_then(|index| sample.pods.get(index)) else {
             return;
         };
-        match self.baselines.iter_mut().find(|(of, _)| *of == period) {
-            Some((_, baseline)) => copy(baseline, now),
-            None => self.baselines.push((period, now.clone())),
+        match &mut self.baseline {
+            Some(baseline) => copy(baseline, now),
+            None => self.baseline = Some(now.clone()),
         }
     }
-}
-
-fn cpu(
-    before: &PodSample,
-    now: &PodSample,
-    period: Duration,
-    cpus: Option<u32>,
-) -> Option<MilliCpu> {
-    let interval = interval(Some(before.at), now.at, period).ok()?;
-    usage(before.cpu_nanos, now.cpu_nanos, interval, cpus)
 }
 
 /// CPU usage from two readings of a run time counter over an interval, all in nanoseconds; `None` if the counter went
@@ -260,11 +249,10 @@ impl TrackedPods {
         }
     }
 
-    /// Clears the permits, and the baselines of periods that no rule uses any more.
-    pub(super) fn reset_permits(&mut self, periods: impl Fn(Duration) -> bool) {
+    /// Clears the permits.
+    pub(super) fn reset_permits(&mut self) {
         for tracked in &mut self.0 {
             tracked.is_classified = false;
-            tracked.baselines.retain(|(period, _)| periods(*period));
         }
     }
 
@@ -288,10 +276,10 @@ impl TrackedPods {
         }
     }
 
-    /// Stores the sample as the baseline of the next evaluation with that period.
-    pub(super) fn save_baseline(&mut self, period: Duration, sample: &Sample) {
+    /// Stores the sample as the baseline of the next evaluation.
+    pub(super) fn save_baseline(&mut self, sample: &Sample) {
         for tracked in &mut self.0 {
-            tracked.save_baseline(period, sample);
+            tracked.save_baseline(sample);
         }
     }
 }

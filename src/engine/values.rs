@@ -333,7 +333,7 @@ impl<'a> Evaluator<'a> {
             };
             // Waiting caused by our own throttle must not cause more throttling.
             let throttled = self.ctx.ledger.get(&tracked.pod.uid).is_some();
-            let baseline = tracked.baseline(self.ctx.period);
+            let baseline = tracked.baseline.as_ref();
             for (index, container) in sample.containers.iter().enumerate() {
                 let labels = PodLabels {
                     pod: &tracked.pod,

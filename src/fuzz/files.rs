@@ -206,7 +206,9 @@ pub fn trace(bytes: &[u8]) {
 }
 
 fn replay(bytes: &[u8]) {
-    let opened = Replay::open(Cursor::new(bytes), Arc::default(), |_| POLICIES.clone());
+    let opened = Replay::open(Cursor::new(bytes), Arc::default(), None, |_| {
+        POLICIES.clone()
+    });
     let Ok((_, mut replay)) = opened else {
         return;
     };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -42,6 +43,8 @@ pub struct NodeInput<'a> {
     pub agent_status: Option<&'a ReportedWatermark>,
     /// Values given by `--value`.
     pub overrides: &'a ValueOverrides,
+    /// Time between two evaluations of the agent.
+    pub evaluation_period: Duration,
     /// Current wall-clock time.
     pub now: Timestamp,
 }
@@ -159,7 +162,6 @@ pub(super) fn without_threshold(rule: &Rule) -> Rule {
     Rule {
         avoidance_threshold: 1,
         active_during: Vec::new(),
-        period: PERIOD,
         ..rule.clone()
     }
 }
@@ -218,7 +220,8 @@ impl Evaluation<'_> {
             state,
             outside_hours: !rule.is_active(self.input.now),
             evaluations: rule.avoidance_threshold,
-            period: rule.period,
+            period: self.input.evaluation_period,
+            evaluations_to_eviction: rule.evaluations_to_eviction(),
             gap: Some(self.engine.gap(&rule.id)).filter(|gap| *gap > 0),
             scheduling: rule.action.scheduling.filter(|_| over),
             in_force: self.in_force(rule),

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::super::report::Preview;
 use super::*;
 use crate::crd::{Objects, compile};
+use crate::engine::DEFAULT_PERIOD;
 use crate::engine::pod::{EvictionExemption, Pod, QosClass};
 use crate::engine::testing::pod;
 use crate::engine::units::{Bytes, Quota};
@@ -105,6 +106,7 @@ impl TestNode {
             earlier: None,
             agent_status: None,
             overrides: &self.overrides,
+            evaluation_period: DEFAULT_PERIOD,
             now: Timestamp::UNIX_EPOCH,
         })
     }
@@ -469,6 +471,7 @@ fn throttles_in_force_are_continued() {
             earlier: None,
             agent_status: Some(&agent_status),
             overrides: &node.overrides,
+            evaluation_period: DEFAULT_PERIOD,
             now: now.parse().unwrap(),
         })
     };

@@ -125,6 +125,9 @@ pub struct RulePreview {
     /// Time between evaluations.
     #[serde(rename = "periodSeconds", serialize_with = "seconds")]
     pub period: Duration,
+    /// Evaluations from the breach to the first possible eviction, if the breach lasts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluations_to_eviction: Option<u32>,
     /// Amount to release, in millicores or bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<u64>,
@@ -367,6 +370,10 @@ impl RulePreview {
             count(self.evaluations as usize, "evaluation"),
             format_duration(delay)
         )?;
+        if let Some(evaluations @ 1..) = self.evaluations_to_eviction {
+            let after = format_duration(self.period.saturating_mul(evaluations));
+            write!(f, "; evicts {after} later at the earliest")?;
+        }
         match self.gap {
             Some(gap) => writeln!(f, "; {} to release in total:", self.amount(gap))?,
             None => writeln!(f, ":")?,

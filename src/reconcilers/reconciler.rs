@@ -51,7 +51,7 @@ impl Reconciler {
             rollout_rate: settings.rollout_nodes_per_second,
             index: Index::new(settings.windows),
             liveness: LivenessMonitor::new(settings.dead_agent_after),
-            rollouts: Rollouts::default(),
+            rollouts: Rollouts::new(settings.evaluation_period),
             cap: CapEnforcement::new(settings.max_unschedulable),
             queue: WriteQueue::default(),
             statuses: Statuses::default(),

@@ -12,7 +12,7 @@ use super::inputs::Inputs;
 use super::pods::manifests::Manifests;
 use super::pods::own::OwnCgroups;
 use super::pods::{self, Declared, PodScan, PodSources};
-use super::policies::{self, Loaded, Overrides};
+use super::policies::{self, Loaded};
 use super::sources::PolicySource;
 use super::wake::Waker;
 use crate::engine::policy::NodeFacts;
@@ -34,8 +34,8 @@ pub struct Watched {
     pub own: OwnCgroups,
     /// The facts that policies are compiled for.
     pub node: NodeFacts,
-    /// Settings of the command line that override the policies.
-    pub overrides: Overrides,
+    /// Every rule is a Preview.
+    pub preview: bool,
 }
 
 /// A change that it found.
@@ -77,7 +77,7 @@ impl Watched {
     }
 
     fn load(&self, former: &[PolicySource]) -> Loaded {
-        policies::load(&self.policies, &self.node, self.overrides, former)
+        policies::load(&self.policies, &self.node, self.preview, former)
     }
 
     fn read_pods(&self, former: &[Declared]) -> Manifests {

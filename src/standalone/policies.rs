@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -10,17 +9,8 @@ use super::manifest;
 use super::sources::{PolicySource, absolute, merge};
 use crate::crd::manifest::{ManifestObject, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Severity};
-use crate::engine::policy::{NodeFacts, PolicySet, Strategy};
+use crate::engine::policy::{NodeFacts, PolicySet};
 use crate::node::machine::event::PolicyProblem;
-
-/// Settings of the command line that override the policies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Overrides {
-    /// Evaluate every rule at this period.
-    pub period: Option<Duration>,
-    /// Run every rule as a preview.
-    pub preview: bool,
-}
 
 /// Policies as read from files.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,20 +23,6 @@ pub struct Loaded {
     pub fallbacks: Vec<PolicyProblem>,
     /// The objects in force, to which a later load falls back.
     pub sources: Vec<PolicySource>,
-}
-
-impl Overrides {
-    /// Applies these settings to the policies.
-    pub fn apply(self, policy: &mut PolicySet) {
-        for rule in &mut policy.rules {
-            if let Some(period) = self.period {
-                rule.period = period;
-            }
-            if self.preview {
-                rule.strategy = Strategy::Preview;
-            }
-        }
-    }
 }
 
 impl Loaded {
@@ -66,12 +42,8 @@ impl Loaded {
 
 /// Reads the policies in `paths` and compiles them for `node`. A broken object, document or file does not affect others;
 /// if it was good in `former`, that version stays in force. Objects of other kinds, such as pods, are skipped.
-pub fn load(
-    paths: &[PathBuf],
-    node: &NodeFacts,
-    overrides: Overrides,
-    former: &[PolicySource],
-) -> Loaded {
+/// With `preview`, every rule is a Preview.
+pub fn load(paths: &[PathBuf], node: &NodeFacts, preview: bool, former: &[PolicySource]) -> Loaded {
     let mut parse_errors = Vec::new();
     let mut locations = Locations::new();
     let mut objects = Vec::new();
@@ -112,10 +84,9 @@ pub fn load(
     problems.extend(parse_errors.into_iter().map(|(parse_error, _)| parse_error));
     problems.extend_from_slice(&fallbacks);
     problems.sort();
-    let mut policy = merged.compiled.policy;
-    overrides.apply(&mut policy);
+    let policy = merged.compiled.policy;
     Loaded {
-        policy,
+        policy: if preview { policy.as_preview() } else { policy },
         problems,
         fallbacks,
         sources: merged.sources,

@@ -19,7 +19,6 @@ use super::notify::Notifier;
 use super::output::{EventFormat, EventOutput};
 use super::pods::PodSources;
 use super::pods::own::OwnCgroups;
-use super::policies::Overrides;
 use super::scheduling;
 use super::status;
 use super::wake::Wake;
@@ -61,8 +60,10 @@ pub struct Options {
     pub node_labels: BTreeMap<String, String>,
     /// Longest interval between samples of the node.
     pub sample_interval: Duration,
-    /// Settings that override the policies.
-    pub overrides: Overrides,
+    /// Time between two evaluations of the rules.
+    pub evaluation_period: Duration,
+    /// Every rule is a Preview.
+    pub preview: bool,
     /// Stop after this time.
     pub duration: Option<Duration>,
     /// The format of events.
@@ -165,9 +166,9 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         hierarchy: Arc::new(hierarchy.clone()),
         own: OwnCgroups::read(Path::new("/proc")),
         node: node.clone(),
-        overrides: options.overrides,
+        preview: options.preview,
     };
-    let preview = options.overrides.preview;
+    let preview = options.preview;
     if preview {
         check_nothing_in_force(&options.state_dir, &hierarchy)?;
     }
@@ -186,6 +187,7 @@ pub fn run(options: &Options) -> Result<bool, SetupError> {
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: options.state_dir.clone(),
         sample_interval: options.sample_interval,
+        evaluation_period: options.evaluation_period,
         sample_everything: options.record.is_some(),
         windows: Arc::clone(&options.windows),
     };
@@ -303,7 +305,7 @@ fn recorder(
         return Ok(None);
     };
     let boot_id = WriterProcess::this_process()?.boot_id;
-    let period = options.overrides.period;
+    let period = options.evaluation_period;
     let header = TraceHeader::new(boot_id, now, clock::wall_time(), node, period);
     Ok(Some(TraceRecorder::create(path, header)?))
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::DEFAULT_PERIOD;
 use crate::engine::plan::Transition;
 use crate::engine::pod::Pod;
 use crate::engine::policy::NodeFacts;
@@ -61,7 +62,7 @@ pub struct TraceHeader {
     pub time: Timestamp,
     /// The facts that policies are compiled for.
     pub node: TracedNode,
-    /// The evaluation period that replaced those of the policies, in nanoseconds.
+    /// The time between two evaluations in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub period_nanos: Option<u64>,
 }
@@ -124,7 +125,7 @@ impl TraceHeader {
         at: BootTime,
         time: Timestamp,
         node: &NodeFacts,
-        period: Option<Duration>,
+        period: Duration,
     ) -> Self {
         Self {
             version: VERSION,
@@ -133,13 +134,14 @@ impl TraceHeader {
             at,
             time,
             node: node.into(),
-            period_nanos: period.and_then(|period| u64::try_from(period.as_nanos()).ok()),
+            period_nanos: u64::try_from(period.as_nanos()).ok(),
         }
     }
 
-    /// The period that replaced those of the policies.
-    pub fn period(&self) -> Option<Duration> {
-        self.period_nanos.map(Duration::from_nanos)
+    /// The time between two evaluations.
+    pub fn period(&self) -> Duration {
+        let recorded = self.period_nanos.map(Duration::from_nanos);
+        recorded.unwrap_or(DEFAULT_PERIOD)
     }
 
     /// The wall clock at `at`, unless it was set since the start.

@@ -13,7 +13,7 @@ use super::{Tick, TraceHeader, TraceLine};
 use crate::engine::Engine;
 use crate::engine::plan::{Plan, PlanChange, RuleState, Transition};
 use crate::engine::pod::{Pod, PodUid};
-use crate::engine::policy::{PolicySet, RuleId, Strategy};
+use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
 use crate::engine::window::CustomWindow;
 
@@ -30,27 +30,22 @@ pub struct Replay<R> {
     summary: TraceSummary,
 }
 
-/// The same set with every rule as a Preview.
-pub fn as_preview(mut policy: PolicySet) -> PolicySet {
-    for rule in &mut policy.rules {
-        rule.strategy = Strategy::Preview;
-    }
-    policy
-}
-
 impl<R: BufRead> Replay<R> {
-    /// Opens a trace to run the policies that `compile` returns for its node, as previews, with these windows.
+    /// Opens a trace to run the policies that `compile` returns for its node, as previews, with these windows, and evaluated every
+    /// `period` or as they were.
     ///
     /// # Errors
     /// Where `input` is not a trace.
     pub fn open(
         input: R,
         windows: Arc<[CustomWindow]>,
+        period: Option<Duration>,
         compile: impl FnOnce(&TraceHeader) -> PolicySet,
     ) -> Result<(TraceHeader, Self), TraceError> {
         let (header, reader) = Reader::open(input)?;
-        let policy = Arc::new(as_preview(compile(&header)));
-        let mut engine = Engine::new();
+        let policy = Arc::new(compile(&header).as_preview());
+        let period = period.unwrap_or_else(|| header.period());
+        let mut engine = Engine::new().with_period(period);
         engine.set_windows(windows);
         engine.set_policy(Arc::clone(&policy));
         let replay = Self {

@@ -170,10 +170,9 @@ fn actions_without_effect_are_reported_with_their_cause() {
 fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
     let Some(node) = Node::new() else { return };
     let mut spec = closing();
-    // Everything else is settled before the first evaluation.
-    spec["rules"][0]["periodSeconds"] = 4.into();
     node.set_rules(&spec);
-    let agent = node.agent(&[]);
+    // Everything else is settled before the first evaluation.
+    let agent = node.agent(&["--evaluation-period", "4s"]);
     agent.until("it begins", || {
         crate::agent_support::ready(&node.status()) == "False Starting"
     });
@@ -874,7 +873,7 @@ fn a_node_that_is_no_longer_selected_is_restored() {
     let pods =
         json!({"labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["throttle"]});
     let rules = json!({
-        "selector": {"matchLabels": {"pool": "a"}}, "evaluationPeriodSeconds": 1,
+        "selector": {"matchLabels": {"pool": "a"}},
         "rules": [{
             "name": "cpu", "actionName": "slow", "strategy": "None",
             "metricRule": {"name": "cpu_total_usage", "value": 1000},

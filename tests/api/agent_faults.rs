@@ -315,7 +315,6 @@ fn sigterm_leaves_everything_in_force_unless_the_daemonset_is_deleted() {
 fn two_evictions() -> Value {
     let mut spec = evicting();
     spec["rules"][0]["watermark"] = 1.0.into();
-    spec["rules"][0]["periodSeconds"] = 15.into();
     spec["actions"][0]["eviction"]["maxPodsPerRound"] = 2.into();
     spec
 }
@@ -350,7 +349,12 @@ fn no_eviction_is_sent_once_everything_is_being_restored() {
     let kubeconfig = node.plane.file("proxied", &proxy.kubeconfig().to_string());
     node.set_rules(&two_evictions());
     node.machine.load.set(HIGH);
-    let mut agent = node.agent(&["--kubeconfig", kubeconfig.to_str().unwrap()]);
+    let mut agent = node.agent(&[
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--evaluation-period",
+        "15s",
+    ]);
     agent.until_within(TIMEOUT, "the first is sent", || {
         started.load(Ordering::SeqCst)
     });

@@ -28,12 +28,11 @@ fn object() -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OBJECT, "namespace": LEASES}})
 }
 
-/// Throttles in steps of `step` percent down to 20 %, one per period.
-fn rules_of(period_seconds: u64, step: u64) -> Value {
+/// Throttles in steps of `step` percent down to 20 %, one per evaluation.
+fn rules_of(step: u64) -> Value {
     let mut spec = throttling();
     spec["actions"][0]["cpuThrottle"]["stepCPURatio"] = step.into();
-    let mut slow = rule("q/cpu", "slow");
-    slow["periodSeconds"] = period_seconds.into();
+    let slow = rule("q/cpu", "slow");
     let mut shown = rule("q/show", "close");
     shown["strategy"] = "Preview".into();
     spec["rules"] = json!([rule("q/close", "close"), slow, shown]);
@@ -43,12 +42,12 @@ fn rules_of(period_seconds: u64, step: u64) -> Value {
 }
 
 fn rules() -> Value {
-    rules_of(1, 40)
+    rules_of(40)
 }
 
-/// Rules whose gradual restore takes half an hour.
+/// Rules whose gradual restore takes 80 seconds.
 fn slow_rules() -> Value {
-    rules_of(120, 5)
+    rules_of(1)
 }
 
 /// Sets the annotation as documented.
@@ -149,8 +148,8 @@ fn the_annotation_restores_everything_and_stops_the_agent() {
     };
     let agent = acting_agent(&node, &batch);
     assert!(!is_stopped(&agent));
-    // Without a stop the restore would take minutes.
-    node.set_rules(&rules_of(60, 40));
+    // Without a stop the restore would take longer.
+    node.set_rules(&rules_of(1));
     until_enforced(&agent, &node);
     assert!(is_acting(&node, &batch));
     agent.until("the node has the condition", || !node.condition().is_null());

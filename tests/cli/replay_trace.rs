@@ -15,7 +15,7 @@ use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::sample::{CpuTimes, NodeMemory, Sample};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::Bytes;
-use plimsoll::standalone::policies::{self, Overrides};
+use plimsoll::standalone::policies;
 use plimsoll::trace::TraceHeader;
 use plimsoll::trace::record::TraceRecorder;
 use plimsoll::trace::replay::Replay;
@@ -306,15 +306,14 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("p.yaml");
         fs::write(&file, throttle()).unwrap();
-        let overrides = Overrides { period: Some(PERIOD), preview: false };
-        let load = |node: &NodeFacts| policies::load(std::slice::from_ref(&file), node, overrides, &[]).policy;
+        let load = |node: &NodeFacts| policies::load(std::slice::from_ref(&file), node, false, &[]).policy;
 
         let path = dir.path().join("trace");
         let node = NodeFacts { cpus: 2, memory: Bytes(8 << 30), ..NodeFacts::default() };
         let time = jiff::Timestamp::UNIX_EPOCH;
-        let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, None);
+        let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, PERIOD);
         let mut recorder = TraceRecorder::create(&path, header).unwrap();
-        let mut engine = Engine::new();
+        let mut engine = Engine::new().with_period(PERIOD);
         engine.set_policy(Arc::new(load(&node)));
         let (mut plan, mut recorded) = (Plan::default(), Vec::new());
         for (now, sample) in samples(&busy) {
@@ -324,7 +323,7 @@ proptest! {
         }
 
         let trace = BufReader::new(fs::File::open(&path).unwrap());
-        let (_, mut replay) = Replay::open(trace, std::sync::Arc::default(), |header| load(&NodeFacts::from(&header.node))).unwrap();
+        let (_, mut replay) = Replay::open(trace, std::sync::Arc::default(), None, |header| load(&NodeFacts::from(&header.node))).unwrap();
         let mut replayed = Vec::new();
         while replay.step().unwrap() {
             replayed.extend(state_changes(replay.transitions()));

@@ -19,7 +19,7 @@ use plimsoll::node::machine::MachineSettings;
 use plimsoll::standalone::host::{self, Machine};
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
-use plimsoll::standalone::policies::{self, Overrides};
+use plimsoll::standalone::policies;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -33,23 +33,15 @@ const POLICY: &str = "\
 {apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
   spec: {allowedActions: [evict], labelSelector: {}}}
 ";
-/// Evaluated once an hour.
 const THROTTLE: &str = "\
 {apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: slow},
   spec: {throttle: {cpuThrottle: {stepCPURatio: 30}}}}
 ---
 {apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: node},
-  spec: {evaluationPeriodSeconds: 3600,
-    rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 2}}]}}
+  spec: {rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 2}}]}}
 ---
 {apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all},
   spec: {allowedActions: [slow], labelSelector: {}}}
-";
-/// Never above its threshold.
-const OTHER_PERIOD: &str = "\
-{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: other},
-  spec: {evaluationPeriodSeconds: 5,
-    rules: [{name: load, actionName: slow, metricRule: {name: cpu_load_1_min, value: 1000}}]}}
 ";
 const POD: &str = "\
 {apiVersion: v1, kind: Pod, metadata: {name: batch, annotations: {plimsoll.dev/cgroup: batch}},
@@ -61,11 +53,18 @@ const fn at(seconds: u64) -> BootTime {
 }
 
 /// A machine whose memory is full, with one pod that uses some of it.
-struct FakeTree(TempDir);
+struct FakeTree {
+    dir: TempDir,
+    /// Time between two evaluations.
+    period: Duration,
+}
 
 impl FakeTree {
     fn new() -> Self {
-        let tree = Self(tempfile::tempdir().unwrap());
+        let tree = Self {
+            dir: tempfile::tempdir().unwrap(),
+            period: Duration::from_secs(10),
+        };
         tree.write("policies/p.yaml", POLICY);
         tree.write("pods/p.yaml", POD);
         tree.write(
@@ -84,7 +83,7 @@ impl FakeTree {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn write(&self, name: &str, text: &str) {
@@ -98,14 +97,10 @@ impl FakeTree {
     }
 
     fn open_with_problems(&self, preview: bool, problems: usize) -> Machine {
-        let overrides = Overrides {
-            period: None,
-            preview,
-        };
         let loaded = policies::load(
             &[self.path("policies")],
             &NodeFacts::default(),
-            overrides,
+            preview,
             &[],
         );
         assert_eq!(loaded.problems.len(), problems, "{:?}", loaded.problems);
@@ -122,6 +117,7 @@ impl FakeTree {
             node_address: Ipv4Addr::LOCALHOST.into(),
             state_dir: self.path("state"),
             sample_interval: Duration::from_secs(1),
+            evaluation_period: self.period,
             sample_everything: false,
             windows: std::sync::Arc::default(),
         };
@@ -185,7 +181,8 @@ fn an_inherited_grace_period_ends_with_a_kill_unless_preview() {
 
 #[test]
 fn a_throttle_lasts_until_the_next_evaluation() {
-    let tree = FakeTree::new();
+    let mut tree = FakeTree::new();
+    tree.period = Duration::from_hours(1);
     tree.write("policies/p.yaml", THROTTLE);
     tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
     tree.write("cgroup/batch/cpu.max", "max 100000\n");
@@ -204,11 +201,10 @@ fn a_throttle_lasts_until_the_next_evaluation() {
 /// Events of a minute with a throttle, whose text has this part.
 fn events_of_a_minute(
     tree: &FakeTree,
-    period: &str,
     part: &str,
     mut each_second: impl FnMut(u64),
 ) -> (Machine, Vec<String>) {
-    tree.write("policies/p.yaml", &THROTTLE.replace("3600", period));
+    tree.write("policies/p.yaml", THROTTLE);
     tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
     tree.write("cgroup/batch/cpu.max", "max 100000\n");
     let mut machine = tree.open(false);
@@ -228,7 +224,7 @@ fn events_of_a_minute(
 #[test]
 fn usage_above_a_quota_that_another_writer_reset_is_no_missing_effect() {
     let tree = FakeTree::new();
-    let (machine, found) = events_of_a_minute(&tree, "10", "no effect", |second| {
+    let (machine, found) = events_of_a_minute(&tree, "no effect", |second| {
         // As `systemctl daemon-reload` does; the pod uses what it gets until the next tick.
         if second == 15 || second == 25 {
             tree.write("cgroup/batch/cpu.max", "max 100000\n");
@@ -245,27 +241,21 @@ fn usage_above_a_quota_that_another_writer_reset_is_no_missing_effect() {
 #[test]
 fn a_pod_whose_usage_cannot_be_read_is_reported() {
     let tree = FakeTree::new();
-    tree.write("policies/other.yaml", OTHER_PERIOD);
-    let (machine, found) = events_of_a_minute(&tree, "20", "no effect", |_| {
+    let (machine, found) = events_of_a_minute(&tree, "no effect", |_| {
         tree.write("cgroup/batch/cpu.stat", "unreadable\n");
     });
     assert!(
         found[0].contains("its CPU usage cannot be read"),
         "{found:?}"
     );
-    assert_eq!(
-        found.len(),
-        1,
-        "evaluations of another rule change nothing: {found:?}"
-    );
+    assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(machine.ineffective()[0].cause.reason, "NotMeasured");
 }
 
 #[test]
 fn a_quota_that_a_sched_ext_scheduler_ignores_is_reported_with_its_cause() {
     let tree = FakeTree::new();
-    let policy = THROTTLE.replace("3600", "10");
-    tree.write("policies/p.yaml", &policy);
+    tree.write("policies/p.yaml", THROTTLE);
     tree.write("proc/loadavg", "9.00 9.00 9.00 1/1 1\n");
     tree.write("cgroup/batch/cpu.max", "max 100000\n");
     tree.write("cgroup/batch/cgroup.procs", "1\n");

@@ -188,7 +188,6 @@ fn pressure_rule(metric: &str, action: Action) -> Rule {
         ..action
     };
     Rule {
-        period: PERIOD,
         ..rule("node/pressure", metric, 10.0, action)
     }
 }
@@ -207,7 +206,7 @@ struct Loop {
 impl Loop {
     /// All pods but `important` may be throttled.
     fn new(testbed: Testbed, rule: Rule) -> Self {
-        let mut engine = Engine::new();
+        let mut engine = Engine::new().with_period(PERIOD);
         engine.set_policy(Arc::new(PolicySet {
             rules: vec![rule],
             pods: vec![crate::simulation::batch()],
@@ -333,7 +332,6 @@ fn throttled_on_a_saturated_node() -> Option<Loop> {
     testbed.cgroups.write(&greedy, weight, WEIGHT);
     testbed.burn("greedy", cpus());
     let rule = Rule {
-        period: PERIOD,
         ..rule("node/cpu", "cpu_total_usage", 500.0, idle_action(10, 90))
     };
     let mut node = Loop::new(testbed, rule);

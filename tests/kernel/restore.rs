@@ -12,7 +12,8 @@ use crate::engine_support::{policy, rule, throttling};
 use crate::kernel_support::{throttle, throttle_of_cgroups};
 use plimsoll::clock::boot_time;
 use plimsoll::crd::pod_facts::ContainerFacts;
-use plimsoll::engine::policy::{PolicySet, Rule, RuleId};
+use plimsoll::engine::DEFAULT_PERIOD;
+use plimsoll::engine::policy::{PolicySet, Rule};
 use plimsoll::engine::time::BootTime;
 use plimsoll::engine::units::MilliCpu;
 use plimsoll::node::actuate::throttle::Throttler;
@@ -87,9 +88,14 @@ impl TestNode {
     }
 
     fn machine(&self, policy: Arc<PolicySet>) -> host::Machine {
+        self.machine_every(DEFAULT_PERIOD, policy)
+    }
+
+    fn machine_every(&self, period: Duration, policy: Arc<PolicySet>) -> host::Machine {
         machine(
             self.hierarchy.clone(),
             self.state(),
+            period,
             policy,
             vec![self.pod()],
             self.now,
@@ -100,6 +106,7 @@ impl TestNode {
 fn machine(
     hierarchy: Hierarchy,
     state_dir: PathBuf,
+    evaluation_period: Duration,
     policy: Arc<PolicySet>,
     pods: Vec<Workload>,
     now: BootTime,
@@ -112,6 +119,7 @@ fn machine(
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir,
         sample_interval: Duration::from_secs(1),
+        evaluation_period,
         sample_everything: false,
         windows: std::sync::Arc::default(),
     };
@@ -137,12 +145,8 @@ fn count_events(
 #[test]
 fn a_throttle_outlives_its_lifetime_between_distant_evaluations() {
     let mut node = TestNode::throttled();
-    let rare = Rule {
-        id: RuleId::from("test/cpu"),
-        period: 40 * MINUTE,
-        ..rule("", "cpu_total_usage", 1.0, throttling(10, 10))
-    };
-    let mut machine = machine_of(&node, rare);
+    let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
+    let mut machine = node.machine_every(40 * MINUTE, policy(vec![rule]));
     machine.tick(node.now);
     let throttled = node.quota();
     assert_ne!(throttled, ORIGINAL);
@@ -215,6 +219,7 @@ fn a_restore_rejected_by_the_kernel_is_retried_without_rules() {
     let mut machine = machine(
         cgroups.hierarchy.clone(),
         state,
+        DEFAULT_PERIOD,
         Arc::default(),
         Vec::new(),
         now,
@@ -267,7 +272,14 @@ fn a_pod_quota_is_replaced_by_that_of_a_limited_container() {
         let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
         let pods = vec![workload(true)];
         let rules = policy(vec![rule]);
-        let mut machine = machine(cgroups.hierarchy.clone(), state, rules, pods, now);
+        let mut machine = machine(
+            cgroups.hierarchy.clone(),
+            state,
+            DEFAULT_PERIOD,
+            rules,
+            pods,
+            now,
+        );
         count_events(&mut machine, &mut now, Duration::from_secs(11), "");
         assert_eq!(cgroups.quota(&pod), "-1", "pause: {pause}");
         let main = cgroups.container(&pod, "main");
@@ -289,9 +301,8 @@ fn a_pod_quota_is_replaced_by_that_of_a_limited_container() {
 #[test]
 fn adopted_throttles_are_not_restored_before_an_evaluation() {
     let node = TestNode::throttled();
-    let mut slow = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
-    slow.period = MINUTE;
-    let mut machine = machine_of(&node, slow);
+    let rule = rule("test/cpu", "cpu_total_usage", 1.0, throttling(10, 10));
+    let mut machine = node.machine_every(MINUTE, policy(vec![rule]));
     // A slow start: the first tick is late.
     let events = machine.tick(node.now + Duration::from_secs(20));
     let texts: Vec<_> = events.iter().map(ToString::to_string).collect();

@@ -16,7 +16,7 @@ use plimsoll::node::machine::MachineSettings;
 use plimsoll::standalone::host;
 use plimsoll::standalone::pods::own::OwnCgroups;
 use plimsoll::standalone::pods::{self, manifests::Manifests};
-use plimsoll::standalone::policies::{self, Overrides};
+use plimsoll::standalone::policies;
 
 /// A series for each kind of source.
 const WINDOWS: &str = "\
@@ -34,16 +34,7 @@ fn machine(env: &Machine, threshold: &str) -> host::Machine {
         "policies/throttle.yaml",
         &throttle().replace("value: 1000", &format!("value: {threshold}")),
     );
-    let overrides = Overrides {
-        period: Some(Duration::from_millis(100)),
-        preview: false,
-    };
-    let loaded = policies::load(
-        &[env.path("policies")],
-        &NodeFacts::default(),
-        overrides,
-        &[],
-    );
+    let loaded = policies::load(&[env.path("policies")], &NodeFacts::default(), false, &[]);
     assert_eq!(loaded.problems, []);
     let parent = CgroupPath::new(&env.parent).unwrap();
     let own = OwnCgroups::read(Path::new("/proc"));
@@ -57,6 +48,7 @@ fn machine(env: &Machine, threshold: &str) -> host::Machine {
         node_address: Ipv4Addr::LOCALHOST.into(),
         state_dir: env.path("state"),
         sample_interval: Duration::from_millis(20),
+        evaluation_period: Duration::from_millis(100),
         sample_everything: false,
         windows: windows::read(WINDOWS).unwrap().into(),
     };

@@ -1,14 +1,16 @@
 //! The report of `plimsoll check`: findings with their position.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::sources::{Source, Sources};
+use crate::crd::duration::format_duration;
 use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
-use crate::engine::policy::NodeFacts;
+use crate::engine::policy::{NodeFacts, Rule, RuleId, Strategy};
 use crate::node::machine::messages::count;
 
 /// For actions with `idle: true`.
@@ -28,6 +30,9 @@ pub(in crate::cli) struct Report<'a> {
     /// What depends on the nodes and cannot be checked here.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'static str>,
+    /// The rules that evict.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    evictions: Vec<EarliestEviction>,
     #[serde(skip)]
     unreadable: usize,
     /// An object that is probably a policy could not be read as one.
@@ -35,6 +40,50 @@ pub(in crate::cli) struct Report<'a> {
     misread: bool,
     #[serde(skip)]
     locations: BTreeSet<ObjectRef>,
+}
+
+/// When a rule evicts first.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EarliestEviction {
+    rule: RuleId,
+    strategy: Strategy,
+    /// Evaluations after the one at which it is breached, if the breach lasts.
+    evaluations: u32,
+    /// Where memory is about to run out, it evicts before.
+    #[serde(skip)]
+    is_urgent: bool,
+}
+
+impl EarliestEviction {
+    fn of(rule: &Rule) -> Option<Self> {
+        Some(Self {
+            rule: rule.id.clone(),
+            strategy: rule.strategy,
+            evaluations: rule.evaluations_to_eviction()?,
+            is_urgent: rule.may_be_urgent(),
+        })
+    }
+
+    fn note(&self, period: Duration) -> String {
+        let verb = match self.strategy {
+            Strategy::Enforce => "evicts",
+            Strategy::Preview => "would evict",
+        };
+        let rule = &self.rule;
+        if self.evaluations == 0 {
+            return format!("note: {rule} {verb} as soon as it is breached");
+        }
+        let after = format_duration(period.saturating_mul(self.evaluations));
+        let urgent = if self.is_urgent {
+            ", or at once where memory is about to run out"
+        } else {
+            ""
+        };
+        format!(
+            "note: {rule} {verb} {after} after its breach at the earliest, if its milder steps do not help{urgent}"
+        )
+    }
 }
 
 /// A finding with its position.
@@ -83,7 +132,10 @@ impl<'a> Report<'a> {
         if !by_labels {
             objects = objects.for_every_node();
         }
-        report.add_all_together(&compile(&objects, node).findings, &locations);
+        let compiled = compile(&objects, node);
+        report.add_all_together(&compiled.findings, &locations);
+        let rules = compiled.policy.rules.iter();
+        report.evictions = rules.filter_map(EarliestEviction::of).collect();
         report.locations = locations.into_keys().collect();
         report.finish(sources);
         report
@@ -260,9 +312,10 @@ impl<'a> Report<'a> {
         (self.errors, self.warnings) = (count(Severity::Error), count(Severity::Warning));
     }
 
-    /// What depends on the nodes and cannot be checked here: no finding.
-    pub(in crate::cli) const fn note(&self) -> Option<&'static str> {
-        self.note
+    /// What is no finding: what depends on the nodes, and when rules evict that are evaluated at this period.
+    pub(in crate::cli) fn notes(&self, period: Duration) -> impl Iterator<Item = String> {
+        let evictions = self.evictions.iter().map(move |it| it.note(period));
+        self.note.map(str::to_owned).into_iter().chain(evictions)
     }
 
     /// The totals, in a sentence.

@@ -16,7 +16,6 @@ use crate::engine::policy::{Probe, Rule, RuleId, Strategy};
 use crate::engine::quantity::{Quantity, RawQuantity};
 use crate::engine::window::{CustomWindow, Statistic};
 
-const EVALUATION_PERIOD_SECONDS: i64 = 10;
 const LOCAL_CACHE_TTL_SECONDS: i64 = 60;
 const PROBE_TIMEOUT_SECONDS: i64 = 10;
 const THRESHOLD: i64 = 1;
@@ -80,7 +79,6 @@ impl RuleContext<'_> {
             restore_value: thresholds.restore_value.as_f64(),
             avoidance_threshold: threshold(rule.avoidance_threshold),
             restore_threshold: threshold(rule.restore_threshold.or(rule.restored_threshold)),
-            period: self.period(),
             sample_ttl: self.sample_ttl(),
             probe: self.probe.cloned(),
             action: action?,
@@ -175,21 +173,11 @@ impl RuleContext<'_> {
         action.cloned()
     }
 
-    fn period(&self) -> Duration {
-        let given = self.spec.evaluation_period_seconds;
-        seconds(given.unwrap_or(EVALUATION_PERIOD_SECONDS).max(1))
-    }
-
-    /// At least until the next evaluation, since answers of a probe are as old as that when they are evaluated.
     fn sample_ttl(&self) -> Duration {
         let probe = self.spec.node_quality_probe.as_ref();
         let local = probe.and_then(|probe| probe.node_local_get.as_ref());
         let given = local.and_then(|local| local.local_cache_ttl_seconds);
-        let given = seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1));
-        match self.probe {
-            Some(probe) => given.max(self.period() + probe.timeout),
-            None => given,
-        }
+        seconds(given.unwrap_or(LOCAL_CACHE_TTL_SECONDS).max(1))
     }
 }
 

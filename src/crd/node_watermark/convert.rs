@@ -230,7 +230,6 @@ fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
         restore_value: restore,
         avoidance_threshold: number("avoidanceThreshold", rule.avoidance_threshold, 1)?,
         restore_threshold: number("restoreThreshold", rule.restore_threshold, 1)?,
-        period: seconds("periodSeconds", rule.period_seconds)?,
         sample_ttl: seconds("sampleTTLSeconds", rule.sample_ttl_seconds)?,
         probe: rule.probe.as_ref().map(to_probe).transpose()?,
         action: find_action(&rule.action, actions)?,

@@ -1,5 +1,6 @@
 //! Evictions: each round settles before the next one starts, and evictions that do not lower the metric end.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::round::Round;
 use super::victim::{Skip, cpu_used, ranked_usage, unreclaimable_memory};
 use crate::engine::ledger::MIN_QUOTA;
-use crate::engine::metric::{ActionKind, RankBy, Resource};
+use crate::engine::metric::{ActionKind, RankBy};
 use crate::engine::plan::{Evict, PlanChange, Skipped};
 use crate::engine::pod::{PodUid, exit_time};
 use crate::engine::policy::RuleId;
@@ -29,6 +30,8 @@ const PAIR: u8 = 2;
 const MIN_FALL: f64 = 0.1;
 /// Evictions that did not help start again after this time, or eight cool-downs.
 const RESTART: Duration = Duration::from_mins(30);
+/// The owners that are remembered: more than a node has pods. Older ones leave, so that a breach that lasts takes no more memory.
+const MAX_OWNERS: usize = 256;
 /// A round that is asked for because memory runs out settles after this time.
 const URGENT_SETTLING: Duration = Duration::from_secs(10);
 
@@ -149,8 +152,8 @@ pub(in crate::engine) struct Evictions {
     was_hidden: bool,
     /// When two in a row had shown no effect.
     ended: Option<BootTime>,
-    /// The owners of evicted pods.
-    owners: Vec<Arc<str>>,
+    /// The owners of evicted pods, the last [`MAX_OWNERS`].
+    owners: VecDeque<Arc<str>>,
 }
 
 /// Two evictions in a row, and what was measured before the first.
@@ -194,7 +197,10 @@ impl Evictions {
         if let Some(owner) = &tracked.pod.owner
             && !self.owners.contains(owner)
         {
-            self.owners.push(Arc::clone(owner));
+            if self.owners.len() >= MAX_OWNERS {
+                self.owners.pop_front();
+            }
+            self.owners.push_back(Arc::clone(owner));
         }
         let pair = self.pair.filter(|pair| pair.evicted < PAIR);
         let pair = pair.unwrap_or(Pair {
@@ -475,11 +481,30 @@ impl Round<'_> {
     }
 }
 
-/// Whether a rule that measures this resource may evict before its position says so.
-pub(super) fn may_be_urgent(run: &Run) -> bool {
-    use crate::engine::metric::{Metric, Protected};
-    let metric = &run.rule.metric;
-    let is_memory = metric.resource() == Some(Resource::Memory)
-        || matches!(metric, Metric::Protected(Protected::MemoryStallMax));
-    is_memory && run.rule.uses(KIND)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::pod;
+
+    fn of_owner(owner: usize, seen: BootTime) -> Tracked {
+        let mut pod = pod("pod");
+        pod.owner = Some(owner.to_string().into());
+        Tracked::new(Arc::new(pod), seen)
+    }
+
+    #[test]
+    fn as_many_owners_are_remembered_as_a_node_has_pods() {
+        let start = BootTime::default();
+        let mut evictions = Evictions::default();
+        for owner in 0..10 * MAX_OWNERS {
+            evictions.record(&of_owner(owner, start), 20.0, 0, 0);
+            evictions.record(&of_owner(owner, start), 20.0, 0, 0);
+        }
+        assert_eq!(evictions.owners.len(), MAX_OWNERS);
+        evictions.ended = Some(start);
+        let newcomer = |owner| of_owner(owner, start + Duration::from_secs(1));
+        let last = 10 * MAX_OWNERS - 1;
+        assert!(!evictions.allow(&newcomer(last)), "it has lost a pod");
+        assert!(evictions.allow(&newcomer(last + 1)));
+    }
 }

@@ -28,7 +28,7 @@ pub(super) use self::round::{Buffers, Enforced, Round, RoundContext};
 pub(super) use self::victim::{cpu_used, unreclaimable_memory};
 
 use super::ledger::{Depth, FULL_RATIO};
-use super::metric::{ActionKind, Rung, RungUse};
+use super::metric::{ActionKind, Metric, Protected, Resource, Rung, RungUse};
 use super::pod::PodUid;
 use super::policy::Rule;
 use super::time::BootTime;
@@ -198,9 +198,17 @@ impl Rule {
         rungs.any(|rung| self.rung(rung) != RungUse::Unused)
     }
 
-    /// Evaluations from the first breach to the first possible eviction; `None` if it never evicts.
+    /// Evaluations from the one at which it is Breached to the first possible eviction, if the input stays above the
+    /// threshold; 0 if it evicts at that one, `None` if it never evicts.
     pub fn evaluations_to_eviction(&self) -> Option<u32> {
         let left = Ladder::default().evaluations_to_eviction(self)?;
-        Some(left + self.avoidance_threshold - 1)
+        Some(left.saturating_sub(1))
+    }
+
+    /// Whether it may evict before its position says so, where memory is about to run out.
+    pub fn may_be_urgent(&self) -> bool {
+        let is_memory = self.metric.resource() == Some(Resource::Memory)
+            || self.metric == Metric::Protected(Protected::MemoryStallMax);
+        is_memory && self.uses(ActionKind::Eviction)
     }
 }

@@ -173,7 +173,7 @@ impl Round<'_> {
         let tracked = self.pod(pod_index);
         let cgroups = &self.buffers.target_cgroups;
         let samples = || {
-            let baseline = tracked.baseline(self.ctx.period)?;
+            let baseline = tracked.baseline.as_ref()?;
             Some((baseline, tracked.sample(self.ctx.sample)?))
         };
         let measured = |cgroup: &ThrottledCgroup| {
@@ -214,7 +214,7 @@ impl Round<'_> {
             depth: to,
             before: from,
             step,
-            period: run.rule.period,
+            is_fast: false,
             retired: None,
         });
         let ratio = self.ratio_in_force(pod_index);
@@ -241,7 +241,7 @@ impl Round<'_> {
         let Some(now) = tracked.sample(ctx.sample) else {
             return false;
         };
-        let before = tracked.baseline(ctx.period);
+        let before = tracked.baseline.as_ref();
         let measured = |target_cgroup: &TargetCgroupSample| {
             if now.target_cgroups.len() == 1 {
                 return Some(uses);

@@ -47,7 +47,11 @@ impl RestorePass<'_> {
         let to = match claim.retired {
             Some(due) if due > self.ctx.now => return None,
             Some(due) => {
-                claim.retired = Some(next_due_after(due, claim.period, self.ctx.now));
+                claim.retired = Some(next_due_after(
+                    due,
+                    claim.interval(self.ctx.period),
+                    self.ctx.now,
+                ));
                 claim.depth.raise(claim.step)
             }
             None => self.depth_for_rule(find(runs, claim)?, claim.depth),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::evict::{Rounds, may_be_urgent};
+use super::evict::Rounds;
 use super::quota::Released;
 use super::victim::{Skip, sort};
 use super::{MemoryForecast, Outcome};
@@ -24,7 +24,7 @@ pub(in crate::engine) struct RoundContext<'a> {
     pub(in crate::engine) now: BootTime,
     pub(in crate::engine) sample: &'a Sample,
     pub(in crate::engine) pods: &'a TrackedPods,
-    /// The period over which pod usage is measured.
+    /// The time between two evaluations.
     pub(in crate::engine) period: Duration,
     pub(in crate::engine) unknown_limit: Duration,
     pub(in crate::engine) forecast: &'a MemoryForecast,
@@ -249,7 +249,7 @@ impl Round<'_> {
             return false;
         }
         for run in runs {
-            if !(self.covers(run) && run.is_acting() && may_be_urgent(run)) {
+            if !(self.covers(run) && run.is_acting() && run.rule.may_be_urgent()) {
                 continue;
             }
             let grace = run.rule.action.eviction.and_then(|it| it.grace);

@@ -30,7 +30,7 @@ fn claim(rule: &str, ratio: u8, idle: bool) -> Claim {
         depth,
         before: depth,
         step: 10,
-        period: Duration::from_secs(10),
+        is_fast: false,
         retired: None,
     }
 }

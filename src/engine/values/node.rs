@@ -184,13 +184,20 @@ impl<'a> NodeValues<'a> {
         };
         for series in answer.series.iter().filter(|series| series.name == *name) {
             if self.selects(&SeriesLabels(&series.labels)) {
-                fold.add(if self.stale(answer.at) {
+                fold.add(if self.is_probe_stale(answer.at) {
                     Err(Unknown::Stale)
                 } else {
                     finite(series.value)
                 });
             }
         }
+    }
+
+    /// Answers are valid at least until the next evaluation, since they are as old as that when they are evaluated.
+    fn is_probe_stale(&self, at: BootTime) -> bool {
+        let timeout = self.query.probe.map_or(Duration::ZERO, |it| it.timeout);
+        let min_ttl = self.interval.period + timeout;
+        self.interval.now.since(at) > self.query.sample_ttl.max(min_ttl)
     }
 
     pub(super) fn probe_sample(&self) -> Option<&'a ProbeSample> {

@@ -64,6 +64,8 @@ pub struct MachineSettings {
     pub state_dir: PathBuf,
     /// Maximum interval between samples of the node.
     pub sample_interval: Duration,
+    /// Time between two evaluations of the rules, at least 100 ms.
+    pub evaluation_period: Duration,
     /// Sample the pods and everything that any policy could use every time, for recordings.
     pub sample_everything: bool,
     /// The windows of the node's settings.
@@ -151,7 +153,7 @@ impl<O: Backend> Machine<O> {
         let hierarchy = settings.hierarchy.clone();
         let (actuators, recovered) = Actuators::open(&settings.state_dir, hierarchy.clone(), now)?;
         let mut machine = Self {
-            engine: Engine::new(),
+            engine: Engine::new().with_period(settings.evaluation_period),
             policy: Arc::default(),
             demand: Demand::default(),
             report_demand: Demand::default(),

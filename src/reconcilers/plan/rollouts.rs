@@ -87,13 +87,23 @@ pub struct Advance {
 }
 
 /// All rollouts in progress.
-#[derive(Default)]
 pub struct Rollouts {
     by_object: BTreeMap<Key, Rollout>,
     targets: TargetCache,
+    /// Time between two evaluations of the agents.
+    evaluation_period: Duration,
 }
 
 impl Rollouts {
+    /// No rollouts, of agents that evaluate their rules at this period.
+    pub fn new(evaluation_period: Duration) -> Self {
+        Self {
+            evaluation_period,
+            by_object: BTreeMap::new(),
+            targets: TargetCache::default(),
+        }
+    }
+
     pub fn get(&self, key: &Key) -> Option<&Rollout> {
         self.by_object.get(key)
     }
@@ -177,7 +187,7 @@ impl Rollouts {
             return None;
         }
         let nodes = view.changed_by(&key, edit, origin);
-        let slowest = view.slowest(&key, &nodes);
+        let slowest = view.slowest(&key, &nodes, self.evaluation_period);
         let has_it = |node: &str| view.has_it(node, edit);
         let mut rollout = Rollout::new(nodes, slowest, edit.before.clone());
         if rollout.phase() == RolloutPhase::Done {
@@ -371,7 +381,7 @@ impl RolloutInput<'_> {
     }
 
     /// The longest threshold x period of an object's enforced rules; for a `PodQOS` of all rules of its nodes.
-    fn slowest(&self, key: &Key, nodes: &BTreeMap<String, bool>) -> Duration {
+    fn slowest(&self, key: &Key, nodes: &BTreeMap<String, bool>, period: Duration) -> Duration {
         let prefix = format!("{}/", key.1);
         let contents = nodes
             .keys()
@@ -384,7 +394,7 @@ impl RolloutInput<'_> {
         rules
             .filter(|rule| rule.strategy == Strategy::Enforce)
             .filter(|rule| key.0 == Kind::PodQos || rule.id.0.starts_with(&prefix))
-            .map(|rule| rule.period.saturating_mul(rule.avoidance_threshold))
+            .map(|rule| period.saturating_mul(rule.avoidance_threshold))
             .max()
             .unwrap_or_default()
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cap::Cap;
+use crate::engine::DEFAULT_PERIOD;
 use crate::engine::window::CustomWindow;
 
 /// Settings of the controller.
@@ -15,6 +16,8 @@ pub struct ControllerSettings {
     pub max_unschedulable: Cap,
     /// The taint of an agent that was last seen this long ago is removed.
     pub dead_agent_after: Duration,
+    /// The time between two evaluations of every agent.
+    pub evaluation_period: Duration,
     /// The windows that every agent has; `None` if they are not known.
     pub windows: Option<Arc<[CustomWindow]>>,
 }
@@ -25,6 +28,7 @@ impl Default for ControllerSettings {
             rollout_nodes_per_second: 100.0,
             max_unschedulable: Cap::Percent(30),
             dead_agent_after: Duration::from_mins(10),
+            evaluation_period: DEFAULT_PERIOD,
             windows: None,
         }
     }

@@ -76,7 +76,6 @@ pub fn is_tighter(rule: &Rule, before: Option<&Rule>) -> bool {
         || rule.restore_value < before.restore_value
         || rule.avoidance_threshold < before.avoidance_threshold
         || rule.restore_threshold > before.restore_threshold
-        || rule.period < before.period
         // Accepts samples that were too old before.
         || rule.sample_ttl > before.sample_ttl
         || is_active_longer(rule, before)
@@ -168,7 +167,6 @@ mod tests {
             restore_value: 4000.0,
             avoidance_threshold: 2,
             restore_threshold: 1,
-            period: Duration::from_secs(10),
             sample_ttl: Duration::from_mins(1),
             probe: None,
             action: Arc::new(Action {

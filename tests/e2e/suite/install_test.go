@@ -353,7 +353,6 @@ var invalid = []struct{ name, kind, spec, field, fix string }{
 	{"a low threshold above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
 	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"None", "Preview"`},
 	{"a threshold of 0", "NodeQOS", "{rules: [{name: a, actionName: b, avoidanceThreshold: 0, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].avoidanceThreshold", "greater than or equal to 1"},
-	{"a period of 0", "NodeQOS", "{evaluationPeriodSeconds: 0, rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.evaluationPeriodSeconds", "greater than or equal to 1"},
 	{"an unknown scope", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Colour, operator: In, values: [red]}]}}", "spec.scopeSelector.matchExpressions[0].scopeName", "QOSClass"},
 	{"In without values", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In}]}}", "spec.scopeSelector.matchExpressions[0]", "values"},
 	{"a priority that is no number", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Priority, operator: In, values: [high]}]}}", "spec.scopeSelector.matchExpressions[0]", "-100"},

@@ -221,7 +221,7 @@ func installWith(budgets string) error {
 		return err
 	}
 	args := []string{"upgrade", "--install", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--wait", "--timeout", "240s", "--values", "-",
-		"--set", "agent.podMetrics=true,waitForAgents.timeoutSeconds=120"} // panels of the dashboard show individual pods
+		"--set", "agent.podMetrics=true,agent.evaluationPeriod=1s,waitForAgents.timeoutSeconds=120"} // panels of the dashboard show individual pods
 	if given == "" {
 		ours, err := values(repository, tag)
 		if err == nil {

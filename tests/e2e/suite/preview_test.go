@@ -271,7 +271,6 @@ kind: NodeQOS
 metadata: {name: %[1]s, labels: {e2e: %[1]s}}
 spec:
   selector: {matchLabels: {kubernetes.io/hostname: %[2]s}}
-  evaluationPeriodSeconds: 1
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[3]s, port: 80, path: /metrics}}
   rules:
   - {name: busy, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s-throttle, strategy: Preview, metricRule: {name: cpu_total_utilization, value: 1}}

@@ -166,7 +166,7 @@ func (s *scene) rule(name string, r rule) {
 	if r.threshold == 0 {
 		r.threshold = threshold
 	}
-	s.policy("NodeQOS", name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s, %s}}, evaluationPeriodSeconds: 1,
+	s.policy("NodeQOS", name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s, %s}},
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %s, port: 80, path: /metrics}},
   rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, strategy: %s, metricRule: {name: %s, value: %d}}]}`,
 		s.node, r.labels, gaugeAddress, r.action, r.strategy, r.metric, r.threshold))

@@ -97,7 +97,7 @@ func TestNodeExporterIsProbedWithoutHost(t *testing.T) {
 		}
 		expose(cold)
 		s.action(s.name, "{coolDownSeconds: 2, disableScheduling: {effect: PreferNoSchedule}}")
-		s.policy("NodeQOS", s.name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s}}, evaluationPeriodSeconds: 1,
+		s.policy("NodeQOS", s.name, fmt.Sprintf(`{selector: {matchLabels: {kubernetes.io/hostname: %s}},
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {port: %d, path: /metrics}},
   rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %s, metricRule: {name: room_celsius, value: %d}}]}`,
 			node, exporterPort, s.name, threshold))

@@ -359,8 +359,7 @@ fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
     let throttle = json!({"throttle": {"cpuThrottle": {}}});
     cluster.apply(Kind::AvoidanceAction, "throttle", &throttle);
     let mut slow = node_qos(Some("b"), "throttle", 4000, "None");
-    slow["rules"][0]["avoidanceThreshold"] = json!(30);
-    slow["evaluationPeriodSeconds"] = json!(60);
+    slow["rules"][0]["avoidanceThreshold"] = json!(180);
     let fast = node_qos(Some("a"), "throttle", 4000, "None");
     cluster.apply(Kind::NodeQos, "fast", &fast);
     cluster.apply(Kind::NodeQos, "slow", &slow);

@@ -56,7 +56,6 @@ fn the_throttle_policy_of_the_guide_compiles_to_one_rule() {
     assert_eq!(rule.metric, Metric::CpuUsage);
     assert_eq!((rule.threshold, rule.restore_value), (6000.0, 6000.0));
     assert_eq!((rule.avoidance_threshold, rule.restore_threshold), (2, 2));
-    assert_eq!(rule.period, Duration::from_secs(10));
     assert_eq!(rule.sample_ttl, Duration::from_mins(1));
     assert_eq!(rule.strategy, Strategy::Enforce);
     assert_eq!(rule.action.scheduling, None);
@@ -440,15 +439,21 @@ fn a_probe_without_a_host_has_no_host_in_its_url() {
 }
 
 #[test]
-fn answers_of_a_probe_are_valid_until_the_next_evaluation() {
+fn a_period_of_one_node_qos_is_not_enforced() {
     let mut objects = guide_throttle();
     objects[1]["spec"]["evaluationPeriodSeconds"] = json!(120);
-    objects[1]["spec"]["nodeQualityProbe"] = json!({
-        "timeoutSeconds": 5, "httpGet": {"port": 9100}, "nodeLocalGet": {"localCacheTTLSeconds": 60},
-    });
-    let compiled = compiled(objects);
-    let rule = &compiled.policy.rules[0];
-    assert_eq!(rule.sample_ttl, Duration::from_secs(125));
+    let compiled = compile(&Objects::from_values(objects), &NodeFacts::default());
+    assert_eq!(compiled.policy.rules.len(), 1);
+    let mut findings = compiled.findings.iter();
+    let found = findings
+        .find(|it| it.reason == Reason::FieldsNotEnforced)
+        .unwrap();
+    assert_eq!(found.path, "spec.evaluationPeriodSeconds");
+    assert!(
+        found.message.contains("agent.evaluationPeriod"),
+        "{}",
+        found.message
+    );
 }
 
 /// This many `NodeQOS` objects with 60 rules each.

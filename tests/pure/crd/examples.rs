@@ -62,7 +62,6 @@ fn rule(id: &str, metric: Metric, threshold: f64, thresholds: (u32, u32), action
         restore_value: threshold,
         avoidance_threshold: thresholds.0,
         restore_threshold: thresholds.1,
-        period: secs(10),
         sample_ttl: secs(60),
         probe: None,
         action: Arc::new(action),
@@ -254,7 +253,6 @@ fn pressure() {
     let delay = Metric::Protected(Protected::CpuDelayMax);
     let expected = Rule {
         restore_value: 5.0,
-        period: secs(5),
         ..rule(
             "cpu-pressure/protected-wait",
             delay,
@@ -330,7 +328,6 @@ fn services() {
     let delay = Metric::Protected(Protected::CpuDelayP95);
     let expected = Rule {
         restore_value: 2.0,
-        period: secs(5),
         ..rule("services/services-wait", delay, 5.0, (2, 6), throttles)
     };
     assert_eq!(policy.rules, [expected]);
@@ -399,7 +396,6 @@ fn node_probe() {
     let expected = Rule {
         series: Some(sensor),
         restore_value: 75.0,
-        period: secs(15),
         probe: Some(probe),
         ..rule("temperature/package-hot", metric, 82.5, (4, 8), throttles)
     };

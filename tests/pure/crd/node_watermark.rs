@@ -113,13 +113,13 @@ prop_compose! {
     fn rule()(
         id in "[a-z]{1,6}/[a-z]{1,6}", metric in metric(), series in option::of(selector()),
         (threshold, low) in (1e-3..1e15f64, 0.0..1.0f64), given: bool, avoidance_threshold in 1u32..,
-        restore_threshold in 1u32.., (period, sample_ttl) in (seconds(), seconds()), probe in option::of(probe()),
+        restore_threshold in 1u32.., sample_ttl in seconds(), probe in option::of(probe()),
         action in action(), preview: bool, active_during in vec(hours(), 0..3),
     ) -> Rule {
         Rule {
             id: RuleId::from(id.as_str()), metric, series, threshold,
             restore_value: if given { threshold * low } else { threshold },
-            avoidance_threshold, restore_threshold, period, sample_ttl, probe, action: Arc::new(action),
+            avoidance_threshold, restore_threshold, sample_ttl, probe, action: Arc::new(action),
             strategy: if preview { Mode::Preview } else { Mode::Enforce }, active_during,
         }
     }
@@ -269,7 +269,7 @@ proptest! {
 }
 
 /// The fields of rules that agents know which do not read `value` and `restoreValue`.
-const FIELDS_BEFORE: [&str; 15] = [
+const FIELDS_BEFORE: [&str; 14] = [
     "id",
     "metric",
     "fromProbe",
@@ -279,7 +279,6 @@ const FIELDS_BEFORE: [&str; 15] = [
     "restore",
     "avoidanceThreshold",
     "restoreThreshold",
-    "periodSeconds",
     "sampleTTLSeconds",
     "probe",
     "action",
@@ -306,7 +305,6 @@ fn scheduling_rule(name: &str) -> Rule {
         restore_value: 3000.0,
         avoidance_threshold: 2,
         restore_threshold: 2,
-        period: Duration::from_secs(10),
         sample_ttl: Duration::from_mins(1),
         probe: None,
         action: Arc::new(Action {

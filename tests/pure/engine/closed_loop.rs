@@ -766,9 +766,9 @@ fn after_an_evicted_pod_that_does_not_terminate_another_one_is_evicted() {
 #[test]
 fn with_a_long_period_too_another_pod_is_evicted_next() {
     let workers = vec![batch("a", 3.0), batch("b", 1.0), important(2.0)];
-    let mut rules = rules_for("cpu_total_usage", 3000.0, eviction_action(1));
-    rules[0].period = Duration::from_mins(2);
+    let rules = rules_for("cpu_total_usage", 3000.0, eviction_action(1));
     let mut sim = Simulation::new(8, rules, workers);
+    sim.engine = std::mem::take(&mut sim.engine).with_period(Duration::from_mins(2));
     sim.ineffective = Some(ActionKind::Eviction);
     while sim.evicted.len() < 2 {
         sim.tick();

@@ -161,7 +161,7 @@ fn time_to_restore(rules: &[Rule]) -> Duration {
         let steps = 100_u32.div_ceil(u32::from(step)) + 1 + rule.restore_threshold;
         // After relapses the cool-down is up to 8 times as long.
         let doubled = if rule.action.throttle.is_some() { 8 } else { 1 };
-        rule.period * (steps + 3) + rule.action.cool_down * doubled
+        PERIOD * (steps + 3) + rule.action.cool_down * doubled
     };
     rules.iter().map(of).max().unwrap_or_default()
 }

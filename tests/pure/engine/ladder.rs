@@ -90,8 +90,8 @@ fn the_first_eviction_comes_140_s_after_the_breach() {
     }
     assert_eq!(sim.evicted[0].0 - breached, 14 * PERIOD);
     assert_eq!(promised, sim.evicted[0].0, "the status said so");
-    let periods = rules[0].evaluations_to_eviction().unwrap();
-    assert_eq!(u64::from(periods - 1), 14, "and so does check");
+    let evaluations = rules[0].evaluations_to_eviction();
+    assert_eq!(evaluations, Some(14), "and so does check");
     let throttles = sim.plan.throttles.iter();
     assert!(throttles.clone().all(|it| it.ratio == 10 && it.is_lowest()));
 }
@@ -394,6 +394,115 @@ fn memory_that_grows_slowly_is_evicted_for_one_pod_at_a_time() {
     }
 }
 
+/// A node whose important pod grows steadily, beside equal batch pods.
+#[derive(Clone, Copy, Debug)]
+struct Growth {
+    /// The node's memory in bytes.
+    node: u64,
+    /// Share of it by which the important pod grows in a second.
+    share: f64,
+    /// Of the rule, in percent.
+    threshold: f64,
+    victims: u64,
+    /// Grace period of the batch pods in seconds.
+    grace: u64,
+    /// Memory in use at the start, as a share of the threshold.
+    used: f64,
+}
+
+impl Growth {
+    fn each_second(self) -> u64 {
+        (self.node as f64 * self.share) as u64
+    }
+
+    /// Each batch pod holds twice what grows in a minute, where all of them then fit below the threshold.
+    fn simulation(self) -> Simulation {
+        let fits = self.node as f64 * self.threshold / 100.0 / self.victims as f64;
+        let held = (self.each_second() * 120).min(fits as u64);
+        let mut workers: Vec<_> = (0..self.victims)
+            .map(|i| {
+                let mut worker = batch(&format!("b{i}"), 0.1);
+                worker.memory = held;
+                worker.lingers = self.grace;
+                worker.pod.grace = Duration::from_secs(self.grace);
+                worker
+            })
+            .collect();
+        let used = self.node as f64 * self.threshold / 100.0 * self.used;
+        workers.push(Worker {
+            memory: (used as u64).saturating_sub(held * self.victims),
+            ..important(0.1)
+        });
+        let rules = one_rule(
+            "memory_total_utilization",
+            self.threshold,
+            eviction_action(1),
+        );
+        let mut sim = Simulation::new(4, rules, workers);
+        sim.memory = self.node;
+        sim
+    }
+
+    /// Lets it grow for a second; returns what is left.
+    fn tick(self, sim: &mut Simulation) -> u64 {
+        sim.worker("important").memory += self.each_second();
+        sim.tick();
+        let used: u64 = sim.workers.iter().map(|it| it.memory).sum();
+        self.node.saturating_sub(used)
+    }
+}
+
+fn growth(share: std::ops::Range<f64>) -> impl Strategy<Value = Growth> {
+    let size = (8..128_u64, share, 40.0..85.0_f64);
+    (size, 1..8_u64, 1..6_u64, 0.5..1.0_f64).prop_map(
+        |((gib, share, threshold), victims, grace, used)| Growth {
+            node: gib * GIB,
+            share,
+            threshold,
+            victims: victims
+                .min((threshold / 100.0 / (share * 120.0)) as u64)
+                .max(1),
+            grace,
+            used,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// The kubelet evicts nobody while there is a pod that the rule may evict.
+    #[test]
+    fn memory_that_grows_slowly_never_reaches_the_threshold_of_the_kubelet(growth in growth(0.0003..0.003)) {
+        let mut sim = growth.simulation();
+        for _ in 0..900 {
+            let left = growth.tick(&mut sim);
+            if sim.evicted.len() as u64 == growth.victims {
+                break;
+            }
+            prop_assert!(left > 100 * MIB, "{left} bytes at {}", sim.now);
+        }
+    }
+
+    /// The request does not wait for a rung or a round.
+    #[test]
+    fn memory_that_grows_fast_is_evicted_for_in_the_first_evaluation_that_foresees_it(growth in growth(0.003..0.03)) {
+        let mut sim = growth.simulation();
+        let ahead = growth.each_second() * (30 + growth.grace);
+        for second in 0..300 {
+            let left = growth.tick(&mut sim);
+            let foreseen = second > 10 && left < ahead + 90 * MIB;
+            let is_breached = report(&sim).state == RuleState::Breached;
+            if sim.plan.evaluated && is_breached && foreseen {
+                prop_assert!(!sim.evicted.is_empty(), "{left} bytes at {}", sim.now);
+            }
+            if !sim.evicted.is_empty() {
+                break;
+            }
+        }
+    }
+}
+
 // ---- Rounds and terminating pods --------------------------------------------------------------------------------
 
 #[test]
@@ -479,7 +588,7 @@ fn job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Nothing is evicted while a victim that could be throttled is not at its lowest, nor what uses nothing, nor more than
     /// two without effect.

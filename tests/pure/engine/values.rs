@@ -532,18 +532,28 @@ fn evaluations_have_a_fixed_schedule() {
 }
 
 #[test]
-fn rules_with_different_periods_have_their_own_intervals() {
-    let slow = Rule {
-        period: PERIOD * 3,
-        ..rule("n/slow", "cpu_total_usage", 5000.0, action("x"))
-    };
-    let mut node = Node::new(vec![watch("cpu_total_usage"), slow], Vec::new());
-    node.at(0);
-    node.at(1000);
-    node.at(2000);
-    node.at(6000);
+fn the_period_of_the_node_is_the_interval_of_all_rules() {
+    let other = rule("n/other", "cpu_total_usage", 5000.0, action("x"));
+    let mut node = Node::new(vec![watch("cpu_total_usage"), other], Vec::new());
+    node.engine = std::mem::take(&mut node.engine).with_period(PERIOD * 3);
+    let evaluated = [0, 1000, 2000, 6000].map(|cpu| node.at(cpu).evaluated);
+    assert_eq!(evaluated, [true, false, false, true]);
     let values: Vec<_> = node.engine.reports().map(|report| report.value).collect();
-    assert_eq!(values, [Some(6000.0), Some(3000.0)]);
+    assert_eq!(values, [Some(3000.0), Some(3000.0)]);
+}
+
+#[test]
+fn answers_of_a_probe_are_valid_until_the_next_evaluation() {
+    for (age, value) in [(PERIOD * 12, Some(7.0)), (PERIOD * 13, None)] {
+        let mut node = Node::new(vec![probing()], Vec::new());
+        node.engine = std::mem::take(&mut node.engine).with_period(PERIOD * 12);
+        node.advance(PERIOD * 13);
+        probe(&[("a", 7.0)])(&mut node.sample);
+        node.sample.probes[0].at = node.now.before(age);
+        node.step();
+        let report = node.engine.reports().next().unwrap();
+        assert_eq!(report.value, value, "{age:?} old");
+    }
 }
 
 #[test]

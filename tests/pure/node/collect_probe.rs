@@ -99,7 +99,6 @@ fn rule(probe: Probe, series: &str) -> Rule {
         restore_value: 1.0,
         avoidance_threshold: 1,
         restore_threshold: 1,
-        period: Duration::from_secs(10),
         sample_ttl: Duration::from_mins(1),
         probe: Some(probe),
         action: Arc::new(Action {

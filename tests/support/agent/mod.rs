@@ -193,6 +193,7 @@ impl Node {
         command.args(["agent", "--node-name", NODE]);
         for (name, value) in [
             ("--sample-interval", PathBuf::from("200ms")),
+            ("--evaluation-period", "1s".into()),
             ("--cgroup-root", "/sys/fs/cgroup".into()),
             ("--kubelet-cgroup-root", self.machine.parent.clone().into()),
             ("--proc-root", self.machine.path("proc")),
@@ -283,7 +284,7 @@ pub fn evicting() -> Value {
 pub fn rule(id: &str, action: &str) -> Value {
     json!({
         "id": id, "metric": "cpu_total_usage", "watermark": 1000.0, "avoidanceThreshold": 1,
-        "restoreThreshold": 1, "periodSeconds": 1, "sampleTTLSeconds": 60, "action": action, "strategy": "None",
+        "restoreThreshold": 1, "sampleTTLSeconds": 60, "action": action, "strategy": "None",
     })
 }
 

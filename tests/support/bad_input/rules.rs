@@ -267,15 +267,6 @@ pub fn rules() -> Vec<Case> {
             "spec.nodeQualityProbe.httpGet.host",
             "without scheme",
         ),
-        (
-            "period 0",
-            object(
-                "NodeQOS",
-                "{evaluationPeriodSeconds: 0, rules: [{name: a, actionName: b, metricRule: {name: c, value: 1}}]}",
-            ),
-            "spec.evaluationPeriodSeconds",
-            "write for example 10",
-        ),
     ];
     let all = thresholds.into_iter().chain(rule_cases);
     all.map(|(name, text, path, part)| rejected(name, text, path, part))

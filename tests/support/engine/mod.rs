@@ -41,7 +41,6 @@ pub fn rule(id: &str, metric: &str, threshold: f64, action: Action) -> Rule {
         restore_value: threshold,
         avoidance_threshold: 1,
         restore_threshold: 1,
-        period: PERIOD,
         sample_ttl: Duration::from_mins(1),
         probe: None,
         action: Arc::new(action),

@@ -161,12 +161,11 @@ fn one_rule() -> impl Strategy<Value = Rule> {
             eviction_action(1)
         )),
     ];
-    (kind, 1_u32..3, 1_u32..3, 0.5..=1.0_f64, 5_u64..40, 1_u32..3).prop_map(
-        |(mut rule, avoidance, restore, low, cool_down, periods)| {
+    (kind, 1_u32..3, 1_u32..3, 0.5..=1.0_f64, 5_u64..40).prop_map(
+        |(mut rule, avoidance, restore, low, cool_down)| {
             rule.avoidance_threshold = avoidance;
             rule.restore_threshold = restore;
             rule.restore_value = rule.threshold * low;
-            rule.period = PERIOD * periods;
             Arc::make_mut(&mut rule.action).cool_down = Duration::from_secs(cool_down);
             rule
         },

@@ -33,7 +33,6 @@ fn policy() -> PolicySet {
         restore_value: 4000.0,
         avoidance_threshold: 1,
         restore_threshold: 1,
-        period: Duration::from_secs(10),
         sample_ttl: Duration::from_mins(1),
         probe: None,
         action: Arc::new(action),

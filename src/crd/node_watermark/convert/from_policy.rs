@@ -120,7 +120,6 @@ impl From<&Rule> for WatermarkRule {
             restore,
             avoidance_threshold: i64::from(rule.avoidance_threshold),
             restore_threshold: i64::from(rule.restore_threshold),
-            period_seconds: seconds(rule.period),
             sample_ttl_seconds: seconds(rule.sample_ttl),
             probe: rule.probe.as_ref().map(probe),
             action: rule.action.name.clone(),

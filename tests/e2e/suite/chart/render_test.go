@@ -219,13 +219,13 @@ func missing(message, object, name string) bool {
 
 func TestBoundaryValuesAreAcceptedAndReachTheirFlags(t *testing.T) {
 	flags := map[string]string{
-		"agent.sampleInterval": "--sample-interval", "agent.leaseRenewInterval": "--lease-renew-interval", "leases.namespace": "--lease-namespace",
+		"agent.sampleInterval": "--sample-interval", "agent.evaluationPeriod": "--evaluation-period", "agent.leaseRenewInterval": "--lease-renew-interval", "leases.namespace": "--lease-namespace",
 		"controller.maxUnschedulable": "--max-unschedulable", "controller.rolloutNodesPerSecond": "--rollout-nodes-per-second",
 		"evictionBudget.fleet": "--eviction-budget-fleet", "evictionBudget.zone": "--eviction-budget-zone", "evictionBudget.node": "--eviction-budget-node",
 		"evictionBudget.namespace": "--eviction-budget-namespace", "evictionBudget.owner": "--eviction-budget-owner",
 	}
 	for _, values := range []string{
-		"agent.sampleInterval=1ms,agent.leaseRenewInterval=10s,controller.maxUnschedulable=1%,controller.rolloutNodesPerSecond=1",
+		"agent.sampleInterval=1ms,agent.evaluationPeriod=100ms,agent.leaseRenewInterval=10s,controller.maxUnschedulable=1%,controller.rolloutNodesPerSecond=1",
 		"agent.sampleInterval=1m30s,agent.leaseRenewInterval=120s,controller.maxUnschedulable=100%,leases.namespace=heartbeats",
 		"controller.maxUnschedulable=3,agent.leaseRenewInterval=1m59s,evictionBudget.fleet=1000/1h,evictionBudget.zone=0/1s,evictionBudget.node=9/3600s",
 		"agent.leaseRenewInterval=2m,evictionBudget.namespace=8/60m,evictionBudget.owner=7/59m59s,evictionBudget.fleet=6/1m0s",

@@ -1,4 +1,4 @@
-//! Rules with the same period are evaluated together, at fixed times.
+//! All rules of a node are evaluated together, at fixed times.
 
 use std::time::Duration;
 
@@ -7,9 +7,12 @@ use super::sample::{NodeSample, Sample};
 use super::time::BootTime;
 use super::values::{Baseline, GAP_PERIODS};
 
-/// The rules with one period.
+/// The time between two evaluations, unless the node is given another.
+pub const DEFAULT_PERIOD: Duration = Duration::from_secs(10);
+
+/// When the rules are evaluated, and what was sampled since.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct Schedule {
     pub(super) period: Duration,
     /// `None` before the first evaluation, which is due immediately.
     pub(super) next_due: Option<BootTime>,
@@ -17,7 +20,7 @@ pub(super) struct Group {
     pub(super) baseline: Baseline,
     /// Statistics of the samples since the last evaluation.
     pub(super) stats: IntervalStats,
-    /// Due in the current evaluation.
+    /// The rules are due in the current step, which may also be only for what is restored.
     pub(super) due: bool,
     /// More than three periods have passed since the last evaluation, so this one is not counted.
     pub(super) gap: bool,
@@ -46,10 +49,10 @@ impl IntervalStats {
     }
 }
 
-impl Group {
-    pub(super) fn new(period: Duration) -> Self {
+impl Default for Schedule {
+    fn default() -> Self {
         Self {
-            period,
+            period: DEFAULT_PERIOD,
             next_due: None,
             last: None,
             baseline: Baseline::default(),
@@ -58,16 +61,26 @@ impl Group {
             gap: false,
         }
     }
+}
 
+impl Schedule {
     /// Continues after another process that evaluated last at about `last`.
     pub(super) const fn resume(&mut self, last: Option<BootTime>) {
         self.last = last;
     }
 
-    /// Starts an evaluation if one is due.
-    pub(super) fn start(&mut self, now: BootTime) {
+    /// Forgets when rules were evaluated: there are none, and the next one is evaluated immediately.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            period: self.period,
+            ..Self::default()
+        };
+    }
+
+    /// Starts a step; the rules, if there are any, may be due in it.
+    pub(super) fn start(&mut self, now: BootTime, has_rules: bool) {
         let max_interval = self.period.saturating_mul(GAP_PERIODS);
-        self.due = self.next_due.is_none_or(|due| due <= now);
+        self.due = has_rules && self.next_due.is_none_or(|due| due <= now);
         self.gap = self.due && self.last.is_some_and(|last| now.since(last) > max_interval);
     }
 
