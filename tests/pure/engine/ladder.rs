@@ -588,7 +588,7 @@ fn job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Nothing is evicted while a victim that could be throttled is not at its lowest, nor what uses nothing, nor more than
     /// two without effect.
