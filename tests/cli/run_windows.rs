@@ -242,7 +242,8 @@ fn a_replay_evaluates_rules_on_windows() {
         ..NodeFacts::default()
     };
     let time = jiff::Timestamp::UNIX_EPOCH;
-    let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, None);
+    let period = Duration::from_secs(10);
+    let header = TraceHeader::new("boot".to_owned(), BootTime::default(), time, &node, period);
     let trace = machine.path("trace");
     let mut recorder = TraceRecorder::create(&trace, header).unwrap();
     for second in 0..60 {
