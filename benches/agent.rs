@@ -58,7 +58,14 @@ fn main() -> ExitCode {
         "--report-credentials",
         &directory,
     ];
-    let sampling = ["--proc-root", "/proc", "--sample-interval", "1s"];
+    let sampling = [
+        "--proc-root",
+        "/proc",
+        "--sample-interval",
+        "1s",
+        "--evaluation-period",
+        "10s",
+    ];
     let agent = node.agent(&[own, reports, sampling].concat());
     agent.until("it is ready", || agent.is_ready());
     agent.until("it reports", || {

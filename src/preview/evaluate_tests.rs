@@ -257,6 +257,24 @@ fn pods_after_the_last_victim_have_their_own_reasons() {
 }
 
 #[test]
+fn the_heading_says_when_a_rule_evicts_at_the_earliest() {
+    let pods = [("b", 900)];
+    let mut action = throttle();
+    let text = |action| {
+        TestNode::new("cpu_total_usage", 1000, &action, 3000, &pods)
+            .preview()
+            .to_string()
+    };
+    assert!(!text(action.clone()).contains("evicts"));
+    action["eviction"] = json!({});
+    let text = text(action);
+    assert!(
+        text.contains("1 evaluation above the threshold (10s); evicts 1m 50s later at the earliest; 2 to release"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_pod_with_several_rules_counts_once() {
     let pods = [("b", 900), ("c", 800)];
     let mut node = TestNode::new("cpu_total_usage", 1000, &throttle(), 3000, &pods);

@@ -423,3 +423,36 @@ fn a_closed_stdout_is_no_failure() {
         assert_eq!(stderr, "", "{args:?}");
     }
 }
+
+#[test]
+fn the_earliest_eviction_of_each_rule_is_said() {
+    const POLICIES: &str = "\
+{apiVersion: ensurance.crane.io/v1alpha1, kind: AvoidanceAction, metadata: {name: act},
+  spec: {throttle: {cpuThrottle: {stepCPURatio: 10, minCPURatio: 10}}, eviction: {}}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: NodeQOS, metadata: {name: q}, spec: {rules: [
+  {name: load, actionName: act, metricRule: {name: cpu_load_1_min, value: 2}},
+  {name: memory, actionName: act, strategy: Preview, metricRule: {name: memory_total_utilization, value: 80}}]}}
+---
+{apiVersion: ensurance.crane.io/v1alpha1, kind: PodQOS, metadata: {name: all}, spec: {allowedActions: [act], labelSelector: {}}}
+";
+    for (args, after) in [
+        (&[] as &[&str], "1m 50s"),
+        (&["--evaluation-period", "1s"], "11s"),
+    ] {
+        let output = check(POLICIES, args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        let load = format!(
+            "note: q/load evicts {after} after its breach at the earliest, if its milder steps do not help\n"
+        );
+        assert!(text.contains(&load), "{text}");
+        assert!(
+            text.contains("note: q/memory would evict as soon as it is breached\n"),
+            "{text}"
+        );
+    }
+    let short = check(POLICIES, &["--evaluation-period", "99ms"]);
+    assert_eq!(short.status.code(), Some(2));
+    let text = String::from_utf8(short.stderr).unwrap();
+    assert!(text.contains("the shortest period is 100ms"), "{text}");
+}

@@ -257,7 +257,7 @@ fn pressure() {
             "cpu-pressure/protected-wait",
             delay,
             10.0,
-            (3, 6),
+            (2, 3),
             throttles,
         )
     };
@@ -328,7 +328,7 @@ fn services() {
     let delay = Metric::Protected(Protected::CpuDelayP95);
     let expected = Rule {
         restore_value: 2.0,
-        ..rule("services/services-wait", delay, 5.0, (2, 6), throttles)
+        ..rule("services/services-wait", delay, 5.0, (1, 3), throttles)
     };
     assert_eq!(policy.rules, [expected]);
     assert_eq!(policy.pods.len(), 2);
@@ -397,7 +397,7 @@ fn node_probe() {
         series: Some(sensor),
         restore_value: 75.0,
         probe: Some(probe),
-        ..rule("temperature/package-hot", metric, 82.5, (4, 8), throttles)
+        ..rule("temperature/package-hot", metric, 82.5, (6, 12), throttles)
     };
     assert_eq!(policy.rules, [expected]);
 }

@@ -436,3 +436,14 @@ fn a_state_with_missing_and_unknown_fields_is_accepted() {
     let state: EngineState = serde_json::from_str(r#"{"later": 1}"#).unwrap();
     assert_eq!(state, EngineState::default());
 }
+
+#[test]
+fn a_claim_of_an_earlier_state_resumes_without_its_period() {
+    let state = hot().engine.state();
+    let mut earlier = serde_json::to_value(&state).unwrap();
+    earlier["claims"][0]["period"] = serde_json::json!({"secs": 10, "nanos": 0});
+    assert_eq!(
+        serde_json::from_value::<EngineState>(earlier).unwrap(),
+        state
+    );
+}
