@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         "--evaluation-period",
         "10s",
     ];
-    let agent = node.agent(&[own, reports, sampling].concat());
+    let agent = node.agent(&[&own[..], &reports, &sampling].concat());
     agent.until("it is ready", || agent.is_ready());
     agent.until("it reports", || {
         replicas.iter().all(|replica| replica.seen().len() > 1)

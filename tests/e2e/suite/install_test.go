@@ -222,7 +222,7 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 	applyGuide(t, small.Replace)
 	for _, node := range nodes {
 		s := newScene(t, node)
-		s.settleTimeout = 2 * time.Minute // the guide's throttle is released in steps of 10 % each 10 s
+		s.settleTimeout = 2 * time.Minute // the throttle of the guide is released in steps of 10 % per evaluation
 		s.start(work{name: "besteffort", args: []string{"burn", "150"}}, work{name: "burstable", args: []string{"burn", "150"}, requests: "20m"})
 		elastic[node] = s.owned(work{name: "elastic", args: []string{"burn", "50"}, requests: "20m", labels: map[string]string{"preemptible_job": "true"}})[0]
 		scenes[node] = s
@@ -232,7 +232,7 @@ func TestGuidesPoliciesActWithThresholdsForTheNode(t *testing.T) {
 		s.waitRunning("burstable")
 		before[s.node] = s.victim("burstable")
 	}
-	// Evaluated every 10 s, the second breach acts.
+	// The second breach acts.
 	for node, s := range scenes {
 		s.waitTaint(45*time.Second, corev1.TaintEffectNoSchedule)
 		eventually(t, 60*time.Second, "the BestEffort pod on "+node+" is throttled", func() error {

@@ -469,7 +469,7 @@ fn growth(share: std::ops::Range<f64>) -> impl Strategy<Value = Growth> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// The kubelet evicts nobody while there is a pod that the rule may evict.
     #[test]
