@@ -41,6 +41,7 @@ pub mod time;
 mod track;
 pub mod units;
 mod values;
+pub mod weight_share;
 pub mod window;
 
 use std::sync::Arc;
