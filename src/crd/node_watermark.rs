@@ -106,6 +106,13 @@ pub const MAX_SOURCES: usize = 2048;
         description = "IdleUnsafe while pods get the lowest CPU weight instead of the idle class"
     ),
     printcolumn(
+        name = "BatchWeight",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"BatchWeightHigh\")].reason",
+        priority = 1,
+        description = "TooManyBusyPods while there are too many busy batch pods for the idle class to protect"
+    ),
+    printcolumn(
         name = "Unknown",
         type_ = "string",
         json_path = ".status.rules[?(@.unknown)].id",

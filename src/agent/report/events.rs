@@ -11,10 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::agent::eviction::{EvictionOutcome, EvictionResult};
-use crate::agent::report::conditions::IDLE_UNSAFE_MESSAGE;
+use crate::agent::report::conditions::{BATCH_WEIGHT_MESSAGE, IDLE_UNSAFE_MESSAGE};
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
+use crate::crd::node_watermark::condition::BATCH_WEIGHT_HIGH;
 use crate::engine::RuleReport;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
@@ -144,6 +145,8 @@ pub struct EventBuilder {
     ineffective: BTreeMap<PodUid, &'static str>,
     /// Whether a rule asked for an idle class that is unsafe, as last reported.
     idle_unsafe: bool,
+    /// Whether the batch pods weighed too much, as last reported.
+    batch_weight_high: bool,
 }
 
 impl EventBuilder {
@@ -356,6 +359,15 @@ impl EventBuilder {
             out.push(on_node(true, "IdleUnsafe", IDLE_UNSAFE_MESSAGE.to_owned()));
         }
         self.idle_unsafe = idle_unsafe;
+    }
+
+    /// Adds the event of batch pods that have come to weigh too much for the idle class.
+    pub fn batch_weight(&mut self, high: bool, out: &mut Vec<NewEvent>) {
+        if high && !self.batch_weight_high {
+            let message = BATCH_WEIGHT_MESSAGE.to_owned();
+            out.push(on_node(true, BATCH_WEIGHT_HIGH, message));
+        }
+        self.batch_weight_high = high;
     }
 
     /// Adds the events of a changed taint state; `message` says which rules want it, with their values.

@@ -71,6 +71,8 @@ pub struct StatusView<'a> {
     pub taint_state: TaintState,
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
+    /// The batch weight share, in percent, as it is shown.
+    pub batch_weight_share: Option<f64>,
     /// Problems that the caller knows of.
     pub health: AgentHealth,
     /// Rules and pod policies of the spec that are not enforced: kind, name, reason.
@@ -286,6 +288,7 @@ impl StatusBuilder {
             would: would.into_iter().take(MAX_ENTRIES).collect(),
             refused: self.refusals(view),
             pod_policies: self.matched.clone(),
+            batch_weight_share: view.batch_weight_share,
             conditions: self.conditions.clone(),
         }
     }

@@ -85,6 +85,22 @@ fn an_unsafe_idle_class_is_one_event() {
     assert_eq!(out.len(), 2);
 }
 
+#[test]
+fn too_much_batch_weight_is_one_event() {
+    let mut builder = EventBuilder::default();
+    let mut out = Vec::new();
+    for high in [false, true, true, false] {
+        builder.batch_weight(high, &mut out);
+    }
+    let [event] = &out[..] else {
+        panic!("{out:?}");
+    };
+    assert_eq!((&event.regarding, event.warning), (&Regarding::Node, true));
+    assert_eq!(event.reason, "BatchWeightHigh");
+    builder.batch_weight(true, &mut out);
+    assert_eq!(out.len(), 2);
+}
+
 fn decision(would: bool, change: PlanChange) -> Event {
     let pod_name = change.pod().map(|uid| format!("batch/{uid}"));
     Event::Decision(NamedDecision {

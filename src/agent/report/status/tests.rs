@@ -79,6 +79,7 @@ impl Scene {
                 ..TaintState::default()
             },
             evicted: Vec::new(),
+            batch_weight_share: None,
             health: AgentHealth::default(),
             not_enforced: Vec::new(),
         }
