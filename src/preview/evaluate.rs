@@ -17,11 +17,18 @@ use crate::engine::plan::{Plan, PlanChange};
 use crate::engine::policy::{NodeFacts, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::units::MilliCpu;
+use crate::engine::weight_share::CpuWeights;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::messages::unknown_reason;
 
 /// Values to use instead of live ones, by metric name.
 pub type ValueOverrides = BTreeMap<String, f64>;
+
+/// A node's objects do not say how its kernel weighs cgroups; kubelets refuse cgroup v1 by default from 1.35 on.
+const WEIGHTS: CpuWeights = CpuWeights {
+    v2: true,
+    idle: true,
+};
 
 /// Everything that the preview of one node depends on.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +81,7 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
         size.memory,
         input.now,
     );
+    let share = engine.batch_weight_share(WEIGHTS);
     NodePreview {
         node: input.node.to_owned(),
         rules: rules.collect(),
@@ -81,6 +89,8 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
             cpu: cpu.into(),
             memory: memory.into(),
         },
+        batch_weight_share: share.map(|share| share.percent),
+        most_exposed: share.map(|share| share.pod.full_name().to_string()),
         kubelet_error: input.summary.err().map(str::to_owned),
     }
 }

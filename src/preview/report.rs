@@ -16,6 +16,7 @@ use crate::engine::plan::PlanChange;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
+use crate::engine::weight_share::HIGH_PERCENT;
 use crate::node::machine::messages::{count, format_seconds, format_value};
 
 /// Maximum number of unmatched pods, and of load lines, that are shown; JSON has all.
@@ -43,6 +44,13 @@ pub struct NodePreview {
     pub rules: Vec<RulePreview>,
     /// Where schedulers would see the node as full, with these rules.
     pub load_lines: LoadLines,
+    /// The batch weight share on cgroup v2, in percent, beside `most_exposed`; `None` while it is not known, or there are no such
+    /// pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_weight_share: Option<f64>,
+    /// `namespace/name` of the protected pod that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_exposed: Option<String>,
     /// Why its kubelet's summary is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_error: Option<String>,
@@ -509,6 +517,29 @@ impl Preview {
         shown
     }
 
+    /// The highest batch weight share, and what helps where it is too high.
+    fn batch_weight(&self) -> Option<String> {
+        let shares = self.nodes.iter().filter_map(|node| {
+            let pod = node.most_exposed.as_deref()?;
+            Some((node.batch_weight_share?, node.node.as_str(), pod))
+        });
+        let high = shares
+            .clone()
+            .filter(|(percent, ..)| *percent > HIGH_PERCENT);
+        let advice = match high.count() {
+            0 => String::new(),
+            high => format!(
+                "; above {HIGH_PERCENT:.0} % on {}: too many busy batch pods for the idle class; make them BestEffort, or add a rule on \
+                 protected_cpu_delay_max with quotas",
+                count(high, "node")
+            ),
+        };
+        let (percent, node, pod) = shares.max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
+        Some(format!(
+            "batch weight share (on cgroup v2): at most {percent:.0} %, on {node} beside {pod}{advice}"
+        ))
+    }
+
     /// The totals, for example `1 of 2 nodes over a threshold; throttled: 1 pod`.
     pub fn summary(&self) -> String {
         let some = |number: usize, before: &str, what: &str| {
@@ -570,6 +601,9 @@ impl fmt::Display for Preview {
             writeln!(f)?;
         }
         for line in self.load_lines() {
+            writeln!(f, "{line}")?;
+        }
+        if let Some(line) = self.batch_weight() {
             writeln!(f, "{line}")?;
         }
         self.notes
