@@ -79,7 +79,7 @@ watch: tools-build ## Runs tests again when a source file changes: make watch TE
 bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their baselines, and fails if one exceeds its limit (needs root and an idle machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '[!p]*' -- --assert
 
-protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; half an hour)
+protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; 40 minutes)
 	cargo bench --target $(TARGET) --bench protect -- --write --assert
 
 protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that only ratios count (half an hour)
