@@ -81,7 +81,7 @@ pub struct Reporter {
     /// A rule asks for the idle class, which is unsafe.
     idle_unsafe: bool,
     /// The batch weight share, in whole percent.
-    batch_weight_share: Option<f64>,
+    batch_weight_share: Option<i64>,
     /// It is too high for the idle class that a policy asks for.
     batch_weight_high: bool,
     /// The reason of the emergency stop, and whether the status says that everything is restored.
@@ -207,12 +207,10 @@ impl Reporter {
         }
         let share = machine.batch_weight_share().map(|share| share.percent);
         let high = is_high(share, self.batch_weight_high) && lowers_pods(machine.policy());
-        let share = share.map(f64::round);
-        if (share, high) != (self.batch_weight_share, self.batch_weight_high) {
-            self.changed = true;
-            (self.batch_weight_share, self.batch_weight_high) = (share, high);
-            metrics.figures(|figures| figures.batch_weight_share = share);
-        }
+        metrics.figures(|figures| figures.batch_weight_share = share);
+        let now = (share.map(whole), high);
+        self.changed |= now != (self.batch_weight_share, self.batch_weight_high);
+        (self.batch_weight_share, self.batch_weight_high) = now;
     }
 
     /// Collects the events that `kubectl describe` shows.
@@ -445,6 +443,11 @@ fn asks_for_idle(policy: &PolicySet) -> bool {
 /// Whether a rule or a `PodQOS` puts pods into the idle class.
 fn lowers_pods(policy: &PolicySet) -> bool {
     asks_for_idle(policy) || policy.pods.iter().any(|it| it.standing.lowers())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a percentage")]
+fn whole(percent: f64) -> i64 {
+    percent.round() as i64
 }
 
 /// Whether the batch weight share, in percent, is too high for the idle class. One that was does not end by a small change.

@@ -238,7 +238,8 @@ impl Engine {
 
     fn competitor(&self, tracked: &Tracked, weights: CpuWeights) -> Competitor {
         let pod = &tracked.pod;
-        let weight = match self.is_lowered(tracked) {
+        let lowered = self.is_lowered(tracked);
+        let weight = match lowered {
             false => weights.of(pod.cpu_request),
             true if self.is_idle_unsafe() || pod.resizing => weights.lowest(),
             true => weights.idle(),
@@ -248,7 +249,8 @@ impl Engine {
             request: pod.cpu_request,
             weight,
             used: self.load.recent_use(&pod.uid).unwrap_or_default(),
-            batch: !tracked.is_protected(),
+            // A `PodQOS` in Preview alone leaves its pods protected.
+            batch: lowered || !tracked.is_protected(),
         }
     }
 

@@ -15,7 +15,6 @@ use crate::agent::report::conditions::{BATCH_WEIGHT_MESSAGE, IDLE_UNSAFE_MESSAGE
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
-use crate::crd::node_watermark::condition::BATCH_WEIGHT_HIGH;
 use crate::engine::RuleReport;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
@@ -365,7 +364,7 @@ impl EventBuilder {
     pub fn batch_weight(&mut self, high: bool, out: &mut Vec<NewEvent>) {
         if high && !self.batch_weight_high {
             let message = BATCH_WEIGHT_MESSAGE.to_owned();
-            out.push(on_node(true, BATCH_WEIGHT_HIGH, message));
+            out.push(on_node(true, "BatchWeightHigh", message));
         }
         self.batch_weight_high = high;
     }

@@ -71,8 +71,8 @@ pub struct StatusView<'a> {
     pub taint_state: TaintState,
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
-    /// The batch weight share, in percent, as it is shown.
-    pub batch_weight_share: Option<f64>,
+    /// The batch weight share, in percent.
+    pub batch_weight_share: Option<i64>,
     /// Problems that the caller knows of.
     pub health: AgentHealth,
     /// Rules and pod policies of the spec that are not enforced: kind, name, reason.

@@ -97,11 +97,11 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
-    /// The batch weight share: the percentage of CPU weight that the busy batch pods have, in the class that a policy gives them,
+    /// The batch weight share: the whole percentage of CPU weight that the busy batch pods have, in the class that a policy gives them,
     /// beside the protected pod for which it is highest. Above 10 its tail latency grows. Absent if it is not known, or there are no
     /// such pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch_weight_share: Option<f64>,
+    pub batch_weight_share: Option<i64>,
     /// The conditions: `Ready`, `ActionIneffective`, `Degraded`; `Stopped` during an emergency stop; `IdleClass` while pods get the
     /// lowest CPU weight instead of the idle class, because the kubelet would reject new pods; `BatchWeightHigh` while there are too many
     /// busy batch pods for the idle class to protect; `Reconciling` and `Stalled` are those of kstatus.
