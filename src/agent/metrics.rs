@@ -541,6 +541,7 @@ const fn action(change: &PlanChange) -> Option<&'static str> {
         PlanChange::SchedulingDisabled { .. } => Some("disableScheduling"),
         PlanChange::SchedulingEnabled => Some("enableScheduling"),
         PlanChange::State { .. }
+        | PlanChange::Burst { .. }
         | PlanChange::Unknown { .. }
         | PlanChange::Known { .. }
         | PlanChange::Ineffective { .. }

@@ -31,6 +31,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::engine::weight_share::HIGH_PERCENT;
+use crate::node::journal::JournalRecord;
 use crate::node::machine::event::{Event, NamedDecision};
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
 
@@ -467,7 +468,8 @@ fn count_reasons(actions: &[IneffectiveAction]) -> BTreeMap<&'static str, i64> {
 
 /// Every throttled cgroup file, with its pod.
 fn throttled_pods(machine: &Machine) -> Vec<ThrottledSeries> {
-    let pods = machine.records().filter_map(|record| {
+    let throttles = machine.records().filter(JournalRecord::is_of_throttle);
+    let pods = throttles.filter_map(|record| {
         let name = machine.name(&record.uid)?;
         let (namespace, pod) = name.split_once('/')?;
         Some(ThrottledSeries {

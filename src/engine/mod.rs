@@ -69,8 +69,8 @@ use self::sample::{Sample, TargetCgroupSample};
 use self::standing::StandingPass;
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::time::BootTime;
-use self::track::TrackedPods;
 pub use self::track::usage;
+use self::track::{Tracked, TrackedPods};
 use self::values::EvalContext;
 use self::window::{CustomWindow, NodeWindows};
 
@@ -215,12 +215,23 @@ impl Engine {
 
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        let before = self.ledger.terminating(&self.pods);
+        let before = self.yielding();
         self.pods.set(pods, self.now);
         self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
-        // Their grace period may be shorter than the time until the next evaluation.
-        self.dirty |= self.ledger.terminating(&self.pods) != before;
+        // Their grace period may be shorter than the time until the next evaluation, and a resize waits for us.
+        self.dirty |= self.yielding() != before;
+    }
+
+    /// The held pods that have to be restored, at least in part: which terminate, and which are resized.
+    fn yielding(&self) -> Vec<(PodUid, bool, bool)> {
+        let is_held =
+            |it: &&Tracked| self.ledger.get(&it.pod.uid).is_some() || it.bursts[0].is_some();
+        let held = self.pods.all().iter().filter(is_held).map(|it| &it.pod);
+        let yields = held.filter(|pod| pod.terminating || pod.resizing);
+        yields
+            .map(|pod| (pod.uid.clone(), pod.terminating, pod.resizing))
+            .collect()
     }
 
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
@@ -319,6 +330,9 @@ impl Engine {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
                 self.ledger.revert(uid);
+                if let Some(tracked) = self.pods.get_mut(uid) {
+                    tracked.bursts[0] = None;
+                }
                 self.block_throttle(uid, self.now + FAILED_BACKOFF, Skipped::BackingOff);
             }
             Feedback::Overwritten { uids } => {
@@ -362,16 +376,17 @@ impl Engine {
         }
     }
 
-    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them; `None` if it is not
-    /// throttled.
+    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them, or its burst; `None` if it
+    /// has neither.
     pub fn sync_cgroups(
         &mut self,
         uid: &PodUid,
         target_cgroups: &[TargetCgroupSample],
     ) -> Option<PodThrottle> {
         let tracked = self.pods.get(uid)?;
-        let entry = self.ledger.get_mut(uid)?;
-        entry.sync_cgroups(&tracked.pod, target_cgroups);
+        if let Some(entry) = self.ledger.get_mut(uid) {
+            entry.sync_cgroups(&tracked.pod, target_cgroups);
+        }
         self.ledger.throttle(&InForce {
             tracked,
             now: self.now,
@@ -532,6 +547,7 @@ impl Engine {
 
     /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
     fn act(&mut self, sample: &Sample, plan: &mut Plan) {
+        standing::give_bursts(&mut self.pods, self.now, &mut plan.transitions);
         let ctx = RoundContext {
             now: self.now,
             sample,
@@ -612,7 +628,8 @@ impl Engine {
         scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
         let mut count = 0;
         let idle_unsafe = self.is_idle_unsafe();
-        if !self.ledger.0.is_empty() {
+        let has_burst = |it: &Tracked| it.bursts[0].is_some();
+        if !self.ledger.0.is_empty() || self.pods.all().iter().any(has_burst) {
             for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
                 let view = InForce {
                     tracked: &self.pods.all()[*index],

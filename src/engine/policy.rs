@@ -13,6 +13,7 @@ use super::hours::Hours;
 use super::metric::{ActionKind, Metric};
 use super::pod::Pod;
 use super::selector::Selector;
+use super::units::MilliCpu;
 use super::window::CustomWindow;
 
 /// A grace period of 0 would be a forced deletion.
@@ -57,6 +58,13 @@ pub struct PolicySet {
     pub rules: Vec<Rule>,
     /// Which pods may be acted on and how, sorted by name.
     pub pods: Vec<PodPolicy>,
+}
+
+impl PolicySet {
+    /// Whether it may do anything on the node.
+    pub fn acts(&self) -> bool {
+        !self.rules.is_empty() || self.pods.iter().any(|it| it.standing.acts())
+    }
 }
 
 /// One rule of one `NodeQOS`.
@@ -224,11 +232,18 @@ pub struct PodPolicy {
 pub struct Standing {
     /// They are in the idle class.
     pub idle: bool,
+    /// How much unused quota their cgroups may save up for short peaks, as CPUs over one enforcement period. 0: none.
+    pub burst: MilliCpu,
     /// Report only.
     pub preview: bool,
 }
 
 impl Standing {
+    /// Whether it does anything, or would in Preview.
+    pub fn acts(self) -> bool {
+        self.idle || self.burst > MilliCpu::ZERO
+    }
+
     /// Whether it lowers pods, and not only in Preview.
     pub const fn lowers(self) -> bool {
         self.idle && !self.preview

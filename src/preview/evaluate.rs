@@ -7,14 +7,16 @@ use jiff::Timestamp;
 
 use super::reasons::{FirstRound, kinds};
 use super::report::{
-    LoadLines, NodePreview, PodPreview, RulePreview, ThresholdComparison, ValueSource,
+    LoadLines, NodePreview, PodPreview, RulePreview, StandingPreview, ThresholdComparison,
+    ValueSource,
 };
 use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
 use super::{KubeletSummary, PodSubject, ReportedWatermark};
 use crate::engine::load::load_lines;
 use crate::engine::metric::{InterfaceRate, Metric, Resource};
 use crate::engine::plan::{Plan, PlanChange};
-use crate::engine::policy::{NodeFacts, PolicySet, Rule};
+use crate::engine::pod::Pod;
+use crate::engine::policy::{NodeFacts, PodPolicy, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::units::MilliCpu;
 use crate::engine::weight_share::CpuWeights;
@@ -85,13 +87,18 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
     NodePreview {
         node: input.node.to_owned(),
         rules: rules.collect(),
+        standing: input.standing(),
         load_lines: LoadLines {
             cpu: cpu.into(),
             memory: memory.into(),
         },
         batch_weight_share: share.map(|share| share.percent),
         most_exposed: share.map(|share| share.pod.full_name().to_string()),
-        kubelet_error: input.summary.err().map(str::to_owned),
+        kubelet_error: input
+            .summary
+            .err()
+            .filter(|_| !input.policy.rules.is_empty())
+            .map(str::to_owned),
     }
 }
 
@@ -126,6 +133,30 @@ impl NodeInput<'_> {
                 why: why.to_owned(),
             },
         }
+    }
+
+    /// What each `PodQOS` does to its pods at all times.
+    fn standing(&self) -> Vec<StandingPreview> {
+        let acting = self.policy.pods.iter().filter(|it| it.standing.acts());
+        let of = |policy: &PodPolicy| {
+            let names = |gets: &dyn Fn(&Pod) -> bool| {
+                let pods = self.subjects.iter().map(|subject| &subject.pod);
+                let matching = pods.filter(|pod| pod.running && policy.matches(pod) && gets(pod));
+                let mut names: Vec<String> =
+                    matching.map(|pod| pod.full_name().to_string()).collect();
+                names.sort();
+                names
+            };
+            let standing = policy.standing;
+            StandingPreview {
+                policy: policy.name.clone(),
+                preview: standing.preview,
+                idle: names(&|pod| standing.idle && !pod.protected && !pod.terminating),
+                millicores: standing.burst,
+                burst: names(&|_| standing.burst > MilliCpu::ZERO),
+            }
+        };
+        acting.map(of).collect()
     }
 
     /// Runs two engine steps; rules start to act at the second.

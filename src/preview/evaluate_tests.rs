@@ -518,3 +518,39 @@ fn the_batch_weight_share_says_whether_the_idle_class_would_protect() {
                     make them BestEffort, or add a rule on protected_cpu_delay_max with quotas\n";
     assert!(too_many.contains(expected), "{too_many}");
 }
+
+#[test]
+fn what_a_policy_does_at_all_times_is_shown_without_any_rule() {
+    let mut node = TestNode::new(
+        "cpu_total_usage",
+        3000,
+        &json!({}),
+        0,
+        &[("b", 0), ("a", 0)],
+    );
+    let pods = json!({
+        "labelSelector": {},
+        "resourceQOS": {"cpuQOS": {"cpuPriority": 7, "cpuBurst": {"burstQuota": "500m"}}},
+    });
+    node.objects = vec![object("PodQOS", "batch", &pods)];
+    let mut protected = pod("c");
+    protected.protected = true;
+    node.subjects.push(subject(protected));
+    let shown = node.node(Err("no answer"));
+    assert_eq!(shown.rules, []);
+    assert_eq!(shown.kubelet_error, None);
+    assert_eq!(shown.standing[0].idle, ["default/a", "default/b"]);
+    assert_eq!(
+        shown.standing[0].burst,
+        ["default/a", "default/b", "default/c"]
+    );
+    let text = Preview {
+        nodes: vec![shown],
+        ..Preview::default()
+    };
+    let text = text.to_string();
+    let line = "PodQOS/batch: idle class at all times: 2 pods (default/a, default/b); \
+                burst of 500m above the CPU limit: 3 pods (default/a, default/b, default/c)";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("selected by no rule: 1 node"), "{text}");
+}

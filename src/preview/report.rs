@@ -26,9 +26,9 @@ const MAX_NAMED: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preview {
-    /// Nodes with rules, sorted by name.
+    /// Nodes on which a policy acts, sorted by name.
     pub nodes: Vec<NodePreview>,
-    /// Number of nodes that no rule selects.
+    /// Number of nodes on which no policy acts.
     pub untouched: usize,
     /// What could not be read.
     pub notes: Vec<String>,
@@ -42,6 +42,9 @@ pub struct NodePreview {
     pub node: String,
     /// The rules of the node, sorted by id.
     pub rules: Vec<RulePreview>,
+    /// What `PodQOS` do to its pods at all times, sorted by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<StandingPreview>,
     /// Where schedulers would see the node as full, with these rules.
     pub load_lines: LoadLines,
     /// The batch weight share on cgroup v2, in percent, beside `most_exposed`; `None` while it is not known, or there are no such
@@ -54,6 +57,54 @@ pub struct NodePreview {
     /// Why its kubelet's summary is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_error: Option<String>,
+}
+
+/// What a `PodQOS` does to the pods of a node at all times.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StandingPreview {
+    /// Its name.
+    pub policy: String,
+    /// It only reports.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub preview: bool,
+    /// `namespace/name` of the pods in the idle class.
+    pub idle: Vec<String>,
+    /// Its burst; 0 if it gives none.
+    #[serde(rename = "burstMillicores")]
+    pub millicores: MilliCpu,
+    /// `namespace/name` of the pods that get the burst.
+    pub burst: Vec<String>,
+}
+
+impl StandingPreview {
+    /// `PodQOS/batch: idle class at all times: 2 pods (batch/a, batch/b)`
+    fn line(&self) -> String {
+        let mut gives = Vec::new();
+        let pods = |names: &[String]| match names.len() {
+            0 => "no pod".to_owned(),
+            number => format!("{} ({})", count(number, "pod"), named(names, MAX_NAMED)),
+        };
+        // Without a burst it is there for the idle class.
+        if !self.idle.is_empty() || self.millicores == MilliCpu::ZERO {
+            gives.push(format!("idle class at all times: {}", pods(&self.idle)));
+        }
+        if self.millicores > MilliCpu::ZERO {
+            gives.push(format!(
+                "burst of {} above the CPU limit: {}",
+                self.millicores,
+                pods(&self.burst)
+            ));
+        }
+        let only = if self.preview { "only report: " } else { "" };
+        format!("PodQOS/{}: {only}{}", self.policy, gives.join("; "))
+    }
+
+    /// Adds the pods of another node.
+    fn add(&mut self, other: &Self) {
+        self.idle.extend_from_slice(&other.idle);
+        self.burst.extend_from_slice(&other.burst);
+    }
 }
 
 /// The load lines of a node.
@@ -498,6 +549,18 @@ impl Preview {
         nodes.filter(|node| node.rules.iter().any(&is)).count()
     }
 
+    /// What each `PodQOS` does to pods of all nodes at all times.
+    fn standing(&self) -> Vec<StandingPreview> {
+        let mut policies: BTreeMap<&str, StandingPreview> = BTreeMap::new();
+        for standing in self.nodes.iter().flat_map(|node| &node.standing) {
+            match policies.get_mut(standing.policy.as_str()) {
+                Some(known) => known.add(standing),
+                None => drop(policies.insert(&standing.policy, standing.clone())),
+            }
+        }
+        policies.into_values().collect()
+    }
+
     /// The load lines, each with the number of nodes that have it; those of most nodes first.
     fn load_lines(&self) -> Vec<String> {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -584,7 +647,9 @@ impl Preview {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }
         parts.extend(some(unknown.count(), "unknown", "value"));
-        parts.extend(some(self.untouched, "selected by no rule", "node"));
+        let without_rules = self.nodes.iter().filter(|node| node.rules.is_empty());
+        let without_rules = self.untouched + without_rules.count();
+        parts.extend(some(without_rules, "selected by no rule", "node"));
         parts.join("; ")
     }
 }
@@ -605,6 +670,9 @@ impl fmt::Display for Preview {
         }
         if let Some(line) = self.batch_weight() {
             writeln!(f, "{line}")?;
+        }
+        for standing in self.standing() {
+            writeln!(f, "{}", standing.line())?;
         }
         self.notes
             .iter()

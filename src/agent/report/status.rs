@@ -279,6 +279,7 @@ impl StatusBuilder {
                 .collect(),
             scheduling: self.scheduling.clone(),
             throttled,
+            bursts: throttled::bursts(view),
             evictions: view
                 .evicted
                 .iter()
@@ -514,6 +515,7 @@ fn would_do(decision: &NamedDecision) -> Option<(&'static str, String)> {
             let idle = if *idle { ", idle class" } else { "" };
             ("throttle", format!("to {to} %, {quota}{idle}"))
         }
+        PlanChange::Burst { burst, .. } => ("burst", format!("up to {burst} above its limit")),
         PlanChange::Reclaim { amount, .. } => ("reclaim", format!("up to {amount} of page cache")),
         PlanChange::Evict { grace, release, .. } => {
             let release = release.map_or_else(String::new, |release| {

@@ -81,6 +81,10 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub throttled: Vec<ThrottledStatus>,
+    /// The pods that a `PodQOS` gives a burst.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
+    pub bursts: Vec<BurstStatus>,
     /// The last evictions, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
@@ -262,6 +266,20 @@ pub struct ThrottledStatus {
     /// The current quota, in millicores. Absent if only the scheduling class is still changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_millicores: Option<i64>,
+}
+
+/// A pod with a burst above its CPU limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BurstStatus {
+    /// The namespace of the pod.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// The name of the pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// The burst, in millicores over one enforcement period. Each cgroup has at most its limit of it.
+    pub millicores: i64,
 }
 
 /// An eviction.

@@ -603,8 +603,13 @@ impl<O: Backend> Machine<O> {
     }
 
     /// How many pods have changed cgroup files.
-    pub fn throttled_pods(&self) -> usize {
+    pub fn changed_pods(&self) -> usize {
         self.actuators.throttled_pods().count()
+    }
+
+    /// How many pods are throttled.
+    pub fn throttled_pods(&self) -> usize {
+        self.actuators.count_lowered()
     }
 }
 

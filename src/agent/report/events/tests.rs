@@ -473,17 +473,23 @@ fn throttles_of_an_earlier_process_are_not_reported_again() {
     assert!(lines[0].starts_with("PodThrottled batch/b"), "{lines:?}");
 }
 
+/// A decision of the `PodQOS` `batch`.
+fn of_pod_qos(would: bool, change: PlanChange) -> Event {
+    let mut event = decision(would, change);
+    if let Event::Decision(decision) = &mut event {
+        decision.transition.rule = RuleId::standing("batch");
+    }
+    event
+}
+
 #[test]
 fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
     let held = |would: bool, pod: &str, idle: bool| {
-        let mut event = decision(would, throttle(pod, 100, 100));
-        if let Event::Decision(decision) = &mut event {
-            decision.transition.rule = RuleId::standing("batch");
-            if let PlanChange::Throttle { idle: now, .. } = &mut decision.transition.change {
-                *now = idle;
-            }
+        let mut change = throttle(pod, 100, 100);
+        if let PlanChange::Throttle { idle: now, .. } = &mut change {
+            *now = idle;
         }
-        event
+        of_pod_qos(would, change)
     };
     let with = |standing: bool| PolicySet {
         pods: vec![crate::engine::policy::PodPolicy {
@@ -493,6 +499,7 @@ fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
             allowed: Vec::new(),
             standing: crate::engine::policy::Standing {
                 idle: standing,
+                burst: crate::engine::units::MilliCpu(500 * u64::from(standing)),
                 preview: false,
             },
         }],
@@ -516,4 +523,23 @@ fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
     assert_eq!(reported(&with(true), &churn), [""; 0]);
     let last = [held(false, "b", false), held(false, "c", false)];
     assert_eq!(reported(&with(false), &last), ["IdleClassEnded"]);
+    // A burst of the same policy has events of its own.
+    let burst = |would: bool, pod: &str, millicores: u64| {
+        let change = PlanChange::Burst {
+            pod: PodUid::from(pod),
+            burst: crate::engine::units::MilliCpu(millicores),
+        };
+        of_pod_qos(would, change)
+    };
+    let first = [
+        burst(false, "a", 500),
+        burst(false, "b", 500),
+        burst(true, "c", 500),
+    ];
+    assert_eq!(reported(&with(true), &first), ["BurstSet", "WouldSetBurst"]);
+    assert_eq!(reported(&with(true), &[burst(false, "a", 0)]), [""; 0]);
+    assert_eq!(
+        reported(&with(false), &[burst(false, "b", 0)]),
+        ["BurstEnded"]
+    );
 }

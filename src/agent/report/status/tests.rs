@@ -152,6 +152,25 @@ fn a_throttled_pod_shows_its_limit_before_and_now() {
 }
 
 #[test]
+fn a_burst_is_listed_and_is_no_throttle() {
+    let scene = Scene::new();
+    let mut view = scene.view();
+    let given = |file: &str| JournalRecord {
+        ratio: 100,
+        base: MilliCpu(500),
+        ..record(file, "0", "50000")
+    };
+    view.records = vec![given("cpu.max.burst"), given("cpu.cfs_burst_us")];
+    let status = StatusBuilder::default().build(&view);
+    assert_eq!(status.throttled, []);
+    assert_eq!(status.counts.map(|it| it.throttled), Some(0));
+    let [burst] = &status.bursts[..] else {
+        panic!("one pod: {:?}", status.bursts);
+    };
+    assert_eq!((burst.pod.as_str(), burst.millicores), ("a", 500));
+}
+
+#[test]
 fn scheduling_shows_the_taint_and_the_rules_that_want_it() {
     let mut scene = Scene::new();
     let mut builder = StatusBuilder::default();
