@@ -534,6 +534,7 @@ mod tests {
             standing: Standing {
                 idle: true,
                 preview,
+                burst: crate::engine::units::MilliCpu::ZERO,
             },
         };
         let lowers = |pods: Vec<PodPolicy>| {

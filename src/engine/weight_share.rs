@@ -260,7 +260,8 @@ impl Engine {
             tracked.permit(it.index).throttle && it.rule.rung(Rung::IdleClass) != RungUse::Unused
         };
         let held = self.ledger.get(&tracked.pod.uid);
-        let may = tracked.standing.is_some() || self.runs.iter().any(takes);
+        let may =
+            tracked.standing.iter().any(|it| it.idle.is_some()) || self.runs.iter().any(takes);
         (may && !tracked.pod.protected) || held.is_some_and(|entry| entry.depth().idle)
     }
 }
