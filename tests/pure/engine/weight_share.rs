@@ -69,6 +69,7 @@ fn standing(preview: bool) -> Arc<PolicySet> {
         standing: Standing {
             idle: true,
             preview,
+            ..Standing::default()
         },
         ..allow_all()
     }];
