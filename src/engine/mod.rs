@@ -215,23 +215,12 @@ impl Engine {
 
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        let before = self.yielding();
+        let before = standing::yielding(&self.pods, &self.ledger);
         self.pods.set(pods, self.now);
         self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
         // Their grace period may be shorter than the time until the next evaluation, and a resize waits for us.
-        self.dirty |= self.yielding() != before;
-    }
-
-    /// The held pods that have to be restored, at least in part: which terminate, and which are resized.
-    fn yielding(&self) -> Vec<(PodUid, bool, bool)> {
-        let is_held =
-            |it: &&Tracked| self.ledger.get(&it.pod.uid).is_some() || it.bursts[0].is_some();
-        let held = self.pods.all().iter().filter(is_held).map(|it| &it.pod);
-        let yields = held.filter(|pod| pod.terminating || pod.resizing);
-        yields
-            .map(|pod| (pod.uid.clone(), pod.terminating, pod.resizing))
-            .collect()
+        self.dirty |= standing::yielding(&self.pods, &self.ledger) != before;
     }
 
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use super::ladder::RoundContext;
 use super::ledger::{Claim, ThrottleLedger};
 use super::plan::{PlanChange, Transition};
-use super::pod::Pod;
+use super::pod::{Pod, PodUid};
 use super::policy::{PodPolicy, RuleId};
 use super::time::BootTime;
 use super::track::{Tracked, TrackedPods};
@@ -114,6 +114,16 @@ pub(super) fn give_bursts(pods: &mut TrackedPods, now: BootTime, out: &mut Vec<T
             }));
         }
     }
+}
+
+/// The held pods that have to be restored, at least in part: which terminate, and which are resized.
+pub(super) fn yielding(pods: &TrackedPods, ledger: &ThrottleLedger) -> Vec<(PodUid, bool, bool)> {
+    let is_held = |it: &&Tracked| ledger.get(&it.pod.uid).is_some() || it.bursts[0].is_some();
+    let held = pods.all().iter().filter(is_held).map(|it| &it.pod);
+    let yields = held.filter(|pod| pod.terminating || pod.resizing);
+    yields
+        .map(|pod| (pod.uid.clone(), pod.terminating, pod.resizing))
+        .collect()
 }
 
 /// Until when the pod is left alone, after a failure or a contest.

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 
 use super::reasons::{FirstRound, kinds};
 use super::report::{
-    LoadLines, NodePreview, PodPreview, RulePreview, StandingPreview, ThresholdComparison,
-    ValueSource,
+    LoadLines, NodePreview, PodPreview, RulePreview, ThresholdComparison, ValueSource,
 };
+use super::standing::StandingPreview;
 use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
 use super::{KubeletSummary, PodSubject, ReportedWatermark};
 use crate::engine::load::load_lines;
