@@ -35,6 +35,14 @@ fn argument(name: &str) -> Option<String> {
     args.nth(1)
 }
 
+/// Whether a list of scenes names this one; `many` is all of its sizes.
+fn names(list: &str, scene: &str) -> bool {
+    list.split(',').any(|named| {
+        let rest = scene.strip_prefix(named);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    })
+}
+
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|arg| arg == flag);
     let assert = has("--assert");
@@ -51,15 +59,7 @@ fn main() -> ExitCode {
     let length_factor: u32 =
         argument("--length-factor").map_or(1, |factor| factor.parse().unwrap());
     let only = argument("--only");
-    let wanted = |name: &str| {
-        let mut names = only.iter().flat_map(|only| only.split(','));
-        // `many` is all of its sizes.
-        let is = |only: &str| {
-            let rest = name.strip_prefix(only);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        only.is_none() || names.any(is)
-    };
+    let wanted = |name: &str| only.as_ref().is_none_or(|only| names(only, name));
     leftovers::remove_all(&hierarchy);
     let program =
         argument("--program").unwrap_or_else(|| env!("CARGO_BIN_EXE_plimsoll").to_owned());

@@ -247,6 +247,13 @@ impl Scene {
             first_of_chain: false,
         };
         let threads = batch.threads;
+        let burstable = pod(
+            "batch-b",
+            QosClass::Burstable,
+            u64::from(150 * cpus),
+            threads,
+            "batch",
+        );
         Self {
             name: "chain",
             ways: Way::ALL.to_vec(),
@@ -266,16 +273,7 @@ impl Scene {
                     pod("batch-a", QosClass::BestEffort, 0, threads, "batch"),
                     Batch::Paced(batch),
                 ),
-                (
-                    pod(
-                        "batch-b",
-                        QosClass::Burstable,
-                        u64::from(150 * cpus),
-                        threads,
-                        "batch",
-                    ),
-                    Batch::Paced(batch),
-                ),
+                (burstable, Batch::Paced(batch)),
             ],
             by_waiting: SERVICES,
             max_ratio: 1.3,
