@@ -57,7 +57,7 @@ demo-picture: tools-demo ## Runs the demo and draws docs/demo.svg from it (needs
 test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@rm -f target/phases
 	@$(PHASE) fmt cargo fmt --check
-	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(BOTH) EXTRAS=checkers
+	@$(PHASE) build $(MAKE) -s -j2 cluster-build compile NODES=$(NODE) EXTRAS=checkers
 	@$(PHASE) deny $(MAKE) -s deny
 	@$(PHASE) kernel $(CARGO_TEST) --test kernel --test steady
 	@$(PHASE) timed $(MAKE) -s timed
@@ -68,9 +68,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
 	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick
-	@# Alone, since it emulates a processor.
-	@$(PHASE) newest $(MAKE) -s kubelet-newest
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make kubelet-newest (kubelet 1.37 on cgroup v2); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
@@ -227,7 +225,7 @@ e2e-quick: test-binary ## Runs the cluster tests that need only one node, as CI 
 	@$(MAKE) -s cluster-build NODES=$(NODE)
 	@$(call QUICK_SUITE,$(NODE),$(QUICK),quick)
 
-kubelet-newest: test-binary ## Runs the cluster tests of kubelets on v2, with kubelet 1.37, as CI does (some minutes; the node is emulated)
+kubelet-newest: test-binary ## Runs the cluster tests of kubelets on v2, with kubelet 1.37 (ten minutes; the node is emulated)
 	@$(MAKE) -s cluster-build NODES=v2
 	@$(call QUICK_SUITE,v2,KubeletGoesOn,newest)
 
