@@ -17,7 +17,7 @@ BOTH := $(if $(wildcard /sys/fs/cgroup/cgroup.controllers),v2,v1$(comma)v2)
 # The tests of tests/e2e/suite that CI runs.
 QUICK := AgentsReport|ThrottleStepsDown|RemovedTaint|DisruptionBudget|PreviewCommand|InvalidManifests|ExamplesAreAccepted|Operator|InstalledAgent|AgentUpgrade|StandbyTakesOver$$|KubeletGoesOn
 # Runs tests of a name on a node: NODE, NAMES, LOG.
-QUICK_SUITE = NODES=$(1) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(2)' >target/e2e/$(3).log 2>&1 || { cat target/e2e/$(3).log; false; }; grep -E '^ *--- ' target/e2e/$(3).log
+QUICK_SUITE = NODES=$(1) PLIMSOLL_E2E_BINARY=$(CURDIR)/$(TEST_BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -parallel 3 -timeout 40m -v . -run '$(2)' >target/e2e/$(3).log 2>&1 || { cat target/e2e/$(3).log; exit 1; }; grep -E '^ *--- ' target/e2e/$(3).log
 # Tests that depend on IP addresses: reports, probes, evictions, direct requests to replicas and kubelets.
 ADDRESSES := AgentsReport|AskedDirectly|Disruption|EvictedThroughTheAPIServer|TestNodeExporter|TestPreviewCommand|TestStandbyTakesOver$$|Operator
 # Unit tests that depend on speed: nothing runs beside them, and they are skipped under emulation.
@@ -67,7 +67,7 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) pure+api $(MAKE) -s -j2 -O pure api
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
-	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick
+	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
 	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make kubelet-newest (kubelet 1.37 on cgroup v2); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
