@@ -59,6 +59,12 @@ pub struct CpuWeights {
 }
 
 impl CpuWeights {
+    /// Of a node with cgroup v2 and the idle class.
+    pub const V2: Self = Self {
+        v2: true,
+        idle: true,
+    };
+
     /// What the cgroup of a pod with this CPU request weighs.
     pub fn of(self, request: MilliCpu) -> f64 {
         let shares = shares(request);
@@ -270,10 +276,7 @@ impl Engine {
 mod tests {
     use super::*;
 
-    const V2: CpuWeights = CpuWeights {
-        v2: true,
-        idle: true,
-    };
+    const V2: CpuWeights = CpuWeights::V2;
     const FULL_CPUS: Cpus = Cpus {
         online: 2.0,
         busy: 2.0,

@@ -26,12 +26,6 @@ use crate::node::machine::messages::unknown_reason;
 /// Values to use instead of live ones, by metric name.
 pub type ValueOverrides = BTreeMap<String, f64>;
 
-/// A node's objects do not say how its kernel weighs cgroups; kubelets refuse cgroup v1 by default from 1.35 on.
-const WEIGHTS: CpuWeights = CpuWeights {
-    v2: true,
-    idle: true,
-};
-
 /// Everything that the preview of one node depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeInput<'a> {
@@ -83,7 +77,8 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
         size.memory,
         input.now,
     );
-    let share = engine.batch_weight_share(WEIGHTS);
+    // A node's objects do not say how its kernel weighs cgroups; kubelets refuse cgroup v1 by default from 1.35 on.
+    let share = engine.batch_weight_share(CpuWeights::V2);
     NodePreview {
         node: input.node.to_owned(),
         rules: rules.collect(),

@@ -28,10 +28,6 @@ const CONTROL_FILES_V1: [&str; 5] = [
     "cpu.idle",
     "cpu.shares",
 ];
-const WEIGHTS_OF_V2: CpuWeights = CpuWeights {
-    v2: true,
-    idle: true,
-};
 const CONTROL_FILES_V2: [&str; 4] = ["cpu.max", "cpu.max.burst", "cpu.idle", "cpu.weight"];
 /// A cgroup stays busy until the kernel has reaped its killed processes.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -158,7 +154,7 @@ impl SceneCgroups {
             let value = if self.hierarchy.is_v2() {
                 weight(shares(request)).to_string()
             } else {
-                WEIGHTS_OF_V2.of(request).to_string()
+                CpuWeights::V2.of(request).to_string()
             };
             self.write_cpu(&cgroup, self.weight_file(), &value)?;
         }

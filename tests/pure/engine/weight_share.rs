@@ -11,10 +11,7 @@ use plimsoll::engine::selector::Selector;
 use plimsoll::engine::units::MilliCpu;
 use plimsoll::engine::weight_share::CpuWeights;
 
-const V2: CpuWeights = CpuWeights {
-    v2: true,
-    idle: true,
-};
+const V2: CpuWeights = CpuWeights::V2;
 
 fn load(uid: &str, request: u64, cpu: u64) -> Load {
     let mut load = Load::new(uid, cpu);

@@ -291,7 +291,7 @@ fn has_quota(throttle: &PodThrottle, cgroup: &str) -> bool {
     targets.any(|it| *it.cgroup == *cgroup && it.quota.is_some())
 }
 
-/// Plans the burst of an entry anew: at most its cgroup's quota now, and not below its original. Returns whether that is a change.
+/// Plans the burst of an entry again: at most its cgroup's quota now, and not below its original. Returns whether that is a change.
 fn limit_burst(entry: &mut OwnedFile) -> Result<bool, ControlFileError> {
     let Some(quota) = &entry.partner else {
         return Ok(false);
